@@ -40,6 +40,8 @@ class Phase(IntEnum):
     SAVE = 2
     EVAL = 3
     DONE = 4
+    UNOBSERVED = 5
+    """It runs a program that does not show its progress: it may take any time."""
 
 
 class CheckpointState(IntEnum):
@@ -74,14 +76,20 @@ class Progress:
 class ProgressWriter:
     """Keeps this rank's record up to date. Does nothing where ZSLURM_PROGRESS_DIR is unset."""
 
-    def __init__(self, rank: int, attempt: int, directory: str | None = None) -> None:
+    def __init__(self, rank: int, attempt: int, directory: str | None = None, pid: int | None = None) -> None:
         """Open the record of global rank `rank` in `directory`, by default ZSLURM_PROGRESS_DIR.
+
+        Args:
+            rank: global rank.
+            attempt: number of the attempt.
+            directory: where records are.
+            pid: of the process that trains; default: this one.
 
         Raises:
             OSError: the directory is missing or full.
         """
         folder = directory or os.environ.get("ZSLURM_PROGRESS_DIR")
-        self._rank, self._attempt = rank, attempt
+        self._rank, self._attempt, self._pid = rank, attempt, pid
         self._phase, self._checkpoint = Phase.SETUP, CheckpointState.NONE
         self._step, self._committed, self._work_ns = -1, -1, 0
         self._fd: int | None = None
@@ -113,8 +121,8 @@ class ProgressWriter:
             self._step = _last_step = step
         if self._fd is not None:
             record = RECORD.pack(
-                _MAGIC, _VERSION, self._attempt, self._rank, os.getpid(), self._phase, self._checkpoint,
-                waiting, self._step, self._committed, time.monotonic_ns(), self._work_ns,
+                _MAGIC, _VERSION, self._attempt, self._rank, self._pid or os.getpid(), self._phase,
+                self._checkpoint, waiting, self._step, self._committed, time.monotonic_ns(), self._work_ns,
             )  # fmt: skip
             os.pwrite(self._fd, record, 0)
 

@@ -7,6 +7,7 @@ SECTIONS: tuple[tuple[str, tuple[str, ...]], ...] = (
         (
             "configuration.md",
             "submit.md",
+            "programs.md",
             "continue.md",
             "everyday.md",
             "metrics.md",

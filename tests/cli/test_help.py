@@ -95,9 +95,10 @@ def test_a_commands_help_describes_every_option(shell: Shell, path: tuple[str, .
 def test_help_has_words_for_values_and_no_types_of_python(shell: Shell, path: tuple[str, ...]) -> None:
     text = shell.zslurm(*path, "--help").stdout
     assert not re.search(r"<\w+( range)?>|list\[|x>=|<=x|\{[A-Z]", text), text
+    assert not re.search(r"^  [A-Z]+\]|\[[^]]*(\de[+-]?\d|\d{7})[^]]*\]$", text, re.MULTILINE), text
 
 
-GROUPS = [(), *{path[:-1] for path in COMMANDS if len(path) > 1}]
+GROUPS = [(), *sorted({path[:-1] for path in COMMANDS if len(path) > 1})]
 
 
 @pytest.mark.parametrize("group", GROUPS, ids=" ".join)

@@ -19,7 +19,7 @@ from tests.train.runs import clean_environment, losses_of, make_corpus, make_run
 from tests.waiting import wait_for
 from zslurm.core.files import read_json
 from zslurm.core.processes import DetachedProcess, ProcessRecord
-from zslurm.job.rank import map_environment
+from zslurm.job.rank_setup import map_environment
 from zslurm.run.run_dir import AttemptDir, RunDir
 from zslurm.slurm.srun_output import TaskFailure, task_failures
 

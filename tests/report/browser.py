@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-_NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
+_NAMES = ("chromium", "chromium-headless-shell", "chromium-browser", "google-chrome", "google-chrome-stable")
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ def find_browser(directory: Path) -> Browser:
     """The browser of this machine; without one the test is skipped, and fails in CI, which installs one."""
     program = next(filter(None, map(shutil.which, _NAMES)), None)
     if program is None:
-        reason = "no Chromium on this machine (Debian: apt-get install chromium)"
+        reason = "no Chromium on this machine (Debian: apt-get install chromium-headless-shell)"
         if os.environ.get("CI") == "true":
             pytest.fail(reason)
         pytest.skip(reason)

@@ -6,6 +6,7 @@ import what they need at their top, and a user pays for one command only.
 
 from __future__ import annotations
 
+import json
 import sys
 from importlib import import_module
 from typing import Any, NamedTuple
@@ -134,6 +135,20 @@ def with_current_names(command: str, arguments: list[str]) -> list[str]:
     return words
 
 
+def with_program(command: str, arguments: list[str]) -> list[str]:
+    """Give `submit` the program behind `--` as one hidden option; options of sbatch stay where they are.
+
+    A run file may come before it or not, so the number of words does not show which is which.
+    """
+    if command != "submit" or "--" not in arguments:
+        return arguments
+    end = arguments.index("--")
+    program = arguments[end + 1 :]
+    if not program or program[0].startswith("-"):
+        return arguments
+    return [*arguments[:end], "--program", json.dumps(program)]
+
+
 class LazyGroup(HelpGroup):
     """A group whose commands are placeholders until one is called."""
 
@@ -149,7 +164,7 @@ class LazyGroup(HelpGroup):
         name, command, rest = super().resolve_command(ctx, args)
         if name not in COMMANDS:
             return name, command, rest
-        return name, load(name), with_current_names(name, rest)
+        return name, load(name), with_program(name, with_current_names(name, rest))
 
 
 def load(name: str) -> Any:

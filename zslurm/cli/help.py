@@ -9,7 +9,10 @@ from typing import Any
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-_RANGE = re.compile(r"(?:; )?(?:(-?[\d.]+)<=)?x(?:[<>]=(-?[\d.]+))?(?=[;\]])|(?:; )?x>=(-?[\d.]+)(?=[;\]])")
+_NUMBER = r"(-?[\d.]+(?:e[+-]?\d+)?)"
+_RANGE = re.compile(rf"(?:; )?(?:{_NUMBER}<=)?x(?:(<=|>=){_NUMBER})?(?=[;\]])")
+_UNBOUNDED, _TINY = 1e6, 1e-3
+"""A limit from here on, and a least value above 0 up to here, are a guard that nobody needs to read about."""
 _UNLISTED = ("install_completion", "show_completion")
 """Options of Typer's that do what `zslurm completion` does."""
 _WORDS = {"int": "N", "float": "X", "Path": "PATH", "str": "TEXT"}
@@ -83,7 +86,8 @@ def _write_parameters(command: Any, ctx: Any, formatter: Any) -> None:
             continue
         text = _RANGE.sub(_range_in_words, record[1]).replace("[; ", "[").replace("  []", "").rstrip()
         if parameter.param_type_name == "argument":
-            arguments.append((_argument(parameter).strip("[]"), text.replace("  [required]", "")))
+            name = _argument(parameter).replace("[", "").replace("]", "")
+            arguments.append((name, text.replace("  [required]", "")))
         else:
             options.append((_option(parameter), text))
     if arguments:
@@ -95,14 +99,16 @@ def _write_parameters(command: Any, ctx: Any, formatter: Any) -> None:
 
 
 def _range_in_words(match: re.Match[str]) -> str:
-    text = match[0].removeprefix("; ")
-    least, most = re.search(r"(?:^|x>=)(-?[\d.]+)", text), re.search(r"<=(-?[\d.]+)$", text)
+    first, relation, second = match.groups()
+    least, most = (second, None) if relation == ">=" else (first, second)
+    if most is not None and float(most) >= _UNBOUNDED:
+        most = None
     if most is None:
-        if least is None or float(least[1]) in (0, 1):  # as anybody expects
+        if least is None or 0 <= float(least) <= _TINY or float(least) == 1:  # as anybody expects
             return ""
-        words = f"at least {least[1]}"
+        words = f"at least {least}"
     else:
-        words = f"{least[1]} to {most[1]}" if least else f"at most {most[1]}"
+        words = f"{least} to {most}" if least else f"at most {most}"
     return f"{'; ' if match[0].startswith('; ') else ''}{words}"
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import sys
 from typing import Annotated, NoReturn
@@ -41,6 +42,8 @@ def _options(
 
 def main() -> NoReturn:
     """Run the command line and leave with its exit code."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # a locale that lacks a character gets `?`, and no traceback
     code = _run()
     try:
         sys.stdout.flush()
@@ -63,7 +66,8 @@ def _run() -> int:
         if message.startswith("Usage: "):  # there were no arguments at all: the help itself
             print(message, file=sys.stderr)
         else:
-            _complain(f"{' '.join(message.split()).rstrip('.')} (see zslurm --help, zslurm COMMAND --help)")
+            plain = " ".join(message.replace("Value error, ", "").split()).rstrip(".")  # pydantic's prefix
+            _complain(f"{plain} (see zslurm --help, zslurm COMMAND --help)")
         return error.exit_code
     except typer.Abort:
         _complain("stopped")

@@ -64,7 +64,7 @@ def new(
     if recipe not in known:
         raise NotFound(f"--recipe {recipe}: there is no such recipe; there are {', '.join(known)}")
     chosen = name or (file.stem if file != yaml12.STDIN and file.stem != "run" else recipe)
-    text = run_file_text(recipe, name=chosen, data=data, nodes=nodes, cluster=cluster)
+    text = run_file_text(recipe, file, name=chosen, data=data, nodes=nodes, cluster=cluster)
     if file == yaml12.STDIN:
         print(text, end="")
         return
@@ -77,14 +77,14 @@ def new(
     say(f"wrote {file}; see what it would do with: zslurm submit {file} --dry-run")
 
 
-def run_file_text(recipe: str, *, name: str, data: str, nodes: int | None, cluster: str | None) -> str:
-    """Return a run file that extends a recipe, with what else is often set as comments.
+def run_file_text(recipe: str, file: Path, *, name: str, data: str, nodes: int | None, cluster: str | None) -> str:
+    """Return the text of the run file `file` that extends a recipe, with what else is often set as comments.
 
     Raises:
         ConfigError: a value is not valid, such as the name of the run.
     """
     head = f"extends: {recipe}\nrun: {{name: {json.dumps(name)}}}\ndata: {{path: {json.dumps(data)}}}\n"
-    spec = load.resolve(Path("-"), document=yaml12.parse(head, "run file")).spec
+    spec = load.resolve(file, document=yaml12.parse(head, "run file")).spec
     counts, phases = parameter_counts(spec.model), spec.phases
     tokens = sum(phase.tokens for phase in phases)
     lines = [

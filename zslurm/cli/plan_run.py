@@ -298,7 +298,12 @@ def _notes(plan: _Planned) -> list[str]:
     notes = []
     assumed = [each.name for each in plan.inputs.rows if each.origin == "assumed"]
     if assumed:
-        notes.append(f"assumed, not measured: {', '.join(assumed)}; --measured RUN takes them from a run of yours")
+        remedy = (
+            "the measured run has not shown them"
+            if any(each.origin == "measured" for each in plan.inputs.rows)
+            else "--measured RUN takes what a run of yours has shown from it"
+        )
+        notes.append(f"assumed, not measured: {', '.join(assumed)}; {remedy}")
     aegis = plan.spec.aegis
     excluded = plan.rates.per_gpu_hour[0] * plan.gpus * scenario.nodes * aegis.exclude_for_s / 3600
     if excluded > aegis.max_excluded:

@@ -36,6 +36,7 @@ _PATH_KEYS = (
     ("cluster", "template"),
     ("cluster", "venv"),
     ("cluster", "gemm_table"),
+    ("trainer", "directory"),
 )
 _FILE_LAYERS = ("cluster profile", "base file", "run file")
 # Paths end up in scripts and in Slurm's own patterns, where these characters cannot be written safely.
@@ -219,11 +220,13 @@ def _anchor_paths(data: dict[str, Any], layers: Layers) -> None:
                 sources[source] = _absolute(given, ("data", "sources", source), layers)
     for name, key in _PATH_KEYS:
         section = data.get(name, {})
-        if not isinstance(section, dict):
+        if not isinstance(section, dict) or (name == "trainer" and name not in data):
             continue
         given = section.get(key)
         if given is None:
-            given = getattr(RunSpec.model_fields[name].default, key)
+            given = getattr(
+                RunSpec.model_fields[name].default, key, "."
+            )  # of trainer, the only one without a default
         is_word = key == "gemm_table" and given in ("auto", "off")
         is_shipped_template = key == "template" and "/" not in str(given) and not str(given).endswith(".j2")
         if isinstance(given, str) and not is_shipped_template and not is_word:

@@ -20,9 +20,11 @@ from zslurm.config.doctor import DoctorSection
 from zslurm.config.fabric import FabricSection
 from zslurm.config.measured import MeasuredSection
 from zslurm.config.text import as_word, one_line
+from zslurm.config.trainer import TrainerSection
 from zslurm.core.paths import LONGEST_NAME
 from zslurm.slurm.jobs import time_limit
 from zslurm.train.config import ModelConfig, RunIdentity, TrainConfig
+from zslurm.train.phases import PhaseConfig
 from zslurm.train.section import Count, Positive, Section, Whole
 
 _LONGEST_TIME = timedelta(days=24855)  # Slurm counts seconds in 32 bits, and silently overflows
@@ -355,14 +357,38 @@ class RunSpec(TrainConfig):
     model_config = ConfigDict(extra="forbid")
 
     run: RunSection = RunSection()
+    trainer: TrainerSection | None = Field(
+        None, description="another program that trains, instead of zslurm's own trainer"
+    )
     model: ModelConfig = ModelConfig()
+    phases: tuple[PhaseConfig, ...] = ()
     slurm: SlurmSection = SlurmSection()
     cluster: ClusterSection = ClusterSection()
     aegis: AegisSection = AegisSection()
 
+    @model_validator(mode="after")
+    def _trains_something(self) -> RunSpec:
+        if self.trainer is None:
+            if not self.phases:
+                raise ValueError("phases: required, but not given; or trainer.command, for another program")
+            return self
+        if self.phases:
+            raise ValueError("phases: belong to zslurm's own trainer; leave them out, or trainer")
+        if self.aegis.recovery == "memory":
+            raise ValueError("aegis.recovery: memory needs zslurm's own trainer; use restart")
+        return self
+
     @property
     def ranks_per_node(self) -> int:
-        """Return the ranks on each node: as asked, else one for each GPU, else one."""
+        """Return the ranks on each node: as asked, else one for each GPU, else one.
+
+        A launcher of the program's own, of which each node has one, is one rank.
+        """
+        return 1 if self.trainer is not None and self.trainer.launcher == "node" else self.processes_per_node
+
+    @property
+    def processes_per_node(self) -> int:
+        """Return the processes that train on each node, whoever starts them."""
         return self.slurm.ranks_per_node or max(1, self.cluster.gpus_per_node)
 
     @property

@@ -34,6 +34,8 @@ def binds(spec: RunSpec) -> bool:
     """Return whether the ranks of a run bind themselves."""
     cluster, slurm = spec.cluster, spec.slurm
     on_gpus = cluster.gpus_per_node > 0 and spec.parallel.device != "cpu"
+    if spec.trainer is not None and spec.trainer.launcher == "node":  # one process then has all GPUs
+        return False
     return cluster.launcher == "slurm" and on_gpus and slurm.numa_bind and slurm.cpu_bind == "none"
 
 

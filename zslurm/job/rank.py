@@ -27,36 +27,19 @@ from zslurm.core.files import read_json, write_atomically
 from zslurm.core.redact import redact
 from zslurm.job.numa_bind import bind
 from zslurm.job.own_address import rendezvous_host
+from zslurm.job.rank_setup import close_progress, map_environment, open_progress
 from zslurm.job.stop_request import StopListener, address_of
 from zslurm.run.log_times import keep_times
 from zslurm.run.run_dir import AttemptDir, RunDir
-from zslurm.slurm.environment import step_info
 from zslurm.train.allocator import set_allocator
 from zslurm.train.errors import Diverged, MovedOff, TrainError
-from zslurm.train.progress import last_step, record_path
+from zslurm.train.progress import last_step
 from zslurm.train.recovery.generation import MEMBER_VARIABLE, RECOVERY_VARIABLE, member_name
 from zslurm.train.stop import StopRequest
 
 RENDEZVOUS_TIMEOUT_S = 900.0
 _FLIGHT_FILES = ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE")
 """Variables for what precedes the rank in the name of a flight recorder's dump: of torch 2.10 on, and before."""
-
-
-def map_environment(environ: MutableMapping[str, str]) -> None:
-    """Set torchrun's variables from Slurm's; a local step has set them already.
-
-    Raises:
-        SlurmUnavailable: neither Slurm nor a local step started this process.
-    """
-    if "RANK" in environ and "WORLD_SIZE" in environ:
-        return
-    info = step_info(environ)
-    environ["RANK"] = str(info.rank)
-    environ["WORLD_SIZE"] = str(info.world_size)
-    environ["LOCAL_RANK"] = str(info.local_rank)
-    environ["LOCAL_WORLD_SIZE"] = str(info.local_world_size)
-    # Not SLURM_NODEID, which counts the nodes in Slurm's own order also where ranks are placed in another.
-    environ["GROUP_RANK"] = str(info.rank // info.local_world_size)
 
 
 def rendezvous(attempt: AttemptDir, environ: MutableMapping[str, str]) -> Any:
@@ -95,24 +78,6 @@ def _listen_for_stop(environ: MutableMapping[str, str], stop: StopRequest) -> St
 
     client = TCPStore(environ["MASTER_ADDR"], int(environ["MASTER_PORT"]), is_master=False, wait_for_workers=False)
     return StopListener(client, stop.ask)
-
-
-def _open_progress(directory: Path, rank: int) -> None:
-    """Make the directory and this rank's record in it."""
-    while True:
-        directory.mkdir(mode=0o700, exist_ok=True)
-        try:
-            record_path(directory, rank).touch(mode=0o600)
-        except FileNotFoundError:  # the last rank to leave removed it in between
-            continue
-        return
-
-
-def _close_progress(directory: Path, rank: int) -> None:
-    """Remove this rank's record, and with the last one the directory."""
-    with contextlib.suppress(OSError):
-        record_path(directory, rank).unlink(missing_ok=True)
-        directory.rmdir()
 
 
 def _record_end(
@@ -201,7 +166,7 @@ def run_rank(
     listener: StopListener | None = None
     try:
         rank = int(environ["RANK"])
-        _open_progress(progress, rank)
+        open_progress(progress, rank)
         keep_times(attempt.rank_log(rank), attempt.rank_log_times(rank))
         if bound := bind(environ):
             print(bound, flush=True)
@@ -234,7 +199,7 @@ def run_rank(
     if not isinstance(error, MovedOff):  # then its end is that of the process which continues as this rank
         with contextlib.suppress(OSError):  # the run directory is away, or was moved: the log has the reason
             _record_end(attempt, environ, code, error, stop)
-    _close_progress(progress, int(environ["RANK"]))
+    close_progress(progress, int(environ["RANK"]))
     sys.stdout.flush()
     sys.stderr.flush()
     if error is not None:

@@ -55,10 +55,11 @@ def attempt_mark(attempt: AttemptDir) -> str:
     return str(attempt.path.absolute())
 
 
-def _rank_command(run: RunDir, attempt: AttemptDir, python: Interpreter) -> list[str]:
+def _rank_command(spec: RunSpec, run: RunDir, attempt: AttemptDir, python: Interpreter) -> list[str]:
     # Set here and not in the environment of the step, or the process that holds the ranks would bear it too.
     mark = ["env", f"{ATTEMPT_VARIABLE}={attempt_mark(attempt)}"]
-    return [*mark, *python.command, "-u", "-m", "zslurm.job.rank", str(run.path), str(attempt.number)]
+    module = "zslurm.job.rank" if spec.trainer is None else "zslurm.job.command_rank"
+    return [*mark, *python.command, "-u", "-m", module, str(run.path), str(attempt.number)]
 
 
 def step_name(attempt: AttemptDir) -> str:
@@ -71,7 +72,7 @@ def local_step(spec: RunSpec, run: RunDir, attempt: AttemptDir, python: Interpre
     command = [
         sys.executable, "-u", "-m", "zslurm.job.local_step",
         f"--ranks={spec.world_size}", f"--output={attempt.logs}", "--",
-        *_rank_command(run, attempt, python),
+        *_rank_command(spec, run, attempt, python),
     ]  # fmt: skip
     return StepPlan(command, dict(python.environ))
 
@@ -107,7 +108,7 @@ def slurm_step(
     # until they have handlers; until then they would be killed.
     masked = ["/bin/sh", "-c", "trap '' HUP INT TERM USR1 USR2; exec \"$@\"", "zslurm-rank"]
     return StepPlan(
-        [*command, *masked, *_rank_command(run, attempt, python)],
+        [*command, *masked, *_rank_command(spec, run, attempt, python)],
         step_environment(python.environ) | bind_variable(spec),
     )
 

@@ -195,7 +195,7 @@ def _figures(first: RunFacts, second: RunFacts) -> Iterator[FigureDifference]:
         "attempts": lambda facts: len(facts.timeline.attempts),
         "failures": lambda facts: facts.timeline.failures,
         "steps lost": lambda facts: sum(attempt.lost for attempt in facts.timeline.attempts),
-        "checkpoint stall (s)": lambda facts: facts.timeline.seconds.get("checkpoint", 0.0),
+        "checkpoint stall (s)": lambda facts: sum(saved.stall_s for saved in facts.checkpoints),
     }
     for name, of in figures.items():
         one, other = of(first), of(second)

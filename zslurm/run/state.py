@@ -389,8 +389,10 @@ def _progress(run: RunDir) -> dict[str, Any]:
 
 
 def total_steps(config: dict[str, Any]) -> int | None:
-    """As PhaseConfig.steps, without loading pydantic for each of many runs."""
+    """As PhaseConfig.steps, without loading pydantic for each of many runs; of a program trainer.steps."""
     try:
+        if (trainer := config.get("trainer")) is not None:
+            return int(trainer["steps"]) if trainer.get("steps") else None
         return sum(segment.steps for phase in config["phases"] for segment in _segments(phase))
     except (KeyError, TypeError, AttributeError, ValueError, ArithmeticError):  # a damaged config.json
         return None

@@ -22,6 +22,7 @@ from zslurm.slurm.jobs import time_limit
 from zslurm.submit.continuation import refuse_completed
 from zslurm.submit.gemm_tuning import untuned
 from zslurm.submit.measured import off_measured
+from zslurm.submit.program_check import check_program, notes_on_program
 from zslurm.submit.script.render import JobScript, job_environment
 from zslurm.submit.script.template_check import checked_script
 from zslurm.train.context.layout import check_phases
@@ -57,13 +58,18 @@ def _check_time(spec: RunSpec) -> None:
         )
 
 
-def check_data(spec: RunSpec) -> DataOrder:
+def check_data(spec: RunSpec) -> DataOrder | None:
     """Open the run's data, and its validation data if it has any, as the trainer will; returns the data's order.
+
+    None for another program than zslurm's trainer, which has its own data; the program itself is checked.
 
     Raises:
         ConfigError: there is none, it is damaged, it does not fit the model or the phases, or its parts were made
             with other tokenizers.
     """
+    if spec.trainer is not None:
+        check_program(spec)
+        return None
     with _as_config_error():
         data = TrainingData.open(spec.data)
         data.check_fits(spec.model.vocab_size)
@@ -116,13 +122,19 @@ def _check_gpus(spec: RunSpec) -> None:
         )
 
 
-def notes_on(spec: RunSpec, order: DataOrder, *, continues: RunDir | None) -> list[str]:
+def notes_on(spec: RunSpec, order: DataOrder | None, *, continues: RunDir | None) -> list[str]:
     """Return what is worth knowing about a run before it is submitted, a line each.
 
     Raises:
         ConfigError: see `check_steps`.
+        RunCompleted: nothing is left to train.
     """
-    notes = check_steps(spec, order, continues=continues)
+    if order is None:
+        with _as_config_error():
+            _check_gpus(spec)
+        notes = notes_on_program(spec, continues)
+    else:
+        notes = check_steps(spec, order, continues=continues)
     cluster = spec.cluster
     cores_are_known = cluster.launcher == "local" or spec.slurm.cpus_per_task or cluster.cpus_per_node
     if cluster.gpus_per_node and not cores_are_known:
@@ -136,7 +148,8 @@ def notes_on(spec: RunSpec, order: DataOrder, *, continues: RunDir | None) -> li
             "data.isolate_documents: where ranks share sequences, attention then runs as fp32 products, slower "
             "than torch's flash kernel; without it, sequences are one stream"
         )
-    notes += [*untuned(spec), *off_measured(spec), *(line for _, line in xgmi_costs(spec))]
+    if spec.trainer is None:
+        notes += [*untuned(spec), *off_measured(spec), *(line for _, line in xgmi_costs(spec))]
     return [*notes, *_lint_environment(spec)]
 
 

@@ -62,13 +62,21 @@ def refuse_active(run: RunDir) -> None:
         )
 
 
-def check_continues(run: RunDir, spec: RunSpec, tokenizer_sha256: str) -> list[str]:
+def check_continues(run: RunDir, spec: RunSpec, tokenizer_sha256: str | None) -> list[str]:
     """Return what would change if `spec` were submitted to an existing run.
 
     Raises:
-        ConfigError: it is of another model or tokenizer.
+        ConfigError: it is of another model or tokenizer, or one of the two is another program.
     """
     old = last_spec(run)
+    if (old.trainer is None) != (spec.trainer is None):
+        kinds = ["zslurm's trainer" if one.trainer is None else "trainer.command" for one in (old, spec)]
+        raise ConfigError(
+            f"{run.path}: the run was started with {kinds[0]}, and this is {kinds[1]}; choose another run.name, "
+            "or start over with --new"
+        )
+    if spec.trainer is not None:
+        return changed_keys(old, spec)
     if model_differences(spec.model, old.model.model_dump(mode="json")):
         differing = [line for line in changed_keys(old, spec) if line.startswith("model.")]
         raise ConfigError(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -29,16 +30,40 @@ def _named_by(overrides: Sequence[str]) -> str | None:
     return None
 
 
-def resolve_run(run_file: Path, *, cluster: str | None = None, overrides: Sequence[str] = ()) -> Resolved:
+def _name_of(program: Sequence[str]) -> str:
+    """Return a name for a run from its program: that of its first Python script, else of the program."""
+    script = next((word for word in program if word.endswith(".py")), program[0])
+    name = re.sub(r"[^A-Za-z0-9._-]+", "-", Path(script).stem).strip("-._")
+    return name or "run"
+
+
+def resolve_run(
+    run_file: Path | None,
+    *,
+    cluster: str | None = None,
+    overrides: Sequence[str] = (),
+    program: Sequence[str] = (),
+) -> Resolved:
     """Resolve a run file over the profile `cluster`, else the one that it or --set names, else the default.
+
+    Args:
+        run_file: the run file; None: there is none, the run is a program and has its name.
+        cluster: name of the profile.
+        overrides: `KEY=VALUE` assignments.
+        program: a command that trains in the place of zslurm's own trainer; it wins over the run file's.
 
     Raises:
         ConfigError: anything in the files or overrides is wrong; or no profile was named, and there is none.
         NotFound: the run file or the profile does not exist.
     """
-    document = yaml12.read(run_file)
+    if program:
+        named = [f"run.name={json.dumps(_name_of(program))}"] if run_file is None else []
+        overrides = [*named, f"trainer.command={json.dumps(list(program))}", *overrides]
+    document = yaml12.read(run_file) if run_file is not None else yaml12.Document({}, {})
     name = cluster or _named_by(overrides) or _named_in(document) or default_name()
     if cluster is not None:
         # The option wins over a run file that names another profile.
         overrides = [*overrides, f"cluster.name={json.dumps(name)}"]
-    return resolve(run_file, document=document, profile=profile_layers(name), overrides=tuple(overrides))
+    return resolve(
+        run_file or yaml12.STDIN, document=document, profile=profile_layers(name), overrides=tuple(overrides)
+    )

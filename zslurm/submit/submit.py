@@ -122,7 +122,7 @@ def submit_prepared(prepared: Prepared) -> Submission:
                 raise not_writable(error, run.path) from error
         with _restored_on_error(run), copied_code(spec, run) as left_out:
             notes += left_out
-            _write_files(prepared, order.data.header.tokenizer_sha256)
+            _write_files(prepared, _tokenizer(order))
             job_id, process = launch(prepared.script, run)
         notes += _indexed(job_id, run, spec)
         record_action(run, "submit", job_id, spec, changed=changed, **location(run), **process)
@@ -131,7 +131,12 @@ def submit_prepared(prepared: Prepared) -> Submission:
         return Submission(job_id, run, continued, changed, notes)
 
 
-def _check_existing(prepared: Prepared, order: DataOrder) -> list[str]:
+def _tokenizer(order: DataOrder | None) -> str | None:
+    """Return the checksum of the tokenizer of a run's data; None for another program than zslurm's trainer."""
+    return None if order is None else order.data.header.tokenizer_sha256
+
+
+def _check_existing(prepared: Prepared, order: DataOrder | None) -> list[str]:
     """Check against the run that is there, if any; returns the keys that change."""
     run = prepared.run
     if not run.submitted:
@@ -139,7 +144,7 @@ def _check_existing(prepared: Prepared, order: DataOrder) -> list[str]:
     refuse_active(run)
     if prepared.start_over:
         return []
-    return check_continues(run, prepared.spec, order.data.header.tokenizer_sha256)
+    return check_continues(run, prepared.spec, _tokenizer(order))
 
 
 def _clear_way(prepared: Prepared) -> bool:
@@ -155,7 +160,7 @@ def _clear_way(prepared: Prepared) -> bool:
     return run.submitted
 
 
-def _write_files(prepared: Prepared, tokenizer_sha256: str) -> None:
+def _write_files(prepared: Prepared, tokenizer_sha256: str | None) -> None:
     """Write what the job and the next submission read."""
     run = prepared.run
     body, diff = code_version(Path.cwd())

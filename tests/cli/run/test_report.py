@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
 
-from tests.cli.commands import Zslurm
+from tests.cli.commands import Zslurm, fresh_zslurm
 from tests.report.runs import failed_once
 
 
@@ -41,6 +42,14 @@ def test_a_report_is_written_as_its_name_says(runs: tuple[Path, Path], tmp_path:
     assert zslurm.ok("report", *runs, "--out", "-", "--format", "md").stdout.startswith("# first, second\n")
 
 
+def test_a_locale_without_the_characters_is_no_error(runs: tuple[Path, Path]) -> None:
+    ascii_only = {"PYTHONIOENCODING": "ascii", "PYTHONUTF8": "0"}
+    done = fresh_zslurm("report", runs[0], "--out", "-", "--format", "md", **ascii_only)
+    assert (done.code, done.stderr) == (0, "")
+    assert "█" in done.stdout, "UTF-8, as the file would be"
+    assert fresh_zslurm("compare", *runs, **ascii_only).code == 0
+
+
 @pytest.mark.parametrize(
     ("out", "problem"), [("x.pdf", "end it with .html or .md"), ("none/x.html", "cannot be written")]
 )
@@ -65,7 +74,8 @@ def test_two_runs_are_compared_by_configuration_figures_curves_and_faults(
     assert "phases[0].lr\t0.001\t0.0005" in lines
     assert "tokens/s, median\t2048\t2048\t1" in lines
     assert "steps lost\t20\t20\t1" in lines
-    assert any(line.startswith("loss: the same up to step 50, then ") for line in lines)
+    (loss,) = [line for line in lines if line.startswith("loss: the same up to step 50, then ")]
+    assert re.search(r"largest difference \S+ at step \d+$", loss)
     assert "lr: the same bit for bit up to step 160" in lines
     assert "faults of second: 1" in lines
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ from tests.cli.commands import Shell
 from tests.run.stories import Holder, Story
 from zslurm.aegis.policy.outcome import Cause
 from zslurm.cli.run.why import explain_run
+from zslurm.run.run_dir import RunDir
 from zslurm.run.state import look
 
 RAS = {
@@ -26,7 +28,7 @@ def test_an_error_of_the_program_names_the_traceback_and_the_step_to_continue_fr
     assert answer.text.startswith("tiny has failed in attempt 1 at step 12 of 40 (exit code 1). ")
     assert "rank 3 on node1 after step 12: ValueError: shapes do not match." in answer.text
     assert "The newest checkpoint is that of step 10." in answer.text
-    assert "`zslurm logs tiny --errors` shows the traceback" in answer.advice
+    assert "`zslurm logs tiny --errors` shows the errors in its output" in answer.advice
     assert answer.advice.endswith("`zslurm submit RUN_FILE` continues from step 10")
     assert "\n" not in answer.text + answer.advice
 
@@ -57,6 +59,14 @@ def test_a_run_that_did_not_fail(tmp_path: Path, outcome: str, code: int, text: 
     answer = explain_run(look(story.run))
     assert text in answer.text
     assert answer.advice == advice
+
+
+def test_a_copy_did_not_die(tmp_path: Path) -> None:
+    story = Story(tmp_path / "tiny").submitted().started()
+    copy = RunDir(shutil.copytree(story.run.path, tmp_path / "copy"))
+    answer = explain_run(look(copy))
+    assert not answer.died
+    assert answer.text.startswith("copy did not die: it is a copy of ")
 
 
 def test_a_run_that_is_lost_and_one_that_was_never_accepted(tmp_path: Path) -> None:

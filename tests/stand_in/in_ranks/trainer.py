@@ -298,7 +298,13 @@ class Trainer:
             print(text, flush=True)
 
 
-def train(run_dir: Path, stop: StopRequest, generation: None = None, model: None = None) -> Ending:
+def train(
+    run_dir: Path,
+    stop: StopRequest,
+    generation: None = None,
+    model: None = None,
+    becomes: Callable[[int], None] = lambda rank: None,
+) -> Ending:
     """Train one rank of the run; the environment is that of zslurm.job.rank. It joins no generation."""
     assert generation is None
     assert model is None

@@ -261,7 +261,8 @@ class AttemptStarter:
             return str(error)
         if not self._nodes.can_requeue:
             return ""
-        work = work_left(job.run, job.spec, committed_step(job.run), self._nodes.job_left_s())
+        work = work_left(job.run, job.spec, committed_step(job.run, job.spec), self._nodes.job_left_s())
+        assert work is not None  # recovery in memory is that of zslurm's own trainer
         wait_s = expected_wait_s(job.history(), aegis)
         weighed = weigh(work, count, self._nodes.needed, in_use, wait_s)
         return "" if weighed.shrinks else str(weighed)

@@ -112,7 +112,7 @@ class FaultCollector:
             self.attempt.number,
             outcome.outcome if outcome is not None else None,
             tuple(sorted(self.faults, key=lambda fault: fault.time)),
-            committed_step(self.job.run),
+            committed_step(self.job.run, self.job.spec),
             self.job.stop.name,
             self.job.stop.requeued,
             preempted=self.job.stop.preempted,
@@ -342,7 +342,7 @@ class FaultCollector:
             return False
         code, deadline = process.poll() or 0, time.monotonic() + _RECORDS_S
         while True:
-            if code == 0 and committed_step(self.job.run) >= self.job.spec.total_steps:
+            if code == 0 and committed_step(self.job.run, self.job.spec) >= self.job.spec.total_steps:
                 return False
             ends, log = rank_ends(self.attempt), read_step_log(self.attempt)
             dead, step = self.dead_nodes, self._last_step(ends)

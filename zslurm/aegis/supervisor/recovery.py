@@ -172,7 +172,7 @@ class Recovery:
         if settings.mode == "off":
             return outcome
         attempts, history, now = job.run.attempt_dirs(), job.history(), time.time()
-        number, step = (attempts[-1].number if attempts else 0), committed_step(job.run)
+        number, step = (attempts[-1].number if attempts else 0), committed_step(job.run, job.spec)
         attempt_state = AttemptState(
             now, number, "interrupted", (), step, job.stop.name, job.stop.requeued, preempted=job.stop.preempted
         )

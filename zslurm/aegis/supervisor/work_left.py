@@ -6,12 +6,15 @@ from zslurm.aegis.types import WorkLeft
 from zslurm.checkpoint_tools.format.layout import step_of
 from zslurm.config.spec import RunSpec
 from zslurm.run.metrics_tail import newest_rows
+from zslurm.run.program_checkpoints import newest_step
 from zslurm.run.run_dir import RunDir
 from zslurm.train.schedule import Plan
 
 
-def work_left(run: RunDir, spec: RunSpec, committed: int, job_s: float | None) -> WorkLeft:
-    """Return what is left after the checkpoint of step `committed` (-1: none)."""
+def work_left(run: RunDir, spec: RunSpec, committed: int, job_s: float | None) -> WorkLeft | None:
+    """Return what is left after the checkpoint of step `committed` (-1: none); None for another program."""
+    if spec.trainer is not None:
+        return None
     plan = Plan(spec.phases)
     done = min(max(0, committed), plan.total_steps)
     here = plan.at(min(done, plan.total_steps - 1))
@@ -25,8 +28,10 @@ def work_left(run: RunDir, spec: RunSpec, committed: int, job_s: float | None) -
     )
 
 
-def committed_step(run: RunDir) -> int:
+def committed_step(run: RunDir, spec: RunSpec) -> int:
     """Return the step of a run's newest checkpoint by the names of its directories; -1 where there is none."""
+    if spec.trainer is not None:
+        return newest_step(spec.trainer)
     try:
         steps = [step_of(path.name) for path in run.checkpoints.iterdir()]
     except OSError:

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from zslurm.checkpoint_tools.quantities import counted
 from zslurm.cli.options import Json, Run
+from zslurm.cli.terminal.screen import print_styled
 from zslurm.cli.terminal.table import Column, print_table
 from zslurm.core.console import print_json, say
 from zslurm.core.units import show_value
@@ -41,10 +42,7 @@ def compare(first: Run, second: Run, json: Json = False) -> None:
         say("the configurations are the same")
     print_table(["figure", *names, "ratio"], [_figure_row(row) for row in found.figures])
     print()
-    for line in _curve_lines(found):
-        print(line)
-    for line in _fault_lines(found, names):
-        print(line)
+    print_styled([(line, "")] for line in (*_curve_lines(found), *_fault_lines(found, names)))
     for each in facts:
         if each.metrics.damaged:
             damaged = counted(each.metrics.damaged, "damaged line was", "damaged lines were")
@@ -70,13 +68,14 @@ def _curve_lines(found: Comparison) -> Iterator[str]:
 
 def describe(curve: CurveDifference) -> str:
     """Return how a curve differs, in one sentence."""
-    at = f"{curve.by if curve.by == 'step' else 'token'} {curve.at}"
+    unit = curve.by if curve.by == "step" else "token"
+    at = f"{unit} {curve.at}"
     if curve.is_same:
         return f"the same bit for bit up to {at}"
-    same = "" if curve.same_until is None else f"the same up to {curve.by} {curve.same_until}, then "
+    same = "" if curve.same_until is None else f"the same up to {unit} {curve.same_until}, then "
     return (
         f"{same}{curve.first:.5g} and {curve.second:.5g} at {at} (smoothed), "
-        f"largest difference {curve.largest:+.3g} at {curve.largest_at}"
+        f"largest difference {curve.largest:+.3g} at {unit} {curve.largest_at}"
     )
 
 

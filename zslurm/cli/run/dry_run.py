@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import json
+import shlex
 from typing import Any
 
 from zslurm.checkpoint_tools.quantities import counted, show_bytes, show_count
@@ -51,7 +52,7 @@ def describe(resolved: Resolved, *, new: bool, as_json: bool) -> str:
     ]
     seen, script = _preview(resolved, prepared), redact(prepared.script.text)
     given = without_secrets(row for row in resolved.rows() if row[2].layer != "default")
-    mixtures = _mixtures(order)
+    mixtures = _mixtures(order) if order is not None else []
     if as_json:
         body = {
             "run_dir": str(prepared.run.path),
@@ -68,13 +69,10 @@ def describe(resolved: Resolved, *, new: bool, as_json: bool) -> str:
         }
         return json.dumps(body, indent=2) + "\n"
     spares = f" and {spec.slurm.spares} spare" if spec.slurm.spares else ""
-    tokens = order.plan.total_tokens
     lines = [
         f"run {spec.run.name} in {prepared.run.path}",
         f"{counted(spec.slurm.nodes, 'node')}{spares} x {counted(spec.ranks_per_node, 'rank')} on "
-        f"{spec.cluster.name}; {counted(spec.total_steps, 'step')}, "
-        f"{counted(tokens, 'token', shown=show_count(tokens))} of {show_count(order.data.token_count)} in the "
-        "data",
+        f"{spec.cluster.name}; {_work(spec, order)}",
         *map(_describe_mixture, mixtures),
         *(f"note: {note}" for note in notes),
         *_facts(seen, spec.slurm.nodes),
@@ -99,17 +97,32 @@ def describe(resolved: Resolved, *, new: bool, as_json: bool) -> str:
     return "".join("".join(c if c.isprintable() else "?" for c in line) + "\n" for line in shown) + script
 
 
+def _work(spec: RunSpec, order: DataOrder | None) -> str:
+    """Describe what is to be done: steps and tokens, or the program."""
+    if order is None:
+        assert spec.trainer is not None
+        return f"in {spec.trainer.directory}: {shlex.join(spec.trainer.command)}"
+    tokens = order.plan.total_tokens
+    shown = counted(tokens, "token", shown=show_count(tokens))
+    return f"{counted(spec.total_steps, 'step')}, {shown} of {show_count(order.data.token_count)} in the data"
+
+
 def _facts(seen: dict[str, Any], nodes: int) -> list[str]:
     """Describe memory, start, fabric, placement and changes."""
     memory, changes = seen["memory"], seen["changes"]
-    lines = [
-        f"memory of a rank: {show_bytes(memory['peak_bytes'])} on its {memory['device'].upper()} at the peak "
-        f"({memory['peak_moment']}), {show_bytes(memory['host_staging_bytes'])} of the host's for a checkpoint"
-    ]
+    lines = (
+        []
+        if memory is None
+        else [
+            f"memory of a rank: {show_bytes(memory['peak_bytes'])} on its {memory['device'].upper()} at the peak "
+            f"({memory['peak_moment']}), {show_bytes(memory['host_staging_bytes'])} of the host's for a checkpoint"
+        ]
+    )
     if seen["start"] is not None:
         lines.append(f"start: {seen['start']['words']}")
     lines += fabric_lines(seen["fabric"], nodes)
-    lines += ["", *phase_lines(seen["phases"], seen["communication"])]
+    if memory is not None:
+        lines += ["", *phase_lines(seen["phases"], seen["communication"])]
     if any(place["gpu"] is not None for place in seen["placement"]):
         lines += ["", "on every node: rank = node x ranks + local rank"]
         lines += columns(
@@ -163,10 +176,6 @@ def _preview(resolved: Resolved, prepared: Prepared) -> dict[str, Any]:
     """
     spec = prepared.spec
     settings = job_settings(spec, lambda name: str(resolved.layers.leaf_origin(("cluster", "env", name))))
-    on_cpu = trains_on_cpus(spec)
-    memory = planned(spec, spec.world_size, None, on_cpu=on_cpu)
-    sent = Communication.of(spec)
-    phases = phase_plans(spec, memory, sent.traffic, on_cpu=on_cpu)
     return {
         "environment": {setting.name: redact_value(setting.name, setting.value) for setting in settings},
         "environment_origins": {
@@ -174,6 +183,20 @@ def _preview(resolved: Resolved, prepared: Prepared) -> dict[str, Any]:
             for setting in settings
         },
         "placement": _placement(spec),
+        **(_planned(spec) if spec.trainer is None else dict.fromkeys(("memory", "phases", "communication"))),
+        "start": (start := _start(spec, prepared.script.text)),
+        "fabric": fabric_json(spec, start),
+        "changes": _changes(prepared),
+    }
+
+
+def _planned(spec: RunSpec) -> dict[str, Any]:
+    """Return what zslurm's own trainer will take and send."""
+    on_cpu = trains_on_cpus(spec)
+    memory = planned(spec, spec.world_size, None, on_cpu=on_cpu)
+    sent = Communication.of(spec)
+    phases = phase_plans(spec, memory, sent.traffic, on_cpu=on_cpu)
+    return {
         "memory": {
             "device": "cpu" if on_cpu else "gpu",
             "peak_bytes": memory.peak,
@@ -182,9 +205,6 @@ def _preview(resolved: Resolved, prepared: Prepared) -> dict[str, Any]:
         },
         "phases": [phase_json(phase, spec.ranks_per_node) for phase in phases],
         "communication": sent.as_json(),
-        "start": (start := _start(spec, prepared.script.text)),
-        "fabric": fabric_json(spec, start),
-        "changes": _changes(prepared),
     }
 
 

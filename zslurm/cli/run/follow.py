@@ -153,12 +153,15 @@ def _describe(row: dict[str, Any], state: RunState) -> str:
         return f"saved step {row['step']}"
     if row["kind"] == "evaluation":
         return f"step {row['step']}  validation loss {row['loss']:.4f}"
-    total = state.total_steps or 0
-    left = show_duration((total - row["step"]) * row["step_time_s"])
-    return (
-        f"step {row['step']}/{total}  loss {row['loss']:.4f}  "
-        f"{show_count(row['tokens_per_s'])} tokens/s  {left} left"
-    )
+    total, seconds = state.total_steps, row.get("step_time_s")
+    parts = [f"step {row['step']}/{total}" if total else f"step {row['step']}"]
+    if row.get("loss") is not None:
+        parts.append(f"loss {row['loss']:.4f}")
+    if row.get("tokens_per_s") is not None:
+        parts.append(f"{show_count(row['tokens_per_s'])} tokens/s")
+    if total and seconds is not None:
+        parts.append(f"{show_duration(max(0, total - row['step']) * seconds)} left")
+    return "  ".join(parts)
 
 
 def _say_end(state: RunState) -> int:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+import sys
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
@@ -58,6 +60,8 @@ def report(
     built = build(read_runs(found))
     text = as_html(built) if chosen is Format.HTML else as_markdown(built)
     if str(path) == "-":
+        if isinstance(sys.stdout, io.TextIOWrapper):
+            sys.stdout.reconfigure(encoding="utf-8")  # as a file has it, whatever the locale
         print(text, end="")
         return
     try:

@@ -181,7 +181,8 @@ def _facts(state: RunState, excluded: str | None) -> Iterator[tuple[str, str | N
     if state.step is not None:
         loss = f", loss {state.loss:.4f}" if state.loss is not None else ""
         left = f", {time_left(state)} left" if time_left(state) else ""
-        yield "step", f"{state.step} of {state.total_steps}{loss}{left}"
+        of = f" of {state.total_steps}" if state.total_steps else ""
+        yield "step", f"{state.step}{of}{loss}{left}"
     if state.tokens_per_s is not None:
         mfu = f", MFU {show_mfu(state)}" if state.mfu is not None else ""
         yield "speed", f"{show_count(state.tokens_per_s)} tokens/s{mfu}"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from json import dumps
+from json import dumps, loads
 
 import typer
 
@@ -10,6 +10,7 @@ from zslurm.cli.run.dry_run import describe
 from zslurm.cli.run.follow import follow
 from zslurm.cli.run.submit_options import SubmitOptions
 from zslurm.cli.run.sweep import show_sweep, submit_sweep
+from zslurm.config.load import Resolved
 from zslurm.core.console import print_json, say
 from zslurm.run.checkpoints import find_checkpoint
 from zslurm.submit.options import assign, dependency, sbatch_flags
@@ -33,7 +34,7 @@ def submit_run(options: SubmitOptions) -> None:
         return
     if options.max_concurrent is not None:
         raise typer.BadParameter("--max-concurrent limits a sweep; there is no --sweep here")
-    resolved = resolve_run(options.run_file, cluster=options.cluster, overrides=_overrides(options))
+    resolved = _resolved(options, _overrides(options))
     if options.dry_run:
         print(describe(resolved, new=options.new, as_json=options.json), end="")
         return
@@ -52,6 +53,18 @@ def submit_run(options: SubmitOptions) -> None:
             say(f"follow it with: zslurm logs -f {name}    state: zslurm status {name}")
     if options.wait:
         raise typer.Exit(follow(done.run, done.job_id))
+
+
+def _resolved(options: SubmitOptions, overrides: list[str]) -> Resolved:
+    """Resolve the run file, or the program in its place.
+
+    Raises:
+        ConfigError, NotFound: see `resolve_run`.
+    """
+    program = loads(options.program) if options.program is not None else ()
+    if options.run_file is None and not program:
+        raise typer.BadParameter("give a RUN_FILE, or a program behind `--`: zslurm submit -- python train.py")
+    return resolve_run(options.run_file, cluster=options.cluster, overrides=overrides, program=program)
 
 
 def _overrides(options: SubmitOptions) -> list[str]:
@@ -86,7 +99,7 @@ def _submit_sweep(options: SubmitOptions) -> None:
     overrides = _overrides(options)
     outcomes = submit_sweep(
         members(options.sweep or [], options.sweep_file),
-        lambda more: resolve_run(options.run_file, cluster=options.cluster, overrides=[*overrides, *more]).spec,
+        lambda more: _resolved(options, [*overrides, *more]).spec,
         max_concurrent=options.max_concurrent,
         new=options.new,
         dry_run=options.dry_run,

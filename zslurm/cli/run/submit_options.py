@@ -8,18 +8,23 @@ from typing import Annotated
 
 from typer import Argument, Option
 
-from zslurm.cli.options import Cluster, Json, RunFile, Set
+from zslurm.cli.options import Cluster, Json, Set
 
 
 @dataclass(frozen=True)
 class SubmitOptions:
     """What `zslurm submit` takes on its command line."""
 
-    run_file: RunFile
+    run_file: Annotated[
+        Path | None, Argument(metavar="[RUN_FILE]", help="The YAML run file; may be left out before a program.")
+    ] = None
     sbatch_options: Annotated[
         list[str] | None,
-        Argument(metavar="[-- SBATCH_OPTION...]", help="Any other long option of sbatch, behind `--`."),
+        Argument(
+            metavar="[-- PROGRAM...]", help="A program to run instead of the trainer; or long options of sbatch."
+        ),
     ] = None
+    program: Annotated[str | None, Option("--program", hidden=True)] = None
     cluster: Cluster = None
     nodes: Annotated[int | None, Option("-N", "--nodes", metavar="N", min=1, help="Nodes of the job.")] = None
     spares: Annotated[

@@ -42,7 +42,7 @@ _BY_STATE = {
     "prepared": ("It was never accepted by a launcher.", "`zslurm submit RUN_FILE` starts it"),
 }
 """What is known by the state alone, and what to do."""
-_OUTPUT = "`zslurm logs {run} --errors` shows the traceback, "
+_OUTPUT = "`zslurm logs {run} --errors` shows the errors in its output, "
 
 
 @dataclass(frozen=True)
@@ -104,6 +104,8 @@ def explain_run(state: RunState) -> Answer:
     """Return why a run is in its state."""
     if state.state == "completed":
         return Answer(state, False, None, "", f"{state.run.name} did not die: it has completed its steps.", "")
+    if state.state == "copied":
+        return Answer(state, False, None, "", f"{state.run.name} did not die: it is {note(state)}.", "")
     if state.active and state.state != "unknown":
         return _alive(state)
     cause = state.cause or (state.aegis.last_cause if state.state != "cancelled" else None) or {}

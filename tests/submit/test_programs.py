@@ -1,0 +1,177 @@
+"""Runs whose trainer is another program: submitted, watched, started again, stopped, refused."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.checkout import TESTS
+from tests.submit.local_runs import LocalUser
+from tests.waiting import wait_for
+
+TOY = TESTS / "submit" / "toy_program.py"
+STEPS = 30
+
+
+@pytest.fixture
+def user(tmp_path: Path) -> Iterator[LocalUser]:
+    person = LocalUser(tmp_path)
+    yield person
+    person.close()
+
+
+def write(user: LocalUser, name: str, *words: object, ranks: int = 2, **sections: Any) -> Path:
+    """A run file for the toy program, in a directory of its own."""
+    directory = user.directory / f"{name}-work"
+    directory.mkdir(exist_ok=True)
+    trainer = {
+        "command": [sys.executable, str(TOY), *map(str, words)],
+        "directory": str(directory),
+        "checkpoints": "saved/*.txt",
+        "steps": STEPS,
+    }
+    body = {
+        "run": {"name": name},
+        "trainer": trainer | sections.pop("trainer", {}),
+        "slurm": {"ranks_per_node": ranks},
+        "cluster": {"name": "local"},
+        "aegis": {"grace_s": 1, "poll_s": 0.05, "settle_s": 0.5} | sections.pop("aegis", {}),
+    }
+    path = user.directory / f"{name}.yaml"
+    path.write_text(json.dumps(body | sections))
+    return path
+
+
+def roots(user: LocalUser, name: str) -> list[tuple[str, int]]:
+    found = [event["root"] for event in user.events(name, "decision") if "root" in event]
+    return [(root["kind"], root.get("rank")) for root in found]
+
+
+def test_a_killed_rank_is_named_and_the_program_starts_again_from_what_it_saved(user: LocalUser) -> None:
+    run = write(user, "killed", STEPS, "kill", 14, 1)
+    messages = user.zslurm("submit", run, "--wait").stderr
+    assert f"killed: step {STEPS}/{STEPS}  loss 0.0333" in messages
+    assert roots(user, "killed") == [("rank_killed", 1)]
+    state = user.state("killed")
+    assert (state["state"], state["attempt"], state["step"], state["checkpoint_step"]) == (
+        "completed",
+        2,
+        STEPS,
+        STEPS,
+    )
+    assert state["total_steps"] == STEPS
+    assert min(row["step"] for row in user.steps("killed") if row["attempt"] == 2) >= 11
+    (decision,) = user.events("killed", "decision")
+    assert decision["committed_step"] == 10
+    assert "has completed" in user.zslurm("submit", run, exit_code=1).stderr
+
+
+def test_an_error_of_the_program_is_the_cause_with_its_message(user: LocalUser) -> None:
+    run = write(user, "wrong", STEPS, "raise", 3, 1, aegis={"retries": 1})
+    user.zslurm("submit", run, "--wait", exit_code=93)
+    cause = user.state("wrong")["cause"]
+    assert (cause["rank"], cause["message"], cause["exit_code"]) == (
+        1,
+        "ValueError: a matrix has the wrong shape",
+        1,
+    )
+
+
+def test_a_rank_that_hangs_is_noticed_by_its_progress(user: LocalUser) -> None:
+    limits = {"hang": {"setup_s": 60.0, "step_s": 2.0}, "sensors": {"progress_s": 0.1}}
+    slow = {"env": {"PACE_S": "0.15"}}  # so that the usual time of a step is known before it hangs
+    run = write(user, "hangs", STEPS, "hang", 14, 0, aegis=limits, trainer=slow)
+    user.zslurm("submit", run, "--wait")
+    assert [kind for kind, _ in roots(user, "hangs")] == ["rank_hang"]
+    assert user.state("hangs")["attempt"] == 2
+
+
+def test_it_is_asked_to_stop_and_continues_with_the_next_submission(user: LocalUser) -> None:
+    run = write(user, "stops", 100_000)
+    user.zslurm("submit", run)
+    user.wait_for_step("stops", 15)
+    user.zslurm("cancel", "stops", "--wait")
+    state = user.state("stops")
+    assert (state["state"], state["attempt"]) == ("cancelled", 1)
+    last = max(int(path.stem) for path in (user.directory / "stops-work" / "saved").iterdir())
+    assert last > 10
+    user.zslurm("submit", write(user, "stops", last + 5))
+    assert user.wait_for_end("stops")["state"] == "completed"
+    assert user.steps("stops")[-1]["step"] == last + 5
+
+
+def test_a_program_that_ignores_the_signal_is_killed(user: LocalUser) -> None:
+    run = write(user, "deaf", 100_000, "--deaf", ranks=1, trainer={"stop_s": 0.5})
+    user.zslurm("submit", run)
+    user.wait_for_step("deaf", 3)
+    user.zslurm("cancel", "deaf", "--wait")
+    assert user.state("deaf")["state"] == "cancelled"
+    assert b"did not stop in time" in user.run_dir("deaf").attempt(1).rank_log(0).read_bytes()
+    assert not user.processes()
+
+
+def test_a_launcher_on_each_node_gets_placeholders_and_leaves_nothing_behind(user: LocalUser) -> None:
+    """A shell as launcher: it starts a process in another session, and ends without it."""
+    script = (
+        "echo {nodes} {node_rank} {ranks_per_node} {world_size} {master_port} $NNODES; setsid sleep 9999 & exit 0"
+    )
+    run = write(user, "node", ranks=4, trainer={"command": ["sh", "-c", script], "launcher": "node"})
+    user.zslurm("submit", run, "--wait")
+    words = user.zslurm("logs", "node").stdout.split()
+    assert words[:4] == ["1", "0", "4", "1"] and words[4].isdigit() and words[5] == "1"
+    wait_for(lambda: not user.processes(), "the process that was left behind to end")
+
+
+def test_a_pattern_over_the_log_shows_steps_too(user: LocalUser) -> None:
+    lines = "for i in 1 2 3; do printf 'it %s/3 | loss 0.%s\\r' $i $i; sleep 0.3; done; echo"
+    progress = {"pattern": r"it (?P<step>\d+)/3 \| loss (?P<loss>[\d.]+)"}
+    run = write(user, "log", ranks=1, trainer={"command": ["sh", "-c", lines], "progress": progress})
+    user.zslurm("submit", run, "--wait")
+    assert (user.steps("log")[-1]["step"], user.steps("log")[-1]["loss"]) == (3, 0.3)
+
+
+def test_the_command_line_alone_makes_a_run_of_a_program(user: LocalUser) -> None:
+    (user.directory / "train.py").write_text("import helper\nprint(helper.WORD)\n")
+    (user.directory / "helper.py").write_text("WORD = 'found beside the script'\n")
+    words = ["submit", "--cluster", "local", "--wait", "--", sys.executable, "train.py", "--lr", "1e-3"]
+    user.zslurm(*words)
+    assert user.state("train")["state"] == "completed"
+    assert "found beside the script" in user.zslurm("logs", "train").stdout
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        (["--", "no-such-program"], "trainer.command: there is no program `no-such-program` on your PATH"),
+        (["--", "python3", "missing.py"], "missing.py is not there"),
+        (["--", "./run.sh"], "run.sh is not there, or not executable"),
+        ([], "give a RUN_FILE, or a program behind `--`"),
+        (["--set", "trainer.directory=nowhere", "--", "true"], "there is no directory"),
+        (["--set", "trainer.progress.pattern=step", "--", "true"], "needs a group (?P<step>...)"),
+        (["--set", "aegis.recovery=memory", "--", "true"], "memory needs zslurm's own trainer"),
+    ],
+)
+def test_what_cannot_run_is_refused_in_one_line(user: LocalUser, words: list[str], why: str) -> None:
+    messages = user.zslurm("submit", "--cluster", "local", *words, exit_code=2).stderr
+    assert why in messages
+    assert len(messages.splitlines()) == 1
+    assert not (user.directory / "runs").exists()
+
+
+def test_a_program_that_cannot_be_started_in_the_job_stops_the_run(user: LocalUser) -> None:
+    (user.directory / "broken").write_text("#!/no/such/interpreter\n")
+    (user.directory / "broken").chmod(0o755)
+    messages = user.zslurm("submit", "--cluster", "local", "--wait", "--", "./broken", exit_code=1).stderr
+    assert "trainer.command cannot be started" in messages
+
+
+def test_a_run_does_not_change_between_trainer_and_program(user: LocalUser) -> None:
+    run = write(user, "ours", 3, ranks=1)
+    user.zslurm("submit", run, "--wait")
+    other = user.write_run("ours", steps=3)
+    assert "was started with trainer.command" in user.zslurm("submit", other, exit_code=2).stderr

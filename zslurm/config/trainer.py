@@ -1,0 +1,86 @@
+"""The section `trainer` of a run: another program than zslurm's own trainer, and how it is watched.
+
+Only the command is required. What a program does not show (progress, checkpoints), Aegis does without.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Literal
+
+from pydantic import AfterValidator, BeforeValidator, Field
+
+from zslurm.config.text import as_word, one_line
+from zslurm.train.section import Count, Positive, Section
+
+PLACEHOLDERS = (
+    "nodes",
+    "node_rank",
+    "ranks_per_node",
+    "world_size",
+    "rank",
+    "local_rank",
+    "master_addr",
+    "master_port",
+    "run_dir",
+    "attempt",
+)
+"""What `{...}` in a word of the command may name; other braces stay as they are."""
+
+
+def _is_pattern(value: str) -> str:
+    try:
+        found = re.compile(value)
+    except re.error as error:
+        raise ValueError(f"must be a regular expression: {error}") from error
+    if "step" not in found.groupindex:
+        raise ValueError("needs a group (?P<step>...) that matches the number of the step")
+    return value
+
+
+Word = Annotated[str, BeforeValidator(as_word), AfterValidator(one_line)]
+StepPattern = Annotated[str, AfterValidator(_is_pattern)]
+VariableName = Annotated[str, Field(pattern="^[A-Za-z_][A-Za-z0-9_]*$")]
+
+
+class ProgressSource(Section):
+    """Where a program's progress is read, beside what it reports by `zslurm.progress.step`."""
+
+    pattern: StepPattern | None = Field(
+        None,
+        description="regular expression for the lines of a rank's log that show a finished step: a group named "
+        "step, and groups of further figures by name (loss, lr, grad_norm, tokens_per_s)",
+    )
+    grows: Word | None = Field(
+        None,
+        description="`log` or a file: its growth is a sign of life, where steps are not shown; aegis.hang.step_s "
+        "is how long it may stand still",
+    )
+
+
+class TrainerSection(Section):
+    """A program that trains in the place of zslurm's own trainer."""
+
+    command: Annotated[tuple[Word, ...], Field(min_length=1)] = Field(
+        description="the program and its arguments, one word each; "
+        + ", ".join(f"{{{name}}}" for name in PLACEHOLDERS)
+        + " are replaced"
+    )
+    launcher: Literal["rank", "node"] = Field(
+        "rank",
+        description="rank: zslurm starts the command once for each rank; node: once on each node, and it starts "
+        "its own processes (torchrun, accelerate)",
+    )
+    directory: Word = Field(".", description="its working directory; default: where you submit")
+    env: dict[VariableName, Word] = Field(default_factory=dict, description="environment variables for it")
+    progress: ProgressSource = Field(ProgressSource(), description="where its progress is read")
+    steps: Count | None = Field(None, description="steps of the whole run, for the time that is left")
+    checkpoints: Word | None = Field(
+        None,
+        description="pattern of the paths of complete checkpoints, e.g. out/checkpoint-*/trainer_state.json; the "
+        "last number in a path is its step. A new one counts as progress when failures are counted",
+    )
+    stop_signal: Literal["TERM", "INT", "USR1", "USR2", "HUP"] = Field(
+        "TERM", description="signal that asks it to save and stop"
+    )
+    stop_s: Positive = Field(60.0, description="seconds that it gets to do so, before it is killed")

@@ -1,0 +1,45 @@
+"""What every rank does first and last: torchrun's variables from Slurm's, and the place of its progress record."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import MutableMapping
+from pathlib import Path
+
+from zslurm.slurm.environment import step_info
+from zslurm.train.progress import record_path
+
+
+def map_environment(environ: MutableMapping[str, str]) -> None:
+    """Set torchrun's variables from Slurm's; a local step has set them already.
+
+    Raises:
+        SlurmUnavailable: neither Slurm nor a local step started this process.
+    """
+    if "RANK" in environ and "WORLD_SIZE" in environ:
+        return
+    info = step_info(environ)
+    environ["RANK"] = str(info.rank)
+    environ["WORLD_SIZE"] = str(info.world_size)
+    environ["LOCAL_RANK"] = str(info.local_rank)
+    environ["LOCAL_WORLD_SIZE"] = str(info.local_world_size)
+    # Not SLURM_NODEID, which counts the nodes in Slurm's own order also where ranks are placed in another.
+    environ["GROUP_RANK"] = str(info.rank // info.local_world_size)
+
+
+def open_progress(directory: Path, rank: int) -> None:
+    """Make the directory and this rank's record in it."""
+    while True:
+        directory.mkdir(mode=0o700, exist_ok=True)
+        try:
+            record_path(directory, rank).touch(mode=0o600)
+        except FileNotFoundError:  # the last rank to leave removed it in between
+            continue
+        return
+
+
+def close_progress(directory: Path, rank: int) -> None:
+    """Remove this rank's record, and with the last one the directory."""
+    with contextlib.suppress(OSError):
+        record_path(directory, rank).unlink(missing_ok=True)
+        directory.rmdir()

@@ -1,0 +1,52 @@
+"""Two lines show zslurm where a program of yours is, so that a hang is noticed and `zslurm status` has its steps.
+
+    from zslurm import progress
+    ...
+    progress.step(step, loss=loss)      # after each step, on every rank
+
+It imports nothing but the standard library, costs one system call, and does nothing outside of a run of zslurm. A
+program in another language writes the same: one line of JSON with the key `step`, to a new file that it renames to
+the path in ZSLURM_PROGRESS_FILE.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+
+VARIABLE = "ZSLURM_PROGRESS_FILE"
+"""Environment variable: the file in which a rank shows its progress."""
+
+_descriptor: tuple[int, str, int] | None = None
+_WIDTH = 1024
+"""Bytes of the file: a line is padded with blanks, so that one write replaces it whole."""
+
+
+def step(number: int, **figures: float) -> None:
+    """Show that this rank has finished a step.
+
+    Args:
+        number: of the step; any number that grows.
+        figures: what `zslurm status` and metrics.jsonl shall have of it, by name: `loss`, `lr`, `grad_norm`,
+            `tokens_per_s`, or others.
+    """
+    path = os.environ.get(VARIABLE)
+    if not path:
+        return
+    row = {"step": int(number), "time": time.time()} | {name: float(value) for name, value in figures.items()}
+    line = json.dumps(row).encode()
+    if len(line) >= _WIDTH:
+        line = json.dumps({"step": int(number), "time": time.time()}).encode()
+    try:
+        os.pwrite(_opened(path), line.ljust(_WIDTH - 1) + b"\n", 0)
+    except OSError:  # the file is away with its node's memory: training matters more
+        return
+
+
+def _opened(path: str) -> int:
+    """Return a descriptor of the file that is this process's own: a forked one opens its own."""
+    global _descriptor
+    if _descriptor is None or _descriptor[1:] != (path, os.getpid()):
+        _descriptor = (os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600), path, os.getpid())
+    return _descriptor[0]

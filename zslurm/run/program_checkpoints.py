@@ -1,0 +1,29 @@
+"""Checkpoints of programs that are not ours: what `trainer.checkpoints` matches."""
+
+from __future__ import annotations
+
+import glob
+import re
+from pathlib import Path
+
+from zslurm.config.trainer import TrainerSection
+
+
+def newest_step(trainer: TrainerSection) -> int:
+    """Return the step of the newest checkpoint: the highest last number in a path that matches; -1: none does.
+
+    A path without a number counts by when it changed, in UNIX seconds.
+    """
+    if trainer.checkpoints is None:
+        return -1
+    pattern = str(Path(trainer.directory) / trainer.checkpoints)
+    return max(map(_step_of, glob.iglob(pattern)), default=-1)  # noqa: PTH207 - patterns may be absolute
+
+
+def _step_of(path: str) -> int:
+    if numbers := re.findall(r"\d+", Path(path).name) or re.findall(r"\d+", Path(path).parent.name):
+        return int(numbers[-1])
+    try:
+        return int(Path(path).stat().st_mtime)
+    except OSError:
+        return -1
