@@ -65,7 +65,8 @@ def test_what_would_be_tuned_is_listed_without_a_gpu(shell: Shell, run_file: Pat
 def test_a_machine_without_a_gpu_gets_one_line(shell: Shell, run_file: Path) -> None:
     done = shell.zslurm("tune", "gemm", run_file)
     assert done.code == Exit.USAGE
-    assert done.stderr.count("\n") == 1 and "--slurm tunes on a GPU" in done.stderr
+    assert done.stderr.count("\n") == 1 and "torch sees no GPU on this machine" in done.stderr
+    assert "--cluster" in done.stderr and "--slurm" in done.stderr
 
 
 def test_a_directory_that_cannot_be_written_is_found_before_tuning(shell: Shell, run_file: Path) -> None:

@@ -366,7 +366,10 @@ def test_a_rank_trains_and_leaves_where_its_store_was_and_how_it_ended(tmp_path:
     assert 0 < address["port"] < 65536
     record = json.loads(attempt.rank_end(0).read_text())
     assert record.pop("time") > 0
-    assert record == {"rank": 0, "node": os.uname().nodename, "exit_code": 0, "step": 2}
+    assert record.pop("usage")["cpu_s"] > 0
+    assert record == {
+        "rank": 0, "node": os.uname().nodename, "exit_code": 0, "step": 2, "member": f"{os.uname().nodename}/0",
+    }  # fmt: skip
 
 
 def test_a_users_mistake_is_one_line_and_exit_code_2(tmp_path: Path, data: Path) -> None:

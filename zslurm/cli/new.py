@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from zslurm.checkpoint_tools.quantities import show_count
+from zslurm.checkpoint_tools.quantities import counted, show_count
 from zslurm.cli.options import Cluster, complete_recipes
 from zslurm.config import load, yaml12
 from zslurm.config.spec import RunSpec
@@ -88,8 +88,9 @@ def run_file_text(recipe: str, file: Path, *, name: str, data: str, nodes: int |
     counts, phases = parameter_counts(spec.model), spec.phases
     tokens = sum(phase.tokens for phase in phases)
     lines = [
-        f"# A run of {recipe}: {show_count(counts.total)} parameters, {spec.model.layers} layers, "
-        f"{show_count(tokens)} tokens in {len(phases)} {'phase' if len(phases) == 1 else 'phases'}.",
+        f"# A run of {recipe}: {counted(counts.total, 'parameter', shown=show_count(counts.total))}, "
+        f"{counted(spec.model.layers, 'layer')}, {counted(tokens, 'token', shown=show_count(tokens))} in "
+        f"{counted(len(phases), 'phase')}.",
         "# `zslurm config show FILE --origin` prints every value, `zslurm config schema` describes every key.",
         f"extends: {recipe}",
         "run:",

@@ -314,7 +314,7 @@ def _notes(plan: _Planned) -> list[str]:
     if scenario.period > scenario.every:
         notes.append(
             f"writing a checkpoint takes {show_duration(scenario.write_s)}: saves every "
-            f"{counted(scenario.every, 'step')} wait for it and are {scenario.period} steps apart"
+            f"{counted(scenario.every, 'step')} wait for it and are {counted(scenario.period, 'step')} apart"
         )
     if plan.daly is not None:
         steps, work = plan.advised.scenario.every, scenario.ideal_s

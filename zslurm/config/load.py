@@ -19,7 +19,7 @@ from zslurm.config.layers import Layers, Origin, show_path
 from zslurm.config.measured import MeasuredSection
 from zslurm.config.problems import describe
 from zslurm.config.renamed_keys import present_names
-from zslurm.config.spec import RECORDED, RunSpec
+from zslurm.config.spec import RECORDED, RunSpec, spec_class
 from zslurm.config.text import CONTROL
 from zslurm.config.yaml12 import KeyPath
 from zslurm.core.errors import ConfigError
@@ -196,9 +196,9 @@ def validate(layers: Layers) -> Resolved:
     data = copy.deepcopy(layers.data)
     _anchor_paths(data, layers)
     try:
-        spec = RunSpec.model_validate(data)
+        spec = spec_class(data).model_validate(data)
     except ValidationError as error:
-        raise ConfigError("\n".join(describe(error, layers, RunSpec))) from error
+        raise ConfigError("\n".join(describe(error, layers, spec_class(data)))) from error
     return Resolved(spec, layers)
 
 
@@ -264,7 +264,7 @@ def load_spec(config_json: Path) -> RunSpec:
     if not isinstance(data, dict):
         raise ConfigError(f"{config_json}: it is no configuration of a run")
     try:
-        return RunSpec.model_validate(present_names(data), context=RECORDED)
+        return spec_class(data).model_validate(present_names(data), context=RECORDED)
     except ValidationError as error:
         origin = Origin("run file", str(config_json))
         raise ConfigError(describe(error, Layers(data, {(): origin}, origin), RunSpec)[0]) from error

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Mapping
 from datetime import timedelta
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, ValidationInfo, model_validator
 
@@ -357,26 +358,13 @@ class RunSpec(TrainConfig):
     model_config = ConfigDict(extra="forbid")
 
     run: RunSection = RunSection()
-    trainer: TrainerSection | None = Field(
-        None, description="another program that trains, instead of zslurm's own trainer"
-    )
     model: ModelConfig = ModelConfig()
-    phases: tuple[PhaseConfig, ...] = ()
     slurm: SlurmSection = SlurmSection()
     cluster: ClusterSection = ClusterSection()
     aegis: AegisSection = AegisSection()
-
-    @model_validator(mode="after")
-    def _trains_something(self) -> RunSpec:
-        if self.trainer is None:
-            if not self.phases:
-                raise ValueError("phases: required, but not given; or trainer.command, for another program")
-            return self
-        if self.phases:
-            raise ValueError("phases: belong to zslurm's own trainer; leave them out, or trainer")
-        if self.aegis.recovery == "memory":
-            raise ValueError("aegis.recovery: memory needs zslurm's own trainer; use restart")
-        return self
+    trainer: TrainerSection | None = Field(
+        None, description="another program that trains, instead of zslurm's own trainer"
+    )
 
     @property
     def ranks_per_node(self) -> int:
@@ -427,3 +415,22 @@ class RunSpec(TrainConfig):
         if self.slurm.cpus_per_task:
             return self.slurm.cpus_per_task
         return max(1, (self.cluster.cpus_per_node or 0) // self.ranks_per_node)
+
+
+class ProgramSpec(RunSpec):
+    """A run whose trainer is another program, so that it has no phases."""
+
+    phases: tuple[PhaseConfig, ...] = ()
+
+    @model_validator(mode="after")
+    def _is_the_program_s(self) -> ProgramSpec:
+        if self.phases:
+            raise ValueError("phases: belong to zslurm's own trainer; leave them out, or trainer")
+        if self.aegis.recovery == "memory":
+            raise ValueError("aegis.recovery: memory needs zslurm's own trainer; use restart")
+        return self
+
+
+def spec_class(data: Mapping[str, Any]) -> type[RunSpec]:
+    """Return the class of a run by its configuration."""
+    return RunSpec if data.get("trainer") is None else ProgramSpec

@@ -9,6 +9,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from zslurm.checkpoint_tools.quantities import counted
 from zslurm.core.errors import ZslurmError
 from zslurm.run.event import select
 from zslurm.run.events import AttemptStarted
@@ -57,7 +58,7 @@ def measure(run_dir: Path) -> Measured:
     usual = [row for before, row in pairwise(rows) if before["attempt"] == row["attempt"]]
     if len(usual) < _FEWEST_STEPS:
         raise ZslurmError(
-            f"{run_dir}: it has {len(usual)} steps to measure, and at least {_FEWEST_STEPS} are needed"
+            f"{run_dir}: it has {counted(len(usual), 'step')} to measure, and at least {_FEWEST_STEPS} are needed"
         )
     job_of = {
         event.attempt: event.job_id for event in select(read_jsonl(run_dir / "events.jsonl"), AttemptStarted)

@@ -24,7 +24,7 @@ class SubmitOptions:
             metavar="[-- PROGRAM...]", help="A program to run instead of the trainer; or long options of sbatch."
         ),
     ] = None
-    program: Annotated[str | None, Option("--program", hidden=True)] = None
+    program: Annotated[str | None, Option("--program", hidden=True, help="The words behind `--`, as JSON.")] = None
     cluster: Cluster = None
     nodes: Annotated[int | None, Option("-N", "--nodes", metavar="N", min=1, help="Nodes of the job.")] = None
     spares: Annotated[
