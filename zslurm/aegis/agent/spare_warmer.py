@@ -91,6 +91,7 @@ class SpareWarmer:
         self._halted_in = self._attempt()
 
     def _work(self) -> None:
+        _lower_priority()
         while not self._stop.wait(self._context.settings.period_s):
             if (warmed := self.look()) is not None:
                 self._done(warmed)
@@ -147,7 +148,6 @@ class SpareWarmer:
         name = newest.name, (newest / layout.MANIFEST).stat().st_mtime_ns  # a step may be saved a second time
         if name == self._last and time.monotonic() - self._last_at < AGAIN_S:
             return None
-        _lower_priority()
         began, size = time.monotonic(), 0
         files = [(path, path.stat().st_size) for path in files_of(newest)]
         pace = Pace(self._rate(), self._stop)
