@@ -44,13 +44,14 @@ class Waits:
         """Nothing was aborted."""
         self.aborts, self.aborted = 0, False
         self._original: Any = None
+        self._ours = lambda work, timeout=_NO_TIMEOUT: self.wait(work, timeout)
         self._left: list[dist.ProcessGroup] = []
 
     def install(self) -> None:
         """Make every wait for an operation, inside of torch too, one that `abort` ends."""
-        if self._original is None:
+        if Work.wait is not self._ours:
             self._original = Work.wait
-            Work.wait = lambda work, timeout=_NO_TIMEOUT: self.wait(work, timeout)  # type: ignore[assignment, method-assign]
+            Work.wait = self._ours  # type: ignore[assignment, method-assign]
 
     def abort(self) -> None:
         """End all waits, and those that begin before there are new groups."""
