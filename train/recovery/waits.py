@@ -51,7 +51,7 @@ class Waits:
         """Make every wait for an operation, inside of torch too, one that `abort` ends."""
         if Work.wait is not self._ours:
             self._original = Work.wait
-            Work.wait = self._ours  # type: ignore[assignment, method-assign]
+            Work.wait = self._ours  # type: ignore[method-assign]
 
     def abort(self) -> None:
         """End all waits, and those that begin before there are new groups."""
