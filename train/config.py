@@ -116,6 +116,11 @@ class DataConfig(Section):
         description="what best_fit does with a document that is longer than a sequence: parts of it, its "
         "beginning only, or no run",
     )
+    max_epochs: Positive | None = Field(
+        None,
+        description="refuse a run that would take more than so many epochs of a source; default: a source that "
+        "ends begins again, in another order",
+    )
     isolate_documents: bool = Field(
         False,
         description="keep attention, convolutions and positions inside each document of a sequence, which "
@@ -385,6 +390,11 @@ class EvaluationConfig(Section):
     )
     sequences: Count = Field(64, description="sequences of validation data that are looked at, the same each time")
     micro_batch: Count | None = Field(None, description="sequences in one forward pass; default: the phase's")
+    routing: bool = Field(
+        True,
+        description="count during each evaluation on data which experts tokens of each kind go to, for the "
+        "report; not with parallel.compile",
+    )
     command: str | None = Field(
         None,
         description="command to run on an export of the weights in transformers' format; {model}, {step} and "

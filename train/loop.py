@@ -109,7 +109,7 @@ class Trainer:
             ConfigError, DataError: the run cannot be trained as configured.
             TrainError: no checkpoint can be read.
         """
-        self.config, self.world, self.stop = config, world, stop
+        self.config, self.world, self.stop, self.run_dir = config, world, stop, run_dir
         self.plan, self.step, self.work_ns = Plan(config.phases), 0, 0
         self._kernels_ran = False
         check_observers(config)
@@ -122,6 +122,7 @@ class Trainer:
         data.check_fits(config.model.vocab_size)
         tokenizer = data.header.tokenizer_sha256
         self.order = DataOrder(data, self.plan, config.run.seed, config.data.packing)
+        self.order.check_epochs(config.data.max_epochs)
         self.pace = Pace(config.parallel.uneven_shares_every, world.rank, world.size)
         self.loader = Loader(
             self.order,
@@ -153,7 +154,13 @@ class Trainer:
             _LOG.info("note: %s", note)
         total_steps = self.plan.total_steps
         self.observers = Observers(
-            run_dir, config, world, attempt=attempt, done=self.step, total_steps=total_steps
+            run_dir,
+            config,
+            world,
+            attempt=attempt,
+            done=self.step,
+            total_steps=total_steps,
+            sources=self.order.progress,
         )
         self.clock = StepClock(world.device)
         self.model.call_before(self._wait_for_weights)
@@ -375,6 +382,11 @@ class Trainer:
             )
         self.progress.update(phase=Phase.STEP)
         self.observers.record("evaluation", step=self.step, phase=here.phase.name, **found.fields())
+        if self.evaluator.routing is not None and self.world.is_first:
+            self.observers.record(
+                "routing", step=self.step, phase=here.phase.name, **self.evaluator.routing.summary()
+            )
+            self.evaluator.routing.write(self.run_dir, self.step, here.phase.name)
         _LOG.info("step %d validation loss %.4f (%.2f s)", self.step, found.loss, found.seconds)
 
     def _save(self, *, wait: bool) -> None:
