@@ -48,8 +48,10 @@ def test_the_smallest_demo_trains_is_interrupted_continues_and_learns(tmp_path: 
 def test_without_an_option_it_chooses_what_a_slow_machine_can_do_with_texts_of_ones_own(tmp_path: Path) -> None:
     """One core, and the oldest instructions that torch's libraries know."""
     core = min(os.sched_getaffinity(0))
-    texts = Path(json.__file__).parent
-    done = _demo(tmp_path, str(texts), before=["taskset", "--cpu-list", str(core)], environment=OTHER_PROCESSORS["sse4"])
+    texts = str(Path(json.__file__).parent)
+    done = _demo(
+        tmp_path, texts, before=["taskset", "--cpu-list", str(core)], environment=OTHER_PROCESSORS["sse4"]
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     assert "measured: this machine trains about" in done.stderr
     assert "in 2 attempts" in done.stdout
