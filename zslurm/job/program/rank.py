@@ -1,4 +1,4 @@
-"""`python -m zslurm.job.command_rank RUN_DIR ATTEMPT`: one rank of a run whose trainer is another program.
+"""`python -m zslurm.job.program.rank RUN_DIR ATTEMPT`: one rank of a run whose trainer is another program.
 
 Sets torchrun's variables, agrees with the other ranks on an address for their rendezvous, starts the command,
 follows its progress (program_progress.py), passes a request to save and stop on as the signal that the program
@@ -36,7 +36,7 @@ from zslurm.core.files import read_json, write_atomically
 from zslurm.core.redact import redact
 from zslurm.job.numa_bind import bind
 from zslurm.job.own_address import rendezvous_host
-from zslurm.job.program_progress import ProgramProgress
+from zslurm.job.program.progress import ProgramProgress
 from zslurm.job.rank_setup import close_progress, map_environment, open_progress
 from zslurm.run.log_times import keep_times
 from zslurm.run.run_dir import AttemptDir, RunDir
@@ -272,7 +272,7 @@ def run_program(run: RunDir, attempt: AttemptDir, stop: StopRequest, environ: Mu
 def main(argv: list[str]) -> int:
     """Run one rank; returns its exit code."""
     if len(argv) != 2 or not argv[1].isdigit():
-        print("usage: python -m zslurm.job.command_rank RUN_DIR ATTEMPT", file=sys.stderr)
+        print("usage: python -m zslurm.job.program.rank RUN_DIR ATTEMPT", file=sys.stderr)
         return 2
     stop = StopRequest()
     stop.install()
