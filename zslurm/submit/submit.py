@@ -210,7 +210,7 @@ def _launcher(spec: RunSpec) -> Launch:
 
         check_slurm(spec)
         return submit_to_slurm
-    if spec.cluster.venv is None and spec.cluster.container is None:
+    if spec.trainer is None and spec.cluster.venv is None and spec.cluster.container is None:
         require("torch")  # of the environment in which the ranks will run, which is this one
     from zslurm.submit.local_launcher import submit_here
 
