@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from zslurm.checkpoint_tools.quantities import counted, show_bytes
-from zslurm.cli.run.columns import columns
+from zslurm.cli.run.submission.columns import columns
 from zslurm.submit.phase_plan import ASSUMED_FLOPS
 
 _LEVELS = ("inside", "rail", "off_rail")

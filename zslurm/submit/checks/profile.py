@@ -19,7 +19,7 @@ from zslurm.run.run_dir import RunDir
 from zslurm.slurm.client import SlurmClient
 from zslurm.slurm.commands import SlurmCommands
 from zslurm.slurm.inventory import Node, Partition
-from zslurm.submit.fabric_check import fabric_summary, leaf_size_notes, missing_slices, strangers
+from zslurm.submit.checks.fabric import fabric_summary, leaf_size_notes, missing_slices, strangers
 from zslurm.submit.script.render import directives
 
 # Names that the kernel takes (net/core/dev.c: dev_valid_name) and that are no address.

@@ -19,10 +19,10 @@ from zslurm.job.container import check_container
 from zslurm.run.run_dir import RunDir
 from zslurm.run.secrets import refuse_misplaced_secrets
 from zslurm.slurm.jobs import time_limit
+from zslurm.submit.checks.gemm_tuning import untuned
+from zslurm.submit.checks.measured import off_measured
+from zslurm.submit.checks.program import check_program, notes_on_program
 from zslurm.submit.continuation import refuse_completed
-from zslurm.submit.gemm_tuning import untuned
-from zslurm.submit.measured import off_measured
-from zslurm.submit.program_check import check_program, notes_on_program
 from zslurm.submit.script.render import JobScript, job_environment
 from zslurm.submit.script.template_check import checked_script
 from zslurm.train.context.layout import check_phases

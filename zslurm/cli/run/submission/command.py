@@ -6,10 +6,10 @@ from json import dumps, loads
 
 import typer
 
-from zslurm.cli.run.dry_run import describe
 from zslurm.cli.run.follow import follow
-from zslurm.cli.run.submit_options import SubmitOptions
-from zslurm.cli.run.sweep import show_sweep, submit_sweep
+from zslurm.cli.run.submission.dry_run import describe
+from zslurm.cli.run.submission.options import SubmitOptions
+from zslurm.cli.run.submission.sweep import show_sweep, submit_sweep
 from zslurm.config.load import Resolved
 from zslurm.core.console import print_json, say
 from zslurm.run.checkpoints import find_checkpoint

@@ -82,7 +82,7 @@ class ProgramProgress:
         if source.grows is not None:
             self._grows = log if source.grows == "log" else Path(source.grows)
         self._size, self._step, self._step_at = -1, -1, 0.0
-        self._saved, self._look_at = newest_step(trainer), 0.0
+        self._saved, self._look_at = newest_step(trainer, run), 0.0
         self._record: ProgressWriter | None = None
 
     @property
@@ -104,14 +104,15 @@ class ProgramProgress:
         if row is not None and row["step"] != self._step:
             self._take(row)
         elif self._grown() and self._record is not None:
-            self._record.update(phase=Phase.STEP)
+            self._record.update(phase=Phase.STEP if self._step >= 0 else Phase.ALIVE)
         if self._rank == 0 and time.monotonic() >= self._look_at:
             self._look_at = time.monotonic() + _CHECKPOINTS_EVERY_S
             self._look_for_checkpoint()
 
     def _take(self, row: dict[str, Any]) -> None:
         """Note a step; one that is lower than the last is that of a program which started over."""
-        now, step = time.time(), int(row["step"])
+        shown, step = row.get("time"), int(row["step"])
+        now = float(shown) if isinstance(shown, int | float) else time.time()
         steps, seconds = step - self._step, now - self._step_at
         if self._rank == 0:
             figures = {name: value for name, value in row.items() if name not in ("step", "time")}
@@ -132,7 +133,7 @@ class ProgramProgress:
         return grown
 
     def _look_for_checkpoint(self) -> None:
-        newest = newest_step(self._trainer)
+        newest = newest_step(self._trainer, self._run)
         if newest > self._saved:
             self._saved = newest
             self._append({"kind": "checkpoint", "state": "COMMITTED", "step": newest})

@@ -9,9 +9,9 @@ from typing import Any
 
 from zslurm.checkpoint_tools.quantities import counted, show_bytes, show_count
 from zslurm.cli.plan import planned, trains_on_cpus
-from zslurm.cli.run.columns import columns
-from zslurm.cli.run.fabric_lines import fabric_json, fabric_lines
-from zslurm.cli.run.phase_lines import phase_lines
+from zslurm.cli.run.submission.columns import columns
+from zslurm.cli.run.submission.fabric_lines import fabric_json, fabric_lines
+from zslurm.cli.run.submission.phase_lines import phase_lines
 from zslurm.cli.values import without_secrets
 from zslurm.cluster.rccl.environment import RULES, left_out
 from zslurm.config.load import Resolved
@@ -24,7 +24,7 @@ from zslurm.run.state import last_job
 from zslurm.slurm.client import SlurmClient
 from zslurm.slurm.commands import Retries
 from zslurm.slurm.jobs import time_limit
-from zslurm.submit.checks import check_data, notes_on
+from zslurm.submit.checks.run import check_data, notes_on
 from zslurm.submit.continuation import changed_keys, last_spec
 from zslurm.submit.phase_plan import Communication, phase_json, phase_plans
 from zslurm.submit.script.render import job_settings
