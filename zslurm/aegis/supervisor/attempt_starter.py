@@ -12,11 +12,12 @@ from typing import Any
 from zslurm.aegis.fault_kinds import NODE_DEAD
 from zslurm.aegis.policy.outcome import AttemptOutcome, Cause
 from zslurm.aegis.policy.shrinking import expected_wait_s, weigh
+from zslurm.aegis.supervisor.in_memory.memory_recovery import MemoryRecovery
+from zslurm.aegis.supervisor.in_memory.rank_places import RankPlaces
+from zslurm.aegis.supervisor.in_memory.warm_pool import WarmPool
 from zslurm.aegis.supervisor.job import Job
-from zslurm.aegis.supervisor.memory_recovery import MemoryRecovery
 from zslurm.aegis.supervisor.nodes import Nodes
 from zslurm.aegis.supervisor.rails_check import check_rails
-from zslurm.aegis.supervisor.warm_pool import WarmPool
 from zslurm.aegis.supervisor.work_left import committed_step, work_left
 from zslurm.aegis.types import Decision
 from zslurm.checkpoint_tools import CheckpointError, Holder, acquire, holder_of
@@ -245,7 +246,8 @@ class AttemptStarter:
             return None
         spares = tuple(node for node in self._nodes.usable(job.excluded()) if node not in nodes)
         return MemoryRecovery(
-            job, attempt, store, WarmPool(job, attempt, python), ranks, spares,
+            job, attempt, store, WarmPool(job, attempt, python),
+            RankPlaces(job.spec.ranks_per_node, ranks, spares),
             why_not_fewer=lambda count: self._why_not_fewer(count, len(nodes)),
         )  # fmt: skip
 
