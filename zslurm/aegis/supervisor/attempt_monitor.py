@@ -170,6 +170,8 @@ class AttemptMonitor:
                 self._agents.liveness.forget(dead)
         # After the recovery is taken: a process that was lost since then is not one that it has replaced.
         for rank, failure in memory.lost_members():
+            if rank in collected.lost:  # an earlier supervisor has noted it
+                continue
             collected.note_end(TaskFailure(failure.node, (rank,), failure.what), warm=True)
         return memory.consider(collected.lost, collected.dead_nodes & set(memory.nodes), collected.faults, step)
 

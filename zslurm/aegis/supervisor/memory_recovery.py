@@ -11,8 +11,9 @@ longer than aegis.recovery_s, leaves the attempt as it would have been without: 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from zslurm.aegis.logs.signatures import Signatures
 from zslurm.aegis.policy.in_memory import (
@@ -29,7 +30,7 @@ from zslurm.job.store_client import StoreClient
 from zslurm.run.run_dir import AttemptDir
 from zslurm.slurm.srun_output import TaskFailure
 from zslurm.slurm.topology import hostlist_in_order
-from zslurm.train.recovery.generation import Generation, member_name
+from zslurm.train.recovery.generation import Generation, member_name, node_of
 
 _ANSWER_S = 1.0
 """Seconds beyond the deadline that the store server gets to report that it has passed."""
@@ -54,6 +55,39 @@ class Move:
     number: int
     reason: str
     request: str | None = None
+
+
+@dataclass(frozen=True)
+class Resumed:
+    """What an earlier supervisor of an attempt has left (adoption.py).
+
+    Attributes:
+        members: by rank, before `pending`.
+        number: of the newest generation.
+        step: to which the last recovery went back; -1 where there was none.
+        trained: the last step that is known to be finished; -1 where none is.
+        dead, left, ended: as of MemoryRecovery.
+        died: nodes that have died in this attempt.
+        given_up: nothing is recovered in memory in this attempt any more.
+        pending: the newest generation where nobody has recorded yet how it ended.
+        outcome: of `pending`, where the store server knows it.
+        move: the planned move that `pending` is, or that waits for a boundary.
+        unmovable: the ranks have held in vain for the next generation.
+    """
+
+    members: tuple[str, ...]
+    number: int = 0
+    step: int = -1
+    trained: int = -1
+    dead: frozenset[str] = frozenset()
+    left: frozenset[str] = frozenset()
+    ended: frozenset[int] = frozenset()
+    died: frozenset[str] = frozenset()
+    given_up: bool = False
+    pending: Generation | None = None
+    outcome: Mapping[str, Any] | None = None
+    move: Move | None = None
+    unmovable: bool = False
 
 
 @dataclass
@@ -104,6 +138,7 @@ class MemoryRecovery:
         self._given_up = self._again = self._ready = False
         self._awaits_warm = False  # too few processes are ready, and more are being started
         self._recovered_at_step, self._tries = -1, 0
+        self._trained = -1  # the step that an earlier supervisor has seen finished
         self._new: tuple[set[int], set[str]] = (set(), set())
         self._overtaken: Move | None = None  # by a fault, before the ranks came to its boundary, perhaps
 
@@ -122,28 +157,52 @@ class MemoryRecovery:
     def tend(self, step: int) -> None:
         """Take what the server reports, and have warm processes ready once the ranks train."""
         for event in self.store.poll():
-            kind = event.get("event")
-            if kind == "warm":
-                self.warm.add(str(event.get("member")))
-                self._again |= self._awaits_warm
-                self._announce()
-            elif kind == "recovered" and event.get("number") == self.number and self.active:
-                self._recovered(int(event.get("step", -1)), int(event.get("rolled_back", 0)))
-            elif kind == "boundary":
-                self._begin_move(int(event.get("number", 0)))
-            elif kind == "unmoved" and self.move is not None and event.get("number") == self.move.number:
-                self.move, self.unmovable = None, True
-            elif (
-                kind == "refused" and self._overtaken is not None and event.get("number") == self._overtaken.number
-            ):
-                continue  # a fault's generation came too late: that of a move was there; the next one has both
-            elif kind in ("failed", "refused") and event.get("number", self.number) == self.number and self.active:
-                self._give_up(str(event.get("reason", "the ranks gave no reason")))
+            self._take(event)
         if self._deadline is not None and time.monotonic() > self._deadline:
             what = "no process was ready to take a place" if self._awaits_warm else "the ranks did not regroup"
             self._give_up(f"{what} within {self.job.spec.aegis.recovery_s:g} s (aegis.recovery_s)")
         if step >= 0 and not self.warm.started:
             self._start_warm()
+
+    def _take(self, event: Mapping[str, Any]) -> None:
+        kind, number = event.get("event"), event.get("number")
+        if kind == "warm":
+            self.warm.add(str(event.get("member")))
+            self._again |= self._awaits_warm
+            self._announce()
+        elif kind == "recovered" and number == self.number and self.active:
+            self._recovered(int(event.get("step", -1)), int(event.get("rolled_back", 0)))
+        elif kind == "boundary":
+            self._begin_move(int(event.get("number", 0)))
+        elif kind == "unmoved" and self.move is not None and number == self.move.number:
+            self.move, self.unmovable = None, True
+        elif kind == "refused" and self._overtaken is not None and number == self._overtaken.number:
+            pass  # a fault's generation came too late: that of a move was there; the next one has both
+        elif kind in ("failed", "refused") and event.get("number", self.number) == self.number and self.active:
+            self._give_up(str(event.get("reason", "the ranks gave no reason")))
+
+    def resume(self, found: Resumed) -> None:
+        """Continue where an earlier supervisor of this attempt has left off."""
+        self.members, self.nodes = list(found.members), [node_of(member) for member in found.members]
+        self.dead, self.left, self.ended = set(found.dead), set(found.left), set(found.ended)
+        self.number, self.move, self.unmovable = found.number, found.move, found.unmovable
+        self._given_up, self._recovered_at_step, self._trained = found.given_up, found.step, found.trained
+        self._tries = 1 if found.step >= 0 else 0
+        generation = found.pending
+        if found.given_up:
+            return
+        self._announce()
+        if generation is None:
+            return
+        nodes = tuple(node_of(member) for member in generation.members)
+        self._planned = InMemory(generation.members, nodes, generation.former)
+        left_out = set(range(generation.former_size)).difference(generation.former)
+        self._lost = left_out or set(generation.lost)
+        self._lost_nodes = {self.nodes[rank] for rank in self._lost} & set(found.died)
+        self._asked_at = time.monotonic()
+        self._deadline = self._asked_at + self.job.spec.aegis.recovery_s + _ANSWER_S
+        if found.outcome is not None:
+            self._take(found.outcome)
 
     def lost_members(self) -> list[tuple[int, TaskFailure]]:
         """Return ranks whose process was a warm one and has failed since the last call, and how."""
@@ -166,6 +225,7 @@ class MemoryRecovery:
         """
         if self._given_up:
             return False
+        step = max(step, self._trained)
         on_dead = {rank for rank, node in enumerate(self.nodes) if node in dead}
         gone = set(lost) | on_dead
         if not (gone - self._lost or (self._again and self.active)):
@@ -205,8 +265,8 @@ class MemoryRecovery:
         """Return why ranks could not be replaced if they were lost now; empty where they could."""
         ranks = Ranks(
             tuple(self.members), tuple(self.nodes), self.job.spec.ranks_per_node, frozenset(lost),
-            frozenset(self.dead | self.left), self.warm.waiting, self.warm.coming, step, self._tries,
-            ended=frozenset(lost),
+            frozenset(self.dead | self.left), self.warm.waiting, self.warm.coming, max(step, self._trained),
+            self._tries, ended=frozenset(lost),
         )  # fmt: skip
         return plan_in_memory(ranks, faults, most_tries=max(1, self.job.spec.aegis.retries)).reason
 
