@@ -12,13 +12,14 @@ from typing import Any
 from zslurm.aegis.fault_kinds import NODE_DEAD
 from zslurm.aegis.policy.outcome import AttemptOutcome, Cause
 from zslurm.aegis.policy.shrinking import expected_wait_s, weigh
-from zslurm.aegis.supervisor import memory_adoption
+from zslurm.aegis.supervisor.in_memory import adoption
+from zslurm.aegis.supervisor.in_memory.adoption import adopt_memory
+from zslurm.aegis.supervisor.in_memory.memory_recovery import MemoryRecovery
+from zslurm.aegis.supervisor.in_memory.rank_places import RankPlaces
+from zslurm.aegis.supervisor.in_memory.warm_pool import WarmPool
 from zslurm.aegis.supervisor.job import Job
-from zslurm.aegis.supervisor.memory_adoption import adopt_memory
-from zslurm.aegis.supervisor.memory_recovery import MemoryRecovery
 from zslurm.aegis.supervisor.nodes import Nodes
 from zslurm.aegis.supervisor.rails_check import check_rails
-from zslurm.aegis.supervisor.warm_pool import WarmPool
 from zslurm.aegis.supervisor.work_left import committed_step, work_left
 from zslurm.aegis.types import Decision
 from zslurm.checkpoint_tools import CheckpointError, Holder, acquire, holder_of
@@ -248,7 +249,8 @@ class AttemptStarter:
             return None
         spares = tuple(node for node in self._nodes.usable(job.excluded()) if node not in nodes)
         return MemoryRecovery(
-            job, attempt, store, WarmPool(job, attempt, python), ranks, spares,
+            job, attempt, store, WarmPool(job, attempt, python),
+            RankPlaces(job.spec.ranks_per_node, ranks, spares),
             why_not_fewer=lambda count: self._why_not_fewer(count, len(nodes)),
         )  # fmt: skip
 
@@ -280,7 +282,7 @@ class AttemptStarter:
         if not attempts:
             return None
         last = attempts[-1]
-        kinds: set[type[Event]] = {AttemptStarted, AttemptEnded, Decided, DeputyActed, *memory_adoption.KINDS}
+        kinds: set[type[Event]] = {AttemptStarted, AttemptEnded, Decided, DeputyActed, *adoption.KINDS}
         events: list[Event] = list(select(read_jsonl(self._job.run.events), *kinds))
         self._nodes.dead |= self._died(events)
         ended = [e for e in events if isinstance(e, AttemptEnded) and e.attempt == last.number]
@@ -294,7 +296,7 @@ class AttemptStarter:
                 moved = [e for e in replaced if e.attempt == last.number]
                 nodes = moved[-1].nodes if moved and moved[-1].nodes else described.get("nodes", "")
                 memory = self._adopt_memory(last, expand(str(described.get("nodes", ""))), events)
-                in_use = tuple(expand(str(nodes))) if memory is None else tuple(dict.fromkeys(memory.nodes))
+                in_use = tuple(expand(str(nodes))) if memory is None else memory.places.in_use
                 return RunningAttempt(last, process, in_use, adopted=True, memory=memory)
         if not ended:
             cause = Cause(why_lost(self._job, last, events))

@@ -157,7 +157,7 @@ class FaultCollector:
     def rank_nodes(self) -> list[str]:
         """Return the node of each rank."""
         if self.running.memory is not None:
-            return list(self.running.memory.nodes)
+            return list(self.running.memory.places.nodes)
         return [node for node in self.running.nodes for _ in range(self.job.spec.ranks_per_node)]
 
     # --- what is noticed ----------------------------------------------------------------------------------------

@@ -11,11 +11,11 @@ from typing import Any, cast
 
 import pytest
 
-from tests.aegis.supervisor.test_memory_recovery import Site
+from tests.aegis.supervisor.in_memory.test_memory_recovery import Site
+from zslurm.aegis.supervisor.in_memory.adoption import resumed
+from zslurm.aegis.supervisor.in_memory.resumed import Resumed
+from zslurm.aegis.supervisor.in_memory.warm_pool import WarmPool
 from zslurm.aegis.supervisor.job import Job
-from zslurm.aegis.supervisor.memory_adoption import resumed
-from zslurm.aegis.supervisor.memory_recovery import Resumed
-from zslurm.aegis.supervisor.warm_pool import WarmPool
 from zslurm.core.processes import DetachedProcess
 from zslurm.job.interpreter import Interpreter
 from zslurm.run.event import Event, from_row
@@ -32,7 +32,8 @@ def report(newest: Generation | None = None, before: Generation | None = None, *
     """What a store server reports."""
     shown = {"newest": newest, "before": before, "move": more.pop("move", None)}
     generations = {name: None if given is None else asdict(given) for name, given in shown.items()}
-    return {"outcome": None, "unmoved": 0, "warm": []} | json.loads(json.dumps(generations)) | more
+    as_json: dict[str, Any] = json.loads(json.dumps(generations))
+    return {"outcome": None, "unmoved": 0, "warm": []} | as_json | more
 
 
 def events(*rows: dict[str, Any]) -> Sequence[Event]:
@@ -106,8 +107,8 @@ def test_a_move_that_waits_for_a_boundary_is_taken_over_and_one_that_is_under_wa
 
 
 def test_ranks_that_held_for_a_move_in_vain_do_not_do_so_again() -> None:
-    assert resumed(report(unmoved=1), FIRST, events()).unmovable
-    assert not resumed(report(KILLED, unmoved=1), FIRST, events(recovery(1, 3))).unmovable
+    assert resumed(report(unmoved=1), FIRST, events()).in_vain
+    assert not resumed(report(KILLED, unmoved=1), FIRST, events(recovery(1, 3))).in_vain
 
 
 def test_what_had_failed_stays_given_up() -> None:
@@ -138,7 +139,7 @@ def test_a_pending_generation_is_waited_for(site: Site) -> None:
     site.recover(1)
     (event,) = site.recorded("recovered_in_memory")
     assert (event["ranks"], event["generation"]) == ([3], 1)
-    assert site.memory.members == list(KILLED.members)
+    assert site.memory.places.members == list(KILLED.members)
     assert site.memory.take_recovered() == ({3}, set())
 
 
@@ -161,7 +162,7 @@ def test_a_recovery_that_was_not_recorded_is_recorded_now(site: Site) -> None:
     assert not site.memory.active
     assert site.recorded("recovered_in_memory")[0]["ranks"] == [2, 3]
     assert site.memory.take_recovered() == ({2, 3}, {"n1"})
-    assert site.memory.dead == {"n1"}
+    assert site.memory.places.dead == {"n1"}
 
 
 def test_fewer_ranks_that_were_not_recorded_are_recorded_now(site: Site) -> None:
@@ -182,7 +183,7 @@ def test_a_move_under_way_ends_as_one(site: Site) -> None:
     (moved,) = site.recorded("ranks_moved")
     assert (moved["off"], moved["ranks"], moved["step"], moved["request"]) == ("n0", [0, 1], 4, "r1")
     assert site.recorded("recovered_in_memory") == []
-    assert site.memory.left == {"n0"}
+    assert site.memory.places.left == {"n0"}
 
 
 def test_a_planned_move_is_made_at_its_boundary(site: Site) -> None:

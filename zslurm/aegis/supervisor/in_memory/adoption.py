@@ -20,9 +20,12 @@ from typing import Any
 
 from zslurm.aegis.fault_kinds import NODE_DEAD
 from zslurm.aegis.policy.in_memory import InMemory
+from zslurm.aegis.supervisor.in_memory.boundary_moves import Move
+from zslurm.aegis.supervisor.in_memory.memory_recovery import MemoryRecovery
+from zslurm.aegis.supervisor.in_memory.rank_places import RankPlaces
+from zslurm.aegis.supervisor.in_memory.resumed import Resumed
+from zslurm.aegis.supervisor.in_memory.warm_pool import WarmPool
 from zslurm.aegis.supervisor.job import Job
-from zslurm.aegis.supervisor.memory_recovery import MemoryRecovery, Move, Resumed
-from zslurm.aegis.supervisor.warm_pool import WarmPool
 from zslurm.core.errors import ZslurmError
 from zslurm.job.store_client import StoreClient
 from zslurm.run.event import Event
@@ -89,10 +92,8 @@ def adopt_memory(
     pool.take(taken)
     in_use = {node_of(member) for member in taken}
     spares = tuple(node for node in usable if node not in in_use and node not in found.left)
-    memory = MemoryRecovery(
-        job, attempt, store, pool, [node_of(member) for member in found.members], spares,
-        why_not_fewer=why_not_fewer,
-    )  # fmt: skip
+    places = RankPlaces(per_node, [node_of(member) for member in found.members], spares)
+    memory = MemoryRecovery(job, attempt, store, pool, places, why_not_fewer)
     memory.resume(found)
     return memory
 
@@ -156,7 +157,7 @@ def resumed(report: Mapping[str, Any], first: Sequence[str], events: Sequence[Ev
         pending=pending,
         outcome=report.get("outcome") if pending is not None else None,
         move=None if moving is None else _move(moving, at, left, asked),
-        unmovable=int(report.get("unmoved") or 0) == number + 1,
+        in_vain=int(report.get("unmoved") or 0) == number + 1,
     )
 
 
