@@ -169,6 +169,8 @@ class AttemptMonitor:
                 self._agents.liveness.forget(dead)
         # After the recovery is taken: a process that was lost since then is not one that it has replaced.
         for rank, failure in memory.lost_members():
+            if rank in collected.lost:  # an earlier supervisor has noted it
+                continue
             collected.note_end(TaskFailure(failure.node, (rank,), failure.what), warm=True)
         dead = collected.dead_nodes & set(memory.places.nodes)
         return memory.consider(collected.lost, dead, collected.faults, step)

@@ -20,6 +20,7 @@ from zslurm.aegis.policy.in_memory import InMemory, plan_in_memory, plan_move, w
 from zslurm.aegis.supervisor.in_memory.boundary_moves import BoundaryMoves, Move
 from zslurm.aegis.supervisor.in_memory.rank_places import RankPlaces
 from zslurm.aegis.supervisor.in_memory.regrouping import Regrouping
+from zslurm.aegis.supervisor.in_memory.resumed import Resumed
 from zslurm.aegis.supervisor.in_memory.warm_pool import WarmPool
 from zslurm.aegis.supervisor.job import Job
 from zslurm.aegis.types import Fault
@@ -27,7 +28,7 @@ from zslurm.job.store_client import StoreClient
 from zslurm.run.run_dir import AttemptDir
 from zslurm.slurm.srun_output import TaskFailure
 from zslurm.slurm.topology import hostlist_in_order
-from zslurm.train.recovery.generation import Generation
+from zslurm.train.recovery.generation import Generation, node_of
 
 _ANSWER_S = 1.0
 """Seconds beyond the deadline that the store server gets to report that it has passed."""
@@ -68,6 +69,7 @@ class MemoryRecovery:
         self._regrouping: Regrouping | None = None
         self._ready = False  # the event that says so was recorded
         self._recovered_at_step, self._tries = -1, 0
+        self._trained = -1  # the step that an earlier supervisor has seen finished
         self._new: tuple[set[int], set[str]] = (set(), set())
 
     # --- what the monitor asks ----------------------------------------------------------------------------------
@@ -114,6 +116,35 @@ class MemoryRecovery:
         elif kind in ("failed", "refused") and event.get("number", self.number) == self.number and self.active:
             self._give_up(str(event.get("reason", "the ranks gave no reason")))
 
+    def resume(self, found: Resumed) -> None:
+        """Continue where an earlier supervisor of this attempt has left off."""
+        members = list(found.members)
+        self.places = places = RankPlaces(
+            self.places.per_node, [node_of(member) for member in members], self.places.spares, members,
+            set(found.dead), set(found.left),
+        )  # fmt: skip
+        self.number, self.ended, self.given_up = found.number, set(found.ended), found.given_up
+        self.moves = BoundaryMoves(found.move, in_vain=found.in_vain)
+        self._recovered_at_step, self._trained = found.step, found.trained
+        self._tries = 1 if found.step >= 0 else 0
+        if found.given_up:
+            return
+        self._announce()
+        if (generation := found.pending) is None:
+            return
+        now, nodes = time.monotonic(), tuple(node_of(member) for member in generation.members)
+        left_out = set(range(generation.former_size)).difference(generation.former)
+        lost = left_out or set(generation.lost)
+        self._regrouping = Regrouping(
+            now,
+            now + self.job.spec.aegis.recovery_s + _ANSWER_S,
+            lost=lost,
+            dead={places.nodes[rank] for rank in lost} & set(found.died),
+            plan=InMemory(generation.members, nodes, generation.former),
+        )
+        if found.outcome is not None:
+            self._take(found.outcome)
+
     def lost_members(self) -> list[tuple[int, TaskFailure]]:
         """Return ranks whose process was a warm one and has failed since the last call, and how."""
         ended, members = self.warm.ended(), self.places.members
@@ -138,6 +169,7 @@ class MemoryRecovery:
         """
         if self.given_up:
             return False
+        step = max(step, self._trained)
         on_dead = self.places.on(dead)
         gone, under_way = set(lost) | on_dead, self._regrouping
         if under_way is None and not gone:
@@ -180,6 +212,7 @@ class MemoryRecovery:
 
     def why_not(self, lost: Collection[int], faults: Sequence[Fault], step: int) -> str:
         """Return why ranks could not be replaced if they were lost now; empty where they could."""
+        step = max(step, self._trained)
         ranks = self.places.seen_with(self.warm, lost=lost, step=step, tries=self._tries, ended=lost)
         return plan_in_memory(ranks, faults, most_tries=self._most_tries).reason
 
