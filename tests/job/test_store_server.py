@@ -26,6 +26,7 @@ from zslurm.train.recovery.generation import (
     result_key,
     warm_key,
 )
+from zslurm.train.recovery.membership import report_off
 
 MEMBERS = ("n0/0", "n1/w0")
 
@@ -61,7 +62,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     found = Server(tmp_path_factory.mktemp("attempt") / "000001")
     yield found
     found.client.stop()
-    assert not found.client.alive
+    assert not found.client.has_ended, "it was stopped"
 
 
 def test_the_whole_exchange(server: Server) -> None:
@@ -149,7 +150,7 @@ def test_the_store_outlives_its_supervisor_and_serves_the_next_until_the_step_is
     assert found["outcome"] == answer, "which was reported before, and perhaps not recorded"
     server.client.stop()
     assert process.wait(DEADLINE_S) == 0
-    assert not server.client.alive
+    assert not server.client.has_ended, "it was stopped"
     with pytest.raises(OSError, match=r"refused"):
         StoreClient.adopt(server.attempt)
 
@@ -169,7 +170,17 @@ def test_nobody_without_the_token_is_heard(server: Server) -> None:
     with socket.create_connection(("127.0.0.1", found["port"]), 60) as stranger:
         stranger.sendall(b"guessed\n" + json.dumps({"op": "stop"}).encode() + b"\n")
         assert stranger.recv(1) == b""
-    assert server.client.alive
+    assert not server.client.has_ended
+
+
+def test_ranks_that_cannot_be_recovered_in_memory_are_reported_with_the_reason(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where their NCCL is one that crashes when it is aborted."""
+    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+    monkeypatch.setenv("MASTER_PORT", str(server.client.port))
+    report_off("NCCL 2.28.5 crashes when it is aborted")
+    assert server.event("off") == {"event": "off", "reason": "NCCL 2.28.5 crashes when it is aborted"}
 
 
 def test_a_server_that_left_no_address_is_not_adopted(tmp_path: Path) -> None:

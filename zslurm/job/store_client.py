@@ -116,9 +116,9 @@ class StoreClient:
         return self._adopted or None
 
     @property
-    def alive(self) -> bool:
-        """Whether the server runs."""
-        return not self._over.is_set() if self._process is None else self._process.poll() is None
+    def has_ended(self) -> bool:
+        """Whether the server has ended though nobody stopped it, and all that it reported was taken."""
+        return self._over.is_set() and self._events.empty() and not self._stopped
 
     @property
     def never_listened(self) -> bool:

@@ -11,6 +11,7 @@ and what it gets, from standard output:
 
     {"event": "listening", "host": "n0", "port": 40123}                  once
     {"event": "warm", "member": "n1/w0"}                                 a warm process is ready
+    {"event": "off", "reason": "..."}                                    the ranks cannot be recovered in memory
     {"event": "boundary", "number": 1, "step": 41}       all ranks hold for a move: the generation is published
     {"event": "unmoved", "number": 1}                    they held for long, and train on: there is no move
     {"event": "recovered", "number": 1, "step": 41, "rolled_back": 0, "seconds": 0.3}
@@ -59,6 +60,7 @@ from zslurm.core.files import write_atomically
 from zslurm.job.stop_request import address_of
 from zslurm.train.recovery.generation import (
     NEWEST,
+    OFF,
     Generation,
     boundary_key,
     failed,
@@ -169,6 +171,7 @@ class StoreServer:
         """Serve with a TCPStore that this process hosts."""
         self._store = store
         self._warm: list[str] = []
+        self._off = False
         self._unmoved = 0
         self._supervisors = 1
         self._send: Callable[[str], None] = _print
@@ -260,6 +263,9 @@ class StoreServer:
 
     def look(self) -> None:
         """Report what is new in the store."""
+        if not self._off and self._store.check([OFF]):
+            self._off = True
+            self.emit({"event": "off", "reason": self._store.get(OFF).decode()})
         while self._store.check([warm_key(len(self._warm) + 1)]):
             self._warm.append(self._store.get(warm_key(len(self._warm) + 1)).decode())
             self.emit({"event": "warm", "member": self._warm[-1]})

@@ -264,8 +264,10 @@ class AttemptMonitor:
             self.overdue = True
             asked = f"when asked to ({stop.asked_by})"
             return f"the ranks did not save and stop within {aegis.save_s:g} s (aegis.save_s) {asked}", None
-        if self._memory is not None and self._memory.store.never_listened:
-            return f"the ranks' store server ended before it listened; see {self._running.attempt.store_log}", None
+        if self._memory is not None and self._memory.store.has_ended:
+            early = self._memory.store.never_listened
+            why = "ended before it listened" if early else "has ended, and without it ranks cannot save"
+            return f"the ranks' store server {why}; see {self._running.attempt.store_log}", None
         self._assess(now)
         failed_at = self.collected.failed_at
         if self._alarm.give_up:

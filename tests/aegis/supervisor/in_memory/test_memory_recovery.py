@@ -31,7 +31,7 @@ class Store:
         self.events: list[dict[str, Any]] = []
         self.generations: list[Generation] = []
         self.moves: list[Generation] = []
-        self.alive = True
+        self.alive, self.has_ended, self.never_listened = True, False, False
 
     def poll(self) -> list[dict[str, Any]]:
         events, self.events = self.events, []
@@ -81,7 +81,8 @@ class Pool(WarmPool):
 class Site:
     """Three nodes of two ranks and a spare; warm processes wait."""
 
-    def __init__(self, directory: Path, **aegis: Any) -> None:
+    def __init__(self, directory: Path, *, step: int = 0, **aegis: Any) -> None:
+        """Begin after a step; -1: before the first, and without warm processes."""
         self.events: list[tuple[str, dict[str, Any]]] = []
         self.store, self.pool = Store(), Pool()
         settings = AegisSection.model_validate({"recovery": "memory", "recovery_s": 10} | aegis)
@@ -94,10 +95,9 @@ class Site:
             cast(Job, job), RunDir(directory).attempt(1), cast(StoreClient, self.store), self.pool,
             RankPlaces(PER_NODE, ["n0", "n0", "n1", "n1", "n2", "n2"], ("n3",)),
         )  # fmt: skip
-        self.memory.tend(0)
-        self.reports(
-            *({"event": "warm", "member": name} for name in ("n0/w1", "n1/w2", "n2/w3", "n3/w4", "n3/w5"))
-        )
+        self.memory.tend(step)
+        names = ("n0/w1", "n1/w2", "n2/w3", "n3/w4", "n3/w5") if step >= 0 else ()
+        self.reports(*({"event": "warm", "member": name} for name in names), step=step)
 
     def reports(self, *events: dict[str, Any], step: int = 5) -> None:
         self.store.events += events
@@ -290,7 +290,7 @@ def test_ranks_that_never_answer_go_down_a_rung(tmp_path: Path) -> None:
 def test_a_store_that_is_gone_goes_down_a_rung(site: Site) -> None:
     site.store.alive = False
     assert not site.lose(3)
-    assert site.recorded("recovery_failed")[0]["reason"] == "the store server is gone"
+    assert site.recorded("recovery_failed")[0]["reason"] == "the store server of the ranks is gone"
 
 
 def test_recoveries_without_progress_end(tmp_path: Path) -> None:
@@ -315,3 +315,23 @@ def test_processes_that_are_lost_on_their_way_in_one_after_the_other_end(tmp_pat
         assert site.lose(3) == (number < 2)
     assert len(site.store.generations) == 2
     assert site.recorded("recovery_failed")[0]["reason"] == "2 recoveries in memory led to no new step"
+
+
+def test_a_store_that_ends_while_the_ranks_regroup_is_not_waited_for(site: Site) -> None:
+    assert site.lose(3)
+    site.store.has_ended = True
+    site.memory.tend(5)
+    assert site.recorded("recovery_failed")[0]["reason"] == "the store server of the ranks has ended"
+
+
+def test_ranks_that_cannot_be_recovered_in_memory_get_no_warm_processes(tmp_path: Path) -> None:
+    """On AMD GPUs by default, and with versions of NCCL that crash: a fault restarts the ranks at once."""
+    site = Site(tmp_path, step=-1)
+    site.reports({"event": "off", "reason": "NCCL 2.28.5 crashes when it is aborted"}, step=-1)
+    (event,) = site.recorded("recovery_unavailable")
+    assert event["reason"] == "NCCL 2.28.5 crashes when it is aborted"
+    site.memory.tend(0)
+    assert site.pool.asked == []
+    assert not site.lose(3)
+    assert site.store.generations == []
+    assert site.recorded("recovery_failed") == [], "nothing was tried"

@@ -48,7 +48,7 @@ class MemoryRecovery:
         number: of the newest generation.
         ended: ranks that hung, and were killed alone, since the last recovery.
         moves: the planned move that is under way.
-        given_up: nothing is recovered in memory in this attempt any more.
+        given_up: nothing is recovered in memory in this attempt, or not any more.
         resized: the last recovery that was taken has left out ranks.
     """
 
@@ -94,7 +94,9 @@ class MemoryRecovery:
                 "no process was ready to take a place" if regrouping.awaits_warm else "the ranks did not regroup"
             )
             self._give_up(f"{late} within {self.job.spec.aegis.recovery_s:g} s (aegis.recovery_s)")
-        if step >= 0 and not self.warm.started:
+        if self.active and self.store.has_ended:
+            self._give_up("the store server of the ranks has ended")
+        if step >= 0 and not self.warm.started and not self.given_up:
             self._start_warm()
 
     def _take(self, event: Mapping[str, Any]) -> None:
@@ -107,6 +109,8 @@ class MemoryRecovery:
             self._announce()
         elif kind == "recovered" and number == self.number and self._regrouping is not None:
             self._recovered(self._regrouping, int(event.get("step", -1)), int(event.get("rolled_back", 0)))
+        elif kind == "off":
+            self._turn_off(str(event.get("reason")))
         elif kind == "boundary":
             self._begin_move(int(event.get("number", 0)))
         elif kind == "unmoved":
@@ -307,7 +311,7 @@ class MemoryRecovery:
             former=plan.former, former_size=len(self.places.members) if plan.former else 0,
         )  # fmt: skip
         if not self.store.generation(generation):
-            self._give_up("the store server is gone")
+            self._give_up("the store server of the ranks is gone")
 
     def _recovered(self, regrouping: Regrouping, step: int, rolled_back: int) -> None:
         plan, lost, places = regrouping.plan, sorted(regrouping.lost), self.places
@@ -330,6 +334,14 @@ class MemoryRecovery:
         self._recovered_at_step, self._tries, self._ready = step, self._tries + 1, False
         used = {} if self.resized else dict.fromkeys(plan.nodes[rank] for rank in lost)
         self.warm.start([node for node in used if not (self.warm.waiting.get(node) or self.warm.coming[node])])
+
+    def _turn_off(self, reason: str) -> None:
+        """Recover nothing in memory, though nothing was lost so far."""
+        if self.active:
+            self._give_up(reason)
+        elif not self.given_up:
+            self.given_up, self.moves.move = True, None
+            self.job.event("recovery_unavailable", attempt=self.attempt.number, reason=reason)
 
     def _give_up(self, reason: str, ranks: Collection[int] = ()) -> None:
         lost = set(ranks).union(self._regrouping.lost if self._regrouping is not None else ())

@@ -145,7 +145,7 @@ class PlannedMoves:
             self._exclude(wish)
             return
         if memory.given_up:
-            self._refuse(wish, "the recovery in memory has failed, and the ranks are started again")
+            self._refuse(wish, "recovery in memory is not possible in this attempt any more: see its events")
             return
         if memory.active or memory.moves.move is not None:
             return
