@@ -12,7 +12,7 @@ from zslurm.core.errors import CheckFailed, SlurmRefused, ZslurmError
 from zslurm.job.container import container_interpreter
 from zslurm.job.container_check import NEEDED, NEEDED_BY_PROGRAMS
 from zslurm.job.interpreter import Interpreter
-from zslurm.job.staged_environment import stage, unstage
+from zslurm.job.staged_environment import stage, staged_environment, unstage
 from zslurm.run.run_dir import RunDir
 from zslurm.slurm.hostlist import by_reason, compress, expand
 from zslurm.slurm.run_on_nodes import NodeAnswer, run_here, run_on_nodes
@@ -49,6 +49,15 @@ def prepare(
         staged = stage(spec.cluster.stage_env, run, job_id, nodes, environ)
         event("environment_staged", path=staged)
         return Interpreter((f"{staged}/bin/python",), environ)
+    return Interpreter.own(environ)
+
+
+def prepared(spec: RunSpec, run: RunDir, job_id: str, environ: Mapping[str, str]) -> Interpreter:
+    """Return the Python that `prepare` has made ready on the nodes of this job before."""
+    if spec.cluster.container is not None:
+        return container_interpreter(spec, run, environ)
+    if spec.cluster.stage_env is not None and spec.cluster.launcher == "slurm":
+        return Interpreter((f"{staged_environment(spec.cluster.stage_env, job_id)}/bin/python",), environ)
     return Interpreter.own(environ)
 
 

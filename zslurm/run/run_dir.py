@@ -28,7 +28,8 @@ RUN/
     step.exit           its exit code, by rename
     hostfile            the node of each rank, where leaves are known    supervisor
     rank-times.json     how long each rank takes for its own work          supervisor
-    rendezvous.json     address of rank 0's store, by rename             rank 0
+    rendezvous.json     address of rank 0's store, by rename             rank 0, the store server
+    store.json          how the next supervisor reaches the store server (0600)   the store server
     ranks/00003.json    why rank 3 ended                                 each rank
     logs/rank-00003.log output of rank 3                                 each rank
     logs/rank-00003.times  when it was how long (run/log_times.py)    each rank
@@ -108,6 +109,11 @@ class AttemptDir:
     def store_log(self) -> Path:
         """The output of the store server."""
         return self.path / "store.log"
+
+    @property
+    def store_control(self) -> Path:
+        """Where the store server listens for the next supervisor, with a token; for its owner alone."""
+        return self.path / "store.json"
 
     @property
     def flight(self) -> Path:

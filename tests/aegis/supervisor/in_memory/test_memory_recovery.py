@@ -10,9 +10,10 @@ from typing import Any, cast
 import pytest
 
 from zslurm.aegis.fault_kinds import GPU_RAS_UNCORRECTABLE, NODE_DEAD, RANK_HANG, RANK_KILLED, FaultKind
+from zslurm.aegis.supervisor.in_memory.memory_recovery import MemoryRecovery
+from zslurm.aegis.supervisor.in_memory.rank_places import RankPlaces
+from zslurm.aegis.supervisor.in_memory.warm_pool import WarmPool
 from zslurm.aegis.supervisor.job import Job
-from zslurm.aegis.supervisor.memory_recovery import MemoryRecovery
-from zslurm.aegis.supervisor.warm_pool import WarmPool
 from zslurm.aegis.types import Fault
 from zslurm.config.aegis import AegisSection
 from zslurm.job.store_client import StoreClient
@@ -30,7 +31,7 @@ class Store:
         self.events: list[dict[str, Any]] = []
         self.generations: list[Generation] = []
         self.moves: list[Generation] = []
-        self.alive = True
+        self.alive, self.has_ended, self.never_listened = True, False, False
 
     def poll(self) -> list[dict[str, Any]]:
         events, self.events = self.events, []
@@ -80,7 +81,8 @@ class Pool(WarmPool):
 class Site:
     """Three nodes of two ranks and a spare; warm processes wait."""
 
-    def __init__(self, directory: Path, **aegis: Any) -> None:
+    def __init__(self, directory: Path, *, step: int = 0, **aegis: Any) -> None:
+        """Begin after a step; -1: before the first, and without warm processes."""
         self.events: list[tuple[str, dict[str, Any]]] = []
         self.store, self.pool = Store(), Pool()
         settings = AegisSection.model_validate({"recovery": "memory", "recovery_s": 10} | aegis)
@@ -91,12 +93,11 @@ class Site:
         )
         self.memory = MemoryRecovery(
             cast(Job, job), RunDir(directory).attempt(1), cast(StoreClient, self.store), self.pool,
-            ["n0", "n0", "n1", "n1", "n2", "n2"], ("n3",),
+            RankPlaces(PER_NODE, ["n0", "n0", "n1", "n1", "n2", "n2"], ("n3",)),
         )  # fmt: skip
-        self.memory.tend(0)
-        self.reports(
-            *({"event": "warm", "member": name} for name in ("n0/w1", "n1/w2", "n2/w3", "n3/w4", "n3/w5"))
-        )
+        self.memory.tend(step)
+        names = ("n0/w1", "n1/w2", "n2/w3", "n3/w4", "n3/w5") if step >= 0 else ()
+        self.reports(*({"event": "warm", "member": name} for name in names), step=step)
 
     def reports(self, *events: dict[str, Any], step: int = 5) -> None:
         self.store.events += events
@@ -107,6 +108,11 @@ class Site:
 
     def recover(self, number: int, step: int = 6) -> None:
         self.reports({"event": "recovered", "number": number, "step": step, "rolled_back": 1, "seconds": 0.1})
+
+    def is_late(self) -> None:
+        """Let the limit of the recovery that is under way be over."""
+        assert self.memory._regrouping is not None
+        self.memory._regrouping.deadline = 0.0
 
     def recorded(self, kind: str) -> list[dict[str, Any]]:
         return [fields for name, fields in self.events if name == kind]
@@ -153,7 +159,7 @@ def test_a_dead_node_s_ranks_move_to_the_spare(site: Site) -> None:
     assert site.lose(dead=("n1",), kind=NODE_DEAD)
     assert site.store.generations[-1].lost == (2, 3)
     site.recover(1)
-    assert site.memory.nodes == ["n0", "n0", "n3", "n3", "n2", "n2"]
+    assert site.memory.places.nodes == ["n0", "n0", "n3", "n3", "n2", "n2"]
     assert site.memory.take_recovered() == ({2, 3}, {"n1"})
     assert site.recorded("recovered_in_memory")[0]["nodes"] == "n[0,3],n2"
 
@@ -166,7 +172,7 @@ def test_without_a_spare_the_others_get_new_numbers_on_fewer_nodes(site: Site) -
     assert generation.members == ("n0/0", "n0/1", "n2/0", "n2/1")
     assert (generation.former, generation.former_size, generation.lost) == ((0, 1, 4, 5), 6, ())
     site.recover(1)
-    assert site.memory.nodes == ["n0", "n0", "n2", "n2"]
+    assert site.memory.places.nodes == ["n0", "n0", "n2", "n2"]
     assert site.memory.resized
     (event,) = site.recorded("recovered_in_memory")
     assert (event["ranks"], event["world_size"], event["nodes"]) == ([2, 3], 4, "n[0,2]")
@@ -241,7 +247,7 @@ def test_a_process_that_does_not_start_is_asked_for_again(site: Site) -> None:
 def test_processes_that_do_not_come_in_time_go_down_a_rung(tmp_path: Path) -> None:
     site = Site(tmp_path, recovery_s=0.001)
     site.lose(2, 3)
-    site.memory._deadline = 0.0
+    site.is_late()
     site.memory.tend(5)
     assert "no process was ready to take a place within" in site.recorded("recovery_failed")[0]["reason"]
 
@@ -275,7 +281,8 @@ def test_ranks_that_do_not_agree_go_down_a_rung(site: Site) -> None:
 
 def test_ranks_that_never_answer_go_down_a_rung(tmp_path: Path) -> None:
     site = Site(tmp_path, recovery_s=0.001)
-    site.memory._deadline = 0.0
+    site.lose(3)
+    site.is_late()
     site.memory.tend(5)
     assert "did not regroup within 0.001 s" in site.recorded("recovery_failed")[0]["reason"]
 
@@ -283,7 +290,7 @@ def test_ranks_that_never_answer_go_down_a_rung(tmp_path: Path) -> None:
 def test_a_store_that_is_gone_goes_down_a_rung(site: Site) -> None:
     site.store.alive = False
     assert not site.lose(3)
-    assert site.recorded("recovery_failed")[0]["reason"] == "the store server is gone"
+    assert site.recorded("recovery_failed")[0]["reason"] == "the store server of the ranks is gone"
 
 
 def test_recoveries_without_progress_end(tmp_path: Path) -> None:
@@ -294,3 +301,37 @@ def test_recoveries_without_progress_end(tmp_path: Path) -> None:
         site.recover(number)
     assert not site.lose(3, step=6)
     assert site.recorded("recovery_failed")[0]["reason"] == "2 recoveries in memory led to no new step"
+
+
+def test_processes_that_are_lost_on_their_way_in_one_after_the_other_end(tmp_path: Path) -> None:
+    """Each makes a further generation with a deadline of its own; something is wrong with all of them."""
+    site = Site(tmp_path, retries=2)
+    assert site.lose(3)
+    for number in (1, 2):
+        member = site.store.generations[-1].members[3]
+        site.reports({"event": "warm", "member": f"n1/w1{number}"})
+        site.pool.gone = [(member, TaskFailure("n1", (0,), "Killed"))]
+        assert site.memory.lost_members() == []
+        assert site.lose(3) == (number < 2)
+    assert len(site.store.generations) == 2
+    assert site.recorded("recovery_failed")[0]["reason"] == "2 recoveries in memory led to no new step"
+
+
+def test_a_store_that_ends_while_the_ranks_regroup_is_not_waited_for(site: Site) -> None:
+    assert site.lose(3)
+    site.store.has_ended = True
+    site.memory.tend(5)
+    assert site.recorded("recovery_failed")[0]["reason"] == "the store server of the ranks has ended"
+
+
+def test_ranks_that_cannot_be_recovered_in_memory_get_no_warm_processes(tmp_path: Path) -> None:
+    """On AMD GPUs by default, and with versions of NCCL that crash: a fault restarts the ranks at once."""
+    site = Site(tmp_path, step=-1)
+    site.reports({"event": "off", "reason": "NCCL 2.28.5 crashes when it is aborted"}, step=-1)
+    (event,) = site.recorded("recovery_unavailable")
+    assert event["reason"] == "NCCL 2.28.5 crashes when it is aborted"
+    site.memory.tend(0)
+    assert site.pool.asked == []
+    assert not site.lose(3)
+    assert site.store.generations == []
+    assert site.recorded("recovery_failed") == [], "nothing was tried"

@@ -19,17 +19,25 @@ def user(tmp_path: Path) -> Iterator[LocalUser]:
     person.close()
 
 
-def test_killed_ranks_are_replaced_while_the_other_continues(user: LocalUser) -> None:
-    """First rank 1, then rank 0, which hosts nothing here; the run is asked to stop afterwards, and does."""
+def test_killed_ranks_are_replaced_while_the_other_continues_with_or_without_the_supervisor(
+    user: LocalUser,
+) -> None:
+    """First rank 1 together with the supervisor, then rank 0 under the next one; no rank hosts anything.
+
+    The run is asked to stop afterwards, and does.
+    """
     run = user.write_run("lives", ranks=2, trainer="real", aegis={"recovery": "memory", "recovery_s": 60})
     user.zslurm("submit", run)
     for count, rank in enumerate((1, 0), 1):
+        since = max((event["time"] for event in user.events("lives", "recovered_in_memory")), default=0.0)
         wait_for(
-            lambda count=count: len(user.events("lives", "recovery_ready")) == count,
+            lambda since=since: [e for e in user.events("lives", "recovery_ready") if e["time"] > since],
             f"warm process {count}; so far {user.events('lives', 'recovery_unavailable')}",
             deadline_s=300,
         )
         survivor = user.rank(0).pid
+        if count == 1:
+            user.supervisor().kill()
         user.rank(rank).kill()
         wait_for(
             lambda count=count: len(user.events("lives", "recovered_in_memory")) == count,
@@ -41,6 +49,9 @@ def test_killed_ranks_are_replaced_while_the_other_continues(user: LocalUser) ->
         user.wait_for_step("lives", recovered["step"] + 3)
         if rank != 0:
             assert user.rank(0).pid == survivor
+    assert [event.get("adopted") for event in user.events("lives", "supervisor_started")] == [None, 1]
+    for kind in ("recovery_unavailable", "recovery_failed"):
+        assert user.events("lives", kind) == []
     assert user.events("lives", "decision") == []
     assert len(user.events("lives", "attempt_started")) == 1
     user.zslurm("cancel", "lives")

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import signal
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from zslurm.aegis.supervisor.job import Job
+from zslurm.core.files import read_json, write_atomically
 from zslurm.core.processes import DetachedProcess
 from zslurm.job.interpreter import Interpreter
 from zslurm.job.step import kill_step
@@ -64,7 +66,9 @@ class WarmPool:
             plan = warm_slurm_step(job.spec, job.run, attempt, self._python, nodes, per_node=per_node, first=first)
         else:
             plan = warm_local_step(job.run, attempt, self._python, nodes[0], per_node=per_node, first=first)
+        described = {"first": first, "nodes": list(nodes), "per_node": per_node}
         try:
+            write_atomically(attempt.path / f"warm-{first:05d}.step", json.dumps(described) + "\n")
             process = DetachedProcess.start(
                 plan.command,
                 env=plan.env,
@@ -74,10 +78,21 @@ class WarmPool:
             )
         except OSError as error:
             return f"{error.filename or 'srun'}: {error.strerror}"
-        self._steps.append(_Step(process, first))
-        self.coming.update(dict.fromkeys(nodes, per_node))
-        self._next += len(nodes) * per_node
+        self._note(_Step(process, first), nodes, per_node)
         return ""
+
+    def _note(self, step: _Step, nodes: Sequence[str], per_node: int) -> None:
+        self._steps.append(step)
+        self.coming.update(dict.fromkeys(nodes, per_node))
+        self._next = max(self._next, step.first + len(nodes) * per_node)
+
+    def adopt(self) -> None:
+        """Find the steps that another supervisor has started; `add` those of their processes that were ready."""
+        for record in sorted(self._attempt.path.glob("warm-*.json")):
+            exit_file = record.with_suffix(".exit")
+            described, process = read_json(record.with_suffix(".step")), DetachedProcess.adopt(record, exit_file)
+            if described is not None and process is not None:
+                self._note(_Step(process, described["first"]), described["nodes"], described["per_node"])
 
     def add(self, member: str) -> None:
         """Note that a process is ready."""

@@ -10,11 +10,11 @@ from typing import Any, cast
 
 import pytest
 
-from tests.aegis.supervisor.test_memory_recovery import Site
+from tests.aegis.supervisor.in_memory.test_memory_recovery import Site
 from tests.waiting import wait_for
 from zslurm.aegis.fault_kinds import GPU_RAS_UNCORRECTABLE, NODE_DRAINED, STRAGGLER
+from zslurm.aegis.supervisor.in_memory.planned_moves import PlannedMoves, spares_for_alarm
 from zslurm.aegis.supervisor.job import Job
-from zslurm.aegis.supervisor.planned_moves import PlannedMoves, spares_for_alarm
 from zslurm.aegis.types import Fault
 from zslurm.run.run_dir import RunDir
 
@@ -59,8 +59,8 @@ class Moving(Site):
 
     def add_node(self, node: str) -> None:
         """Let the ranks be on one more node."""
-        self.memory.members += [f"{node}/0", f"{node}/1"]
-        self.memory.nodes += [node, node]
+        self.memory.places.members += [f"{node}/0", f"{node}/1"]
+        self.memory.places.nodes += [node, node]
         self.reports({"event": "warm", "member": f"{node}/w8"})
 
 
@@ -106,7 +106,7 @@ def test_a_request_is_answered_once_and_by_its_own_job(site: Moving) -> None:
 
 
 def test_two_nodes_are_left_one_after_the_other(site: Moving) -> None:
-    site.memory.spares = ("n3", "n4")
+    site.memory.places.spares = ("n3", "n4")
     site.reports(*({"event": "warm", "member": name} for name in ("n4/w6", "n4/w7")))
     site.ask("n[0,1]")
     site.tend()
@@ -122,7 +122,7 @@ def test_two_nodes_are_left_one_after_the_other(site: Moving) -> None:
 
 
 def test_without_a_spare_it_is_refused(site: Moving) -> None:
-    site.memory.spares = ()
+    site.memory.places.spares = ()
     site.pool.waiting.pop("n3")
     site.ask("n1")
     site.tend()
@@ -156,7 +156,7 @@ def test_a_fault_before_the_boundary_comes_first_and_the_move_is_tried_again(sit
     site.ask("n1")
     site.tend()
     assert site.lose(5)
-    assert site.memory.move is None
+    assert site.memory.moves.move is None
     site.recover(1)
     assert [event["ranks"] for event in site.recorded("recovered_in_memory")] == [[5]]
     site.tend()
@@ -262,7 +262,7 @@ def test_the_policy_moves_nothing_where_that_is_off_and_asks_once(tmp_path: Path
     off.tend(drained)
     assert off.planned == []
     site = Moving(tmp_path)
-    site.memory.spares = ()
+    site.memory.places.spares = ()
     site.pool.waiting.pop("n3")
     site.tend(drained)
     site.tend(drained)
@@ -287,3 +287,21 @@ def test_a_node_that_slurm_drains_is_a_fault_and_no_spare(tmp_path: Path) -> Non
     ]
     assert moves.tend([]) == [], "reported once"
     assert site.planned == [("n1", "n3")]
+
+
+def test_a_rank_that_waits_for_a_process_is_not_forgotten_where_the_boundary_is_reached_meanwhile(
+    site: Moving,
+) -> None:
+    site.add_node("n5")  # no neighbour of n1: neither keeps copies of the other
+    site.pool.take(["n5/w8"])
+    site.ask("n1")
+    site.tend()
+    assert site.lose(6), "a process is started for it"
+    site.boundary(1)
+    assert site.lose(6)
+    assert site.store.generations == [], "it is not there yet"
+    site.reports({"event": "warm", "member": "n5/w9"})
+    assert site.lose(6)
+    (generation,) = site.store.generations
+    assert (generation.number, generation.lost) == (2, (2, 3, 6))
+    assert generation.members == ("n0/0", "n0/1", "n3/w4", "n3/w5", "n2/0", "n2/1", "n5/w9", "n5/1")

@@ -19,8 +19,8 @@ from dataclasses import dataclass, field
 
 from zslurm.aegis.fault_kinds import NODE_DRAINED, STRAGGLER
 from zslurm.aegis.policy.planned_moves import KINDS, nodes_to_leave
+from zslurm.aegis.supervisor.in_memory.memory_recovery import MemoryRecovery
 from zslurm.aegis.supervisor.job import Job
-from zslurm.aegis.supervisor.memory_recovery import MemoryRecovery
 from zslurm.aegis.types import Fault
 from zslurm.core.errors import ZslurmError
 from zslurm.run.event import from_row, select
@@ -110,7 +110,7 @@ class PlannedMoves:
 
     @property
     def _nodes(self) -> set[str]:
-        return set(self._memory.nodes) if self._memory is not None else set()
+        return set(self._memory.places.nodes) if self._memory is not None else set()
 
     def _take_requests(self) -> None:
         rows = []
@@ -140,19 +140,19 @@ class PlannedMoves:
         if memory is None:
             self._refuse(wish, "this attempt has no recovery in memory: see the event recovery_unavailable")
             return
-        if wish.node in memory.left:
+        if wish.node in memory.places.left:
             self._wishes.remove(wish)
             self._exclude(wish)
             return
         if memory.given_up:
-            self._refuse(wish, "the recovery in memory has failed, and the ranks are started again")
+            self._refuse(wish, "recovery in memory is not possible in this attempt any more: see its events")
             return
-        if memory.active or memory.move is not None:
+        if memory.active or memory.moves.move is not None:
             return
-        if memory.unmovable:
+        if memory.moves.in_vain:
             self._refuse(wish, "the ranks held for a move, and a copy of their state was not whole in time")
             return
-        if wish.node not in memory.nodes:
+        if wish.node not in memory.places.nodes:
             self._refuse(wish, f"no rank is on {wish.node} (ranks are on {compress(self._nodes)})")
             return
         if wish.tries >= _MOST_TRIES:
@@ -170,9 +170,9 @@ class PlannedMoves:
 
     def _may_come(self, unfit: Collection[str]) -> bool:
         """Return whether a spare is there, whose processes may get ready."""
-        memory = self._memory
-        assert memory is not None
-        there = set(memory.spares) - set(memory.nodes) - memory.left - memory.dead
+        assert self._memory is not None
+        places = self._memory.places
+        there = set(places.spares) - set(places.nodes) - places.left - places.dead
         return bool(there.difference(unfit))
 
     def _refuse(self, wish: _Wish, reason: str) -> None:
