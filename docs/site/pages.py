@@ -8,6 +8,7 @@ SECTIONS: tuple[tuple[str, tuple[str, ...]], ...] = (
             "configuration.md",
             "submit.md",
             "programs.md",
+            "submitit.md",
             "continue.md",
             "everyday.md",
             "metrics.md",
