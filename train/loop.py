@@ -121,7 +121,7 @@ class Trainer:
         data = TrainingData.open(config.data)
         data.check_fits(config.model.vocab_size)
         tokenizer = data.header.tokenizer_sha256
-        self.order = DataOrder(data, self.plan, config.run.seed)
+        self.order = DataOrder(data, self.plan, config.run.seed, config.data.packing)
         self.pace = Pace(config.parallel.uneven_shares_every, world.rank, world.size)
         self.loader = Loader(
             self.order,
@@ -284,6 +284,7 @@ class Trainer:
                 microbatch.targets_BS,
                 rope_base=here.phase.rope_base,
                 z_weight=optim.z_loss,
+                valid_BS=microbatch.valid_BS,
                 document_BS=microbatch.document_BS,
                 bounds_N=microbatch.bounds_N,
                 context=context,
@@ -304,7 +305,7 @@ class Trainer:
         totals = torch.cat([loss_sums, to_device(signals, self.world.device)])
         self.shards.comm.all_reduce(totals)
         self.shards.comm.all_reduce(counts_MLC)
-        if self.order.data.masked:
+        if self.order.masked(here.phase_index):
             # The losses were divided by as many targets as there might be; 1 where none or all of them are masked.
             share = here.step_tokens / totals[2]
             self.shards.scale_gradients(share.where(totals[2] > 0, 1).to(self.shards.master_gradient.dtype))

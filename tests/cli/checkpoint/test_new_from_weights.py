@@ -44,7 +44,7 @@ def test_the_file_takes_model_tokenizer_and_context_from_the_weights(
     open_init(spec["init"], model, data.header.tokenizer_sha256).close()  # refuses another model or tokenizer
     (phase,) = spec["phases"]
     assert spec["run"]["name"] == "tune"
-    assert spec["data"]["isolate_documents"] is True
+    assert spec["data"]["packing"] == "best_fit"
     assert phase["rope_base"] == 5000.0
     assert 0 < phase["tokens"] <= data.token_count
     assert phase["context"] == CONTEXT

@@ -78,7 +78,7 @@ def run_file_text(
         *_comment("run", "runs_dir", spec),
         "data:",
         f"  path: {json.dumps(data)}  # made by: zslurm data build {_SOURCE[pairs]} --out {data}",
-        *(["  isolate_documents: true  # no pair sees the one before it in its sequence"] if pairs else []),
+        *(["  packing: best_fit  # whole pairs side by side, none cut, none sees another"] if pairs else []),
         "slurm:",
         *([f"  nodes: {nodes}"] if nodes is not None else _comment("slurm", "nodes", spec)),
         *_comment("slurm", "spares", spec),

@@ -73,11 +73,15 @@ def check_data(spec: RunSpec) -> DataOrder | None:
     with _as_config_error():
         data = TrainingData.open(spec.data)
         data.check_fits(spec.model.vocab_size)
-        order = DataOrder(data, Plan(spec.phases), spec.run.seed)
+        order = DataOrder(data, Plan(spec.phases), spec.run.seed, spec.data.packing)
         if spec.evaluation.data is not None:
             tokenizer = data.header.tokenizer_sha256
             open_validation_data(
-                spec.evaluation.data, tokenizer_sha256=tokenizer, model=spec.model, phases=spec.phases
+                spec.evaluation.data,
+                tokenizer_sha256=tokenizer,
+                model=spec.model,
+                phases=spec.phases,
+                training=spec.data,
             )
     return order
 
@@ -143,9 +147,10 @@ def notes_on(spec: RunSpec, order: DataOrder | None, *, continues: RunDir | None
             "(`zslurm init` does), or slurm.cpus_per_task"
         )
     on_gpus = spec.parallel.device != "cpu" and cluster.gpus_per_node > 0
-    if on_gpus and spec.data.isolate_documents and any(phase.context_parallel > 1 for phase in spec.phases):
+    if on_gpus and any(spec.data.isolates(phase) and phase.context_parallel > 1 for phase in spec.phases):
+        key = "isolate_documents" if spec.data.isolate_documents else "packing: best_fit"
         notes.append(
-            "data.isolate_documents: where ranks share sequences, attention then runs as fp32 products, slower "
+            f"data.{key}: where ranks share sequences, attention then runs as fp32 products, slower "
             "than torch's flash kernel; without it, sequences are one stream"
         )
     if spec.trainer is None:

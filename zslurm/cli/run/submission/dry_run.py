@@ -151,7 +151,7 @@ def _mixtures(order: DataOrder) -> list[dict[str, Any]]:
             name: {
                 "share": shares[name],
                 "tokens": count * phase.context,
-                "epochs": count / order.data.sequences(name, phase.context),
+                "epochs": count / order.sequences(name, index),
             }
             for name, count in order.counts(index).items()
         }
