@@ -61,10 +61,21 @@ def _resolved(options: SubmitOptions, overrides: list[str]) -> Resolved:
     Raises:
         ConfigError, NotFound: see `resolve_run`.
     """
-    program = loads(options.program) if options.program is not None else ()
+    program = _words(options.program) if options.program is not None else ()
     if options.run_file is None and not program:
         raise typer.BadParameter("give a RUN_FILE, or a program behind `--`: zslurm submit -- python train.py")
     return resolve_run(options.run_file, cluster=options.cluster, overrides=overrides, program=program)
+
+
+def _words(program: str) -> list[str]:
+    """Return the words behind `--`, which commands.py hands over as JSON."""
+    try:
+        words = loads(program)
+    except ValueError:
+        words = None
+    if not isinstance(words, list) or not all(isinstance(word, str) for word in words):
+        raise typer.BadParameter("write the program behind `--`: zslurm submit -- python train.py")
+    return words
 
 
 def _overrides(options: SubmitOptions) -> list[str]:
