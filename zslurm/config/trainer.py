@@ -39,7 +39,15 @@ def _is_pattern(value: str) -> str:
     return value
 
 
+def _as_typed(value: object) -> object:
+    """Take numbers and switches as words: `--lr 1e-3` is written without quotes."""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return repr(value) if isinstance(value, int | float) else value
+
+
 Word = Annotated[str, BeforeValidator(as_word), AfterValidator(one_line)]
+Argument = Annotated[str, BeforeValidator(_as_typed), AfterValidator(one_line)]
 StepPattern = Annotated[str, AfterValidator(_is_pattern)]
 VariableName = Annotated[str, Field(pattern="^[A-Za-z_][A-Za-z0-9_]*$")]
 
@@ -62,7 +70,7 @@ class ProgressSource(Section):
 class TrainerSection(Section):
     """A program that trains in the place of zslurm's own trainer."""
 
-    command: Annotated[tuple[Word, ...], Field(min_length=1)] = Field(
+    command: Annotated[tuple[Argument, ...], Field(min_length=1)] = Field(
         description="the program and its arguments, one word each; "
         + ", ".join(f"{{{name}}}" for name in PLACEHOLDERS)
         + " are replaced"
@@ -73,7 +81,7 @@ class TrainerSection(Section):
         "its own processes (torchrun, accelerate)",
     )
     directory: Word = Field(".", description="its working directory; default: where you submit")
-    env: dict[VariableName, Word] = Field(
+    env: dict[VariableName, Argument] = Field(
         default_factory=dict, description="environment variables for it, with the same replacements"
     )
     progress: ProgressSource = Field(ProgressSource(), description="where its progress is read")

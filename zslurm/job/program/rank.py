@@ -17,7 +17,7 @@ from pathlib import Path
 from zslurm.config.load import load_spec
 from zslurm.core.errors import Exit, ZslurmError
 from zslurm.job.numa_bind import bind
-from zslurm.job.program.ending import record_end, tail, torchrun_root, write_end
+from zslurm.job.program.ending import record_end, write_end
 from zslurm.job.program.environment import filled, program_environment
 from zslurm.job.program.process import Program, adopt_orphans
 from zslurm.job.program.progress import ProgramProgress
@@ -63,8 +63,6 @@ def run_program(run: RunDir, attempt: AttemptDir, stop: StopRequest, environ: Mu
         close_progress(records, rank)
     for line in program.notes(code):
         print(f"zslurm: {line}", flush=True)
-    if code > 0 and not stop.asked and (root := torchrun_root(tail(attempt.rank_log(rank)))):
-        print(f"zslurm: {root}", flush=True)
     return record_end(attempt, environ, code, watch.step, stop)
 
 
