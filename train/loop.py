@@ -40,7 +40,8 @@ from zslurm.train.data.pace import Pace
 from zslurm.train.data.shares import Piece
 from zslurm.train.data.training_data import TrainingData
 from zslurm.train.errors import TrainError
-from zslurm.train.evaluation.evaluate import Best, Evaluator
+from zslurm.train.evaluation.evaluate import Best
+from zslurm.train.evaluation.evaluations import Evaluations
 from zslurm.train.model.zaya import Zaya
 from zslurm.train.optim.balance import BALANCE_TENSORS, BalanceState, balance_over
 from zslurm.train.optim.sharded import ShardedOptimizer, spans_of
@@ -131,7 +132,7 @@ class Trainer:
             prefetch=config.data.prefetch,
             isolate_documents=config.data.isolate_documents,
         )
-        self.evaluator = Evaluator.open(config, tokenizer)
+        self.evaluator = Evaluations.open(config, tokenizer)
         self.recovery = recovery or NoRecovery()
         with self.recovery.making_groups():
             self.contexts = make_contexts(config)
@@ -245,7 +246,7 @@ class Trainer:
             here, result = self.take_step()
             last = self.step == self.plan.total_steps
             if self.evaluator.is_due(self.step, last=last, stop=result.stop):
-                self._evaluate(here)
+                self._evaluate(here, last=last)
             due = self.saves.is_due(self.step, taken=result.taken, needed=self.observers.need_checkpoint())
             if last or result.stop:
                 self._save(wait=True)
@@ -365,17 +366,16 @@ class Trainer:
         where, limit = skipped.where, self.config.optim.skip_limit
         _LOG.info("step %d is skipped: %s%s (%d in a row, of %d)", skipped.step, reason, where, in_a_row, limit)
 
-    def _evaluate(self, here: Position) -> None:
+    def _evaluate(self, here: Position, *, last: bool) -> None:
         self._wait_for_weights()
         self.progress.update(phase=Phase.EVAL)
         context = self.contexts.get(here.phase.context_parallel)
+        ranks = self.world, self.progress.update, context
         with self.clock.within(None):
-            found = self.evaluator.evaluate(
-                self.step, self.model, here.phase, self.world, self.progress.update, context
-            )
+            for each in self.evaluator.evaluate(self.step, self.model, here.phase, *ranks, last=last):
+                self.observers.record(each.kind, step=self.step, phase=here.phase.name, **each.fields)
+                _LOG.info("%s", each.line)
         self.progress.update(phase=Phase.STEP)
-        self.observers.record("evaluation", step=self.step, phase=here.phase.name, **found.fields())
-        _LOG.info("step %d validation loss %.4f (%.2f s)", self.step, found.loss, found.seconds)
 
     def _save(self, *, wait: bool) -> None:
         self._wait_for_weights()

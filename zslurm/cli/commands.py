@@ -68,6 +68,9 @@ _COMMANDS = (
         "checkpoint.generate",
         "Continue a text with a model.",
     ),
+    Command(
+        "eval", "checkpoint.eval", "Score a model on tasks: multiple choice, exact match, perplexity, pass@k."
+    ),
     Command("exec", "run.control", "Run a command on each node of a running run."),
     Command(
         "completion",
@@ -103,7 +106,7 @@ HEADINGS = {
     "Begin": "new demo data config template plan size",
     "Runs": "submit status watch why logs events report compare cancel requeue hold release move exec rm",
     "Clusters": "init doctor rails env cluster hostlist bench tune kernels",
-    "Models": "checkpoint generate",
+    "Models": "checkpoint generate eval",
     "More": "aegis completion",
 }
 """The commands in the order of `zslurm --help`; one that is not here is under the last heading."""

@@ -59,7 +59,7 @@ def _check_time(spec: RunSpec) -> None:
 
 
 def check_data(spec: RunSpec) -> DataOrder | None:
-    """Open the run's data, and its validation data if it has any, as the trainer will; returns the data's order.
+    """Open the run's data, its validation data and its tasks, as the trainer will; returns the data's order.
 
     None for another program than zslurm's trainer, which has its own data; the program itself is checked.
 
@@ -83,6 +83,10 @@ def check_data(spec: RunSpec) -> DataOrder | None:
                 phases=spec.phases,
                 training=spec.data,
             )
+        if spec.evaluation.tasks:
+            from zslurm.train.evaluation.tasks.run_tasks import check_tasks  # jinja2 and yaml, for few runs
+
+            check_tasks(spec.evaluation, spec.checkpoint.best_by)
     return order
 
 
