@@ -15,7 +15,7 @@ from zslurm.cli.bench.run_file import run_named
 from zslurm.cli.options import Set, command_of
 from zslurm.cli.plan import trains_on_cpus
 from zslurm.core.errors import ConfigError
-from zslurm.submit.run_products import run_parts, run_products
+from zslurm.submit.run_products import measured_products
 
 FORMATS = ("bf16", "fp32", "fp64")
 _QUICK = {"m": [1024, 4096], "n": [1024, 4096], "k": [1024]}
@@ -53,7 +53,7 @@ def _gemm(given: Gemm) -> None:
             raise ConfigError("--run has its own sizes: leave out --m, --n, --k and --quick")
         spec = run_named(given.run, cluster=given.cluster, overrides=given.overrides or [])
         on_cpu, chosen = trains_on_cpus(spec), spec.parallel.dtype
-        products = [*run_products(spec, on_cpu=on_cpu), *run_parts(spec, on_cpu=on_cpu)]
+        products = measured_products(spec, on_cpu=on_cpu)
     run_benchmark(
         "gemm",
         {"run": given.run, "products": products, **sizes, "dtype": format_of(given.dtype or chosen, FORMATS)},
