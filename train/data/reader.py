@@ -1,7 +1,7 @@
 """Reading a rank's microbatches from the bundles, in the order of the run, as they are stored.
 
     order     the locations of some 4,096 sequences at once, of 32 at first and twice as many each time: the step
-              that is waited for, at the start and after a recovery in memory, is there 0.4 s of a processor earlier
+              that is waited for, at the start and after a recovery in memory, is there 0.4 s earlier
     advice    the kernel is advised of the next read's sequences before this read's are copied, so that a cold disk
               works on all of them at once; and that reads are random (Bundle.scattered)
     read      one copy out of the mapped bundles, of at most 262,144 tokens, or of one microbatch where that

@@ -264,6 +264,8 @@ class AttemptMonitor:
             self.overdue = True
             asked = f"when asked to ({stop.asked_by})"
             return f"the ranks did not save and stop within {aegis.save_s:g} s (aegis.save_s) {asked}", None
+        if self._running.broken:
+            return self._running.broken, None
         if self._memory is not None and self._memory.store.has_ended:
             early = self._memory.store.never_listened
             why = "ended before it listened" if early else "has ended, and without it ranks cannot save"
