@@ -120,7 +120,7 @@ class Requests:
     """
 
     def __init__(self) -> None:
-        """Nobody is heard yet."""
+        """Take nothing yet."""
         self.lines: SimpleQueue[str | Callable[[str], None] | None] = SimpleQueue()
 
     def read(self, file: Any) -> None:

@@ -21,7 +21,7 @@ from zslurm.aegis.root_cause import without_overcome
 from zslurm.aegis.supervisor.agents.agents import Agents
 from zslurm.aegis.supervisor.attempt_starter import RunningAttempt
 from zslurm.aegis.supervisor.fault_collector import FaultCollector, read_step_log
-from zslurm.aegis.supervisor.in_memory.hanging_ranks import HangingRanks, dump_stacks
+from zslurm.aegis.supervisor.hanging_ranks import HangingRanks, dump_stacks
 from zslurm.aegis.supervisor.in_memory.planned_moves import PlannedMoves, spares_for_alarm
 from zslurm.aegis.supervisor.stop_forwarder import StopForwarder
 from zslurm.aegis.supervisor.teardown import clear, patience_s
