@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import re
+import shutil
 from collections.abc import Iterator
 
 import pytest
 
+from tests.checkout import ROOT
 from tests.on_slurm.slurm_cluster import SlurmCluster
 from tests.on_slurm.submitit_user import python, result_of, starts_again, submitted
 from tests.on_slurm.user import User, at_work
 from tests.waiting import wait_for
 
 pytestmark = pytest.mark.slurm
+
+PAGE = ROOT / "docs" / "submitit.md"
 
 
 @pytest.fixture
@@ -50,6 +55,22 @@ def test_functions_run_on_all_tasks_with_the_profile_s_environment_and_no_secret
     assert "hf_abcdefgh" not in script
     assert "Job completed successfully" in output
     assert state in ("RUNNING", "COMPLETING", "COMPLETED", "UNKNOWN")
+
+
+def test_the_page_s_program_runs_as_it_is(user: User) -> None:
+    (text,) = re.findall(r"^```python submitit\n(.*?)^```$", PAGE.read_text(), re.MULTILINE | re.DOTALL)
+    script = user.directory / "page.py"
+    script.write_text(text)
+    done = user.cluster.run([user.cluster.installation().python, script], cwd=user.directory)
+    assert done.stdout.split() == ["1024"]
+
+
+def test_the_example_runs_as_it_is(user: User) -> None:
+    shutil.copy(ROOT / "examples" / "submitit_function.py", user.directory)
+    program = [user.cluster.installation().python, "submitit_function.py"]
+    printed = user.cluster.run(program, cwd=user.directory).stdout.splitlines()
+    assert "(144, " in printed[0]
+    assert printed[1] == "array: [0, 1, 4, 9]"
 
 
 def test_arrays_by_map_and_by_batch_and_a_function_that_fails(user: User) -> None:
