@@ -15,6 +15,7 @@ process is another one than before. Everything between the server and the proces
     warm            how many warm processes have registered               each of them adds 1
     warm/I          the member's name of the I-th one, from 1             that process
     facts           what the ranks agreed on at the start, as JSON        rank 0 of generation 0
+    off             why these ranks cannot be recovered in memory         rank 0 of generation 0
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ PREFIX = "zslurm/recovery/"
 NEWEST = PREFIX + "newest"
 WARM = PREFIX + "warm"
 FACTS = PREFIX + "facts"
+OFF = PREFIX + "off"
 
 
 def member_name(node: str, slot: int | str) -> str:

@@ -46,7 +46,7 @@ from zslurm.train.recovery.generation import (
     recovered,
     ward_of,
 )
-from zslurm.train.recovery.membership import BROKEN, Membership
+from zslurm.train.recovery.membership import BROKEN, Membership, report_off
 from zslurm.train.recovery.moves import leave_if_moved
 from zslurm.train.recovery.no_recovery import (
     HandedOver,
@@ -78,6 +78,7 @@ def open_recovery(config: TrainConfig, generation: Generation | None = None) -> 
     if why := why_not(device, amd=config.recovery.amd):
         if os.environ.get("RANK") == "0":
             _LOG.warning("recovery: off, faults restart the ranks: %s", why)
+            report_off(why)
         return NoRecovery()
     return Recovery(config, device, generation)
 

@@ -123,4 +123,5 @@ class Hangs:
             Phase.SETUP: "in its setup",
             Phase.SAVE: f"saving after step {row.step}",
             Phase.EVAL: f"in the evaluation after step {row.step}",
+            Phase.ALIVE: "without a sign of life",
         }.get(row.phase, "at its end")
