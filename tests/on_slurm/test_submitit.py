@@ -10,7 +10,7 @@ import pytest
 
 from tests.checkout import ROOT
 from tests.on_slurm.slurm_cluster import SlurmCluster
-from tests.on_slurm.submitit_user import python, result_of, starts_again, submitted
+from tests.on_slurm.submitit_user import failure_of, python, result_of, starts_again, submitted
 from tests.on_slurm.user import User, at_work
 from tests.waiting import wait_for
 
@@ -104,6 +104,21 @@ def test_a_checkpoint_continues_after_the_signal_that_comes_before_the_time_limi
     user.cluster.run(["scancel", "--signal=USR2", job_id])
     starts_again(user, job_id)
     assert result_of(user, job_id) == {"reached": 5, "starts": 2}
+
+
+@pytest.mark.soak
+def test_time_limits_are_counted_and_the_last_one_ends_the_function(user: User) -> None:
+    """Slurm's own signal, 50 seconds before the limit of a minute: one requeue is allowed."""
+    job_id = submitted(
+        user,
+        f"""
+        executor = submitit.AutoExecutor("logs", cluster="zslurm", slurm_max_num_timeout=1)
+        executor.update_parameters(timeout_min=1, slurm_signal_delay_s=50)
+        job = executor.submit(Counter({str(user.directory / "marks")!r}), 10**9)
+        """,
+    )
+    starts_again(user, job_id)
+    assert "timed-out too many times" in failure_of(user, job_id)
 
 
 def test_a_job_that_is_cancelled_ends_its_result_without_accounting(user: User) -> None:
