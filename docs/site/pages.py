@@ -9,6 +9,7 @@ SECTIONS: tuple[tuple[str, tuple[str, ...]], ...] = (
             "submit.md",
             "programs.md",
             "submitit.md",
+            "python.md",
             "continue.md",
             "everyday.md",
             "metrics.md",

@@ -36,6 +36,8 @@ SIGNATURES: dict[Callable[..., Any], list[str]] = {
     core.PicklingExecutor._throttle: ["self"],
     core.Job.__init__: ["self", "folder", "job_id", "tasks"],
     core.InfoWatcher.update: ["self"],
+    slurm.SlurmInfoWatcher._make_command: ["self"],
+    slurm.SlurmInfoWatcher.read_info: ["self", "string"],
     core.InfoWatcher.is_done: ["self", "job_id", "mode"],
     core.InfoWatcher.clear: ["self"],
     auto.flexible_init: ["cls", "folder", "kwargs"],
