@@ -272,7 +272,13 @@ class CheckpointConfig(Section):
     keep_last: Count = Field(3, description="newest complete checkpoints that are kept")
     keep_every: Whole = Field(0, description="also keep those whose step is a multiple of this; 0: none")
     keep_best: bool = Field(
-        True, description="also keep the one with the lowest loss on evaluation.data, of those made at such a step"
+        True, description="also keep the best one, of those made at a step with an evaluation; see best_by"
+    )
+    best_by: str = Field(
+        "loss",
+        pattern=r"^(loss|[^/]+/[^/]+)$",
+        description="what makes a checkpoint the best: the lowest loss on evaluation.data, or TASK/METRIC of "
+        "evaluation.tasks, such as arithmetic/acc",
     )
     background: bool = Field(
         True,
@@ -395,6 +401,14 @@ class EvaluationConfig(Section):
         description="count during each evaluation on data which experts tokens of each kind go to, for the "
         "report; not with parallel.compile",
     )
+    tasks: tuple[str, ...] = Field(
+        (), description="task files, or names of shipped tasks, on which the model is scored while it trains"
+    )
+    tasks_every_steps: Whole = Field(
+        0, description="optimizer steps between two scorings on tasks; 0: only one, at the end"
+    )
+    tasks_limit: Count | None = Field(None, description="documents of each task at most; default: all")
+    tasks_batch: Count = Field(32, description="prompts that a rank continues at one time, where tasks generate")
     command: str | None = Field(
         None,
         description="command to run on an export of the weights in transformers' format; {model}, {step} and "
@@ -409,6 +423,8 @@ class EvaluationConfig(Section):
     def _goes_together(self) -> EvaluationConfig:
         if self.every_steps and self.data is None:
             raise ValueError("every_steps needs data: a token bundle of validation data")
+        if self.tasks_every_steps and not self.tasks:
+            raise ValueError("tasks_every_steps needs tasks: task files, or names of shipped tasks")
         if bool(self.command_every_steps) != (self.command is not None):
             raise ValueError("command and command_every_steps need each other")
         if self.command is not None:
@@ -468,6 +484,13 @@ class TrainConfig(Section):
                 raise ValueError(f"{key}.{unknown}: is not in data.sources; {hint}")
             if phase.mix and not any(phase.mix.values()):
                 raise ValueError(f"{key}: every share is 0; give at least one source more")
+        return self
+
+    @model_validator(mode="after")
+    def _is_best_by_what_it_evaluates(self) -> Self:
+        best_by = self.checkpoint.best_by
+        if best_by != "loss" and not self.evaluation.tasks:
+            raise ValueError(f"checkpoint.best_by ({best_by}) needs evaluation.tasks, which names no task")
         return self
 
     @model_validator(mode="after")

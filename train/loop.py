@@ -40,7 +40,8 @@ from zslurm.train.data.pace import Pace
 from zslurm.train.data.shares import Piece
 from zslurm.train.data.training_data import TrainingData
 from zslurm.train.errors import TrainError
-from zslurm.train.evaluation.evaluate import Best, Evaluator
+from zslurm.train.evaluation.evaluate import Best
+from zslurm.train.evaluation.evaluations import Evaluations
 from zslurm.train.model.zaya import Zaya
 from zslurm.train.optim.balance import BALANCE_TENSORS, BalanceState, balance_over
 from zslurm.train.optim.sharded import ShardedOptimizer, spans_of
@@ -109,7 +110,7 @@ class Trainer:
             ConfigError, DataError: the run cannot be trained as configured.
             TrainError: no checkpoint can be read.
         """
-        self.config, self.world, self.stop, self.run_dir = config, world, stop, run_dir
+        self.config, self.world, self.stop = config, world, stop
         self.plan, self.step, self.work_ns = Plan(config.phases), 0, 0
         self._kernels_ran = False
         check_observers(config)
@@ -117,7 +118,8 @@ class Trainer:
         local = world.local_size if world.joined else common_local_size(world)
         notes = check_ranks(config.phases, world.size, local)
         attempt = int(os.environ.get("ZSLURM_ATTEMPT", "0")) or 1 + last_attempt(run_dir)
-        self.progress = ProgressWriter(world.rank, attempt)
+        self.recovery = recovery or NoRecovery()
+        self.progress = ProgressWriter(world.rank, attempt, fence=self.recovery.fence)
         data = TrainingData.open(config.data)
         data.check_fits(config.model.vocab_size)
         tokenizer = data.header.tokenizer_sha256
@@ -132,8 +134,7 @@ class Trainer:
             prefetch=config.data.prefetch,
             isolate_documents=config.data.isolate_documents,
         )
-        self.evaluator = Evaluator.open(config, tokenizer)
-        self.recovery = recovery or NoRecovery()
+        self.evaluator = Evaluations.open(config, tokenizer, run_dir)
         with self.recovery.making_groups():
             self.contexts = make_contexts(config)
         torch.manual_seed(config.run.seed * 1_000_003 + world.rank)
@@ -252,7 +253,7 @@ class Trainer:
             here, result = self.take_step()
             last = self.step == self.plan.total_steps
             if self.evaluator.is_due(self.step, last=last, stop=result.stop):
-                self._evaluate(here)
+                self._evaluate(here, last=last)
             due = self.saves.is_due(self.step, taken=result.taken, needed=self.observers.need_checkpoint())
             if last or result.stop:
                 self._save(wait=True)
@@ -372,22 +373,16 @@ class Trainer:
         where, limit = skipped.where, self.config.optim.skip_limit
         _LOG.info("step %d is skipped: %s%s (%d in a row, of %d)", skipped.step, reason, where, in_a_row, limit)
 
-    def _evaluate(self, here: Position) -> None:
+    def _evaluate(self, here: Position, *, last: bool) -> None:
         self._wait_for_weights()
         self.progress.update(phase=Phase.EVAL)
         context = self.contexts.get(here.phase.context_parallel)
+        ranks = self.world, self.progress.update, context
         with self.clock.within(None):
-            found = self.evaluator.evaluate(
-                self.step, self.model, here.phase, self.world, self.progress.update, context
-            )
+            for each in self.evaluator.evaluate(self.step, self.model, here.phase, *ranks, last=last):
+                self.observers.record(each.kind, step=self.step, phase=here.phase.name, **each.fields)
+                _LOG.info("%s", each.line)
         self.progress.update(phase=Phase.STEP)
-        self.observers.record("evaluation", step=self.step, phase=here.phase.name, **found.fields())
-        if self.evaluator.routing is not None and self.world.is_first:
-            self.observers.record(
-                "routing", step=self.step, phase=here.phase.name, **self.evaluator.routing.summary()
-            )
-            self.evaluator.routing.write(self.run_dir, self.step, here.phase.name)
-        _LOG.info("step %d validation loss %.4f (%.2f s)", self.step, found.loss, found.seconds)
 
     def _save(self, *, wait: bool) -> None:
         self._wait_for_weights()
@@ -538,8 +533,11 @@ def train(
         # The other ranks have left, or may leave: rank 0 waits for the last evaluation.command.
         trainer.observers.finish(give_up=lambda: stop.asked or ending is Ending.INTERRUPTED)
         return ending
-    except CheckpointError as error:
-        raise TrainError(f"checkpoint: {error}") from error
+    except BaseException as error:
+        recovery.fence()  # the record of its end, and of its progress, is that of the process in its place
+        if isinstance(error, CheckpointError):
+            raise TrainError(f"checkpoint: {error}") from error
+        raise
     finally:
         stop.close()
 

@@ -43,18 +43,28 @@ from zslurm.train.schedule import due
 
 @dataclass(frozen=True)
 class Best:
-    """The checkpoint with the lowest loss so far, among those that were evaluated at this context."""
+    """The best checkpoint so far, among those that were evaluated at this context.
+
+    Attributes:
+        step: of the checkpoint.
+        loss: on the validation data; of a task's metric its score, negative where a higher one is better.
+        context: of the phase.
+        metric: `loss`, or TASK/METRIC.
+    """
 
     step: int
     loss: float
     context: int
+    metric: str = "loss"
 
 
 def better(now: Best, before: Best | None) -> Best | None:
-    """Return the better one of two; losses at another context do not compare, so the newer one wins then."""
+    """Return the better one of two; where context or metric are others they do not compare: the newer one wins."""
     if not math.isfinite(now.loss):
         return before
-    return before if before is not None and before.context == now.context and before.loss <= now.loss else now
+    if before is None or (before.context, before.metric) != (now.context, now.metric):
+        return now
+    return before if before.loss <= now.loss else now
 
 
 @dataclass(frozen=True)
@@ -74,10 +84,10 @@ class Evaluation:
 
 
 class Evaluator:
-    """The validation of a run, and which of its checkpoints is the best; never, and none, without validation data.
+    """The validation of a run; there is never one without validation data.
 
     Attributes:
-        best: the best checkpoint so far; it goes into each checkpoint's cursor, and back from there.
+        last: the newest evaluation, as a checkpoint of its step could be the best.
         routing: how the router routed in the last evaluation; None where that is not counted.
     """
 
@@ -85,8 +95,7 @@ class Evaluator:
         """Evaluate on `corpus`, packing documents and keeping them apart where the training does."""
         self.corpus, self._config, self._training = corpus, config, data
         self._data = None if corpus is None else TrainingData({ALONE: corpus}, data.long_documents)
-        self._last: Best | None = None
-        self.best: Best | None = None
+        self.last: Best | None = None
         self.routing: RoutingFigures | None = None
 
     @classmethod
@@ -155,7 +164,7 @@ class Evaluator:
         if not tokens:
             raise DataError(f"evaluation.data: {self.corpus.path}: none of its tokens counts as a target")
         self.routing = None if counter is None else counter.figures(world.group)
-        self._last = Best(step, loss_sum / tokens, phase.context)
+        self.last = Best(step, loss_sum / tokens, phase.context)
         seconds = time.monotonic() - started
         return Evaluation(loss_sum / tokens, int(tokens), len(indices), phase.context, seconds)
 
@@ -192,12 +201,6 @@ class Evaluator:
             bounds_N = document_bounds(read_BS[:, :-1], end_token).to(device)
             return inputs | {"document_BS": documents_of(tokens_BS, end_token), "bounds_N": bounds_N}
         return inputs
-
-    def will_save(self, step: int) -> Best | None:
-        """Return the best checkpoint, that of `step`, which is about to be made, included."""
-        if self._last is not None and self._last.step == step:
-            self.best = better(self._last, self.best)
-        return self.best
 
 
 def _routed(inputs: Mapping[str, Tensor], context: ContextParallel | None) -> tuple[Tensor, Tensor | None]:
