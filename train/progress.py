@@ -43,6 +43,8 @@ class Phase(IntEnum):
     DONE = 4
     UNOBSERVED = 5
     """It runs a program that does not show its progress: it may take any time."""
+    ALIVE = 6
+    """It runs a program that shows signs of life, and no steps."""
 
 
 class CheckpointState(IntEnum):

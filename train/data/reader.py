@@ -25,8 +25,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from zslurm.train.data.order import DataOrder
+from zslurm.train.data.sequences import PackedSequences, Sequences
 from zslurm.train.data.shares import Piece, share_of
-from zslurm.train.data.training_data import Sequences
 from zslurm.train.schedule import Position
 
 FIRST_SEQUENCES, ORDERED_SEQUENCES = 32, 4096
@@ -42,6 +42,19 @@ class Location(NamedTuple):
     number: int
 
 
+class PackedInputs(NamedTuple):
+    """What is in the inputs of a microbatch of packs.
+
+    Attributes:
+        bounds_N: where documents, and the padding of each sequence, begin among all its inputs, and their number,
+            int32.
+        filled_B: inputs of each sequence that are no padding, int64.
+    """
+
+    bounds_N: NDArray[np.int32]
+    filled_B: NDArray[np.int64]
+
+
 class Read(NamedTuple):
     """Microbatches, or pieces of them, of one context; N sequences in all.
 
@@ -50,12 +63,14 @@ class Read(NamedTuple):
         sizes: how many sequences of each.
         windows_NS: their sequences, one after another, uint16 or uint32, S + 1 tokens each.
         mask_NS: uint8, 0 for each of the S targets that does not count; None where all do.
+        packed: of packs, the documents and the padding of each microbatch; None for windows.
     """
 
     locations: list[Location]
     sizes: list[int]
     windows_NS: NDArray[np.unsignedinteger]
     mask_NS: NDArray[np.uint8] | None
+    packed: list[PackedInputs] | None = None
 
 
 class _Planned(NamedTuple):
@@ -77,20 +92,33 @@ def read_from(
     planned = _planned(order, step, partial(share_of, rank=rank, world_size=world_size, speeds=speeds))
     following = next(planned, None)
     if following is not None:
-        order.data.will_need(following.sequences)
+        following.sequences.will_need()
     while following is not None:
         now, following = following, next(planned, None)
         if following is not None:
-            order.data.will_need(following.sequences)
+            following.sequences.will_need()
         windows_NS, mask_NS = order.data.read(now.sequences), order.data.target_mask(now.sequences)
-        yield Read(now.locations, now.sizes, windows_NS, mask_NS)
+        yield Read(now.locations, now.sizes, windows_NS, mask_NS, _packed_inputs(now))
+
+
+def _packed_inputs(planned: _Planned) -> list[PackedInputs] | None:
+    """Return where documents and padding are in each microbatch of a read; None for windows."""
+    sequences, found, first = planned.sequences, [], 0
+    if not isinstance(sequences, PackedSequences):
+        return None
+    for size in planned.sizes:
+        part = sequences.part(first, first + size)
+        found.append(PackedInputs(part.bounds(), np.minimum(part.filled, part.context)))
+        first += size
+    return found
 
 
 def _planned(order: DataOrder, step: int, share: _Share) -> Iterator[_Planned]:
     """Yield microbatches that are read together, and where their sequences are."""
     for phase_index, pieces, numbers in _batches(order, step, share):
         context = order.plan.phases[phase_index].context
-        sequences = order.data.locate(*order.at(phase_index, numbers), context)
+        packed = order.packed[phase_index]
+        sequences = order.data.locate(*order.at(phase_index, numbers), context, packed=packed)
         first = 0
         for together in _together(pieces, READ_TOKENS // context):
             sizes = [piece.sequences for _, piece in together]

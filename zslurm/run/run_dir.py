@@ -20,6 +20,7 @@ RUN/
   profile/              traces, where asked for                          rank 0
   exports/              for evaluation.command, with its output          rank 0's command
   checkpoints/          step-00000400/ ...                               all ranks
+  output/               what a program writes that is not ours           trainer.command
   attempts/000001/
     attempt.json        job, nodes, world size, command                  supervisor
     step.json           process that holds the ranks (srun, or the local launcher)
@@ -172,6 +173,8 @@ class RunDir:
     """The directory of the jobs' output."""
     checkpoints = _Below("checkpoints")
     """The directory of checkpoints."""
+    output = _Below("output")
+    """The directory for files of a program that is not ours (trainer.command)."""
     attempts = _Below("attempts")
     """The directory of attempts."""
 
@@ -239,7 +242,7 @@ class RunDir:
             return []
         files = (self.code, self.code_diff, self.config, self.script, self.secrets, self.submissions)
         tables = (self.gemm_table, self.gemm_csv)
-        folders = (self.code_copy, self.logs, self.submitit, self.attempts, self.checkpoints)
+        folders = (self.code_copy, self.logs, self.submitit, self.attempts, self.checkpoints, self.output)
         own = {path.name for path in (*files, *tables, *folders)}
         return [path.name for path in self.path.iterdir() if path.name not in own and path.name[0] != "."]
 

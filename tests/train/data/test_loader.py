@@ -22,8 +22,9 @@ from zslurm.train.data.build.writer import BundleWriter
 from zslurm.train.data.bundle import Corpus
 from zslurm.train.data.loader import Loader, Microbatch
 from zslurm.train.data.order import DataOrder
+from zslurm.train.data.sequences import Sequences
 from zslurm.train.data.shares import share_of
-from zslurm.train.data.training_data import Sequences, TrainingData
+from zslurm.train.data.training_data import TrainingData
 from zslurm.train.errors import DataError
 from zslurm.train.model.head import IGNORED_TARGET
 

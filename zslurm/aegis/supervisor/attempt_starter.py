@@ -218,21 +218,18 @@ class AttemptStarter:
                 memory.close()
             raise
 
-    @property
-    def _wants_memory(self) -> bool:
-        aegis = self._job.spec.aegis
-        return aegis.recovery == "memory" and aegis.mode == "act"
-
     def _memory_recovery(
         self, attempt: AttemptDir, nodes: tuple[str, ...], python: Interpreter
     ) -> MemoryRecovery | None:
         """Start the store server of an attempt; None where no recovery in memory is wanted, or possible."""
-        job = self._job
-        if not self._wants_memory:
+        job, aegis = self._job, self._job.spec.aegis
+        if aegis.recovery != "memory":
             return None
         ranks = [node for node in nodes for _ in range(job.spec.ranks_per_node)]
         reason = ""
-        if len(ranks) == 1:
+        if not aegis.recovers_in_memory:
+            reason = f"aegis.mode is {aegis.mode}, and lost ranks are replaced only where it is act"
+        elif len(ranks) == 1:
             reason = "a single rank has no other one that could continue"
         elif python.srun_options:
             reason = "the ranks run in a container of pyxis, and this node's Python cannot host their store"
@@ -315,7 +312,7 @@ class AttemptStarter:
         """
         job = self._job
         without = (event.attempt for event in events if isinstance(event, RecoveryUnavailable))
-        if not self._wants_memory or attempt.number in without:
+        if not job.spec.aegis.recovers_in_memory or attempt.number in without:
             return None, ""
         python = prepared(job.spec, job.run, job.job_id, job.environ)
         try:

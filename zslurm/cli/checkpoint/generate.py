@@ -6,13 +6,13 @@ import math
 import sys
 import time
 from collections.abc import Iterator
-from enum import StrEnum
 from typing import Annotated, Any
 
 from typer import Argument, Option
 
 from zslurm.checkpoint_tools.plain import in_words
 from zslurm.checkpoint_tools.quantities import counted, show_bytes
+from zslurm.cli.checkpoint.devices import Device, Dtype, choose_device
 from zslurm.cli.checkpoint.options import Context, RopeBase, TokenizerFile, tokenizer_for
 from zslurm.cli.errors import as_user_errors
 from zslurm.cli.options import Json, run_locally_or_as_job
@@ -23,21 +23,6 @@ from zslurm.train.config import ModelConfig
 from zslurm.train.data.build.tokenizer import load_tokenizer
 from zslurm.train.data.detokenize import text_pieces
 from zslurm.train.hub import Overrides, Weights, open_weights
-
-
-class Device(StrEnum):
-    """Where to compute."""
-
-    AUTO = "auto"
-    CPU = "cpu"
-    CUDA = "cuda"
-
-
-class Dtype(StrEnum):
-    """Number formats to compute in."""
-
-    BF16 = "bf16"
-    FP32 = "fp32"
 
 
 def generate(
@@ -96,7 +81,7 @@ def generate(
             "eos_ids": end,
             "rope_base": weights.settings.rope_base,
         }
-        stream = _stream(weights, format_, _device(device, ranks), ranks, ids, settings)
+        stream = _stream(weights, format_, choose_device(device, ranks), ranks, ids, settings)
     made: list[int] = []
 
     def tokens() -> Iterator[int]:
@@ -156,18 +141,6 @@ def _room(weights: Weights, ids: list[int]) -> int:
             f"{settings.context}; shorten it, or pass --context if the model bears more than it was trained with"
         )
     return settings.context - len(ids)
-
-
-def _device(asked: Device, ranks: int) -> str:
-    import torch
-
-    found = torch.cuda.device_count()
-    if asked is Device.AUTO:
-        return "cuda" if found >= ranks else "cpu"
-    if asked is Device.CUDA and found < ranks:
-        wanted = f" for --ranks {ranks}" if ranks > 1 else ""
-        raise ConfigError(f"--device cuda: torch finds {counted(found, 'GPU')} here{wanted}")
-    return asked.value
 
 
 def _stream(

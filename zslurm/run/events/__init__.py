@@ -44,6 +44,7 @@ from zslurm.run.events.people import (
     SuccessorSubmitted,
 )
 from zslurm.run.events.preparation import (
+    ConfigRestored,
     ContainerChecked,
     EnvironmentStaged,
     GpuTested,
@@ -101,6 +102,7 @@ __all__ = [
     "AttemptStarted",
     "Cancelled",
     "CollectivesExamined",
+    "ConfigRestored",
     "ContainerChecked",
     "Decided",
     "DeputyActed",
