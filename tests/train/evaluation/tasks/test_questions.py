@@ -46,7 +46,9 @@ def test_examples_come_first_with_their_answers(tmp_path: Path) -> None:
 
 
 def test_examples_are_drawn_with_the_seed_of_the_harness(tmp_path: Path) -> None:
-    (tmp_path / "shots.jsonl").write_text('{"q": "S0", "a": "t0"}\n{"q": "S1", "a": "t1"}\n{"q": "S2", "a": "t2"}\n')
+    (tmp_path / "shots.jsonl").write_text(
+        '{"q": "S0", "a": "t0"}\n{"q": "S1", "a": "t1"}\n{"q": "S2", "a": "t2"}\n'
+    )
     keys = {"doc_to_text": "q", "fewshot_data": "shots.jsonl", "num_fewshot": 1}
     prompts = [each.prompt for each in asked(tmp_path, **keys, doc_to_target="{{a if a is defined else ''}}")]
     # random.Random(1234).sample([0, 1, 2], 1), six times

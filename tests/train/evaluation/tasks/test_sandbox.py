@@ -14,7 +14,9 @@ from zslurm.train.errors import DataError
 from zslurm.train.evaluation.tasks.sandbox import ProgramRun, Sandbox, open_sandbox
 from zslurm.train.evaluation.tasks.task import ExecutionConfig
 
-CAN_ISOLATE = subprocess.run(["unshare", "--net", "--pid", "--mount", "--fork", "true"], check=False).returncode == 0
+CAN_ISOLATE = (
+    subprocess.run(["unshare", "--net", "--pid", "--mount", "--fork", "true"], check=False).returncode == 0
+)
 isolated = pytest.mark.skipif(not CAN_ISOLATE, reason="this machine allows no namespaces")
 
 

@@ -68,9 +68,7 @@ def test_a_task_includes_another_file(tmp_path: Path) -> None:
     ],
     ids=str,
 )
-def test_a_wrong_task_is_one_line_that_names_the_key(
-    tmp_path: Path, keys: dict[str, Any], message: str
-) -> None:
+def test_a_wrong_task_is_one_line_that_names_the_key(tmp_path: Path, keys: dict[str, Any], message: str) -> None:
     path = write_task(tmp_path, DOCUMENTS, **{"doc_to_text": "q", **keys})
     with pytest.raises(DataError, match=message) as raised:
         load_task(str(path))
