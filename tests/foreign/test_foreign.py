@@ -81,7 +81,7 @@ def submit(user: User, name: str, program: Foreign, fault: str) -> None:
         "slurm": {"nodes": 2, "ranks_per_node": 1, "time": "20:00", "spares": 1 if fault == "node" else 0},
         "cluster": {"gpus_per_node": 0},
         "parallel": {"device": "cpu"},
-        "aegis": {"grace_s": 5, "lost_peer_s": 60, "hang": {"setup_s": 200, "step_s": 8}},
+        "aegis": {"grace_s": 5, "lost_peer_s": 90, "hang": {"setup_s": 200, "step_s": 25}},
     }
     path = user.directory / f"{name}.yaml"
     path.write_text(json.dumps(body))

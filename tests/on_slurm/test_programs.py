@@ -129,19 +129,31 @@ def test_a_lost_node_is_replaced_by_a_spare_and_the_program_continues_from_what_
     assert min(row["step"] for row in user.steps("lost") if row["attempt"] == 2) > 20
 
 
-def test_a_rank_that_hangs_without_a_word_is_found_by_its_log(user: User) -> None:
-    """It calls nothing of ours: rank 1 prints a line a moment, and stops."""
+def test_a_lost_node_is_noticed_without_any_sign_of_the_program(user: User) -> None:
+    cluster = {"gpus_per_node": 0}
+    trainer = {"checkpoints": None, "steps": None}
+    command = ["sh", "-c", "[ {attempt} != 1 ] || sleep 1000"]
+    user.zslurm("submit", write(user, "mute", command, slurm={"spares": 1}, trainer=trainer, cluster=cluster))
+    wait_for(lambda: any(e["event"] == "agents_started" for e in user.events("mute")), "the agents to start")
+    user.cluster.kill_node(user.nodes_of("mute")[1])
+    state = user.wait_for_state("mute", "completed", "failed")
+    assert (state["state"], state["attempt"]) == ("completed", 2), state
+    assert decisions(user, "mute") == [("swap", "node_dead")]
+
+
+def test_a_hang_is_found_by_a_log_that_grows_no_more(user: User) -> None:
+    """The program calls nothing of ours. Rank 0 prints, and waits for rank 1, which stops."""
     line = (
-        'if [ "$RANK$ZSLURM_ATTEMPT" = 11 ]; then for i in 1 2 3; do echo $i; sleep 0.2; done; sleep 999; fi; '
-        "i=0; while [ $i -lt 400 ] && [ ! -e go ]; do i=$((i + 1)); echo $i; sleep 0.1; done; touch go"
+        'if [ "$RANK$ZSLURM_ATTEMPT" = 11 ]; then sleep 999; fi; '
+        'if [ "$RANK" = 1 ]; then touch there; exit; fi; '
+        "for i in 1 2 3; do echo $i; sleep 0.2; done; until [ -e there ]; do sleep 0.1; done"
     )
     limits = {"hang": {"step_s": 6.0}, "sensors": {"progress_s": 0.5}}
     trainer = {"progress": {"grows": "log"}, "checkpoints": None, "steps": None}
     user.zslurm("submit", write(user, "quiet", ["sh", "-c", line], aegis=limits, trainer=trainer))
     state = user.wait_for_state("quiet", "completed", "failed")
     assert (state["state"], state["attempt"]) == ("completed", 2), state
-    (root,) = [event["root"] for event in user.events("quiet") if event["event"] == "decision" and "root" in event]
-    assert (root["kind"], root["rank"]) == ("rank_hang", 1)
+    assert decisions(user, "quiet") == [("restart", "rank_hang")]
 
 
 def test_an_error_reaches_slurm_wait_why_and_what_depends_on_the_run(user: User) -> None:

@@ -8,7 +8,7 @@ or cut off), and exits at once, from this thread. Its other threads may run befo
 they call before they touch a checkpoint or the metrics. It costs nothing unless this thread has not looked for
 LEASE_S: then it asks the store first. So a supervisor must not replace a process that is alive earlier than that
 after its last sign of life. Where the store is gone by then, nobody can answer, and the process exits as well: its
-attempt may be over. One that finds the store gone at once trains on: without a store nobody is replaced.
+attempt may be over. One that finds the store gone at once trains on: without a store no process is replaced.
 """
 
 from __future__ import annotations

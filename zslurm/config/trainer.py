@@ -57,13 +57,16 @@ class ProgressSource(Section):
 
     pattern: StepPattern | None = Field(
         None,
-        description="regular expression for the lines of a rank's log that show a finished step: a group named "
+        description="regular expression for the lines of the log that show a finished step: a group named "
         "step, and groups of further figures by name (loss, lr, grad_norm, tokens_per_s)",
     )
     grows: Word | None = Field(
         None,
         description="`log` or a file: its growth is a sign of life, where steps are not shown; after "
-        "aegis.hang.step_s without it the rank counts as hanging",
+        "aegis.hang.step_s without it the run counts as hanging",
+    )
+    rank: Annotated[int, Field(ge=-1)] = Field(
+        0, description="rank whose log is read for both, and whose steps `zslurm status` shows; -1: the last"
     )
 
 

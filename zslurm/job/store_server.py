@@ -66,6 +66,7 @@ from zslurm.train.recovery.generation import (
     failed,
     generation_key,
     here_key,
+    met_key,
     move_key,
     result_key,
     unmoved_key,
@@ -119,7 +120,7 @@ class Requests:
     """
 
     def __init__(self) -> None:
-        """Nobody is heard yet."""
+        """Take nothing yet."""
         self.lines: SimpleQueue[str | Callable[[str], None] | None] = SimpleQueue()
 
     def read(self, file: Any) -> None:
@@ -216,7 +217,7 @@ class StoreServer:
     def _begin_anew(self, send: Callable[[str], None]) -> None:
         """Serve the next supervisor: from now on it alone hears what is new, after what happened so far."""
         self._supervisors += 1
-        self._send, self._heard = send, True
+        self._send, self._heard, self._off = send, True, False
         newest, before, move = (
             None if generation is None else asdict(generation)
             for generation in (self._published, self._before, self._move)
@@ -255,6 +256,8 @@ class StoreServer:
     def _publish(self, generation: Generation) -> None:
         if self._outcome is not None and self._outcome["event"] == "recovered":
             self._before = self._published
+        if self._pending is not None:
+            self._store.set(met_key(self._pending.number), "a further rank was lost")
         self._published, self._outcome = generation, None
         self._pending, self._move = generation, None
         self._deadline = time.monotonic() + generation.deadline_s
@@ -281,8 +284,11 @@ class StoreServer:
             return
         if self._store.check([result_key(pending.number)]):
             self._outcome = json.loads(self._store.get(result_key(pending.number)))
+            if self._outcome["event"] == "failed":
+                self._store.set(met_key(pending.number), self._outcome["reason"])
         elif time.monotonic() > self._deadline:
             self._outcome = self._too_late(pending)
+            self._store.set(met_key(pending.number), self._outcome["reason"])
         else:
             return
         self._pending = None

@@ -374,3 +374,13 @@ def test_an_attempt_whose_store_has_ended_is_ended(tmp_path: Path, run: RunDir) 
     assert outcome.cause is not None
     assert "the ranks' store server has ended, and without it ranks cannot save" in outcome.cause.message
     assert running.process.poll() is not None
+
+
+def test_an_attempt_whose_store_could_not_be_taken_over_is_ended_with_the_reason(
+    tmp_path: Path, run: RunDir
+) -> None:
+    running = replace(_step(run, "ranks train", "sleep 60"), broken="the store server does not answer")
+    outcome = _monitor(tmp_path, running, Speakers({})).until_end()
+    assert outcome.cause is not None
+    assert "the store server does not answer" in outcome.cause.message
+    assert running.process.poll() is not None

@@ -5,11 +5,16 @@ from __future__ import annotations
 import os
 import signal
 import time
+from pathlib import Path
+
+_FIRST = {"ZSLURM_ATTEMPT": "1", "TORCHELASTIC_RESTART_COUNT": "0", "SLURM_RESTART_COUNT": "0"}
+"""What counts starts, and its value at the first."""
 
 
 def after_step(step: int) -> None:
     """Be killed, hang, use too much memory or fail, where the test asks for it."""
     time.sleep(float(os.environ.get("PACE_S", "0")))
+    _note("step", step)
     what, _, rest = os.environ.get("FAULT", "").partition(":")
     if (
         not rest
@@ -20,6 +25,7 @@ def after_step(step: int) -> None:
     if rest != f"{step}:{os.environ['RANK']}":
         return
     print(f"fault: {what}", flush=True)
+    _note("fault", step)
     if what == "kill":
         os.kill(os.getpid(), signal.SIGKILL)
     if what == "hang":
@@ -30,3 +36,10 @@ def after_step(step: int) -> None:
         torch.empty(1 << 50)
     if what == "raise":
         raise ValueError("a matrix has the wrong shape")
+
+
+def _note(what: str, step: int) -> None:
+    """Write down when it was, for a benchmark (TIMES, a file)."""
+    if "TIMES" in os.environ:
+        with Path(os.environ["TIMES"]).open("a") as file:
+            file.write(f"{what} {step} {os.environ['RANK']} {os.getpid()} {time.time()}\n")

@@ -21,7 +21,7 @@ from zslurm.aegis.root_cause import without_overcome
 from zslurm.aegis.supervisor.agents.agents import Agents
 from zslurm.aegis.supervisor.attempt_starter import RunningAttempt
 from zslurm.aegis.supervisor.fault_collector import FaultCollector, read_step_log
-from zslurm.aegis.supervisor.in_memory.hanging_ranks import HangingRanks, dump_stacks
+from zslurm.aegis.supervisor.hanging_ranks import HangingRanks, dump_stacks
 from zslurm.aegis.supervisor.in_memory.planned_moves import PlannedMoves, spares_for_alarm
 from zslurm.aegis.supervisor.stop_forwarder import StopForwarder
 from zslurm.aegis.supervisor.teardown import clear, patience_s
@@ -264,6 +264,8 @@ class AttemptMonitor:
             self.overdue = True
             asked = f"when asked to ({stop.asked_by})"
             return f"the ranks did not save and stop within {aegis.save_s:g} s (aegis.save_s) {asked}", None
+        if self._running.broken:
+            return self._running.broken, None
         if self._memory is not None and self._memory.store.has_ended:
             early = self._memory.store.never_listened
             why = "ended before it listened" if early else "has ended, and without it ranks cannot save"

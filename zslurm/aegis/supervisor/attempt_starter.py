@@ -64,6 +64,7 @@ class RunningAttempt:
         nodes: where its ranks are, in their order.
         adopted: another supervisor has started it.
         memory: its recovery in memory; None where it has none.
+        broken: why it must be ended, though its ranks run; empty where they may train on.
     """
 
     attempt: AttemptDir
@@ -71,6 +72,7 @@ class RunningAttempt:
     nodes: tuple[str, ...]
     adopted: bool = False
     memory: MemoryRecovery | None = None
+    broken: str = ""
 
 
 @dataclass(frozen=True)
@@ -216,24 +218,21 @@ class AttemptStarter:
                 memory.close()
             raise
 
-    @property
-    def _wants_memory(self) -> bool:
-        aegis = self._job.spec.aegis
-        return aegis.recovery == "memory" and aegis.mode == "act"
-
     def _memory_recovery(
         self, attempt: AttemptDir, nodes: tuple[str, ...], python: Interpreter
     ) -> MemoryRecovery | None:
         """Start the store server of an attempt; None where no recovery in memory is wanted, or possible."""
-        job = self._job
-        if not self._wants_memory:
+        job, aegis = self._job, self._job.spec.aegis
+        if aegis.recovery != "memory":
             return None
         ranks = [node for node in nodes for _ in range(job.spec.ranks_per_node)]
         reason = ""
-        if len(ranks) == 1:
+        if not aegis.recovers_in_memory:
+            reason = f"aegis.mode is {aegis.mode}, and lost ranks are replaced only where it is act"
+        elif len(ranks) == 1:
             reason = "a single rank has no other one that could continue"
         elif python.srun_options:
-            reason = "the ranks run in a container, and this node's Python cannot host their store"
+            reason = "the ranks run in a container of pyxis, and this node's Python cannot host their store"
         elif self._store is not None and self._store.never_listened:
             reason = "the store server of the last attempt ended before it listened"
         else:
@@ -295,9 +294,9 @@ class AttemptStarter:
                 replaced = [e for e in events if isinstance(e, RecoveredInMemory | RanksMoved)]
                 moved = [e for e in replaced if e.attempt == last.number]
                 nodes = moved[-1].nodes if moved and moved[-1].nodes else described.get("nodes", "")
-                memory = self._adopt_memory(last, expand(str(described.get("nodes", ""))), events)
+                memory, broken = self._adopt_memory(last, expand(str(described.get("nodes", ""))), events)
                 in_use = tuple(expand(str(nodes))) if memory is None else memory.places.in_use
-                return RunningAttempt(last, process, in_use, adopted=True, memory=memory)
+                return RunningAttempt(last, process, in_use, adopted=True, memory=memory, broken=broken)
         if not ended:
             cause = Cause(why_lost(self._job, last, events))
             self._job.event("attempt_ended", attempt=last.number, **AttemptOutcome("lost", 1, cause).fields())
@@ -305,12 +304,16 @@ class AttemptStarter:
 
     def _adopt_memory(
         self, attempt: AttemptDir, nodes: Sequence[str], events: Sequence[Event]
-    ) -> MemoryRecovery | None:
-        """Take the recovery in memory of an attempt over; None where there is none, or it cannot be."""
+    ) -> tuple[MemoryRecovery | None, str]:
+        """Take the recovery in memory of an attempt over.
+
+        Returns:
+            It, or None where there is none; why the attempt must be ended, where its store is gone.
+        """
         job = self._job
         without = (event.attempt for event in events if isinstance(event, RecoveryUnavailable))
-        if not self._wants_memory or attempt.number in without:
-            return None
+        if not job.spec.aegis.recovers_in_memory or attempt.number in without:
+            return None, ""
         python = prepared(job.spec, job.run, job.job_id, job.environ)
         try:
             memory = adopt_memory(
@@ -320,9 +323,9 @@ class AttemptStarter:
         except ZslurmError as error:
             reason = f"the supervisor that started the attempt is gone, and {error}"
             job.event("recovery_unavailable", attempt=attempt.number, reason=reason)
-            return None
+            return None, f"{reason}; without it ranks can neither save nor be recovered in memory"
         self._store = memory.store
-        return memory
+        return memory, ""
 
     def _died(self, events: Sequence[Event]) -> set[str]:
         """Return nodes that died in any attempt of this start of the job: Slurm does not give them back to it."""

@@ -53,7 +53,7 @@ def error_in(log: str) -> dict[str, Any]:
 
 def _tracebacks(log: str) -> list[str]:
     starts = [found.start() for found in _TRACEBACK.finditer(log)]
-    return [log[start:end] for start, end in zip(starts, [*starts[1:], None], strict=True)]
+    return [log[start:end] for start, end in zip(starts, [*starts[1:], len(log)], strict=False)]
 
 
 def _error_of(text: str) -> dict[str, Any] | None:

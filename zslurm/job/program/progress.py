@@ -1,9 +1,10 @@
 """What a program shows of its progress, as the records and metrics that zslurm's own trainer would write.
 
-Read are, in this order: the file of `zslurm.progress.step` (ZSLURM_PROGRESS_FILE), lines of the rank's log that
-match `trainer.progress.pattern`, and the growth of a file (`trainer.progress.grows`). Rank 0 also writes
-metrics.jsonl, so that `zslurm status`, `watch` and `report` have steps, their time and the figures that the
-program gives; and a line for each new checkpoint that `trainer.checkpoints` matches.
+Read are, in this order: the file of `zslurm.progress.step` (ZSLURM_PROGRESS_FILE), lines of a log that match
+`trainer.progress.pattern`, and the growth of a file (`trainer.progress.grows`). Most programs print on one rank:
+the last two are read on that one alone (`trainer.progress.rank`). It also writes metrics.jsonl, so that `zslurm
+status`, `watch` and `report` have steps, their time and the figures that the program gives; and a line for each
+new checkpoint that `trainer.checkpoints` matches.
 """
 
 from __future__ import annotations
@@ -16,13 +17,14 @@ from typing import Any
 
 from zslurm.config.trainer import TrainerSection
 from zslurm.core.files import read_json
-from zslurm.run.program_checkpoints import newest_step
+from zslurm.run.program_checkpoints import in_run, newest_step
 from zslurm.run.run_dir import AttemptDir, RunDir
 from zslurm.train.jsonl import JsonLinesWriter
 from zslurm.train.progress import Phase, ProgressWriter
 
 _CHECKPOINTS_EVERY_S = 5.0
 _LONGEST_LINE = 1 << 16
+_COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 
 
 class LogPattern:
@@ -50,7 +52,7 @@ class LogPattern:
         self._read += len(text)
         *lines, self._rest = re.split(rb"[\r\n]", self._rest + text)  # progress bars rewrite their line
         self._rest = self._rest[-_LONGEST_LINE:]
-        return [line.decode("utf-8", "replace") for line in lines]
+        return [_COLOURS.sub("", line.decode("utf-8", "replace")) for line in lines]
 
 
 def _figures(groups: dict[str, str | None]) -> dict[str, Any] | None:
@@ -65,22 +67,28 @@ def _figures(groups: dict[str, str | None]) -> dict[str, Any] | None:
 class ProgramProgress:
     """Follows one rank's program."""
 
-    def __init__(self, trainer: TrainerSection, run: RunDir, attempt: AttemptDir, rank: int, file: Path) -> None:
+    def __init__(
+        self, trainer: TrainerSection, run: RunDir, attempt: AttemptDir, rank: int, world_size: int, file: Path
+    ) -> None:
         """Prepare.
 
         Args:
             trainer: how the program is watched.
             run: its run.
             attempt: its attempt.
-            rank: its rank; rank 0 writes metrics.
+            rank: its rank.
+            world_size: how many ranks there are.
             file: what ZSLURM_PROGRESS_FILE names.
         """
         self._trainer, self._run, self._attempt, self._rank, self._file = trainer, run, attempt, rank, file
         source, log = trainer.progress, attempt.rank_log(rank)
-        self._pattern = LogPattern(log, source.pattern) if source.pattern is not None else None
+        self._shows = rank == source.rank % world_size
+        """This rank is the one whose log is read, and that writes the metrics."""
+        self._pattern = LogPattern(log, source.pattern) if source.pattern is not None and self._shows else None
         self._grows = None
-        if source.grows is not None:
-            self._grows = log if source.grows == "log" else Path(source.grows)
+        if source.grows is not None and self._shows:
+            place = Path(in_run(source.grows, run))
+            self._grows = log if source.grows == "log" else Path(trainer.directory) / place
         self._size, self._step, self._step_at = -1, -1, 0.0
         self._saved, self._look_at = newest_step(trainer, run), 0.0
         self._record: ProgressWriter | None = None
@@ -105,7 +113,7 @@ class ProgramProgress:
             self._take(row)
         elif self._grown() and self._record is not None:
             self._record.update(phase=Phase.STEP if self._step >= 0 else Phase.ALIVE)
-        if self._rank == 0 and time.monotonic() >= self._look_at:
+        if self._shows and time.monotonic() >= self._look_at:
             self._look_at = time.monotonic() + _CHECKPOINTS_EVERY_S
             self._look_for_checkpoint()
 
@@ -114,13 +122,15 @@ class ProgramProgress:
         shown, step = row.get("time"), int(row["step"])
         now = float(shown) if isinstance(shown, int | float) else time.time()
         steps, seconds = step - self._step, now - self._step_at
-        if self._rank == 0:
+        if self._shows:
             figures = {name: value for name, value in row.items() if name not in ("step", "time")}
             took = {"step_time_s": seconds / steps} if self._step >= 0 and steps > 0 else {}
             self._append({"kind": "step", "step": step, **took, **figures})
         self._step, self._step_at = step, now
+        # After its last step a program saves, evaluates and tidies up: that is no hang of a step.
+        last = self._trainer.steps is not None and step >= self._trainer.steps
         if self._record is not None:
-            self._record.update(phase=Phase.STEP, step=step)
+            self._record.update(phase=Phase.SAVE if last else Phase.STEP, step=step)
 
     def _grown(self) -> bool:
         if self._grows is None:

@@ -53,7 +53,7 @@ def run_program(run: RunDir, attempt: AttemptDir, stop: StopRequest, environ: Mu
     with contextlib.suppress(OSError):
         run.output.mkdir(exist_ok=True)
     adopt_orphans()
-    watch = ProgramProgress(trainer, run, attempt, rank, shown)
+    watch = ProgramProgress(trainer, run, attempt, rank, int(environ["WORLD_SIZE"]), shown)
     program = Program(trainer, stop, lambda: pass_on(address))
     try:
         code = program.run(filled(trainer.command, given), given, watch, records)

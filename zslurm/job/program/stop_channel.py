@@ -21,7 +21,7 @@ from zslurm.job.stop_request import KEY, add_to_key
 
 _JOIN, _STOP = b"\x01", b"\x02"
 _HEADER = struct.Struct("=BIBQ")
-"""Before the key in a request of `add_to_key`: its first byte is 0, which tells it from _JOIN."""
+"""Before the key in a request of `add_to_key`: its first byte is 0, unlike that of _JOIN."""
 _LONGEST = _HEADER.size + 4096
 _SPARE_FILES = 256
 

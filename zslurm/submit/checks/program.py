@@ -49,7 +49,15 @@ def notes_on_program(spec: RunSpec, continues: RunDir | None) -> list[str]:
             f"{continues.name}: the run has completed: its program ended with exit code 0 on every rank; start "
             "over with --new, or choose another run.name"
         )
-    return [*_unwatched(trainer), *(() if trainer.checkpoints else (_NO_CHECKPOINTS.format(spec.aegis.retries),))]
+    notes = _watched(spec, trainer)
+    if not trainer.checkpoints:
+        notes.append(_NO_CHECKPOINTS.format(spec.aegis.retries))
+    if spec.cluster.launcher == "slurm" and trainer.stop_s > spec.slurm.save_margin_s:
+        notes.append(
+            f"trainer.stop_s ({trainer.stop_s:g}) is longer than slurm.save_margin_s "
+            f"({spec.slurm.save_margin_s}): at the time limit Slurm kills the program before it had time to stop"
+        )
+    return notes
 
 
 _NO_CHECKPOINTS = (
@@ -77,10 +85,14 @@ def _check_script(trainer: TrainerSection, directory: Path) -> None:
         raise ConfigError(f"trainer.command: {directory / words[0]} is not there")
 
 
-def _unwatched(trainer: TrainerSection) -> list[str]:
+def _watched(spec: RunSpec, trainer: TrainerSection) -> list[str]:
+    """Return how a hang will be noticed, where that has to be known."""
     source = trainer.progress
-    if source.pattern is not None or source.grows is not None:
+    if source.pattern is not None:
         return []
+    if source.grows is not None:
+        limit = spec.aegis.hang.step_s
+        return [f"trainer.progress.grows: {limit:g} s without growth count as a hang (aegis.hang.step_s)"]
     return [
         "trainer.progress: a hang is noticed only if the program calls zslurm.progress.step, or with a pattern or "
         "a file that grows"

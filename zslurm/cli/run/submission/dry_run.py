@@ -60,7 +60,7 @@ def describe(resolved: Resolved, *, new: bool, as_json: bool) -> str:
             "nodes": spec.slurm.nodes,
             "spares": spec.slurm.spares,
             "ranks": spec.world_size,
-            "steps": spec.total_steps,
+            "steps": spec.total_steps if spec.trainer is None else spec.trainer.steps,
             "mixtures": mixtures,
             **seen,
             "values": {key: {"value": value, "origin": origin} for key, value, origin in given},

@@ -16,7 +16,7 @@ from zslurm.aegis.fault_kinds import RANK_HANG, STORAGE_FAULT
 from zslurm.aegis.protocol import Answer, Stamp
 from zslurm.aegis.supervisor.agents.agents import Agents
 from zslurm.aegis.supervisor.fault_collector import FaultCollector
-from zslurm.aegis.supervisor.in_memory.hanging_ranks import HangingRanks
+from zslurm.aegis.supervisor.hanging_ranks import HangingRanks
 from zslurm.aegis.types import Fault
 
 HERE = Stamp("n1", 1, 0.0, 0.0)
