@@ -81,6 +81,7 @@ class RunFacts:
         config: the resolved configuration without secrets; empty where it cannot be read.
         changed: its keys that are not the defaults, with their values.
         code: version of the code that the run was submitted with.
+        routing: the matrices of the last evaluation's routing; empty where there are none.
         efficiency: what the job used of what it asked for.
         damaged_events: lines of the run's events that cannot be read.
     """
@@ -97,6 +98,7 @@ class RunFacts:
     config: Mapping[str, Any]
     changed: Mapping[str, Any]
     code: Mapping[str, Any]
+    routing: Mapping[str, Any]
     efficiency: Efficiency
     damaged_events: int
 
@@ -140,6 +142,7 @@ def _read(run: RunDir, state: RunState) -> RunFacts:
         config=config,
         changed=dict(_not_default(RunSpec, config)),
         code=read_json(run.code) or {},
+        routing=read_json(run.routing) or {},
         efficiency=efficiency(
             run, config, metrics, line, [save.bytes for save in saved if save.kept], _accounting(state, line)
         ),

@@ -12,6 +12,7 @@ from zslurm.core.redact import redact
 from zslurm.core.units import show_time, show_value
 from zslurm.report.comparison import compare
 from zslurm.report.curves import curve_sections, curves_together
+from zslurm.report.data import data_sections
 from zslurm.report.efficiency import median
 from zslurm.report.facts import RunFacts
 from zslurm.report.parts import Bullets, Drawing, Fold, Item, Report, RunPart, Section, Table, Text, Tile
@@ -35,6 +36,7 @@ def build(runs: Sequence[RunFacts]) -> Report:
 def _run(facts: RunFacts) -> RunPart:
     sections = [
         *curve_sections(facts),
+        *data_sections(facts),
         Section("Where the time went", list(_time(facts))),
         Section("Faults and actions", list(_happenings(facts))),
         Section("Checkpoints", list(_checkpoints(facts))),
