@@ -20,7 +20,7 @@ from zslurm.report.efficiency import Efficiency, efficiency
 from zslurm.report.timeline import Timeline, timeline
 from zslurm.run.event import Event, from_row
 from zslurm.run.event_text import describe_cause
-from zslurm.run.events import Action, FaultDetected, RecoveryFailed, RecoveryStarted
+from zslurm.run.events import Action, FaultDetected, RecoveryFailed, RecoveryStarted, Scored
 from zslurm.run.metrics import Metrics, read_metrics
 from zslurm.run.run_dir import RunDir
 from zslurm.run.state import RunState, look_all
@@ -80,6 +80,7 @@ class RunFacts:
         code: version of the code that the run was submitted with.
         efficiency: what the job used of what it asked for.
         damaged_events: lines of the run's events that cannot be read.
+        scored: scorings by hand, oldest first.
     """
 
     run: RunDir
@@ -96,6 +97,7 @@ class RunFacts:
     code: Mapping[str, Any]
     efficiency: Efficiency
     damaged_events: int
+    scored: Sequence[Scored] = ()
 
     @property
     def cause(self) -> str:
@@ -139,6 +141,7 @@ def _read(run: RunDir, state: RunState) -> RunFacts:
         code=read_json(run.code) or {},
         efficiency=efficiency(run, config, metrics, line, [save.bytes for save in saved if save.kept]),
         damaged_events=damaged,
+        scored=[event for event in events if isinstance(event, Scored)],
     )
 
 
