@@ -21,62 +21,85 @@ from zslurm.train.inference.generation import Prompt, generate_batch
 from zslurm.train.model.generate import generate
 from zslurm.train.model.zaya import build
 
-BATCHES = (1, 8, 32)
-PROMPTS, NEW = 32, 32
+BATCHES = {1: 8, 8: 16, 32: 32}
+"""With how many prompts."""
+NEW = 16
 RUNS = int(os.environ.get("GENERATION_RUNS", "3"))
 ROPE = 10_000.0
+Made = dict[int, list[int]]
+
+
+class Contenders:
+    """Three ways to continue the same prompts, each of which keeps what it made."""
+
+    def __init__(self, prompts: list[list[int]], batch: int) -> None:
+        """Continue `prompts`, `batch` at one time."""
+        self.model = build(TINY, 5, dtype=torch.float32)
+        self.theirs = reference_of(self.model, ROPE)
+        assert self.theirs.generation_config is not None
+        self.theirs.generation_config.eos_token_id = None
+        self.theirs.generation_config.pad_token_id = 0
+        self.prompts, self.batch = prompts, batch
+        self.made: dict[str, Made] = {}
+
+    def zslurm(self) -> None:
+        """Continue by continuous batching."""
+        asked = [Prompt(tuple(prompt), NEW) for prompt in self.prompts]
+        found = generate_batch(self.model, asked, rope_base=ROPE, most=self.batch)
+        self.made["zslurm"] = {each.index: each.tokens for each in found}
+
+    def one_by_one(self) -> None:
+        """Continue one prompt after another."""
+        self.made["one by one"] = {
+            index: list(generate(self.model, prompt, max_new_tokens=NEW, rope_base=ROPE))
+            for index, prompt in enumerate(self.prompts)
+        }
+
+    def transformers(self) -> None:
+        """Continue batches by transformers' generate."""
+        made: Made = {}
+        for start in range(0, len(self.prompts), self.batch):
+            part = self.prompts[start : start + self.batch]
+            longest = max(map(len, part))
+            ids = torch.tensor([[0] * (longest - len(each)) + each for each in part])
+            mask = torch.tensor([[0] * (longest - len(each)) + [1] * len(each) for each in part])
+            found = self.theirs.generate(ids, attention_mask=mask, max_new_tokens=NEW, do_sample=False)
+            made.update({start + row: each[longest:].tolist() for row, each in enumerate(found)})
+        self.made["transformers"] = made
+
+
+def _drawn(length: int, generator: torch.Generator) -> list[int]:
+    found: list[int] = torch.randint(3, TINY.vocab_size, (length,), generator=generator).tolist()
+    return found
 
 
 def run() -> None:
     """Measure and write results/batch_generation.json."""
-    model = build(TINY, 5, dtype=torch.float32)
     generator = torch.Generator().manual_seed(1)
-    lengths = torch.randint(4, 60, (PROMPTS,), generator=generator).tolist()
-    prompts = [torch.randint(3, TINY.vocab_size, (length,), generator=generator).tolist() for length in lengths]
-    theirs = reference_of(model, ROPE)
-    assert theirs.generation_config is not None
-    theirs.generation_config.eos_token_id = None
-    theirs.generation_config.pad_token_id = 0
-
-    def ours(batch: int) -> dict[int, list[int]]:
-        asked = [Prompt(tuple(prompt), NEW) for prompt in prompts]
-        return {each.index: each.tokens for each in generate_batch(model, asked, rope_base=ROPE, most=batch)}
-
-    def one_by_one() -> dict[int, list[int]]:
-        return {
-            index: list(generate(model, prompt, max_new_tokens=NEW, rope_base=ROPE))
-            for index, prompt in enumerate(prompts)
-        }
-
-    def reference(batch: int) -> dict[int, list[int]]:
-        made = {}
-        for start in range(0, PROMPTS, batch):
-            part = prompts[start : start + batch]
-            longest = max(map(len, part))
-            ids = torch.tensor([[0] * (longest - len(each)) + each for each in part])
-            mask = torch.tensor([[0] * (longest - len(each)) + [1] * len(each) for each in part])
-            found = theirs.generate(ids, attention_mask=mask, max_new_tokens=NEW, do_sample=False)
-            made.update({start + row: each[longest:].tolist() for row, each in enumerate(found)})
-        return made
-
-    expected = one_by_one()
     rows: list[dict[str, Any]] = []
-    for batch in BATCHES:
-        same = {"zslurm": ours(batch) == expected, "transformers": reference(batch) == expected}
+    for batch, count in BATCHES.items():
+        lengths = torch.randint(4, 60, (count,), generator=generator).tolist()
+        prompts = [
+            torch.randint(3, TINY.vocab_size, (length,), generator=generator).tolist() for length in lengths
+        ]
+        each = Contenders(prompts, batch)
         contenders = {
-            "zslurm": lambda batch=batch: ours(batch),
-            "transformers": lambda batch=batch: reference(batch),
-            "zslurm, one by one": one_by_one,
+            "zslurm": each.zslurm,
+            "transformers": each.transformers,
+            "zslurm, one by one": each.one_by_one,
         }
         timings = alternate(contenders, runs=RUNS, warm_up=0)
+        expected = each.made.pop("one by one")
         rows.append(
             {
                 "batch": batch,
-                "same_tokens_as_one_by_one": same,
-                "tokens_per_s": {name: round(PROMPTS * NEW / each.median, 1) for name, each in timings.items()},
+                "prompts": count,
+                "prompt_tokens": sum(lengths),
+                "same_tokens_as_one_by_one": {name: made == expected for name, made in each.made.items()},
+                "tokens_per_s": {name: round(count * NEW / one.median, 1) for name, one in timings.items()},
                 "times_faster_than_transformers": ratio(timings["transformers"], timings["zslurm"]),
                 "times_faster_than_one_by_one": ratio(timings["zslurm, one by one"], timings["zslurm"]),
-                "timings": [each.row() for each in timings.values()],
+                "timings": [one.row() for one in timings.values()],
             }
         )
         print(rows[-1], flush=True)
@@ -86,9 +109,7 @@ def run() -> None:
             "versions": {each: importlib.metadata.version(each) for each in ("torch", "transformers")},
             "threads": torch.get_num_threads(),
             "model": TINY.model_dump(mode="json"),
-            "prompts": PROMPTS,
-            "prompt_tokens": sum(lengths),
-            "new_tokens": PROMPTS * NEW,
+            "new_tokens_of_each": NEW,
             "load": [round(each, 1) for each in os.getloadavg()],
             "at": time.strftime("%H:%M"),
             "batches": rows,

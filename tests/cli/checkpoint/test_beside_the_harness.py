@@ -92,7 +92,7 @@ def test_scores_are_those_of_the_harness(zslurm: Zslurm, tmp_path: Path, monkeyp
     said = zslurm.ok("eval", "first", "--tasks", *paths, "--json").json
     zslurm.ok("checkpoint", "export", "first", tmp_path / "exported", "--dtype", "fp32")
     model = HFLM(
-        pretrained=str(tmp_path / "exported"), dtype="float32", batch_size=4, device="cpu", max_length=CONTEXT
+        pretrained=str(tmp_path / "exported"), dtype="float32", batch_size=64, device="cpu", max_length=CONTEXT
     )
     tasks = [json.loads(path.read_text()) for path in paths]
     found = simple_evaluate(model=model, tasks=tasks, bootstrap_iters=0, verbosity="ERROR")
