@@ -19,7 +19,7 @@ from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, Validat
 from zslurm.checkpoint_tools.plain import Unexpected, load_json
 from zslurm.checkpoint_tools.quantities import counted
 from zslurm.train.errors import ConfigError
-from zslurm.train.phases import PhaseConfig
+from zslurm.train.phases import Packing, PhaseConfig
 from zslurm.train.section import Count, Fraction, NonNegative, Positive, Section, Share, Whole
 
 RESUMED_FROM = "resumed_from"
@@ -106,8 +106,20 @@ class DataConfig(Section):
         default_factory=dict,
         description="instead of one path, several bundles by name, to be mixed by phases[].mix",
     )
+    packing: Packing = Field(
+        "windows",
+        description="how documents become sequences: the stream of tokens, cut every `context` of them (windows), "
+        "or whole documents side by side, each as if it were alone (best_fit)",
+    )
+    long_documents: Literal["split", "trim", "refuse"] = Field(
+        "split",
+        description="what best_fit does with a document that is longer than a sequence: parts of it, its "
+        "beginning only, or no run",
+    )
     isolate_documents: bool = Field(
-        False, description="keep attention, convolutions and positions inside each document of a sequence"
+        False,
+        description="keep attention, convolutions and positions inside each document of a sequence, which "
+        "best_fit always does",
     )
     prefetch: Whole = Field(2, description="microbatches that each rank reads ahead in the background; 0: none")
 
@@ -116,6 +128,10 @@ class DataConfig(Section):
         if self.path is not None and self.sources:
             raise ValueError("give path or sources, not both")
         return self
+
+    def isolates(self, phase: PhaseConfig) -> bool:
+        """Return whether a phase keeps the documents of a sequence apart."""
+        return self.isolate_documents or (phase.packing or self.packing) == "best_fit"
 
 
 class MuonConfig(Section):

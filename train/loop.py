@@ -118,11 +118,12 @@ class Trainer:
         local = world.local_size if world.joined else common_local_size(world)
         notes = check_ranks(config.phases, world.size, local)
         attempt = int(os.environ.get("ZSLURM_ATTEMPT", "0")) or 1 + last_attempt(run_dir)
-        self.progress = ProgressWriter(world.rank, attempt)
+        self.recovery = recovery or NoRecovery()
+        self.progress = ProgressWriter(world.rank, attempt, fence=self.recovery.fence)
         data = TrainingData.open(config.data)
         data.check_fits(config.model.vocab_size)
         tokenizer = data.header.tokenizer_sha256
-        self.order = DataOrder(data, self.plan, config.run.seed)
+        self.order = DataOrder(data, self.plan, config.run.seed, config.data.packing)
         self.pace = Pace(config.parallel.uneven_shares_every, world.rank, world.size)
         self.loader = Loader(
             self.order,
@@ -133,7 +134,6 @@ class Trainer:
             isolate_documents=config.data.isolate_documents,
         )
         self.evaluator = Evaluations.open(config, tokenizer)
-        self.recovery = recovery or NoRecovery()
         with self.recovery.making_groups():
             self.contexts = make_contexts(config)
         torch.manual_seed(config.run.seed * 1_000_003 + world.rank)
@@ -285,6 +285,7 @@ class Trainer:
                 microbatch.targets_BS,
                 rope_base=here.phase.rope_base,
                 z_weight=optim.z_loss,
+                valid_BS=microbatch.valid_BS,
                 document_BS=microbatch.document_BS,
                 bounds_N=microbatch.bounds_N,
                 context=context,
@@ -305,7 +306,7 @@ class Trainer:
         totals = torch.cat([loss_sums, to_device(signals, self.world.device)])
         self.shards.comm.all_reduce(totals)
         self.shards.comm.all_reduce(counts_MLC)
-        if self.order.data.masked:
+        if self.order.masked(here.phase_index):
             # The losses were divided by as many targets as there might be; 1 where none or all of them are masked.
             share = here.step_tokens / totals[2]
             self.shards.scale_gradients(share.where(totals[2] > 0, 1).to(self.shards.master_gradient.dtype))
@@ -525,8 +526,11 @@ def train(
         # The other ranks have left, or may leave: rank 0 waits for the last evaluation.command.
         trainer.observers.finish(give_up=lambda: stop.asked or ending is Ending.INTERRUPTED)
         return ending
-    except CheckpointError as error:
-        raise TrainError(f"checkpoint: {error}") from error
+    except BaseException as error:
+        recovery.fence()  # the record of its end, and of its progress, is that of the process in its place
+        if isinstance(error, CheckpointError):
+            raise TrainError(f"checkpoint: {error}") from error
+        raise
     finally:
         stop.close()
 

@@ -12,6 +12,9 @@ from zslurm.checkpoint_tools.quantities import counted
 from zslurm.train.section import ContextLength, Count, NonNegative, Positive, Section, Whole
 from zslurm.train.segments import Segment, segments_of
 
+Packing = Literal["windows", "best_fit"]
+"""How documents become sequences: the stream cut every `context` tokens, or whole documents side by side."""
+
 
 class RampStage(Section):
     """A segment of a batch ramp."""
@@ -54,6 +57,8 @@ class PhaseConfig(Section):
         description="share of each of data.sources, to any scale; one that is not named has 0; default: in "
         "proportion to their tokens",
     )
+
+    packing: Packing | None = Field(None, description="how documents become sequences; default: data.packing")
 
     @model_validator(mode="after")
     def _adds_up(self) -> PhaseConfig:

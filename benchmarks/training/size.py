@@ -1,10 +1,11 @@
 """The step time that `zslurm size` expects against a step of the trainer, on this CPU.
 
-Expected: the rates of every product and of attention and the times of the parts of a microbatch as `zslurm bench
-gemm --run` measures them, and the triad of `zslurm bench hbm`, read by `zslurm size`. Peer: the run's optimizer
-step by the trainer, on synthetic tokens, as `zslurm bench train` takes it. Both on one thread of this process, in
-turn, and both in processor time: the machine is shared, and by the clock a step of seconds is disturbed more often
-than a product of milliseconds. The ratio is expected over measured.
+Expected: the rates of every product and of attention, the times of the parts of a microbatch and of Muon's
+Newton-Schulz steps as `zslurm bench gemm --run` measures them, and the triad of `zslurm bench hbm`, read by
+`zslurm size`. Peer: the run's optimizer step by the trainer, on synthetic tokens, as `zslurm bench train` takes
+it. Both on one thread of this process, in turn, and both in processor time: the machine is shared, and by the
+clock a step of seconds is disturbed more often than a product of milliseconds. The ratio is expected over
+measured.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from zslurm.bench.measurement import Point
 from zslurm.bench.ranks import Ranks
 from zslurm.config.spec import RunSpec
 from zslurm.submit.resolve import resolve_run
-from zslurm.submit.run_products import run_parts, run_products
+from zslurm.submit.run_products import measured_products
 from zslurm.submit.size import Card, run_size
 from zslurm.train.config import ModelConfig
 from zslurm.train.jsonl import read_jsonl
@@ -88,8 +89,7 @@ def _row(
     phase["micro_batch"] = micro_batch
     with tempfile.TemporaryDirectory() as folder:
         spec = _spec(Path(folder), model, phase)
-        named = [*run_products(spec, on_cpu=True), *run_parts(spec, on_cpu=True)]
-        products = [Point({**each, "dtype": "fp32"}, 0.0) for each in named]
+        products = [Point({"dtype": "fp32", **each}, 0.0) for each in measured_products(spec, on_cpu=True)]
         rates: list[list[dict[str, Any]]] = []
         with _steps(Path(folder), spec, ranks) as steps:
             for _ in range(TURNS):

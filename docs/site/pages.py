@@ -8,6 +8,8 @@ SECTIONS: tuple[tuple[str, tuple[str, ...]], ...] = (
             "configuration.md",
             "submit.md",
             "programs.md",
+            "submitit.md",
+            "python.md",
             "continue.md",
             "everyday.md",
             "metrics.md",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import random
+import re
 import subprocess
 import sys
 import time
@@ -127,6 +128,41 @@ def test_findings_name_rank_and_node_to_exclude() -> None:
         "pairs of ranks: 1 of 8 ranks is slower than the others: n1 rank 2 (30 % slower)",
         "to leave the slow out: --exclude=n1",
     )
+
+
+def rails_of(
+    nodes: int, rails: int, slow: dict[tuple[int, int], float], noise: float = 0.02
+) -> list[dict[str, Any]]:
+    """Rows of all pairs of nodes along each rail; `slow` has shares of the rate by node and rail."""
+    return [
+        {"scope": "node_pair", "pair": [a * rails + rail, b * rails + rail], "wrong": 0, "figures": figures}
+        for rail in range(rails)
+        for (a, b), figures in (
+            ((int(first[-1]), int(second[-1])), figures)
+            for (first, second), figures in pairs_of(
+                nodes, {node: share for (node, on), share in slow.items() if on == rail}, 0.02, rail
+            ).items()
+        )
+    ]
+
+
+def test_a_slow_rail_is_named_and_none_of_its_nodes_is_left_out() -> None:
+    machine = MACHINE.model_copy(update={"nodes": ["n0", "n1", "n2", "n3"], "ranks_per_node": 3})
+    found = of_collectives(rails_of(4, 3, {(node, 2): 0.7 for node in range(4)}), machine)
+    assert (found.slow, found.nodes) == (("rail 2",), ())
+    (line,) = found.lines
+    assert line == "slow rail: rail 2 is 30 % slower between all nodes; look at its switches and cables"
+
+
+def test_a_node_that_is_slow_on_a_slow_rail_or_on_one_rail_alone_is_named() -> None:
+    machine = MACHINE.model_copy(update={"nodes": ["n0", "n1", "n2", "n3"], "ranks_per_node": 3})
+    rail = {(node, 2): 0.7 for node in range(4)}
+    both = of_collectives(rails_of(4, 3, {**rail, (1, 2): 0.5}), machine)
+    assert (both.slow, both.nodes) == (("rail 2", "n1 rail 2"), ("n1",))
+    assert re.search(r"slower than the others of their rail: n1 rail 2 \(2\d % slower\)", both.lines[1])
+    alone = of_collectives(rails_of(4, 3, {(1, 2): 0.7}), machine)
+    assert (alone.slow, alone.nodes) == (("n1 rail 2",), ("n1",))
+    assert "to leave the slow out: --exclude=n1" in alone.lines
 
 
 def test_two_values_are_measured_in_the_order_a_b_b_a() -> None:

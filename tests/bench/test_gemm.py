@@ -14,7 +14,7 @@ from zslurm.bench.measurement import Point
 from zslurm.bench.parts import Part
 from zslurm.cli.bench.run_file import run_named
 from zslurm.core.errors import NotFound
-from zslurm.submit.run_products import run_parts, run_products
+from zslurm.submit.run_products import run_newton_schulz, run_parts, run_products
 from zslurm.submit.size import Card, run_size
 from zslurm.train.plan.parts import PARTS, calls
 from zslurm.train.plan.rates import Rates
@@ -124,3 +124,26 @@ def test_parts_have_all_products_of_a_microbatch() -> None:
     (size,) = run_size(spec, Card(None, None), Rates(None, on_cpu=True), on_cpu=True).phases
     both = [row for row in run_parts(spec, on_cpu=True) if row["pass"] == "forward and backward"]
     assert sum(row["flops"] * calls(spec.model, row["product"]) for row in both) == pytest.approx(size.flops)
+
+
+def test_muons_steps_are_measured_in_the_format_that_muon_multiplies_in() -> None:
+    spec = run_named("zaya1-tiny", cluster=None, overrides=["parallel.device=cpu", "parallel.dtype=fp32"])
+    found = run_newton_schulz(spec, on_cpu=True)
+    assert {(row["dtype"], row["k"], row["kind"]) for row in found} == {("bf16", 5, "newton_schulz")}
+    options = {"products": found, "dtype": "fp32", "m": None, "n": None, "k": None}
+    smallest = min(gemm.points(options, MACHINE).points, key=lambda point: point.values["flops"])
+    row = gemm.run(smallest, alone())
+    assert row is not None
+    assert (row["dtype"], row["wrong"]) == ("bf16", 0)
+    assert row["tflops"] == pytest.approx(smallest.values["flops"] / row["seconds"] / 1e12)
+    assert "coefficients" not in row
+
+
+def test_matrices_that_are_no_longer_orthogonal_are_counted() -> None:
+    about = {"product": "muon.newton_schulz", "kind": "newton_schulz", "m": 24, "n": 16, "k": 5, "batch": 3}
+    made = gemm.NewtonSchulz({**values(**about), "coefficients": "keller"}, CPU)
+    made.call()
+    assert made.wrong() == 0
+    made.x_KMN[1, 3] = float("nan")
+    made.x_KMN[2, 5] = 2.0
+    assert made.wrong() == 2

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -93,6 +94,7 @@ def test_measured_rates_are_shown_and_used(shell: Shell, zaya1: Path) -> None:
     assert cells["attention.output", "forward"] == "~512.5"
     assert cells["head.logits", "forward"] == "not measured"
     assert "the table's median, 512 TFLOPS" in done.stderr
+    assert re.search(r"note: Newton-Schulz steps of \d+ shapes of matrices in bf16 were not measured", done.stderr)
     measured = shell.zslurm.ok("size", zaya1, "--rates", rates, "--json").json["phases"][0]["parts_s"]
     assumed = shell.zslurm.ok("size", zaya1, "--json").json["phases"][0]["parts_s"]
     assert measured["products"] == pytest.approx(assumed["products"] * 250 / 512.5)

@@ -179,9 +179,7 @@ MEMORY_ROWS = (
         why="rank 1 is lost together with rank 3, which kept the copy of its state",
     ),
     _further(49, "rank 0 killed", kill_ranks(0), 0),
-    _further(
-        50, "supervisor and a rank killed together", kill_supervisor_and_rank, actions=("restart",),
-    ),
+    _further(50, "supervisor and a rank killed together", kill_supervisor_and_rank, VICTIM),
     replace(
         _in_memory(4, **VICTIM_REPLACED), number=51, fault="node freezes and wakes up after it was replaced",
         inject=freeze_node, after=wake_node, pace_s=0.3,

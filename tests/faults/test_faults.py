@@ -31,15 +31,17 @@ def test_the_run_survives(
     row: Row, site: tuple[User, FaultNodes], trainer: Trainer, undisturbed: Undisturbed, table: Table
 ) -> None:
     curve = undisturbed.curve(*site)
+    table.failed(row)  # unless it comes to its end below
     with run_of(row, site, trainer) as run:
         injected = inject(row, run)
         end = run.wait_until_over()
-        table.add(_measure(row, run, injected, end["outcome"]))
+        entry = _measure(row, run, injected, end["outcome"])
         check(row, run, injected, end["outcome"])
         if row.ends == "completed" and row.same_size:
             checks.same_curve(run, curve)
         elif row.ends == "completed":
             checks.close_curve(run, curve, undisturbed.spread())
+    table.passed(entry)
 
 
 @contextmanager

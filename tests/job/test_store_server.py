@@ -1,18 +1,20 @@
 from __future__ import annotations
 
 import json
+import socket
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from torch.distributed import TCPStore
+from torch.distributed import HashStore, TCPStore
 
 from tests.waiting import DEADLINE_S, wait_for
 from zslurm.core.files import read_json
 from zslurm.job.stop_request import add_to_key
 from zslurm.job.store_client import StoreClient
+from zslurm.job.store_server import Requests, StoreServer
 from zslurm.run.run_dir import AttemptDir
 from zslurm.train.recovery.generation import (
     NEWEST,
@@ -24,6 +26,7 @@ from zslurm.train.recovery.generation import (
     result_key,
     warm_key,
 )
+from zslurm.train.recovery.membership import report_off
 
 MEMBERS = ("n0/0", "n1/w0")
 
@@ -59,7 +62,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     found = Server(tmp_path_factory.mktemp("attempt") / "000001")
     yield found
     found.client.stop()
-    assert not found.client.alive
+    assert not found.client.has_ended, "it was stopped"
 
 
 def test_the_whole_exchange(server: Server) -> None:
@@ -108,21 +111,81 @@ def test_ranks_that_do_not_come_are_named_at_the_deadline(server: Server) -> Non
 def test_a_line_that_is_no_request_is_refused_and_the_next_one_is_served(
     server: Server, line: str, reason: str
 ) -> None:
-    stdin = server.client._process.stdin
-    assert stdin is not None
+    stdin = server.client._requests
     stdin.write(line + "\n")
     stdin.flush()
     assert reason in server.event("refused")["reason"]
 
 
-def test_the_store_outlives_its_supervisor_until_the_step_is_over(tmp_path: Path) -> None:
+def test_the_store_outlives_its_supervisor_and_serves_the_next_until_the_step_is_over(tmp_path: Path) -> None:
     server = Server(tmp_path / "000001")
-    assert server.client._process.stdin is not None
-    server.client._process.stdin.close()
-    server.store.set("key", "value")
-    assert server.store.get("key") == b"value"
-    server.attempt.step_exit.write_text("0\n")
-    assert server.client._process.wait(DEADLINE_S) == 0
+    process = server.client._process
+    assert process is not None
+    server.store.set(warm_key(server.store.add(WARM, 1)), "n1/w0")
+    assert server.event("warm")
+    for number in (1, 2):
+        assert server.client.generation(Generation(number, MEMBERS, lost=(1,)))
+        answer = recovered(number, step=40 + number, rolled_back=1, seconds=0.25)
+        server.store.compare_set(result_key(number), "", json.dumps(answer))
+        assert server.event("recovered") == answer
+    assert server.client.generation(Generation(3, MEMBERS, lost=(0,)))
+    assert process.stdin is not None
+    process.stdin.close()
+    server.store.set(warm_key(server.store.add(WARM, 1)), "n0/w1")
+    assert server.attempt.store_control.stat().st_mode & 0o077 == 0
+
+    server.client = StoreClient.adopt(server.attempt)
+    found = wait_for(lambda: server.client.taken_over(1), "what happened before")
+    assert Generation.of(found["newest"]) == Generation(3, MEMBERS, lost=(0,))
+    assert Generation.of(found["before"]) == Generation(2, MEMBERS, lost=(1,))
+    assert (found["outcome"], found["move"], found["unmoved"]) == (None, None, 0)
+    assert found["warm"] + [event["member"] for event in server.client.poll()] == ["n1/w0", "n0/w1"]
+    answer = recovered(3, step=44, rolled_back=0, seconds=0.25)
+    server.store.compare_set(result_key(3), "", json.dumps(answer))
+    assert server.event("recovered") == answer
+
+    server.client._requests.close()  # this one is killed as well
+    server.client = StoreClient.adopt(server.attempt)
+    found = wait_for(lambda: server.client.taken_over(1), "what happened before")
+    assert found["outcome"] == answer, "which was reported before, and perhaps not recorded"
+    server.client.stop()
+    assert process.wait(DEADLINE_S) == 0
+    assert not server.client.has_ended, "it was stopped"
+    with pytest.raises(OSError, match=r"refused"):
+        StoreClient.adopt(server.attempt)
+
+
+def test_a_store_without_a_supervisor_ends_some_time_after_its_step(tmp_path: Path) -> None:
+    """Ranks may be left in the steps of warm processes, and the next supervisor still come."""
+    step_over = tmp_path / "step.exit"
+    requests, server = Requests(), StoreServer(HashStore())
+    requests.lines.put(None)
+    step_over.touch()
+    server.serve(requests, step_over, adopted_s=0.01)
+
+
+def test_nobody_without_the_token_is_heard(server: Server) -> None:
+    found = read_json(server.attempt.store_control)
+    assert found is not None
+    with socket.create_connection(("127.0.0.1", found["port"]), 60) as stranger:
+        stranger.sendall(b"guessed\n" + json.dumps({"op": "stop"}).encode() + b"\n")
+        assert stranger.recv(1) == b""
+    assert not server.client.has_ended
+
+
+def test_ranks_that_cannot_be_recovered_in_memory_are_reported_with_the_reason(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where their NCCL is one that crashes when it is aborted."""
+    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+    monkeypatch.setenv("MASTER_PORT", str(server.client.port))
+    report_off("NCCL 2.28.5 crashes when it is aborted")
+    assert server.event("off") == {"event": "off", "reason": "NCCL 2.28.5 crashes when it is aborted"}
+
+
+def test_a_server_that_left_no_address_is_not_adopted(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match="left no address"):
+        StoreClient.adopt(AttemptDir(tmp_path))
 
 
 def test_a_server_that_fails_at_once_is_distinguished_from_one_that_was_stopped_early(

@@ -21,16 +21,17 @@ from typing import Any
 import numpy as np
 import torch
 import torch.distributed as dist
-from numpy.typing import NDArray
 from torch import Tensor
 
-from zslurm.train.config import EvaluationConfig, TrainConfig
+from zslurm.train.config import DataConfig, EvaluationConfig, TrainConfig
 from zslurm.train.context.context_parallel import ContextParallel
 from zslurm.train.data.bundle import Corpus
+from zslurm.train.data.sequences import PackedSequences, Sequences
+from zslurm.train.data.training_data import ALONE, TrainingData
 from zslurm.train.errors import DataError
 from zslurm.train.evaluation.validation_data import evenly, open_validation_data
 from zslurm.train.model.head import IGNORED_TARGET
-from zslurm.train.model.packing import document_bounds, documents_of
+from zslurm.train.model.packing import document_bounds, documents_by_bounds, documents_of, valid_positions
 from zslurm.train.model.zaya import Zaya
 from zslurm.train.parallel.world import World
 from zslurm.train.phases import PhaseConfig
@@ -86,9 +87,10 @@ class Evaluator:
         last: the newest evaluation, as a checkpoint of its step could be the best.
     """
 
-    def __init__(self, corpus: Corpus | None, config: EvaluationConfig, *, isolate_documents: bool) -> None:
-        """Evaluate on `corpus`, keeping documents apart where the training does."""
-        self.corpus, self._config, self._isolate_documents = corpus, config, isolate_documents
+    def __init__(self, corpus: Corpus | None, config: EvaluationConfig, data: DataConfig) -> None:
+        """Evaluate on `corpus`, packing documents and keeping them apart where the training does."""
+        self.corpus, self._config, self._training = corpus, config, data
+        self._data = None if corpus is None else TrainingData({ALONE: corpus}, data.long_documents)
         self.last: Best | None = None
 
     @classmethod
@@ -101,9 +103,13 @@ class Evaluator:
         corpus = None
         if (path := config.evaluation.data) is not None:
             corpus = open_validation_data(
-                path, tokenizer_sha256=tokenizer_sha256, model=config.model, phases=config.phases
+                path,
+                tokenizer_sha256=tokenizer_sha256,
+                model=config.model,
+                phases=config.phases,
+                training=config.data,
             )
-        return cls(corpus, config.evaluation, isolate_documents=config.data.isolate_documents)
+        return cls(corpus, config.evaluation, config.data)
 
     def is_due(self, step: int, *, last: bool, stop: bool) -> bool:
         """Return whether to evaluate after `step`.
@@ -130,9 +136,10 @@ class Evaluator:
         Raises:
             DataError: a token id is beyond the vocabulary, or no target counts.
         """
-        assert self.corpus is not None
+        assert self.corpus is not None and self._data is not None
         started = time.monotonic()
-        indices = evenly(self.corpus.sequences(phase.context), self._config.sequences)
+        packed = (phase.packing or self._training.packing) == "best_fit"
+        indices = evenly(self._data.sequences(ALONE, phase.context, packed=packed), self._config.sequences)
         micro_batch = self._config.micro_batch or phase.micro_batch
         microbatches = -(-len(indices) // micro_batch)
         sums_2M = torch.zeros(2, microbatches, dtype=torch.float64, device=world.device)
@@ -140,23 +147,11 @@ class Evaluator:
         for j in range(world.rank // together, microbatches, world.size // together):
             alive()
             chosen = indices[j * micro_batch : (j + 1) * micro_batch]
-            windows_BS = self.corpus.windows(chosen, phase.context)
-            tokens_BS, targets_BS = _microbatch(self.corpus, windows_BS, chosen, phase.context, world.device)
-            document_BS = bounds_N = None
-            if self._isolate_documents:
-                end_token = self.corpus.header.end_token
-                document_BS = documents_of(tokens_BS, end_token)
-                bounds_N = document_bounds(windows_BS[:, :-1], end_token).to(world.device)
-            sums_2M[0, j], _ = model(
-                tokens_BS,
-                targets_BS,
-                rope_base=phase.rope_base,
-                document_BS=document_BS,
-                bounds_N=bounds_N,
-                context=context,
-            )
+            sequences = self._data.locate(np.zeros_like(chosen), chosen, phase.context, packed=packed)
+            inputs = self._inputs(sequences, world.device)
+            sums_2M[0, j], _ = model(**inputs, rope_base=phase.rope_base, context=context)
             if context is None or context.rank == 0:
-                sums_2M[1, j] = (targets_BS != IGNORED_TARGET).sum()
+                sums_2M[1, j] = (inputs["targets_BS"] != IGNORED_TARGET).sum()
         dist.all_reduce(sums_2M, group=world.group)
         loss_sum, tokens = (math.fsum(sums_M) for sums_M in sums_2M.tolist())
         if not tokens:
@@ -165,18 +160,24 @@ class Evaluator:
         seconds = time.monotonic() - started
         return Evaluation(loss_sum / tokens, int(tokens), len(indices), phase.context, seconds)
 
-
-def _microbatch(
-    corpus: Corpus,
-    read_BS: NDArray[np.int64],
-    indices: NDArray[np.int64],
-    context: int,
-    device: torch.device,
-) -> tuple[Tensor, Tensor]:
-    """Return inputs and targets of what was read [B, S]; IGNORED_TARGET where a target does not count."""
-    windows_BS = torch.from_numpy(read_BS).to(device)
-    targets_BS = windows_BS[:, 1:]
-    mask_BS = corpus.target_mask(indices, context)
-    if mask_BS is not None:
-        targets_BS = targets_BS.masked_fill(torch.from_numpy(mask_BS).to(device) == 0, IGNORED_TARGET)
-    return windows_BS[:, :-1], targets_BS
+    def _inputs(self, sequences: Sequences, device: torch.device) -> dict[str, Tensor]:
+        """Return what the model takes of sequences: inputs, targets, and where documents are kept apart, these."""
+        assert self._data is not None
+        read_BS = self._data.read(sequences)
+        windows_BS = torch.from_numpy(read_BS.astype(np.int64)).to(device)
+        tokens_BS, targets_BS = windows_BS[:, :-1], windows_BS[:, 1:]
+        mask_BS = self._data.target_mask(sequences)
+        if mask_BS is not None:
+            targets_BS = targets_BS.masked_fill(torch.from_numpy(mask_BS).to(device) == 0, IGNORED_TARGET)
+        inputs = {"tokens_BS": tokens_BS, "targets_BS": targets_BS}
+        if isinstance(sequences, PackedSequences):
+            bounds_N = torch.from_numpy(sequences.bounds()).to(device)
+            filled_B = torch.from_numpy(sequences.filled).to(device)
+            valid_BS = valid_positions(filled_B, tokens_BS)
+            documents = {"document_BS": documents_by_bounds(bounds_N, tokens_BS), "valid_BS": valid_BS}
+            return inputs | documents | {"bounds_N": bounds_N}
+        if self._training.isolate_documents:
+            end_token = self._data.header.end_token
+            bounds_N = document_bounds(read_BS[:, :-1], end_token).to(device)
+            return inputs | {"document_BS": documents_of(tokens_BS, end_token), "bounds_N": bounds_N}
+        return inputs

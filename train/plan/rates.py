@@ -5,17 +5,19 @@ Its columns are, among others,
 
     product, pass     name of a product of a run and its pass; no name in a sweep
     kind              `attention` for scores and values together; `part` for a part of a microbatch (parts.py) of M
-                      tokens in sequences of N and width K; other kinds are products with M, N, K and batch
+                      tokens in sequences of N and width K; `newton_schulz` for K of Muon's steps on `batch`
+                      matrices of M x N (newton_schulz.py); other kinds are products with M, N, K and batch
     m, n, k, batch    sizes of a product
     flops, tflops     FLOPs of the call, and its rate
-    dtype             format of the operands
+    dtype             format of the operands: that of the run, but for Newton-Schulz steps
 
 A result of `zslurm bench hbm` beside it gives the rate of memory: the triad of its largest arrays.
 
 A product has the rate of the row with its sizes and its pass, else of one with its sizes. Without one it has that
 of the nearest row, if none of M, N, K and batch is more than twice or less than half as large there. All others
 have the median of the table, or without a table ASSUMED_TFLOPS on a GPU. A part has its measured time where width
-and length of the sequences are the same, in proportion to the tokens.
+and length of the sequences are the same, in proportion to the tokens; Newton-Schulz steps have theirs where shape
+and format of the matrices are the same, in proportion to matrices and steps.
 """
 
 from __future__ import annotations
@@ -31,6 +33,8 @@ from pydantic import Field, ValidationError
 from zslurm.checkpoint_tools.plain import Unexpected, load_json
 from zslurm.train.errors import ConfigError
 from zslurm.train.plan.matmuls import Matmul, Microbatch
+from zslurm.train.plan.newton_schulz import KIND as NEWTON_SCHULZ
+from zslurm.train.plan.newton_schulz import MuonMatrices
 from zslurm.train.plan.parts import PartPass
 from zslurm.train.section import Count, Positive, Section
 
@@ -68,6 +72,17 @@ class PartTime(Section):
     seconds: Positive = Field(description="of one run")
 
 
+class NewtonSchulzTime(Section):
+    """Measured Newton-Schulz steps of several matrices of one shape."""
+
+    rows: Count = Field(description="of each matrix")
+    columns: Count = Field(description="of each matrix")
+    steps: Count = Field(description="Newton-Schulz steps of each")
+    matrices: Count = Field(description="that one call works on")
+    dtype: Literal["bf16", "fp32", "fp64"] = Field(description="format of the products")
+    seconds: Positive = Field(description="of the call")
+
+
 class RateTable(Section):
     """A table of measured rates."""
 
@@ -76,6 +91,7 @@ class RateTable(Section):
     source: str = Field("", description="where the figures come from")
     gemm: tuple[GemmRate, ...] = Field(min_length=1, description="measured calls")
     parts: tuple[PartTime, ...] = Field((), description="measured parts of a microbatch")
+    newton_schulz: tuple[NewtonSchulzTime, ...] = Field((), description="measured steps of Muon")
     attention_tflops: Positive | None = Field(None, description="of attention; default: as other products")
     memory_gb_s: Positive | None = Field(None, description="10^9 bytes that are read and written in a second")
 
@@ -103,6 +119,10 @@ class Rates:
         }
         self._parts = {
             (row.part, row.pass_name, row.length, row.width): row for row in (table.parts if table else ())
+        }
+        self._newton_schulz = {
+            (row.rows, row.columns, row.dtype): row.seconds / row.matrices / row.steps
+            for row in (table.newton_schulz if table else ())
         }
         self._default: Rate | None = None if on_cpu else Rate(ASSUMED_TFLOPS, "assumed")
         if table:
@@ -136,6 +156,11 @@ class Rates:
         """Return the seconds of a part of a microbatch; None where it was not measured."""
         row = self._parts.get((part, pass_name, microbatch.local, width))
         return None if row is None else row.seconds * microbatch.tokens / row.tokens
+
+    def newton_schulz_s(self, batch: MuonMatrices) -> float | None:
+        """Return the seconds of Muon's steps of one of these matrices; None where they were not measured."""
+        step = self._newton_schulz.get((batch.rows, batch.columns, batch.dtype))
+        return None if step is None else batch.steps * step
 
     @property
     def default(self) -> Rate | None:
@@ -176,9 +201,14 @@ def load_rates(paths: Sequence[Path], dtype: str) -> RateTable:
 
 
 def _of_products(path: Path, rows: Sequence[Mapping[str, Any]], found: Mapping[str, Any]) -> dict[str, Any]:
-    """Return products and parts of a result, with those found before, and the rate of attention."""
+    """Return products, parts and Muon's steps of a result, with those found before, and attention's rate."""
     products, parts, flops, seconds = list(found["gemm"]), list(found.get("parts", ())), 0.0, 0.0
+    steps = list(found.get("newton_schulz", ()))
     for row in rows:
+        if row["kind"] == NEWTON_SCHULZ:
+            sizes = {"rows": row["m"], "columns": row["n"], "steps": row["k"], "matrices": row["batch"]}
+            steps.append({**sizes, "dtype": row["dtype"], "seconds": row["seconds"]})
+            continue
         if row["dtype"] != found["dtype"]:
             raise Unexpected(
                 f"was measured in {row['dtype']}, and the run's parallel.dtype is {found['dtype']}; "
@@ -193,7 +223,7 @@ def _of_products(path: Path, rows: Sequence[Mapping[str, Any]], found: Mapping[s
             sizes = {name: row[name] for name in ("m", "n", "k", "batch", "tflops")}
             products.append({"product": row["product"], "pass_name": row["pass"], **sizes})
     attention = {"attention_tflops": flops / seconds / 1e12} if seconds else {}
-    return {"gemm": products, "parts": parts, **attention}
+    return {"gemm": products, "parts": parts, "newton_schulz": steps, **attention}
 
 
 def _of_memory(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

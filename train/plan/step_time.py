@@ -9,8 +9,8 @@
     communication   what is exposed of ZeRO-1's, by the model of communication.py, and of context groups
     optimizer       reading and writing: the gradients of each microbatch are added to a sum, which is read and
                     written; the optimizer's state, weights and gradients are read and written once a step; and
-                    Muon's Newton-Schulz products on the rank with most of them, as fast as all measured
-                    products together
+                    Muon's Newton-Schulz steps on the rank with most of them, in the time that was measured for
+                    matrices of their shape and format, else as fast as all measured products together
 
 Times add up: nothing but communication runs beside anything else. Waiting for data, evaluation and saves are left
 out; so is the start of kernels where parts were not measured. Nothing of this was measured on an MI300X.
@@ -27,6 +27,7 @@ from zslurm.train.phases import PhaseConfig
 from zslurm.train.plan.communication import StepTraffic, context_traffic
 from zslurm.train.plan.matmuls import Matmul, Microbatch
 from zslurm.train.plan.memory import MemoryPlan
+from zslurm.train.plan.newton_schulz import matrix_batches
 from zslurm.train.plan.parts import PARTS, PASSES, calls, is_recomputed
 from zslurm.train.plan.rates import Rates
 from zslurm.train.shapes import owned_table
@@ -95,7 +96,7 @@ def step_time(
         forward, backward = parts
         operations = max(0.0, forward + backward - dense - attention)
     optimizer = _optimizer_bytes(config, memory, microbatches) / (rates.memory_gb_s or math.inf) / _GIGA
-    optimizer += newton_schulz_flops(config, memory) / ((rates.large or default.tflops) * _TERA)
+    optimizer += _newton_schulz_s(config, memory, rates, rates.large or default.tflops)
     exposed = traffic.exposed_s(forward, backward) + context_traffic(config, phase, sequences).seconds
     return StepTime(
         products=dense * microbatches,
@@ -123,20 +124,17 @@ def _parts_s(
     return forward, backward
 
 
-def newton_schulz_flops(config: TrainConfig, memory: MemoryPlan) -> float:
-    """Return the FLOPs of Muon's products in a step, on the rank that has most of them; 0 for AdamW alone.
+def _newton_schulz_s(config: TrainConfig, memory: MemoryPlan, rates: Rates, tflops: float) -> float:
+    """Return the seconds of Muon's products in a step, on the rank that has most of them; 0 for AdamW alone.
 
-    A step of a matrix with sides s <= l is X X^T (2 s^2 l), its square (2 s^3) and a product with X (2 s^2 l).
+    What was measured has its time; other matrices are as fast as `tflops`.
     """
-    flops = 0.0
-    for row in owned_table(config.model, config.optim):
-        if row.whole and row.matrices:
-            count, rows, columns = row.matrices
-            rows = rows * count // row.whole  # gate and up rows may be a matrix each
-            short, long = sorted((rows, columns))
-            flops += row.whole * config.optim.muon.steps * (4.0 * short**2 * long + 2.0 * short**3)
+    seconds = 0.0
+    for batch in matrix_batches(config):
+        measured = rates.newton_schulz_s(batch)
+        seconds += batch.count * (batch.flops / (tflops * _TERA) if measured is None else measured)
     uneven = memory.balance.cost / memory.balance.cost_mean if memory.balance.cost else 1.0
-    return flops / memory.ranks * uneven
+    return seconds / memory.ranks * uneven
 
 
 def _optimizer_bytes(config: TrainConfig, memory: MemoryPlan, microbatches: float) -> float:

@@ -55,7 +55,7 @@ _POINT_S = 1.0
 _SHORTEST_S = {"cuda": 0.2, "cpu": 1.0}  # cores that others use too take all the time that a point has
 # For the first estimate; it is corrected by what the points take.
 _GUESS = {"cuda": (5e-5, 50e9), "cpu": (1e-3, 5e8)}
-_PAIR_BYTES = {"cuda": 64 << 20, "cpu": 256 << 10}
+_PAIR_BYTES = {"cuda": 64 << 20, "cpu": 2 << 20}
 _QUICK_BYTES = 64 << 20
 _COPIES = {"all_reduce": 1, "broadcast": 1, "send_recv": 2, "reduce_scatter": 2, "all_gather": 2, "all_to_all": 2}
 

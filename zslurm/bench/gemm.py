@@ -12,7 +12,8 @@ Kinds of products: `dense` by `zslurm.kernels.matmul`, with fp32 results in the 
 `attention`, scores and values in one kernel (`train/model/sdpa.py`), counted with its causal mask, where `group`
 query heads share a key head. Of a run there are also rows of the kind `part`: whole parts of a microbatch with all
 that they do besides products (parts.py), for m tokens of sequences of n, of width k, with the FLOPs of their
-products.
+products; and of the kind `newton_schulz`: k of Muon's steps (train/optim/newton_schulz.py) on `batch` matrices of
+m x n, in the format that Muon multiplies in, which need not be the run's.
 
 Operands are normal random numbers: others take less power, and a GPU at its power limit is faster with them. Each
 result is checked by the sums of its rows (Freivalds' check with a vector of ones).
@@ -36,7 +37,9 @@ from zslurm.kernels import grouped_gemm, head
 from zslurm.kernels.grouped_gemm.groups import Groups
 from zslurm.kernels.matmul import batched_matmul, matmul
 from zslurm.train.model.sdpa import attend
+from zslurm.train.optim.newton_schulz import coefficient_schedule, orthogonalise_
 from zslurm.train.parallel.world import DTYPES
+from zslurm.train.plan.newton_schulz import KIND as NEWTON_SCHULZ
 
 SWEEP = {
     "cuda": {"m": [2**power for power in range(8, 15)], "n": [2**power for power in range(8, 15)],
@@ -46,7 +49,8 @@ SWEEP = {
 """Sizes where the user names none."""
 
 _POINT_S = 0.5
-_NOT_SHOWN = ("model", "rope_base", "peak_bytes")  # of a part: what its module is made of
+_NOT_SHOWN = ("model", "rope_base", "peak_bytes", "coefficients")  # what a part, or Muon's steps, are made of
+_LONGEST_ROW = 1.5  # singular values end at 1.2 at most
 # FLOP/s for the first estimate of how long a point takes.
 _GUESS = {"cuda": 2e14, "cpu": 2e10}
 
@@ -58,9 +62,9 @@ def points(options: Options, machine: Machine) -> Plan:
     """
     found: list[Point] = []
     skipped: list[Skipped] = []
-    lacks = _lacks(options["dtype"], machine)
     for product in options["products"] or _sweep(options, machine):
-        values = {**product, "dtype": options["dtype"]}
+        values = {"dtype": options["dtype"], **product}
+        lacks = _lacks(values["dtype"], machine)
         needed = _bytes(values)
         if lacks or needed > 0.9 * machine.gpu_memory:
             free = show_bytes(machine.gpu_memory)
@@ -95,6 +99,8 @@ def _bytes(values: dict[str, Any]) -> int:
     itemsize = DTYPES[values["dtype"]].itemsize
     if values["kind"] == "part":
         return int(values["peak_bytes"])
+    if values["kind"] == NEWTON_SCHULZ:  # drawn, divided by its norm, and the workspace of a step
+        return int(batch * (3 * m * n + 2 * min(m, n) ** 2) * itemsize)
     if values["kind"] == "attention":
         return int(batch * 12 * m * k * itemsize + (batch * m * n * 4 if values["dtype"] == "fp64" else 0))
     return int(batch * (m * k + k * n + m * n) * itemsize + 2 * m * n * 4)
@@ -213,8 +219,25 @@ class Attention:
         return int((~self.out.detach().isfinite().all(dim=-1)).sum().item())
 
 
-_MADE_BY: dict[str, Callable[[dict[str, Any], torch.device], Product | Attention | Part]] = {
+class NewtonSchulz:
+    """Muon's steps on `batch` matrices, in place: what they leave is what the next call begins with."""
+
+    def __init__(self, values: dict[str, Any], device: torch.device) -> None:
+        generator = torch.Generator(device).manual_seed(0)
+        shape = (values["batch"], values["m"], values["n"])
+        self.x_KMN = torch.randn(*shape, dtype=DTYPES[values["dtype"]], device=device, generator=generator)
+        schedule = coefficient_schedule(values["coefficients"], values["k"])
+        self.call = lambda: orthogonalise_(self.x_KMN, schedule)
+
+    def wrong(self) -> int:
+        """Return how many rows have something else than numbers, or are longer than orthogonal ones can be."""
+        lengths = self.x_KMN.float().norm(dim=-1)
+        return int((~(lengths < _LONGEST_ROW)).sum())
+
+
+_MADE_BY: dict[str, Callable[[dict[str, Any], torch.device], Product | Attention | Part | NewtonSchulz]] = {
     "attention": Attention,
     "part": Part,
+    NEWTON_SCHULZ: NewtonSchulz,
 }
 """By kind; all others are products."""

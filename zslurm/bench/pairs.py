@@ -6,6 +6,11 @@ measure each other. The whole sweep is repeated, and every repetition kept: what
 moment (findings.py). A moment's time is the fastest of several exchanges: what is slow is slow each time, while a
 process that is interrupted is not.
 
+Before each exchange that is timed, both of a pair exchange one number, so that they begin together. Else the
+faster one begins earlier, and its messages travel while the slower one is still busy with the exchange before:
+what the slow one takes longer would be hidden in its partner's wait. An exchange takes until the later one has
+ended.
+
 A sweep is repeated until a slowdown of VISIBLE would be seen, and MOST_LOOKS times at most. It ends by the noise,
 not by whether someone is slow, and names are looked for once, at its end.
 
@@ -33,7 +38,7 @@ GPU_PAIR, NODE_PAIR = "gpu_pair", "node_pair"
 """The two scopes."""
 
 VISIBLE = 0.15
-MOST_LOOKS = 8
+MOST_LOOKS = 12
 """See above."""
 _MOMENTS = 20
 _MOMENT_S = {"cuda": 0.02, "cpu": 0.02}
@@ -79,22 +84,24 @@ def sweep(values: dict[str, Any], ranks: Ranks) -> list[Row]:
     elements = max(1, values["bytes"] // 4)
     source = torch.full((elements,), float(ranks.rank + 1), device=ranks.device)
     out = torch.zeros_like(source)
+    ready, other_ready = torch.zeros(2, 1, device=ranks.device)
 
-    def exchange(partner: int) -> None:
+    def exchange(partner: int, sent: torch.Tensor, received: torch.Tensor) -> None:
         operations = [
-            dist.P2POp(dist.isend, source, group=group, group_peer=partner),
-            dist.P2POp(dist.irecv, out, group=group, group_peer=partner),
+            dist.P2POp(dist.isend, sent, group=group, group_peer=partner),
+            dist.P2POp(dist.irecv, received, group=group, group_peer=partner),
         ]
         for work in dist.batch_isend_irecv(operations):
             work.wait()
+        ranks.synchronize()
 
     def timed(partner: int, times: int) -> float:
         """Return the time of the fastest exchange."""
         fastest = math.inf
         for _ in range(times):
+            exchange(partner, ready, other_ready)  # both begin together
             began = time.perf_counter()
-            exchange(partner)
-            ranks.synchronize()
+            exchange(partner, source, out)
             fastest = min(fastest, time.perf_counter() - began)
         return fastest
 

@@ -56,7 +56,7 @@ _COMMANDS = (
     Command("report", "run.report", "Write one page about a run, or several side by side."),
     Command("why", "run.why", "Explain in one paragraph why a run died, and what to do."),
     Command("rm", "run.remove", "Remove runs with their checkpoints, metrics and logs."),
-    Command("new", "new", "Write a commented run file from a recipe."),
+    Command("new", "new.new", "Write a commented run file from a recipe."),
     Command("compare", "run.compare", "Show how two runs differ."),
     Command("cancel", "run.control", "Let runs save and stop; `submit` continues them."),
     Command("hold", "run.control", "Keep runs that wait in the queue from starting."),

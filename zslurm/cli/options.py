@@ -213,7 +213,10 @@ Options = TypeVar("Options")
 
 
 def command_of(kind: type[Options], run: Callable[[Options], None]) -> Callable[..., None]:
-    """Return a command of Typer whose options are the fields of the dataclass that `run` takes."""
+    """Return a command of Typer whose options are the fields of the dataclass that `run` takes.
+
+    Those of the class itself come before those that it inherits.
+    """
     hints = get_type_hints(kind, include_extras=True)
 
     def command(**values: Any) -> None:
@@ -228,7 +231,7 @@ def command_of(kind: type[Options], run: Callable[[Options], None]) -> Callable[
             default=Parameter.empty if field.default is MISSING else field.default,
             annotation=hints[field.name],
         )
-        for field in fields(kind)  # type: ignore[arg-type]
+        for field in sorted(fields(kind), key=lambda field: field.name not in kind.__annotations__)  # type: ignore[arg-type]
     ]
     command.__signature__ = Signature(parameters)  # type: ignore[attr-defined]
     return command

@@ -22,6 +22,7 @@ from zslurm.submit.size import Card, PhaseSize, RunSize, card_of, proposals, run
 from zslurm.train.context.layout import check_phases
 from zslurm.train.errors import ConfigError as TrainConfigError
 from zslurm.train.plan.matmuls import Matmul
+from zslurm.train.plan.newton_schulz import matrix_batches
 from zslurm.train.plan.rates import ASSUMED_MEMORY_GB_S, ASSUMED_TFLOPS, Rates, RateTable, load_rates
 from zslurm.train.plan.shape_search import Shape
 from zslurm.train.plan.step_time import PARTS_OF_A_STEP
@@ -107,6 +108,11 @@ def _assumptions(spec: RunSpec, found: RunSize, card: Card, rates: Rates, *, on_
             lines.append(
                 "parts of a microbatch were not measured: other operations are what moves at the memory's rate; "
                 "`zslurm bench gemm --run RUN` measures them"
+            )
+        if unmeasured := [each for each in matrix_batches(spec) if rates.newton_schulz_s(each) is None]:
+            lines.append(
+                f"Newton-Schulz steps of {counted(len(unmeasured), 'shape')} of matrices in {unmeasured[0].dtype} "
+                "were not measured: they are taken to be as fast as the run's products together"
             )
     elif not on_cpu:
         lines.append(

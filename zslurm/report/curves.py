@@ -11,6 +11,7 @@ from zslurm.report.parts import Drawing, Item, Section, Table, Text
 from zslurm.report.plots import Curve, Marker, Plot, draw, heat_map, show_number, sparkline
 from zslurm.report.thinning import column_means, smooth
 from zslurm.run.metrics import Metrics
+from zslurm.run.program_signals import NO_STEPS
 
 if TYPE_CHECKING:
     import numpy as np
@@ -45,7 +46,9 @@ def curve_sections(facts: RunFacts) -> Iterator[Section]:
     """Yield the sections of one run's curves."""
     metrics = facts.metrics
     if "step" not in metrics.steps or not len(metrics.steps["step"]):
-        yield Section("Training", [Text("The run has taken no step yet, or its metrics are gone.")])
+        hidden = any(clause.startswith(NO_STEPS) for clause in facts.state.not_shown)
+        why = "The program shows no steps" if hidden else "The run has taken no step yet, or its metrics are gone"
+        yield Section("Training", [Text(f"{why}.")])
         return
     marks = restarts(facts)
     items: list[Item] = [drawing(plot, metrics.steps.get(name)) for name, plot in _of_training(metrics, marks)]

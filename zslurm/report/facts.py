@@ -13,6 +13,7 @@ from typing import Any
 
 from zslurm.checkpoint_tools.format.layout import MANIFEST, step_of
 from zslurm.config.spec import RunSpec
+from zslurm.core.console import say
 from zslurm.core.errors import ZslurmError
 from zslurm.core.files import read_json
 from zslurm.core.redact import redact, redact_mapping
@@ -24,6 +25,8 @@ from zslurm.run.events import Action, FaultDetected, RecoveryFailed, RecoverySta
 from zslurm.run.metrics import Metrics, read_metrics
 from zslurm.run.run_dir import RunDir
 from zslurm.run.state import RunState, look_all
+from zslurm.slurm.accounting import StepUsage
+from zslurm.slurm.client import SlurmClient
 from zslurm.train.jsonl import parse_line
 from zslurm.train.section import Section
 
@@ -109,7 +112,7 @@ class RunFacts:
 
 
 def read_runs(runs: Sequence[RunDir]) -> list[RunFacts]:
-    """Read what a report shows of each run, with one question to Slurm for all.
+    """Read what a report shows of each run, with one question to Slurm's controller for all.
 
     Raises:
         ZslurmError: a file cannot be read.
@@ -139,10 +142,24 @@ def _read(run: RunDir, state: RunState) -> RunFacts:
         config=config,
         changed=dict(_not_default(RunSpec, config)),
         code=read_json(run.code) or {},
-        efficiency=efficiency(run, config, metrics, line, [save.bytes for save in saved if save.kept]),
+        efficiency=efficiency(
+            run, config, metrics, line, [save.bytes for save in saved if save.kept], _accounting(state, line)
+        ),
         damaged_events=damaged,
         scored=[event for event in events if isinstance(event, Scored)],
     )
+
+
+def _accounting(state: RunState, line: Timeline) -> list[StepUsage]:
+    """Return what Slurm's accounting has of a run's jobs; nothing where there is none, or it does not answer."""
+    if state.launcher != "slurm" or state.state == "copied":
+        return []
+    jobs = sorted({attempt.job_id for attempt in line.attempts if attempt.job_id})
+    try:
+        return SlurmClient().usage(jobs)
+    except ZslurmError as error:
+        say(f"report: the figures of Slurm's accounting are left out: {error}")
+        return []
 
 
 def _events(run: RunDir) -> tuple[list[Event], int]:

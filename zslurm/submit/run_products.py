@@ -1,4 +1,4 @@
-"""The matrix products of a run, and the parts of a microbatch, as `zslurm bench gemm` measures them: each once."""
+"""What `zslurm bench gemm` measures of a run, each once: products, parts of a microbatch, and Muon's steps."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from typing import Any
 from zslurm.config.spec import RunSpec
 from zslurm.submit.size import Card, run_size
 from zslurm.train.plan.matmuls import Matmul
+from zslurm.train.plan.newton_schulz import KIND as NEWTON_SCHULZ
+from zslurm.train.plan.newton_schulz import matrix_batches
 from zslurm.train.plan.parts import PARTS, PASSES, calls, part_flops
 from zslurm.train.plan.rates import Rates
 
@@ -56,6 +58,26 @@ def run_parts(spec: RunSpec, *, on_cpu: bool) -> list[dict[str, Any]]:
                 about = {"rope_base": size.phase.rope_base, "peak_bytes": memory.peak}
                 found.setdefault(_key(row), {**row, "model": spec.model.model_dump(mode="json"), **about})
     return list(found.values())
+
+
+def run_newton_schulz(spec: RunSpec, *, on_cpu: bool) -> list[dict[str, Any]]:
+    """Return Muon's Newton-Schulz steps of each shape of matrix once, in the format in which they are made."""
+    device = "cpu" if on_cpu else "cuda"
+    found = []
+    for each in matrix_batches(spec):
+        count = each.in_a_call(device)
+        found.append({
+            "product": "muon.newton_schulz", "pass": "optimizer", "kind": NEWTON_SCHULZ, "m": each.rows,
+            "n": each.columns, "k": each.steps, "batch": count, "group": 1, "flops": count * each.flops,
+            "dtype": each.dtype, "coefficients": spec.optim.muon.coefficients,
+        })  # fmt: skip
+    return found
+
+
+def measured_products(spec: RunSpec, *, on_cpu: bool) -> list[dict[str, Any]]:
+    """Return all that `zslurm bench gemm --run` measures: products, parts of a microbatch, and Muon's steps."""
+    kinds = (run_products, run_parts, run_newton_schulz)
+    return [row for of_run in kinds for row in of_run(spec, on_cpu=on_cpu)]
 
 
 def _row(product: Matmul, name: str, pass_name: str, flops: float, group: int) -> dict[str, Any]:

@@ -84,7 +84,7 @@ def prepare(spec: RunSpec, *, new: bool = False) -> Prepared:
     Raises:
         ConfigError, NotFound: see `check_before_submission`.
     """
-    from zslurm.submit.checks import check_before_submission
+    from zslurm.submit.checks.run import check_before_submission
 
     run = run_dir_of(spec)
     return Prepared(spec, run, check_before_submission(spec, run, start_over=new), start_over=new)
@@ -103,7 +103,7 @@ def submit_prepared(prepared: Prepared) -> Submission:
         RunActive: the run is active.
         SlurmUnavailable, SlurmRefused: from the launcher.
     """
-    from zslurm.submit.checks import check_data, notes_on
+    from zslurm.submit.checks.run import check_data, notes_on
 
     spec, run = prepared.spec, prepared.run
     # What can be found wrong is found before anything is written or moved.
@@ -209,7 +209,7 @@ def _launcher(spec: RunSpec) -> Launch:
 
         check_slurm(spec)
         return submit_to_slurm
-    if spec.cluster.venv is None and spec.cluster.container is None:
+    if spec.trainer is None and spec.cluster.venv is None and spec.cluster.container is None:
         require("torch")  # of the environment in which the ranks will run, which is this one
     from zslurm.submit.local_launcher import submit_here
 

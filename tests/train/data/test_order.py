@@ -148,8 +148,8 @@ def test_a_mix_may_change_ahead_and_not_behind(corpora: dict[str, Corpus]) -> No
     with pytest.raises(ConfigError) as caught:
         behind.changes(recorded, 24)
     assert str(caught.value) == (
-        "phases[].mix: the 24 steps that are done took 64 of code, 128 of web; now they would take 96 of code, "
-        "96 of web; set the mix back and give the new one to a phase that begins after them"
+        "phases[].mix or packing: the 24 steps that are done took 64 of code, 128 of web; now they would "
+        "take 96 of code, 96 of web; set the mix back and give the new one to a phase that begins after them"
     )
 
 

@@ -93,7 +93,7 @@ def test_a_run_whose_mix_or_data_changed_reports_it(
     change(run, lambda config: config["phases"][0].update(mix={"web": 1}))
     done = train_on(run, ranks=1)
     assert done.returncode == 2
-    assert done.stderr.startswith("error: phases[].mix: the 3 steps that are done took ")
+    assert done.stderr.startswith("error: phases[].mix or packing: the 3 steps that are done took ")
     assert "Traceback" not in done.stderr
 
     run = resumed_from(finished, 3, tmp_path / "data")

@@ -9,14 +9,15 @@ from typing import Any
 import pytest
 
 from tests.train.plan.test_matmuls import PHASE, config, of_a_microbatch
-from zslurm.train.config import TrainConfig
+from zslurm.train.config import OptimConfig, TrainConfig
 from zslurm.train.errors import ConfigError
 from zslurm.train.plan.communication import Group, step_traffic
 from zslurm.train.plan.matmuls import Microbatch
 from zslurm.train.plan.memory import plan_memory
+from zslurm.train.plan.newton_schulz import matrix_batches
 from zslurm.train.plan.parts import BOTH, FORWARD, PARTS
 from zslurm.train.plan.rates import ASSUMED_TFLOPS, Rates, RateTable, load_rates
-from zslurm.train.plan.step_time import StepTime, newton_schulz_flops, step_time
+from zslurm.train.plan.step_time import StepTime, step_time
 
 PROJECTION = {"m": 16384, "n": 1536, "k": 2048, "tflops": 400.0}
 TINY = {"m": 8, "n": 8, "k": 8, "tflops": 100.0}
@@ -115,7 +116,34 @@ def test_newton_schulz_of_a_small_model_by_hand(split: bool) -> None:
     gate_up = 4 * [(32, 64)] if split else 2 * [(64, 64)]
     sides = [*attention, (3, 64), *gate_up, *2 * [(32, 64)]]
     expected = sum(5 * (4 * short**2 * long + 2 * short**3) for short, long in sides)
-    assert newton_schulz_flops(run, plan_memory(run, 1, on_cpu=False)) == expected
+    batches = matrix_batches(run)
+    assert sum(each.count * each.flops for each in batches) == expected
+    assert sum(each.count for each in batches) == len(sides)
+    assert len({(each.rows, each.columns) for each in batches}) == len(batches)
+
+
+def test_newton_schulz_steps_take_the_time_measured_in_their_own_format() -> None:
+    batches = matrix_batches(config())
+    assert {each.dtype for each in batches} == {"bf16"}  # whatever the run's is
+    sizes = [{"rows": each.rows, "columns": each.columns, "steps": each.steps} for each in batches]
+    measured = [each | {"matrices": 4, "dtype": "bf16", "seconds": 2.0} for each in sizes]
+    in_fp32 = [each | {"dtype": "fp32"} for each in measured]
+    time, other, unmeasured = (
+        times(Rates(table(TINY, newton_schulz=rows), on_cpu=False)) for rows in (measured, in_fp32, ())
+    )
+    assert time is not None
+    assert other is not None
+    assert unmeasured is not None
+    count = sum(each.count for each in batches)
+    assert other.optimizer == unmeasured.optimizer  # of the same matrices in another format
+    flops = sum(each.count * each.flops for each in batches)
+    assert time.optimizer - unmeasured.optimizer == pytest.approx(count * 0.5 - flops / 100e12)
+    assert time.products == unmeasured.products
+
+
+def test_adamw_alone_has_no_newton_schulz_steps() -> None:
+    adamw = config().model_copy(update={"optim": OptimConfig(matrices="adamw")})
+    assert matrix_batches(adamw) == []
 
 
 def result(*rows: dict[str, Any], benchmark: str = "gemm", gpu: str = "AMD Instinct MI300X") -> dict[str, Any]:
@@ -134,6 +162,7 @@ def test_results_of_gemm_and_hbm_are_one_table(tmp_path: Path) -> None:
         row(attention, flops=1e12, tflops=100.0),
         row(attention, flops=2e12, tflops=400.0) | {"pass": "backward"},
         row({"m": 64, "n": 16, "k": 8}, kind="part", product="router", tflops=0.0, seconds=0.5),
+        row({"m": 48, "n": 16, "k": 5}, kind="newton_schulz", dtype="fp32", batch=3, tflops=1.0, seconds=0.25),
     ]
     triads = [{"pattern": "triad", "bytes": size, "gb_s": size / 2} for size in (8000, 8)]
     paths = [tmp_path / "gemm.json", tmp_path / "hbm.json"]
@@ -142,6 +171,8 @@ def test_results_of_gemm_and_hbm_are_one_table(tmp_path: Path) -> None:
     found = load_rates(paths, "bf16")
     assert [(each.m, each.tflops, each.product) for each in found.gemm] == [(16384, 400.0, "attention.projection")]
     assert [(each.part, each.tokens, each.seconds) for each in found.parts] == [("router", 64, 0.5)]
+    (steps,) = found.newton_schulz  # in another format than the run's
+    assert (steps.rows, steps.columns, steps.steps, steps.matrices, steps.dtype) == (48, 16, 5, 3, "fp32")
     assert found.attention_tflops == pytest.approx(3 / (1 / 100 + 2 / 400))
     assert (found.memory_gb_s, found.device) == (4000.0, "AMD Instinct MI300X")
 
@@ -174,7 +205,7 @@ NO_RESULT = "not a result of `zslurm bench gemm` or `zslurm bench hbm`"
         ("{}", "not a whole result of `zslurm bench`: 'benchmark'"),
         (json.dumps(result(benchmark="collectives")), NO_RESULT),
         (json.dumps(result()), "no table of rates: gemm: "),
-        (json.dumps(result(TINY)), "not a whole result of `zslurm bench`: 'dtype'"),
+        (json.dumps(result(TINY)), "not a whole result of `zslurm bench`: 'kind'"),
         (json.dumps(result(row(TINY, k=0))), "gemm.0.k: "),
         (json.dumps(result(row(TINY, tflops="fast"))), "gemm.0.tflops: "),
         (

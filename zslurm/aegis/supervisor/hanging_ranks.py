@@ -17,7 +17,7 @@ from zslurm.aegis.policy.hanging import Witnesses, who_hangs
 from zslurm.aegis.supervisor.agents.agents import Agents
 from zslurm.aegis.supervisor.fault_collector import FaultCollector
 from zslurm.aegis.supervisor.flight_dumps import described, examine, hangs
-from zslurm.aegis.supervisor.memory_recovery import MemoryRecovery
+from zslurm.aegis.supervisor.in_memory.memory_recovery import MemoryRecovery
 from zslurm.aegis.types import Fault
 
 _WAITS = (RANK_HANG, RCCL_TIMEOUT, HANG_HEARTBEAT)

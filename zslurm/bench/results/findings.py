@@ -8,10 +8,11 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from statistics import median
 from typing import Any
 
 from zslurm.bench.result import BenchResult, Machine
-from zslurm.bench.results.peers import Comparison, Pair, compare_pairs, compare_peers, exclude_line
+from zslurm.bench.results.peers import Comparison, Pair, Slow, compare_pairs, compare_peers, exclude_line
 from zslurm.checkpoint_tools.quantities import counted
 
 Row = dict[str, Any]
@@ -55,26 +56,74 @@ def of_collectives(rows: Sequence[Row], machine: Machine) -> Findings:
         for environment, samples in of_scope.items():
             if scope == "node_pair":
                 samples = _along_all_rails(samples)
-            under = f" ({environment})" if environment else ""
-            members = compare_members(samples)
-            if not members.peers:
-                lines.append(
-                    f"pairs of {kind}s{under}: not compared, as some of them are missing or got wrong data"
-                )
-                continue
-            named = {each.name for each in members.slow}
-            others = {pair: figures for pair, figures in samples.items() if not named & set(pair)}
-            pairs = compare_pairs(others).pairs if others else ()
-            lines.append(f"pairs of {kind}s{under}: {members.line(kind)}")
-            lines += [
-                f"slow pair{under}: {a} and {b} ({100 * (1 - share):.0f} % slower)" for (a, b), share in pairs
-            ]
-            slow += [each.name for each in members.slow]
-            nodes += [each.name.split(" ")[0] for each in members.slow]
+            of_pairs = _of_pairs(samples, kind, f" ({environment})" if environment else "")
+            lines += of_pairs.lines
+            slow += of_pairs.slow
+            nodes += of_pairs.nodes
     nodes = [name for name in machine.nodes if name in nodes]
     if nodes and len(machine.nodes) > 1:
         lines.append(f"to leave the slow out: {exclude_line(nodes)}")
     return Findings(tuple(lines), tuple(dict.fromkeys(slow)), tuple(nodes))
+
+
+def _of_pairs(samples: dict[Pair, list[float]], kind: str, under: str) -> Findings:
+    """Name members, rails and pairs of one sweep.
+
+    A slow rail is named by itself, and its nodes are compared with each other there: what makes all of them slow
+    is no fault of theirs.
+    """
+    members = compare_members(samples)
+    if not members.peers:
+        why = "not compared, as some of them are missing or got wrong data"
+        return Findings((f"pairs of {kind}s{under}: {why}",))
+    rails = _slow_rails(samples)
+    if not rails:
+        found, lines = [(samples, members)], [f"pairs of {kind}s{under}: {members.line(kind)}"]
+    else:
+        groups = [
+            {pair: values for pair, values in samples.items() if _rail(pair[0]) == rail} for rail in sorted(rails)
+        ]
+        if rest := {pair: values for pair, values in samples.items() if _rail(pair[0]) not in rails}:
+            groups.append(rest)
+        found, lines = [(group, compare_members(group)) for group in groups], []
+        for rail, share in sorted(rails.items()):
+            slower = f"{100 * (1 - share):.0f} % slower between all {kind}s"
+            lines.append(f"slow rail{under}: {rail} is {slower}; look at its switches and cables")
+        slow = [each for _, compared in found for each in compared.slow]
+        if slow:
+            lines.append(f"pairs of {kind}s{under}: slower than the others of their rail: {_listed(slow)}")
+    names = [each.name for _, compared in found for each in compared.slow]
+    for group, _ in found:
+        others = {pair: values for pair, values in group.items() if not set(names) & set(pair)}
+        for (a, b), share in compare_pairs(others).pairs if others else ():
+            lines.append(f"slow pair{under}: {a} and {b} ({100 * (1 - share):.0f} % slower)")
+    return Findings(tuple(lines), (*sorted(rails), *names), tuple(name.split(" ")[0] for name in names))
+
+
+def _listed(slow: Sequence[Slow]) -> str:
+    return ", ".join(each.text for each in slow)
+
+
+def _rail(name: str) -> str:
+    """Return the rail in a name such as `node3 rail 5`; nothing where there is one rail."""
+    return name.partition(" ")[2]
+
+
+def _slow_rails(samples: Mapping[Pair, Sequence[float]]) -> dict[str, float]:
+    """Return the rails that are slower than others, each with its share of their rate; none where there is one.
+
+    A rail's rate at a moment is what two of its median member would have together, so that one slow node does not
+    make a rail slow.
+    """
+    of_rail: dict[str, list[list[float]]] = {}
+    for name, figures in member_rates(samples).items():
+        of_rail.setdefault(_rail(name), []).append(figures)
+    if len(of_rail) < 2 or not all(rail.startswith("rail ") for rail in of_rail):
+        return {}
+    rates = {
+        rail: [median(moment) ** 2 for moment in zip(*members, strict=True)] for rail, members in of_rail.items()
+    }
+    return {each.name: each.share for each in compare_peers(rates).slow}
 
 
 def of_mlp(rows: Sequence[Row], machine: Machine) -> Findings:

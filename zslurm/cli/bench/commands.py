@@ -18,8 +18,12 @@ app = typer.Typer(
     no_args_is_help=True,
     **SETTINGS,
 )
-for command in (collectives, hbm, gemm, mlp, train, storage):
-    app.command()(command)
+app.command("collectives")(collectives)
+app.command("hbm")(hbm)
+app.command("gemm")(gemm)
+app.command("mlp")(mlp)
+app.command("train")(train)
+app.command("storage")(storage)
 app.command("compare")(compare_results)
 app.command()(plot)
 app.command()(apply)

@@ -6,7 +6,6 @@ import shutil
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +21,7 @@ from zslurm.bench.run.request import Progress, Request
 from zslurm.checkpoint_tools.quantities import counted, show_duration
 from zslurm.cli.bench.cells import cell, fit_columns, split_columns, title
 from zslurm.cli.bench.environments import show_side_by_side
+from zslurm.cli.bench.options import Measure, MeasureForProfile
 from zslurm.cli.bench.results import apply_to_profile, draw_plots
 from zslurm.cli.terminal.table import print_table
 from zslurm.cluster.profile import LOCAL
@@ -35,22 +35,7 @@ _MOST_SKIPPED = 4
 _LINE_EVERY_S = 60.0
 
 
-@dataclass(frozen=True)
-class Common:
-    """The options that all measurements share, as the user gave them."""
-
-    cluster: str | None = None
-    nodes: int | None = None
-    nodelist: str | None = None
-    ranks: int | None = None
-    minutes: float | None = None
-    out: Path | None = None
-    plot: Path | None = None
-    json: bool = False
-    apply: bool = False
-
-
-def site_of(common: Common) -> Site:
+def site_of(common: Measure) -> Site:
     """Return the profile: of this machine, where no node of a cluster is asked for and no profile is named.
 
     Raises:
@@ -66,7 +51,7 @@ def site_of(common: Common) -> Site:
 def run_benchmark(
     name: str,
     options: dict[str, Any],
-    common: Common,
+    common: Measure,
     *,
     environments: Sequence[Mapping[str, str]] = ({},),
     show: Callable[[BenchResult], None] | None = None,
@@ -113,7 +98,7 @@ def run_benchmark(
     raise typer.Exit(exit_code(result))
 
 
-def _use(result: BenchResult, path: Path, site: Site, common: Common) -> None:
+def _use(result: BenchResult, path: Path, site: Site, common: Measure) -> None:
     """Print others' figures beside the result, draw it, and write what follows from it into the profile, as asked.
 
     Raises:
@@ -126,7 +111,7 @@ def _use(result: BenchResult, path: Path, site: Site, common: Common) -> None:
             draw_plots(result, path, common.plot)
         except NoPlots as error:
             say(str(error))
-    if common.apply:
+    if isinstance(common, MeasureForProfile) and common.apply:
         apply_to_profile(site.cluster.name, [settings_from(result, path)])
 
 

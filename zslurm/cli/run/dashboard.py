@@ -139,7 +139,8 @@ def _progress(state: RunState, width: int) -> Line:
 
 def _series(picture: RunPicture, width: int) -> list[Line]:
     if not picture.steps:
-        return [[("no steps yet", QUIET)]]
+        shown = "; ".join(picture.state.not_shown)
+        return [[(shorten_to(f"not shown: {shown}" if shown else "no steps yet", width), QUIET)]]
     lines: list[Line] = []
     for key, label, show in _SERIES:
         values = [float(row[key]) for row in picture.steps if _is_number(row.get(key))]

@@ -193,6 +193,8 @@ def _facts(state: RunState, excluded: str | None) -> Iterator[tuple[str, str | N
         kept = _checkpoint_steps(state.run)
         listed = f"; kept: {', '.join(map(str, kept))}" if len(kept) > 1 else ""
         yield "checkpoint", f"step {state.checkpoint_step}{best}{listed}"
+    if state.not_shown:
+        yield "not shown", "; ".join(state.not_shown)
     if aegis.last_cause is not None and aegis.last_cause["message"] not in note(state):
         yield "last cause", f"{_when(aegis.last_cause)}{describe_root(aegis.last_cause)}"
     if aegis.last_decision is not None:

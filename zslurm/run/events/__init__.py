@@ -45,6 +45,7 @@ from zslurm.run.events.people import (
     SuccessorSubmitted,
 )
 from zslurm.run.events.preparation import (
+    ConfigRestored,
     ContainerChecked,
     EnvironmentStaged,
     GpuTested,
@@ -102,6 +103,7 @@ __all__ = [
     "AttemptStarted",
     "Cancelled",
     "CollectivesExamined",
+    "ConfigRestored",
     "ContainerChecked",
     "Decided",
     "DeputyActed",
