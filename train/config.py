@@ -396,11 +396,6 @@ class EvaluationConfig(Section):
     )
     sequences: Count = Field(64, description="sequences of validation data that are looked at, the same each time")
     micro_batch: Count | None = Field(None, description="sequences in one forward pass; default: the phase's")
-    routing: bool = Field(
-        True,
-        description="count during each evaluation on data which experts tokens of each kind go to, for the "
-        "report; not with parallel.compile",
-    )
     tasks: tuple[str, ...] = Field(
         (), description="task files, or names of shipped tasks, on which the model is scored while it trains"
     )
@@ -409,6 +404,11 @@ class EvaluationConfig(Section):
     )
     tasks_limit: Count | None = Field(None, description="documents of each task at most; default: all")
     tasks_batch: Count = Field(32, description="prompts that a rank continues at one time, where tasks generate")
+    routing: bool = Field(
+        True,
+        description="count during each evaluation on data which experts tokens of each kind go to, for the "
+        "report; not with parallel.compile",
+    )
     command: str | None = Field(
         None,
         description="command to run on an export of the weights in transformers' format; {model}, {step} and "

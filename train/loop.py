@@ -134,7 +134,7 @@ class Trainer:
             prefetch=config.data.prefetch,
             isolate_documents=config.data.isolate_documents,
         )
-        self.evaluator = Evaluations.open(config, tokenizer, run_dir)
+        self.evaluator = Evaluations.open(run_dir, config, tokenizer)
         with self.recovery.making_groups():
             self.contexts = make_contexts(config)
         torch.manual_seed(config.run.seed * 1_000_003 + world.rank)
@@ -381,7 +381,8 @@ class Trainer:
         with self.clock.within(None):
             for each in self.evaluator.evaluate(self.step, self.model, here.phase, *ranks, last=last):
                 self.observers.record(each.kind, step=self.step, phase=here.phase.name, **each.fields)
-                _LOG.info("%s", each.line)
+                if each.line:
+                    _LOG.info("%s", each.line)
         self.progress.update(phase=Phase.STEP)
 
     def _save(self, *, wait: bool) -> None:

@@ -157,13 +157,6 @@ class RoutingFigures:
         specialisation, followed = self.specialisation, self.followed
         return {"tokens": self.tokens, "specialisation": specialisation, "overlap": means, "followed": followed}
 
-    def line(self) -> str:
-        """Return its line in the log: means over layers."""
-        summary = self.summary()
-        found = {name: [x for x in summary[name] if x is not None] for name in ("specialisation", "overlap")}
-        means = {name: f"{sum(values) / len(values):.3f}" if values else "-" for name, values in found.items()}
-        return f"router: specialisation {means['specialisation']}, overlap of experts {means['overlap']}"
-
     def write(self, directory: Path, step: int, phase: str) -> None:
         """Write ROUTING_FILE, in place of that of an earlier evaluation.
 

@@ -21,7 +21,7 @@ from zslurm.report.efficiency import Efficiency, efficiency
 from zslurm.report.timeline import Timeline, timeline
 from zslurm.run.event import Event, from_row
 from zslurm.run.event_text import describe_cause
-from zslurm.run.events import Action, FaultDetected, RecoveryFailed, RecoveryStarted
+from zslurm.run.events import Action, FaultDetected, RecoveryFailed, RecoveryStarted, Scored
 from zslurm.run.metrics import Metrics, read_metrics
 from zslurm.run.run_dir import RunDir
 from zslurm.run.state import RunState, look_all
@@ -84,6 +84,7 @@ class RunFacts:
         routing: the matrices of the last evaluation's routing; empty where there are none.
         efficiency: what the job used of what it asked for.
         damaged_events: lines of the run's events that cannot be read.
+        scored: scorings by hand, oldest first.
     """
 
     run: RunDir
@@ -101,6 +102,7 @@ class RunFacts:
     routing: Mapping[str, Any]
     efficiency: Efficiency
     damaged_events: int
+    scored: Sequence[Scored] = ()
 
     @property
     def cause(self) -> str:
@@ -147,6 +149,7 @@ def _read(run: RunDir, state: RunState) -> RunFacts:
             run, config, metrics, line, [save.bytes for save in saved if save.kept], _accounting(state, line)
         ),
         damaged_events=damaged,
+        scored=[event for event in events if isinstance(event, Scored)],
     )
 
 

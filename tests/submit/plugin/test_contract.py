@@ -66,7 +66,7 @@ OVERRIDDEN: dict[type, set[str]] = {
         "_submit_command",
         "_num_tasks",
     },
-    _RunExecutor: {"__init__", "affinity"},
+    _RunExecutor: {"__init__", "affinity", "_make_submission_file_text", "_num_tasks"},
     ZslurmJob: {"watcher"},
     Watcher: {"__init__", "update", "is_done", "clear"},
     ZslurmJobEnvironment: {"_handle_signals", "_requeue"},

@@ -1,4 +1,4 @@
-"""What the model is asked, against what lm-evaluation-harness asks (written down here; the real one where it is)."""
+"""What the model is asked, character by character as lm-evaluation-harness asks it."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_choices_follow_their_question_behind_the_delimiter(tmp_path: Path) -> N
 
 def test_choices_can_be_the_contexts(tmp_path: Path) -> None:
     keys = {**CHOICES, "doc_to_text": "right", "doc_to_target": "{{q}}", "target_delimiter": ""}
-    first, second, *_ = asked(tmp_path, **keys)
+    _, second, *_ = asked(tmp_path, **keys)
     assert second.pairs == (("a1", "Q1?"), ("b1", "Q1?"))
     assert second.golds == (1,)
 

@@ -120,5 +120,5 @@ def test_a_machine_without_namespaces_refuses_and_says_what_to_do(monkeypatch: p
 
 
 def test_a_command_that_is_not_there_is_refused_before_anything_is_generated() -> None:
-    with pytest.raises(DataError, match="execution.command: no-such-program is not there"):
+    with pytest.raises(DataError, match=r"execution.command: no-such-program is not there"):
         run("", command="no-such-program {file}", **LIMITS)
