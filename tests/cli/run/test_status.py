@@ -169,6 +169,7 @@ def test_as_json_everything_is_there(tmp_path: Path) -> None:
         "evaluation_step": None,
         "evaluation_loss": None,
         "sources": {},
+        "not_shown": (),
         "checkpoint_step": 10,
         "best_step": None,
         "exit_code": 1,
