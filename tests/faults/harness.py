@@ -156,6 +156,17 @@ class FaultRun:
 
         return wait_for(recovered, f"recovery {count} of {self.name}", deadline_s=_DEADLINE_S)
 
+    def lift_time_limit(self, since: float) -> None:
+        """Give the job as long as it needs once it was requeued for its limit, which was to happen once."""
+
+        def requeued() -> bool:
+            return any(event["time"] >= since for event in self.events("requeued"))
+
+        wait_for(lambda: requeued() or self.ended(), f"{self.name} to be requeued", deadline_s=_DEADLINE_S)
+        if requeued():
+            argv = ["scontrol", "update", f"JobId={self.job_id()}", "TimeLimit=60"]
+            self.cluster.run_as_root(argv)
+
     def wait_until_over(self) -> dict[str, Any]:
         """The event of its end. Nobody helps it."""
 

@@ -48,7 +48,7 @@ SAMPLE = ("ddp", "kill")
 ENDS = {
     "kill": ("completed", {"rank_killed"}),
     "hang": ("completed", {"rank_hang"}),
-    "oom": ("failed", {"host_oom", "user_error"}),
+    "oom": ("completed", {"host_oom"}),
     "node": ("completed", {"node_dead"}),
 }
 """How a run ends after a fault, and the kinds of the root that are right."""

@@ -137,7 +137,10 @@ def test_the_number_of_ranks_does_not_change_a_bit(
         done = train_on(run, ranks)
         assert done.returncode == 0, done.stderr
         (row,) = rows_of(run, "evaluation")
-        found.append((row["loss"], row["tokens"]))
+        (routing,) = rows_of(run, "routing")
+        matrices = json.loads((run / "routing.json").read_text())
+        found.append((row["loss"], row["tokens"], routing | {"time": 0}, matrices))
+        assert routing["tokens"] == row["tokens"]
     assert found[0] == found[1]
 
 
