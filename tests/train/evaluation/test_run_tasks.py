@@ -11,6 +11,7 @@ import pytest
 from tests.train.evaluation.tasks.files import CHOICES, write_task
 from tests.train.ranks import train_on
 from tests.train.runs import MODEL, losses_of, make_run
+from tests.train.telemetry.test_metrics_fields import documented
 from zslurm.train.config import TrainConfig
 from zslurm.train.data.build.build import build
 from zslurm.train.errors import ConfigError, DataError
@@ -77,6 +78,7 @@ def test_a_run_is_scored_and_trains_as_without(tmp_path: Path, data: Path, tasks
         done = train_on(run, ranks=ranks)
         assert done.returncode == 0, done.stderr
         rows = rows_of(run, "tasks")
+        assert all(set(row) == {*documented()["Every line"], *documented()["tasks"]} for row in rows)
         assert [row["step"] for row in rows] == [2, 4, 6]
         assert rows[0]["documents"] == {"choose": 9, "write": 5}
         assert set(rows[0]["scores"]) == {

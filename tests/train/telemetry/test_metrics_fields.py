@@ -59,6 +59,7 @@ def test_every_field_that_is_written_is_documented_and_the_other_way_round(rows:
         written[row["kind"]] |= fields_of(row)
     tables = documented()
     common = set(tables.pop("Every line"))
+    del tables["tasks"]  # these need a tokenizer: see tests/train/evaluation/test_run_tasks.py
     assert set(written) == set(tables)
     for kind, table in tables.items():
         on_cpus = {field for field, what in table.items() if not what.startswith("GPUs only")}
