@@ -15,9 +15,9 @@ Ranks on CPUs are compared by their processor time for an exchange too, as in ml
 share cores with each other and with other programs take as long as these please. The clock shows a slow link, the
 processor time a rank that is slow itself.
 
-A sweep is repeated until a slowdown of VISIBLE would be seen; MOST_LOOKS times at most, and on CPUs, whose other
-programs may make a look long, no further time after MOST_S seconds. It ends by the noise, not by whether someone
-is slow, and names are looked for once, at its end.
+A sweep is repeated until a slowdown of VISIBLE would be seen, MOST_LOOKS times at most. On CPUs, where other
+programs may hide it from the clock for good, the processor time alone decides after MOST_S seconds. A sweep ends
+by the noise, not by whether someone is slow, and names are looked for once, at its end.
 
 The ranks that exchange are those of one process group, so a sweep opens no communicator for each pair.
 """
@@ -36,7 +36,7 @@ import torch.distributed as dist
 from zslurm.bench.measurement import Row
 from zslurm.bench.ranks import Ranks
 from zslurm.bench.result import Machine
-from zslurm.bench.results.findings import compare_members
+from zslurm.bench.results.findings import compare_members, compare_own_time
 from zslurm.bench.results.peers import fewest_moments, rounds
 from zslurm.bench.run.timing import summarize
 
@@ -44,7 +44,7 @@ GPU_PAIR, NODE_PAIR = "gpu_pair", "node_pair"
 """The two scopes."""
 
 VISIBLE = 0.15
-MOST_LOOKS = 8
+MOST_LOOKS = 16
 MOST_S = {"cuda": math.inf, "cpu": 30.0}
 """See above."""
 _MOMENTS = 20
@@ -142,7 +142,10 @@ def sweep(values: dict[str, Any], ranks: Ranks) -> list[Row]:
         gathered = ranks.gather([[partner, seconds[partner], wrong[partner]] for partner in seconds])
         if gathered is not None:
             of_pair, own_s, bad = _by_pair(gathered, ranks, in_node=in_node)
-        if ranks.share(_enough(of_pair) or time.perf_counter() - began > MOST_S[ranks.device.type]):
+        enough = _enough(of_pair) or time.perf_counter() - began > MOST_S[ranks.device.type]
+        if own_s and in_node and not ranks.on_gpu:
+            enough = enough and _enough_of_own(own_s)
+        if ranks.share(enough):
             break
     if not ranks.is_first:
         return []
@@ -162,6 +165,11 @@ def _enough(of_pair: dict[tuple[int, int], list[float]]) -> bool:
     """Return whether a small slowdown would be seen."""
     rates = {(str(a), str(b)): [1 / each for each in seconds] for (a, b), seconds in of_pair.items()}
     return not rates or compare_members(rates).visible <= VISIBLE
+
+
+def _enough_of_own(own_s: dict[tuple[int, int], list[list[float]]]) -> bool:
+    """Return whether a small difference in the ranks' processor time would be seen."""
+    return compare_own_time({(str(a), str(b)): of_two for (a, b), of_two in own_s.items()}).visible <= VISIBLE
 
 
 def _by_pair(

@@ -72,15 +72,12 @@ def of_collectives(rows: Sequence[Row], machine: Machine) -> Findings:
 
 def _by_own_time(rows: Sequence[Row], machine: Machine) -> Iterator[Findings]:
     """Compare ranks on CPUs by the processor time that they took for exchanges with all others."""
-    found: dict[str, dict[str, list[list[float]]]] = {}
+    found: dict[str, dict[Pair, Sequence[Sequence[float]]]] = {}
     for row in rows:
         if "own_s" in row and not row["wrong"]:
-            of_ranks = found.setdefault(str(row.get("environment", "")), {})
-            for name, times in zip(_names(row, machine), row["own_s"], strict=True):
-                of_ranks.setdefault(name, []).append(times)
-    for environment, of_ranks in found.items():
-        means = {name: [mean(moment) for moment in zip(*pairs, strict=True)] for name, pairs in of_ranks.items()}
-        compared = compare_peers(means, better="lower")
+            found.setdefault(str(row.get("environment", "")), {})[_names(row, machine)] = row["own_s"]
+    for environment, of_pairs in found.items():
+        compared = compare_own_time(of_pairs)
         under = f" ({environment})" if environment else ""
         names = tuple(each.name for each in compared.slow)
         line = f"processor time of ranks{under}: {compared.line('rank')}"
@@ -169,6 +166,16 @@ def of_mlp(rows: Sequence[Row], machine: Machine) -> Findings:
 def compare_members(samples: Mapping[Pair, Sequence[float]]) -> Comparison:
     """Compare the members of pairs by what each adds to the rates of its pairs."""
     return compare_peers(member_rates(samples))
+
+
+def compare_own_time(of_pairs: Mapping[Pair, Sequence[Sequence[float]]]) -> Comparison:
+    """Compare members by their own times in their pairs, of which the mean counts at each moment."""
+    of_member: dict[str, list[Sequence[float]]] = {}
+    for pair, of_two in of_pairs.items():
+        for name, times in zip(pair, of_two, strict=True):
+            of_member.setdefault(name, []).append(times)
+    means = {name: [mean(moment) for moment in zip(*pairs, strict=True)] for name, pairs in of_member.items()}
+    return compare_peers(means, better="lower")
 
 
 def member_rates(samples: Mapping[Pair, Sequence[float]]) -> dict[str, list[float]]:
