@@ -8,6 +8,8 @@ STAMP := $(VENV)/.installed
 # PyTorch's own index of wheels, e.g. https://download.pytorch.org/whl/cpu, .../whl/cu130 or .../whl/rocm7.1; where it
 # is empty torch comes from PyPI (or from the index of pip's settings), whose build for Linux on x86-64 brings CUDA.
 TORCH_INDEX ?=
+# For example `make demo TEXTS=~/texts`.
+TEXTS ?=
 PYTEST_ARGS ?=
 GPU_ARGS ?=
 # Children compile their byte code once, whatever the caller's shell says.
@@ -29,8 +31,8 @@ $(STAMP): pyproject.toml constraints.txt
 
 setup: $(STAMP) ## make .venv and install everything
 
-demo: $(STAMP) ## train a tiny ZAYA1 on real text on this machine, interrupt it, continue it
-	$(BIN)/zslurm demo
+demo: $(STAMP) ## train a tiny ZAYA1 on real text, or on TEXTS=DIR, on this machine; interrupt it, continue it
+	$(BIN)/zslurm demo $(TEXTS)
 
 test: lint ## run every test (Slurm tests need root and the packages that .ci/run installs)
 	$(BIN)/python -m pytest -m 'not soak and not faults' -n auto $(PYTEST_ARGS)
@@ -39,12 +41,13 @@ soak: $(STAMP) ## run the long tests as well
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
 
 faults: $(STAMP) ## inject every fault into a run on a real Slurm; writes benchmarks/results/faults.md (root)
-	$(BIN)/python -m pytest tests/faults -m 'not soak' $(PYTEST_ARGS)
+	$(BIN)/python -m pytest tests/faults tests/foreign -m 'not soak' $(PYTEST_ARGS)
 
 lint: $(STAMP) ## ruff, mypy, which package may import which, tables and words of the documents
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/mypy examples # as a user's checker sees zslurm
 	@# import-linter does not follow links: it gets a copy, as a wheel has it
 	@rm -rf .imports && mkdir .imports && cp -rL zslurm .imports/
 	cd .imports && ../$(BIN)/lint-imports --no-cache --config ../pyproject.toml

@@ -1,8 +1,7 @@
 """Errors of the checkpoint format, each one something a caller can act on.
 
 Every message is one line: what happened, where, and what to do. All derive from `CheckpointError`, which is
-an ordinary `Exception`, and all survive pickling, so that a background writer's error reaches its trainer
-whole.
+a `zslurm.Error`, and all survive pickling, so that a background writer's error reaches its trainer whole.
 """
 
 from __future__ import annotations
@@ -10,10 +9,12 @@ from __future__ import annotations
 import errno
 from pathlib import Path
 
+from zslurm.error import Error
+
 _OUT_OF_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
 
-class CheckpointError(Exception):
+class CheckpointError(Error):
     """Root of every error this package raises."""
 
 

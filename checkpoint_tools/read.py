@@ -24,7 +24,7 @@ from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Collection
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from zslurm.checkpoint_tools.blocks import BlockFile, check_size
 from zslurm.checkpoint_tools.errors import Damaged, Mismatch, NotACheckpoint, ReadFailed, read_failed
@@ -68,7 +68,7 @@ class Checkpoint:
         self._headers: dict[str, dict[str, Span]] = {}
 
     @classmethod
-    def open(cls, path: StrPath, *, check_files: bool = True, local: StrPath | None = None) -> Checkpoint:
+    def open(cls, path: StrPath, *, check_files: bool = True, local: StrPath | None = None) -> Self:
         """Open the checkpoint at `path`, with its manifest checked and, with `check_files`, each file's size.
 
         `local` is a directory of copies, see local_tier.py; it need not exist.
@@ -104,7 +104,7 @@ class Checkpoint:
             os.close(self._directory)
             self._directory = -1
 
-    def __enter__(self) -> Checkpoint:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *error: object) -> None:

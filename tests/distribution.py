@@ -23,7 +23,7 @@ _ON_SLURM = {
     f"tests/on_slurm/test_{name}.py": group
     for group, names in {
         "slurm-2": "agent_link refusals runs submit_options successor",
-        "slurm-3": "doctor environments rails",
+        "slurm-3": "doctor environments programs rails",
         "slurm-4": "accounting client everyday fixture outages preemption profiles topology",
     }.items()
     for name in names.split()
@@ -89,6 +89,8 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 def _group(nodeid: str) -> str:
     """The tests that run one after the other in one process: those of a file, or of several on one Slurm."""
     file = nodeid.partition("::")[0]
+    if file.startswith("tests/foreign/"):
+        return "slurm-3"
     if file.startswith("tests/on_slurm/") or "::test_cluster_commands_of" in nodeid:
         return _ON_SLURM.get(file, "slurm-1")
     if file in _FAULTS:

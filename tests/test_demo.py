@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import statistics
@@ -44,10 +45,13 @@ def test_the_smallest_demo_trains_is_interrupted_continues_and_learns(tmp_path: 
 
 
 @pytest.mark.soak
-def test_without_an_option_it_chooses_what_a_slow_machine_can_do(tmp_path: Path) -> None:
+def test_without_an_option_it_chooses_what_a_slow_machine_can_do_with_texts_of_ones_own(tmp_path: Path) -> None:
     """One core, and the oldest instructions that torch's libraries know."""
     core = min(os.sched_getaffinity(0))
-    done = _demo(tmp_path, before=["taskset", "--cpu-list", str(core)], environment=OTHER_PROCESSORS["sse4"])
+    texts = str(Path(json.__file__).parent)
+    done = _demo(
+        tmp_path, texts, before=["taskset", "--cpu-list", str(core)], environment=OTHER_PROCESSORS["sse4"]
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     assert "measured: this machine trains about" in done.stderr
     assert "in 2 attempts" in done.stdout
@@ -57,6 +61,12 @@ def test_one_token_less_than_the_fewest_is_refused(tmp_path: Path) -> None:
     done = _demo(tmp_path, "--tokens", str(FEWEST_TOKENS - 1))
     assert (done.returncode, list(tmp_path.iterdir())) == (2, [])
     assert str(FEWEST_TOKENS) in done.stderr.replace(",", "")
+
+
+def test_texts_that_are_not_there_are_named_and_nothing_is_made(tmp_path: Path) -> None:
+    done = _demo(tmp_path, "nowhere")
+    assert (done.returncode, list(tmp_path.iterdir())) == (3, [])
+    assert "nowhere: there is no such file or directory" in done.stderr
 
 
 def test_it_does_not_touch_a_directory_that_is_not_its_own(tmp_path: Path) -> None:

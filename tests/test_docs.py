@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -20,8 +21,9 @@ from unittest.mock import patch
 
 import pytest
 
-from tests import bench, stand_in
+from tests import bench, command_server, stand_in
 from tests.checkout import ROOT
+from tests.command_server import CommandServer
 from tests.on_slurm.as_user import COMMAND_EVERY_S
 from tests.on_slurm.slurm_cluster import SlurmCluster
 from tests.on_slurm.user import configure
@@ -80,31 +82,49 @@ def prepare(directory: Path, *, tokens: int | None = None) -> Path:
 
 
 @pytest.fixture(scope="module")
-def local(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A directory in which the commands of BASE were run, with twenty steps; later runs have one rank."""
-    directory = prepare(tmp_path_factory.mktemp("docs"), tokens=20 * 1024)
+def local(tmp_path_factory: pytest.TempPathFactory, programs: Path) -> Path:
+    """A directory in which the commands of BASE were run: few steps of a small model; later runs have one rank."""
+    directory = prepare(tmp_path_factory.mktemp("docs"), tokens=12 * 1024)
+    with (directory / "run.yaml").open("a") as file:
+        file.write("model: {layers: 2}\n")
     for document in BASE:
         for block in blocks("bash", document):
-            run_locally(block, directory)
+            run_locally(block, directory, programs)
     run = directory / "run.yaml"
     run.write_text(run.read_text().replace("ranks_per_node: 2", "ranks_per_node: 1"))
     return directory
 
 
 @pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def data(tmp_path_factory: pytest.TempPathFactory, programs: Path) -> Path:
     """The data that the README's first command builds."""
     directory = prepare(tmp_path_factory.mktemp("docs-data"))
     first = blocks("bash", ROOT / "README.md")[0]
-    run_locally(replace(first, text=first.text.splitlines()[0]), directory)
+    run_locally(replace(first, text=first.text.splitlines()[0]), directory, programs)
     return directory / "data"
 
 
-def run_locally(block: Block, directory: Path) -> None:
+@pytest.fixture(scope="module")
+def programs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """What is in front of PATH: a `zslurm` whose commands have imported zslurm and the trainer already."""
+    directory = tmp_path_factory.mktemp("bin")
+    environment = os.environ | {"PYTHONPATH": str(bench.IN_RANKS), "OMP_NUM_THREADS": "1"}
+    script = Path(command_server.__file__)
+    server = CommandServer(
+        Path(sys.executable), script, directory / "socket", environment, modules=["zslurm.train.loop"]
+    )
+    client = shlex.join([sys.executable, "-I", "-S", str(script), str(server.path)])
+    (directory / "zslurm").write_text(f'#!/bin/sh\nexec {client} "$@"\n')
+    (directory / "zslurm").chmod(0o755)
+    yield directory
+    server.close()
+
+
+def run_locally(block: Block, directory: Path, programs: Path) -> None:
     in_ranks = stand_in.IN_RANKS if block.document in STAND_INS else bench.IN_RANKS
     environment = os.environ | {
         "PYTHONPATH": str(in_ranks),
-        "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+        "PATH": f"{programs}:{Path(sys.executable).parent}:{os.environ['PATH']}",
         "XDG_STATE_HOME": str(directory / "state"),
         "XDG_CONFIG_HOME": str(directory / "config"),
         "OMP_NUM_THREADS": "1",
@@ -122,9 +142,9 @@ def test_the_readmes_local_run_completes(local: Path) -> None:
 
 
 @pytest.mark.parametrize("document", [d for d in with_blocks("bash") if d not in BASE], ids=lambda path: path.name)
-def test_local_commands_of(document: Path, local: Path) -> None:
+def test_local_commands_of(document: Path, local: Path, programs: Path) -> None:
     for block in blocks("bash", document):
-        run_locally(block, local)
+        run_locally(block, local, programs)
 
 
 @pytest.mark.parametrize("document", with_blocks("python"), ids=lambda path: path.name)
@@ -159,8 +179,10 @@ def cluster_directory(slurm_cluster: SlurmCluster, data: Path) -> Iterator[Path]
 @pytest.mark.parametrize("document", with_blocks("bash cluster"), ids=lambda path: path.name)
 def test_cluster_commands_of(document: Path, slurm_cluster: SlurmCluster, cluster_directory: Path) -> None:
     """Line by line; requeue and exec wait for the job to run, as a person would."""
-    python = slurm_cluster.installation().python
-    zslurm = f'zslurm() {{ "{python}" -P -m zslurm "$@"; }}'
+    installed = slurm_cluster.installation()
+    script = installed.sources / "tests" / "command_server.py"
+    client = [str(installed.python), "-I", "-S", str(script), str(slurm_cluster.commands().path)]
+    zslurm = f'zslurm() {{ {shlex.join(client)} "$@"; }}'
     for block in blocks("bash cluster", document):
         for chunk in re.split(r"^(?=zslurm (?:requeue|exec))", block.text, flags=re.MULTILINE):
             if chunk.startswith(("zslurm requeue", "zslurm exec")):

@@ -113,7 +113,8 @@ def warm_up(model: Zaya, config: TrainConfig) -> None:
         DataError: the data cannot be read.
     """
     plan = Plan(config.phases)
-    next(read_from(DataOrder(TrainingData.open(config.data), plan, config.run.seed), 0, 0, 1), None)
+    order = DataOrder(TrainingData.open(config.data), plan, config.run.seed, config.data.packing)
+    next(read_from(order, 0, 0, 1), None)
     _run_once(model, config)
     gc.collect()
     gc.freeze()

@@ -19,7 +19,7 @@ from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, Validat
 from zslurm.checkpoint_tools.plain import Unexpected, load_json
 from zslurm.checkpoint_tools.quantities import counted
 from zslurm.train.errors import ConfigError
-from zslurm.train.phases import PhaseConfig
+from zslurm.train.phases import Packing, PhaseConfig
 from zslurm.train.section import Count, Fraction, NonNegative, Positive, Section, Share, Whole
 
 RESUMED_FROM = "resumed_from"
@@ -106,8 +106,25 @@ class DataConfig(Section):
         default_factory=dict,
         description="instead of one path, several bundles by name, to be mixed by phases[].mix",
     )
+    packing: Packing = Field(
+        "windows",
+        description="how documents become sequences: the stream of tokens, cut every `context` of them (windows), "
+        "or whole documents side by side, each as if it were alone (best_fit)",
+    )
+    long_documents: Literal["split", "trim", "refuse"] = Field(
+        "split",
+        description="what best_fit does with a document that is longer than a sequence: parts of it, its "
+        "beginning only, or no run",
+    )
+    max_epochs: Positive | None = Field(
+        None,
+        description="refuse a run that would take more than so many epochs of a source; default: a source that "
+        "ends begins again, in another order",
+    )
     isolate_documents: bool = Field(
-        False, description="keep attention, convolutions and positions inside each document of a sequence"
+        False,
+        description="keep attention, convolutions and positions inside each document of a sequence, which "
+        "best_fit always does",
     )
     prefetch: Whole = Field(2, description="microbatches that each rank reads ahead in the background; 0: none")
 
@@ -116,6 +133,10 @@ class DataConfig(Section):
         if self.path is not None and self.sources:
             raise ValueError("give path or sources, not both")
         return self
+
+    def isolates(self, phase: PhaseConfig) -> bool:
+        """Return whether a phase keeps the documents of a sequence apart."""
+        return self.isolate_documents or (phase.packing or self.packing) == "best_fit"
 
 
 class MuonConfig(Section):
@@ -251,7 +272,13 @@ class CheckpointConfig(Section):
     keep_last: Count = Field(3, description="newest complete checkpoints that are kept")
     keep_every: Whole = Field(0, description="also keep those whose step is a multiple of this; 0: none")
     keep_best: bool = Field(
-        True, description="also keep the one with the lowest loss on evaluation.data, of those made at such a step"
+        True, description="also keep the best one, of those made at a step with an evaluation; see best_by"
+    )
+    best_by: str = Field(
+        "loss",
+        pattern=r"^(loss|[^/]+/[^/]+)$",
+        description="what makes a checkpoint the best: the lowest loss on evaluation.data, or TASK/METRIC of "
+        "evaluation.tasks, such as arithmetic/acc",
     )
     background: bool = Field(
         True,
@@ -369,6 +396,19 @@ class EvaluationConfig(Section):
     )
     sequences: Count = Field(64, description="sequences of validation data that are looked at, the same each time")
     micro_batch: Count | None = Field(None, description="sequences in one forward pass; default: the phase's")
+    tasks: tuple[str, ...] = Field(
+        (), description="task files, or names of shipped tasks, on which the model is scored while it trains"
+    )
+    tasks_every_steps: Whole = Field(
+        0, description="optimizer steps between two scorings on tasks; 0: only one, at the end"
+    )
+    tasks_limit: Count | None = Field(None, description="documents of each task at most; default: all")
+    tasks_batch: Count = Field(32, description="prompts that a rank continues at one time, where tasks generate")
+    routing: bool = Field(
+        True,
+        description="count during each evaluation on data which experts tokens of each kind go to, for the "
+        "report; not with parallel.compile",
+    )
     command: str | None = Field(
         None,
         description="command to run on an export of the weights in transformers' format; {model}, {step} and "
@@ -383,6 +423,8 @@ class EvaluationConfig(Section):
     def _goes_together(self) -> EvaluationConfig:
         if self.every_steps and self.data is None:
             raise ValueError("every_steps needs data: a token bundle of validation data")
+        if self.tasks_every_steps and not self.tasks:
+            raise ValueError("tasks_every_steps needs tasks: task files, or names of shipped tasks")
         if bool(self.command_every_steps) != (self.command is not None):
             raise ValueError("command and command_every_steps need each other")
         if self.command is not None:
@@ -442,6 +484,13 @@ class TrainConfig(Section):
                 raise ValueError(f"{key}.{unknown}: is not in data.sources; {hint}")
             if phase.mix and not any(phase.mix.values()):
                 raise ValueError(f"{key}: every share is 0; give at least one source more")
+        return self
+
+    @model_validator(mode="after")
+    def _is_best_by_what_it_evaluates(self) -> Self:
+        best_by = self.checkpoint.best_by
+        if best_by != "loss" and not self.evaluation.tasks:
+            raise ValueError(f"checkpoint.best_by ({best_by}) needs evaluation.tasks, which names no task")
         return self
 
     @model_validator(mode="after")

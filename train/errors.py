@@ -1,7 +1,11 @@
 """Errors of the trainer, as a caller can act on them."""
 
+from __future__ import annotations
 
-class TrainError(Exception):
+from zslurm.error import Error
+
+
+class TrainError(Error):
     """Training cannot continue; the message names what, where, and what to do."""
 
     exit_code = 1

@@ -40,7 +40,8 @@ from zslurm.train.data.pace import Pace
 from zslurm.train.data.shares import Piece
 from zslurm.train.data.training_data import TrainingData
 from zslurm.train.errors import TrainError
-from zslurm.train.evaluation.evaluate import Best, Evaluator
+from zslurm.train.evaluation.evaluate import Best
+from zslurm.train.evaluation.evaluations import Evaluations
 from zslurm.train.model.zaya import Zaya
 from zslurm.train.optim.balance import BALANCE_TENSORS, BalanceState, balance_over
 from zslurm.train.optim.sharded import ShardedOptimizer, spans_of
@@ -117,11 +118,13 @@ class Trainer:
         local = world.local_size if world.joined else common_local_size(world)
         notes = check_ranks(config.phases, world.size, local)
         attempt = int(os.environ.get("ZSLURM_ATTEMPT", "0")) or 1 + last_attempt(run_dir)
-        self.progress = ProgressWriter(world.rank, attempt)
+        self.recovery = recovery or NoRecovery()
+        self.progress = ProgressWriter(world.rank, attempt, fence=self.recovery.fence)
         data = TrainingData.open(config.data)
         data.check_fits(config.model.vocab_size)
         tokenizer = data.header.tokenizer_sha256
-        self.order = DataOrder(data, self.plan, config.run.seed)
+        self.order = DataOrder(data, self.plan, config.run.seed, config.data.packing)
+        self.order.check_epochs(config.data.max_epochs)
         self.pace = Pace(config.parallel.uneven_shares_every, world.rank, world.size)
         self.loader = Loader(
             self.order,
@@ -131,8 +134,7 @@ class Trainer:
             prefetch=config.data.prefetch,
             isolate_documents=config.data.isolate_documents,
         )
-        self.evaluator = Evaluator.open(config, tokenizer)
-        self.recovery = recovery or NoRecovery()
+        self.evaluator = Evaluations.open(run_dir, config, tokenizer)
         with self.recovery.making_groups():
             self.contexts = make_contexts(config)
         torch.manual_seed(config.run.seed * 1_000_003 + world.rank)
@@ -153,7 +155,13 @@ class Trainer:
             _LOG.info("note: %s", note)
         total_steps = self.plan.total_steps
         self.observers = Observers(
-            run_dir, config, world, attempt=attempt, done=self.step, total_steps=total_steps
+            run_dir,
+            config,
+            world,
+            attempt=attempt,
+            done=self.step,
+            total_steps=total_steps,
+            sources=self.order.progress,
         )
         self.clock = StepClock(world.device)
         self.model.call_before(self._wait_for_weights)
@@ -245,7 +253,7 @@ class Trainer:
             here, result = self.take_step()
             last = self.step == self.plan.total_steps
             if self.evaluator.is_due(self.step, last=last, stop=result.stop):
-                self._evaluate(here)
+                self._evaluate(here, last=last)
             due = self.saves.is_due(self.step, taken=result.taken, needed=self.observers.need_checkpoint())
             if last or result.stop:
                 self._save(wait=True)
@@ -284,6 +292,7 @@ class Trainer:
                 microbatch.targets_BS,
                 rope_base=here.phase.rope_base,
                 z_weight=optim.z_loss,
+                valid_BS=microbatch.valid_BS,
                 document_BS=microbatch.document_BS,
                 bounds_N=microbatch.bounds_N,
                 context=context,
@@ -304,7 +313,7 @@ class Trainer:
         totals = torch.cat([loss_sums, to_device(signals, self.world.device)])
         self.shards.comm.all_reduce(totals)
         self.shards.comm.all_reduce(counts_MLC)
-        if self.order.data.masked:
+        if self.order.masked(here.phase_index):
             # The losses were divided by as many targets as there might be; 1 where none or all of them are masked.
             share = here.step_tokens / totals[2]
             self.shards.scale_gradients(share.where(totals[2] > 0, 1).to(self.shards.master_gradient.dtype))
@@ -364,17 +373,17 @@ class Trainer:
         where, limit = skipped.where, self.config.optim.skip_limit
         _LOG.info("step %d is skipped: %s%s (%d in a row, of %d)", skipped.step, reason, where, in_a_row, limit)
 
-    def _evaluate(self, here: Position) -> None:
+    def _evaluate(self, here: Position, *, last: bool) -> None:
         self._wait_for_weights()
         self.progress.update(phase=Phase.EVAL)
         context = self.contexts.get(here.phase.context_parallel)
+        ranks = self.world, self.progress.update, context
         with self.clock.within(None):
-            found = self.evaluator.evaluate(
-                self.step, self.model, here.phase, self.world, self.progress.update, context
-            )
+            for each in self.evaluator.evaluate(self.step, self.model, here.phase, *ranks, last=last):
+                self.observers.record(each.kind, step=self.step, phase=here.phase.name, **each.fields)
+                if each.line:
+                    _LOG.info("%s", each.line)
         self.progress.update(phase=Phase.STEP)
-        self.observers.record("evaluation", step=self.step, phase=here.phase.name, **found.fields())
-        _LOG.info("step %d validation loss %.4f (%.2f s)", self.step, found.loss, found.seconds)
 
     def _save(self, *, wait: bool) -> None:
         self._wait_for_weights()
@@ -525,8 +534,11 @@ def train(
         # The other ranks have left, or may leave: rank 0 waits for the last evaluation.command.
         trainer.observers.finish(give_up=lambda: stop.asked or ending is Ending.INTERRUPTED)
         return ending
-    except CheckpointError as error:
-        raise TrainError(f"checkpoint: {error}") from error
+    except BaseException as error:
+        recovery.fence()  # the record of its end, and of its progress, is that of the process in its place
+        if isinstance(error, CheckpointError):
+            raise TrainError(f"checkpoint: {error}") from error
+        raise
     finally:
         stop.close()
 

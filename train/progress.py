@@ -17,6 +17,7 @@ import signal
 import struct
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import IntEnum
 from pathlib import Path
@@ -42,6 +43,8 @@ class Phase(IntEnum):
     DONE = 4
     UNOBSERVED = 5
     """It runs a program that does not show its progress: it may take any time."""
+    ALIVE = 6
+    """It runs a program that shows signs of life, and no steps."""
 
 
 class CheckpointState(IntEnum):
@@ -76,7 +79,14 @@ class Progress:
 class ProgressWriter:
     """Keeps this rank's record up to date. Does nothing where ZSLURM_PROGRESS_DIR is unset."""
 
-    def __init__(self, rank: int, attempt: int, directory: str | None = None, pid: int | None = None) -> None:
+    def __init__(
+        self,
+        rank: int,
+        attempt: int,
+        directory: str | None = None,
+        pid: int | None = None,
+        fence: Callable[[], None] = lambda: None,
+    ) -> None:
         """Open the record of global rank `rank` in `directory`, by default ZSLURM_PROGRESS_DIR.
 
         Args:
@@ -84,12 +94,13 @@ class ProgressWriter:
             attempt: number of the attempt.
             directory: where records are.
             pid: of the process that trains; default: this one.
+            fence: called before each change; it does not return in a process that was replaced.
 
         Raises:
             OSError: the directory is missing or full.
         """
         folder = directory or os.environ.get("ZSLURM_PROGRESS_DIR")
-        self._rank, self._attempt, self._pid = rank, attempt, pid
+        self._rank, self._attempt, self._pid, self._fence = rank, attempt, pid, fence
         self._phase, self._checkpoint = Phase.SETUP, CheckpointState.NONE
         self._step, self._committed, self._work_ns = -1, -1, 0
         self._fd: int | None = None
@@ -120,6 +131,7 @@ class ProgressWriter:
         if step is not None:
             self._step = _last_step = step
         if self._fd is not None:
+            self._fence()
             record = RECORD.pack(
                 _MAGIC, _VERSION, self._attempt, self._rank, self._pid or os.getpid(), self._phase,
                 self._checkpoint, waiting, self._step, self._committed, time.monotonic_ns(), self._work_ns,

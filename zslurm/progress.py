@@ -14,6 +14,7 @@ from __future__ import annotations
 import json
 import os
 import time
+from typing import SupportsFloat
 
 VARIABLE = "ZSLURM_PROGRESS_FILE"
 """Environment variable: the file in which a rank shows its progress."""
@@ -23,7 +24,7 @@ _WIDTH = 1024
 """Bytes of the file: a line is padded with blanks, so that one write replaces it whole."""
 
 
-def step(number: int, **figures: float) -> None:
+def step(number: int, **figures: SupportsFloat) -> None:
     """Show that this rank has finished a step.
 
     Args:
@@ -34,7 +35,7 @@ def step(number: int, **figures: float) -> None:
     path = os.environ.get(VARIABLE)
     if not path:
         return
-    row = {"step": int(number), "time": time.time()} | {name: float(value) for name, value in figures.items()}
+    row = {"step": int(number), "time": time.time()} | {name: _number(value) for name, value in figures.items()}
     line = json.dumps(row).encode()
     if len(line) >= _WIDTH:
         line = json.dumps({"step": int(number), "time": time.time()}).encode()
@@ -42,6 +43,11 @@ def step(number: int, **figures: float) -> None:
         os.pwrite(_opened(path), line.ljust(_WIDTH - 1) + b"\n", 0)
     except OSError:  # the file is away with its node's memory: training matters more
         return
+
+
+def _number(value: SupportsFloat) -> float:
+    """Return a figure as a number; a tensor is taken out of its graph first, or torch would warn."""
+    return float(value.detach() if hasattr(value, "detach") else value)
 
 
 def _opened(path: str) -> int:

@@ -7,8 +7,10 @@ import inspect
 import re
 from collections.abc import Iterator
 
+import zslurm
 import zslurm.run.events as _events  # noqa: F401 - fills CLASSES
 from docs.tables.markdown import table
+from zslurm.api.submission import submit
 from zslurm.run.event import CLASSES, Event
 
 PACKAGES = ("zslurm.run.metrics", "zslurm.checkpoint_tools", "zslurm.train.hub")
@@ -28,8 +30,28 @@ def _event(name: str, kind: type[Event]) -> tuple[str, str, str]:
 
 
 def python_api() -> str:
-    """Return every public name of the packages, with signature and docstring."""
-    return "\n".join(part for package in PACKAGES for part in _package(package))
+    """Return what `import zslurm` offers and every public name of the packages, with signature and docstring."""
+    return "\n".join([*_api(), *(part for package in PACKAGES for part in _package(package))])
+
+
+def _api() -> Iterator[str]:
+    yield "## zslurm\n"
+    yield "[Python](../python.md) has examples.\n"
+    for public in zslurm.__all__:
+        value = submit if public == "submit" else getattr(zslurm, public)
+        if public == "progress":
+            yield from _described("progress.step", value.step, "###")
+        elif inspect.isclass(value) or inspect.isfunction(value):
+            yield from _with_methods(public, value)
+
+
+def _with_methods(public: str, value: object) -> Iterator[str]:
+    yield from _described(public, value, "###")
+    if inspect.isclass(value) and not issubclass(value, BaseException):
+        for method, found in vars(value).items():
+            function = found.__func__ if isinstance(found, classmethod) else found
+            if inspect.isfunction(function) and not method.startswith("_") and function.__doc__:
+                yield from _described(f"{public}.{method}", function, "####")
 
 
 def _package(name: str) -> Iterator[str]:
@@ -40,15 +62,11 @@ def _package(name: str) -> Iterator[str]:
         if public.startswith("_") or not (inspect.isclass(value) or inspect.isfunction(value)):
             continue
         if value.__module__.startswith(name):
-            yield from _described(public, value, "###")
-            if inspect.isclass(value) and not issubclass(value, BaseException):
-                for method, function in vars(value).items():
-                    if inspect.isfunction(function) and not method.startswith("_") and function.__doc__:
-                        yield from _described(f"{public}.{method}", function, "####")
+            yield from _with_methods(public, value)
 
 
 def _default(function: re.Match[str]) -> str:
-    return "..." if function[1] == "<lambda>" else function[1]
+    return "..." if function[1].endswith("<lambda>") else function[1]
 
 
 def _first(value: object) -> str:
@@ -59,7 +77,8 @@ def _described(name: str, value: object, level: str) -> Iterator[str]:
     yield f"{level} `{name}`\n"
     if inspect.isfunction(value):
         signature = re.sub(r"(: |-> )'([^']+)'", r"\1\2", str(inspect.signature(value)))
-        signature = re.sub(r"<function ([\w.]+|<lambda>) at 0x\w+>", _default, signature)  # no address of memory
+        signature = re.sub(r"<function ([\w.<>]+) at 0x\w+>", _default, signature)  # no address of memory
+        signature = signature.replace("(cls, ", "(", 1)
         yield f"```text\n{name}{signature}\n```\n"
     text = inspect.getdoc(value) or ""
     if inspect.isclass(value) and text.startswith(f"{value.__name__}("):

@@ -8,6 +8,7 @@ from typing import Any
 import yaml
 
 from tests.cli.commands import Shell
+from zslurm.train.data.bundle import Corpus
 
 
 def resolved(shell: Shell, *arguments: str) -> Any:
@@ -67,3 +68,14 @@ def test_what_is_changed_is_a_run_file_of_the_same_run(shell: Shell) -> None:
     body = json.loads(shell.zslurm.ok("config", "show", "run.yaml", "--changed", "--json").stdout)
     assert body["slurm"]["account"] == "1e5"
     assert "--origin" in shell.fails("config", "show", "run.yaml", "--changed", "--origin")[1]
+
+
+def test_texts_become_the_data_of_the_run(shell: Shell) -> None:
+    words = " ".join(f"word{n % 97} of line {n}" for n in range(3000))
+    (shell.directory / "texts").mkdir()
+    (shell.directory / "texts" / "book.txt").write_text(words)
+    shell.zslurm.ok("new", "run.yaml", "--text", "texts", "--data", "mine")
+    assert Corpus.open(shell.directory / "mine").document_count == 1
+    assert resolved(shell, "run.yaml")["data"]["path"] == f"{shell.directory}/mine"
+    assert shell.fails("new", "other.yaml", "--text", "nowhere")[0] == 3
+    assert not (shell.directory / "other.yaml").exists()

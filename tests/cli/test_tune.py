@@ -16,7 +16,7 @@ from zslurm.cli.tune import table_from
 from zslurm.cluster.gemm_tables import own_table_path
 from zslurm.core.errors import Exit
 from zslurm.run.run_dir import RunDir
-from zslurm.submit.gemm_tuning import untuned
+from zslurm.submit.checks.gemm_tuning import untuned
 from zslurm.submit.resolve import resolve_run
 from zslurm.submit.submit import write_gemm_table
 from zslurm.train.plan.gemm_table import GemmTable, load_table

@@ -11,6 +11,7 @@ import pytest
 
 from tests.faults.checks import curve, spread_of_twins
 from tests.faults.harness import PARTITION, FaultRun, Trainer
+from tests.faults.kept_results import commit
 from tests.faults.nodes import FaultNodes
 from tests.faults.table import Table
 from tests.on_slurm.slurm_cluster import SlurmCluster
@@ -110,7 +111,8 @@ def undisturbed_ranks(tmp_path_factory: pytest.TempPathFactory) -> UndisturbedRa
 
 @pytest.fixture(scope="session")
 def table() -> Iterator[Table]:
-    """Collects what was measured; a run of the whole matrix writes it down."""
+    """Collects what was measured, and writes it down."""
+    commit()  # before files change while the tests run
     rows = Table()
     yield rows
-    rows.write_what_is_whole()
+    rows.write()

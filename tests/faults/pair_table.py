@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import fcntl
-import json
-import time
 from dataclasses import asdict, dataclass
-from functools import cache
 from pathlib import Path
 from typing import Any
 
 from benchmarks.common import RESULTS, machine
+from tests.faults.kept_results import Rows, merged, update
 from tests.faults.pairs import PAIRS
-from zslurm.submit.code_version import code_version
 
 
 @dataclass(frozen=True)
@@ -69,7 +65,7 @@ class PairTable:
 
     def __init__(self, place: Path = RESULTS) -> None:
         self._place = place
-        self._new: dict[str, dict[str, Any] | None] = {}
+        self._new: Rows = {}
 
     def passed(self, entry: PairEntry) -> None:
         """A pair ended as it should."""
@@ -80,45 +76,23 @@ class PairTable:
         self._new[pair] = None
 
     def write(self) -> None:
-        """Replace the rows of these pairs in fault_pairs.json and fault_pairs.md, unless it was the sample alone.
-
-        Several runs may do so side by side.
-        """
+        """Replace these rows in fault_pairs.json and fault_pairs.md, unless it was the sample alone."""
         if set(self._new) <= {pair.id for pair in PAIRS if pair.sample}:
             return
-        with (self._place / "fault_pairs.json").open("a+") as file:
-            fcntl.flock(file, fcntl.LOCK_EX)
-            file.seek(0)
-            text = file.read()
-            before = {row["id"]: row for row in json.loads(text)["rows"]} if text else {}
-            found = before | self._new
-            rows = [row for pair in PAIRS if (row := found.get(pair.id)) is not None]
-            body = {
-                "benchmark": "fault_pairs",
-                "command": "make soak PYTEST_ARGS=tests/faults/test_pairs.py",
-                "machine": machine(),
-                "pairs": len(PAIRS),
-                "passed": len(rows),
-                "wrong_exclusions": sum(row["wrongly_excluded"] for row in rows),
-                "rows": rows,
-            }
-            (self._place / "fault_pairs.md").write_text(markdown(rows))
-            file.truncate(0)
-            file.write(json.dumps(body, indent=2) + "\n")
+        update(self._place / "fault_pairs.json", self._after)
 
-
-@cache
-def commit() -> str:
-    """The commit of the code under test; with "+" where files differ from it, other than results."""
-    version, diff = code_version(Path(__file__).parent)
-    changed = [line for line in diff.splitlines() if line.startswith("diff --git ")]
-    others = [line for line in changed if " b/benchmarks/results/" not in line]
-    return f"{(version['git_commit'] or 'unknown')[:9]}{'+' if others else ''}"
-
-
-def today() -> str:
-    """As in every result."""
-    return time.strftime("%Y-%m-%d")
+    def _after(self, body: dict[str, Any]) -> dict[str, Any]:
+        rows = merged(body.get("rows", []), self._new, "id", [pair.id for pair in PAIRS])
+        (self._place / "fault_pairs.md").write_text(markdown(rows))
+        return {
+            "benchmark": "fault_pairs",
+            "command": "make soak PYTEST_ARGS=tests/faults/test_pairs.py",
+            "machine": machine(),
+            "pairs": len(PAIRS),
+            "passed": len(rows),
+            "wrong_exclusions": sum(row["wrongly_excluded"] for row in rows),
+            "rows": rows,
+        }
 
 
 _HEAD = ("first", "second", "when the run was", "last event", "decisions", "end", "attempts", "requeues",

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
-from benchmarks.common import RESULTS, write_result
-from tests.faults.in_memory import MEMORY_ROWS
-from tests.faults.matrix import ROWS
+from benchmarks.common import RESULTS, machine
+from tests.faults.in_memory import MEMORY_ROWS, MemoryRow
+from tests.faults.kept_results import Rows, commit, merged, today, update
+from tests.faults.matrix import ROWS, Row
 from tests.faults.parts import PARTS, InMemory
-from zslurm.core.files import read_json
 
 
 @dataclass(frozen=True)
@@ -93,48 +94,61 @@ class MemoryEntry:
 
 
 class Table:
-    """Entries of one run of the tests, without and with recovery in memory."""
+    """Faults of one run of the tests, which need not be all, without and with recovery in memory.
 
-    def __init__(self) -> None:
-        self.entries: dict[int, Entry] = {}
-        self.in_memory: dict[int, MemoryEntry] = {}
+    Args:
+        place: directory of the table.
+    """
 
-    def add(self, entry: Entry | MemoryEntry) -> None:
-        if isinstance(entry, Entry):
-            self.entries[entry.number] = entry
-        else:
-            self.in_memory[entry.number] = entry
+    def __init__(self, place: Path = RESULTS) -> None:
+        self._place = place
+        self._restart: Rows = {}
+        self._in_memory: Rows = {}
 
-    def write_what_is_whole(self) -> None:
-        """Write benchmarks/results/faults.json and faults.md, where every fault of a mode was injected.
+    def passed(self, entry: Entry | MemoryEntry) -> None:
+        """A run ended as its row has it."""
+        rows = self._restart if isinstance(entry, Entry) else self._in_memory
+        rows[entry.number] = entry.fields() | {"date": today(), "commit": commit()}
 
-        The rows of the other mode stay as they are in the file.
-        """
-        whole: dict[str, list[dict[str, Any]]] = {}
-        if set(self.entries) == {row.number for row in ROWS}:
-            whole["rows"] = [self.entries[number].fields() for number in sorted(self.entries)]
-        if set(self.in_memory) == {row.number for row in MEMORY_ROWS}:
-            whole["in_memory"] = [self.in_memory[number].fields() for number in sorted(self.in_memory)]
-        if not whole:
-            return
-        before = read_json(RESULTS / "faults.json") or {}
-        rows, in_memory = (whole.get(name, before.get(name, [])) for name in ("rows", "in_memory"))
-        write_result(
-            "faults",
-            {
-                "command": "make faults",
-                "wrong_exclusions": sum(row["wrong_exclusions"] for row in [*rows, *in_memory]),
-                "rows": rows,
-                "in_memory": in_memory,
-            },
+    def failed(self, row: Row) -> None:
+        """A run did not: what an earlier one came to no longer holds."""
+        rows = self._in_memory if isinstance(row, MemoryRow) else self._restart
+        rows[row.number] = None
+
+    def write(self) -> None:
+        """Replace these rows in faults.json and faults.md, unless they are the samples of `make test`."""
+        samples = (
+            {row.number for row in ROWS if row.sample},
+            {row.number for row in MEMORY_ROWS if row.sample},
         )
-        text = f"{_RESTART}\n{markdown(rows)}\n{_MEMORY}\n{memory_markdown(in_memory)}"
-        (RESULTS / "faults.md").write_text(text)
+        if set(self._restart) <= samples[0] and set(self._in_memory) <= samples[1]:
+            return
+        body = update(self._place / "faults.json", self._after)
+        text = f"{_RESTART}\n{markdown(body['rows'])}\n{_MEMORY}\n{memory_markdown(body['in_memory'])}"
+        (self._place / "faults.md").write_text(text)
+
+    def _after(self, body: dict[str, Any]) -> dict[str, Any]:
+        rows = merged(body.get("rows", []), self._restart, "number", [row.number for row in ROWS])
+        in_memory = merged(
+            body.get("in_memory", []), self._in_memory, "number", [row.number for row in MEMORY_ROWS]
+        )
+        return {
+            "benchmark": "faults",
+            "command": "make faults",
+            "date": today(),
+            "machine": machine(),
+            "faults": len(ROWS) + len(MEMORY_ROWS),
+            "passed": len(rows) + len(in_memory),
+            "wrong_exclusions": sum(row["wrong_exclusions"] for row in [*rows, *in_memory]),
+            "rows": rows,
+            "in_memory": in_memory,
+        }
 
 
 _RESTART = """# Every fault of the matrix
 
-Seconds, on the machine of faults.json. With `aegis.recovery: restart`:
+Seconds, on the machine of faults.json; each row has the day and the commit of the run that came to its end as it
+should. With `aegis.recovery: restart`:
 """
 _MEMORY = """With `aegis.recovery: memory`. Rungs are those of the ladder that were taken: `memory` for each
 recovery in memory, then what was decided. Ranks are given 60 s to regroup here, the default is 10 s.
@@ -143,7 +157,7 @@ recovery in memory, then what was decided. Ranks are given 60 s to regroup here,
 
 def markdown(rows: list[dict[str, Any]]) -> str:
     """The table for people; seconds."""
-    head = ["", "fault", "named", "noticed after", "done", "end", "lost steps", *PARTS, "to first new step"]
+    head = ["", "fault", "named", "noticed after", "done", "end", "lost steps", *PARTS, "to first new step", "run"]
     lines = [f"| {' | '.join(head)} |", "|" + " --- |" * len(head)]
     for row in rows:
         parts = [_shown(row["parts_s"].get(part)) for part in PARTS]
@@ -157,6 +171,7 @@ def markdown(rows: list[dict[str, Any]]) -> str:
             ", ".join(map(str, row["lost_steps"])),
             *parts,
             _shown(row["to_first_new_step_s"]),
+            _run(row),
         ]
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
@@ -165,7 +180,7 @@ def markdown(rows: list[dict[str, Any]]) -> str:
 def memory_markdown(rows: list[dict[str, Any]]) -> str:
     """The table of runs that recover in memory."""
     head = ["", "fault", "named", "noticed after", "rungs", "ranks replaced", "why not in memory", "end",
-            "lost steps", "regroup", "to first new step"]  # fmt: skip
+            "lost steps", "regroup", "to first new step", "run"]  # fmt: skip
     lines = [f"| {' | '.join(head)} |", "|" + " --- |" * len(head)]
     for row in rows:
         cells = [
@@ -180,9 +195,14 @@ def memory_markdown(rows: list[dict[str, Any]]) -> str:
             ", ".join(map(str, row["lost_steps"])),
             _shown(row["regroup_s"], 2),
             _shown(row["to_first_new_step_s"], 2),
+            _run(row),
         ]
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
+
+
+def _run(row: dict[str, Any]) -> str:
+    return ", ".join(str(row[name]) for name in ("date", "commit") if name in row)
 
 
 def _rounded(seconds: float | None) -> float | None:

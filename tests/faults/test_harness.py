@@ -13,10 +13,8 @@ from typing import Any
 
 import pytest
 
-from benchmarks import common
 from tests.doctor import samples
 from tests.fake_sysfs import RAILS
-from tests.faults import table
 from tests.faults.checks import curve
 from tests.faults.further import EXITS_0, MOVED_AWAY, PREEMPTED, SAME_NAN
 from tests.faults.in_memory import MEMORY_ROWS
@@ -32,6 +30,7 @@ from zslurm.hardware import amd_smi
 from zslurm.train.jsonl import read_jsonl
 
 HOOK = Path(__file__).parent / "in_ranks"
+RUN = {"date": "2026-01-01", "commit": "1234567"}
 DIVERGES = 6
 """Steps with NaN in a row after which the trainer gives up: one more than optim.skip_limit."""
 
@@ -167,9 +166,9 @@ def test_the_table_shows_what_was_measured() -> None:
         number=4, fault="node dies", detected_as="node_dead", detect_s=8.214, actions=("swap",), ended="completed",
         excluded=("node1",), wrongly_excluded=(), lost_steps=(6,), parts=dict.fromkeys(PARTS, 1.0),
     )  # fmt: skip
-    row = markdown([entry.fields()]).splitlines()[-1]
+    row = markdown([entry.fields() | RUN]).splitlines()[-1]
     assert row.startswith("| 4 | node dies | node_dead | 8.2 | swap | completed | 6 | 1.0 |")
-    assert row.endswith(f"| {len(PARTS)}.0 |")
+    assert row.endswith(f"| {len(PARTS)}.0 | 2026-01-01, 1234567 |")
 
 
 def test_every_fault_of_the_matrix_has_a_rung_of_the_ladder() -> None:
@@ -186,35 +185,42 @@ def test_the_table_shows_the_rungs_that_were_taken() -> None:
         replaced=(1,), why="no spare node", ended="completed", wrongly_excluded=(), lost_steps=(1, 6),
         found=InMemory(regroup_s=0.512, first_step_s=1.987, rolled_back=(1,)),
     )  # fmt: skip
-    row = memory_markdown([entry.fields()]).splitlines()[-1]
+    row = memory_markdown([entry.fields() | RUN]).splitlines()[-1]
     assert row.startswith(
         "| 21 | spares used up | node_dead | 1.3 | memory, shrink | 1 | no spare node | completed |"
     )
-    assert row.endswith("| 1, 6 | 0.51 | 1.99 |")
+    assert row.endswith("| 1, 6 | 0.51 | 1.99 | 2026-01-01, 1234567 |")
 
 
-def test_a_mode_that_was_injected_whole_replaces_its_rows_alone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(table, "RESULTS", tmp_path)
-    monkeypatch.setattr(common, "RESULTS", tmp_path)
+def test_a_run_of_some_faults_keeps_what_others_came_to(tmp_path: Path) -> None:
+    restart, memory = (row for row in ROWS[:2]), MEMORY_ROWS[1]
+    before = Table(tmp_path)
+    for row in restart:
+        before.passed(Entry(row.number, row.fault, None, None, (), "completed", (), (), (), {}))
+    before.passed(MemoryEntry(2, memory.fault, None, None, (), (), "", "completed", (), (), None))
+    before.write()
+    after = Table(tmp_path)
+    after.failed(ROWS[0])
+    after.failed(ROWS[2])
+    after.passed(Entry(3, ROWS[2].fault, None, None, (), "completed", (), ("node1",), (), {}))
+    after.write()
+    body = json.loads((tmp_path / "faults.json").read_text())
+    assert [row["number"] for row in body["rows"]] == [2, 3]
+    assert [row["number"] for row in body["in_memory"]] == [2]
+    assert (body["passed"], body["wrong_exclusions"]) == (3, 1)
+    assert all(row["date"] and row["commit"] for row in body["rows"])
+    text = (tmp_path / "faults.md").read_text()
+    assert "aegis.recovery: memory" in text
+    assert f"| {body['rows'][0]['date']}, {body['rows'][0]['commit']} |" in text
 
-    def written(rows: Table) -> tuple[int, int]:
-        rows.write_what_is_whole()
-        body = json.loads((tmp_path / "faults.json").read_text())
-        return len(body["rows"]), len(body["in_memory"])
 
-    restart, memory = Table(), Table()
-    for row in ROWS:
-        restart.add(Entry(row.number, row.fault, None, None, (), "completed", (), (), (), {}))
-    for row in MEMORY_ROWS[1:]:
-        memory.add(MemoryEntry(row.number, row.fault, None, None, (), (), "", "completed", (), (), None))
-    assert written(restart) == (len(ROWS), 0)
-    assert written(memory) == (len(ROWS), 0), "one is missing"
-    memory.add(MemoryEntry(1, "", None, None, (), (), "", "completed", (), (), None))
-    assert written(memory) == (len(ROWS), len(MEMORY_ROWS))
-    assert "in_memory" not in (tmp_path / "faults.md").read_text()
-    assert "aegis.recovery: memory" in (tmp_path / "faults.md").read_text()
+def test_the_samples_of_the_matrix_write_no_table(tmp_path: Path) -> None:
+    samples = Table(tmp_path)
+    for row in (*ROWS, *MEMORY_ROWS):
+        if row.sample:
+            samples.failed(row)
+    samples.write()
+    assert not list(tmp_path.iterdir())
 
 
 def test_the_methods_in_which_ranks_are_killed_are_there(monkeypatch: pytest.MonkeyPatch) -> None:

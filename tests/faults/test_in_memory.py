@@ -28,13 +28,16 @@ _ALL = [pytest.param(row, id=row.id, marks=() if row.sample else pytest.mark.fau
 def test_the_run_survives_in_memory(
     row: MemoryRow, site: tuple[User, FaultNodes], undisturbed_ranks: UndisturbedRanks, table: Table
 ) -> None:
+    table.failed(row)  # unless it comes to its end below
     with run_of(row, site, "real") as run:
         injected = inject(row, run)
         if row.after is not None:
             run.wait_until_recovered()
             row.after(run)
+        if row.slurm.get("time"):
+            run.lift_time_limit(injected.time)
         end = run.wait_until_over()
-        table.add(_measure(row, run, injected, end["outcome"]))
+        entry = _measure(row, run, injected, end["outcome"])
         check(row, run, injected, end["outcome"])
         _took_the_rungs(row, run)
         if row.ends == "completed":
@@ -43,6 +46,7 @@ def test_the_run_survives_in_memory(
                 checks.same_curve(run, curve)
             else:
                 checks.close_curve(run, curve, undisturbed_ranks.spread(row.ranks))
+    table.passed(entry)
 
 
 def _took_the_rungs(row: MemoryRow, run: FaultRun) -> None:

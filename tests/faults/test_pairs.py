@@ -14,9 +14,10 @@ import pytest
 from tests.faults import checks, further
 from tests.faults.conftest import Undisturbed
 from tests.faults.harness import FaultRun, Trainer
+from tests.faults.kept_results import commit, today
 from tests.faults.matrix import Injected, Row, by_itself
 from tests.faults.nodes import FaultNodes
-from tests.faults.pair_table import PairEntry, PairTable, commit, today
+from tests.faults.pair_table import PairEntry, PairTable
 from tests.faults.pairs import PAIRS, Expected, Pair
 from tests.faults.parts import name
 from tests.on_slurm.slurm_cluster import SlurmCluster

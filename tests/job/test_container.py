@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from tests.job.fake_apptainer import FakeApptainer
@@ -336,3 +337,44 @@ def test_a_request_to_stop_reaches_ranks_inside(user: LocalUser, tmp_path: Path)
     user.zslurm("cancel", "stops", "--wait")
     state = user.wait_for_end("stops")
     assert state["checkpoint_step"] == state["step"] >= 2
+
+
+def test_a_killed_rank_inside_is_replaced_by_a_process_that_waits_inside(user: LocalUser, tmp_path: Path) -> None:
+    """Store server and warm processes run in the container as well: only its Python has torch."""
+    apptainer = FakeApptainer(tmp_path)
+    memory = {"recovery": "memory", "recovery_s": 60}
+    run_file = user.write_run(
+        "inside", ranks=2, trainer="real", cluster=in_container(user, apptainer), aegis=memory
+    )
+    user.zslurm("submit", run_file)
+
+    def python_of(rank: int) -> psutil.Process:
+        """The rank's process inside, below that of the engine."""
+        (found,) = (
+            process
+            for process in user.processes()
+            if process.environ().get("RANK") == str(rank)
+            and process.cmdline()[1:4] == ["-u", "-m", "zslurm.job.rank"]
+        )
+        return found
+
+    wait_for(
+        lambda: user.events("inside", "recovery_ready"),
+        f"a warm process; so far {user.events('inside', 'recovery_unavailable')}",
+        deadline_s=300,
+    )
+    survivor = python_of(0)
+    python_of(1).kill()
+    wait_for(
+        lambda: user.events("inside", "recovered_in_memory"),
+        f"a recovery; so far {user.events('inside', 'recovery_failed')}",
+        deadline_s=300,
+    )
+    (recovered,) = user.events("inside", "recovered_in_memory")
+    assert recovered["ranks"] == [1]
+    user.wait_for_step("inside", recovered["step"] + 3)
+    assert python_of(0) == survivor
+    modules = {call["command"][3] for call in apptainer.calls if call["command"][1] == "-u"}
+    assert modules == {"zslurm.job.rank", "zslurm.job.store_server", "zslurm.job.warm_rank"}
+    user.zslurm("cancel", "inside", "--wait")
+    assert user.wait_for_end("inside")["attempt"] == 1

@@ -1,29 +1,36 @@
 from __future__ import annotations
 
 import json
+import socket
 import sys
+import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from torch.distributed import TCPStore
+from torch.distributed import HashStore, TCPStore
 
 from tests.waiting import DEADLINE_S, wait_for
 from zslurm.core.files import read_json
 from zslurm.job.stop_request import add_to_key
 from zslurm.job.store_client import StoreClient
+from zslurm.job.store_server import Requests, StoreServer
 from zslurm.run.run_dir import AttemptDir
+from zslurm.train.recovery.agreement import check_in
 from zslurm.train.recovery.generation import (
     NEWEST,
     WARM,
     Generation,
+    failed,
     generation_key,
     here_key,
     recovered,
     result_key,
     warm_key,
 )
+from zslurm.train.recovery.membership import report_off
 
 MEMBERS = ("n0/0", "n1/w0")
 
@@ -59,7 +66,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     found = Server(tmp_path_factory.mktemp("attempt") / "000001")
     yield found
     found.client.stop()
-    assert not found.client.alive
+    assert not found.client.has_ended, "it was stopped"
 
 
 def test_the_whole_exchange(server: Server) -> None:
@@ -108,21 +115,83 @@ def test_ranks_that_do_not_come_are_named_at_the_deadline(server: Server) -> Non
 def test_a_line_that_is_no_request_is_refused_and_the_next_one_is_served(
     server: Server, line: str, reason: str
 ) -> None:
-    stdin = server.client._process.stdin
-    assert stdin is not None
+    stdin = server.client._requests
     stdin.write(line + "\n")
     stdin.flush()
     assert reason in server.event("refused")["reason"]
 
 
-def test_the_store_outlives_its_supervisor_until_the_step_is_over(tmp_path: Path) -> None:
+def test_the_store_outlives_its_supervisor_and_serves_the_next_until_the_step_is_over(tmp_path: Path) -> None:
     server = Server(tmp_path / "000001")
-    assert server.client._process.stdin is not None
-    server.client._process.stdin.close()
-    server.store.set("key", "value")
-    assert server.store.get("key") == b"value"
-    server.attempt.step_exit.write_text("0\n")
-    assert server.client._process.wait(DEADLINE_S) == 0
+    process = server.client._process
+    assert process is not None
+    server.store.set(warm_key(server.store.add(WARM, 1)), "n1/w0")
+    assert server.event("warm")
+    for number in (1, 2):
+        assert server.client.generation(Generation(number, MEMBERS, lost=(1,), deadline_s=300))
+        answer = recovered(number, step=40 + number, rolled_back=1, seconds=0.25)
+        server.store.compare_set(result_key(number), "", json.dumps(answer))
+        assert server.event("recovered") == answer
+    third = Generation(3, MEMBERS, lost=(0,), deadline_s=300)
+    assert server.client.generation(third)
+    assert process.stdin is not None
+    process.stdin.close()
+    server.store.set(warm_key(server.store.add(WARM, 1)), "n0/w1")
+    assert server.attempt.store_control.stat().st_mode & 0o077 == 0
+
+    server.client = StoreClient.adopt(server.attempt)
+    found = wait_for(lambda: server.client.taken_over(1), "what happened before")
+    assert Generation.of(found["newest"]) == third
+    assert Generation.of(found["before"]) == Generation(2, MEMBERS, lost=(1,), deadline_s=300)
+    assert (found["outcome"], found["move"], found["unmoved"]) == (None, None, 0)
+    known = found["warm"]
+    assert (known if len(known) == 2 else [*known, server.event("warm")["member"]]) == ["n1/w0", "n0/w1"]
+    answer = recovered(3, step=44, rolled_back=0, seconds=0.25)
+    server.store.compare_set(result_key(3), "", json.dumps(answer))
+    assert server.event("recovered") == answer
+
+    server.client._requests.close()  # this one is killed as well
+    server.client = StoreClient.adopt(server.attempt)
+    found = wait_for(lambda: server.client.taken_over(1), "what happened before")
+    assert found["outcome"] == answer, "which was reported before, and perhaps not recorded"
+    server.client.stop()
+    assert process.wait(DEADLINE_S) == 0
+    assert not server.client.has_ended, "it was stopped"
+    with pytest.raises(OSError, match=r"refused"):
+        StoreClient.adopt(server.attempt)
+
+
+def test_a_store_without_a_supervisor_ends_some_time_after_its_step(tmp_path: Path) -> None:
+    """Ranks may be left in the steps of warm processes, and the next supervisor still come."""
+    step_over = tmp_path / "step.exit"
+    requests, server = Requests(), StoreServer(HashStore())
+    requests.lines.put(None)
+    step_over.touch()
+    server.serve(requests, step_over, adopted_s=0.01)
+
+
+def test_nobody_without_the_token_is_heard(server: Server) -> None:
+    found = read_json(server.attempt.store_control)
+    assert found is not None
+    with socket.create_connection(("127.0.0.1", found["port"]), 60) as stranger:
+        stranger.sendall(b"guessed\n" + json.dumps({"op": "stop"}).encode() + b"\n")
+        assert stranger.recv(1) == b""
+    assert not server.client.has_ended
+
+
+def test_ranks_that_cannot_be_recovered_in_memory_are_reported_with_the_reason(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where their NCCL is one that crashes when it is aborted."""
+    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+    monkeypatch.setenv("MASTER_PORT", str(server.client.port))
+    report_off("NCCL 2.28.5 crashes when it is aborted")
+    assert server.event("off") == {"event": "off", "reason": "NCCL 2.28.5 crashes when it is aborted"}
+
+
+def test_a_server_that_left_no_address_is_not_adopted(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match="left no address"):
+        StoreClient.adopt(AttemptDir(tmp_path))
 
 
 def test_a_server_that_fails_at_once_is_distinguished_from_one_that_was_stopped_early(
@@ -137,3 +206,51 @@ def test_a_server_that_fails_at_once_is_distinguished_from_one_that_was_stopped_
     stopped = StoreClient.start(["sh", "-c", "exec sleep 60"], host="127.0.0.1", attempt=AttemptDir(tmp_path))
     stopped.stop()
     assert not stopped.never_listened
+
+
+class Waiting:
+    """A member that waits for the others of its generation, over its own connection."""
+
+    def __init__(self, server: Server, generation: Generation) -> None:
+        self.ended_with: BaseException | None = None
+        assert server.client.port is not None
+        store = TCPStore("127.0.0.1", server.client.port, is_master=False, wait_for_workers=False)
+        self._thread = threading.Thread(target=self._wait, args=(store, generation), daemon=True)
+        self._thread.start()
+
+    def _wait(self, store: TCPStore, generation: Generation) -> None:
+        try:
+            check_in(store, generation, 0, over=lambda: False)
+        except RuntimeError as error:
+            self.ended_with = error
+
+    def ends(self) -> str:
+        """Return why it waits no longer; empty where all members are there."""
+        self._thread.join(DEADLINE_S)
+        assert not self._thread.is_alive()
+        return "" if self.ended_with is None else str(self.ended_with)
+
+
+def test_members_wait_for_each_other_until_a_further_generation_or_the_deadline(server: Server) -> None:
+    """They ask once; the server ends the wait of those that wait for a process that will not come."""
+    first, second, third, fourth = (Generation(number, MEMBERS, deadline_s=300) for number in (21, 22, 23, 24))
+    assert server.client.generation(first)
+    waits = Waiting(server, first)
+    assert server.client.generation(second)
+    assert waits.ends() == "a further rank was lost"
+
+    waits = Waiting(server, second)
+    server.store.compare_set(result_key(22), "", json.dumps(failed(22, 1, "rank 1: no whole step")))
+    assert waits.ends() == "rank 1: no whole step"
+    server.event("failed")
+
+    assert server.client.generation(third)
+    waits = Waiting(server, third)
+    check_in(server.store, third, 1, over=lambda: False)
+    assert waits.ends() == ""
+
+    short = replace(fourth, deadline_s=0.05)
+    waits = Waiting(server, fourth)
+    assert server.client.generation(short)
+    assert "did not leave the old generation within 0.05 s" in waits.ends()
+    server.event("failed")

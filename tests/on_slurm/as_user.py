@@ -10,6 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from tests.command_server import CommandServer
 from tests.on_slurm import installation, processes
 from tests.on_slurm.layout import Instance
 
@@ -27,6 +28,7 @@ class RunsAsUser(ABC):
     """What a cluster can run as its ordinary user: any command, zslurm, batch scripts."""
 
     _installation: installation.Installation | None = None
+    _commands: CommandServer | None = None
 
     @property
     @abstractmethod
@@ -102,11 +104,7 @@ class RunsAsUser(ABC):
             extra_groups=[],
             umask=0o022,
         )
-        if check and result.returncode != 0:
-            raise CommandFailed(
-                f"{shlex.join(command)} ended with {result.returncode}\n{result.stdout}\n{result.stderr}"
-            )
-        return result
+        return _checked(result) if check else result
 
     def installation(self) -> installation.Installation:
         """A Python with zslurm that the ordinary user can run; made on first use where need be."""
@@ -130,9 +128,39 @@ class RunsAsUser(ABC):
         input: str | None = None,
         timeout: float = DEFAULT_TIMEOUT_S,
     ) -> subprocess.CompletedProcess[str]:
-        """Run `python -m zslurm ARGUMENTS` as the ordinary user; the options are those of `run`."""
-        argv = [self.installation().python, "-P", "-m", "zslurm", *arguments]
-        return self.run(argv, env=env, cwd=cwd, check=check, input=input, timeout=timeout)
+        """Run `python -m zslurm ARGUMENTS` as the ordinary user; the options are those of `run`.
+
+        With variables of its own it is a fresh Python; without, it is forked from one that has imported zslurm.
+        """
+        if env:
+            argv = [self.installation().python, "-P", "-m", "zslurm", *arguments]
+            return self.run(argv, env=env, cwd=cwd, check=check, input=input, timeout=timeout)
+        words = [str(argument) for argument in arguments]
+        home = self.instance.user / "home"
+        result = self.commands().run(
+            words, env=self.environment, cwd=cwd or home, input=input or "", timeout=timeout
+        )
+        return _checked(result) if check else result
+
+    def commands(self) -> CommandServer:
+        """The server of the ordinary user's commands, started on first use; `stop_commands` ends it."""
+        if self._commands is None:
+            python, sources = self.installation().python, self.installation().sources
+            self._commands = CommandServer(
+                python,
+                sources / "tests" / "command_server.py",
+                self.instance.user / "commands.sock",
+                self.environment,
+                user=self.user.pw_uid,
+                group=self.user.pw_gid,
+            )
+        return self._commands
+
+    def stop_commands(self) -> None:
+        """End the server of commands, if there is one."""
+        if self._commands is not None:
+            self._commands.close()
+            self._commands = None
 
     def user_dir(self, name: str) -> Path:
         """A fresh directory that belongs to the ordinary user; it goes with the cluster.
@@ -161,3 +189,9 @@ class RunsAsUser(ABC):
             encoding="utf-8",
         )
         script.chmod(0o755)
+
+
+def _checked(done: subprocess.CompletedProcess[str]) -> subprocess.CompletedProcess[str]:
+    if done.returncode != 0:
+        raise CommandFailed(f"{shlex.join(done.args)} ended with {done.returncode}\n{done.stdout}\n{done.stderr}")
+    return done

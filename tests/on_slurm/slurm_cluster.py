@@ -134,6 +134,7 @@ class SlurmCluster(RunsAsUser):
         """Kill all that belongs to the cluster and put the machine back as it was. Safe to call twice."""
         if self._started is None:
             return
+        self.stop_commands()
         instance, own_daemons, _ = self._started
         self._started = self._installation = None
         atexit.unregister(self._stop_at_exit)

@@ -9,7 +9,7 @@ import pytest
 
 from tests.on_slurm.as_user import COMMAND_EVERY_S
 from tests.on_slurm.slurm_cluster import SlurmCluster
-from tests.on_slurm.user import User, at_work
+from tests.on_slurm.user import ENDLESS, User, at_work
 from tests.waiting import wait_for
 
 pytestmark = pytest.mark.slurm
@@ -63,3 +63,22 @@ def test_a_forgotten_job_without_accounting_is_shown_by_its_recorded_outcome(use
     # sacct is not on this PATH, as on a site without accounting
     shown = user.cluster.zslurm("status", "short", cwd=user.directory, env={"PATH": str(tools)}).stdout
     assert shown.startswith(f"short: completed (job {job_id}")
+
+
+def test_the_report_of_a_run_whose_ranks_were_killed_has_the_figures_of_accounting(user: User) -> None:
+    """A rank records what it used when it ends; one that is killed does not, and accounting does."""
+    user.zslurm("submit", user.write_run("cut", steps=ENDLESS, aegis={"mode": "off"}))
+    user.wait_for_step("cut", 2)
+    steps = user.cluster.run(["squeue", "--steps", "--noheader", "-o", "%i %j"]).stdout.splitlines()
+    (step,) = [line.split()[0] for line in steps if line.endswith("attempt-1")]
+    user.cluster.run(["scancel", "--signal=KILL", step])
+    user.wait_for_state("cut", "failed")
+
+    def report() -> str:
+        return user.zslurm("report", "cut", "--out", "-", "--format", "md")
+
+    wait_for(lambda: "busy on average (Slurm's accounting)" in report(), "accounting", every_s=COMMAND_EVERY_S)
+    cores = next(line for line in report().splitlines() if line.startswith("| CPU cores"))
+    assert "of 2 ranks" in cores
+    memory = next(line for line in report().splitlines() if line.startswith("| memory"))
+    assert "Slurm's accounting" in memory

@@ -13,6 +13,7 @@ import pytest
 from tests.on_slurm.as_user import COMMAND_EVERY_S
 from tests.on_slurm.fixtures import running
 from tests.on_slurm.slurm_cluster import SlurmCluster
+from tests.on_slurm.submitit_user import failure_of, result_of, starts_again, submitted
 from tests.on_slurm.user import ENDLESS, User, at_work
 from tests.submit.local_runs import TAKES_SIGNALS
 from tests.waiting import wait_for
@@ -83,7 +84,7 @@ def events(user: User, name: str, kind: str) -> list[dict[str, Any]]:
 
 
 def ends_preempted(user: User, name: str, job_id: str) -> None:
-    """The job is gone for good; the run says so, and how to go on."""
+    """The job is gone for good; the run says so, and how to continue."""
     state = user.wait_for_state(name, "preempted", "requeued", "failed", "interrupted", "cancelled")
     assert (state["state"], state["active"], state["job_id"]) == ("preempted", False, job_id), state
     assert state["checkpoint_step"] == user.stopped_at(name)
@@ -162,6 +163,38 @@ def test_a_run_that_is_preempted_saves_and_comes_back(user: User, partition: str
     assert "preempted" not in user.zslurm("status", "low").splitlines()[1]
     left = user.cluster.run(["squeue", "--noheader", "--states=all", "-j", urgent, "-o", "%T"]).stdout.strip()
     assert left == "COMPLETED"
+
+
+@pytest.mark.parametrize("partition", ["grace30", pytest.param("atonce", marks=pytest.mark.soak)])
+def test_a_function_that_is_preempted_checkpoints_and_comes_back(user: User, partition: str) -> None:
+    """submitit ignores SIGTERM, which is all that a preempted job gets unless the site sends its own signal."""
+    marks = user.directory / "marks"
+    job_id = submitted(
+        user,
+        f"""
+        executor.update_parameters(slurm_partition={partition!r}, nodes=2, tasks_per_node=1)
+        job = executor.submit(Counter({str(marks)!r}), 5)
+        """,
+    )
+    wait_for(lambda: marks.exists() and marks.read_text() == "4", "the function to be under way")
+    urgent_job(user)
+    starts_again(user, job_id)
+    assert result_of(user, job_id) == {"reached": 5, "starts": 2}
+
+
+@pytest.mark.soak
+def test_a_function_that_preemption_cancels_ends_with_a_line_that_says_so(user: User) -> None:
+    marks = user.directory / "marks"
+    job_id = submitted(
+        user,
+        f"""
+        executor.update_parameters(slurm_partition="cancel", nodes=2, tasks_per_node=1)
+        job = executor.submit(Counter({str(marks)!r}), 5)
+        """,
+    )
+    wait_for(lambda: marks.exists() and marks.read_text() == "4", "the function to be under way")
+    urgent_job(user)
+    assert "PreemptMode=CANCEL" in failure_of(user, job_id)
 
 
 # --- Slurm's own signals, and requests to an administrator -------------------------------------------------------

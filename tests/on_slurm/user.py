@@ -18,7 +18,7 @@ from tests.on_slurm.as_user import COMMAND_EVERY_S
 from tests.on_slurm.slurm_cluster import SlurmCluster
 from tests.run_state import state_of
 from tests.train.runs import MODEL, STEP_TOKENS, make_corpus
-from tests.waiting import wait_for
+from tests.waiting import DEADLINE_S, wait_for
 from zslurm.run.run_dir import RunDir
 from zslurm.slurm.hostlist import expand
 from zslurm.train.jsonl import read_jsonl
@@ -95,14 +95,15 @@ class User:
         with patch.dict(os.environ, {"SLURM_CONF": str(self.cluster.slurm_conf)}):
             return state_of(found)
 
-    def wait_for_state(self, run: str, *wanted: str) -> dict[str, Any]:
+    def wait_for_state(self, run: str, *wanted: str, deadline_s: float = DEADLINE_S) -> dict[str, Any]:
         """The state, once it is one of these."""
 
         def there() -> dict[str, Any] | None:
             state = self.state(run)
             return state if state["state"] in wanted else None
 
-        return wait_for(there, f"{run} to be {' or '.join(wanted)}", every_s=COMMAND_EVERY_S)
+        what = f"{run} to be {' or '.join(wanted)}"
+        return wait_for(there, what, deadline_s=deadline_s, every_s=COMMAND_EVERY_S)
 
     def nodes_of(self, run: str) -> list[str]:
         """The nodes that Slurm gave the run: which of those that are free is Slurm's affair."""

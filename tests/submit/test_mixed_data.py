@@ -14,7 +14,7 @@ from zslurm.checkpoint_tools import Entry, Tensor, assemble, begin, commit, writ
 from zslurm.config.spec import RunSpec
 from zslurm.core.errors import ConfigError
 from zslurm.run.run_dir import RunDir
-from zslurm.submit.checks import check_data, check_steps
+from zslurm.submit.checks.run import check_data, check_steps
 from zslurm.submit.submit import run_dir_of
 
 

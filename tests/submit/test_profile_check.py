@@ -13,8 +13,8 @@ from zslurm.config.spec import ClusterSection
 from zslurm.core.errors import NotFound
 from zslurm.slurm.client import SlurmClient
 from zslurm.slurm.hostlist import expand
-from zslurm.submit.fabric_check import leaf_size_notes, strangers
-from zslurm.submit.profile_check import Report, check_profile
+from zslurm.submit.checks.fabric import leaf_size_notes, strangers
+from zslurm.submit.checks.profile import Report, check_profile
 
 NICS = "nics: [a, b, c, d, e, f, g, h]"
 

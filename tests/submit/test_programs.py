@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tests.checkout import TESTS
+from tests.checkout import DOCS, TESTS
 from tests.submit.local_runs import LocalUser
 from tests.waiting import wait_for
 
@@ -111,7 +113,10 @@ def test_a_program_that_ignores_the_signal_is_killed(user: LocalUser) -> None:
     user.wait_for_step("deaf", 3)
     user.zslurm("cancel", "deaf", "--wait")
     assert user.state("deaf")["state"] == "cancelled"
-    assert b"did not stop in time" in user.run_dir("deaf").attempt(1).rank_log(0).read_bytes()
+    assert (
+        b"did not stop within 0.5 s of the request (trainer.stop_s) and was killed"
+        in user.run_dir("deaf").attempt(1).rank_log(0).read_bytes()
+    )
     assert not user.processes()
 
 
@@ -125,6 +130,7 @@ def test_a_launcher_on_each_node_gets_placeholders_and_leaves_nothing_behind(use
     words = user.zslurm("logs", "node").stdout.split()
     assert words[:4] == ["1", "0", "4", "1"] and words[4].isdigit() and words[5] == "1"
     wait_for(lambda: not user.processes(), "the process that was left behind to end")
+    assert "the program left 1 process behind, now killed: sleep" in user.zslurm("logs", "node").stdout
 
 
 def test_a_pattern_over_the_log_shows_steps_too(user: LocalUser) -> None:
@@ -133,6 +139,21 @@ def test_a_pattern_over_the_log_shows_steps_too(user: LocalUser) -> None:
     run = write(user, "log", ranks=1, trainer={"command": ["sh", "-c", lines], "progress": progress})
     user.zslurm("submit", run, "--wait")
     assert (user.steps("log")[-1]["step"], user.steps("log")[-1]["loss"]) == (3, 0.3)
+
+
+def test_the_examples_in_bash_and_in_c_show_their_steps(user: LocalUser) -> None:
+    """Those of docs/programs.md: rank 0 is the one, rank 1 the other."""
+    text = (DOCS / "programs.md").read_text()
+    bash, c = (re.findall(rf"^```{kind} program\n(.*?)^```$", text, re.M | re.S)[0] for kind in ("bash", "c"))
+    (user.directory / "show.sh").write_text(bash)
+    (user.directory / "show.c").write_text(c)
+    binary = user.directory / "show"
+    subprocess.run(["cc", "-Wall", "-Werror", "-o", binary, user.directory / "show.c"], check=True)
+    both = f'[ "$RANK" = 1 ] && exec {binary}; exec bash {user.directory / "show.sh"}'
+    user.zslurm("submit", write(user, "others", ranks=2, trainer={"command": ["sh", "-c", both]}), "--wait")
+    assert (user.steps("others")[-1]["step"], user.steps("others")[-1]["loss"]) == (3, 0.5)
+    ends = [json.loads(user.run_dir("others").attempt(1).rank_end(rank).read_text()) for rank in range(2)]
+    assert [(end["step"], end["exit_code"]) for end in ends] == [(3, 0), (3, 0)]
 
 
 def test_the_command_line_alone_makes_a_run_of_a_program(user: LocalUser) -> None:
@@ -168,6 +189,27 @@ def test_a_program_that_cannot_be_started_in_the_job_stops_the_run(user: LocalUs
     (user.directory / "broken").chmod(0o755)
     messages = user.zslurm("submit", "--cluster", "local", "--wait", "--", "./broken", exit_code=1).stderr
     assert "trainer.command cannot be started" in messages
+
+
+def test_a_program_that_overwrites_the_files_of_its_run_starts_again_all_the_same(user: LocalUser) -> None:
+    """As transformers does with output_dir=RUN_DIR: its own config.json. It prints and shows nothing either."""
+    script = (
+        'echo "{}" > {run_dir}/config.json; if [ {attempt} = 1 ]; then exit 3; fi; echo done > {output_dir}/result'
+    )
+    run = write(user, "writes", ranks=1, trainer={"command": ["sh", "-c", script], "checkpoints": None})
+    user.zslurm("submit", run, "--wait")
+    state = user.state("writes")
+    assert (state["state"], state["attempt"], state["exit_code"]) == ("completed", 2, 0)
+    assert len(user.events("writes", "config_restored")) == 2
+    assert (user.run_dir("writes").path / "output" / "result").read_text() == "done\n"
+    (first,) = user.events("writes", "decision")
+    assert (first["action"], first["root"]["kind"]) == ("restart", "rank_exit")
+    words = " ".join(user.zslurm("status", "writes").stdout.split())
+    assert "not shown no steps (zslurm.progress.step was not called, and trainer.progress is not set)" in words
+    assert "no checkpoints (trainer.checkpoints is not set)" in words
+    for command in (["why"], ["events"], ["logs", "--errors"], ["report", "--out", user.directory / "page.html"]):
+        user.zslurm(command[0], "writes", *command[1:])
+    assert "shows no steps" in (user.directory / "page.html").read_text()
 
 
 def test_a_run_does_not_change_between_trainer_and_program(user: LocalUser) -> None:

@@ -59,10 +59,10 @@ class Ranks:
             assert process.pid is not None
             os.kill(process.pid, signum)
 
-    def wait(self) -> subprocess.CompletedProcess[str]:
+    def wait(self, timeout_s: float = _TIMEOUT_S) -> subprocess.CompletedProcess[str]:
         """The highest exit code, and what the ranks printed."""
         for process in self.processes:
-            process.join(_TIMEOUT_S)
+            process.join(timeout_s)
             assert process.exitcode is not None, "a rank hangs"
         out, err = ("".join(path.read_text() for path in self._outputs[start::2]) for start in (0, 1))
         codes = [process.exitcode or 0 for process in self.processes]
@@ -103,13 +103,23 @@ def _rank(run: Path, rank: int, environment: dict[str, str], prepare: Callable[[
     sys.exit(main([str(run)]))
 
 
+def forked(function: Callable[..., Any], *arguments: Any) -> int:
+    """The exit code of a process that has torch behind it and calls `function(*arguments)`, one of a module."""
+    process = _CONTEXT.Process(target=function, args=arguments)
+    process.start()
+    process.join(_TIMEOUT_S)
+    assert process.exitcode is not None, "a process hangs"
+    return process.exitcode
+
+
 def in_group(function: Callable[..., Any], ranks: int, *arguments: Any) -> list[Any]:
     """What `function(group, *arguments)` returns on each rank of a gloo group: numbers and arrays, no tensors."""
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     readers = []
     for rank in range(ranks):
         reader, writer = _CONTEXT.Pipe(duplex=False)
-        _CONTEXT.Process(target=_member, args=(function, rank, ranks, store.port, writer, arguments)).start()
+        arguments_of_rank = (function, rank, ranks, store.port, writer, arguments)
+        _CONTEXT.Process(target=_member, args=arguments_of_rank, daemon=True).start()
         writer.close()
         readers.append(reader)
     for reader in readers:
@@ -126,4 +136,5 @@ def _member(function: Callable[..., Any], rank: int, ranks: int, port: int, answ
     dist.init_process_group("gloo", store=store, rank=rank, world_size=ranks)
     answer.send(function(dist.group.WORLD, *arguments))
     dist.barrier()
-    dist.destroy_process_group()
+    # Without destructors: that of a group waits for an operation that hangs in it, for half an hour by default.
+    os._exit(0)

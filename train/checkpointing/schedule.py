@@ -13,8 +13,9 @@ The last save of a run, and the one that it makes when it is asked to stop, are 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from zslurm.checkpoint_tools.quantities import counted, show_bytes
 from zslurm.train.checkpointing.checkpointer import Checkpointer, SaveRequest
@@ -151,7 +152,7 @@ class SaveSchedule:
             seconds=reached.seconds,
             stall_s=self.stall_s,
             reason=reached.reason or None,
-            **({"best_step": best.get("step"), "best_loss": best.get("loss")} if done else {}),
+            **(_best_fields(best) if done else {}),
         )
         if failed:
             _LOG.info("the save of step %d failed: %s", reached.step, reached.reason)
@@ -161,3 +162,13 @@ class SaveSchedule:
                 reached.path.name, show_bytes(reached.bytes), reached.seconds, self.stall_s,
             )  # fmt: skip
             self._committed(reached.step, reached.path)
+
+
+def _best_fields(best: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the best checkpoint of a cursor as metrics have it."""
+    by_loss = best.get("metric", "loss") == "loss"
+    return {
+        "best_step": best.get("step"),
+        "best_loss": best.get("loss") if by_loss else None,
+        "best_metric": best.get("metric", "loss") if best else None,
+    }

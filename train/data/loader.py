@@ -26,7 +26,7 @@ from zslurm.train.data.order import DataOrder
 from zslurm.train.data.reader import Location, Read, read_from
 from zslurm.train.data.shares import Piece, share_of
 from zslurm.train.model.head import IGNORED_TARGET
-from zslurm.train.model.packing import document_bounds, documents_of
+from zslurm.train.model.packing import document_bounds, documents_by_bounds, documents_of, valid_positions
 from zslurm.train.schedule import Position
 
 CLOSING_S = 10.0
@@ -43,6 +43,7 @@ class Microbatch(NamedTuple):
         document_BS: numbers of the documents, where these are kept apart.
         bounds_N: where each of these begins among the B * S tokens, and the number of tokens, int32.
         targets: how many targets count.
+        valid_BS: false for padding, of packs; None where there can be none.
     """
 
     step: int
@@ -52,12 +53,14 @@ class Microbatch(NamedTuple):
     document_BS: Tensor | None
     bounds_N: Tensor | None
     targets: int
+    valid_BS: Tensor | None = None
 
 
 class _Held(NamedTuple):
     """What was read, as tensors on the host; see `train.data.reader.Read`.
 
-    Of each microbatch, `targets` has how many count, and `bounds` the documents' bounds or None.
+    Of each microbatch, `targets` has how many count, `bounds` the documents' bounds or None, and `filled`, of
+    packs only, how many inputs of each sequence are no padding.
     """
 
     locations: list[Location]
@@ -66,6 +69,7 @@ class _Held(NamedTuple):
     mask_NS: Tensor | None
     targets: list[int]
     bounds: list[Tensor | None]
+    filled: list[Tensor] | None
 
 
 class Loader:
@@ -85,7 +89,7 @@ class Loader:
 
         The ranks of a context group (`phases[].context_parallel`) get the same sequences.
         `prefetch` microbatches are kept ready for `device`, by no thread where it is 0. With `isolate_documents`
-        the documents of each sequence are numbered, and their bounds listed.
+        the documents of each sequence are numbered, and their bounds listed; of packs they always are.
 
         Raises:
             DataError: there are more bundles than this machine lets a process open.
@@ -168,14 +172,21 @@ class Loader:
         if read.mask_NS is not None:
             targets = np.add.reduceat(read.mask_NS.sum(axis=1, dtype=int), firsts).tolist()
             mask_NS = torch.from_numpy(read.mask_NS)
-        bounds = [self._bounds(windows_BS) for windows_BS in np.split(read.windows_NS, firsts[1:])]
+        filled: list[Tensor] | None = None
+        bounds: list[Tensor | None]
+        if read.packed is None:
+            bounds = [self._bounds(windows_BS) for windows_BS in np.split(read.windows_NS, firsts[1:])]
+        else:
+            bounds = [torch.from_numpy(inputs.bounds_N) for inputs in read.packed]
+            filled = [torch.from_numpy(inputs.filled_B) for inputs in read.packed]
         if self._device.type == "cpu":
             windows_NS = torch.from_numpy(read.windows_NS.astype(np.int64))
         else:
             windows_NS = torch.from_numpy(read.windows_NS).pin_memory()
             mask_NS = mask_NS.pin_memory() if mask_NS is not None else None
             bounds = [each.pin_memory() if each is not None else None for each in bounds]
-        return _Held(read.locations, read.sizes, windows_NS, mask_NS, targets, bounds)
+            filled = [each.pin_memory() for each in filled] if filled is not None else None
+        return _Held(read.locations, read.sizes, windows_NS, mask_NS, targets, bounds, filled)
 
     def _bounds(self, windows_BS: NDArray[np.unsignedinteger]) -> Tensor | None:
         """Return the bounds of the documents that a microbatch's inputs are of."""
@@ -188,11 +199,21 @@ class Loader:
         if held.mask_NS is not None:
             mask_NS = held.mask_NS.to(self._device, non_blocking=True)
             targets_NS = targets_NS.masked_fill(mask_NS == 0, IGNORED_TARGET)
+        filled: list[Tensor] | list[None] = held.filled or [None] * len(held.sizes)
         parts = (windows_NS[:, :-1].split(held.sizes), targets_NS.split(held.sizes), held.bounds, held.targets)
-        for location, tokens_BS, targets_BS, bounds_N, targets in zip(held.locations, *parts, strict=True):
-            document_BS = None if self._end_token is None else documents_of(tokens_BS, self._end_token)
+        for location, tokens_BS, targets_BS, bounds_N, targets, filled_B in zip(
+            held.locations, *parts, filled, strict=True
+        ):
+            document_BS, valid_BS = None, None
             bounds_N = None if bounds_N is None else bounds_N.to(self._device, non_blocking=True)
-            yield Microbatch(*location, tokens_BS, targets_BS, document_BS, bounds_N, targets)
+            if filled_B is not None:
+                assert bounds_N is not None
+                document_BS = documents_by_bounds(bounds_N, tokens_BS)
+                valid_BS = valid_positions(filled_B.to(self._device, non_blocking=True), tokens_BS)
+            elif self._end_token is not None:
+                document_BS = documents_of(tokens_BS, self._end_token)
+            inputs = (tokens_BS, targets_BS, document_BS, bounds_N, targets, valid_BS)
+            yield Microbatch(location.step, location.number, *inputs)
 
 
 class _ReadAhead:

@@ -15,6 +15,8 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Mapping
+from dataclasses import dataclass
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
@@ -25,8 +27,28 @@ from zslurm.train.data.mixture import Mixture
 from zslurm.train.data.sampler import Sampler
 from zslurm.train.data.training_data import ALONE, TrainingData, key_of
 from zslurm.train.errors import ConfigError, DataError
-from zslurm.train.phases import PhaseConfig
+from zslurm.train.phases import Packing, PhaseConfig
 from zslurm.train.schedule import Plan
+
+PACKED = " best_fit"
+"""How the name of a cut ends that makes packs of whole documents."""
+
+
+_NEARLY = Fraction(1, 10)
+"""How near to a whole the sum of shares must be to look as if it were meant to be one."""
+
+
+@dataclass(frozen=True)
+class SourceProgress:
+    """What was taken of a source.
+
+    Attributes:
+        tokens: places in its sequences, padding included.
+        epochs: times that it was gone through.
+    """
+
+    tokens: int
+    epochs: float
 
 
 class DataOrder:
@@ -35,23 +57,44 @@ class DataOrder:
     Attributes:
         data: its sources.
         plan: its steps.
+        packed: whether each phase trains on packs of whole documents; else on windows.
         mixtures: one for each phase.
     """
 
-    def __init__(self, data: TrainingData, plan: Plan, seed: int) -> None:
+    def __init__(self, data: TrainingData, plan: Plan, seed: int, packing: Packing = "windows") -> None:
         """Work out the mixtures, and how far the phases before each one got in every source.
+
+        `packing` is that of the phases which have none of their own.
 
         Raises:
             ConfigError: a share is too small.
             DataError: a source is too short for a phase that takes from it.
         """
         self.data, self.plan, self.seed = data, plan, seed
+        self.packed = tuple((phase.packing or packing) == "best_fit" for phase in plan.phases)
         self.mixtures = tuple(self._mixture(index, phase) for index, phase in enumerate(plan.phases))
         self._before: list[dict[str, int]] = []
-        taken: dict[int, Counter[str]] = defaultdict(Counter)
-        for index, phase in enumerate(plan.phases):
-            self._before.append(dict(taken[phase.context]))
-            taken[phase.context].update(self.counts(index))
+        taken: dict[str, Counter[str]] = defaultdict(Counter)
+        for index in range(len(plan.phases)):
+            self._before.append(dict(taken[self._cut(index)]))
+            taken[self._cut(index)].update(self.counts(index))
+
+    def masked(self, phase_index: int) -> bool:
+        """Return whether some of the targets of a phase may not count."""
+        return self.packed[phase_index] or self.data.masked
+
+    def sequences(self, name: str, phase_index: int) -> int:
+        """Return how many sequences of a phase's kind a source has: one epoch.
+
+        Raises:
+            DataError: not a single one.
+        """
+        context = self.plan.phases[phase_index].context
+        return self.data.sequences(name, context, packed=self.packed[phase_index])
+
+    def _cut(self, phase_index: int) -> str:
+        """Name how a phase makes sequences of a source; phases of one name continue each other's order."""
+        return f"{self.plan.phases[phase_index].context}{PACKED if self.packed[phase_index] else ''}"
 
     def counts(self, phase_index: int) -> dict[str, int]:
         """Return how many sequences of each source a phase trains on."""
@@ -64,20 +107,20 @@ class DataOrder:
         Returns:
             The source's place in `data.names`, and the sequence's index in it; int64 [k] each.
         """
-        mixture, context = self.mixtures[phase_index], self.plan.phases[phase_index].context
+        mixture = self.mixtures[phase_index]
         place, before = mixture.at(sequences)
         source, index = np.empty_like(place), np.empty_like(place)
         for here in np.unique(place).tolist():
             mine, name = place == here, mixture.names[here]
-            sampler = Sampler(self.data.sequences(name, context), self.seed, name)
+            sampler = Sampler(self.sequences(name, phase_index), self.seed, name)
             source[mine] = self.data.names.index(name)
             index[mine] = sampler.indices(self._before[phase_index].get(name, 0) + before[mine])
         return source, index
 
     def taken(self, done: int) -> dict[str, dict[str, int]]:
-        """Return how many sequences of each source the first `done` steps train on, by context.
+        """Return how many sequences of each source the first `done` steps train on, by context and packing.
 
-        As {"4096": {"web": 90, "code": 10}}: keys are text, as in JSON.
+        As {"4096": {"web": 90, "code": 10}, "4096 best_fit": {"chats": 8}}: keys are text, as in JSON.
         """
         here = self.plan.at(done) if done < self.plan.total_steps else None
         finished = len(self.plan.phases) if here is None else here.phase_index
@@ -85,10 +128,51 @@ class DataOrder:
         if here is not None:
             counts.append(self.mixtures[finished].counts(here.sequence))
         taken: dict[str, Counter[str]] = defaultdict(Counter)
-        for phase, of_phase in zip(self.plan.phases, counts, strict=False):
+        for index, of_phase in enumerate(counts):
             if some := {name: count for name, count in of_phase.items() if count}:
-                taken[str(phase.context)].update(some)
+                taken[self._cut(index)].update(some)
         return {context: dict(of_context) for context, of_context in taken.items()}
+
+    def progress(self, done: int) -> dict[str, SourceProgress]:
+        """Return what the first `done` steps took of each source."""
+        found = {name: SourceProgress(0, 0.0) for name in self.data.names}
+        for cut, counts in self.taken(done).items():
+            context, packed = int(cut.removesuffix(PACKED)), cut.endswith(PACKED)
+            for name, count in counts.items():
+                epochs = count / self.data.sequences(name, context, packed=packed)
+                before = found[name]
+                found[name] = SourceProgress(before.tokens + count * context, before.epochs + epochs)
+        return found
+
+    def check_epochs(self, most: float | None) -> None:
+        """Make sure that the run takes no more epochs of a source than it may.
+
+        Raises:
+            DataError: it would; names the source.
+        """
+        if most is None:
+            return
+        for name, taken in self.progress(self.plan.total_steps).items():
+            if taken.epochs > most:
+                raise DataError(
+                    f"{key_of(name)}: the run takes {taken.epochs:.3g} epochs of it, more than data.max_epochs "
+                    f"({most:g}); lower its share or the tokens of a phase, add data, or raise data.max_epochs"
+                )
+
+    def notes(self) -> list[str]:
+        """Return what is strange about the mixtures, a line each: shares that nearly sum to a whole."""
+        lines = []
+        for index, phase in enumerate(self.plan.phases):
+            total = sum((Fraction(str(share)) for share in phase.mix.values()), Fraction())
+            whole = next(
+                (whole for whole in (1, 100) if total != whole and abs(total - whole) <= whole * _NEARLY), None
+            )
+            if whole is not None:
+                lines.append(
+                    f"phases[{index}].mix: the shares sum to {float(total):g}, not {whole}; each counts as its "
+                    "part of the sum"
+                )
+        return lines
 
     def record(self, done: int) -> dict[str, Any]:
         """Return what a checkpoint after `done` steps records of the data."""
@@ -98,7 +182,18 @@ class DataOrder:
             "tokenizer_sha256": self.data.header.tokenizer_sha256,
             "sources": {name: corpus.fingerprint for name, corpus in self.data.corpora.items()},
             "sequences": self.taken(done),
+            "packs": self._checksums(),
         }
+
+    def _checksums(self) -> dict[str, dict[str, int]]:
+        """Return the checksum of each packing that the run trains on, by context and source."""
+        found: dict[str, dict[str, int]] = {}
+        for index, phase in enumerate(self.plan.phases):
+            if self.packed[index]:
+                names = self.mixtures[index].names
+                checksums = {name: self.data.packs(name, phase.context).crc32 for name in names}
+                found.setdefault(self._cut(index), {}).update(checksums)
+        return found
 
     def changes(self, recorded: Mapping[str, Any], done: int) -> list[str]:
         """Describe what has changed in the data of a run that is resumed, a line for each change.
@@ -120,10 +215,16 @@ class DataOrder:
             lines = self._changed_sources(recorded.get("sources", {}))
         if recorded.get("seed", self.seed) != self.seed:
             lines.append(f"run.seed is {self.seed}, and was {recorded['seed']}: from here on the order is another")
+        if not lines and any(
+            ours["packs"].get(cut, {}).get(name, checksum) != checksum
+            for cut, of_cut in recorded.get("packs", {}).items()
+            for name, checksum in of_cut.items()
+        ):
+            lines.append("data.long_documents was changed: from here on other documents are packed together")
         before, now = recorded.get("sequences", ours["sequences"]), ours["sequences"]
         if before != now and not lines:
             raise ConfigError(
-                f"phases[].mix: the {counted(done, 'step that is done', 'steps that are done')} took "
+                f"phases[].mix or packing: the {counted(done, 'step that is done', 'steps that are done')} took "
                 f"{_shown(before)}; now they would take "
                 f"{_shown(now)}; set the mix back and give the new one to a phase that begins after them"
             )
@@ -146,10 +247,14 @@ class DataOrder:
         except ValueError as error:
             raise ConfigError(f"phases[{index}].mix: {error}") from error
         for name in mixture.names:
-            self.data.sequences(name, phase.context)
+            self.sequences(name, index)
         return mixture
 
 
 def _shown(taken: Mapping[str, Mapping[str, int]]) -> str:
-    parts = [f"{count} of {name}" for counts in taken.values() for name, count in counts.items()]
+    parts = [
+        f"{count} {'packs ' if cut.endswith(PACKED) else ''}of {name or 'the data'}"
+        for cut, counts in taken.items()
+        for name, count in counts.items()
+    ]
     return ", ".join(parts)

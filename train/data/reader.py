@@ -1,6 +1,7 @@
 """Reading a rank's microbatches from the bundles, in the order of the run, as they are stored.
 
-    order     the locations of some 4,096 sequences at once: to shuffle a few costs as much as many
+    order     the locations of some 4,096 sequences at once, of 32 at first and twice as many each time: the step
+              that is waited for, at the start and after a recovery in memory, is there 0.4 s earlier
     advice    the kernel is advised of the next read's sequences before this read's are copied, so that a cold disk
               works on all of them at once; and that reads are random (Bundle.scattered)
     read      one copy out of the mapped bundles, of at most 262,144 tokens, or of one microbatch where that
@@ -24,11 +25,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from zslurm.train.data.order import DataOrder
+from zslurm.train.data.sequences import PackedSequences, Sequences
 from zslurm.train.data.shares import Piece, share_of
-from zslurm.train.data.training_data import Sequences
 from zslurm.train.schedule import Position
 
-ORDERED_SEQUENCES = 4096
+FIRST_SEQUENCES, ORDERED_SEQUENCES = 32, 4096
 READ_TOKENS = 1 << 18
 
 _Share = Callable[[Position], tuple[Piece, ...]]
@@ -41,6 +42,19 @@ class Location(NamedTuple):
     number: int
 
 
+class PackedInputs(NamedTuple):
+    """What is in the inputs of a microbatch of packs.
+
+    Attributes:
+        bounds_N: where documents, and the padding of each sequence, begin among all its inputs, and their number,
+            int32.
+        filled_B: inputs of each sequence that are no padding, int64.
+    """
+
+    bounds_N: NDArray[np.int32]
+    filled_B: NDArray[np.int64]
+
+
 class Read(NamedTuple):
     """Microbatches, or pieces of them, of one context; N sequences in all.
 
@@ -49,12 +63,14 @@ class Read(NamedTuple):
         sizes: how many sequences of each.
         windows_NS: their sequences, one after another, uint16 or uint32, S + 1 tokens each.
         mask_NS: uint8, 0 for each of the S targets that does not count; None where all do.
+        packed: of packs, the documents and the padding of each microbatch; None for windows.
     """
 
     locations: list[Location]
     sizes: list[int]
     windows_NS: NDArray[np.unsignedinteger]
     mask_NS: NDArray[np.uint8] | None
+    packed: list[PackedInputs] | None = None
 
 
 class _Planned(NamedTuple):
@@ -76,20 +92,33 @@ def read_from(
     planned = _planned(order, step, partial(share_of, rank=rank, world_size=world_size, speeds=speeds))
     following = next(planned, None)
     if following is not None:
-        order.data.will_need(following.sequences)
+        following.sequences.will_need()
     while following is not None:
         now, following = following, next(planned, None)
         if following is not None:
-            order.data.will_need(following.sequences)
+            following.sequences.will_need()
         windows_NS, mask_NS = order.data.read(now.sequences), order.data.target_mask(now.sequences)
-        yield Read(now.locations, now.sizes, windows_NS, mask_NS)
+        yield Read(now.locations, now.sizes, windows_NS, mask_NS, _packed_inputs(now))
+
+
+def _packed_inputs(planned: _Planned) -> list[PackedInputs] | None:
+    """Return where documents and padding are in each microbatch of a read; None for windows."""
+    sequences, found, first = planned.sequences, [], 0
+    if not isinstance(sequences, PackedSequences):
+        return None
+    for size in planned.sizes:
+        part = sequences.part(first, first + size)
+        found.append(PackedInputs(part.bounds(), np.minimum(part.filled, part.context)))
+        first += size
+    return found
 
 
 def _planned(order: DataOrder, step: int, share: _Share) -> Iterator[_Planned]:
     """Yield microbatches that are read together, and where their sequences are."""
     for phase_index, pieces, numbers in _batches(order, step, share):
         context = order.plan.phases[phase_index].context
-        sequences = order.data.locate(*order.at(phase_index, numbers), context)
+        packed = order.packed[phase_index]
+        sequences = order.data.locate(*order.at(phase_index, numbers), context, packed=packed)
         first = 0
         for together in _together(pieces, READ_TOKENS // context):
             sizes = [piece.sequences for _, piece in together]
@@ -119,12 +148,12 @@ def _batches(
     """Yield steps that are ordered at once: phase, steps and pieces, their sequences' numbers in the phase."""
     pieces: list[tuple[int, Piece]] = []
     numbers: list[NDArray[np.int64]] = []
-    phase_index = ordered = 0
+    phase_index, ordered, most = 0, 0, FIRST_SEQUENCES
     for each in range(step, order.plan.total_steps):
         here = order.plan.at(each)
-        if pieces and (here.phase_index != phase_index or ordered >= ORDERED_SEQUENCES):
+        if pieces and (here.phase_index != phase_index or ordered >= most):
             yield phase_index, pieces, np.concatenate(numbers)
-            pieces, numbers, ordered = [], [], 0
+            pieces, numbers, ordered, most = [], [], 0, min(2 * most, ORDERED_SEQUENCES)
         phase_index = here.phase_index
         for piece in share(here):
             start = here.sequence + piece.number * here.phase.micro_batch

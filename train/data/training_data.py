@@ -22,6 +22,9 @@ from numpy.typing import NDArray
 from zslurm.checkpoint_tools.quantities import counted
 from zslurm.train.config import DataConfig
 from zslurm.train.data.bundle import Bundle, BundleHeader, Corpus
+from zslurm.train.data.packs.packs import LongDocuments, Packs
+from zslurm.train.data.packs.store import packs_of
+from zslurm.train.data.sequences import PackedSequences, Sequences, Windows, joined
 from zslurm.train.errors import ConfigError, DataError
 
 ALONE = ""
@@ -31,37 +34,16 @@ OTHER_FILES = 512
 
 
 @dataclass(frozen=True, eq=False)
-class Sequences:
-    """Sequences of one context, and where they begin.
+class TrainingData:
+    """The sources of a run, by name; names are sorted.
 
     Attributes:
-        context: tokens in one sequence.
-        source: int64 [k], places in the names of the data.
-        index: int64 [k], of the sequence in its source.
-        bundles: the bundle that each begins in.
-        starts: the token of it.
+        corpora: the sources.
+        long_documents: what packing does with a document that is longer than a pack.
     """
 
-    context: int
-    source: NDArray[np.int64]
-    index: NDArray[np.int64]
-    bundles: list[Bundle]
-    starts: list[int]
-
-    def __len__(self) -> int:
-        return len(self.starts)
-
-    def part(self, first: int, last: int) -> Sequences:
-        """Sequences [first, last) of these."""
-        here = slice(first, last)
-        return Sequences(self.context, self.source[here], self.index[here], self.bundles[here], self.starts[here])
-
-
-@dataclass(frozen=True, eq=False)
-class TrainingData:
-    """The sources of a run, by name; names are sorted."""
-
     corpora: Mapping[str, Corpus]
+    long_documents: LongDocuments = "split"
 
     @classmethod
     def open(cls, data: DataConfig) -> TrainingData:
@@ -78,7 +60,7 @@ class TrainingData:
         for name, path in paths.items():
             with _named(name):
                 corpora[name] = Corpus.open(path)
-        opened = cls(corpora)
+        opened = cls(corpora, data.long_documents)
         opened._check_tokenizers()
         return opened
 
@@ -136,17 +118,38 @@ class TrainingData:
         with _named(name):
             corpus.check_fits(vocab_size)
 
-    def sequences(self, name: str, context: int) -> int:
-        """Return how many sequences of `context` tokens a source has.
+    def sequences(self, name: str, context: int, *, packed: bool = False) -> int:
+        """Return how many sequences of `context` tokens a source has: windows, or with `packed` packs.
 
         Raises:
-            DataError: not a single one.
+            DataError: not a single one; with `packed` see also `packs`.
         """
+        if packed:
+            return len(self.packs(name, context))
         with _named(name):
             return self.corpora[name].sequences(context)
 
-    def locate(self, source: NDArray[np.int64], index: NDArray[np.int64], context: int) -> Sequences:
+    def packs(self, name: str, context: int) -> Packs:
+        """Return the packs of a source; found once.
+
+        Raises:
+            DataError: see `packs_of`.
+        """
+        if (name, context) not in self._packs:
+            with _named(name):
+                self._packs[name, context] = packs_of(self.corpora[name], context, self.long_documents)
+        return self._packs[name, context]
+
+    @cached_property
+    def _packs(self) -> dict[tuple[str, int], Packs]:
+        return {}
+
+    def locate(
+        self, source: NDArray[np.int64], index: NDArray[np.int64], context: int, *, packed: bool = False
+    ) -> Sequences:
         """Find the sequences `index`, int64 [k], of the sources at places `source` in `names`, int64 [k]."""
+        if packed:
+            return self._locate_packs(source, index, context)
         bundle, start = np.empty_like(index), np.empty_like(index)
         bundles: list[Bundle] = []
         for place in np.unique(source).tolist():
@@ -154,24 +157,28 @@ class TrainingData:
             which, start[mine] = corpus.locate(index[mine], context)
             bundle[mine] = which + len(bundles)
             bundles += corpus.bundles
-        return Sequences(context, source, index, [bundles[each] for each in bundle.tolist()], start.tolist())
+        return Windows(context, source, index, [bundles[each] for each in bundle.tolist()], start.tolist())
 
-    def will_need(self, sequences: Sequences) -> None:
-        """Have the kernel fetch sequences while this process continues; see Bundle.will_need.
-
-        What is in a second bundle is left out.
-        """
-        for bundle, start in zip(sequences.bundles, sequences.starts, strict=True):
-            bundle.will_need(start, sequences.context + 1)
+    def _locate_packs(self, source: NDArray[np.int64], index: NDArray[np.int64], context: int) -> PackedSequences:
+        parts = []
+        for place in np.unique(source).tolist():
+            mine, corpus = source == place, self.corpora[self.names[place]]
+            starts, tokens, sizes = self.packs(self.names[place], context).pieces(index[mine])
+            which, inside = corpus.locate(starts, 1)
+            bundles = [corpus.bundles[each] for each in which.tolist()]
+            parts.append((mine, sizes, tokens, bundles, inside.tolist()))
+        return joined(context, parts)
 
     def read(self, sequences: Sequences) -> NDArray[np.unsignedinteger]:
         """Sequences as they are stored, uint16 or uint32 [k, context + 1].
 
-        Each token is copied once, out of the mapping, and without the GIL.
+        Each token is copied once, out of the mapping, and without the GIL. Padding is the end-of-document token.
 
         Raises:
             DataError: a token id is beyond the vocabulary.
         """
+        if isinstance(sequences, PackedSequences):
+            return sequences.read(self.header.token_dtype, self.header.end_token)
         count = sequences.context + 1
         rows = np.empty((len(sequences), count), self.header.token_dtype)
         for row, bundle, start in zip(range(len(rows)), sequences.bundles, sequences.starts, strict=True):
@@ -184,11 +191,13 @@ class TrainingData:
 
     @cached_property
     def masked(self) -> bool:
-        """Return whether some of the targets may not count."""
+        """Return whether some of the targets may not count, even in windows."""
         return any(bundle.masked for corpus in self.corpora.values() for bundle in corpus.bundles)
 
     def target_mask(self, sequences: Sequences) -> NDArray[np.uint8] | None:
         """Return which targets of sequences count, uint8 [k, context] of 0 and 1; None where all do."""
+        if isinstance(sequences, PackedSequences):
+            return sequences.target_mask()
         mask: NDArray[np.uint8] | None = None
         for place in np.unique(sequences.source).tolist():
             mine = sequences.source == place
@@ -198,7 +207,7 @@ class TrainingData:
                 mask[mine] = part
         return mask
 
-    def _window(self, sequences: Sequences, row: int) -> NDArray[np.int64]:
+    def _window(self, sequences: Windows, row: int) -> NDArray[np.int64]:
         """Return one sequence, which may be in two bundles."""
         corpus = self.corpora[self.names[sequences.source[row]]]
         return corpus.window(int(sequences.index[row]), sequences.context)

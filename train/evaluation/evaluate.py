@@ -14,23 +14,27 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
 import torch
 import torch.distributed as dist
-from numpy.typing import NDArray
 from torch import Tensor
 
-from zslurm.train.config import EvaluationConfig, TrainConfig
+from zslurm.train.config import DataConfig, EvaluationConfig, TrainConfig
 from zslurm.train.context.context_parallel import ContextParallel
 from zslurm.train.data.bundle import Corpus
+from zslurm.train.data.sequences import PackedSequences, Sequences
+from zslurm.train.data.training_data import ALONE, TrainingData
 from zslurm.train.errors import DataError
+from zslurm.train.evaluation.routing import RoutingCounter, RoutingFigures
+from zslurm.train.evaluation.token_classes import token_classes
 from zslurm.train.evaluation.validation_data import evenly, open_validation_data
 from zslurm.train.model.head import IGNORED_TARGET
-from zslurm.train.model.packing import document_bounds, documents_of
+from zslurm.train.model.packing import document_bounds, documents_by_bounds, documents_of, valid_positions
 from zslurm.train.model.zaya import Zaya
 from zslurm.train.parallel.world import World
 from zslurm.train.phases import PhaseConfig
@@ -39,18 +43,28 @@ from zslurm.train.schedule import due
 
 @dataclass(frozen=True)
 class Best:
-    """The checkpoint with the lowest loss so far, among those that were evaluated at this context."""
+    """The best checkpoint so far, among those that were evaluated at this context.
+
+    Attributes:
+        step: of the checkpoint.
+        loss: on the validation data; of a task's metric its score, negative where a higher one is better.
+        context: of the phase.
+        metric: `loss`, or TASK/METRIC.
+    """
 
     step: int
     loss: float
     context: int
+    metric: str = "loss"
 
 
 def better(now: Best, before: Best | None) -> Best | None:
-    """Return the better one of two; losses at another context do not compare, so the newer one wins then."""
+    """Return the better one of two; where context or metric are others they do not compare: the newer one wins."""
     if not math.isfinite(now.loss):
         return before
-    return before if before is not None and before.context == now.context and before.loss <= now.loss else now
+    if before is None or (before.context, before.metric) != (now.context, now.metric):
+        return now
+    return before if before.loss <= now.loss else now
 
 
 @dataclass(frozen=True)
@@ -70,17 +84,19 @@ class Evaluation:
 
 
 class Evaluator:
-    """The validation of a run, and which of its checkpoints is the best; never, and none, without validation data.
+    """The validation of a run; there is never one without validation data.
 
     Attributes:
-        best: the best checkpoint so far; it goes into each checkpoint's cursor, and back from there.
+        last: the newest evaluation, as a checkpoint of its step could be the best.
+        routing: how the router routed in the last evaluation; None where that is not counted.
     """
 
-    def __init__(self, corpus: Corpus | None, config: EvaluationConfig, *, isolate_documents: bool) -> None:
-        """Evaluate on `corpus`, keeping documents apart where the training does."""
-        self.corpus, self._config, self._isolate_documents = corpus, config, isolate_documents
-        self._last: Best | None = None
-        self.best: Best | None = None
+    def __init__(self, corpus: Corpus | None, config: EvaluationConfig, data: DataConfig) -> None:
+        """Evaluate on `corpus`, packing documents and keeping them apart where the training does."""
+        self.corpus, self._config, self._training = corpus, config, data
+        self._data = None if corpus is None else TrainingData({ALONE: corpus}, data.long_documents)
+        self.last: Best | None = None
+        self.routing: RoutingFigures | None = None
 
     @classmethod
     def open(cls, config: TrainConfig, tokenizer_sha256: str) -> Evaluator:
@@ -92,9 +108,13 @@ class Evaluator:
         corpus = None
         if (path := config.evaluation.data) is not None:
             corpus = open_validation_data(
-                path, tokenizer_sha256=tokenizer_sha256, model=config.model, phases=config.phases
+                path,
+                tokenizer_sha256=tokenizer_sha256,
+                model=config.model,
+                phases=config.phases,
+                training=config.data,
             )
-        return cls(corpus, config.evaluation, isolate_documents=config.data.isolate_documents)
+        return cls(corpus, config.evaluation, config.data)
 
     def is_due(self, step: int, *, last: bool, stop: bool) -> bool:
         """Return whether to evaluate after `step`.
@@ -121,59 +141,72 @@ class Evaluator:
         Raises:
             DataError: a token id is beyond the vocabulary, or no target counts.
         """
-        assert self.corpus is not None
+        assert self.corpus is not None and self._data is not None
         started = time.monotonic()
-        indices = evenly(self.corpus.sequences(phase.context), self._config.sequences)
+        packed = (phase.packing or self._training.packing) == "best_fit"
+        indices = evenly(self._data.sequences(ALONE, phase.context, packed=packed), self._config.sequences)
         micro_batch = self._config.micro_batch or phase.micro_batch
         microbatches = -(-len(indices) // micro_batch)
         sums_2M = torch.zeros(2, microbatches, dtype=torch.float64, device=world.device)
         together = phase.context_parallel
+        counter = self._counter(model)
         for j in range(world.rank // together, microbatches, world.size // together):
             alive()
             chosen = indices[j * micro_batch : (j + 1) * micro_batch]
-            windows_BS = self.corpus.windows(chosen, phase.context)
-            tokens_BS, targets_BS = _microbatch(self.corpus, windows_BS, chosen, phase.context, world.device)
-            document_BS = bounds_N = None
-            if self._isolate_documents:
-                end_token = self.corpus.header.end_token
-                document_BS = documents_of(tokens_BS, end_token)
-                bounds_N = document_bounds(windows_BS[:, :-1], end_token).to(world.device)
-            sums_2M[0, j], _ = model(
-                tokens_BS,
-                targets_BS,
-                rope_base=phase.rope_base,
-                document_BS=document_BS,
-                bounds_N=bounds_N,
-                context=context,
-            )
+            sequences = self._data.locate(np.zeros_like(chosen), chosen, phase.context, packed=packed)
+            inputs = self._inputs(sequences, world.device)
+            with nullcontext() if counter is None else counter.counting(*_routed(inputs, context)):
+                sums_2M[0, j], _ = model(**inputs, rope_base=phase.rope_base, context=context)
             if context is None or context.rank == 0:
-                sums_2M[1, j] = (targets_BS != IGNORED_TARGET).sum()
+                sums_2M[1, j] = (inputs["targets_BS"] != IGNORED_TARGET).sum()
         dist.all_reduce(sums_2M, group=world.group)
         loss_sum, tokens = (math.fsum(sums_M) for sums_M in sums_2M.tolist())
         if not tokens:
             raise DataError(f"evaluation.data: {self.corpus.path}: none of its tokens counts as a target")
-        self._last = Best(step, loss_sum / tokens, phase.context)
+        self.routing = None if counter is None else counter.figures(world.group)
+        self.last = Best(step, loss_sum / tokens, phase.context)
         seconds = time.monotonic() - started
         return Evaluation(loss_sum / tokens, int(tokens), len(indices), phase.context, seconds)
 
-    def will_save(self, step: int) -> Best | None:
-        """Return the best checkpoint, that of `step`, which is about to be made, included."""
-        if self._last is not None and self._last.step == step:
-            self.best = better(self._last, self.best)
-        return self.best
+    def _counter(self, model: Zaya) -> RoutingCounter | None:
+        """Return what counts the routing of an evaluation; None where nothing does."""
+        if not self._config.routing or model.compiled:
+            return None
+        assert self.corpus is not None
+        try:
+            path = self.corpus.tokenizer_path()
+        except DataError:  # then there are no kinds of tokens; all else can be counted
+            return RoutingCounter(model, None)
+        classes = torch.from_numpy(token_classes(path, model.config.vocab_size))
+        return RoutingCounter(model, classes.to(model.embedding.weight.device))
+
+    def _inputs(self, sequences: Sequences, device: torch.device) -> dict[str, Tensor]:
+        """Return what the model takes of sequences: inputs, targets, and where documents are kept apart, these."""
+        assert self._data is not None
+        read_BS = self._data.read(sequences)
+        windows_BS = torch.from_numpy(read_BS.astype(np.int64)).to(device)
+        tokens_BS, targets_BS = windows_BS[:, :-1], windows_BS[:, 1:]
+        mask_BS = self._data.target_mask(sequences)
+        if mask_BS is not None:
+            targets_BS = targets_BS.masked_fill(torch.from_numpy(mask_BS).to(device) == 0, IGNORED_TARGET)
+        inputs = {"tokens_BS": tokens_BS, "targets_BS": targets_BS}
+        if isinstance(sequences, PackedSequences):
+            bounds_N = torch.from_numpy(sequences.bounds()).to(device)
+            filled_B = torch.from_numpy(sequences.filled).to(device)
+            valid_BS = valid_positions(filled_B, tokens_BS)
+            documents = {"document_BS": documents_by_bounds(bounds_N, tokens_BS), "valid_BS": valid_BS}
+            return inputs | documents | {"bounds_N": bounds_N}
+        if self._training.isolate_documents:
+            end_token = self._data.header.end_token
+            bounds_N = document_bounds(read_BS[:, :-1], end_token).to(device)
+            return inputs | {"document_BS": documents_of(tokens_BS, end_token), "bounds_N": bounds_N}
+        return inputs
 
 
-def _microbatch(
-    corpus: Corpus,
-    read_BS: NDArray[np.int64],
-    indices: NDArray[np.int64],
-    context: int,
-    device: torch.device,
-) -> tuple[Tensor, Tensor]:
-    """Return inputs and targets of what was read [B, S]; IGNORED_TARGET where a target does not count."""
-    windows_BS = torch.from_numpy(read_BS).to(device)
-    targets_BS = windows_BS[:, 1:]
-    mask_BS = corpus.target_mask(indices, context)
-    if mask_BS is not None:
-        targets_BS = targets_BS.masked_fill(torch.from_numpy(mask_BS).to(device) == 0, IGNORED_TARGET)
-    return windows_BS[:, :-1], targets_BS
+def _routed(inputs: Mapping[str, Tensor], context: ContextParallel | None) -> tuple[Tensor, Tensor | None]:
+    """Return the tokens that this rank's routers see, and which of them are no padding."""
+    tokens_BS, valid_BS = inputs["tokens_BS"], inputs.get("valid_BS")
+    if context is None:
+        return tokens_BS, valid_BS
+    every_BS = torch.ones_like(tokens_BS, dtype=torch.bool) if valid_BS is None else valid_BS
+    return context.take(tokens_BS), context.take(every_BS, fill=False)

@@ -7,16 +7,21 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from zslurm.train.config import ModelConfig
+from zslurm.train.config import DataConfig, ModelConfig
 from zslurm.train.data.bundle import Corpus
 from zslurm.train.errors import DataError
 from zslurm.train.phases import PhaseConfig
 
 
 def open_validation_data(
-    path: str | Path, *, tokenizer_sha256: str, model: ModelConfig, phases: tuple[PhaseConfig, ...]
+    path: str | Path,
+    *,
+    tokenizer_sha256: str,
+    model: ModelConfig,
+    phases: tuple[PhaseConfig, ...],
+    training: DataConfig,
 ) -> Corpus:
-    """Open the bundles of evaluation.data.
+    """Open the bundles of evaluation.data, which become sequences as those of the `training` do.
 
     Raises:
         DataError: they are missing, damaged, too small for a phase's context, or made with another tokenizer than
@@ -26,7 +31,8 @@ def open_validation_data(
         corpus = Corpus.open(path)
         corpus.check_fits(model.vocab_size)
         for phase in phases:
-            corpus.sequences(phase.context)
+            if (phase.packing or training.packing) == "windows":
+                corpus.sequences(phase.context)
     except DataError as error:
         raise DataError(f"evaluation.data: {error}") from error
     if corpus.header.tokenizer_sha256 != tokenizer_sha256:

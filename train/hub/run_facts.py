@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from zslurm.checkpoint_tools import Checkpoint, Manifest
-from zslurm.train.config import ModelConfig, TrainConfig, load_train_config
+from zslurm.train.config import DataConfig, ModelConfig, TrainConfig, load_train_config
 from zslurm.train.data.bundle import Corpus
 from zslurm.train.errors import ConfigError, DataError, HubError
 from zslurm.train.hub.settings import Settings, TokenIds
@@ -127,6 +127,18 @@ def _run_config(checkpoint: Path) -> TrainConfig | None:
         return load_train_config(path)
     except ConfigError as error:
         raise HubError(str(error)) from error
+
+
+def tokenizer_of_data(data: DataConfig, sha256: str) -> TokenizerFiles:
+    """Return the tokenizer of a run's data, which lies beside each of its sources.
+
+    Raises:
+        HubError: it is not there, or is not the one with this hash.
+    """
+    path = data.path or next(iter(data.sources.values()), None)
+    if path is None:
+        raise HubError("data.path: names no data, so the tokenizer is not known")
+    return TokenizerFiles.of_data(Path(path), sha256)
 
 
 def _phase(config: TrainConfig, step: int) -> PhaseConfig:

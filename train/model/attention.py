@@ -24,7 +24,7 @@ from zslurm.train.context.halos import (
     put_before,
     without_halos,
 )
-from zslurm.train.model.cache import LayerCache
+from zslurm.train.model.cache import LayerCache, NextTokens
 from zslurm.train.model.flash import FlashAttention, Kernels
 from zslurm.train.model.packing import Packing
 from zslurm.train.model.sdpa import attend, attend_by_sdpa
@@ -52,7 +52,7 @@ class CompressedConvolutionalAttention(nn.Module):
         self.grouped_conv = nn.Conv1d(channels, channels, grouped, groups=heads, dtype=dtype)
         self.output = nn.Linear(queries, hidden, bias=False, dtype=dtype)
 
-    def forward(self, x_BSD: Tensor, packing: Packing, cache: LayerCache | None = None) -> Tensor:
+    def forward(self, x_BSD: Tensor, packing: Packing, cache: NextTokens | None = None) -> Tensor:
         """Attend causally within each sequence; x is the stage's normed input, the result has its shape.
 
         With a cache, x are the next tokens of sequences that it holds, and their share is added to it.
@@ -62,6 +62,7 @@ class CompressedConvolutionalAttention(nn.Module):
         if packing.valid_BS1 is not None:
             x_BSD = x_BSD * packing.valid_BS1
         if packing.context is not None:
+            assert cache is None or isinstance(cache, LayerCache)
             return self._attend_in_context(x_BSD, packing, packing.context, cache)
         z_BSQ, current_BSQ, delayed_BSQ = self.project(x_BSD)
         q_BHSP, k_BJSP = qk_conv(z_BSQ, self.convolutions(), self.temperature, *packing.rotary, packing.linked)
@@ -123,21 +124,14 @@ class CompressedConvolutionalAttention(nn.Module):
             kernel=join(self.convolutions()),
         )
 
-    def _decode(self, x_BSD: Tensor, packing: Packing, cache: LayerCache) -> Tensor:
+    def _decode(self, x_BSD: Tensor, packing: Packing, cache: NextTokens) -> Tensor:
         """`forward` for the tokens that follow those in the cache."""
-        half = cache.delayed_B1Q.shape[-1]
+        half = self.value_current.out_features
         z_BSQ, current_BSQ, delayed_BSQ = linear(x_BSD, cache.projection_QD).split(
             [len(cache.projection_QD) - 2 * half, half, half], dim=-1
         )
-        q_BHSP, k_BJSP = qk_conv(
-            z_BSQ, cache.kernel, self.temperature, *packing.rotary, before_BWQ=cache.before_BWQ
-        )
-        if reach := cache.before_BWQ.shape[1]:
-            cache.before_BWQ = torch.cat([cache.before_BWQ, z_BSQ], dim=1)[:, -reach:]
-        previous_BSQ = torch.cat([cache.delayed_B1Q, delayed_BSQ[:, :-1]], dim=1)
-        cache.delayed_B1Q = delayed_BSQ[:, -1:]
-        v_BJSP = self._value_heads(current_BSQ, previous_BSQ)
-        assert packing.slots is not None
+        q_BHSP, k_BJSP = cache.convolve(z_BSQ, self.temperature, packing.rotary)
+        v_BJSP = self._value_heads(current_BSQ, cache.shift(delayed_BSQ))
         y_BHSP = cache.attend(q_BHSP, k_BJSP, v_BJSP, packing.slots)
         return linear(y_BHSP.transpose(1, 2).flatten(2), self.output.weight)
 

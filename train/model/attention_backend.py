@@ -63,7 +63,7 @@ def ask_torch(config: TrainConfig, context: int, device: torch.device, dtype: to
         torch.empty(shape, dtype=dtype, device=device, requires_grad=True) for shape in shapes
     )
     mask_B1SS = None
-    if config.data.isolate_documents:
+    if _isolated(config, context):
         row_B11S = torch.empty(1, 1, 1, context, dtype=torch.bool, device=device)
         mask_B1SS = row_B11S.expand(1, 1, context, context)
     causal = mask_B1SS is None
@@ -93,12 +93,17 @@ def why_not_fused(parameters: torch.backends.cuda.SDPAParams) -> tuple[str, ...]
     return tuple(dict.fromkeys(lines))
 
 
+def _isolated(config: TrainConfig, context: int) -> bool:
+    """Return whether the documents of some sequences of this length are kept apart, which takes a mask."""
+    return any(phase.context == context and config.data.isolates(phase) for phase in config.phases)
+
+
 def _refusal(config: TrainConfig, context: int, reasons: tuple[str, ...]) -> str:
     reason = "; ".join(each.rstrip(".") for each in reasons) or "torch gives no reason"
     if config.parallel.dtype == "bf16":
         ways = ["parallel.attention: flash_attn or aiter"]
-        if config.data.isolate_documents:
-            ways.append("data.isolate_documents: false, which needs no mask")
+        if _isolated(config, context):
+            ways.append("data.isolate_documents: false and data.packing: windows, which need no mask")
     else:
         ways = ["parallel.dtype: bf16, the format of the fused backends"]
     return (

@@ -18,13 +18,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from zslurm.kernels.qk_conv import JoinedKernel
+from zslurm.kernels.qk_conv import JoinedKernel, qk_conv
 from zslurm.train.config import ModelConfig
 from zslurm.train.context.context_parallel import ContextParallel
 from zslurm.train.context.tree_attention import DividedCache
@@ -56,6 +56,31 @@ class Slots(NamedTuple):
     divided: DividedCache | None = None
 
 
+class NextTokens(Protocol):
+    """What a layer asks of its cache as it computes next tokens, [B, S]; whichever sequences they belong to.
+
+    Attributes:
+        projection_QD: the four projections as one matrix.
+        kernel: both convolutions as one.
+        before_BWQ: projections of the last tokens of each sequence, for the convolutions; replaced as they go on.
+        delayed_B1Q: what the last token of each sequence leaves for the values of the next; replaced likewise.
+    """
+
+    projection_QD: Tensor
+    kernel: JoinedKernel
+    before_BWQ: Tensor
+    delayed_B1Q: Tensor
+
+    def convolve(self, z_BSQ: Tensor, temperature_J: Tensor, rotary: RotaryTable) -> tuple[Tensor, Tensor]:
+        """Return queries and keys of the next tokens from their projections, which are kept for those after."""
+
+    def shift(self, delayed_BSQ: Tensor) -> Tensor:
+        """Return the token before's share of each next token's values; keep the last one's own."""
+
+    def attend(self, q_BHSP: Tensor, k_BJSP: Tensor, v_BJSP: Tensor, slots: Slots | None) -> Tensor:
+        """Add keys and values of the next tokens, and return their attention to all so far, [B, H, S, P]."""
+
+
 @dataclass
 class LayerCache:
     """One layer's share; `attention.py` reads and writes it. Keys and values have room for more than they hold."""
@@ -67,8 +92,22 @@ class LayerCache:
     projection_QD: Tensor
     kernel: JoinedKernel
 
-    def attend(self, q_BHSP: Tensor, k_BJSP: Tensor, v_BJSP: Tensor, slots: Slots) -> Tensor:
-        """Add the next tokens' keys and values, and return their attention to all so far, [B, H, S, P]."""
+    def convolve(self, z_BSQ: Tensor, temperature_J: Tensor, rotary: RotaryTable) -> tuple[Tensor, Tensor]:
+        """See `NextTokens`."""
+        q_BHSP, k_BJSP = qk_conv(z_BSQ, self.kernel, temperature_J, *rotary, before_BWQ=self.before_BWQ)
+        if reach := self.before_BWQ.shape[1]:
+            self.before_BWQ = torch.cat([self.before_BWQ, z_BSQ], dim=1)[:, -reach:]
+        return q_BHSP, k_BJSP
+
+    def shift(self, delayed_BSQ: Tensor) -> Tensor:
+        """See `NextTokens`."""
+        previous_BSQ = torch.cat([self.delayed_B1Q, delayed_BSQ[:, :-1]], dim=1)
+        self.delayed_B1Q = delayed_BSQ[:, -1:]
+        return previous_BSQ
+
+    def attend(self, q_BHSP: Tensor, k_BJSP: Tensor, v_BJSP: Tensor, slots: Slots | None) -> Tensor:
+        """See `NextTokens`."""
+        assert slots is not None
         self.keep(k_BJSP, v_BJSP, slots)
         keys_BJTP, values_BJTP = self.keys_BJSP[:, :, : slots.stop], self.values_BJSP[:, :, : slots.stop]
         if slots.divided is not None:

@@ -18,11 +18,14 @@ from torch import Tensor
 
 from zslurm.train.config import ModelConfig
 from zslurm.train.model.block import Layer
-from zslurm.train.model.cache import LayerCache, Slots
+from zslurm.train.model.cache import NextTokens, Slots
 from zslurm.train.model.norm import StageEntry
 from zslurm.train.model.precision import at_least_fp32
 from zslurm.train.model.rope import RotaryTable
 from zslurm.train.model.router import Router
+
+Positions = int | Tensor
+"""Where the token is: one position for all sequences, or each sequence's, int64 [B, 1] for the heads' sake."""
 
 
 class StepRotary:
@@ -64,7 +67,7 @@ class _Entry:
 class LayerStep:
     """One layer for one token of each sequence."""
 
-    def __init__(self, layer: Layer, config: ModelConfig, cache: LayerCache) -> None:
+    def __init__(self, layer: Layer, config: ModelConfig, cache: NextTokens) -> None:
         self.config = config
         self.cache = cache
         self.attention_entry, self.expert_entry = _Entry(layer.attention_entry), _Entry(layer.expert_entry)
@@ -88,8 +91,8 @@ class LayerStep:
         router_BR: Tensor | None,
         balancing_bias_C: Tensor,
         rotary: StepRotary,
-        position: int,
-        slots: Slots,
+        position: Positions,
+        slots: Slots | None,
     ) -> tuple[Tensor, Tensor, Tensor | None]:
         """Return the layer's output, the residual stream and the router's state, each [B, ...]."""
         x_BD, residual_BD = self.attention_entry(hidden_BD, residual_BD)
@@ -97,7 +100,7 @@ class LayerStep:
         classes_BK, weights_BK, router_BR = self.route(x_BD, router_BR, balancing_bias_C)
         return self._experts(x_BD, classes_BK.tolist(), weights_BK), residual_BD, router_BR
 
-    def _attend(self, x_BD: Tensor, rotary: StepRotary, position: int, slots: Slots) -> Tensor:
+    def _attend(self, x_BD: Tensor, rotary: StepRotary, position: Positions, slots: Slots | None) -> Tensor:
         config, cache, batch = self.config, self.cache, x_BD.shape[0]
         queries, keys, head_dim = config.query_heads, config.kv_heads, config.head_dim
         heads, half = queries + keys, keys * head_dim // 2
@@ -139,21 +142,25 @@ class LayerStep:
         return classes_BK, shares_BC.gather(-1, classes_BK), state_BR
 
     def _experts(self, x_BD: Tensor, classes_BK: list[list[int]], weights_BK: Tensor) -> Tensor:
-        rows = []
+        """Return each token's weighted experts; every expert's matrices are read once, for all tokens it has."""
+        if classes_BK == [[chosen] for (chosen, *_) in classes_BK[:1]]:
+            return self._expert(x_BD, classes_BK[0][0]) * weights_BK.to(x_BD.dtype)
+        rows_by_class: dict[int, list[tuple[int, int]]] = {}
         for row, classes in enumerate(classes_BK):
-            x_1D = x_BD[row : row + 1]
-            parts = [self._expert(x_1D, chosen) for chosen in classes]
-            if len(parts) == 1:
-                rows.append(parts[0] * weights_BK[row].to(x_BD.dtype))
-            else:
-                rows.append(weights_BK[row : row + 1].to(x_BD.dtype) @ torch.cat(parts))
-        return rows[0] if len(rows) == 1 else torch.cat(rows)
+            for choice, chosen in enumerate(classes):
+                rows_by_class.setdefault(chosen, []).append((row, choice))
+        y_BD = torch.zeros_like(x_BD)
+        for chosen, places in rows_by_class.items():
+            row_N, choice_N = torch.tensor(places).unbind(1)
+            y_ND = self._expert(x_BD.index_select(0, row_N), chosen)
+            y_BD.index_add_(0, row_N, y_ND * weights_BK[row_N, choice_N].to(x_BD.dtype).unsqueeze(1))
+        return y_BD
 
-    def _expert(self, x_1D: Tensor, chosen: int) -> Tensor:
+    def _expert(self, x_ND: Tensor, chosen: int) -> Tensor:
         if chosen == self.config.experts:
-            return x_1D if self.config.skip_rule == "identity" else torch.zeros_like(x_1D)
-        gate_1F, up_1F = F.linear(x_1D, self.gate_up_E[chosen]).chunk(2, dim=-1)
-        return F.linear(F.silu(gate_1F).mul_(up_1F), self.down_E[chosen])
+            return x_ND if self.config.skip_rule == "identity" else torch.zeros_like(x_ND)
+        gate_NF, up_NF = F.linear(x_ND, self.gate_up_E[chosen]).chunk(2, dim=-1)
+        return F.linear(F.silu(gate_NF).mul_(up_NF), self.down_E[chosen])
 
 
 class ModelStep:
@@ -165,7 +172,7 @@ class ModelStep:
         self.balancing_bias_C = balancing_bias_LC.unbind()
         self._rotary: tuple[RotaryTable, StepRotary] | None = None
 
-    def __call__(self, hidden_BD: Tensor, table: RotaryTable, position: int, slots: Slots) -> Tensor:
+    def __call__(self, hidden_BD: Tensor, table: RotaryTable, position: Positions, slots: Slots | None) -> Tensor:
         """Embeddings to normed hidden states [B, D]."""
         if self._rotary is None or self._rotary[0] is not table:
             self._rotary = table, StepRotary(table, self.layers[0].config.head_dim)

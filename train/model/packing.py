@@ -10,9 +10,10 @@ A sequence is usually one stream: every token sees all before it. Two things cha
                   again at 0, so that each is computed as if it were alone.
 
 Both cost an attention mask [B, 1, S, S]; without them attention takes its causal path. For kernels that know
-documents (`flash.py`), and without padding, a list of the documents' bounds takes the mask's place. It is made
-where the tokens are read, on the host (`document_bounds`). Where it is not given, the host waits for the device
-once per forward pass, to learn how many documents there are.
+documents (`flash.py`) a list of the documents' bounds takes the mask's place; padding is then documents of padding
+alone. It is made where the tokens are read, on the host (`document_bounds`, `train/data/sequences.py`). Where it
+is not given, and there is no padding, the host waits for the device once per forward pass, to learn how many
+documents there are.
 
 Where ranks share sequences (`train/context`), all of this is computed for whole sequences and each rank takes its
 part. Labels of tokens then take the mask's place: they are as long as the sequence.
@@ -67,9 +68,9 @@ def pack(
     """Compute masks and angles of one forward pass over tokens at consecutive positions.
 
     `reach` is how many tokens the convolutions look back (the value shift one), `dtype` the format of the angles,
-    at least fp32. With `by_bounds`, and without padding, bounds of documents take the place of a mask: `bounds_N`,
-    which must be those of `document_BS`, or what the device finds where they are not given. With `context` what is
-    returned is this rank's part of it, see `Packing`.
+    at least fp32. With `by_bounds` bounds of documents take the place of a mask: `bounds_N`, which must be those
+    of `document_BS` and separate padding from documents, or, without padding, what the device finds. With
+    `context` what is returned is this rank's part of it, see `Packing`.
     """
     if valid_BS is None and document_BS is None and context is None:
         return Packing(rotary_table(positions_S, rotary_dim, rope_base, dtype))
@@ -91,9 +92,10 @@ def pack(
             labels=_labels(context, segment_BS, valid_BS),
         )
     rotary = rotary_table(positions, rotary_dim, rope_base, dtype)
-    if by_bounds and segment_BS is not None and valid_BS is None:
+    if by_bounds and segment_BS is not None and (valid_BS is None or bounds_N is not None):
         bounds_N = bounds_of_segments(segment_BS) if bounds_N is None else bounds_N
-        return Packing(rotary, linked=linked, bounds_N=bounds_N)
+        valid_BS1 = None if valid_BS is None else valid_BS.unsqueeze(-1)
+        return Packing(rotary, linked=linked, bounds_N=bounds_N, valid_BS1=valid_BS1)
 
     seen_BSS = positions_S.unsqueeze(1) >= positions_S
     if segment_BS is not None:
@@ -121,6 +123,17 @@ def document_bounds(tokens_BS: NDArray[np.integer[Any]], end_token: int) -> Tens
     is_start_BS = np.ones(tokens_BS.shape, np.bool_)
     is_start_BS[:, 1:] = tokens_BS[:, :-1] == end_token
     return torch.from_numpy(np.append(np.flatnonzero(is_start_BS), tokens_BS.size).astype(np.int32))
+
+
+def documents_by_bounds(bounds_N: Tensor, tokens_BS: Tensor) -> Tensor:
+    """Number the documents of all sequences by where they begin, `bounds_N`, int64 [B, S]."""
+    places_T = torch.arange(tokens_BS.numel(), device=tokens_BS.device, dtype=bounds_N.dtype)
+    return torch.bucketize(places_T, bounds_N, right=True).view_as(tokens_BS)
+
+
+def valid_positions(filled_B: Tensor, tokens_BS: Tensor) -> Tensor:
+    """Return which inputs are no padding, bool [B, S]: the first `filled_B` of each sequence."""
+    return torch.arange(tokens_BS.shape[1], device=tokens_BS.device) < filled_B.unsqueeze(1)
 
 
 def _segments(document_BS: Tensor) -> Tensor:

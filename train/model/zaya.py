@@ -54,6 +54,7 @@ class Zaya(nn.Module):
         self.register_buffer("balancing_bias", bias_LC)
         self._recomputed = 0
         self._by_bounds = False
+        self.compiled = False
         self._before: Callable[[str | None], None] = _here_already
 
     def call_before(self, wait: Callable[[str | None], None]) -> None:
@@ -62,6 +63,10 @@ class Zaya(nn.Module):
         None stands for all of them. It is no forward hook of the layers, which torch.compile would trace.
         """
         self._before = wait
+
+    def wait_for_weights(self) -> None:
+        """Wait until all weights are there, where something gathers them."""
+        self._before(None)
 
     def run_with(
         self,
@@ -82,11 +87,12 @@ class Zaya(nn.Module):
         """
         self._recomputed = len(self.layers) if recompute is True else int(recompute)
         self._by_bounds = isinstance(attention, FlashAttention)
+        self.compiled = compile
         if isinstance(attention, FlashAttention) and compile:
             attention = attention.outside_of_graphs()
         if compile:
             _allow_graphs()
-        for layer in self._layers():
+        for layer in self.all_layers():
             layer.attention.kernels = attention
             if compile and context_parallel:
                 layer.attention.communicate_outside_of_graphs()
@@ -161,11 +167,11 @@ class Zaya(nn.Module):
 
         Keys and values can be divided over ranks, which then decode the same tokens together.
         """
-        self._before(None)
-        layers = [layer.attention.new_cache(batch, room) for layer in self._layers()]
+        self.wait_for_weights()
+        layers = [layer.attention.new_cache(batch, room) for layer in self.all_layers()]
         cache = Cache(self.config, layers, divided)
         if self.embedding.weight.device.type == "cpu":
-            pairs = zip(self._layers(), cache.layers, strict=True)
+            pairs = zip(self.all_layers(), cache.layers, strict=True)
             steps = [LayerStep(layer, self.config, part) for layer, part in pairs]
             cache.step = ModelStep(steps, self.head_entry, self.balancing_bias)
         return cache
@@ -203,11 +209,12 @@ class Zaya(nn.Module):
 
     def _decode_many(self, tokens_BS: Tensor, cache: Cache, packing: Packing) -> Tensor:
         stream = Stream(hidden_BSD=self.embedding(tokens_BS), residual_BSD=None, router_TR=None)
-        for layer, bias_C, part in zip(self._layers(), self.balancing_bias, cache.layers, strict=True):
+        for layer, bias_C, part in zip(self.all_layers(), self.balancing_bias, cache.layers, strict=True):
             stream, _ = layer(stream, packing, bias_C, part)
         return self.head_entry(stream.hidden_BSD, stream.residual_BSD)[0]
 
-    def _layers(self) -> Iterator[Layer]:
+    def all_layers(self) -> Iterator[Layer]:
+        """Yield the layers, first to last."""
         for layer in self.layers:
             assert isinstance(layer, Layer)
             yield layer

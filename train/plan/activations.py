@@ -159,8 +159,9 @@ def microbatch_memory(config: TrainConfig, phase: PhaseConfig, *, on_cpu: bool) 
     if ranks > 1:
         check_chunks(model, phase.context, ranks)
         local, ring = 2 * chunk_tokens(phase.context, ranks), context_attention(config, phase) == "ring"
-    masked = config.data.isolate_documents and ranks == 1  # ranks that share sequences have labels instead
-    labelled = config.data.isolate_documents and ranks > 1
+    isolated = config.data.isolates(phase)
+    masked = isolated and ranks == 1  # ranks that share sequences have labels instead
+    labelled = isolated and ranks > 1
     sizes = Sizes(model, phase.micro_batch, local, narrow, masked, on_cpu, ranks, ring, labelled)
     layer = _layer(sizes)
     again, recomputed = 0, recomputed_layers(config)

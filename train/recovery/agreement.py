@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Callable, Sequence
+from datetime import timedelta
 
 import torch.distributed as dist
 
 from zslurm.checkpoint_tools.checksum import crc32
-from zslurm.train.recovery.generation import Generation, here_key
+from zslurm.train.recovery.generation import Generation, arrived_key, here_key, met_key
 from zslurm.train.recovery.staging import Slot
 
 PAUSE_S = (0.001, 0.005)
 """Seconds between two looks at a key: first, and at most."""
 
-_PAUSE_PER_RANK_S = 0.00005
-"""Of many ranks each looks more seldom, so that the store answers some ten thousand questions a second at most."""
+_LATE_S = 5.0
+"""Seconds after the deadline of a generation in which the store server should have ended the wait for it."""
 
 
 def whole_step(own: Sequence[Sequence[int]], held: Sequence[Sequence[int]], buddies: Sequence[int | None]) -> int:
@@ -73,19 +73,21 @@ def shared_crc(slot: Slot) -> int:
 def check_in(store: dist.Store, generation: Generation, rank: int, over: Callable[[], bool]) -> None:
     """Report that this rank is ready for a generation, and wait until all of its members are.
 
+    A store's wait cannot be interrupted, so the server ends it where a further generation follows, or time is up.
+
     Raises:
         RuntimeError: `over` returned true, or the members did not come in time.
     """
-    store.set(here_key(generation.number, rank), "")
-    count, everyone = here_key(generation.number, -1), here_key(generation.number, -2)
-    if store.add(count, 1) == len(generation.members):
-        store.set(everyone, "")
-    longest = max(PAUSE_S[1], _PAUSE_PER_RANK_S * len(generation.members))
-    pause, deadline = PAUSE_S[0], time.monotonic() + generation.deadline_s
-    while not store.check([everyone]):
-        if over():
-            raise RuntimeError("a further rank was lost")
-        if time.monotonic() > deadline:
-            raise RuntimeError(f"not all members left the old generation within {generation.deadline_s:g} s")
-        time.sleep(pause)
-        pause = min(2 * pause, longest)
+    number, limit = generation.number, timedelta(seconds=generation.deadline_s + _LATE_S)
+    store.set(here_key(number, rank), "")
+    if store.add(arrived_key(number), 1) == len(generation.members):
+        store.set(met_key(number), "")
+    try:
+        store.wait([met_key(number)], limit)
+    except dist.DistStoreError as error:
+        late = f"not all members left the old generation within {generation.deadline_s:g} s"
+        raise RuntimeError(late) from error
+    if over():
+        raise RuntimeError("a further rank was lost")
+    if why := store.get(met_key(number)).decode():
+        raise RuntimeError(why)

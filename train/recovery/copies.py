@@ -23,6 +23,7 @@ import logging
 import socket
 import threading
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from queue import SimpleQueue
@@ -78,6 +79,7 @@ class Copies:
         self._last: Slot | None = None
         self._expects, self._restored = threading.Event(), threading.Event()
         self._into: Slot | None = None
+        self._into_step = -1
         self._closed = False
         for name, run in (("copies out", self._send_all), ("copies in", self._accept)):
             threading.Thread(target=run, name=name, daemon=True).start()
@@ -156,19 +158,22 @@ class Copies:
 
     # ---------------------------------------------------------------------------------------- restoring a rank
 
-    def expect(self, slot: Slot) -> None:
-        """Receive this rank's own state into a slot, when its buddy sends it."""
+    def expect(self, slot: Slot, step: int) -> None:
+        """Receive this rank's own state of a step into a slot, when its buddy sends it in this generation."""
         slot.step, slot.whole = -1, False
         self._restored.clear()
-        self._into = slot
+        with self._lock:
+            self._into, self._into_step = slot, step
         self._expects.set()
 
     def received(self, timeout_s: float) -> bool:
         """Wait for what `expect` asked for; returns whether it is there, and whole."""
         return self._restored.wait(timeout_s)
 
-    def return_to(self, address: Address, step: int) -> None:
+    def return_to(self, address: Address, step: int, over: Callable[[], bool]) -> None:
         """Send the ward's state of a step to the process that takes its place.
+
+        `over` returns whether there is a later generation: true before `stop_returning` is called for it.
 
         Raises:
             OSError: it is not there, did not get it whole, or a later generation has cut the connection.
@@ -181,6 +186,8 @@ class Copies:
         with self._lock:
             self._returning = link
         try:
+            if over():  # before there was a connection that could be cut
+                raise OSError("a further rank was lost")
             crc = link.send(Frame(RESTORE, generation, step, held.meta), [held.buffer.data])
             if crc != held.crc:
                 raise ChangedInMemory("the copy of its state has changed in memory: its CRC32 is not what it was")
@@ -207,46 +214,50 @@ class Copies:
             while generation == self._generation and slot.step == step and not self._closed:
                 try:
                     slot.snapshot.copied()
-                    slot.whole = self._send(generation, slot)
+                    self._send(generation, slot)
                     break
                 except OSError as error:
                     if generation == self._generation:
                         _LOG.warning("recovery: the copy of step %d did not reach its buddy: %s", step, error)
                         time.sleep(_RETRY_S)
 
-    def _send(self, generation: int, slot: Slot) -> bool:
-        parts, meta = slot.parts(), slot.meta()
-        buddy = self._buddy
+    def _send(self, generation: int, slot: Slot) -> None:
+        """Send a slot to the buddy of a generation; where that is over meanwhile, nothing becomes of it."""
+        step, parts, meta = slot.step, slot.parts(), slot.meta()
+        with self._lock:
+            if generation != self._generation:
+                return
+            buddy, link = self._buddy, self._link
         if buddy is None:
             crc = 0
             for part in parts:
                 crc = crc32(part, crc)
-            slot.crc = crc
-            return True
-        link = self._link
+            self._is_whole(generation, slot, step, crc)
+            return
         if link is None:
             link = Link.to(buddy)
             with self._lock:
                 if generation != self._generation:
                     link.close()
-                    return False
+                    return
                 self._link = link
         try:
-            step = slot.step
             crc = link.send(Frame(COPY, generation, step, meta), parts)
             if link.answer() != step:
                 raise OSError("it did not arrive whole")
-            with self._lock:
-                if generation != self._generation:
-                    return False
-                slot.crc = crc
         except OSError:
             link.close()
             with self._lock:
                 if self._link is link:
                     self._link = None
             raise
-        return True
+        self._is_whole(generation, slot, step, crc)
+
+    def _is_whole(self, generation: int, slot: Slot, step: int, crc: int) -> None:
+        """Note that a copy is whole, unless its slot may be another copy's by now."""
+        with self._lock:
+            if generation == self._generation and slot.step == step:
+                slot.crc, slot.whole = crc, True
 
     def _accept(self) -> None:
         while not self._closed:
@@ -292,8 +303,9 @@ class Copies:
 
     def _receive_own(self, link: Link, frame: Frame) -> None:
         self._expects.wait(_EXPECTS_S)  # this rank may learn a moment later than its buddy what it needs
-        slot = self._into
-        if slot is None or frame.size != slot.snapshot.nbytes:
+        with self._lock:
+            slot, expected = self._into, (self._generation, self._into_step)
+        if slot is None or (frame.generation, frame.step) != expected or frame.size != slot.snapshot.nbytes:
             raise ValueError("a state that nobody asked for")
         right, crc = link.take(slot.parts(), frame)
         if right:

@@ -174,11 +174,11 @@ class StepCopies:
         slot = self.staging.of_step(step)
         if slot is None:
             slot = self.staging.to_fill()
-            self.copies.expect(slot)
+            self.copies.expect(slot, step)
         ward = self.copies.ward
         if ward is not None and step not in infos[ward]["own"]:
             try:
-                self.copies.return_to(tuple(infos[ward]["address"]), step)
+                self.copies.return_to(tuple(infos[ward]["address"]), step, over)
             except ChangedInMemory as error:
                 raise RecoveryFailed(f"recovery: rank {ward} did not get its state back: {error}") from error
             except OSError as error:  # it may be lost as well, and replaced by a further generation

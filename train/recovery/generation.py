@@ -7,6 +7,9 @@ process is another one than before. Everything between the server and the proces
     newest          number of the newest generation                       server
     generation/N    the generation, as JSON                               server, before `newest`
     here/N/R        rank R has left its collectives, and is ready         each member of N
+    arrived/N       how many members of N are ready                       each of them adds 1
+    met/N           empty: all members of N are ready; else why there     the last of them; the server,
+                    is nothing to wait for any more                       where N is over before
     result/N        how it ended, as JSON: the first answer counts        rank 0, or who failed
     move/N          generation N is to follow at a step's boundary        server; the ranks are all alive
     held/N          how many ranks hold at that boundary, copied whole    each rank adds 1
@@ -15,6 +18,7 @@ process is another one than before. Everything between the server and the proces
     warm            how many warm processes have registered               each of them adds 1
     warm/I          the member's name of the I-th one, from 1             that process
     facts           what the ranks agreed on at the start, as JSON        rank 0 of generation 0
+    off             why these ranks cannot be recovered in memory         rank 0 of generation 0
 """
 
 from __future__ import annotations
@@ -33,6 +37,7 @@ PREFIX = "zslurm/recovery/"
 NEWEST = PREFIX + "newest"
 WARM = PREFIX + "warm"
 FACTS = PREFIX + "facts"
+OFF = PREFIX + "off"
 
 
 def member_name(node: str, slot: int | str) -> str:
@@ -53,6 +58,16 @@ def generation_key(number: int) -> str:
 def here_key(number: int, rank: int) -> str:
     """Return the key under which a rank reports that it is ready to regroup."""
     return f"{PREFIX}here/{number}/{rank}"
+
+
+def arrived_key(number: int) -> str:
+    """Return the key that counts the members of a generation that are ready."""
+    return f"{PREFIX}arrived/{number}"
+
+
+def met_key(number: int) -> str:
+    """Return the key that ends the members' wait for each other: empty where all are ready."""
+    return f"{PREFIX}met/{number}"
 
 
 def result_key(number: int) -> str:

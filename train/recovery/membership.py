@@ -20,6 +20,7 @@ from zslurm.train.recovery.abort import Abort
 from zslurm.train.recovery.agreement import check_in
 from zslurm.train.recovery.generation import (
     MEMBER_VARIABLE,
+    OFF,
     Generation,
     failed,
     member_name,
@@ -192,6 +193,14 @@ class Membership:
             self.store.compare_set(result_key(event["number"]), "", json.dumps(event))
         except RuntimeError:  # the store is gone: so is who would read it
             _LOG.warning("recovery: %s", event.get("reason", "the store is out of reach"))
+
+
+def report_off(why: str) -> None:
+    """Report to the supervisor that the ranks of this attempt cannot be recovered in memory."""
+    try:
+        _connect(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])).set(OFF, why)
+    except RuntimeError as error:
+        _LOG.warning("recovery: the store is out of reach: %s", str(error).partition("\n")[0])
 
 
 def own_name() -> str:

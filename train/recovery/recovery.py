@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import logging
 import os
-import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 
@@ -46,7 +45,7 @@ from zslurm.train.recovery.generation import (
     recovered,
     ward_of,
 )
-from zslurm.train.recovery.membership import BROKEN, Membership
+from zslurm.train.recovery.membership import BROKEN, Membership, report_off
 from zslurm.train.recovery.moves import leave_if_moved
 from zslurm.train.recovery.no_recovery import (
     HandedOver,
@@ -56,6 +55,7 @@ from zslurm.train.recovery.no_recovery import (
     T,
     Trainer,
 )
+from zslurm.train.recovery.parts import Parts
 from zslurm.train.recovery.resizing import Resizing
 from zslurm.train.recovery.resplit import Owned
 
@@ -78,6 +78,7 @@ def open_recovery(config: TrainConfig, generation: Generation | None = None) -> 
     if why := why_not(device, amd=config.recovery.amd):
         if os.environ.get("RANK") == "0":
             _LOG.warning("recovery: off, faults restart the ranks: %s", why)
+            report_off(why)
         return NoRecovery()
     return Recovery(config, device, generation)
 
@@ -200,7 +201,7 @@ class Recovery(NoRecovery):
             self._recover_joining(trainer)
             return
         try:
-            self._restore(trainer, joins, started=time.monotonic())
+            self._restore(trainer, joins, Parts())
         except BROKEN as error:
             membership.wait_for_next(error, joins)
         except TrainError as error:
@@ -235,7 +236,7 @@ class Recovery(NoRecovery):
         Raises:
             RecoveryFailed: that is not possible.
         """
-        started, membership = time.monotonic(), self._membership
+        parts, membership = Parts(), self._membership
         while True:
             generation = membership.newest
             assert generation is not None
@@ -243,11 +244,11 @@ class Recovery(NoRecovery):
             membership.adopt(generation)
             if generation.resizes:
                 self._prepared.stop(trainer)
-                self._resizing = Resizing(generation, membership, self._prepared, started, self._save)
+                self._resizing = Resizing(generation, membership, self._prepared, parts.began, self._save)
                 return False
             try:
-                self._regroup(trainer, generation)
-                self._restore(trainer, generation, started=started)
+                self._regroup(trainer, generation, parts)
+                self._restore(trainer, generation, parts)
                 return True
             except BROKEN as error:
                 membership.wait_for_next(error, generation)
@@ -282,7 +283,7 @@ class Recovery(NoRecovery):
         assert self._resizing is not None
         return self._resizing.refill(trainer, states, former, now)
 
-    def _regroup(self, trainer: Trainer, generation: Generation) -> None:
+    def _regroup(self, trainer: Trainer, generation: Generation, parts: Parts) -> None:
         """Leave the old groups, and make that of all ranks anew once every member has left."""
         membership = self._membership
         if generation.rank_of(membership.member) != membership.rank or len(generation.members) != membership.size:
@@ -294,7 +295,9 @@ class Recovery(NoRecovery):
         self._prepared.stop(trainer)
         self._save = trainer.leave() or self._save
         leave_groups()
+        parts.end("leave")
         membership.check_in(generation)
+        parts.end("meet")
         regroup(
             trainer.world,
             self._config.parallel,
@@ -302,8 +305,10 @@ class Recovery(NoRecovery):
             lambda: membership.connecting(generation),
             membership.making_groups,
         )
+        parts.end("connect")
         trainer.rejoin()
         membership.groups_made()
+        parts.end("regroup")
 
     def enter(self) -> int:
         """In a process that joins: meet the other members, and return the number of their generation.
@@ -324,7 +329,7 @@ class Recovery(NoRecovery):
             assert membership.joins is not None
             membership.adopt(membership.joins)
 
-    def _restore(self, trainer: Trainer, generation: Generation, *, started: float) -> None:
+    def _restore(self, trainer: Trainer, generation: Generation, parts: Parts) -> None:
         """Agree on a step, and go back to it."""
         world, copying, membership = trainer.world, self._prepared, self._membership
         infos = copying.exchange(trainer, save=self._save)
@@ -339,6 +344,7 @@ class Recovery(NoRecovery):
         if step < 0:
             raise RecoveryFailed(f"recovery: {why_none(own, held, buddies)}")
         copying.connect(world, infos)
+        parts.end("agree")
         slot = copying.slot_of(
             step, infos, membership.rank, generation.deadline_s, lambda: membership.is_over(generation)
         )
@@ -346,13 +352,16 @@ class Recovery(NoRecovery):
             raise RecoveryFailed(
                 f"recovery: rank {membership.rank}'s copy of step {step} has changed in memory: its CRC32 differs"
             )
+        parts.end("return")
         trainer.go_back(slot, save=any(info["save"] for info in infos))
+        parts.end("restore")
         trainer.compare(shared_crc(slot))
+        parts.end("compare")
         self._save = False
         buddy = buddies[world.rank]
         copying.went_back(slot, to_send=buddy is not None and step not in held[buddy])
         rolled_back = max(info["done"] for info in infos) - step
-        seconds = time.monotonic() - started
+        seconds = parts.seconds
         if world.is_first:
             membership.report(recovered(generation.number, step, rolled_back, seconds))
         _LOG.info(
@@ -360,6 +369,7 @@ class Recovery(NoRecovery):
             generation.number, step, counted(rolled_back, "step"), seconds,
             "ranks " + ", ".join(map(str, generation.lost)) if generation.lost else "no rank",
         )  # fmt: skip
+        _LOG.info("recovery: seconds (of the processor): %s", parts)
 
 
 def _is_lost_peer(error: BaseException) -> bool:

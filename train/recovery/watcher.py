@@ -7,7 +7,8 @@ A process that finds itself outside of the newest generation was replaced while 
 or cut off), and exits at once, from this thread. Its other threads may run before this one does: `fence` is what
 they call before they touch a checkpoint or the metrics. It costs nothing unless this thread has not looked for
 LEASE_S: then it asks the store first. So a supervisor must not replace a process that is alive earlier than that
-after its last sign of life.
+after its last sign of life. Where the store is gone by then, nobody can answer, and the process exits as well: its
+attempt may be over. One that finds the store gone at once trains on: without a store no process is replaced.
 """
 
 from __future__ import annotations
@@ -26,8 +27,8 @@ LEASE_S = 1.0
 REPLACED = 1
 """Exit code of a process whose place another one has taken."""
 
-_POLL_S = 0.01
-_POLL_PER_RANK_S = 0.0001
+POLL_S = 0.01
+POLL_PER_RANK_S = 0.0001
 _MOVES_S = 0.25
 """Seconds between two questions whether a move is planned: it waits for a step's boundary anyway."""
 _LEAVES_S = 10.0
@@ -57,7 +58,7 @@ class Watcher:
         self.newest = newest
         self.planned, self._asked_for_moves = 0, 0.0
         self._store, self._member, self._on_generation = store, member, on_generation
-        self._pause = max(_POLL_S, ranks * _POLL_PER_RANK_S)
+        self._pause = max(POLL_S, ranks * POLL_PER_RANK_S)
         self._looked = time.monotonic()
         self._lock = threading.Lock()
         self._changed = threading.Condition()
@@ -79,7 +80,10 @@ class Watcher:
     def fence(self) -> None:
         """Return only in a member of the newest generation; see above."""
         if time.monotonic() - self._looked > LEASE_S and not self._over.is_set():
-            self._look()
+            try:
+                self._look()
+            except RuntimeError:
+                self._store_gone()
 
     def close(self) -> None:
         """End the thread."""
@@ -95,12 +99,20 @@ class Watcher:
                 self._look_for_move()
             except RuntimeError as error:  # DistStoreError, DistNetworkError
                 if not self._over.is_set():
+                    self._store_gone()
                     line = str(error).partition("\n")[0]
                     print(f"recovery: the store is out of reach: {line}", file=sys.stderr, flush=True)
                 break
         self._over.set()
         with self._changed:
             self._changed.notify_all()
+
+    def _store_gone(self) -> None:
+        """Return only where this process was a member as long as there was a store."""
+        blind_s = time.monotonic() - self._looked
+        if blind_s > LEASE_S:
+            why = f"the store is gone, and this process has not looked at it for {blind_s:.0f} s"
+            _leave(f"{self._member} may have been replaced: {why}")
 
     def _look_for_move(self) -> None:
         now, number = time.monotonic(), self.number + 1
@@ -122,7 +134,8 @@ class Watcher:
             generation = Generation.of_json(self._store.get(generation_key(found)))
             leaves = generation.leaves(self._member)
             if generation.rank_of(self._member) is None and not leaves:
-                _leave(self._member, generation.number)
+                number = generation.number
+                _leave(f"{self._member} is no member of generation {number}: another process has taken its place")
             with self._changed:
                 self.newest = generation
                 self._changed.notify_all()
@@ -132,7 +145,6 @@ class Watcher:
         self._on_generation(generation)
 
 
-def _leave(member: str, number: int) -> None:
-    line = f"error: {member} is no member of generation {number}: another process has taken its place\n"
-    os.write(2, line.encode())
+def _leave(why: str) -> None:
+    os.write(2, f"error: {why}\n".encode())
     os._exit(REPLACED)

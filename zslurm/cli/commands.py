@@ -56,7 +56,7 @@ _COMMANDS = (
     Command("report", "run.report", "Write one page about a run, or several side by side."),
     Command("why", "run.why", "Explain in one paragraph why a run died, and what to do."),
     Command("rm", "run.remove", "Remove runs with their checkpoints, metrics and logs."),
-    Command("new", "new", "Write a commented run file from a recipe."),
+    Command("new", "new.new", "Write a commented run file from a recipe."),
     Command("compare", "run.compare", "Show how two runs differ."),
     Command("cancel", "run.control", "Let runs save and stop; `submit` continues them."),
     Command("hold", "run.control", "Keep runs that wait in the queue from starting."),
@@ -67,6 +67,9 @@ _COMMANDS = (
         "generate",
         "checkpoint.generate",
         "Continue a text with a model.",
+    ),
+    Command(
+        "eval", "checkpoint.eval", "Score a model on tasks: multiple choice, exact match, perplexity, pass@k."
     ),
     Command("exec", "run.control", "Run a command on each node of a running run."),
     Command(
@@ -103,7 +106,7 @@ HEADINGS = {
     "Begin": "new demo data config template plan size",
     "Runs": "submit status watch why logs events report compare cancel requeue hold release move exec rm",
     "Clusters": "init doctor rails env cluster hostlist bench tune kernels",
-    "Models": "checkpoint generate",
+    "Models": "checkpoint generate eval",
     "More": "aegis completion",
 }
 """The commands in the order of `zslurm --help`; one that is not here is under the last heading."""

@@ -15,6 +15,9 @@ from zslurm.cli.options import Cluster, Json, RunFile, Set, complete_recipes
 from zslurm.cli.terminal.table import Column, print_table
 from zslurm.cli.values import print_values, without_secrets
 from zslurm.config import load, yaml12
+from zslurm.config.layers import Origin
+from zslurm.config.spec import OWN_SECTIONS, RunSpec
+from zslurm.config.yaml12 import KeyPath
 from zslurm.core.console import print_json
 from zslurm.core.errors import ConfigError, NotFound
 from zslurm.core.redact import redact_mapping
@@ -41,6 +44,7 @@ def show(
     Example: zslurm config show run.yaml --origin
     """
     resolved = resolve_run(run_file, cluster=cluster, overrides=overrides or [])
+    rows = [row for row in resolved.rows() if not _is_of_no_use(resolved.spec, row[0], row[2])]
     if changed:
         if origin:
             raise ConfigError("--changed prints YAML; leave --origin out")
@@ -50,12 +54,20 @@ def show(
         else:
             sys.stdout.write(yaml12.dump(given))
     elif origin:
-        print_values(resolved.rows(), as_json=json)
+        print_values(rows, as_json=json)
     elif json:
-        print_json(redact_mapping(resolved.spec.model_dump(mode="json")))
+        body = resolved.spec.model_dump(mode="json")
+        used = {str(path[0]) for path, _, _ in rows}
+        print_json(redact_mapping({name: section for name, section in body.items() if name in used}))
     else:
-        for key, value, _ in without_secrets(resolved.rows()):
+        for key, value, _ in without_secrets(rows):
             print(f"{key} = {show_value(value)}")
+
+
+def _is_of_no_use(spec: RunSpec, path: KeyPath, origin: Origin) -> bool:
+    """Return whether a value is a default of zslurm's own trainer in a run of another program."""
+    ours = path[0] in (*OWN_SECTIONS, "parallel")
+    return spec.trainer is not None and ours and origin.layer == "default"
 
 
 def changed_values(resolved: load.Resolved) -> dict[str, Any]:

@@ -77,7 +77,7 @@ def memory(
         ["host: copy for a checkpoint", *(show_bytes(plan.staging) for plan in plans)],
         *(
             [["host: copies for recovery", *(show_bytes(plan.copies) for plan in plans)]]
-            if spec.aegis.recovery == "memory"
+            if spec.aegis.recovers_in_memory
             else []
         ),
     ]
@@ -169,10 +169,9 @@ def _notes(spec: RunSpec, plans: list[MemoryPlan], *, on_cpu: bool, limited: boo
         )
     if spec.parallel.compile:
         notes.append("compiled layers usually keep less than is counted here")
-    if spec.data.isolate_documents and not on_cpu:
-        notes.append(
-            "data.isolate_documents is counted with torch's own attention, which keeps all scores on GPUs"
-        )
+    if any(map(spec.data.isolates, spec.phases)) and not on_cpu:
+        key = "isolate_documents" if spec.data.isolate_documents else "packing: best_fit"
+        notes.append(f"data.{key} is counted with torch's own attention, which keeps all scores on GPUs")
     notes += [
         f"on {counted(plan.ranks, 'rank')} {plan.balance.idle_ranks} "
         f"({plan.balance.idle_ranks / plan.ranks:.0%}) own no matrix: there are {plan.matrices}"

@@ -22,7 +22,7 @@ from zslurm.cluster.gemm_tables import own_table_path
 from zslurm.core.console import print_json, say
 from zslurm.core.errors import ConfigError, ZslurmError
 from zslurm.core.files import write_atomically
-from zslurm.submit.gemm_tuning import calls_of
+from zslurm.submit.checks.gemm_tuning import calls_of
 from zslurm.submit.resolve import resolve_run
 from zslurm.train.errors import ConfigError as TrainConfigError
 from zslurm.train.plan.gemm_table import SCHEMA, GemmTable, TunedProduct, load_table

@@ -185,3 +185,8 @@ class AegisSection(Section):
     straggler: StragglerLimits = Field(StragglerLimits(), description="when a rank counts as slow")
     sensors: SensorSettings = Field(SensorSettings(), description="what each node looks at")
     notify: NotifySettings = Field(NotifySettings(), description="who hears of events")
+
+    @property
+    def recovers_in_memory(self) -> bool:
+        """Whether lost ranks are replaced in memory: that is set, and the supervisor acts."""
+        return self.recovery == "memory" and self.mode == "act"

@@ -218,6 +218,15 @@ def _anchor_paths(data: dict[str, Any], layers: Layers) -> None:
         for source, given in sources.items():
             if isinstance(given, str):
                 sources[source] = _absolute(given, ("data", "sources", source), layers)
+    evaluation = data.get("evaluation")
+    if isinstance(evaluation, dict) and isinstance(evaluation.get("tasks"), list):
+        # A word without a suffix is a shipped task.
+        evaluation["tasks"] = [
+            _absolute(each, ("evaluation", "tasks", index), layers)
+            if isinstance(each, str) and ("/" in each or each.endswith((".yaml", ".yml")))
+            else each
+            for index, each in enumerate(evaluation["tasks"])
+        ]
     for name, key in _PATH_KEYS:
         section = data.get(name, {})
         if not isinstance(section, dict) or (name == "trainer" and name not in data):

@@ -423,12 +423,24 @@ class ProgramSpec(RunSpec):
     phases: tuple[PhaseConfig, ...] = ()
 
     @model_validator(mode="after")
-    def _is_the_program_s(self) -> ProgramSpec:
-        if self.phases:
-            raise ValueError("phases: belong to zslurm's own trainer; leave them out, or trainer")
+    def _is_the_program_s(self, info: ValidationInfo) -> ProgramSpec:
+        if info.context == RECORDED:
+            return self
+        for name in OWN_SECTIONS:
+            if getattr(self, name) != type(self).model_fields[name].get_default(call_default_factory=True):
+                raise ValueError(f"{name}: belongs to zslurm's own trainer; leave it out, or trainer")
         if self.aegis.recovery == "memory":
             raise ValueError("aegis.recovery: memory needs zslurm's own trainer; use restart")
+        if self.trainer is not None and self.trainer.stop_s >= self.aegis.save_s:
+            raise ValueError(
+                f"trainer.stop_s ({self.trainer.stop_s:g}) must be less than aegis.save_s "
+                f"({self.aegis.save_s:g}), after which everything is killed; raise aegis.save_s"
+            )
         return self
+
+
+OWN_SECTIONS = tuple(name for name in TrainConfig.model_fields if name not in ("run", "parallel"))
+"""Sections that only zslurm's own trainer reads. `parallel.device: cpu` also decides about GPUs of a program."""
 
 
 def spec_class(data: Mapping[str, Any]) -> type[RunSpec]:

@@ -23,6 +23,7 @@ PLACEHOLDERS = (
     "master_addr",
     "master_port",
     "run_dir",
+    "output_dir",
     "attempt",
 )
 """What `{...}` in a word of the command may name; other braces stay as they are."""
@@ -38,7 +39,15 @@ def _is_pattern(value: str) -> str:
     return value
 
 
+def _as_typed(value: object) -> object:
+    """Take numbers and switches as words: `--lr 1e-3` is written without quotes."""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return repr(value) if isinstance(value, int | float) else value
+
+
 Word = Annotated[str, BeforeValidator(as_word), AfterValidator(one_line)]
+Argument = Annotated[str, BeforeValidator(_as_typed), AfterValidator(one_line)]
 StepPattern = Annotated[str, AfterValidator(_is_pattern)]
 VariableName = Annotated[str, Field(pattern="^[A-Za-z_][A-Za-z0-9_]*$")]
 
@@ -48,20 +57,23 @@ class ProgressSource(Section):
 
     pattern: StepPattern | None = Field(
         None,
-        description="regular expression for the lines of a rank's log that show a finished step: a group named "
+        description="regular expression for the lines of the log that show a finished step: a group named "
         "step, and groups of further figures by name (loss, lr, grad_norm, tokens_per_s)",
     )
     grows: Word | None = Field(
         None,
-        description="`log` or a file: its growth is a sign of life, where steps are not shown; aegis.hang.step_s "
-        "is how long it may stand still",
+        description="`log` or a file: its growth is a sign of life, where steps are not shown; after "
+        "aegis.hang.step_s without it the run counts as hanging",
+    )
+    rank: Annotated[int, Field(ge=-1)] = Field(
+        0, description="rank whose log is read for both, and whose steps `zslurm status` shows; -1: the last"
     )
 
 
 class TrainerSection(Section):
     """A program that trains in the place of zslurm's own trainer."""
 
-    command: Annotated[tuple[Word, ...], Field(min_length=1)] = Field(
+    command: Annotated[tuple[Argument, ...], Field(min_length=1)] = Field(
         description="the program and its arguments, one word each; "
         + ", ".join(f"{{{name}}}" for name in PLACEHOLDERS)
         + " are replaced"
@@ -72,13 +84,16 @@ class TrainerSection(Section):
         "its own processes (torchrun, accelerate)",
     )
     directory: Word = Field(".", description="its working directory; default: where you submit")
-    env: dict[VariableName, Word] = Field(default_factory=dict, description="environment variables for it")
+    env: dict[VariableName, Argument] = Field(
+        default_factory=dict, description="environment variables for it, with the same replacements"
+    )
     progress: ProgressSource = Field(ProgressSource(), description="where its progress is read")
     steps: Count | None = Field(None, description="steps of the whole run, for the time that is left")
     checkpoints: Word | None = Field(
         None,
-        description="pattern of the paths of complete checkpoints, e.g. out/checkpoint-*/trainer_state.json; the "
-        "last number in a path is its step. A new one counts as progress when failures are counted",
+        description="pattern of the paths of complete checkpoints, e.g. out/checkpoint-*/trainer_state.json; "
+        "{run_dir} and {output_dir} are replaced; the last number in a path is its step. A new one counts as "
+        "progress when failures are counted",
     )
     stop_signal: Literal["TERM", "INT", "USR1", "USR2", "HUP"] = Field(
         "TERM", description="signal that asks it to save and stop"

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from enum import IntEnum
 
+from zslurm.error import Error
+
 
 class Exit(IntEnum):
     """Exit codes of every zslurm command."""
@@ -22,7 +24,7 @@ class Exit(IntEnum):
     STOPPED = 93
 
 
-class ZslurmError(Exception):
+class ZslurmError(Error):
     """Something went wrong that one line can explain: what, where, and what to do next."""
 
     exit_code: Exit = Exit.FAILED

@@ -75,8 +75,10 @@ def default_binds(spec: RunSpec, run: RunDir, *, exists: Callable[[Path], bool] 
 def _directories_of(spec: RunSpec) -> list[Path]:
     """Return the directories of the data, of checkpoints elsewhere and of weights to start from."""
     given = [spec.data.path, *(spec.data.sources or {}).values(), spec.evaluation.data]
+    given += [task for task in spec.evaluation.tasks if "/" in task]
     given += [spec.checkpoint.resume_from, spec.checkpoint.local_dir]
     given += [spec.init.partition(":")[2] if spec.init else None]
+    given += [spec.trainer.directory if spec.trainer is not None else None]
     paths = [Path(str(path)) for path in given if path]
     return [path if path.is_dir() else path.parent for path in paths]
 

@@ -20,6 +20,8 @@ from zslurm.core.files import read_text
 from zslurm.slurm.run_on_nodes import answer
 
 NEEDED = ("torch", "numpy", "h5py", "psutil", "pydantic", "zslurm")
+NEEDED_BY_PROGRAMS = ("psutil", "pydantic", "yaml", "yamlcore", "zslurm")
+"""What the rank of a program that is not ours imports; what the program needs is its own affair."""
 VERBS = Path("/sys/class/infiniband_verbs")
 # In a separate process: libibverbs prints to stderr, and a broken provider may take its process along.
 _LIST_DEVICES = """
@@ -82,8 +84,8 @@ def compare(kernel: dict[str, str], usable: list[str], errors: str) -> AbiCheck:
 
 
 def main() -> None:
-    """Answer `run_on_nodes`."""
-    missing = [name for name in NEEDED if find_spec(name) is None]
+    """Answer `run_on_nodes`; the arguments are the modules that must be there, NEEDED by default."""
+    missing = [name for name in sys.argv[1:] or NEEDED if find_spec(name) is None]
     answer({"python": platform.python_version(), "missing": missing, "abi": asdict(check_rdma_abi())})
 
 

@@ -10,8 +10,9 @@ from typing import Any
 from zslurm.config.spec import RunSpec
 from zslurm.core.errors import CheckFailed, SlurmRefused, ZslurmError
 from zslurm.job.container import container_interpreter
+from zslurm.job.container_check import NEEDED, NEEDED_BY_PROGRAMS
 from zslurm.job.interpreter import Interpreter
-from zslurm.job.staged_environment import stage, unstage
+from zslurm.job.staged_environment import stage, staged_environment, unstage
 from zslurm.run.run_dir import RunDir
 from zslurm.slurm.hostlist import by_reason, compress, expand
 from zslurm.slurm.run_on_nodes import NodeAnswer, run_here, run_on_nodes
@@ -38,13 +39,25 @@ def prepare(
     on_slurm = spec.cluster.launcher == "slurm"
     if spec.cluster.container is not None:
         python = container_interpreter(spec, run, environ)
-        answers = _ask_nodes(python, run, job_id, nodes, environ) if on_slurm else _ask_here(python)
+        needed = NEEDED if spec.trainer is None else NEEDED_BY_PROGRAMS
+        answers = (
+            _ask_nodes(python, run, job_id, nodes, environ, needed) if on_slurm else _ask_here(python, needed)
+        )
         event("container_checked", nodes=compress(list(answers)), **_findings(spec, answers))
         return python
     if spec.cluster.stage_env is not None and on_slurm:
         staged = stage(spec.cluster.stage_env, run, job_id, nodes, environ)
         event("environment_staged", path=staged)
         return Interpreter((f"{staged}/bin/python",), environ)
+    return Interpreter.own(environ)
+
+
+def prepared(spec: RunSpec, run: RunDir, job_id: str, environ: Mapping[str, str]) -> Interpreter:
+    """Return the Python that `prepare` has made ready on the nodes of this job before."""
+    if spec.cluster.container is not None:
+        return container_interpreter(spec, run, environ)
+    if spec.cluster.stage_env is not None and spec.cluster.launcher == "slurm":
+        return Interpreter((f"{staged_environment(spec.cluster.stage_env, job_id)}/bin/python",), environ)
     return Interpreter.own(environ)
 
 
@@ -55,13 +68,20 @@ def clear_up(spec: RunSpec, job_id: str, nodes: Sequence[str], environ: Mapping[
             unstage(spec.cluster.stage_env, job_id, nodes, environ)
 
 
-def _ask_here(python: Interpreter) -> dict[str, NodeAnswer]:
-    answer = run_here(_CHECK, timeout_s=_CONTAINER_TIMEOUT_S, environ=python.environ, python=python.command)
+def _ask_here(python: Interpreter, needed: Sequence[str]) -> dict[str, NodeAnswer]:
+    answer = run_here(
+        _CHECK, *needed, timeout_s=_CONTAINER_TIMEOUT_S, environ=python.environ, python=python.command
+    )
     return {answer.node: answer}
 
 
 def _ask_nodes(
-    python: Interpreter, run: RunDir, job_id: str, nodes: Sequence[str], environ: Mapping[str, str]
+    python: Interpreter,
+    run: RunDir,
+    job_id: str,
+    nodes: Sequence[str],
+    environ: Mapping[str, str],
+    needed: Sequence[str],
 ) -> dict[str, NodeAnswer]:
     """Ask these nodes. What the engine prints where it fails comes back through a file for each node."""
     nodes = expand(compress(nodes))  # as srun numbers them
@@ -71,6 +91,7 @@ def _ask_nodes(
     try:
         answers = run_on_nodes(
             _CHECK,
+            *needed,
             nodes=nodes,
             options=[*python.srun_options, f"--error={run.logs}/container-{job_id}-%n.log"],
             job_id=job_id,

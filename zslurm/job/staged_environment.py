@@ -49,7 +49,12 @@ def stage(place: str, run: RunDir, job_id: str, nodes: Sequence[str], environ: M
         raise ZslurmError(
             f"cluster.stage_env: cannot copy the Python environment to {target}.tar: {undelivered}"
         ) from undelivered
-    return f"{target}/{Path(sys.prefix).name}"
+    return staged_environment(place, job_id)
+
+
+def staged_environment(place: str, job_id: str) -> str:
+    """Return where the environment of this Python is on the nodes, once `stage` has put it there."""
+    return f"{_target(place, job_id)}/{Path(sys.prefix).name}"
 
 
 def unstage(place: str, job_id: str, nodes: Sequence[str], environ: Mapping[str, str]) -> None:

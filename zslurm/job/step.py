@@ -58,7 +58,7 @@ def attempt_mark(attempt: AttemptDir) -> str:
 def _rank_command(spec: RunSpec, run: RunDir, attempt: AttemptDir, python: Interpreter) -> list[str]:
     # Set here and not in the environment of the step, or the process that holds the ranks would bear it too.
     mark = ["env", f"{ATTEMPT_VARIABLE}={attempt_mark(attempt)}"]
-    module = "zslurm.job.rank" if spec.trainer is None else "zslurm.job.command_rank"
+    module = "zslurm.job.rank" if spec.trainer is None else "zslurm.job.program.rank"
     return [*mark, *python.command, "-u", "-m", module, str(run.path), str(attempt.number)]
 
 

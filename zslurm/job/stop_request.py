@@ -77,7 +77,8 @@ class StopSender:
         if not self._address.get("takes_stop"):
             self._process.signal_group(signal.SIGUSR2)
             return False
-        self._arrived = add_to_key(str(self._address["host"]), int(self._address["port"]))
+        port = self._address.get("stop_port", self._address["port"])  # a program has no store: job/program
+        self._arrived = add_to_key(str(self._address["host"]), int(port))
         return self._arrived
 
 

@@ -5,14 +5,19 @@
     store.generation(Generation(1, members, lost=(2,)))
     for event in store.poll(): ...
 
-The server has its own session, so that a supervisor that is killed leaves the ranks their store. Its successor
-has no way to talk to that server: it does without recovery in memory until it starts the next attempt.
+The server has its own session, so that a supervisor that is killed leaves the ranks their store. The next one
+finds the server by the file that it has left in the attempt's directory:
+
+    store = StoreClient.adopt(attempt)
+    store.taken_over(5)["newest"]
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
+import socket
 import subprocess
 import threading
 import time
@@ -20,26 +25,29 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from queue import SimpleQueue
-from typing import Any
+from typing import IO, Any
 
+from zslurm.core.files import read_json
 from zslurm.run.run_dir import AttemptDir
 from zslurm.train.recovery.generation import Generation
 
 _ENDS_S = 5.0
+_CONNECT_S = 5.0
 
 
 class StoreClient:
-    """A store server that this process started.
+    """A store server that this process, or a supervisor before it, has started.
 
     Attributes:
-        port: where it listens; None until it does.
+        port: where it listens; None until it does, and where another supervisor has started it.
     """
 
-    def __init__(self, process: subprocess.Popen[str]) -> None:
-        """Talk to a server whose standard input and output are pipes."""
-        self._process = process
+    def __init__(self, read: IO[str], write: IO[str], process: subprocess.Popen[str] | None = None) -> None:
+        """Talk to a server over two files; `process` is a child of this process."""
+        self._process, self._lines, self._requests = process, read, write
         self.port: int | None = None
         self._events: SimpleQueue[dict[str, Any]] = SimpleQueue()
+        self._adopted: dict[str, Any] = {}
         self._listening = threading.Event()
         self._over = threading.Event()
         self._stopped = False
@@ -65,6 +73,7 @@ class StoreClient:
         command = [
             *python, "-u", "-m", "zslurm.job.store_server",
             f"--host={host}", f"--rendezvous={attempt.rendezvous}", f"--until={attempt.step_exit}",
+            f"--control={attempt.store_control}",
         ]  # fmt: skip
         with contextlib.ExitStack() as files:
             errors = files.enter_context(log.open("ab")) if log is not None else subprocess.DEVNULL
@@ -77,12 +86,39 @@ class StoreClient:
                 env=dict(environ) if environ is not None else None,
                 start_new_session=True,
             )
-        return cls(process)
+        assert process.stdin is not None and process.stdout is not None
+        return cls(process.stdout, process.stdin, process)
+
+    @classmethod
+    def adopt(cls, attempt: AttemptDir) -> StoreClient:
+        """Connect to the server of an attempt that a supervisor has started which is gone.
+
+        Raises:
+            OSError: there is none, or it does not answer.
+        """
+        found = read_json(attempt.store_control) or {}
+        port, token = found.get("port"), found.get("token")
+        if not isinstance(port, int) or not isinstance(token, str):
+            problem = "its store server has left no address"
+            raise FileNotFoundError(errno.ENOENT, problem, str(attempt.store_control))
+        connection = socket.create_connection(("127.0.0.1", port), _CONNECT_S)
+        connection.settimeout(None)
+        connection.sendall(f"{token}\n".encode())
+        client = cls(connection.makefile("r", encoding="utf-8"), connection.makefile("w", encoding="utf-8"))
+        client._listening.set()
+        return client
+
+    def taken_over(self, timeout_s: float) -> dict[str, Any] | None:
+        """Return what an adopted server reports of the time before (store_server.py); None where it does not."""
+        deadline = time.monotonic() + timeout_s
+        while not self._adopted and not self._over.wait(0.005) and time.monotonic() < deadline:
+            pass
+        return self._adopted or None
 
     @property
-    def alive(self) -> bool:
-        """Whether the server runs."""
-        return self._process.poll() is None
+    def has_ended(self) -> bool:
+        """Whether the server has ended though nobody stopped it, and all that it reported was taken."""
+        return self._over.is_set() and self._events.empty() and not self._stopped
 
     @property
     def never_listened(self) -> bool:
@@ -113,27 +149,27 @@ class StoreClient:
         """End the server. Call it when the ranks are gone: they lose their store."""
         self._stopped = not self._over.is_set()
         self._send({"op": "stop"})
-        try:
-            self._process.wait(_ENDS_S)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
+        if self._process is None:
+            self._over.wait(_ENDS_S)
+        else:
+            try:
+                self._process.wait(_ENDS_S)
+            except subprocess.TimeoutExpired:
+                self._process.kill()
+                self._process.wait()
         with contextlib.suppress(OSError):
-            if self._process.stdin is not None:
-                self._process.stdin.close()
+            self._requests.close()
 
     def _send(self, request: dict[str, Any]) -> bool:
-        assert self._process.stdin is not None
         try:
-            self._process.stdin.write(json.dumps(request) + "\n")
-            self._process.stdin.flush()
+            self._requests.write(json.dumps(request) + "\n")
+            self._requests.flush()
         except (OSError, ValueError):
             return False
         return True
 
     def _read(self) -> None:
-        assert self._process.stdout is not None
-        with self._process.stdout as lines:
+        with self._lines as lines, contextlib.suppress(OSError):
             for line in lines:
                 try:
                     event = json.loads(line)
@@ -144,5 +180,8 @@ class StoreClient:
                 if event.get("event") == "listening":
                     self.port = int(event["port"])
                     self._listening.set()
-                self._events.put(event)
+                if event.get("event") == "adopted":
+                    self._adopted = event
+                else:
+                    self._events.put(event)
         self._over.set()

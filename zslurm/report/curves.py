@@ -9,8 +9,10 @@ from zslurm.checkpoint_tools.quantities import counted
 from zslurm.report.facts import RunFacts
 from zslurm.report.parts import Drawing, Item, Section, Table, Text
 from zslurm.report.plots import Curve, Marker, Plot, draw, heat_map, show_number, sparkline
+from zslurm.report.routing import load_over_time, routing_items
 from zslurm.report.thinning import column_means, smooth
 from zslurm.run.metrics import Metrics
+from zslurm.run.program_signals import NO_STEPS
 
 if TYPE_CHECKING:
     import numpy as np
@@ -45,7 +47,9 @@ def curve_sections(facts: RunFacts) -> Iterator[Section]:
     """Yield the sections of one run's curves."""
     metrics = facts.metrics
     if "step" not in metrics.steps or not len(metrics.steps["step"]):
-        yield Section("Training", [Text("The run has taken no step yet, or its metrics are gone.")])
+        hidden = any(clause.startswith(NO_STEPS) for clause in facts.state.not_shown)
+        why = "The program shows no steps" if hidden else "The run has taken no step yet, or its metrics are gone"
+        yield Section("Training", [Text(f"{why}.")])
         return
     marks = restarts(facts)
     items: list[Item] = [drawing(plot, metrics.steps.get(name)) for name, plot in _of_training(metrics, marks)]
@@ -53,7 +57,7 @@ def curve_sections(facts: RunFacts) -> Iterator[Section]:
         items.append(Text("Dashed lines are the steps at which an attempt began."))
     yield Section("Training", items)
     yield Section("Throughput", list(_throughput(metrics, marks)))
-    if routing := list(_routing(metrics, marks)):
+    if routing := [*_routing(metrics, marks), *routing_items(metrics, facts.routing)]:
         yield Section("Router", routing)
 
 
@@ -209,6 +213,7 @@ def _routing(metrics: Metrics, marks: Sequence[Marker]) -> Iterator[Item]:
             unit="of the choices of a layer",
         )
     )
+    yield from load_over_time(rows)
 
 
 def curves_together(runs: Sequence[RunFacts]) -> Iterator[Item]:

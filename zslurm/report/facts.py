@@ -1,6 +1,6 @@
 """Everything that a report shows of one run, read from its directory; nothing here needs torch or a GPU.
 
-A report can be made at any time: of a run that is going on, that took no step, or whose files are damaged in part.
+A report can be made at any time: of an active run, of one that took no step, or whose files are damaged in part.
 Lines that cannot be read are skipped and counted.
 """
 
@@ -13,6 +13,7 @@ from typing import Any
 
 from zslurm.checkpoint_tools.format.layout import MANIFEST, step_of
 from zslurm.config.spec import RunSpec
+from zslurm.core.console import say
 from zslurm.core.errors import ZslurmError
 from zslurm.core.files import read_json
 from zslurm.core.redact import redact, redact_mapping
@@ -20,10 +21,12 @@ from zslurm.report.efficiency import Efficiency, efficiency
 from zslurm.report.timeline import Timeline, timeline
 from zslurm.run.event import Event, from_row
 from zslurm.run.event_text import describe_cause
-from zslurm.run.events import Action, FaultDetected, RecoveryFailed, RecoveryStarted
+from zslurm.run.events import Action, FaultDetected, RecoveryFailed, RecoveryStarted, Scored
 from zslurm.run.metrics import Metrics, read_metrics
 from zslurm.run.run_dir import RunDir
 from zslurm.run.state import RunState, look_all
+from zslurm.slurm.accounting import StepUsage
+from zslurm.slurm.client import SlurmClient
 from zslurm.train.jsonl import parse_line
 from zslurm.train.section import Section
 
@@ -78,8 +81,10 @@ class RunFacts:
         config: the resolved configuration without secrets; empty where it cannot be read.
         changed: its keys that are not the defaults, with their values.
         code: version of the code that the run was submitted with.
+        routing: the matrices of the last evaluation's routing; empty where there are none.
         efficiency: what the job used of what it asked for.
         damaged_events: lines of the run's events that cannot be read.
+        scored: scorings by hand, oldest first.
     """
 
     run: RunDir
@@ -94,8 +99,10 @@ class RunFacts:
     config: Mapping[str, Any]
     changed: Mapping[str, Any]
     code: Mapping[str, Any]
+    routing: Mapping[str, Any]
     efficiency: Efficiency
     damaged_events: int
+    scored: Sequence[Scored] = ()
 
     @property
     def cause(self) -> str:
@@ -107,7 +114,7 @@ class RunFacts:
 
 
 def read_runs(runs: Sequence[RunDir]) -> list[RunFacts]:
-    """Read what a report shows of each run, with one question to Slurm for all.
+    """Read what a report shows of each run, with one question to Slurm's controller for all.
 
     Raises:
         ZslurmError: a file cannot be read.
@@ -137,9 +144,25 @@ def _read(run: RunDir, state: RunState) -> RunFacts:
         config=config,
         changed=dict(_not_default(RunSpec, config)),
         code=read_json(run.code) or {},
-        efficiency=efficiency(run, config, metrics, line, [save.bytes for save in saved if save.kept]),
+        routing=read_json(run.routing) or {},
+        efficiency=efficiency(
+            run, config, metrics, line, [save.bytes for save in saved if save.kept], _accounting(state, line)
+        ),
         damaged_events=damaged,
+        scored=[event for event in events if isinstance(event, Scored)],
     )
+
+
+def _accounting(state: RunState, line: Timeline) -> list[StepUsage]:
+    """Return what Slurm's accounting has of a run's jobs; nothing where there is none, or it does not answer."""
+    if state.launcher != "slurm" or state.state == "copied":
+        return []
+    jobs = sorted({attempt.job_id for attempt in line.attempts if attempt.job_id})
+    try:
+        return SlurmClient().usage(jobs)
+    except ZslurmError as error:
+        say(f"report: the figures of Slurm's accounting are left out: {error}")
+        return []
 
 
 def _events(run: RunDir) -> tuple[list[Event], int]:

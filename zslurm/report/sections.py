@@ -12,12 +12,15 @@ from zslurm.core.redact import redact
 from zslurm.core.units import show_time, show_value
 from zslurm.report.comparison import compare
 from zslurm.report.curves import curve_sections, curves_together
+from zslurm.report.data import data_sections
 from zslurm.report.efficiency import median
 from zslurm.report.facts import RunFacts
 from zslurm.report.parts import Bullets, Drawing, Fold, Item, Report, RunPart, Section, Table, Text, Tile
 from zslurm.report.plots import Block, Marker, band
+from zslurm.report.scores import score_sections
 from zslurm.report.timeline import PARTS, Attempt, Timeline
 from zslurm.run.event_text import describe_cause
+from zslurm.run.program_signals import NO_CHECKPOINTS
 
 _MOST_ATTEMPTS = 40
 _MOST_CHECKPOINTS = 20
@@ -34,6 +37,8 @@ def build(runs: Sequence[RunFacts]) -> Report:
 def _run(facts: RunFacts) -> RunPart:
     sections = [
         *curve_sections(facts),
+        *data_sections(facts),
+        *score_sections(facts),
         Section("Where the time went", list(_time(facts))),
         Section("Faults and actions", list(_happenings(facts))),
         Section("Checkpoints", list(_checkpoints(facts))),
@@ -71,6 +76,8 @@ def _tiles(facts: RunFacts) -> Iterator[Tile]:
 
 def _notes(facts: RunFacts) -> Iterator[str]:
     """Yield what a reader has to know about the report itself."""
+    if facts.state.not_shown:
+        yield f"The program of this run shows {'; '.join(facts.state.not_shown)}."
     if facts.state.active:
         yield f"The run is {facts.state.state}: this is how it was when the report was made."
     if damaged := facts.metrics.damaged:
@@ -216,7 +223,13 @@ def _happenings(facts: RunFacts) -> Iterator[Item]:
 def _checkpoints(facts: RunFacts) -> Iterator[Item]:
     saved = facts.checkpoints
     if not saved:
-        yield Text("No checkpoint was committed.")
+        hidden = any(clause.startswith(NO_CHECKPOINTS) for clause in facts.state.not_shown)
+        yield Text("The program shows none." if hidden else "No checkpoint was committed.")
+        return
+    if facts.config.get("trainer"):  # its checkpoints are its own: their sizes and what they cost are not known
+        yield Text(f"{counted(len(saved), 'checkpoint')} of the program; these are the last.")
+        noticed = [(f"{save.step:,}", show_time(save.time)) for save in saved[-_MOST_CHECKPOINTS:]]
+        yield Table(("step", "noticed"), noticed, numbers=("step",))
         return
     kept, stall = [save for save in saved if save.kept], sum(save.stall_s for save in saved)
     failed = f" {counted(facts.failed_saves, 'save')} failed." if facts.failed_saves else ""

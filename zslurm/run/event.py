@@ -27,6 +27,7 @@ from typing import (
 )
 
 from zslurm.core.errors import ZslurmError
+from zslurm.core.units import show_time
 from zslurm.run import event_text
 
 Row = Mapping[str, Any]
@@ -73,6 +74,9 @@ class Event:
     def __init__(self, **fields: Any) -> None:
         """Set the fields that are known; the others have their defaults."""
         vars(self).update(fields)
+
+    def __repr__(self) -> str:
+        return f"<{self.tag} of {show_time(self.time)}: {self.describe()}>"
 
     @property
     def row(self) -> dict[str, Any]:

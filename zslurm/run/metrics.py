@@ -52,7 +52,7 @@ class LoadRow:
     shares: list[list[float]]
 
 
-@dataclass
+@dataclass(repr=False)
 class Metrics:
     """The lines of a run's metrics.jsonl, by kind.
 
@@ -73,6 +73,12 @@ class Metrics:
     others: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
     _numbers: dict[str, array[float]] = field(default_factory=dict)
     _phases: list[str] = field(default_factory=list)
+
+    def __repr__(self) -> str:
+        """Describe the file: how many lines of each kind it has."""
+        kinds = {"step": len(self._phases)} | {kind: len(rows) for kind, rows in self.others.items()}
+        lines = ", ".join(f"{count} {kind}" for kind, count in kinds.items())
+        return f"Metrics({str(self.path)!r}, lines: {lines}{f', {self.damaged} damaged' if self.damaged else ''})"
 
     @property
     def phases(self) -> list[str]:

@@ -3,26 +3,39 @@
 from __future__ import annotations
 
 import glob
+import os
 import re
+from collections.abc import Callable
 from pathlib import Path
 
 from zslurm.config.trainer import TrainerSection
+from zslurm.run.run_dir import RunDir
 
 
-def newest_step(trainer: TrainerSection) -> int:
-    """Return the step of the newest checkpoint: the highest last number in a path that matches; -1: none does.
+def newest_step(trainer: TrainerSection, run: RunDir) -> int:
+    """Return the step of the newest checkpoint that matches; -1 where none does.
 
-    A path without a number counts by when it changed, in UNIX seconds.
+    The step is the last number in the part of a path that the pattern leaves open. Where there is none, a
+    checkpoint counts by when it changed, in UNIX seconds.
     """
     if trainer.checkpoints is None:
         return -1
-    pattern = str(Path(trainer.directory) / trainer.checkpoints)
-    return max(map(_step_of, glob.iglob(pattern)), default=-1)  # noqa: PTH207 - patterns may be absolute
+    given = in_run(trainer.checkpoints, run, glob.escape)
+    pattern = os.path.join(glob.escape(trainer.directory), given)  # noqa: PTH118 - a pattern, and no path
+    found = glob.iglob(pattern)  # noqa: PTH207 - patterns may be absolute
+    return max((_step_of(path, trainer.checkpoints) for path in found), default=-1)
 
 
-def _step_of(path: str) -> int:
-    if numbers := re.findall(r"\d+", Path(path).name) or re.findall(r"\d+", Path(path).parent.name):
-        return int(numbers[-1])
+def in_run(place: str, run: RunDir, escape: Callable[[str], str] = str) -> str:
+    """Return a path or pattern with its placeholders replaced."""
+    place = place.replace("{run_dir}", escape(str(run.path)))
+    return place.replace("{output_dir}", escape(str(run.output)))
+
+
+def _step_of(path: str, pattern: str) -> int:
+    for name, wanted in zip(reversed(Path(path).parts), reversed(Path(pattern).parts), strict=False):
+        if glob.has_magic(wanted) and (numbers := re.findall(r"\d+", name)):
+            return int(numbers[-1])
     try:
         return int(Path(path).stat().st_mtime)
     except OSError:

@@ -16,10 +16,12 @@ RUN/
   job-ID.exit           exit code of the run, once job ID is over        supervisor
   logs/job-ID.log       output of the batch script and supervisor        the job
   metrics.jsonl         loss, speed, checkpoints, evaluations            rank 0
+  routing.json          the router in the last evaluation                rank 0
   tensorboard/          the same for TensorBoard, where asked for        rank 0
   profile/              traces, where asked for                          rank 0
   exports/              for evaluation.command, with its output          rank 0's command
   checkpoints/          step-00000400/ ...                               all ranks
+  output/               what a program writes that is not ours           trainer.command
   attempts/000001/
     attempt.json        job, nodes, world size, command                  supervisor
     step.json           process that holds the ranks (srun, or the local launcher)
@@ -27,7 +29,8 @@ RUN/
     step.exit           its exit code, by rename
     hostfile            the node of each rank, where leaves are known    supervisor
     rank-times.json     how long each rank takes for its own work          supervisor
-    rendezvous.json     address of rank 0's store, by rename             rank 0
+    rendezvous.json     address of rank 0's store, by rename             rank 0, the store server
+    store.json          how the next supervisor reaches the store server (0600)   the store server
     ranks/00003.json    why rank 3 ended                                 each rank
     logs/rank-00003.log output of rank 3                                 each rank
     logs/rank-00003.times  when it was how long (run/log_times.py)    each rank
@@ -109,6 +112,11 @@ class AttemptDir:
         return self.path / "store.log"
 
     @property
+    def store_control(self) -> Path:
+        """Where the store server listens for the next supervisor, with a token; for its owner alone."""
+        return self.path / "store.json"
+
+    @property
     def flight(self) -> Path:
         """The directory for dumps of the ranks' flight recorders."""
         return self.path / "flight"
@@ -162,10 +170,14 @@ class RunDir:
     """Events of the supervisor, a line each."""
     metrics = _Below("metrics.jsonl")
     """Metrics of the training steps, a line each."""
+    routing = _Below("routing.json")
+    """How the router routed in the last evaluation."""
     logs = _Below("logs")
     """The directory of the jobs' output."""
     checkpoints = _Below("checkpoints")
     """The directory of checkpoints."""
+    output = _Below("output")
+    """The directory for files of a program that is not ours (trainer.command)."""
     attempts = _Below("attempts")
     """The directory of attempts."""
 
@@ -233,7 +245,7 @@ class RunDir:
             return []
         files = (self.code, self.code_diff, self.config, self.script, self.secrets, self.submissions)
         tables = (self.gemm_table, self.gemm_csv)
-        folders = (self.code_copy, self.logs, self.submitit, self.attempts, self.checkpoints)
+        folders = (self.code_copy, self.logs, self.submitit, self.attempts, self.checkpoints, self.output)
         own = {path.name for path in (*files, *tables, *folders)}
         return [path.name for path in self.path.iterdir() if path.name not in own and path.name[0] != "."]
 

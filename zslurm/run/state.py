@@ -30,6 +30,7 @@ from zslurm.run.events import (
 )
 from zslurm.run.identity import original_of
 from zslurm.run.metrics_tail import newest_rows
+from zslurm.run.program_signals import not_shown
 from zslurm.run.run_dir import RunDir
 from zslurm.run.state_events import IN_PLACE, AegisView, aegis_view, read_state_events
 from zslurm.slurm import queue_view
@@ -90,12 +91,16 @@ class RunState:
     step_time_s: float | None = None
     evaluation_step: int | None = None
     evaluation_loss: float | None = None
+    sources: Mapping[str, Any] = field(default_factory=dict)
+    """Tokens and epochs of each source of the data, as metrics.jsonl has them."""
     checkpoint_step: int | None = None
     best_step: int | None = None
     exit_code: int | None = None
     cause: dict[str, Any] | None = None
     successor: str | None = None
     """The job that waits for the end of this one."""
+    not_shown: tuple[str, ...] = ()
+    """What the program of a run does not show of its progress; empty for zslurm's own trainer."""
     last_event: dict[str, Any] | None = None
     """The newest row of the run's events."""
     aegis: AegisView = field(default_factory=AegisView)
@@ -373,9 +378,10 @@ def _progress(run: RunDir) -> dict[str, Any]:
     config = read_json(run.config) or {}
     rows = newest_rows(run.metrics)
     attempts = run.attempt_dirs()
+    step, saved = rows.step.get("step"), rows.checkpoint.get("step")
     return {
         "attempt": attempts[-1].number if attempts else None,
-        "step": rows.step.get("step"),
+        "step": step,
         "total_steps": total_steps(config),
         "loss": rows.step.get("loss"),
         "tokens_per_s": rows.step.get("tokens_per_s"),
@@ -383,7 +389,9 @@ def _progress(run: RunDir) -> dict[str, Any]:
         "step_time_s": rows.step_time_s,
         "evaluation_step": rows.evaluation.get("step"),
         "evaluation_loss": rows.evaluation.get("loss"),
-        "checkpoint_step": rows.checkpoint.get("step"),
+        "sources": rows.sources.get("sources") or {},
+        "checkpoint_step": saved,
+        "not_shown": not_shown(config, step=step, checkpoint_step=saved) if attempts else (),
         "best_step": rows.checkpoint.get("best_step"),
     }
 

@@ -12,7 +12,8 @@ from datetime import datetime
 from pathlib import Path
 
 from zslurm.core.errors import NotFound, SlurmRefused
-from zslurm.slurm import inventory, jobs
+from zslurm.slurm import accounting, inventory, jobs
+from zslurm.slurm.accounting import StepUsage
 from zslurm.slurm.commands import UNKNOWN_JOB, SlurmCommands, message_of
 from zslurm.slurm.hostlist import compress
 from zslurm.slurm.jobs import FIELD_END, JobRecord
@@ -123,15 +124,27 @@ class SlurmClient(SlurmCommands):
 
     def history(self, job_ids: Sequence[str]) -> dict[str, list[JobRecord]]:
         """Every run of the jobs, oldest first: a requeued job has several. Empty without accounting."""
+        answer = self._ask_accounting(job_ids, jobs.HISTORY_FORMAT, "--allocations")
+        return {} if answer is None else jobs.parse_history(answer)
+
+    def usage(self, job_ids: Sequence[str]) -> list[StepUsage]:
+        """Return what the steps of the jobs used, those of earlier runs of a requeued job too.
+
+        It is empty without accounting; a step that is running has no figures yet.
+        """
+        answer = self._ask_accounting(job_ids, accounting.FORMAT, "--noconvert")
+        return [] if answer is None else accounting.parse_usage(answer)
+
+    def _ask_accounting(self, job_ids: Sequence[str], fields: str, *options: str) -> str | None:
+        """Return sacct's answer about jobs; None where no job is asked for, or the site has no accounting."""
         if not job_ids or self.find("sacct") is None:
-            return {}
-        arguments = ["--allocations", "--duplicates", "--noheader", "--parsable2", f"--delimiter={FIELD_END}"]
-        arguments += [f"--jobs={','.join(job_ids)}", f"--format={jobs.HISTORY_FORMAT}"]
+            return None
+        arguments = ["--duplicates", "--noheader", "--parsable2", f"--delimiter={FIELD_END}", *options]
         try:
-            return jobs.parse_history(self.run("sacct", *arguments).stdout)
+            return self.run("sacct", *arguments, f"--jobs={','.join(job_ids)}", f"--format={fields}").stdout
         except SlurmRefused as error:
             if any(words in str(error) for words in _NO_ACCOUNTING):
-                return {}
+                return None
             raise
 
     def excluded_nodes(self, job_id: str) -> str:

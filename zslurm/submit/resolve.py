@@ -43,6 +43,7 @@ def resolve_run(
     cluster: str | None = None,
     overrides: Sequence[str] = (),
     program: Sequence[str] = (),
+    document: yaml12.Document | None = None,
 ) -> Resolved:
     """Resolve a run file over the profile `cluster`, else the one that it or --set names, else the default.
 
@@ -51,19 +52,25 @@ def resolve_run(
         cluster: name of the profile.
         overrides: `KEY=VALUE` assignments.
         program: a command that trains in the place of zslurm's own trainer; it wins over the run file's.
+        document: what the run file would hold, where there is no file.
 
     Raises:
         ConfigError: anything in the files or overrides is wrong; or no profile was named, and there is none.
         NotFound: the run file or the profile does not exist.
     """
     if program:
-        named = [f"run.name={json.dumps(_name_of(program))}"] if run_file is None else []
+        named = [f"run.name={json.dumps(_name_of(program))}"] if run_file is None and document is None else []
         overrides = [*named, f"trainer.command={json.dumps(list(program))}", *overrides]
-    document = yaml12.read(run_file) if run_file is not None else yaml12.Document({}, {})
+    file = run_file or (yaml12.STDIN if document is None else Path("run"))
+    if document is None:
+        document = yaml12.read(run_file) if run_file is not None else yaml12.Document({}, {})
     name = cluster or _named_by(overrides) or _named_in(document) or default_name()
     if cluster is not None:
         # The option wins over a run file that names another profile.
         overrides = [*overrides, f"cluster.name={json.dumps(name)}"]
     return resolve(
-        run_file or yaml12.STDIN, document=document, profile=profile_layers(name), overrides=tuple(overrides)
+        file,
+        document=document,
+        profile=profile_layers(name),
+        overrides=tuple(overrides),
     )

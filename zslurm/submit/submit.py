@@ -6,7 +6,6 @@ that changed; another model or tokenizer is refused; a run that is active is ref
 
 from __future__ import annotations
 
-import getpass
 import json
 import time
 from collections.abc import Callable, Iterator
@@ -25,6 +24,7 @@ from zslurm.core.extras import require
 from zslurm.job.code_copy import copied_code
 from zslurm.job.successor import cancel_last_successor, successor_spec
 from zslurm.run import index
+from zslurm.run.by_user import record_by_user
 from zslurm.run.identity import forget_original, location
 from zslurm.run.run_dir import RunDir, not_writable
 from zslurm.run.secrets import read_secrets, without_secrets, write_secrets
@@ -32,7 +32,6 @@ from zslurm.run.state import recorded_job
 from zslurm.submit.code_version import code_version
 from zslurm.submit.continuation import check_continues, refuse_active
 from zslurm.submit.submit_lock import submit_lock
-from zslurm.train.jsonl import JsonLinesWriter
 
 if TYPE_CHECKING:  # cancel, hold and exec need this file too, and neither numpy nor h5py nor jinja2
     from zslurm.submit.script.render import JobScript
@@ -85,7 +84,7 @@ def prepare(spec: RunSpec, *, new: bool = False) -> Prepared:
     Raises:
         ConfigError, NotFound: see `check_before_submission`.
     """
-    from zslurm.submit.checks import check_before_submission
+    from zslurm.submit.checks.run import check_before_submission
 
     run = run_dir_of(spec)
     return Prepared(spec, run, check_before_submission(spec, run, start_over=new), start_over=new)
@@ -104,7 +103,7 @@ def submit_prepared(prepared: Prepared) -> Submission:
         RunActive: the run is active.
         SlurmUnavailable, SlurmRefused: from the launcher.
     """
-    from zslurm.submit.checks import check_data, notes_on
+    from zslurm.submit.checks.run import check_data, notes_on
 
     spec, run = prepared.spec, prepared.run
     # What can be found wrong is found before anything is written or moved.
@@ -210,7 +209,7 @@ def _launcher(spec: RunSpec) -> Launch:
 
         check_slurm(spec)
         return submit_to_slurm
-    if spec.cluster.venv is None and spec.cluster.container is None:
+    if spec.trainer is None and spec.cluster.venv is None and spec.cluster.container is None:
         require("torch")  # of the environment in which the ranks will run, which is this one
     from zslurm.submit.local_launcher import submit_here
 
@@ -258,23 +257,10 @@ def spec_of(run: RunDir) -> RunSpec:
 
 
 def record_action(run: RunDir, action: str, job_id: str, spec: RunSpec, **fields: Any) -> None:
-    """Append to submissions.jsonl.
+    """Append what was done to a job to submissions.jsonl.
 
     Raises:
         ZslurmError: the file cannot be written.
     """
-    try:
-        with JsonLinesWriter(run.submissions) as lines:
-            lines.append(
-                {
-                    "time": time.time(),
-                    "action": action,
-                    "job_id": job_id,
-                    "launcher": spec.cluster.launcher,
-                    "cluster": spec.cluster.name,
-                    "user": getpass.getuser(),
-                    **fields,
-                }
-            )
-    except OSError as error:
-        raise ZslurmError(f"{run.submissions}: cannot be written: {error.strerror}") from error
+    where = {"launcher": spec.cluster.launcher, "cluster": spec.cluster.name}
+    record_by_user(run, action, job_id=job_id, **where, **fields)

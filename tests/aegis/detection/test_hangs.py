@@ -62,6 +62,22 @@ def test_before_a_step_time_is_known_a_step_may_take_as_long_as_the_setup() -> N
     assert training.run(400) == []
 
 
+def test_a_program_that_shows_its_progress_on_one_rank_alone_hangs_as_a_whole() -> None:
+    """The others may wait for it, or it for them: none is singled out."""
+    detector = Detector(SETTINGS)
+    detector.begin(1, ["node0", "node1"], 0.0)
+    found = []
+    for second in range(60):
+        ages = {"node0": (Phase.ALIVE, max(0.0, second - 10.0)), "node1": (Phase.UNOBSERVED, float(second))}
+        for rank, (node, (phase, age)) in enumerate(ages.items()):
+            row = RankProgress(rank, rank, phase, -1, -1, age)
+            detector.feed(ProgressReport(Stamp(node, second, 0, 0), 1, (row,)), float(second))
+        found += detector.check(float(second), WALL + second)
+    (fault,) = found
+    assert (fault.kind, fault.rank, fault.node) == ("rank_hang", None, None)
+    assert "1 of 1 rank stand still without a sign of life for 2" in fault.line
+
+
 @pytest.mark.parametrize(("phase", "limit"), [(Phase.SETUP, 100), (Phase.SAVE, 60), (Phase.EVAL, 40)])
 def test_each_phase_has_its_own_limit(phase: Phase, limit: int) -> None:
     training = Training()

@@ -14,6 +14,7 @@ from typing import Any, cast
 
 import pytest
 
+from tests.aegis.supervisor.in_memory.test_memory_recovery import Pool, Store
 from tests.submit.specs import run_spec
 from tests.waiting import wait_for
 from zslurm.aegis.detection.detector import Detector
@@ -26,11 +27,14 @@ from zslurm.aegis.supervisor.agents.agents import Agents, ReceivedReport
 from zslurm.aegis.supervisor.attempt_monitor import AttemptMonitor
 from zslurm.aegis.supervisor.attempt_starter import RunningAttempt
 from zslurm.aegis.supervisor.fault_collector import FaultCollector
+from zslurm.aegis.supervisor.in_memory.memory_recovery import MemoryRecovery
+from zslurm.aegis.supervisor.in_memory.rank_places import RankPlaces
 from zslurm.aegis.supervisor.job import Job
 from zslurm.aegis.types import Fault, History
 from zslurm.config.aegis import AegisSection
 from zslurm.core.files import write_atomically
 from zslurm.core.processes import DetachedProcess
+from zslurm.job.store_client import StoreClient
 from zslurm.run.run_dir import RunDir
 from zslurm.slurm.preemption import Preemption
 from zslurm.train.progress import Phase
@@ -96,7 +100,7 @@ def run(tmp_path: Path) -> RunDir:
 
 
 def _step(run: RunDir, output: str, then: str) -> RunningAttempt:
-    """The first attempt, whose srun prints this and goes on with a shell command."""
+    """The first attempt, whose srun prints this and continues with a shell command."""
     attempt = run.attempt(1)
     process = DetachedProcess.start(
         ["sh", "-c", f"echo '{output}'; {then}"],
@@ -356,3 +360,27 @@ def test_the_former_process_of_a_replaced_rank_may_end_late(tmp_path: Path, run:
     collected.collect()
     assert collected.lost == {2}
     running.process.signal_group(signal.SIGKILL)
+
+
+def test_an_attempt_whose_store_has_ended_is_ended(tmp_path: Path, run: RunDir) -> None:
+    """Its ranks meet there for every save, and are asked to stop there."""
+    running, store = _step(run, "ranks train", "sleep 60"), Store()
+    store.has_ended = True
+    collected = _monitor(tmp_path, running, Speakers({})).collected
+    places = RankPlaces(1, list(NODES))
+    memory = MemoryRecovery(collected.job, running.attempt, cast(StoreClient, store), Pool(), places)
+    collected.running = replace(running, memory=memory)
+    outcome = AttemptMonitor(collected, spares=2).until_end()
+    assert outcome.cause is not None
+    assert "the ranks' store server has ended, and without it ranks cannot save" in outcome.cause.message
+    assert running.process.poll() is not None
+
+
+def test_an_attempt_whose_store_could_not_be_taken_over_is_ended_with_the_reason(
+    tmp_path: Path, run: RunDir
+) -> None:
+    running = replace(_step(run, "ranks train", "sleep 60"), broken="the store server does not answer")
+    outcome = _monitor(tmp_path, running, Speakers({})).until_end()
+    assert outcome.cause is not None
+    assert "the store server does not answer" in outcome.cause.message
+    assert running.process.poll() is not None

@@ -35,8 +35,8 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunDir:
     return directory
 
 
-def _starter(run: RunDir, event: Callable[..., None]) -> AttemptStarter:
-    spec = run_spec(run.path.parent.parent)
+def _starter(run: RunDir, event: Callable[..., None], **settings: Any) -> AttemptStarter:
+    spec = run_spec(run.path.parent.parent, **settings)
     made = AttemptStarter(Job(run, spec, {}, "local-1", 0, event), Nodes(spec, {}))
     assert made.blocking_reason() is None
     return made
@@ -54,6 +54,29 @@ def test_an_attempt_is_recorded_once_its_step_runs(run: RunDir, begun: list[Runn
     recorded: list[dict[str, Any]] = []
     begun.append(_starter(run, lambda kind, **fields: recorded.append({"event": kind} | fields)).start(("here",)))
     assert recorded == [{"event": "attempt_started", "attempt": 1, "nodes": "here", "world_size": 1}]
+
+
+@pytest.mark.parametrize(
+    ("mode", "ranks", "reason"),
+    [
+        ("observe", 2, "aegis.mode is observe, and lost ranks are replaced only where it is act"),
+        ("off", 2, "aegis.mode is off, and lost ranks are replaced only where it is act"),
+        ("act", 1, "a single rank has no other one that could continue"),
+    ],
+)
+def test_why_nothing_is_recovered_in_memory_though_that_is_set_is_recorded(
+    run: RunDir, begun: list[RunningAttempt], mode: str, ranks: int, reason: str
+) -> None:
+    recorded: list[dict[str, Any]] = []
+    starter = _starter(
+        run,
+        lambda kind, **fields: recorded.append({"event": kind} | fields),
+        aegis={"recovery": "memory", "mode": mode},
+        slurm={"ranks_per_node": ranks},
+    )
+    begun.append(starter.start(("here",)))
+    assert recorded[0] == {"event": "recovery_unavailable", "attempt": 1, "reason": reason}
+    assert begun[0].memory is None
 
 
 def test_of_an_attempt_that_could_not_begin_nothing_is_left(

@@ -11,7 +11,7 @@ from typing import cast
 import pytest
 
 from tests.aegis.detection.test_flight_records import WORLD, Recorders
-from tests.aegis.supervisor.test_memory_recovery import Site
+from tests.aegis.supervisor.in_memory.test_memory_recovery import Site
 from zslurm.aegis.fault_kinds import RANK_HANG, STORAGE_FAULT
 from zslurm.aegis.protocol import Answer, Stamp
 from zslurm.aegis.supervisor.agents.agents import Agents
@@ -38,7 +38,7 @@ class Hung(Site):
         }  # fmt: skip
         self.collected = SimpleNamespace(
             job=self.memory.job, attempt=self.attempt, faults=self.faults, note=self.faults.extend,
-            rank_nodes=lambda: list(self.memory.nodes), alive=lambda: ["n0", "n1", "n2"],
+            rank_nodes=lambda: list(self.memory.places.nodes), alive=lambda: ["n0", "n1", "n2"],
             detector=SimpleNamespace(step=5),
         )  # fmt: skip
         helpers = SimpleNamespace(ask=self._ask) if agents else None
@@ -51,8 +51,8 @@ class Hung(Site):
         return {nodes[0]: self.answers[do]} if do in self.answers else {}
 
     def hang(self, rank: int | None) -> bool:
-        """A rank hangs by its progress, or all do; returns whether the attempt goes on."""
-        node = None if rank is None else self.memory.nodes[rank]
+        """A rank hangs by its progress, or all do; returns whether the attempt continues."""
+        node = None if rank is None else self.memory.places.nodes[rank]
         root = Fault.of_kind(RANK_HANG, 1.0, "progress", "no progress for 180 s", rank=rank, node=node)
         self.faults.append(root)
         return self.hanging.replace(root)

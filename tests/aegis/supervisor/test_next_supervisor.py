@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
+import socket
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -23,6 +25,7 @@ from zslurm.aegis.supervisor.attempt_starter import AttemptStarter, PendingDecis
 from zslurm.aegis.supervisor.job import Job
 from zslurm.aegis.supervisor.nodes import Nodes
 from zslurm.aegis.supervisor.supervisor import Supervisor
+from zslurm.core.processes import ProcessRecord
 from zslurm.job.interpreter import Interpreter
 from zslurm.run.run_dir import RunDir
 
@@ -32,12 +35,15 @@ JOB = {"SLURM_JOB_ID": "7", "SLURM_RESTART_COUNT": "1", "SLURM_JOB_NODELIST": "n
 class Successor:
     """The supervisor that comes after another one, in job 7 on four nodes, of which the ranks need two."""
 
-    def __init__(self, directory: Path, **cluster: Any) -> None:
+    def __init__(self, directory: Path, aegis: dict[str, Any] | None = None, **cluster: Any) -> None:
         self.run = RunDir(directory / "runs" / "tiny")
         self.run.create(group_readable=False)
         self.told: list[dict[str, Any]] = []
         spec = run_spec(
-            directory, slurm={"nodes": 2, "spares": 2}, cluster={"name": "lab", "launcher": "slurm", **cluster}
+            directory,
+            slurm={"nodes": 2, "spares": 2},
+            cluster={"name": "lab", "launcher": "slurm", **cluster},
+            aegis=aegis or {},
         )
         self.job = Job(
             self.run, spec, JOB, "7", 1, lambda kind, **fields: self.told.append({"event": kind, **fields})
@@ -63,9 +69,42 @@ class Successor:
         self.write("attempt_ended", attempt=number, outcome="failed", exit_code=1)
         self.write("decision", attempt=number, action="swap", reason="so", nodes=["node1", "node2"])
 
+    def left_running(self, number: int) -> None:
+        """An attempt whose ranks run, and whose store server is gone."""
+        attempt = self.run.attempt(number)
+        attempt.path.mkdir()
+        described = {"attempt": number, "job_id": "7", "restart": 1, "nodes": "node[0-1]"}
+        attempt.description.write_text(json.dumps(described))
+        ProcessRecord.of(os.getpid()).write(attempt.step_process)
+        with socket.create_server(("127.0.0.1", 0)) as closed:
+            address = {"port": closed.getsockname()[1], "token": "token"}
+        attempt.store_control.write_text(json.dumps(address))
+
     def write(self, event: str, /, **fields: Any) -> None:
         with self.run.events.open("a") as events:
             events.write(json.dumps({"time": time.time(), "event": event, "job_id": "7", **fields}) + "\n")
+
+
+def test_ranks_whose_store_server_does_not_answer_are_to_be_ended(tmp_path: Path) -> None:
+    """They can neither save nor be asked to stop."""
+    successor = Successor(tmp_path, {"recovery": "memory"})
+    successor.left_running(1)
+    found = successor.starter.left_over()
+    assert isinstance(found, RunningAttempt)
+    assert (found.memory, found.nodes, found.adopted) == (None, ("node0", "node1"), True)
+    assert "its store server does not answer: Connection refused" in found.broken
+    (event,) = successor.told
+    assert (event["event"], event["reason"] in found.broken) == ("recovery_unavailable", True)
+
+
+def test_ranks_that_had_no_recovery_in_memory_train_on_without(tmp_path: Path) -> None:
+    """Rank 0 hosts their store."""
+    successor = Successor(tmp_path, {"recovery": "memory"})
+    successor.left_running(1)
+    successor.write("recovery_unavailable", attempt=1, reason="a single rank has no other one")
+    found = successor.starter.left_over()
+    assert isinstance(found, RunningAttempt)
+    assert (found.broken, successor.told) == ("", [])
 
 
 @pytest.fixture

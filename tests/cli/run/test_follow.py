@@ -13,6 +13,7 @@ from tests.waiting import DEADLINE_S, wait_for
 from zslurm.aegis.policy.outcome import Cause
 from zslurm.cli.run import follow as module
 from zslurm.cli.run.follow import follow, recovery_line
+from zslurm.run import rest
 from zslurm.run.state import look_all
 
 KILLED = Cause("Killed", rank=3, node="node1", exit_code=137)
@@ -63,7 +64,7 @@ def test_steps_and_checkpoints_are_reported_while_they_happen(
 ) -> None:
     monkeypatch.setattr(module, "LINE_EVERY_S", 0.0)
     looked = threading.Event()  # from here on, what is appended is news
-    monkeypatch.setattr(module, "look_all", lambda runs, cached: (looked.set(), look_all(runs, cached=cached))[1])
+    monkeypatch.setattr(rest, "look_all", lambda runs, cached: (looked.set(), look_all(runs, cached=cached))[1])
     with Holder() as holder:
         story = Story(tmp_path / "tiny").submitted(process=holder.pid).started()
         story.clock = 4e9  # what is reported is new, whatever this machine's clock says

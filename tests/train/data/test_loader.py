@@ -22,8 +22,9 @@ from zslurm.train.data.build.writer import BundleWriter
 from zslurm.train.data.bundle import Corpus
 from zslurm.train.data.loader import Loader, Microbatch
 from zslurm.train.data.order import DataOrder
+from zslurm.train.data.sequences import Sequences
 from zslurm.train.data.shares import share_of
-from zslurm.train.data.training_data import Sequences, TrainingData
+from zslurm.train.data.training_data import TrainingData
 from zslurm.train.errors import DataError
 from zslurm.train.model.head import IGNORED_TARGET
 
@@ -124,12 +125,24 @@ def test_any_number_of_ranks_reading_ahead_or_not_from_any_step_on_gets_the_same
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(reader, "READ_TOKENS", read_tokens)
         patch.setattr(reader, "ORDERED_SEQUENCES", ordered)
+        patch.setattr(reader, "FIRST_SEQUENCES", 1 + first % 3)
         shares = [steps(loader(order, rank, world_size, prefetch), first, total) for rank in range(world_size)]
     for rank, share in enumerate(shares):
         due = [share_of(order.plan.at(step), rank, world_size) for step in range(first, total)]
         found = [(each.number, len(each.tokens_BS)) for each in share]
         assert found == [(piece.number, piece.sequences) for pieces in due for piece in pieces]
     assert same(whole(microbatch for share in shares for microbatch in share), alone)
+
+
+def test_the_step_that_is_waited_for_is_read_before_many_that_follow(
+    order: DataOrder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At the start, and after a recovery in memory: to order and read thousands of sequences takes longer."""
+    assert reader.FIRST_SEQUENCES < reader.ORDERED_SEQUENCES
+    monkeypatch.setattr(reader, "FIRST_SEQUENCES", 1)
+    here, found = order.plan.at(0), [sum(read.sizes) for read in reader.read_from(order, 0, 0, 1)]
+    assert found[0] == here.microbatches * here.phase.micro_batch
+    assert max(found) > found[0], "later reads are of several steps"
 
 
 @pytest.mark.parametrize("prefetch", [0, 3])

@@ -41,7 +41,7 @@ def test_sequences_are_read_across_bundles_and_sources(
     sizes = [data.sequences(name, context) for name in data.names]
     index = np.array([draw % sizes[place] for place, (_, draw) in zip(source, draws, strict=True)])
     sequences = data.locate(source, index, context)
-    data.will_need(sequences)
+    sequences.will_need()
     rows = data.read(sequences)
     first = np.where(source == 0, 10_000, 0) + index * context
     assert rows.dtype == np.uint16

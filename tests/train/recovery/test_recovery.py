@@ -11,7 +11,7 @@ from typing import Any
 import psutil
 import pytest
 
-from tests.train.ranks import train_on
+from tests.train.ranks import Ranks, train_on
 from tests.train.recovery.cluster import Cluster
 from tests.train.runs import make_corpus, make_run, steps_of
 from tests.waiting import wait_for
@@ -19,6 +19,8 @@ from zslurm.train.errors import ConfigError
 from zslurm.train.recovery.watcher import REPLACED
 
 STEPS = 12
+LONG_S = 7200
+"""Limit of the test with 200 kills, which takes ten minutes and more beside others."""
 
 
 @pytest.fixture(scope="module")
@@ -190,11 +192,12 @@ def test_a_rank_that_froze_touches_nothing_when_it_wakes_up_after_it_was_replace
 
 
 @pytest.mark.soak
+@pytest.mark.timeout(LONG_S)
 def test_two_hundred_kills_at_random_in_one_run(corpus: Path, tmp_path: Path) -> None:
     """A rank or two that are no pair, whenever and wherever it hits them; TEST_KILLS makes them fewer."""
     kills = int(os.environ.get("TEST_KILLS", "200"))
     expected = tiny_run(tmp_path / "undisturbed", corpus, steps=kills * 4)
-    assert train_on(expected, 4, local_size=1).returncode == 0
+    assert Ranks(expected, 4, local_size=1).wait(LONG_S).returncode == 0
     run = tiny_run(tmp_path / "run", corpus, steps=kills * 4)
     random, cluster = Random(7), Cluster(run, 4, warm=2)
     with showing(cluster):

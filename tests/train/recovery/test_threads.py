@@ -72,11 +72,14 @@ class Asked:
         self.may_answer = threading.Event()
         self.may_answer.set()
         self.is_asked = threading.Event()
+        self.is_gone = False
 
     def check(self, keys: list[str]) -> bool:
         answer = all(key in self.keys for key in keys)
         self.is_asked.set()
         self.may_answer.wait()
+        if self.is_gone:
+            raise dist.DistNetworkError("Connection reset by peer")
         return answer
 
     def get(self, key: str) -> bytes:
@@ -89,7 +92,7 @@ def test_an_answer_that_was_frozen_on_its_way_is_no_sign_of_membership(monkeypat
     monkeypatch.setattr(watcher_module, "_leave", lambda *_: left.set())
     clock = [time.monotonic()]
     monkeypatch.setattr(watcher_module, "time", SimpleNamespace(monotonic=lambda: clock[0]))
-    monkeypatch.setattr(watcher_module, "_POLL_S", 3600.0)  # the thread does not look
+    monkeypatch.setattr(watcher_module, "POLL_S", 3600.0)  # the thread does not look
     store = Asked()
     watcher = Watcher(cast(dist.Store, store), "n0/0", 2, lambda _: None)
     store.may_answer.clear()
@@ -104,6 +107,33 @@ def test_an_answer_that_was_frozen_on_its_way_is_no_sign_of_membership(monkeypat
     watcher.fence()
     assert left.is_set()
     watcher.close()
+
+
+def test_a_process_that_was_frozen_does_not_continue_where_the_store_is_gone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It may have been replaced, and the attempt may be over by now; one that has just looked was a member."""
+    left: list[str] = []
+    monkeypatch.setattr(watcher_module, "_leave", left.append)
+    clock = [time.monotonic()]
+    monkeypatch.setattr(watcher_module, "time", SimpleNamespace(monotonic=lambda: clock[0]))
+    store = Asked()
+    store.may_answer.clear()
+    watcher = Watcher(cast(dist.Store, store), "n0/0", 2, lambda _: None)
+    store.is_asked.wait()
+    store.is_gone = True
+    store.may_answer.set()
+    assert watcher.wait_after(0, 60) is None, "it watches no longer"
+    watcher.fence()
+    assert left == [], "nobody is replaced without a store"
+    monkeypatch.setattr(watcher_module, "POLL_S", 3600.0)  # the thread does not look
+    frozen = Watcher(cast(dist.Store, store), "n0/1", 2, lambda _: None)
+    clock[0] += 60
+    frozen.fence()
+    assert left == [
+        "n0/1 may have been replaced: the store is gone, and this process has not looked at it for 60 s"
+    ]
+    frozen.close()
 
 
 def test_a_late_abort_spares_the_groups_of_the_new_generation() -> None:
@@ -190,6 +220,67 @@ def test_a_copy_arrives_and_only_with_the_token() -> None:
     wait_for(lambda: second.held_steps == [3], "the copy")
     first.close()
     second.close()
+
+
+def test_a_copy_of_a_generation_that_is_over_is_not_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its slot may be another copy's by now, which would count as whole, and have the wrong CRC32."""
+    staging, others = Staging({"w": torch.arange(4.0)}, 2), set(threading.enumerate())
+    copies = Copies(staging, "127.0.0.1")
+    (sender,) = (one for one in set(threading.enumerate()) - others if one.name == "copies out")
+    slot, sends, may_send = taken(staging, 3), threading.Event(), threading.Event()
+
+    def copied() -> None:
+        sends.set()
+        may_send.wait()
+
+    monkeypatch.setattr(slot.snapshot, "copied", copied)
+    copies.send(slot)
+    sends.wait()
+    copies.disconnect()
+    may_send.set()
+    copies.close()
+    sender.join(60)
+    assert not sender.is_alive()
+    assert (slot.crc, slot.whole) == (None, False)
+
+
+def returning() -> tuple[Copies, Copies, Any]:
+    """A buddy that holds a rank's copy of step 3, and the process that takes its place, with a slot to fill."""
+    first, second, staging = pair()
+    first.connect(0, second.address, None, 0)
+    first.send(taken(staging, 3))
+    wait_for(lambda: second.held_steps == [3], "the copy")
+    first.close()
+    again = Staging({"w": torch.zeros(4)}, 2)
+    new = Copies(again, "127.0.0.1")
+    return second, new, again.to_fill()
+
+
+def test_a_state_comes_back_in_its_generation_and_only_the_step_that_was_agreed_on() -> None:
+    buddy, new, slot = returning()
+    new.connect(1, None, None, 0)
+    for generation, step in ((0, 3), (1, 2)):
+        buddy.connect(generation, None, 0, slot.snapshot.nbytes)
+        new.expect(slot, step)
+        with pytest.raises(OSError, match=r"closed|reset|Broken pipe"):
+            buddy.return_to(new.address, 3, lambda: False)
+        assert (slot.step, slot.snapshot.arrays["w"].tolist()) == (-1, [0.0] * 4)
+    new.expect(slot, 3)
+    buddy.return_to(new.address, 3, lambda: False)
+    assert new.received(60)
+    assert (slot.step, slot.snapshot.arrays["w"].tolist()) == (3, [0.0, 1.0, 2.0, 3.0])
+    buddy.close()
+    new.close()
+
+
+def test_a_state_is_not_sent_where_a_further_rank_was_lost_before_there_was_a_connection() -> None:
+    """The other end may be frozen: nothing would cut that connection any more."""
+    buddy, new, _ = returning()
+    buddy.stop_returning()
+    with pytest.raises(OSError, match="a further rank was lost"):
+        buddy.return_to(new.address, 3, lambda: True)
+    buddy.close()
+    new.close()
 
 
 def test_connections_are_ready_before_they_are_needed_and_one_that_was_cut_is_not_used() -> None:

@@ -9,10 +9,8 @@ NAME absent or complete; what is left is called NAME.spool, NAME.targets.spool a
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,6 +20,7 @@ from zslurm.checkpoint_tools.durable import sync
 from zslurm.checkpoint_tools.quantities import counted
 from zslurm.train.data.hdf5 import create_hdf5, write_text
 from zslurm.train.data.schema import BLOCK_TOKENS, FORMAT, UNMASKED_VERSION, VERSION, BundleHeader, bundle_name
+from zslurm.train.data.spool import Spool
 from zslurm.train.errors import DataError
 
 BUNDLE_BYTES = 2 << 30
@@ -40,8 +39,8 @@ class BundleWriter:
         self.header = header
         self._partial_path = path.with_name(path.name + ".partial")
         self._ends = array("Q", [0])
-        self._spool = _Spool(path.with_name(path.name + ".spool"))
-        self._target_spool = _Spool(path.with_name(path.name + ".targets.spool")) if masked else None
+        self._spool = Spool(path.with_name(path.name + ".spool"))
+        self._target_spool = Spool(path.with_name(path.name + ".targets.spool")) if masked else None
 
     @property
     def tokens(self) -> int:
@@ -123,7 +122,7 @@ class BundleWriter:
         file.attrs["tokens"] = self.tokens
         file.attrs["documents"] = self.documents
 
-    def _write_blocks(self, file: Any, name: str, checksums_name: str, spool: _Spool, dtype: np.dtype) -> None:
+    def _write_blocks(self, file: Any, name: str, checksums_name: str, spool: Spool, dtype: np.dtype) -> None:
         """Write one element for each token, and a CRC32 of each block."""
         elements = file.create_dataset(name, shape=(self.tokens,), dtype=dtype)
         checksums = []
@@ -204,27 +203,6 @@ class RollingWriter:
 def part_path(directory: Path, part: int) -> Path:
     """Return the path of bundle `part` (from 0) before all are finished."""
     return directory / f"part-{part:05d}.h5"
-
-
-class _Spool:
-    """A raw file that grows by arrays and is read back once, in blocks."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._file: BinaryIO = path.open("w+b")
-
-    def append(self, elements: NDArray[Any]) -> None:
-        self._file.write(elements.tobytes())
-
-    def read(self, block_bytes: int) -> Iterator[bytes]:
-        self._file.seek(0)  # flushes
-        while block := self._file.read(block_bytes):
-            yield block
-
-    def discard(self) -> None:
-        with suppress(OSError):  # what was not flushed is not wanted
-            self._file.close()
-        self._path.unlink(missing_ok=True)
 
 
 def _mask(document: NDArray[np.integer], targets: NDArray[np.integer] | None) -> NDArray[np.uint8]:

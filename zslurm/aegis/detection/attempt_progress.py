@@ -200,9 +200,13 @@ class AttemptProgress:
         if phase is Phase.STEP:
             usual = hang.setup_s if self.step_time_s is None else hang.step_factor * self.step_time_s
             return max(hang.step_s, usual)
-        return {Phase.SETUP: hang.setup_s, Phase.SAVE: hang.save_s, Phase.EVAL: hang.eval_s}.get(
-            phase, float("inf")
-        )
+        limits = {
+            Phase.SETUP: hang.setup_s,
+            Phase.SAVE: hang.save_s,
+            Phase.EVAL: hang.eval_s,
+            Phase.ALIVE: hang.step_s,
+        }
+        return limits.get(phase, float("inf"))
 
     def unheard_s(self, name: str, now: float) -> float:
         """Return the seconds since a node's agent reported last."""

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 
 from zslurm.aegis.detection.attempt_progress import AttemptProgress
 from zslurm.aegis.fault_kinds import RANK_HANG
+from zslurm.aegis.protocol import RankProgress
 from zslurm.aegis.types import Fault
 from zslurm.checkpoint_tools.quantities import counted
 from zslurm.train.progress import Phase
@@ -21,6 +22,11 @@ from zslurm.train.progress import Phase
 _DISTINCT_S, _TOGETHER_S = 2.0, 1.0
 # More ranks than this are not named one by one.
 _MOST_NAMED = 64
+
+
+def _is_unobserved(row: RankProgress | None) -> bool:
+    """Return whether a rank runs a program that shows nothing: one that shows its progress may wait for it."""
+    return row is not None and row.phase is Phase.UNOBSERVED and not row.halted
 
 
 class Hangs:
@@ -53,11 +59,14 @@ class Hangs:
             for number, rank in enumerate(progress.ranks)
             if not rank.ended and rank.node not in unheard and (rank.row is not None or progress.is_missing(rank))
         ]
+        unobserved = [number for number in alive if _is_unobserved(progress.ranks[number].row)]
+        alive = [number for number in alive if number not in unobserved]
         lag = self._lagging(alive, now)
         late = [number for number in lag if self._age(number, now) > self._limit_of(number)]
         if not late:
             return []
-        if (len(lag) == len(alive) and len(alive) > 1) or len(late) > _MOST_NAMED:
+        together = len(lag) == len(alive) and (len(alive) > 1 or unobserved)
+        if together or len(late) > _MOST_NAMED:
             return self._hang_of_all(late, len(alive), now, wall)
         fresh = [number for number in late if number not in self._named]
         self._named.update(fresh)
@@ -123,4 +132,5 @@ class Hangs:
             Phase.SETUP: "in its setup",
             Phase.SAVE: f"saving after step {row.step}",
             Phase.EVAL: f"in the evaluation after step {row.step}",
+            Phase.ALIVE: "without a sign of life",
         }.get(row.phase, "at its end")

@@ -33,6 +33,7 @@ from zslurm.aegis.root_cause import is_orderly, reports_lost_peer
 from zslurm.aegis.types import Fault, Role, Scope
 from zslurm.core.errors import Exit
 from zslurm.core.files import read_json
+from zslurm.job.program.ending import CHILD_KILLED
 from zslurm.run.run_dir import AttemptDir
 from zslurm.slurm.srun_output import TaskFailure, cancelled_step
 
@@ -107,6 +108,8 @@ def _meaning(end: Mapping[str, Any], line: str, signatures: Signatures) -> tuple
         return RANK_EXIT, "root", "unknown"
     if error == "SystemExit":
         return (PEER_LOST, "cascade", "fabric") if reports_lost_peer(end) else (EARLY_EXIT, "root", "user")
+    if error == CHILD_KILLED:
+        return RANK_KILLED, "root", "unknown"
     if end["exit_code"] == Exit.USAGE:
         return CONFIG_ERROR, "root", "user"
     if error == "Diverged":

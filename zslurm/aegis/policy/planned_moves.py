@@ -1,7 +1,7 @@
 """Which nodes the ranks should leave before anything breaks: planned moves for advisory faults.
 
-A move to a spare at a step's boundary costs a fraction of a second (supervisor/planned_moves.py), so weaker signs
-are enough for it than for a restart; but it takes a spare, so one sign that may mean nothing is not.
+A move to a spare at a step's boundary (supervisor/in_memory/planned_moves.py) costs a fraction of a second, so
+weaker signs are enough for it than for a restart; but it takes a spare, so one sign that may mean nothing is not.
 
 Pure: what was noticed comes from the caller.
 """

@@ -22,7 +22,7 @@ from zslurm.aegis.supervisor.agents.agents import Agents
 from zslurm.aegis.supervisor.attempt_starter import RunningAttempt
 from zslurm.aegis.supervisor.fault_collector import FaultCollector, read_step_log
 from zslurm.aegis.supervisor.hanging_ranks import HangingRanks, dump_stacks
-from zslurm.aegis.supervisor.planned_moves import PlannedMoves, spares_for_alarm
+from zslurm.aegis.supervisor.in_memory.planned_moves import PlannedMoves, spares_for_alarm
 from zslurm.aegis.supervisor.stop_forwarder import StopForwarder
 from zslurm.aegis.supervisor.teardown import clear, patience_s
 from zslurm.aegis.types import Alarm, Fault
@@ -150,34 +150,36 @@ class AttemptMonitor:
         memory.tend(step)
         if memory.recovered:
             replaced, dead = memory.take_recovered()
-            members = memory.members
+            places, members = memory.places, memory.places.members
             for rank in range(len(members) + len(replaced)) if memory.resized else replaced:
                 forget_former_end(self._running.attempt, rank, members[rank] if rank < len(members) else "")
-            collected.overcome(replaced, dead, left=memory.left, left_out=memory.resized)
+            collected.overcome(replaced, dead, left=places.left, left_out=memory.resized)
             self._alarm, self._assessed = Alarm(give_up=False), -1
             self._hanging.replaced()
             if dead:
                 self._exclude(dead)
-            nodes = tuple(dict.fromkeys(memory.nodes))
-            collected.running = replace(collected.running, nodes=nodes)
+            collected.running = replace(collected.running, nodes=places.in_use)
             if memory.resized:
                 number, now = self._running.attempt.number, time.monotonic()
-                collected.detector.begin(number, memory.nodes, now, adopted=True)
+                collected.detector.begin(number, places.nodes, now, adopted=True)
             else:
                 for rank in replaced:
-                    collected.detector.move(rank, memory.nodes[rank])
+                    collected.detector.move(rank, places.nodes[rank])
             if self._agents is not None and dead:
                 self._agents.liveness.forget(dead)
         # After the recovery is taken: a process that was lost since then is not one that it has replaced.
         for rank, failure in memory.lost_members():
+            if rank in collected.lost:  # an earlier supervisor has noted it
+                continue
             collected.note_end(TaskFailure(failure.node, (rank,), failure.what), warm=True)
-        return memory.consider(collected.lost, collected.dead_nodes & set(memory.nodes), collected.faults, step)
+        dead = collected.dead_nodes & set(memory.places.nodes)
+        return memory.consider(collected.lost, dead, collected.faults, step)
 
     def _exclude(self, dead: Iterable[str]) -> None:
         """Record that nodes which died are not used from now on, as after an attempt that they end."""
         nodes, expires = compress(sorted(dead)), time.time() + self.job.spec.aegis.exclude_for_s
         resized = self._memory is not None and self._memory.resized
-        how = "the ranks of the others go on" if resized else "its ranks continue on a spare"
+        how = "the ranks of the others continue" if resized else "its ranks continue on a spare"
         reason = f"{nodes} died, and {how}"
         self.job.event(
             "nodes_excluded", nodes=nodes, reason=reason, expires=expires, attempt=self._running.attempt.number
@@ -202,7 +204,7 @@ class AttemptMonitor:
         """Give the steps a moment in which to end by themselves, where ranks were replaced."""
         memory, deadline = self._memory, time.monotonic() + _STEPS_END_S
         while memory is not None and self.collected.replaced and time.monotonic() < deadline:
-            if self._all_ended() and (memory.dead or self._running.process.poll() is not None):
+            if self._all_ended() and (memory.places.dead or self._running.process.poll() is not None):
                 return
             time.sleep(_WATCHFUL_S)
 
@@ -262,8 +264,12 @@ class AttemptMonitor:
             self.overdue = True
             asked = f"when asked to ({stop.asked_by})"
             return f"the ranks did not save and stop within {aegis.save_s:g} s (aegis.save_s) {asked}", None
-        if self._memory is not None and self._memory.store.never_listened:
-            return f"the ranks' store server ended before it listened; see {self._running.attempt.store_log}", None
+        if self._running.broken:
+            return self._running.broken, None
+        if self._memory is not None and self._memory.store.has_ended:
+            early = self._memory.store.never_listened
+            why = "ended before it listened" if early else "has ended, and without it ranks cannot save"
+            return f"the ranks' store server {why}; see {self._running.attempt.store_log}", None
         self._assess(now)
         failed_at = self.collected.failed_at
         if self._alarm.give_up:

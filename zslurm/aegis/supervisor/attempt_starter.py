@@ -12,11 +12,14 @@ from typing import Any
 from zslurm.aegis.fault_kinds import NODE_DEAD
 from zslurm.aegis.policy.outcome import AttemptOutcome, Cause
 from zslurm.aegis.policy.shrinking import expected_wait_s, weigh
+from zslurm.aegis.supervisor.in_memory import adoption
+from zslurm.aegis.supervisor.in_memory.adoption import adopt_memory
+from zslurm.aegis.supervisor.in_memory.memory_recovery import MemoryRecovery
+from zslurm.aegis.supervisor.in_memory.rank_places import RankPlaces
+from zslurm.aegis.supervisor.in_memory.warm_pool import WarmPool
 from zslurm.aegis.supervisor.job import Job
-from zslurm.aegis.supervisor.memory_recovery import MemoryRecovery
 from zslurm.aegis.supervisor.nodes import Nodes
 from zslurm.aegis.supervisor.rails_check import check_rails
-from zslurm.aegis.supervisor.warm_pool import WarmPool
 from zslurm.aegis.supervisor.work_left import committed_step, work_left
 from zslurm.aegis.types import Decision
 from zslurm.checkpoint_tools import CheckpointError, Holder, acquire, holder_of
@@ -25,7 +28,7 @@ from zslurm.core.files import read_json, write_atomically
 from zslurm.core.processes import DetachedProcess
 from zslurm.job.interpreter import Interpreter
 from zslurm.job.own_address import rendezvous_host
-from zslurm.job.prepare import prepare
+from zslurm.job.prepare import prepare, prepared
 from zslurm.job.step import in_order, local_step, slurm_step
 from zslurm.job.store_client import StoreClient
 from zslurm.job.warm_step import outliving
@@ -38,6 +41,7 @@ from zslurm.run.events import (
     FaultDetected,
     RanksMoved,
     RecoveredInMemory,
+    RecoveryUnavailable,
     RequeuedByUser,
 )
 from zslurm.run.metrics_tail import last_step_at
@@ -60,6 +64,7 @@ class RunningAttempt:
         nodes: where its ranks are, in their order.
         adopted: another supervisor has started it.
         memory: its recovery in memory; None where it has none.
+        broken: why it must be ended, though its ranks run; empty where they may train on.
     """
 
     attempt: AttemptDir
@@ -67,6 +72,7 @@ class RunningAttempt:
     nodes: tuple[str, ...]
     adopted: bool = False
     memory: MemoryRecovery | None = None
+    broken: str = ""
 
 
 @dataclass(frozen=True)
@@ -212,24 +218,21 @@ class AttemptStarter:
                 memory.close()
             raise
 
-    @property
-    def _wants_memory(self) -> bool:
-        aegis = self._job.spec.aegis
-        return aegis.recovery == "memory" and aegis.mode == "act"
-
     def _memory_recovery(
         self, attempt: AttemptDir, nodes: tuple[str, ...], python: Interpreter
     ) -> MemoryRecovery | None:
         """Start the store server of an attempt; None where no recovery in memory is wanted, or possible."""
-        job = self._job
-        if not self._wants_memory:
+        job, aegis = self._job, self._job.spec.aegis
+        if aegis.recovery != "memory":
             return None
         ranks = [node for node in nodes for _ in range(job.spec.ranks_per_node)]
         reason = ""
-        if len(ranks) == 1:
+        if not aegis.recovers_in_memory:
+            reason = f"aegis.mode is {aegis.mode}, and lost ranks are replaced only where it is act"
+        elif len(ranks) == 1:
             reason = "a single rank has no other one that could continue"
         elif python.srun_options:
-            reason = "the ranks run in a container, and this node's Python cannot host their store"
+            reason = "the ranks run in a container of pyxis, and this node's Python cannot host their store"
         elif self._store is not None and self._store.never_listened:
             reason = "the store server of the last attempt ended before it listened"
         else:
@@ -245,7 +248,8 @@ class AttemptStarter:
             return None
         spares = tuple(node for node in self._nodes.usable(job.excluded()) if node not in nodes)
         return MemoryRecovery(
-            job, attempt, store, WarmPool(job, attempt, python), ranks, spares,
+            job, attempt, store, WarmPool(job, attempt, python),
+            RankPlaces(job.spec.ranks_per_node, ranks, spares),
             why_not_fewer=lambda count: self._why_not_fewer(count, len(nodes)),
         )  # fmt: skip
 
@@ -277,10 +281,8 @@ class AttemptStarter:
         if not attempts:
             return None
         last = attempts[-1]
-        kinds = (
-            AttemptStarted, AttemptEnded, Decided, DeputyActed, FaultDetected, RecoveredInMemory, RanksMoved,
-        )  # fmt: skip
-        events = list(select(read_jsonl(self._job.run.events), *kinds))
+        kinds: set[type[Event]] = {AttemptStarted, AttemptEnded, Decided, DeputyActed, *adoption.KINDS}
+        events: list[Event] = list(select(read_jsonl(self._job.run.events), *kinds))
         self._nodes.dead |= self._died(events)
         ended = [e for e in events if isinstance(e, AttemptEnded) and e.attempt == last.number]
         if (described := self._of_this_start(last)) is not None:
@@ -292,14 +294,38 @@ class AttemptStarter:
                 replaced = [e for e in events if isinstance(e, RecoveredInMemory | RanksMoved)]
                 moved = [e for e in replaced if e.attempt == last.number]
                 nodes = moved[-1].nodes if moved and moved[-1].nodes else described.get("nodes", "")
-                if self._wants_memory:
-                    reason = "the supervisor that started the attempt is gone, and its connection to their store"
-                    self._job.event("recovery_unavailable", attempt=last.number, reason=reason)
-                return RunningAttempt(last, process, tuple(expand(str(nodes))), adopted=True)
+                memory, broken = self._adopt_memory(last, expand(str(described.get("nodes", ""))), events)
+                in_use = tuple(expand(str(nodes))) if memory is None else memory.places.in_use
+                return RunningAttempt(last, process, in_use, adopted=True, memory=memory, broken=broken)
         if not ended:
             cause = Cause(why_lost(self._job, last, events))
             self._job.event("attempt_ended", attempt=last.number, **AttemptOutcome("lost", 1, cause).fields())
         return None
+
+    def _adopt_memory(
+        self, attempt: AttemptDir, nodes: Sequence[str], events: Sequence[Event]
+    ) -> tuple[MemoryRecovery | None, str]:
+        """Take the recovery in memory of an attempt over.
+
+        Returns:
+            It, or None where there is none; why the attempt must be ended, where its store is gone.
+        """
+        job = self._job
+        without = (event.attempt for event in events if isinstance(event, RecoveryUnavailable))
+        if not job.spec.aegis.recovers_in_memory or attempt.number in without:
+            return None, ""
+        python = prepared(job.spec, job.run, job.job_id, job.environ)
+        try:
+            memory = adopt_memory(
+                job, attempt, nodes, events, WarmPool(job, attempt, python), self._nodes.usable(job.excluded()),
+                lambda count: self._why_not_fewer(count, len(nodes)),
+            )  # fmt: skip
+        except ZslurmError as error:
+            reason = f"the supervisor that started the attempt is gone, and {error}"
+            job.event("recovery_unavailable", attempt=attempt.number, reason=reason)
+            return None, f"{reason}; without it ranks can neither save nor be recovered in memory"
+        self._store = memory.store
+        return memory, ""
 
     def _died(self, events: Sequence[Event]) -> set[str]:
         """Return nodes that died in any attempt of this start of the job: Slurm does not give them back to it."""

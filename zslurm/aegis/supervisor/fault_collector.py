@@ -157,7 +157,7 @@ class FaultCollector:
     def rank_nodes(self) -> list[str]:
         """Return the node of each rank."""
         if self.running.memory is not None:
-            return list(self.running.memory.nodes)
+            return list(self.running.memory.places.nodes)
         return [node for node in self.running.nodes for _ in range(self.job.spec.ranks_per_node)]
 
     # --- what is noticed ----------------------------------------------------------------------------------------
@@ -189,7 +189,9 @@ class FaultCollector:
             elif isinstance(event, RanksMoved):
                 self.overcome(event.ranks, (), left={event.off})
             elif isinstance(event, RanksEnded):
-                if not event.row.get("warm"):
+                if event.row.get("warm"):
+                    self.lost |= set(event.ranks)
+                else:
                     recorded += 1
                 explained = False
             elif isinstance(event, FaultDetected) and (fault := fault_of(event)) is not None:
@@ -203,8 +205,10 @@ class FaultCollector:
         self.failures = [known for failure in taken if (known := self._of_ranks(failure)) is not None]
         if self.failures and not explained and not self._stopped_in_order(self.failures[-1]):
             self._note_failure(self.failures[-1])
-        if any(not self._stopped_in_order(failure) for failure in self.failures):
-            self.failed_at = time.monotonic()
+        for failure in self.failures:
+            if not self._stopped_in_order(failure):
+                self.failed_at = time.monotonic()
+                self.lost |= set(failure.ranks)
 
     def collect(self) -> None:
         """Take everything new from srun, the ranks and the agents."""

@@ -17,7 +17,7 @@ from zslurm.aegis.policy.hanging import Witnesses, who_hangs
 from zslurm.aegis.supervisor.agents.agents import Agents
 from zslurm.aegis.supervisor.fault_collector import FaultCollector
 from zslurm.aegis.supervisor.flight_dumps import described, examine, hangs
-from zslurm.aegis.supervisor.memory_recovery import MemoryRecovery
+from zslurm.aegis.supervisor.in_memory.memory_recovery import MemoryRecovery
 from zslurm.aegis.types import Fault
 
 _WAITS = (RANK_HANG, RCCL_TIMEOUT, HANG_HEARTBEAT)
@@ -74,7 +74,7 @@ class HangingRanks:
             self._behind = frozenset(rank for rank in ranks if isinstance(rank, int))
 
     def replace(self, root: Fault | None) -> bool:
-        """Kill ranks that hang where the others may continue; returns whether the attempt goes on.
+        """Kill ranks that hang where the others may continue; returns whether the attempt continues.
 
         Args:
             root: why the attempt would be ended.

@@ -30,8 +30,9 @@ from zslurm.aegis.supervisor.fault_collector import FaultCollector
 from zslurm.aegis.supervisor.job import TIME_IS_UP, Job
 from zslurm.aegis.supervisor.nodes import Nodes
 from zslurm.aegis.supervisor.recovery import Recovery
+from zslurm.config.load import load_spec
 from zslurm.core import log
-from zslurm.core.errors import Exit, RunDirLost, ZslurmError
+from zslurm.core.errors import ConfigError, Exit, RunDirLost, ZslurmError
 from zslurm.core.files import write_atomically
 from zslurm.core.processes import ProcessRecord
 from zslurm.job.prepare import clear_up
@@ -193,6 +194,20 @@ class Supervisor:
             self.job.pause(_AGAIN_S)
         return None
 
+    def _restore_config(self) -> None:
+        """Write config.json again where the program has changed it: trainers save a file of that name."""
+        run, spec = self.job.run, self.job.spec
+        if spec.trainer is None or self.job.presence.lost() is not None:
+            return
+        try:
+            changed = load_spec(run.config) != spec
+        except ConfigError:
+            changed = True
+        if changed:
+            with contextlib.suppress(OSError):
+                write_atomically(run.config, spec.model_dump_json(indent=1) + "\n")
+                self.job.event("config_restored", output=str(run.output))
+
     def watch_attempt(self, running: RunningAttempt) -> tuple[AttemptOutcome | None, tuple[str, ...]]:
         """Watch an attempt to its end and do what follows: end the run here, or return nodes to continue with."""
         number = running.attempt.number
@@ -205,6 +220,7 @@ class Supervisor:
         collected = FaultCollector(self.job, running, self.agents, self.detector, self.reported)
         monitor = AttemptMonitor(collected, spares)
         outcome = monitor.until_end()
+        self._restore_config()
         self.nodes.dead |= collected.dead_nodes
         if self.agents is not None:
             self.agents.liveness.forget(collected.dead_nodes)

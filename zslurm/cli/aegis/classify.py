@@ -13,10 +13,10 @@ import typer
 from zslurm.aegis.logs import classify as logs
 from zslurm.aegis.logs.classify import Diagnosis, Line
 from zslurm.aegis.logs.lines import chunks_of
+from zslurm.api.faults import existing
 from zslurm.cli.options import Json
 from zslurm.cli.terminal.table import Column, print_table
 from zslurm.core.console import print_json
-from zslurm.core.errors import NotFound
 from zslurm.core.units import show_time
 from zslurm.slurm.hostlist import compress, compress_ranges
 
@@ -45,10 +45,8 @@ def classify(
     Example: zslurm aegis classify slurm-4242.out dmesg.txt
     """
     for name in files:
-        if name != "-" and not Path(name).exists():
-            raise NotFound(f"{name}: no such file; name log files, or - for standard input")
-        if name != "-" and Path(name).is_dir():
-            raise NotFound(f"{name}: is a directory; name the files in it")
+        if name != "-":
+            existing(name)
     found = logs.classify((name, _standard_input() if name == "-" else chunks_of(Path(name))) for name in files)
     if json:
         root = None if found.root is None else _as_json(found.root) | {"certain": found.certain}

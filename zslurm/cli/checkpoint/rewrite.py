@@ -11,6 +11,7 @@ from typing import Annotated
 from typer import Argument, Option
 
 from zslurm import checkpoint_tools
+from zslurm.api.checkpoint import reshaped_path
 from zslurm.checkpoint_tools import Listing, acquire, plan_reshape, prunable
 from zslurm.checkpoint_tools.quantities import counted, show_bytes, show_duration
 from zslurm.cli.checkpoint.options import Checkpoint, Checkpoints, Threads
@@ -44,7 +45,7 @@ def reshape(
     run_locally_or_as_job(slurm)
     memory = parse_size(max_memory)
     source = find_checkpoint(checkpoint)
-    destination = destination or source.parent / f"{source.name}-dp{dp}"
+    destination = destination or reshaped_path(source, dp)
     started = time.monotonic()
     with as_user_errors(), byte_bar(f"reshaping {source.name}") as report:
         if dry_run:

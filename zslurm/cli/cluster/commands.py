@@ -18,7 +18,7 @@ from zslurm.cluster.site import resolve_profile
 from zslurm.core import log
 from zslurm.core.console import print_json, say
 from zslurm.core.errors import CheckFailed, ZslurmError
-from zslurm.submit.profile_check import check_profile
+from zslurm.submit.checks.profile import check_profile
 
 app = typer.Typer(help="Cluster profiles: list, show, edit, check, choose.", no_args_is_help=True)
 

@@ -10,6 +10,7 @@ from typing import Annotated
 
 from typer import Option
 
+from zslurm.api.environment import is_secret, settings_of
 from zslurm.cli.options import Cluster, Json, Set
 from zslurm.cli.terminal.table import Column, print_table
 from zslurm.cluster.profile import default_name
@@ -17,12 +18,10 @@ from zslurm.cluster.rccl import environment as rccl
 from zslurm.cluster.rccl.conf_files import read_conf
 from zslurm.cluster.rccl.environment import Setting
 from zslurm.cluster.rccl.lint import lint, overridden
-from zslurm.cluster.site import resolve_profile
 from zslurm.config.spec import ClusterSection
 from zslurm.core.console import print_json, say
 from zslurm.core.errors import CheckFailed
 from zslurm.core.quoting import quote
-from zslurm.core.redact import redact_value
 from zslurm.hardware.sysfs import sysroot
 
 _WIDTH = 110
@@ -45,14 +44,14 @@ def env(
     Example: zslurm env --cluster mi300x-pollara --explain
     """
     name = cluster or default_name()
-    section, settings = _settings(name, overrides or [])
+    section, settings = settings_of(name, overrides or [])
     if lint:
         _lint(settings, section, as_json=json)
         return
-    shown = [setting for setting in settings if not _is_secret(setting)]
+    shown = [setting for setting in settings if not is_secret(setting)]
     if diff is not None:
         ours = {setting.name: setting.value for setting in shown}
-        theirs = {s.name: s.value for s in _settings(diff, overrides or [])[1] if not _is_secret(s)}
+        theirs = {s.name: s.value for s in settings_of(diff, overrides or [])[1] if not is_secret(s)}
         differing = [key for key in sorted({*ours, *theirs}) if ours.get(key) != theirs.get(key)]
         if json:
             print_json({key: {name: ours.get(key), diff: theirs.get(key)} for key in differing})
@@ -81,11 +80,6 @@ def env(
         _print_comment(f"left out: {rule.line}")
 
 
-def _settings(name: str, overrides: list[str]) -> tuple[ClusterSection, list[Setting]]:
-    resolved = resolve_profile(name, overrides)
-    return resolved.spec.cluster, rccl.environment(resolved.spec.cluster, resolved.origin_of_variable)
-
-
 def _measured(setting: Setting, section: ClusterSection) -> list[str]:
     """Return in a line what `zslurm bench collectives --env` measured of a variable here, if it did."""
     variable = section.measured.variables.get(setting.name)
@@ -96,10 +90,6 @@ def _measured(setting: Setting, section: ClusterSection) -> list[str]:
     if setting.value in variable.others:
         where += f"; this value is the slower one: set cluster.env.{setting.name}"
     return [where]
-
-
-def _is_secret(setting: Setting) -> bool:
-    return bool(redact_value(setting.name, setting.value) != setting.value)
 
 
 def _print_comment(*lines: str) -> None:

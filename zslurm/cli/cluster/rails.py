@@ -22,7 +22,7 @@ from zslurm.core.console import print_json
 from zslurm.core.errors import CheckFailed, ConfigError, NotFound
 from zslurm.hardware.facts import read_facts
 from zslurm.slurm.hostlist import compress, expand, split_hostlist
-from zslurm.submit.fabric_check import missing_slices
+from zslurm.submit.checks.fabric import missing_slices
 
 
 def rails(

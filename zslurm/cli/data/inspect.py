@@ -37,7 +37,7 @@ def show(
 
     Example: zslurm data show data/texts --sample 3
     """
-    _check_exists(path)
+    check_exists(path)
     with as_user_errors():
         corpus = Corpus.open(path)
         facts = _facts(path, corpus)
@@ -115,7 +115,7 @@ def verify(path: Bundles, workers: Workers = None, slurm: Slurm = False, json: J
     Example: zslurm data verify data/texts
     """
     run_locally_or_as_job(slurm)
-    _check_exists(path)
+    check_exists(path)
     with as_user_errors(), byte_bar(f"verifying {path.name}") as report:
         found = checksums.verify(path, workers or default_workers(), report)
     if json:
@@ -133,6 +133,7 @@ def verify(path: Bundles, workers: Workers = None, slurm: Slurm = False, json: J
         )
 
 
-def _check_exists(path: Path) -> None:
+def check_exists(path: Path) -> None:
+    """Raise NotFound where there is no such file or directory."""
     if not path.exists():
         raise NotFound(f"{path}: no such file or directory; `zslurm data build` makes bundles")

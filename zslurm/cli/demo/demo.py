@@ -23,13 +23,13 @@ from zslurm.checkpoint_tools.quantities import counted, show_count, show_duratio
 from zslurm.cli.data.build import describe_summary, make_bundle
 from zslurm.cli.demo.size import FEWEST_TOKENS, LARGE_BATCH, MOST_TOKENS, affordable_tokens, batch_for, measure
 from zslurm.core.console import say
-from zslurm.core.errors import ConfigError, Exit
+from zslurm.core.errors import ConfigError, Exit, NotFound
 from zslurm.core.extras import require
 from zslurm.run.run_dir import RunDir
 from zslurm.run.state import look
 from zslurm.submit.resolve import resolve_run
 from zslurm.train.data.build.inspect import unigram_entropy
-from zslurm.train.data.build.sources import demo_corpus_sources
+from zslurm.train.data.build.sources import DEMO_CORPUS_GLOB, demo_corpus_sources
 from zslurm.train.data.bundle import Corpus
 from zslurm.train.jsonl import read_jsonl
 
@@ -53,6 +53,13 @@ _MARKER = ".zslurm-demo"
 
 
 def demo(
+    texts: Annotated[
+        Path | None,
+        typer.Argument(
+            metavar="[TEXTS]",
+            help="A file or a directory of your texts. [default: Python's standard library]",
+        ),
+    ] = None,
     directory: Annotated[
         Path, typer.Option("--dir", help="Where to work; made anew each time.", metavar="DIR")
     ] = Path("demo"),
@@ -66,19 +73,17 @@ def demo(
 ) -> None:
     """Train a tiny ZAYA1 on real text, on this machine.
 
-    The text is the Python standard library's sources; neither Slurm nor a GPU is needed. The demo first measures
-    how fast this machine trains, and chooses how many tokens there is time for: at most a million.
+    The text is the Python standard library's sources, or yours; neither Slurm nor a GPU is needed. The demo first
+    measures how fast this machine trains, and chooses how many tokens there is time for: at most a million.
 
-    Example: zslurm demo
+    Example: zslurm demo ~/texts
     """
     require("torch")
     started = time.monotonic()
+    if texts is not None and not texts.exists():
+        raise NotFound(f"{texts}: there is no such file or directory")
     _prepare(directory)
-    say("1. Real text: the Python standard library's sources, tokenized with a BPE that is trained on them.")
-    sources = demo_corpus_sources()
-    say(f"\n$ zslurm data build {sources} --glob '*.py' --vocab-size {VOCAB_SIZE} --out {directory}/data")
-    summary = make_bundle([sources], directory / "data", vocab_size=VOCAB_SIZE, glob="*.py")
-    say(describe_summary(summary))
+    _build(texts, directory / "data")
     entropy = unigram_entropy(Corpus.open(directory / "data"))
     say(f"unigram entropy of the tokens: {entropy:.3f} nats, the loss of a model that knows only frequencies")
 
@@ -104,6 +109,17 @@ def _prepare(directory: Path) -> None:
         (directory / _MARKER).touch()
     except OSError as error:
         raise ConfigError(f"{directory}: cannot be made: {error.strerror}; name another with --dir") from error
+
+
+def _build(texts: Path | None, out: Path) -> None:
+    """Build the bundle of these texts, or of the standard library's sources, shown as a user would type it."""
+    whose = "the Python standard library's sources" if texts is None else str(texts)
+    say(f"1. Real text: {whose}, tokenized with a BPE that is trained on {'them' if texts is None else 'it'}.")
+    sources, glob = (demo_corpus_sources(), DEMO_CORPUS_GLOB) if texts is None else (texts, "*")
+    files = ["--glob", glob] if glob != "*" else []
+    command = ["data", "build", str(sources), *files, "--vocab-size", str(VOCAB_SIZE), "--out", str(out)]
+    say(f"\n$ zslurm {shlex.join(command)}")
+    say(describe_summary(make_bundle([sources], out, vocab_size=VOCAB_SIZE, glob=glob)))
 
 
 def _zslurm(*arguments: str) -> subprocess.Popen[bytes]:

@@ -15,11 +15,11 @@ from zslurm.cli.terminal.screen import columns_of_terminal, print_styled
 from zslurm.cli.terminal.table import HEAD, QUIET, Column, print_table
 from zslurm.core.units import show_time
 from zslurm.run.event import from_row
+from zslurm.run.event_log import EventLog, time_of
 from zslurm.run.events import describe
 from zslurm.run.find import find_all
 from zslurm.run.index import known_runs
 from zslurm.run.run_dir import RunDir
-from zslurm.train.jsonl import JsonLinesTail
 
 COLUMNS = (Column("time", drop=1), Column("run"), Column("event", drop=2), Column("what", "text"))
 _OF_ONE_RUN = (Column("time"), Column("run", drop=2), Column("event", drop=1), Column("what", "text"))
@@ -66,7 +66,7 @@ def _print_event(row: Sequence[str], *, several: bool) -> None:
 def as_row(run: RunDir, event: dict[str, Any]) -> list[str]:
     """Return one line of the table."""
     typed = from_row(event)
-    return [show_time(_time(event)), run.name, typed.tag, typed.describe()]
+    return [show_time(time_of(event)), run.name, typed.tag, typed.describe()]
 
 
 def as_json(run: RunDir, event: dict[str, Any]) -> dict[str, Any]:
@@ -81,22 +81,13 @@ def recorded_events(
 
     When following, those that are added, too, until none of the runs is active any more.
     """
-    tails = [(run, JsonLinesTail(path)) for run in runs for path in (run.submissions, run.events)]
-    there = [pair for pair in _news(tails) if since is None or _time(pair[1]) >= since]
+    log = EventLog(runs)
+    there = log.news(since=since)
     yield from there if last is None else there[len(there) - min(last, len(there)) :]
     states = looks(runs, follow=follow)
     next(states)
     for active in states:
-        found = _news(tails)
+        found = log.news()
         yield from found
         if not active and not found:
             return
-
-
-def _news(tails: Sequence[tuple[RunDir, JsonLinesTail]]) -> list[tuple[RunDir, dict[str, Any]]]:
-    found = [(run, event) for run, tail in tails for event in tail.new_records()]
-    return sorted(found, key=lambda pair: _time(pair[1]))
-
-
-def _time(event: dict[str, Any]) -> float:
-    return float(event.get("time") or 0.0)

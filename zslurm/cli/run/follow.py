@@ -25,13 +25,12 @@ from zslurm.run.events import (
     RequeueFailed,
     StartPostponed,
 )
+from zslurm.run.rest import states_until_rest
 from zslurm.run.run_dir import RunDir
-from zslurm.run.state import RunState, look, look_all
+from zslurm.run.state import RunState, look
 from zslurm.submit.control import cancel
 from zslurm.train.jsonl import JsonLinesTail
 
-_POLL_LOCAL_S = 0.3
-_POLL_SLURM_S = 2.0
 LINE_EVERY_S = 5.0
 """Away from a terminal, a line for a step is printed at most this often."""
 _WAITING = ("pending", "requeued", "held", "suspended", "unknown")
@@ -117,8 +116,7 @@ def _watch(
     events, jobs = JsonLinesTail(run.events), {job_id}
     last_state = ""
     try:
-        while True:
-            state = look_all([run], cached=True)[0]
+        for state in states_until_rest(run):
             for row in filter(_is_shown, tail.new_records()):
                 show(row, state)
             jobs.update(known for known in (state.job_id, state.successor) if known)
@@ -128,9 +126,7 @@ def _watch(
             if state.state != last_state and state.state in _WAITING:
                 show_state(state.state + (f" ({state.reason})" if state.reason else ""))
             last_state = state.state
-            if not state.active:
-                return state
-            time.sleep(_POLL_LOCAL_S if state.launcher == "local" else _POLL_SLURM_S)
+        return state
     except KeyboardInterrupt:
         if look(run).launcher == "local":
             show_state("stopping: it saves first")

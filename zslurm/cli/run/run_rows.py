@@ -40,7 +40,7 @@ def as_row(state: RunState) -> list[str]:
         state.state,
         state.job_id or "-",
         str(state.attempt or "-"),
-        f"{state.step or 0}/{state.total_steps or '?'}",
+        "-" if state.not_shown and state.step is None else f"{state.step or 0}/{state.total_steps or '?'}",
         f"{state.loss:.4f}" if state.loss is not None else "-",
         f"{state.evaluation_loss:.4f}" if state.evaluation_loss is not None else "-",
         show_count(state.tokens_per_s) if state.tokens_per_s is not None else "-",

@@ -1,9 +1,9 @@
-"""`zslurm submit`. What it does is in `submission.py`, which `zslurm submit --help` does not load."""
+"""`zslurm submit`. What it does is in `submission/command.py`, which `zslurm submit --help` does not load."""
 
 from __future__ import annotations
 
 from zslurm.cli.options import command_of
-from zslurm.cli.run.submit_options import SubmitOptions
+from zslurm.cli.run.submission.options import SubmitOptions
 
 
 def _submit(options: SubmitOptions) -> None:
@@ -11,7 +11,7 @@ def _submit(options: SubmitOptions) -> None:
 
     Example: zslurm submit run.yaml --nodes 4 --set phases[0].lr=3e-4
     """
-    from zslurm.cli.run.submission import submit_run  # the whole of the submission
+    from zslurm.cli.run.submission.command import submit_run  # the whole of the submission
 
     submit_run(options)
 

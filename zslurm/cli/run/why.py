@@ -17,6 +17,7 @@ from zslurm.run.event import from_row
 from zslurm.run.event_text import describe_cause
 from zslurm.run.events import Decided
 from zslurm.run.find import find
+from zslurm.run.program_signals import NO_CHECKPOINTS
 from zslurm.run.state import RunState, look_all
 from zslurm.slurm.reasons import explain
 
@@ -103,7 +104,8 @@ def as_json(answer: Answer) -> dict[str, Any]:
 def explain_run(state: RunState) -> Answer:
     """Return why a run is in its state."""
     if state.state == "completed":
-        return Answer(state, False, None, "", f"{state.run.name} did not die: it has completed its steps.", "")
+        done = " its steps" if state.step is not None else ""
+        return Answer(state, False, None, "", f"{state.run.name} did not die: it has completed{done}.", "")
     if state.state == "copied":
         return Answer(state, False, None, "", f"{state.run.name} did not die: it is {note(state)}.", "")
     if state.active and state.state != "unknown":
@@ -126,6 +128,8 @@ def explain_run(state: RunState) -> Answer:
         advice = f"{known}{output}{'then' if known else 'when it is fixed,'} {_CONTINUE}"
     text = " ".join(sentence for sentence in sentences if sentence)
     where = f"from step {state.checkpoint_step}" if state.checkpoint_step is not None else "it from the beginning"
+    if state.not_shown and state.checkpoint_step is None:
+        where = "it from what the program itself has saved"
     return Answer(state, True, kind, line, text, advice.format(run=state.run.name, where=where))
 
 
@@ -138,12 +142,15 @@ def _alive(state: RunState) -> Answer:
         sentences.append(explain(state.reason))
     if left := time_left(state):
         sentences.append(f"It is at step {state.step} of {state.total_steps}; {left} left.")
+    if state.not_shown:
+        sentences.append(f"Its program shows {'; '.join(state.not_shown)}.")
     return Answer(state, False, None, "", " ".join(sentences), "")
 
 
 def _ended(state: RunState) -> str:
     attempt = f" in attempt {state.attempt}" if state.attempt else ""
-    step = f" at step {state.step} of {state.total_steps}" if state.step is not None else ""
+    of = f" of {state.total_steps}" if state.total_steps else ""
+    step = f" at step {state.step}{of}" if state.step is not None else ""
     code = f" (exit code {state.exit_code})" if state.exit_code not in (None, Exit.INTERRUPTED) else ""
     words = {
         "failed": "has failed",
@@ -174,6 +181,8 @@ def _decision(state: RunState) -> str:
 
 
 def _saved(state: RunState) -> str:
+    if missing := next((clause for clause in state.not_shown if clause.startswith(NO_CHECKPOINTS)), None):
+        return f"It shows {missing}."
     if state.checkpoint_step is None:
         return "No checkpoint was saved."
     return f"The newest checkpoint is that of step {state.checkpoint_step}."

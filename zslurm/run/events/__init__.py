@@ -40,10 +40,12 @@ from zslurm.run.events.people import (
     Readmitted,
     Released,
     RequeuedByUser,
+    Scored,
     Submitted,
     SuccessorSubmitted,
 )
 from zslurm.run.events.preparation import (
+    ConfigRestored,
     ContainerChecked,
     EnvironmentStaged,
     GpuTested,
@@ -101,6 +103,7 @@ __all__ = [
     "AttemptStarted",
     "Cancelled",
     "CollectivesExamined",
+    "ConfigRestored",
     "ContainerChecked",
     "Decided",
     "DeputyActed",
@@ -141,6 +144,7 @@ __all__ = [
     "RequeuedByUser",
     "RunDirLost",
     "RunEnded",
+    "Scored",
     "SpareChecked",
     "SpareWarmed",
     "StacksDumped",

@@ -99,6 +99,13 @@ class GpuTested(Event, name="gpu_tested"):
         return f"{what} of {self.node} {result}{self.because}"
 
 
+class ConfigRestored(Event, name="config_restored"):
+    """The program overwrote config.json of its run; the supervisor wrote it again."""
+
+    TEXT = "wrote config.json again, which the program had changed: it may write to {event.output}"
+    output: str
+
+
 class LockTakenOver(Event, name="lock_taken_over"):
     """A dead job held the lock on the checkpoints."""
 

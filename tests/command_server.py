@@ -1,0 +1,221 @@
+"""Commands of zslurm that need not wait for its imports: forked from a process that has them behind it.
+
+    python -P tests/command_server.py --serve FD [MODULE...]      what `CommandServer` starts
+    python -I -S tests/command_server.py SOCKET ARGUMENTS...      `zslurm ARGUMENTS...`, for shells
+
+A command gets the arguments, the variables, the working directory and the open files of whoever asks for it, and
+runs the console script's `main`: what differs from `python -P -m zslurm` is the start of Python alone. Variables
+that Python itself reads when it starts (PYTHONPATH and its like) reach only what the command starts.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+PACKAGES = ("cli", "cluster", "config", "doctor", "plan", "report", "run", "slurm", "submit")
+"""Of zslurm: all of their modules are imported before the first command, and none of them imports torch."""
+
+
+class CommandServer:
+    """The process from which commands are forked, as this user or another one."""
+
+    def __init__(
+        self,
+        python: Path,
+        script: Path,
+        path: Path,
+        env: Mapping[str, str],
+        *,
+        modules: Sequence[str] = (),
+        user: int | None = None,
+        group: int | None = None,
+    ) -> None:
+        """Start it; its first command waits for its imports.
+
+        Args:
+            python: the interpreter.
+            script: this file, where the user can read it.
+            path: of the socket that is made.
+            env: its whole environment; a command has its own.
+            modules: what it imports besides `PACKAGES`.
+            user: whose process it is; this one's if not given.
+            group: the user's group.
+        """
+        self.path = path
+        self._calls = 0
+        with socket.socket(socket.AF_UNIX) as listener:
+            listener.bind(str(path))
+            path.chmod(0o666)
+            listener.listen()
+            self._process = subprocess.Popen(
+                [python, "-P", script, "--serve", str(listener.fileno()), *modules],
+                env=dict(env), stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, pass_fds=[listener.fileno()],
+                user=user, group=group, extra_groups=None if user is None else [], umask=0o022,
+                start_new_session=True,
+            )  # fmt: skip
+
+    def run(
+        self, arguments: Sequence[str], *, env: Mapping[str, str], cwd: Path, input: str = "", timeout: float
+    ) -> subprocess.CompletedProcess[str]:
+        """Run `zslurm ARGUMENTS`, with `subprocess.run`'s result.
+
+        Raises:
+            subprocess.TimeoutExpired: it took too long, and was killed.
+        """
+        with contextlib.ExitStack() as files:
+            streams = [files.enter_context(tempfile.TemporaryFile("w+")) for _ in range(3)]
+            streams[0].write(input)
+            streams[0].seek(0)
+            descriptors = [stream.fileno() for stream in streams]
+            code = ask(self.path, arguments, env, cwd, descriptors, timeout=timeout)
+            outputs = []
+            for stream in streams[1:]:
+                stream.seek(0)
+                outputs.append(stream.read())
+        return subprocess.CompletedProcess(["zslurm", *arguments], code, *outputs)
+
+    def close(self) -> None:
+        """End it; commands that still run are not waited for."""
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        try:
+            self._process.wait(30)
+        except subprocess.TimeoutExpired:  # in the middle of its imports
+            self._process.kill()
+            self._process.wait()
+        self.path.unlink(missing_ok=True)
+
+
+def ask(
+    server: Path,
+    arguments: Sequence[str],
+    env: Mapping[str, str],
+    cwd: Path,
+    descriptors: Sequence[int],
+    *,
+    timeout: float | None = None,
+) -> int:
+    """Have a command run with these three open files; returns its exit code, of a signal the negative number."""
+    with socket.socket(socket.AF_UNIX) as connection:
+        connection.connect(str(server))
+        socket.send_fds(connection, [b"\n"], list(descriptors))
+        request = {"arguments": list(arguments), "env": dict(env), "cwd": str(cwd)}
+        connection.sendall(json.dumps(request).encode() + b"\n")
+        answers = connection.makefile()
+        if not (pid := answers.readline()):
+            raise RuntimeError("the server of commands ended before the command began: see its messages above")
+        connection.settimeout(timeout)
+        try:
+            return int(answers.readline())
+        except TimeoutError:
+            os.kill(int(pid), signal.SIGKILL)
+            assert timeout is not None
+            raise subprocess.TimeoutExpired(["zslurm", *arguments], timeout) from None
+
+
+def _serve(listener: socket.socket, modules: Sequence[str]) -> None:
+    """Fork a process for each connection, until whoever started this one is gone."""
+    import gc
+    import importlib
+    import pkgutil
+
+    for package in (importlib.import_module(f"zslurm.{name}") for name in PACKAGES):
+        for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
+            importlib.import_module(module.name)
+    for name in modules:
+        importlib.import_module(name)
+    gc.collect()
+    gc.freeze()
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for the processes of connections
+    while True:
+        ready, _, _ = select.select([listener, sys.stdin], [], [])
+        if sys.stdin in ready:
+            return
+        connection, _ = listener.accept()
+        if os.fork() == 0:
+            listener.close()
+            _answer(connection)
+        connection.close()
+
+
+def _answer(connection: socket.socket) -> NoReturn:
+    """Run the command of a connection in a child, and send its process id and its exit code."""
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    _, descriptors, _, _ = socket.recv_fds(connection, 1, 3)
+    request = json.loads(connection.makefile().readline())
+    pid = os.fork()
+    if pid == 0:
+        connection.close()
+        for target, descriptor in enumerate(descriptors):
+            os.dup2(descriptor, target)
+            os.close(descriptor)
+        _command(request)
+    try:
+        connection.sendall(f"{pid}\n".encode())
+        code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+        connection.sendall(f"{code}\n".encode())
+    except OSError:  # whoever asked has gone
+        os._exit(1)
+    os._exit(0)
+
+
+def _command(request: dict[str, Any]) -> NoReturn:
+    """What `python -P -m zslurm ARGUMENTS` does once it has imported all it needs."""
+    import atexit
+    import traceback
+
+    import zslurm
+    from zslurm.cli.main import main
+
+    os.environ.clear()
+    os.environ.update(request["env"])
+    time.tzset()
+    os.chdir(request["cwd"])
+    sys.stdin = open(0, closefd=False)  # noqa: SIM115
+    sys.stdout = open(1, "w", closefd=False)  # noqa: SIM115
+    sys.stderr = open(2, "w", buffering=1, errors="backslashreplace", closefd=False)  # noqa: SIM115
+    sys.argv = [str(Path(zslurm.__file__).with_name("__main__.py")), *request["arguments"]]
+    code = 1
+    try:
+        main()
+    except SystemExit as ended:
+        code = ended.code if isinstance(ended.code, int) else int(ended.code is not None)
+    except KeyboardInterrupt:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        os.kill(os.getpid(), signal.SIGINT)
+    except BaseException:
+        traceback.print_exc()
+    for thread in threading.enumerate():
+        if thread is not threading.current_thread() and not thread.daemon:
+            thread.join()
+    atexit._run_exitfuncs()
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError):
+            stream.flush()
+    os._exit(code)
+
+
+def _main(arguments: list[str]) -> int:
+    if arguments[0] == "--serve":
+        with socket.socket(fileno=int(arguments[1])) as listener:
+            _serve(listener, arguments[2:])
+        return 0
+    code = ask(Path(arguments[0]), arguments[1:], os.environ, Path.cwd(), (0, 1, 2))
+    return code if code >= 0 else 128 - code
+
+
+if __name__ == "__main__":
+    sys.exit(_main(sys.argv[1:]))

@@ -1,0 +1,1 @@
+"""Best-fit packing: whole documents in contexts, none of them cut."""

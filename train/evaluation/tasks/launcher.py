@@ -1,0 +1,176 @@
+"""Run one command with limits, in namespaces of its own: the program that `sandbox.py` starts for every sample.
+
+    python -I -S launcher.py SETTINGS COMMAND...      SETTINGS: JSON, see `main`
+
+    users               a namespace that lets an ordinary user make the others; root becomes nobody
+    network             an empty one: no interface but a loopback that is down
+    processes           when the command ends, whatever it has started is killed by the kernel
+    mounts              everything is read-only but /tmp, /dev/shm and the working folder, small ones in memory
+    limits              address space of each process, processor time, processes, size of files
+
+It writes one line to the descriptor `status`: `ready` before the command starts, or why it cannot be. Only the
+standard library is used, and as little of it as possible (no pathlib): it starts once for each sample.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import resource
+import signal
+import sys
+from typing import Any, NoReturn
+
+_NEWNS, _NEWUTS, _NEWIPC, _NEWUSER, _NEWPID, _NEWNET = (
+    0x00020000, 0x04000000, 0x08000000, 0x10000000, 0x20000000, 0x40000000,
+)  # fmt: skip
+_NOSUID, _NODEV, _REC, _PRIVATE = 2, 4, 0x4000, 1 << 18
+_PDEATHSIG, _SUBREAPER, _NO_NEW_PRIVS = 1, 36, 38
+_SYS_MOUNT_SETATTR = 442  # the same on all architectures; Linux 5.12
+_AT_FDCWD, _AT_RECURSIVE, _ATTR_RDONLY = -100, 0x8000, 1
+_NOBODY = 65534
+
+
+def main() -> NoReturn:
+    """Run as a program.
+
+    Settings: `folder` (files of it are copied into the working folder), `isolate`, `network`, `time_s`, `memory`
+    (bytes), `processes`, `file` (bytes), `status`.
+    """
+    settings, command = json.loads(sys.argv[1]), sys.argv[2:]
+    status = settings["status"]
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.prctl(_PDEATHSIG, signal.SIGKILL)
+    try:
+        if settings["isolate"]:
+            _isolate(libc, settings)
+            # The first process of the new namespace: all others in it end with it.
+            inner = os.fork()
+            if inner:
+                _forward(inner, status)
+            libc.prctl(_PDEATHSIG, signal.SIGKILL)
+            _mounts(libc, settings)
+        else:
+            libc.prctl(_SUBREAPER, 1)
+        child = os.fork()
+        if not child:
+            _limit(libc, settings)
+            os.write(status, b"ready\n")
+            os.close(status)
+            os.execvp(command[0], command)
+    except OSError as error:
+        os.write(status, f"{error.strerror or error} ({error.filename or 'system call'})\n".encode())
+        os._exit(120)
+    os.close(status)
+    code = _reap(child)
+    if not settings["isolate"]:
+        _kill_the_rest()
+    os._exit(code)
+
+
+def _isolate(libc: ctypes.CDLL, settings: dict[str, Any]) -> None:
+    """Enter new namespaces; an ordinary user needs one of users for the right to make the others."""
+    uid, gid = os.getuid(), os.getgid()
+    spaces = _NEWNS | _NEWPID | _NEWIPC | _NEWUTS | (0 if settings["network"] else _NEWNET)
+    _check(libc.unshare(spaces | (_NEWUSER if uid else 0)), "unshare")
+    if uid:
+        _write("/proc/self/setgroups", "deny")
+        _write("/proc/self/uid_map", f"{uid} {uid} 1\n")
+        _write("/proc/self/gid_map", f"{gid} {gid} 1\n")
+
+
+def _mounts(libc: ctypes.CDLL, settings: dict[str, Any]) -> None:
+    """Make everything read-only, and small folders in memory over those that programs write to."""
+    uid, gid = (_NOBODY, _NOBODY) if os.getuid() == 0 else (os.getuid(), os.getgid())
+    _check(libc.mount(b"none", b"/", None, _REC | _PRIVATE, None), "mount /")
+    attributes = (ctypes.c_uint64 * 4)(_ATTR_RDONLY, 0, 0, 0)
+    path, size = ctypes.c_char_p(b"/"), ctypes.c_size_t(ctypes.sizeof(attributes))
+    changed = libc.syscall(_SYS_MOUNT_SETATTR, _AT_FDCWD, path, _AT_RECURSIVE, attributes, size)
+    _check(changed, "mount_setattr /")
+    folder = settings["folder"]
+    files = {name: _contents(os.path.join(folder, name)) for name in os.listdir(folder)}
+    options = f"size={settings['file']},mode=0700,uid={uid},gid={gid}".encode()
+    for place in ("/tmp", "/dev/shm"):
+        if os.path.isdir(place):
+            _check(libc.mount(b"tmpfs", place.encode(), b"tmpfs", _NOSUID | _NODEV, options), f"mount {place}")
+    if not settings["network"]:
+        _check(libc.mount(b"proc", b"/proc", b"proc", _NOSUID | _NODEV, None), "mount /proc")
+    os.makedirs("/tmp/work", mode=0o700)
+    for name, content in files.items():
+        with open(os.path.join("/tmp/work", name), "wb") as file:
+            file.write(content)
+    for each in ("/tmp/work", *(os.path.join("/tmp/work", name) for name in files)):
+        os.chown(each, uid, gid)
+    os.chdir("/tmp/work")
+
+
+def _limit(libc: ctypes.CDLL, settings: dict[str, Any]) -> None:
+    """Set the limits of the command's processes, and drop what a root user may do."""
+    os.setsid()
+    if settings["isolate"] and os.getuid() == 0:
+        os.setgroups([])
+        os.setresgid(_NOBODY, _NOBODY, _NOBODY)
+        os.setresuid(_NOBODY, _NOBODY, _NOBODY)
+    libc.prctl(_NO_NEW_PRIVS, 1, 0, 0, 0)
+    seconds = int(settings["time_s"]) + 1
+    for kind, most in (
+        (resource.RLIMIT_AS, settings["memory"]),
+        (resource.RLIMIT_CPU, seconds),
+        (resource.RLIMIT_FSIZE, settings["file"]),
+        (resource.RLIMIT_CORE, 0),
+        (resource.RLIMIT_NOFILE, 256),
+        (resource.RLIMIT_NPROC, settings["processes"]),
+    ):
+        hard = resource.getrlimit(kind)[1]
+        most = most if hard == resource.RLIM_INFINITY else min(most, hard)
+        resource.setrlimit(kind, (most, most))
+    if not settings["isolate"]:
+        os.chdir(settings["folder"])
+
+
+def _reap(child: int) -> int:
+    """Wait for the command; return its exit code, 128 and more for a signal."""
+    while True:
+        pid, status = os.wait()
+        if pid == child:
+            code = os.waitstatus_to_exitcode(status)
+            return code if code >= 0 else 128 - code
+
+
+def _forward(inner: int, status: int) -> NoReturn:
+    os.close(status)
+    os._exit(_reap(inner))
+
+
+def _kill_the_rest() -> None:
+    """Kill what the command left behind, which is this process's by now."""
+    while True:
+        with open(f"/proc/self/task/{os.getpid()}/children", encoding="ascii") as file:
+            children = [int(word) for word in file.read().split()]
+        if not children:
+            return
+        for child in children:
+            os.kill(child, signal.SIGKILL)
+        for child in children:
+            os.waitpid(child, 0)
+
+
+def _check(result: int, what: str) -> None:
+    if result != 0:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number), what)
+
+
+def _write(path: str, text: str) -> None:
+    with open(path, "w", encoding="ascii") as file:
+        file.write(text)
+
+
+def _contents(path: str) -> bytes:
+    with open(path, "rb") as file:
+        return file.read()
+
+
+if __name__ == "__main__":
+    main()

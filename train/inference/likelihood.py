@@ -1,0 +1,179 @@
+"""Log-likelihoods of continuations, many at once: each context is read once, however many continuations it has.
+
+    contexts        in one pass; of those with several continuations the cache stays
+    continuations   those of one token need nothing more: the context's last logits have them all. The others
+                    continue forks of the context's cache, which share its pages.
+    shared prefix   of all contexts (few-shot examples, a description) can be read once for all of them
+
+Sequences are scored in passes of PASS_TOKENS tokens; the logits of a pass exist in portions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from zslurm.train.inference.forward import Decoder
+from zslurm.train.inference.pages import Pages
+from zslurm.train.model.head import default_chunk, logits
+from zslurm.train.model.zaya import Zaya
+
+PASS_TOKENS = 4096
+_SLOTS = 512
+
+Tokens = tuple[int, ...]
+
+
+class Asked(NamedTuple):
+    """A context, at least one token, and its continuations, at least one token each."""
+
+    context: Tokens
+    continuations: tuple[Tokens, ...]
+
+    @property
+    def tokens(self) -> int:
+        """Return how many tokens the model has to see for it."""
+        return len(self.context) + sum(len(each) - 1 for each in self.continuations)
+
+
+class Likelihood(NamedTuple):
+    """Of a continuation: the sum of its tokens' log-probabilities in nats, and whether each is the likeliest."""
+
+    log_likelihood: float
+    greedy: bool
+
+
+@dataclass
+class _Part:
+    """Next tokens of one sequence, and what is counted of them: (row among them, target, whose)."""
+
+    slot: int
+    tokens: Tokens
+    counted: list[tuple[int, int, tuple[int, int]]]
+
+
+class LikelihoodScorer:
+    """Scores continuations with a model whose weights do not change meanwhile."""
+
+    def __init__(self, model: Zaya, rope_base: float, alive: Callable[[], None] = lambda: None) -> None:
+        """Prepare; `alive` is called before each pass."""
+        self._pages = Pages(model, slots=_SLOTS)
+        self._decoder = Decoder(self._pages, rope_base)
+        self._embedding_VD = model.embedding.weight
+        self._alive = alive
+        self._prefix: tuple[Tokens, int] | None = None
+        self.computed_tokens = 0
+
+    def share(self, prefix: Tokens) -> None:
+        """Read what the contexts that follow begin with; () forgets it."""
+        if self._prefix is not None:
+            self._pages.free(self._prefix[1])
+            self._prefix = None
+        if prefix:
+            slot = self._pages.add()
+            for start in range(0, len(prefix), PASS_TOKENS):
+                self._hidden([_Part(slot, prefix[start : start + PASS_TOKENS], [])])
+            self._prefix = prefix, slot
+
+    def score(self, asked: Sequence[Asked]) -> list[list[Likelihood]]:
+        """Return the likelihood of each continuation of each context."""
+        found = [[Likelihood(0.0, True)] * len(each.continuations) for each in asked]
+        for chosen in _passes([each.tokens for each in asked], _SLOTS // 4):
+            self._score([(index, asked[index]) for index in chosen], found)
+        return found
+
+    def _score(self, chosen: Sequence[tuple[int, Asked]], found: list[list[Likelihood]]) -> None:
+        parts: list[_Part] = []
+        for index, each in chosen:
+            slot, context = self._begin(each.context)
+            if len(each.continuations) == 1:
+                (only,) = each.continuations
+                counted = [(len(context) - 1 + place, token, (index, 0)) for place, token in enumerate(only)]
+                parts.append(_Part(slot, context + only[:-1], counted))
+            else:
+                firsts = [(len(context) - 1, those[0], (index, j)) for j, those in enumerate(each.continuations)]
+                parts.append(_Part(slot, context, firsts))
+        self._count(parts, found)
+        longer = [
+            (part.slot, index, j, those)
+            for part, (index, each) in zip(parts, chosen, strict=True)
+            if len(each.continuations) > 1
+            for j, those in enumerate(each.continuations)
+            if len(those) > 1
+        ]
+        for places in _passes([len(those) for *_, those in longer], self._pages.free_slots):
+            forks = []
+            for slot, index, j, those in (longer[place] for place in places):
+                counted = [(place, token, (index, j)) for place, token in enumerate(those[1:])]
+                forks.append(_Part(self._pages.fork(slot), those[:-1], counted))
+            self._count(forks, found)
+            for fork in forks:
+                self._pages.free(fork.slot)
+        for part in parts:
+            self._pages.free(part.slot)
+
+    def _begin(self, context: Tokens) -> tuple[int, Tokens]:
+        """Return a slot for the context, and what it has not seen of it."""
+        if self._prefix is not None:
+            prefix, slot = self._prefix
+            if len(context) > len(prefix) and context[: len(prefix)] == prefix:
+                return self._pages.fork(slot), context[len(prefix) :]
+        return self._pages.add(), context
+
+    def _hidden(self, parts: Sequence[_Part]) -> Tensor:
+        self._alive()
+        self.computed_tokens += sum(len(part.tokens) for part in parts)
+        return self._decoder.hidden([part.slot for part in parts], [part.tokens for part in parts])
+
+    @torch.inference_mode()
+    def _count(self, parts: Sequence[_Part], found: list[list[Likelihood]]) -> None:
+        """Add the likelihoods of what is counted of some next tokens."""
+        x_TD = self._hidden(parts)
+        first, rows, targets, whose = 0, list[int](), list[int](), list[tuple[int, int]]()
+        for part in parts:
+            for row, target, owner in part.counted:
+                rows.append(first + row)
+                targets.append(target)
+                whose.append(owner)
+            first += len(part.tokens)
+        chunk = default_chunk(x_TD.device.type, len(self._embedding_VD))
+        for places in _runs_of_rows(rows, chunk):
+            unique, inverse_M = torch.tensor(rows[places]).unique_consecutive(return_inverse=True)
+            logits_RV = logits(x_TD.index_select(0, unique.to(x_TD.device)), self._embedding_VD)
+            target_M = torch.tensor(targets[places], device=x_TD.device)
+            inverse_M = inverse_M.to(x_TD.device)
+            log_sum_R = logits_RV.logsumexp(dim=-1)
+            likely_M = logits_RV[inverse_M, target_M] - log_sum_R[inverse_M]
+            greedy_M = logits_RV.argmax(dim=-1)[inverse_M] == target_M
+            for owner, likely, greedy in zip(whose[places], likely_M.tolist(), greedy_M.tolist(), strict=True):
+                before = found[owner[0]][owner[1]]
+                found[owner[0]][owner[1]] = Likelihood(before.log_likelihood + likely, before.greedy and greedy)
+
+
+def _passes(tokens: Sequence[int], most: int) -> Iterator[range]:
+    """Yield runs of at most so many sequences and, but for one alone, PASS_TOKENS tokens."""
+    start = total = 0
+    for place, count in enumerate(tokens):
+        if place > start and (total + count > PASS_TOKENS or place - start == most):
+            yield range(start, place)
+            start, total = place, 0
+        total += count
+    if start < len(tokens):
+        yield range(start, len(tokens))
+
+
+def _runs_of_rows(rows: Sequence[int], most: int) -> Iterator[slice]:
+    """Yield runs with at most so many different rows; equal ones are beside each other."""
+    start = different = 0
+    for place, row in enumerate(rows):
+        if place == start or row != rows[place - 1]:
+            if different == most:
+                yield slice(start, place)
+                start, different = place, 0
+            different += 1
+    if start < len(rows):
+        yield slice(start, len(rows))

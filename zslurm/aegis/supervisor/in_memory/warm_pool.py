@@ -1,0 +1,149 @@
+"""The warm processes of one attempt: one for each node, and on each spare as many as a node has ranks."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import signal
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from zslurm.aegis.supervisor.job import Job
+from zslurm.core.files import read_json, write_atomically
+from zslurm.core.processes import DetachedProcess
+from zslurm.job.interpreter import Interpreter
+from zslurm.job.step import kill_step
+from zslurm.job.warm_step import warm_local_step, warm_name, warm_slurm_step
+from zslurm.run.run_dir import AttemptDir
+from zslurm.slurm.srun_output import TaskFailure, task_failures
+from zslurm.train.recovery.generation import node_of
+
+
+@dataclass
+class _Step:
+    """One step: its process, the number of its first member, and how many ends of it were seen."""
+
+    process: DetachedProcess
+    first: int
+    seen: int = 0
+
+
+class WarmPool:
+    """Starts warm processes, and knows which of them wait.
+
+    Attributes:
+        waiting: members that are ready and have no rank, by node.
+        coming: how many are being started, by node.
+    """
+
+    def __init__(self, job: Job, attempt: AttemptDir, python: Interpreter) -> None:
+        """Nothing is started yet."""
+        self._job, self._attempt, self._python = job, attempt, python
+        self._steps: list[_Step] = []
+        self._next = 1
+        self.waiting: dict[str, list[str]] = {}
+        self._left: set[str] = set()
+        self.coming: Counter[str] = Counter()
+        self._came: set[str] = set()
+
+    @property
+    def started(self) -> bool:
+        """Whether any was started."""
+        return bool(self._steps)
+
+    @property
+    def runs(self) -> bool:
+        """Whether any of their steps runs."""
+        return any(step.process.poll() is None for step in self._steps)
+
+    def start(self, nodes: Sequence[str], per_node: int = 1) -> str:
+        """Start so many on each of these nodes; returns why that failed, empty where it did not."""
+        if not nodes or per_node < 1:
+            return ""
+        job, attempt, first = self._job, self._attempt, self._next
+        if job.on_slurm:
+            plan = warm_slurm_step(job.spec, job.run, attempt, self._python, nodes, per_node=per_node, first=first)
+        else:
+            plan = warm_local_step(job.run, attempt, self._python, nodes[0], per_node=per_node, first=first)
+        described = {"first": first, "nodes": list(nodes), "per_node": per_node}
+        try:
+            write_atomically(attempt.path / f"warm-{first:05d}.step", json.dumps(described) + "\n")
+            process = DetachedProcess.start(
+                plan.command,
+                env=plan.env,
+                log=attempt.warm_log(first),
+                record_file=attempt.path / f"warm-{first:05d}.json",
+                exit_file=attempt.path / f"warm-{first:05d}.exit",
+            )
+        except OSError as error:
+            return f"{error.filename or 'srun'}: {error.strerror}"
+        self._note(_Step(process, first), nodes, per_node)
+        return ""
+
+    def _note(self, step: _Step, nodes: Sequence[str], per_node: int) -> None:
+        self._steps.append(step)
+        self.coming.update(dict.fromkeys(nodes, per_node))
+        self._next = max(self._next, step.first + len(nodes) * per_node)
+
+    def adopt(self) -> None:
+        """Find the steps that another supervisor has started; `add` those of their processes that were ready."""
+        for record in sorted(self._attempt.path.glob("warm-*.json")):
+            exit_file = record.with_suffix(".exit")
+            described, process = read_json(record.with_suffix(".step")), DetachedProcess.adopt(record, exit_file)
+            if described is not None and process is not None:
+                self._note(_Step(process, described["first"]), described["nodes"], described["per_node"])
+
+    def add(self, member: str) -> None:
+        """Note that a process is ready."""
+        self._come(member)
+        node = node_of(member)
+        if node not in self._left:
+            self.waiting.setdefault(node, []).append(member)
+
+    def leave(self, node: str) -> None:
+        """Note that the ranks have left a node: processes that wait there end by themselves."""
+        self._left.add(node)
+        self.waiting.pop(node, None)
+
+    def take(self, members: Iterable[str]) -> None:
+        """Note that these processes are ranks now, or gone."""
+        gone = set(members)
+        self.waiting = {
+            node: left for node, kept in self.waiting.items() if (left := [m for m in kept if m not in gone])
+        }
+
+    def ended(self) -> list[tuple[str, TaskFailure]]:
+        """Return the members that have failed since the last call, and how; they wait no longer."""
+        found = []
+        for step in self._steps:
+            step.process.reap()
+            failures = task_failures(self._log(step))
+            for failure in failures[step.seen :]:
+                found += [(warm_name(failure.node, step.first, task), failure) for task in failure.ranks]
+            step.seen = len(failures)
+        for member, _ in found:
+            self._come(member)
+        self.take(member for member, _ in found)
+        return found
+
+    def _come(self, member: str) -> None:
+        """Note that a process is no longer being started: it is ready, or has failed."""
+        node = node_of(member)
+        if member not in self._came:
+            self._came.add(member)
+            self.coming[node] = max(0, self.coming[node] - 1)
+
+    def _log(self, step: _Step) -> str:
+        with contextlib.suppress(OSError):
+            return self._attempt.warm_log(step.first).read_text(encoding="utf-8", errors="replace")
+        return ""
+
+    def end(self) -> None:
+        """End all of them, those too that are ranks now."""
+        for step in self._steps:
+            if step.process.poll() is None:
+                if self._job.on_slurm:
+                    kill_step(step.process, self._attempt, self._job.slurm_id)
+                step.process.signal_group(signal.SIGKILL)
+            step.process.reap()

@@ -1,0 +1,4 @@
+"""What Python programs use, as `import zslurm`: runs, submissions, faults in logs, environments, checkpoints.
+
+Each file is a thin layer over the functions that the commands call too; nothing here needs torch.
+"""

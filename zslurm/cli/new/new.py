@@ -1,0 +1,126 @@
+"""`zslurm new`: a commented run file from a recipe, to edit and submit."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from zslurm.cli.new.run_file import run_file_text
+from zslurm.cli.new.weights import Start, find_start
+from zslurm.cli.options import Cluster, complete_recipes
+from zslurm.config import load, yaml12
+from zslurm.core.console import say
+from zslurm.core.errors import ConfigError, NotFound
+from zslurm.core.files import write_atomically
+
+
+def new(
+    file: Annotated[Path, typer.Argument(metavar="[FILE]", help="The run file to write; `-` for stdout.")] = Path(
+        "run.yaml"
+    ),
+    recipe: Annotated[
+        str,
+        typer.Option(
+            metavar="RECIPE",
+            help="What the run extends; `zslurm config recipes` lists them.",
+            autocompletion=complete_recipes,
+        ),
+    ] = "zaya1-tiny",
+    name: Annotated[
+        str | None, typer.Option("-J", "--job-name", metavar="NAME", help="Name of the run; default: the file's.")
+    ] = None,
+    data: Annotated[
+        str | None,
+        typer.Option(
+            metavar="PATH", help="The token bundle or directory of them. [default: data/texts, or data/pairs]"
+        ),
+    ] = None,
+    text: Annotated[
+        list[Path] | None,
+        typer.Option(metavar="PATH", help="Build the data from these texts, as `zslurm data build` (repeatable)."),
+    ] = None,
+    pairs: Annotated[
+        list[Path] | None,
+        typer.Option(metavar="FILE", help="Build the data from lines of `prompt` and `completion` (repeatable)."),
+    ] = None,
+    init: Annotated[
+        str | None,
+        typer.Option(
+            metavar="WEIGHTS",
+            help="Fine-tune: a folder of transformers, a checkpoint, or the newest one of a run.",
+        ),
+    ] = None,
+    nodes: Annotated[
+        int | None, typer.Option("-N", "--nodes", metavar="N", min=1, help="Nodes of the job.")
+    ] = None,
+    cluster: Cluster = None,
+) -> None:
+    """Write a commented run file from a recipe.
+
+    With --text or --pairs it also builds the data, and with --init the run starts from trained weights and takes
+    their model, their tokenizer and one pass over the data. A file that exists is not replaced.
+
+    Example: zslurm new tune.yaml --init my-model --pairs pairs.jsonl
+    """
+    known = load.recipes()
+    if recipe not in known:
+        raise NotFound(f"--recipe {recipe}: there is no such recipe; there are {', '.join(known)}")
+    if text and pairs:
+        raise ConfigError(
+            "give --text or --pairs, not both; zslurm data build makes each, and docs/mixtures.md mixes"
+        )
+    to_stdout = file == yaml12.STDIN
+    if not to_stdout and file.exists():
+        raise ConfigError(f"{file}: it exists; name another file, or `-` for stdout")
+    chosen = name or (file.stem if not to_stdout and file.stem != "run" else recipe)
+    where = data or ("data/pairs" if pairs else "data/texts")
+    start = None if init is None else find_start(init)
+    # What is wrong with the names above is found before data are built, which can take hours.
+    run_file_text(recipe, file, name=chosen, data=where, nodes=nodes, cluster=cluster)
+    directory = Path() if to_stdout else file.parent
+    if sources := text or pairs:
+        _build(sources, directory / where, recipe, start, pairs=bool(pairs))
+    run_text = run_file_text(
+        recipe, file, name=chosen, data=where, nodes=nodes, cluster=cluster,
+        start=start, tokens=None if start is None else _tokens(directory / where), pairs=bool(pairs),
+    )  # fmt: skip
+    if to_stdout:
+        print(run_text, end="")
+        return
+    try:
+        write_atomically(file, run_text)
+    except OSError as error:
+        raise ConfigError(f"{file}: cannot be written: {error.strerror}") from error
+    say(f"wrote {file}; see what it would do with: zslurm submit {file} --dry-run")
+
+
+def _build(sources: list[Path], out: Path, recipe: str, start: Start | None, *, pairs: bool) -> None:
+    """Build the data with the tokenizer of the weights, or with one of the recipe's vocabulary that is trained."""
+    from zslurm.cli.data.build import describe_summary, make_bundle  # imports h5py
+    from zslurm.train.data.build.source_reader import Fields
+
+    fields = Fields(prompt_key="prompt", completion_key="completion") if pairs else Fields()
+    tokenizer = None if start is None else start.tokenizer
+    vocab_size = None
+    if start is None:
+        file = yaml12.parse(f"extends: {recipe}\n", "run file")
+        vocab_size = load.resolve(Path("run.yaml"), document=file).spec.model.vocab_size
+    summary = make_bundle(sources, out, fields=fields, tokenizer=tokenizer, vocab_size=vocab_size)
+    say(describe_summary(summary))
+
+
+def _tokens(data: Path) -> int:
+    """Return how many tokens one pass over the data has.
+
+    Raises:
+        ConfigError: the data are not there, or damaged.
+    """
+    from zslurm.cli.errors import as_user_errors
+    from zslurm.train.data.bundle import Corpus  # imports h5py
+
+    if not data.exists():
+        raise NotFound(f"{data}: there are no data; build them with --text or --pairs, or name them with --data")
+    with as_user_errors():
+        return Corpus.open(data).token_count
