@@ -186,7 +186,7 @@ class Cluster:
     def finish(self) -> dict[str, int]:
         """Wait until all members have ended; exit codes by member."""
         for name in self.members:
-            self.processes[name].join(300)
+            self.processes[name].join(3600)  # the limit of the test ends it before
             assert self.processes[name].exitcode is not None, f"{name} hangs:\n{self.output(name)}"
         return {name: self.processes[name].exitcode for name in self.members}
 
