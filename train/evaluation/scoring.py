@@ -302,7 +302,7 @@ def _by_context(
 
 
 def _common(contexts: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
-    """Return what all contexts begin with, if reading it once is worth it; every context goes on after it."""
+    """Return what all contexts begin with, if reading it once is worth it; every context continues after it."""
     if len(contexts) < 2:
         return ()
     least, most = min(contexts), max(contexts)
