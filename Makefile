@@ -47,6 +47,7 @@ lint: $(STAMP) ## ruff, mypy, which package may import which, tables and words o
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/mypy examples # as a user's checker sees zslurm
 	@# import-linter does not follow links: it gets a copy, as a wheel has it
 	@rm -rf .imports && mkdir .imports && cp -rL zslurm .imports/
 	cd .imports && ../$(BIN)/lint-imports --no-cache --config ../pyproject.toml

@@ -24,6 +24,13 @@ NEEDS = {
     "tokenizers": ("data", ["data", "build", "texts", "--vocab-size", "512", "--out", "data"]),
 }
 """By the package that is missing: the extra that brings it, and a command that needs it."""
+API = """
+import zslurm
+from submitit.core import plugins
+assert zslurm.env("mi300x-pollara")
+assert all(getattr(zslurm, name) for name in zslurm.__all__)
+assert "zslurm" in plugins.get_executors() and "zslurm" in plugins.get_job_environments()
+"""
 RUN = "extends: zaya1-8b\nrun: {name: big}\ndata: {path: data}\nslurm: {nodes: 128}\n"
 
 
@@ -35,6 +42,8 @@ def main(programs: Path) -> int:
     wrong = []
     if _run(programs / "python", "-c", "import torch").returncode == 0:
         wrong.append("torch was installed")
+    if (done := _run(programs / "python", "-c", API)).returncode:
+        wrong.append(f"the API: {done.stderr}")
     for words in WORKS:
         done = _run(programs / "zslurm", *words)
         if done.returncode:

@@ -116,6 +116,11 @@ class DataConfig(Section):
         description="what best_fit does with a document that is longer than a sequence: parts of it, its "
         "beginning only, or no run",
     )
+    max_epochs: Positive | None = Field(
+        None,
+        description="refuse a run that would take more than so many epochs of a source; default: a source that "
+        "ends begins again, in another order",
+    )
     isolate_documents: bool = Field(
         False,
         description="keep attention, convolutions and positions inside each document of a sequence, which "
@@ -399,6 +404,11 @@ class EvaluationConfig(Section):
     )
     tasks_limit: Count | None = Field(None, description="documents of each task at most; default: all")
     tasks_batch: Count = Field(32, description="prompts that a rank continues at one time, where tasks generate")
+    routing: bool = Field(
+        True,
+        description="count during each evaluation on data which experts tokens of each kind go to, for the "
+        "report; not with parallel.compile",
+    )
     command: str | None = Field(
         None,
         description="command to run on an export of the weights in transformers' format; {model}, {step} and "

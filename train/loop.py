@@ -124,6 +124,7 @@ class Trainer:
         data.check_fits(config.model.vocab_size)
         tokenizer = data.header.tokenizer_sha256
         self.order = DataOrder(data, self.plan, config.run.seed, config.data.packing)
+        self.order.check_epochs(config.data.max_epochs)
         self.pace = Pace(config.parallel.uneven_shares_every, world.rank, world.size)
         self.loader = Loader(
             self.order,
@@ -133,7 +134,7 @@ class Trainer:
             prefetch=config.data.prefetch,
             isolate_documents=config.data.isolate_documents,
         )
-        self.evaluator = Evaluations.open(config, tokenizer)
+        self.evaluator = Evaluations.open(run_dir, config, tokenizer)
         with self.recovery.making_groups():
             self.contexts = make_contexts(config)
         torch.manual_seed(config.run.seed * 1_000_003 + world.rank)
@@ -154,7 +155,13 @@ class Trainer:
             _LOG.info("note: %s", note)
         total_steps = self.plan.total_steps
         self.observers = Observers(
-            run_dir, config, world, attempt=attempt, done=self.step, total_steps=total_steps
+            run_dir,
+            config,
+            world,
+            attempt=attempt,
+            done=self.step,
+            total_steps=total_steps,
+            sources=self.order.progress,
         )
         self.clock = StepClock(world.device)
         self.model.call_before(self._wait_for_weights)
@@ -374,7 +381,8 @@ class Trainer:
         with self.clock.within(None):
             for each in self.evaluator.evaluate(self.step, self.model, here.phase, *ranks, last=last):
                 self.observers.record(each.kind, step=self.step, phase=here.phase.name, **each.fields)
-                _LOG.info("%s", each.line)
+                if each.line:
+                    _LOG.info("%s", each.line)
         self.progress.update(phase=Phase.STEP)
 
     def _save(self, *, wait: bool) -> None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import difflib
+import json
 from collections.abc import Iterator
 from itertools import chain
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import Field, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
 from zslurm.checkpoint_tools.quantities import counted
 from zslurm.train.section import ContextLength, Count, NonNegative, Positive, Section, Whole
@@ -14,6 +16,30 @@ from zslurm.train.segments import Segment, segments_of
 
 Packing = Literal["windows", "best_fit"]
 """How documents become sequences: the stream cut every `context` tokens, or whole documents side by side."""
+
+ZAYA1_MID_TRAINING = {
+    "long_cot": 86.1,
+    "web": 5.7,
+    "code": 3.0,
+    "maths": 3.0,
+    "short_instruct": 1.4,
+    "native_long": 0.8,
+}
+"""Shares of the sources in ZAYA1's mid-training at 32k, percent (arXiv 2605.05365); the names are ours."""
+
+MIXES = {"zaya1-mid-training": ZAYA1_MID_TRAINING}
+"""Mixtures that a run file may name."""
+
+
+def _named_mix(value: object) -> object:
+    """Return the shares of a mixture that is named."""
+    if not isinstance(value, str):
+        return value
+    if value not in MIXES:
+        near = difflib.get_close_matches(value, MIXES, 1)
+        hint = f"did you mean `{near[0]}`?" if near else f"there are: {', '.join(MIXES)}"
+        raise ValueError(f"expected shares by source, or the name of a mixture, got {json.dumps(value)}; {hint}")
+    return dict(MIXES[value])
 
 
 class RampStage(Section):
@@ -52,10 +78,10 @@ class PhaseConfig(Section):
     batch_ramp: tuple[RampStage, ...] = Field(
         (), description="smaller batches at the start of the phase, each up to a number of its tokens"
     )
-    mix: dict[str, NonNegative] = Field(
+    mix: Annotated[dict[str, NonNegative], BeforeValidator(_named_mix)] = Field(
         default_factory=dict,
-        description="share of each of data.sources, to any scale; one that is not named has 0; default: in "
-        "proportion to their tokens",
+        description="share of each of data.sources, to any scale; one that is not named has 0; or the name of a "
+        "mixture, zaya1-mid-training; default: in proportion to their tokens",
     )
 
     packing: Packing | None = Field(None, description="how documents become sequences; default: data.packing")

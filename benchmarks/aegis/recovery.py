@@ -9,6 +9,8 @@ Four ranks of a small model, one thread each, and one of them is killed, in turn
 
 The time ends with the line of metrics of the first step after the fault. Steps lost are those that were done, and
 had to be done again. No contender's time has the supervisor's detection in it: the parent sees that a child died.
+`parts` has where the seconds in memory went, as rank 0 measured them, with its processor time
+(train/recovery/parts.py); `detect` is until the next generation was published, `first_step` until that line.
 Beside that, the cost of the copies: the median time of a step with and without them, runs in turn.
 """
 
@@ -16,6 +18,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import re
 import signal
 import statistics
 import subprocess
@@ -23,6 +26,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +41,7 @@ from zslurm.train.config import load_train_config
 from zslurm.train.plan.memory import plan_memory
 
 RANKS = 4
-TURNS = 1
+TURNS = int(os.environ.get("ZSLURM_BENCHMARK_TURNS", "3"))
 STEPS_BEFORE = 12
 SAVE_EVERY = 10
 COST_STEPS = 25
@@ -59,8 +63,9 @@ def run() -> None:
                 place / f"run-{next(numbers)}", corpus, model=MODEL, phase=phase, checkpoint=checkpoint
             )
 
+        parts: list[dict[str, Any]] = []
         contenders: dict[str, Callable[[Path], tuple[float, int]]] = {
-            "in memory": in_memory,
+            "in memory": partial(in_memory, parts=parts),
             "kill and start": kill_and_start,
             "torchrun": by_torchrun,
         }
@@ -75,7 +80,7 @@ def run() -> None:
                 cost[copies].append(step_time(new_run(COST_STEPS), copies=copies))
                 print(f"a step {'with' if copies else 'without'} copies: {cost[copies][-1]:.4f} s", flush=True)
         plan = plan_memory(load_train_config(new_run(COST_STEPS) / "config.json"), RANKS, on_cpu=True)
-    rows = [
+    rows: list[dict[str, Any]] = [
         {
             "name": name,
             "seconds_median": round(statistics.median(seconds for seconds, _ in results), 3),
@@ -91,6 +96,7 @@ def run() -> None:
         {
             "what": "SIGKILL of one of four ranks to the first new step; steps that had to be done again",
             "contenders": rows,
+            "parts": parts,
             "kill_and_start_takes_times": round(started / ours, 1),
             "torchrun_takes_times": round(torchrun / ours, 1),
             "step_s_with_copies": round(with_copies, 5),
@@ -114,11 +120,11 @@ def first_after(run: Path, lines: int, killed: float) -> tuple[float, int]:
     before = max(row["step"] for row in steps_of(run)[:lines])
     wait_for(lambda: len(steps_of(run)) > lines, "a new step", every_s=0.005)
     row = steps_of(run)[lines]
-    return row["time"] - killed, before - (row["step"] - 1)
+    return float(row["time"]) - killed, before - (row["step"] - 1)
 
 
-def in_memory(run: Path) -> tuple[float, int]:
-    """One fault of a run with recovery in memory."""
+def in_memory(run: Path, parts: list[dict[str, Any]]) -> tuple[float, int]:
+    """One fault of a run with recovery in memory; where its seconds went is added to `parts`."""
     cluster = Cluster(run, RANKS)
     try:
         cluster.wait_warm(1)
@@ -126,7 +132,9 @@ def in_memory(run: Path) -> tuple[float, int]:
         killed = time.time()
         cluster.kill([1])
         cluster.replace(cluster.wait_lost(), ["w0"])
+        published = time.time()
         outcome = cluster.outcome()
+        recovered = time.time()
         assert outcome["event"] == "recovered", outcome
         first, lost = int(outcome["step"]) + 1, int(outcome["rolled_back"])
 
@@ -134,9 +142,19 @@ def in_memory(run: Path) -> tuple[float, int]:
             rows = [row for row in steps_of(run) if row["step"] == first]
             return rows if len(rows) > min(1, lost) else []
 
-        return wait_for(rows_of_first, "a new step", every_s=0.005)[-1]["time"] - killed, lost
+        done = float(wait_for(rows_of_first, "a new step", every_s=0.005)[-1]["time"])
+        parts.append({"detect": round(published - killed, 3)} | parts_of(cluster.output("0")))
+        parts[-1]["first_step"] = round(done - recovered, 3)
+        return done - killed, lost
     finally:
         cluster.stop()
+
+
+def parts_of(log: str) -> dict[str, dict[str, float]]:
+    """The parts of the recovery that a rank has written to its log: seconds by the clock, and of its processor."""
+    line = next(line for line in log.splitlines() if "seconds (of the processor)" in line)
+    found = re.findall(r"(\w+) ([\d.]+) \(([\d.]+)\)", line)
+    return {name: {"s": float(wall), "cpu_s": float(processor)} for name, wall, processor in found}
 
 
 class Processes:
@@ -212,4 +230,4 @@ def step_time(run: Path, *, copies: bool) -> float:
         assert set(codes.values()) == {0}, codes
     finally:
         cluster.stop()
-    return statistics.median(row["step_time_s"] for row in steps_of(run)[5:])
+    return float(statistics.median(row["step_time_s"] for row in steps_of(run)[5:]))

@@ -9,8 +9,12 @@ lost:
                 that all others have, and rank 0's report is with the supervisor; all ranks share these cores
     agreement   what a rank computes from what all ranks have: its part of the gathering, the step, its buddy
 
-What a library does is not in it: to abort collectives, to make groups (gloo's and NCCL's), and to move bytes. On a
-cluster each rank has a core of its own, so that there the messages cost the store's time and one rank's.
+What a library does is not in it: to abort collectives, to make groups (gloo's and NCCL's), and to move bytes.
+
+All ranks share the cores of this machine, perhaps with others, so the seconds of the clock say little. On a
+cluster each rank has a core, and the store one: `own_work_s` is what these do one after the other, in processor
+time, with the longest pause between two looks of a rank's watcher for a generation. Idle watchers ask the store as
+well, ten times a second each at 1,024 ranks: `store_cpu_idle_percent` of its core.
 Beside that, the memory of a rank: its copies of zaya1-8b, and what this process takes for a rank's connections.
 """
 
@@ -29,7 +33,7 @@ from collections.abc import Callable
 from datetime import timedelta
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import psutil
 from torch.distributed import TCPStore
@@ -47,7 +51,7 @@ from zslurm.train.optim.sharded import spans_of
 from zslurm.train.plan.memory import copies_bytes
 from zslurm.train.recovery.agreement import check_in, whole_step
 from zslurm.train.recovery.generation import Generation, buddy_of, recovered, result_key, ward_of
-from zslurm.train.recovery.watcher import Watcher
+from zslurm.train.recovery.watcher import POLL_PER_RANK_S, POLL_S, Watcher
 from zslurm.train.shapes import owned_table
 
 SIZES = (64, 1024)
@@ -55,6 +59,7 @@ PER_NODE = 8
 PROCESSES = 4
 TURNS = 5
 LIMIT_S = 600.0
+IDLE_S = 3.0
 MASTER_BYTES = 4
 
 
@@ -67,7 +72,8 @@ def run() -> None:
             "what": "one rank of many is lost: seconds of our own work until all have regrouped by messages",
             "sizes": rows,
             "load_average": round(os.getloadavg()[0], 1),
-            "note": "all simulated ranks share the cores of this machine; in messages_s their work adds up",
+            "note": "all simulated ranks share the cores of this machine; in messages_s, by the clock, their work "
+            "adds up, and that of whatever else runs; own_work_s is processor time of the store and one rank",
         },
     )
 
@@ -80,17 +86,20 @@ def measure(ranks: int) -> dict[str, Any]:
         attempt = AttemptDir(Path(directory) / "000001")
         attempt.path.mkdir()
         found = messages(ranks, attempt)
-    messages_s, store_s, rank_s, rank_bytes = found
+    look_s = max(POLL_S, ranks * POLL_PER_RANK_S)
+    store_s, rank_s = statistics.median(found.store_s), statistics.median(found.rank_s)
     row = {
         "ranks": ranks,
         "plan_s": round(plan_s, 5),
-        "messages_s": [round(seconds, 3) for seconds in messages_s],
-        "store_cpu_s": round(statistics.median(store_s), 4),
-        "cpu_s_per_rank": round(statistics.median(rank_s), 5),
+        "messages_s": [round(seconds, 3) for seconds in found.wall_s],
+        "store_cpu_s": round(store_s, 4),
+        "store_cpu_idle_percent": round(100 * found.idle, 1),
+        "cpu_s_per_rank": round(rank_s, 5),
+        "longest_pause_s": look_s,
         "agreement_s_per_rank": round(agreement_s, 5),
-        "own_work_s": round(plan_s + statistics.median(messages_s) + agreement_s, 3),
+        "own_work_s": round(plan_s + look_s + store_s + rank_s + agreement_s, 3),
         "copies_bytes_per_rank_zaya1_8b": _copies(ranks),
-        "bytes_per_rank_for_connections": rank_bytes,
+        "bytes_per_rank_for_connections": found.rank_bytes,
     }
     print(row, file=sys.stderr, flush=True)
     return row
@@ -132,8 +141,26 @@ def agreement(ranks: int) -> float:
     return statistics.median(_timed(agree) for _ in range(TURNS))
 
 
-def messages(ranks: int, attempt: AttemptDir) -> tuple[list[float], list[float], list[float], int]:
-    """Wall seconds of each turn, processor seconds of the store and of a rank, and bytes of memory for a rank."""
+class Messages(NamedTuple):
+    """What the messages of each turn took.
+
+    Attributes:
+        wall_s: seconds by the clock.
+        store_s: processor seconds of the store server, beside what it takes while nothing happens.
+        rank_s: processor seconds of a rank, its watcher included.
+        idle: the store's share of a core while nothing happens.
+        rank_bytes: memory of a rank.
+    """
+
+    wall_s: list[float]
+    store_s: list[float]
+    rank_s: list[float]
+    idle: float
+    rank_bytes: int
+
+
+def messages(ranks: int, attempt: AttemptDir) -> Messages:
+    """Have the ranks go through a generation in each turn."""
     server = StoreClient.start([sys.executable], host="127.0.0.1", attempt=attempt)
     assert server.wait_until_listening(LIMIT_S)
     assert server.port is not None
@@ -154,21 +181,27 @@ def messages(ranks: int, attempt: AttemptDir) -> tuple[list[float], list[float],
         store = next(
             child for child in psutil.Process().children() if "zslurm.job.store_server" in child.cmdline()
         )
+        processes = [psutil.Process(host.pid) for host in hosts]
+        before, started = _cpu(store), time.monotonic()
+        time.sleep(IDLE_S)
+        idle = (_cpu(store) - before) / (time.monotonic() - started)
         walls, stores, per_rank = [], [], []
         for number in range(1, TURNS + 1):
             before, started = _cpu(store), time.monotonic()
+            ranks_before = sum(_cpu(process) for process in processes)
             assert server.generation(Generation(number, _members(ranks), (5,), LIMIT_S))
             _wait_for_result(server, number)
             walls.append(time.monotonic() - started)
             for pipe in pipes:
-                per_rank += pipe.recv()
-            stores.append(_cpu(store) - before)
+                pipe.recv()
+            per_rank.append((sum(_cpu(process) for process in processes) - ranks_before) / ranks)
+            stores.append(max(0.0, _cpu(store) - before - idle * (time.monotonic() - started)))
     finally:
         for host in hosts:
             host.kill()
             host.join()
         server.stop()
-    return walls, stores, per_rank, (sum(full) - sum(empty)) // ranks
+    return Messages(walls, stores, per_rank, idle, (sum(full) - sum(empty)) // ranks)
 
 
 def _wait_for_result(server: StoreClient, number: int) -> None:
@@ -197,10 +230,11 @@ def _host(pipe: Connection, port: int, ranks: int, mine: range) -> None:
 
     pipe.send(own.memory_info().rss)
     pipe.recv()
-    seconds: list[float] = []
+    through = 0
     done = threading.Condition()
 
     def simulate(rank: int) -> None:
+        nonlocal through
         store = connect()
         watcher = Watcher(connect(), members[rank], ranks, lambda _: None)
         with ready:
@@ -209,12 +243,11 @@ def _host(pipe: Connection, port: int, ranks: int, mine: range) -> None:
         for number in range(1, TURNS + 1):
             generation = watcher.wait_after(number - 1, LIMIT_S)
             assert generation is not None
-            began = time.thread_time()
             check_in(store, generation, rank, over=lambda: False)
             if rank == 0:
                 store.compare_set(result_key(number), "", _report(number))
             with done:
-                seconds.append(time.thread_time() - began)
+                through += 1
                 done.notify()
 
     ready, here = threading.Condition(), list[int]()
@@ -223,11 +256,11 @@ def _host(pipe: Connection, port: int, ranks: int, mine: range) -> None:
     with ready:
         ready.wait_for(lambda: len(here) == len(mine))
     pipe.send(own.memory_info().rss)
-    for _ in range(TURNS):
+    for turn in range(1, TURNS + 1):
         with done:
-            done.wait_for(lambda: len(seconds) >= len(mine))
-            taken, seconds[:] = list(seconds), []
-        pipe.send(taken)
+            while through < turn * len(mine):
+                done.wait()
+        pipe.send("done")
     pipe.recv()  # its threads hold connections: it is ended from outside
 
 

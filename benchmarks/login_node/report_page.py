@@ -1,9 +1,10 @@
 """The report page of a long run: how long it takes to make, how large it is, and how soon a browser shows it.
 
 The run's directory is written as a run of 100,000 steps would leave it: every field of a step's line, the load of
-16 experts and the skip class in 40 layers every ten steps, a checkpoint every 500. Opening is measured by the
-browser itself (headless Chromium, a new profile each time): from the start of the navigation until the page has
-been loaded and laid out. The aims are under 2 s and under 3 MB.
+16 experts and the skip class in 40 layers every ten steps, tokens and epochs of six sources as often, the routing
+of an evaluation every thousand, a checkpoint every 500. Opening is measured by the browser itself (headless
+Chromium, a new profile each time): from the start of the navigation until the page has been loaded and laid out.
+The aims are under 2 s and under 3 MB.
 """
 
 from __future__ import annotations
@@ -17,11 +18,12 @@ from pathlib import Path
 
 from benchmarks.common import write_result
 from tests.report.browser import find_browser
-from tests.report.runs import TimedStory, step_row, submitted_at_zero
+from tests.report.runs import TimedStory, routed, step_row, submitted_at_zero
 from zslurm.report.facts import read_runs
 from zslurm.report.markdown import as_markdown
 from zslurm.report.page import as_html
 from zslurm.report.sections import build
+from zslurm.train.phases import ZAYA1_MID_TRAINING
 
 STEPS = 100_000
 LAYERS, CLASSES = 40, 17
@@ -49,7 +51,10 @@ def write_run(directory: Path, steps: int) -> TimedStory:
             if step % 500 == 0:
                 save = {"kind": "checkpoint", "attempt": 1, "step": step, "state": "COMMITTED", "bytes": 1 << 37}
                 file.write(json.dumps(save | {"seconds": 9.0, "stall_s": 0.2, "time": when}) + "\n")
-    return story
+            if step % 10 == 0:
+                sources = {name: {"tokens": step * 1000, "epochs": step / 1e5} for name in ZAYA1_MID_TRAINING}
+                file.write(json.dumps({"kind": "sources", "attempt": 1, "step": step, "sources": sources}) + "\n")
+    return routed(story, layers=LAYERS, classes=CLASSES, names=8, steps=range(1000, steps + 1, 1000))
 
 
 def run(steps: int = STEPS) -> None:

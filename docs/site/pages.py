@@ -9,6 +9,7 @@ SECTIONS: tuple[tuple[str, tuple[str, ...]], ...] = (
             "submit.md",
             "programs.md",
             "submitit.md",
+            "python.md",
             "continue.md",
             "everyday.md",
             "metrics.md",
@@ -34,7 +35,7 @@ SECTIONS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("Fault tolerance", ("aegis.md", "policy.md", "recovery.md", "classify.md", "troubleshooting.md")),
     ("Clusters", ("bring-up.md", "clusters.md", "doctor.md", "rails.md", "rccl.md")),
     ("Training", ("model.md", "training.md", "context.md", "data.md", "mixtures.md", "kernels.md")),
-    ("Checkpoints", ("checkpoints.md", "interop.md")),
+    ("Checkpoints", ("checkpoints.md", "interop.md", "evaluation.md")),
     (
         "Reference",
         ("reference/commands.md", "reference/configuration.md", "reference/events.md", "reference/python.md"),

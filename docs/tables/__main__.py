@@ -17,7 +17,19 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from docs.tables import aegis, clusters, failures, flagship, measured, python, recipes, reference, site, source
+from docs.tables import (
+    aegis,
+    clusters,
+    evaluation,
+    failures,
+    flagship,
+    measured,
+    python,
+    recipes,
+    reference,
+    site,
+    source,
+)
 from docs.tables.markdown import ROOT
 
 DOCUMENTS = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
@@ -25,9 +37,22 @@ _TABLE = re.compile(
     r"(?P<begin><!-- table: (?P<name>[\w-]+) -->\n)(?P<text>.*?)(?P<end><!-- end of table -->)", re.S
 )
 
+_SUBJECTS = (aegis, clusters, evaluation, failures, recipes, flagship, measured, python, reference, site, source)
 TABLES: dict[str, Callable[[], str]] = {
     function.__name__.replace("_", "-"): function
-    for subject in (aegis, clusters, failures, recipes, flagship, measured, python, reference, site, source)
+    for subject in (
+        aegis,
+        clusters,
+        evaluation,
+        failures,
+        recipes,
+        flagship,
+        measured,
+        python,
+        reference,
+        site,
+        source,
+    )
     for function in subject.TABLES
 }
 """By the name in the documents."""

@@ -66,7 +66,7 @@ def _package(name: str) -> Iterator[str]:
 
 
 def _default(function: re.Match[str]) -> str:
-    return "..." if function[1] == "<lambda>" else function[1]
+    return "..." if function[1].endswith("<lambda>") else function[1]
 
 
 def _first(value: object) -> str:
@@ -77,7 +77,8 @@ def _described(name: str, value: object, level: str) -> Iterator[str]:
     yield f"{level} `{name}`\n"
     if inspect.isfunction(value):
         signature = re.sub(r"(: |-> )'([^']+)'", r"\1\2", str(inspect.signature(value)))
-        signature = re.sub(r"<function ([\w.]+|<lambda>) at 0x\w+>", _default, signature)  # no address of memory
+        signature = re.sub(r"<function ([\w.<>]+) at 0x\w+>", _default, signature)  # no address of memory
+        signature = signature.replace("(cls, ", "(", 1)
         yield f"```text\n{name}{signature}\n```\n"
     text = inspect.getdoc(value) or ""
     if inspect.isclass(value) and text.startswith(f"{value.__name__}("):

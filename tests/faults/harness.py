@@ -122,7 +122,7 @@ class FaultRun:
         self.user.zslurm("submit", run_file)
 
     def let_go(self) -> None:
-        """Let held ranks go on, once a process waits on every node that the run has, spares included."""
+        """Let held ranks continue, once a process waits on every node that the run has, spares included."""
         self.wait_until_warm()
         (self.faults / "go").touch()
 
@@ -156,13 +156,24 @@ class FaultRun:
 
         return wait_for(recovered, f"recovery {count} of {self.name}", deadline_s=_DEADLINE_S)
 
+    def lift_time_limit(self, since: float) -> None:
+        """Give the job as long as it needs once it was requeued for its limit, which was to happen once."""
+
+        def requeued() -> bool:
+            return any(event["time"] >= since for event in self.events("requeued"))
+
+        wait_for(lambda: requeued() or self.ended(), f"{self.name} to be requeued", deadline_s=_DEADLINE_S)
+        if requeued():
+            argv = ["scontrol", "update", f"JobId={self.job_id()}", "TimeLimit=60"]
+            self.cluster.run_as_root(argv)
+
     def wait_until_over(self) -> dict[str, Any]:
         """The event of its end. Nobody helps it."""
 
         return wait_for(self.ended, f"{self.name} to end", deadline_s=_DEADLINE_S)
 
     def ended(self) -> dict[str, Any] | None:
-        """The event of its end; None while it goes on, or is to go on."""
+        """The event of its end; None while it continues, or is to continue."""
         return next((event for event in self.events("run_ended")[::-1] if event["outcome"] in _OVER), None)
 
     def job_state(self) -> str:

@@ -14,6 +14,7 @@ from typing import Any
 from tests.faults.harness import AT, FaultRun
 from tests.faults.matrix import ROWS, VICTIM, Injected, Row, by_itself, kill_nodes
 from tests.on_slurm import processes
+from tests.waiting import wait_for
 
 
 @dataclass(frozen=True)
@@ -69,6 +70,16 @@ def kill_supervisor_and_rank(run: FaultRun) -> Injected:
     rank = run.rank(VICTIM)
     now = run.kill_supervisor()
     rank.kill()
+    return Injected(now)
+
+
+def kill_rank_then_supervisor(run: FaultRun) -> Injected:
+    """The supervisor is killed once it has published who takes the rank's place."""
+    run.wait_for_step()
+    rank, now = run.rank(VICTIM), time.time()
+    rank.kill()
+    wait_for(lambda: run.events("recovery_started"), "the recovery to begin", every_s=0.01)
+    run.kill_supervisor()
     return Injected(now)
 
 
@@ -180,6 +191,7 @@ MEMORY_ROWS = (
     ),
     _further(49, "rank 0 killed", kill_ranks(0), 0),
     _further(50, "supervisor and a rank killed together", kill_supervisor_and_rank, VICTIM),
+    _further(53, "supervisor killed while a lost rank is replaced", kill_rank_then_supervisor, VICTIM),
     replace(
         _in_memory(4, **VICTIM_REPLACED), number=51, fault="node freezes and wakes up after it was replaced",
         inject=freeze_node, after=wake_node, pace_s=0.3,

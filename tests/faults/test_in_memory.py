@@ -34,6 +34,8 @@ def test_the_run_survives_in_memory(
         if row.after is not None:
             run.wait_until_recovered()
             row.after(run)
+        if row.slurm.get("time"):
+            run.lift_time_limit(injected.time)
         end = run.wait_until_over()
         entry = _measure(row, run, injected, end["outcome"])
         check(row, run, injected, end["outcome"])

@@ -3,7 +3,9 @@ from __future__ import annotations
 import json
 import socket
 import sys
+import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +18,12 @@ from zslurm.job.stop_request import add_to_key
 from zslurm.job.store_client import StoreClient
 from zslurm.job.store_server import Requests, StoreServer
 from zslurm.run.run_dir import AttemptDir
+from zslurm.train.recovery.agreement import check_in
 from zslurm.train.recovery.generation import (
     NEWEST,
     WARM,
     Generation,
+    failed,
     generation_key,
     here_key,
     recovered,
@@ -124,11 +128,12 @@ def test_the_store_outlives_its_supervisor_and_serves_the_next_until_the_step_is
     server.store.set(warm_key(server.store.add(WARM, 1)), "n1/w0")
     assert server.event("warm")
     for number in (1, 2):
-        assert server.client.generation(Generation(number, MEMBERS, lost=(1,)))
+        assert server.client.generation(Generation(number, MEMBERS, lost=(1,), deadline_s=300))
         answer = recovered(number, step=40 + number, rolled_back=1, seconds=0.25)
         server.store.compare_set(result_key(number), "", json.dumps(answer))
         assert server.event("recovered") == answer
-    assert server.client.generation(Generation(3, MEMBERS, lost=(0,)))
+    third = Generation(3, MEMBERS, lost=(0,), deadline_s=300)
+    assert server.client.generation(third)
     assert process.stdin is not None
     process.stdin.close()
     server.store.set(warm_key(server.store.add(WARM, 1)), "n0/w1")
@@ -136,10 +141,11 @@ def test_the_store_outlives_its_supervisor_and_serves_the_next_until_the_step_is
 
     server.client = StoreClient.adopt(server.attempt)
     found = wait_for(lambda: server.client.taken_over(1), "what happened before")
-    assert Generation.of(found["newest"]) == Generation(3, MEMBERS, lost=(0,))
-    assert Generation.of(found["before"]) == Generation(2, MEMBERS, lost=(1,))
+    assert Generation.of(found["newest"]) == third
+    assert Generation.of(found["before"]) == Generation(2, MEMBERS, lost=(1,), deadline_s=300)
     assert (found["outcome"], found["move"], found["unmoved"]) == (None, None, 0)
-    assert found["warm"] + [event["member"] for event in server.client.poll()] == ["n1/w0", "n0/w1"]
+    known = found["warm"]
+    assert (known if len(known) == 2 else [*known, server.event("warm")["member"]]) == ["n1/w0", "n0/w1"]
     answer = recovered(3, step=44, rolled_back=0, seconds=0.25)
     server.store.compare_set(result_key(3), "", json.dumps(answer))
     assert server.event("recovered") == answer
@@ -200,3 +206,51 @@ def test_a_server_that_fails_at_once_is_distinguished_from_one_that_was_stopped_
     stopped = StoreClient.start(["sh", "-c", "exec sleep 60"], host="127.0.0.1", attempt=AttemptDir(tmp_path))
     stopped.stop()
     assert not stopped.never_listened
+
+
+class Waiting:
+    """A member that waits for the others of its generation, over its own connection."""
+
+    def __init__(self, server: Server, generation: Generation) -> None:
+        self.ended_with: BaseException | None = None
+        assert server.client.port is not None
+        store = TCPStore("127.0.0.1", server.client.port, is_master=False, wait_for_workers=False)
+        self._thread = threading.Thread(target=self._wait, args=(store, generation), daemon=True)
+        self._thread.start()
+
+    def _wait(self, store: TCPStore, generation: Generation) -> None:
+        try:
+            check_in(store, generation, 0, over=lambda: False)
+        except RuntimeError as error:
+            self.ended_with = error
+
+    def ends(self) -> str:
+        """Return why it waits no longer; empty where all members are there."""
+        self._thread.join(DEADLINE_S)
+        assert not self._thread.is_alive()
+        return "" if self.ended_with is None else str(self.ended_with)
+
+
+def test_members_wait_for_each_other_until_a_further_generation_or_the_deadline(server: Server) -> None:
+    """They ask once; the server ends the wait of those that wait for a process that will not come."""
+    first, second, third, fourth = (Generation(number, MEMBERS, deadline_s=300) for number in (21, 22, 23, 24))
+    assert server.client.generation(first)
+    waits = Waiting(server, first)
+    assert server.client.generation(second)
+    assert waits.ends() == "a further rank was lost"
+
+    waits = Waiting(server, second)
+    server.store.compare_set(result_key(22), "", json.dumps(failed(22, 1, "rank 1: no whole step")))
+    assert waits.ends() == "rank 1: no whole step"
+    server.event("failed")
+
+    assert server.client.generation(third)
+    waits = Waiting(server, third)
+    check_in(server.store, third, 1, over=lambda: False)
+    assert waits.ends() == ""
+
+    short = replace(fourth, deadline_s=0.05)
+    waits = Waiting(server, fourth)
+    assert server.client.generation(short)
+    assert "did not leave the old generation within 0.05 s" in waits.ends()
+    server.event("failed")

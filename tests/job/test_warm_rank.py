@@ -1,12 +1,14 @@
 from __future__ import annotations
 
+import json
 import signal
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
-from tests.train.runs import clean_environment, losses_of, make_corpus, make_run
+from tests.checkout import TESTS
+from tests.train.runs import clean_environment, make_corpus, make_run
 from tests.waiting import DEADLINE_S, wait_for
 from zslurm.core.files import read_json
 from zslurm.job.store_client import StoreClient
@@ -23,8 +25,15 @@ def start(module: str, run: RunDir, member: str, **variables: str) -> subprocess
         )
 
 
+STEPS = 10
+
+
 def test_a_warm_process_takes_the_place_of_a_killed_rank_0_in_a_real_run(tmp_path: Path) -> None:
-    path = make_run(tmp_path / "run", make_corpus(tmp_path / "corpus.h5"), steps=400)
+    """Rank 0 kills itself in its sixth step; ranks wait before that until there is a process in its place."""
+    path = make_run(tmp_path / "run", make_corpus(tmp_path / "corpus.h5"), steps=STEPS)
+    plan = {"pace_s": 0, "hold": 5, "faults": [{"what": "kill_in_all_gather", "rank": 0, "step": 6}]}
+    (tmp_path / "plan.json").write_text(json.dumps(plan))
+    hook = {"PYTHONPATH": str(TESTS / "faults" / "in_ranks"), "ZSLURM_TEST_FAULTS": str(tmp_path)}
     run = RunDir(path)
     attempt = run.attempt(1)
     for folder in (attempt.ranks, attempt.logs, run.checkpoints):
@@ -33,7 +42,7 @@ def test_a_warm_process_takes_the_place_of_a_killed_rank_0_in_a_real_run(tmp_pat
     ranks = [
         start(
             "zslurm.job.rank", run, f"here/{rank}",
-            RANK=str(rank), WORLD_SIZE="2", LOCAL_RANK=str(rank), LOCAL_WORLD_SIZE="2",
+            RANK=str(rank), WORLD_SIZE="2", LOCAL_RANK=str(rank), LOCAL_WORLD_SIZE="2", **hook,
         )
         for rank in range(2)
     ]  # fmt: skip
@@ -46,9 +55,8 @@ def test_a_warm_process_takes_the_place_of_a_killed_rank_0_in_a_real_run(tmp_pat
 
     try:
         assert wait_for(lambda: event("warm"), "the warm process") == {"event": "warm", "member": "here/w0"}
-        wait_for(lambda: len(losses_of(path)) > 3, "steps")
-        ranks[0].kill()
-        ranks[0].wait()
+        (tmp_path / "go").touch()
+        assert ranks[0].wait(DEADLINE_S) == -signal.SIGKILL
         server.generation(Generation(1, ("here/w0", "here/1"), lost=(0,), deadline_s=DEADLINE_S))
         wait_for(lambda: event("recovered") or event("failed"), "the outcome")
         assert event("failed") is None
@@ -59,10 +67,10 @@ def test_a_warm_process_takes_the_place_of_a_killed_rank_0_in_a_real_run(tmp_pat
                 process.send_signal(signal.SIGKILL)
         server.stop()
     assert "here/w0 takes the place of rank 0" in (attempt.logs / "here-w0.log").read_text()
-    assert "completed 400 steps" in attempt.rank_log(0).read_text(), "it writes to the rank's log"
+    assert f"completed {STEPS} steps" in attempt.rank_log(0).read_text(), "it writes to the rank's log"
     ended = read_json(attempt.rank_end(0))
     assert ended is not None
-    assert (ended["exit_code"], ended["step"]) == (0, 400)
+    assert (ended["exit_code"], ended["step"]) == (0, STEPS)
 
 
 def test_a_warm_process_ends_in_order_when_its_store_is_gone(tmp_path: Path) -> None:

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import re
+import shutil
 from collections.abc import Iterator
 
 import pytest
 
+from tests.checkout import ROOT
 from tests.on_slurm.slurm_cluster import SlurmCluster
-from tests.on_slurm.submitit_user import python, result_of, starts_again, submitted
+from tests.on_slurm.submitit_user import failure_of, python, result_of, starts_again, submitted
 from tests.on_slurm.user import User, at_work
 from tests.waiting import wait_for
 
 pytestmark = pytest.mark.slurm
+
+PAGE = ROOT / "docs" / "submitit.md"
 
 
 @pytest.fixture
@@ -52,6 +57,22 @@ def test_functions_run_on_all_tasks_with_the_profile_s_environment_and_no_secret
     assert state in ("RUNNING", "COMPLETING", "COMPLETED", "UNKNOWN")
 
 
+def test_the_page_s_program_runs_as_it_is(user: User) -> None:
+    (text,) = re.findall(r"^```python submitit\n(.*?)^```$", PAGE.read_text(), re.MULTILINE | re.DOTALL)
+    script = user.directory / "page.py"
+    script.write_text(text)
+    done = user.cluster.run([user.cluster.installation().python, script], cwd=user.directory)
+    assert done.stdout.split() == ["1024"]
+
+
+def test_the_example_runs_as_it_is(user: User) -> None:
+    shutil.copy(ROOT / "examples" / "submitit_function.py", user.directory)
+    program = [user.cluster.installation().python, "submitit_function.py"]
+    printed = user.cluster.run(program, cwd=user.directory).stdout.splitlines()
+    assert "(144, " in printed[0]
+    assert printed[1] == "array: [0, 1, 4, 9]"
+
+
 def test_arrays_by_map_and_by_batch_and_a_function_that_fails(user: User) -> None:
     mapped, batched, ids, raised = python(
         user,
@@ -83,6 +104,21 @@ def test_a_checkpoint_continues_after_the_signal_that_comes_before_the_time_limi
     user.cluster.run(["scancel", "--signal=USR2", job_id])
     starts_again(user, job_id)
     assert result_of(user, job_id) == {"reached": 5, "starts": 2}
+
+
+@pytest.mark.soak
+def test_time_limits_are_counted_and_the_last_one_ends_the_function(user: User) -> None:
+    """Slurm's own signal, 50 seconds before the limit of a minute: one requeue is allowed."""
+    job_id = submitted(
+        user,
+        f"""
+        executor = submitit.AutoExecutor("logs", cluster="zslurm", slurm_max_num_timeout=1)
+        executor.update_parameters(timeout_min=1, slurm_signal_delay_s=50)
+        job = executor.submit(Counter({str(user.directory / "marks")!r}), 10**9)
+        """,
+    )
+    starts_again(user, job_id)
+    assert "timed-out too many times" in failure_of(user, job_id)
 
 
 def test_a_job_that_is_cancelled_ends_its_result_without_accounting(user: User) -> None:

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from tests.run.stories import Story
+from zslurm.train.evaluation.token_classes import TOKEN_CLASSES
 from zslurm.train.jsonl import JsonLinesWriter
 
 PARTS = ("data", "forward", "backward", "reduce", "optimizer", "gather", "checkpoint", "other")
@@ -84,7 +87,7 @@ def submitted_at_zero(directory: Path) -> TimedStory:
 def failed_once(directory: Path) -> TimedStory:
     """Two attempts: 10 s queue, 20 s start, 100 steps of 2 s, the last 20 lost, 30 s until the end is noticed.
 
-    After 5 s the second begins, takes 15 s to start, goes on from step 81 to 160, and ends after 5 s.
+    After 5 s the second begins, takes 15 s to start, continues from step 81 to 160, and ends after 5 s.
     """
     story = submitted_at_zero(directory)
     story.at(10).started(1)
@@ -100,4 +103,36 @@ def failed_once(directory: Path) -> TimedStory:
     story.at(440).saved(160, attempt=2)
     story.at(445).event("attempt_ended", attempt=2, outcome="completed", exit_code=0, cause=None)
     story.at(445).event("run_ended", outcome="completed", exit_code=0, cause=None)
+    return story
+
+
+def routed(
+    story: TimedStory,
+    *,
+    layers: int = LAYERS,
+    classes: int = CLASSES,
+    names: int = 3,
+    steps: Sequence[int] = (50, 100),
+) -> TimedStory:
+    """Evaluations that counted the routing, and the matrices of the last one."""
+    generator = np.random.default_rng(3)
+    with JsonLinesWriter(story.run.metrics) as lines:
+        for step in steps:
+            summary = {
+                "specialisation": [0.1] * layers,
+                "overlap": [0.5] * layers,
+                "followed": [0.2] * (layers - 1),
+            }
+            lines.append({"kind": "routing", "attempt": 1, "step": step, "tokens": 4096, **summary, "time": 1.0})
+    matrices = {
+        "step": steps[-1],
+        "tokens": 4096,
+        "classes": list(TOKEN_CLASSES[:names]),
+        "specialisation": [0.1] * (layers - 1) + [0.25],
+        "distance": generator.random((layers, names)).round(4).tolist(),
+        "shares": generator.random((layers, names, classes)).round(4).tolist(),
+        "overlap": [[[None if e == f == 1 else 0.4 for e in range(classes)] for f in range(classes)]] * layers,
+        "followed": [0.2] * (layers - 1),
+    }
+    story.run.routing.write_text(json.dumps(matrices))
     return story

@@ -1,14 +1,15 @@
-"""What a report has in it: of runs that went well, failed, go on, and whose files are missing or damaged."""
+"""What a report has in it: of runs that went well, failed, are active, and whose files are missing or damaged."""
 
 from __future__ import annotations
 
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from tests.report.runs import TimedStory, failed_once, step_row, submitted_at_zero
+from tests.report.runs import LAYERS, TimedStory, failed_once, routed, step_row, submitted_at_zero
 from tests.run.stories import Holder
 from zslurm.report.facts import read_runs
 from zslurm.report.markdown import as_markdown
@@ -144,6 +145,59 @@ def test_a_run_that_goes_on_and_attempts_without_records_are_noted(tmp_path: Pat
     assert "The run is running: this is how it was when the report was made" in text
     assert "No end was recorded of attempt 1" in text
     assert "Of attempt 7 there is a directory and no record of when it ran" in text
+
+
+def test_the_router_is_drawn_by_time_class_and_pair(tmp_path: Path) -> None:
+    story = routed(failed_once(tmp_path / "run"))
+    page, markdown = html_of(story), markdown_of(story)
+    for title in (
+        "Load of each expert over time, layer 0",
+        f"Load of each expert over time, layer {LAYERS - 1}",
+        "Specialisation and overlap",
+        "Distance by class at step 100",
+        f"Experts of each class of tokens, layer {LAYERS - 1}, the most specialised (0.250)",
+        "Overlap of the experts, layer 0, where it is largest (mean 0.400)",
+    ):
+        assert title in page
+    assert "| bytes |" in markdown and "mean distance" in markdown
+    assert "mutual information" in text_of(page) and "mutual information" in markdown
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        {"overlap": None},
+        {"overlap": [[[1.0]]]},
+        {"distance": [["x"]]},
+        {"classes": "abc"},
+        {"step": None},
+        {"shares": []},
+    ],
+)
+def test_matrices_that_are_damaged_are_left_out(tmp_path: Path, damage: dict[str, Any]) -> None:
+    story = routed(failed_once(tmp_path / "run"))
+    story.run.routing.write_text(json.dumps(json.loads(story.run.routing.read_text()) | damage))
+    page = html_of(story)
+    assert "Distance by class" not in page
+    assert "Specialisation and overlap" in page
+    story.run.routing.write_text("{")
+    assert "Distance by class" not in html_of(story)
+
+
+def test_sources_are_a_table_and_curves(tmp_path: Path) -> None:
+    story = failed_once(tmp_path / "run")
+    with JsonLinesWriter(story.run.metrics) as lines:
+        for step in (10, 20, 30):
+            sources = {
+                "web": {"tokens": 3000 * step, "epochs": step / 40},
+                "code": {"tokens": 1000 * step, "epochs": 2.5},
+            }
+            lines.append({"kind": "sources", "attempt": 1, "step": step, "sources": sources, "time": 1.0})
+        lines.append({"kind": "sources", "attempt": 1, "step": 40, "sources": {"web": 3}, "time": 1.0})
+    assert "Epochs of each source" in html_of(story)
+    markdown = markdown_of(story)
+    assert "## Data" in markdown
+    assert "| web | 90k | 75.0 % | 0.75 |" in markdown
 
 
 def test_a_page_of_many_steps_is_small_and_keeps_the_one_spike(tmp_path: Path) -> None:

@@ -28,6 +28,9 @@ class BuildSummary:
     empty_documents: int
     skipped_files: tuple[str, ...]  # not UTF-8: which, and where they are not
     targets: int  # tokens that count as targets
+    trimmed_documents: int = 0  # that lost a part of their reasoning
+    removed_tokens: int = 0  # of their reasoning
+    too_long_documents: int = 0  # for the context that answers were trimmed for, and left whole
     seconds: float = 0.0
     reused: bool = False  # OUT already held this build
     continued: int = 0  # bundles that an earlier attempt had finished
@@ -50,6 +53,9 @@ class BuildManifest:
     empty_documents: int
     skipped_files: tuple[str, ...]
     targets: int
+    trimmed_documents: int = 0
+    removed_tokens: int = 0
+    too_long_documents: int = 0
 
     def write(self, directory: Path) -> None:
         """Write build.json, durably."""

@@ -15,6 +15,8 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Mapping
+from dataclasses import dataclass
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
@@ -30,6 +32,23 @@ from zslurm.train.schedule import Plan
 
 PACKED = " best_fit"
 """How the name of a cut ends that makes packs of whole documents."""
+
+
+_NEARLY = Fraction(1, 10)
+"""How near to a whole the sum of shares must be to look as if it were meant to be one."""
+
+
+@dataclass(frozen=True)
+class SourceProgress:
+    """What was taken of a source.
+
+    Attributes:
+        tokens: places in its sequences, padding included.
+        epochs: times that it was gone through.
+    """
+
+    tokens: int
+    epochs: float
 
 
 class DataOrder:
@@ -113,6 +132,47 @@ class DataOrder:
             if some := {name: count for name, count in of_phase.items() if count}:
                 taken[self._cut(index)].update(some)
         return {context: dict(of_context) for context, of_context in taken.items()}
+
+    def progress(self, done: int) -> dict[str, SourceProgress]:
+        """Return what the first `done` steps took of each source."""
+        found = {name: SourceProgress(0, 0.0) for name in self.data.names}
+        for cut, counts in self.taken(done).items():
+            context, packed = int(cut.removesuffix(PACKED)), cut.endswith(PACKED)
+            for name, count in counts.items():
+                epochs = count / self.data.sequences(name, context, packed=packed)
+                before = found[name]
+                found[name] = SourceProgress(before.tokens + count * context, before.epochs + epochs)
+        return found
+
+    def check_epochs(self, most: float | None) -> None:
+        """Make sure that the run takes no more epochs of a source than it may.
+
+        Raises:
+            DataError: it would; names the source.
+        """
+        if most is None:
+            return
+        for name, taken in self.progress(self.plan.total_steps).items():
+            if taken.epochs > most:
+                raise DataError(
+                    f"{key_of(name)}: the run takes {taken.epochs:.3g} epochs of it, more than data.max_epochs "
+                    f"({most:g}); lower its share or the tokens of a phase, add data, or raise data.max_epochs"
+                )
+
+    def notes(self) -> list[str]:
+        """Return what is strange about the mixtures, a line each: shares that nearly sum to a whole."""
+        lines = []
+        for index, phase in enumerate(self.plan.phases):
+            total = sum((Fraction(str(share)) for share in phase.mix.values()), Fraction())
+            whole = next(
+                (whole for whole in (1, 100) if total != whole and abs(total - whole) <= whole * _NEARLY), None
+            )
+            if whole is not None:
+                lines.append(
+                    f"phases[{index}].mix: the shares sum to {float(total):g}, not {whole}; each counts as its "
+                    "part of the sum"
+                )
+        return lines
 
     def record(self, done: int) -> dict[str, Any]:
         """Return what a checkpoint after `done` steps records of the data."""

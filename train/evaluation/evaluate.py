@@ -14,7 +14,8 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -29,6 +30,8 @@ from zslurm.train.data.bundle import Corpus
 from zslurm.train.data.sequences import PackedSequences, Sequences
 from zslurm.train.data.training_data import ALONE, TrainingData
 from zslurm.train.errors import DataError
+from zslurm.train.evaluation.routing import RoutingCounter, RoutingFigures
+from zslurm.train.evaluation.token_classes import token_classes
 from zslurm.train.evaluation.validation_data import evenly, open_validation_data
 from zslurm.train.model.head import IGNORED_TARGET
 from zslurm.train.model.packing import document_bounds, documents_by_bounds, documents_of, valid_positions
@@ -85,6 +88,7 @@ class Evaluator:
 
     Attributes:
         last: the newest evaluation, as a checkpoint of its step could be the best.
+        routing: how the router routed in the last evaluation; None where that is not counted.
     """
 
     def __init__(self, corpus: Corpus | None, config: EvaluationConfig, data: DataConfig) -> None:
@@ -92,6 +96,7 @@ class Evaluator:
         self.corpus, self._config, self._training = corpus, config, data
         self._data = None if corpus is None else TrainingData({ALONE: corpus}, data.long_documents)
         self.last: Best | None = None
+        self.routing: RoutingFigures | None = None
 
     @classmethod
     def open(cls, config: TrainConfig, tokenizer_sha256: str) -> Evaluator:
@@ -144,21 +149,36 @@ class Evaluator:
         microbatches = -(-len(indices) // micro_batch)
         sums_2M = torch.zeros(2, microbatches, dtype=torch.float64, device=world.device)
         together = phase.context_parallel
+        counter = self._counter(model)
         for j in range(world.rank // together, microbatches, world.size // together):
             alive()
             chosen = indices[j * micro_batch : (j + 1) * micro_batch]
             sequences = self._data.locate(np.zeros_like(chosen), chosen, phase.context, packed=packed)
             inputs = self._inputs(sequences, world.device)
-            sums_2M[0, j], _ = model(**inputs, rope_base=phase.rope_base, context=context)
+            with nullcontext() if counter is None else counter.counting(*_routed(inputs, context)):
+                sums_2M[0, j], _ = model(**inputs, rope_base=phase.rope_base, context=context)
             if context is None or context.rank == 0:
                 sums_2M[1, j] = (inputs["targets_BS"] != IGNORED_TARGET).sum()
         dist.all_reduce(sums_2M, group=world.group)
         loss_sum, tokens = (math.fsum(sums_M) for sums_M in sums_2M.tolist())
         if not tokens:
             raise DataError(f"evaluation.data: {self.corpus.path}: none of its tokens counts as a target")
+        self.routing = None if counter is None else counter.figures(world.group)
         self.last = Best(step, loss_sum / tokens, phase.context)
         seconds = time.monotonic() - started
         return Evaluation(loss_sum / tokens, int(tokens), len(indices), phase.context, seconds)
+
+    def _counter(self, model: Zaya) -> RoutingCounter | None:
+        """Return what counts the routing of an evaluation; None where nothing does."""
+        if not self._config.routing or model.compiled:
+            return None
+        assert self.corpus is not None
+        try:
+            path = self.corpus.tokenizer_path()
+        except DataError:  # then there are no kinds of tokens; all else can be counted
+            return RoutingCounter(model, None)
+        classes = torch.from_numpy(token_classes(path, model.config.vocab_size))
+        return RoutingCounter(model, classes.to(model.embedding.weight.device))
 
     def _inputs(self, sequences: Sequences, device: torch.device) -> dict[str, Tensor]:
         """Return what the model takes of sequences: inputs, targets, and where documents are kept apart, these."""
@@ -181,3 +201,12 @@ class Evaluator:
             bounds_N = document_bounds(read_BS[:, :-1], end_token).to(device)
             return inputs | {"document_BS": documents_of(tokens_BS, end_token), "bounds_N": bounds_N}
         return inputs
+
+
+def _routed(inputs: Mapping[str, Tensor], context: ContextParallel | None) -> tuple[Tensor, Tensor | None]:
+    """Return the tokens that this rank's routers see, and which of them are no padding."""
+    tokens_BS, valid_BS = inputs["tokens_BS"], inputs.get("valid_BS")
+    if context is None:
+        return tokens_BS, valid_BS
+    every_BS = torch.ones_like(tokens_BS, dtype=torch.bool) if valid_BS is None else valid_BS
+    return context.take(tokens_BS), context.take(every_BS, fill=False)

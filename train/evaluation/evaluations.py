@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -27,11 +28,11 @@ if TYPE_CHECKING:
 
 
 class Record(NamedTuple):
-    """What was evaluated: a line of metrics.jsonl, and one of the log."""
+    """What was evaluated: a line of metrics.jsonl, and one of the log, where there is one."""
 
     kind: str
     fields: dict[str, Any]
-    line: str
+    line: str = ""
 
 
 class TaskEvaluator:
@@ -107,20 +108,20 @@ class Evaluations:
         best: the best checkpoint so far.
     """
 
-    def __init__(self, loss: Evaluator, tasks: TaskEvaluator | None, best_by: str) -> None:
+    def __init__(self, run_dir: Path, loss: Evaluator, tasks: TaskEvaluator | None, best_by: str) -> None:
         """Evaluate these; use `open`."""
-        self._loss, self._tasks, self._best_by = loss, tasks, best_by
+        self._run_dir, self._loss, self._tasks, self._best_by = run_dir, loss, tasks, best_by
         self.best: Best | None = None
 
     @classmethod
-    def open(cls, config: TrainConfig, tokenizer_sha256: str) -> Evaluations:
-        """Open evaluation.data and evaluation.tasks of a run whose data was made with that tokenizer.
+    def open(cls, run_dir: Path, config: TrainConfig, tokenizer_sha256: str) -> Evaluations:
+        """Open evaluation.data and evaluation.tasks of a run, whose data was made with that tokenizer.
 
         Raises:
             ConfigError, DataError, HubError: one of them is wrong.
         """
         tasks = TaskEvaluator(config, tokenizer_sha256) if config.evaluation.tasks else None
-        return cls(Evaluator.open(config, tokenizer_sha256), tasks, config.checkpoint.best_by)
+        return cls(run_dir, Evaluator.open(config, tokenizer_sha256), tasks, config.checkpoint.best_by)
 
     def is_due(self, step: int, *, last: bool, stop: bool) -> bool:
         """Return whether to evaluate anything after `step`."""
@@ -147,6 +148,10 @@ class Evaluations:
             found = self._loss.evaluate(step, model, phase, world, alive, context)
             line = f"step {step} validation loss {found.loss:.4f} ({found.seconds:.2f} s)"
             yield Record("evaluation", found.fields(), line)
+            if (routing := self._loss.routing) is not None:
+                yield Record("routing", routing.summary())
+                if world.is_first:
+                    routing.write(self._run_dir, step, phase.name)
         if self._tasks is not None and self._tasks.is_due(step, last=last, stop=False):
             yield self._tasks.evaluate(step, model, phase, world, alive)
 

@@ -54,6 +54,7 @@ class Zaya(nn.Module):
         self.register_buffer("balancing_bias", bias_LC)
         self._recomputed = 0
         self._by_bounds = False
+        self.compiled = False
         self._before: Callable[[str | None], None] = _here_already
 
     def call_before(self, wait: Callable[[str | None], None]) -> None:
@@ -86,6 +87,7 @@ class Zaya(nn.Module):
         """
         self._recomputed = len(self.layers) if recompute is True else int(recompute)
         self._by_bounds = isinstance(attention, FlashAttention)
+        self.compiled = compile
         if isinstance(attention, FlashAttention) and compile:
             attention = attention.outside_of_graphs()
         if compile:

@@ -27,8 +27,8 @@ LEASE_S = 1.0
 REPLACED = 1
 """Exit code of a process whose place another one has taken."""
 
-_POLL_S = 0.01
-_POLL_PER_RANK_S = 0.0001
+POLL_S = 0.01
+POLL_PER_RANK_S = 0.0001
 _MOVES_S = 0.25
 """Seconds between two questions whether a move is planned: it waits for a step's boundary anyway."""
 _LEAVES_S = 10.0
@@ -58,7 +58,7 @@ class Watcher:
         self.newest = newest
         self.planned, self._asked_for_moves = 0, 0.0
         self._store, self._member, self._on_generation = store, member, on_generation
-        self._pause = max(_POLL_S, ranks * _POLL_PER_RANK_S)
+        self._pause = max(POLL_S, ranks * POLL_PER_RANK_S)
         self._looked = time.monotonic()
         self._lock = threading.Lock()
         self._changed = threading.Condition()

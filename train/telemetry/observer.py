@@ -15,6 +15,7 @@ from typing import Any, Self
 from torch import Tensor
 
 from zslurm.train.config import TrainConfig
+from zslurm.train.data.order import SourceProgress
 from zslurm.train.jsonl import Record
 from zslurm.train.parallel.world import World
 from zslurm.train.schedule import Position
@@ -44,6 +45,7 @@ class ObservedRun:
     done: int  # steps that a checkpoint brought along
     total_steps: int  # steps of the whole run
     record: Record  # writes a line of metrics.jsonl, which all observers see
+    sources: Callable[[int], Mapping[str, SourceProgress]]  # what so many steps took of each source
 
 
 class Observer:

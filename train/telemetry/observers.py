@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from zslurm.train.config import TrainConfig
+from zslurm.train.data.order import SourceProgress
 from zslurm.train.parallel.world import World
 from zslurm.train.schedule import Position
 from zslurm.train.telemetry.evaluation_command import EvaluationCommand
@@ -15,6 +16,7 @@ from zslurm.train.telemetry.gc_control import GarbageControl
 from zslurm.train.telemetry.metrics_file import MetricsFile
 from zslurm.train.telemetry.observer import ObservedRun, Observer, StepResult
 from zslurm.train.telemetry.profiler import Profiler
+from zslurm.train.telemetry.source_metrics import SourceMetrics, no_sources
 from zslurm.train.telemetry.step_metrics import StepMetrics
 from zslurm.train.telemetry.timing import Part
 from zslurm.train.telemetry.trackers.observer import Trackers
@@ -23,6 +25,7 @@ OBSERVERS: tuple[type[Observer], ...] = (
     MetricsFile,
     Trackers,
     StepMetrics,
+    SourceMetrics,
     EvaluationCommand,
     Profiler,
     GarbageControl,
@@ -44,11 +47,19 @@ class Observers:
     """The observers of one rank."""
 
     def __init__(
-        self, run_dir: Path, config: TrainConfig, world: World, *, attempt: int, done: int, total_steps: int
+        self,
+        run_dir: Path,
+        config: TrainConfig,
+        world: World,
+        *,
+        attempt: int,
+        done: int,
+        total_steps: int,
+        sources: Callable[[int], Mapping[str, SourceProgress]] = no_sources,
     ) -> None:
         """Make them; all ranks together. The arguments are those of `ObservedRun`."""
         self._all: list[Observer] = []
-        run = ObservedRun(run_dir, config, world, attempt, done, total_steps, self.record)
+        run = ObservedRun(run_dir, config, world, attempt, done, total_steps, self.record, sources)
         for kind in OBSERVERS:
             observer = kind.create(run)
             if observer is not None:

@@ -9,6 +9,7 @@ from zslurm.checkpoint_tools.quantities import counted
 from zslurm.report.facts import RunFacts
 from zslurm.report.parts import Drawing, Item, Section, Table, Text
 from zslurm.report.plots import Curve, Marker, Plot, draw, heat_map, show_number, sparkline
+from zslurm.report.routing import load_over_time, routing_items
 from zslurm.report.thinning import column_means, smooth
 from zslurm.run.metrics import Metrics
 from zslurm.run.program_signals import NO_STEPS
@@ -56,7 +57,7 @@ def curve_sections(facts: RunFacts) -> Iterator[Section]:
         items.append(Text("Dashed lines are the steps at which an attempt began."))
     yield Section("Training", items)
     yield Section("Throughput", list(_throughput(metrics, marks)))
-    if routing := list(_routing(metrics, marks)):
+    if routing := [*_routing(metrics, marks), *routing_items(metrics, facts.routing)]:
         yield Section("Router", routing)
 
 
@@ -212,6 +213,7 @@ def _routing(metrics: Metrics, marks: Sequence[Marker]) -> Iterator[Item]:
             unit="of the choices of a layer",
         )
     )
+    yield from load_over_time(rows)
 
 
 def curves_together(runs: Sequence[RunFacts]) -> Iterator[Item]:

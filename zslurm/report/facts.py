@@ -1,6 +1,6 @@
 """Everything that a report shows of one run, read from its directory; nothing here needs torch or a GPU.
 
-A report can be made at any time: of a run that is going on, that took no step, or whose files are damaged in part.
+A report can be made at any time: of an active run, of one that took no step, or whose files are damaged in part.
 Lines that cannot be read are skipped and counted.
 """
 
@@ -21,7 +21,7 @@ from zslurm.report.efficiency import Efficiency, efficiency
 from zslurm.report.timeline import Timeline, timeline
 from zslurm.run.event import Event, from_row
 from zslurm.run.event_text import describe_cause
-from zslurm.run.events import Action, FaultDetected, RecoveryFailed, RecoveryStarted
+from zslurm.run.events import Action, FaultDetected, RecoveryFailed, RecoveryStarted, Scored
 from zslurm.run.metrics import Metrics, read_metrics
 from zslurm.run.run_dir import RunDir
 from zslurm.run.state import RunState, look_all
@@ -81,8 +81,10 @@ class RunFacts:
         config: the resolved configuration without secrets; empty where it cannot be read.
         changed: its keys that are not the defaults, with their values.
         code: version of the code that the run was submitted with.
+        routing: the matrices of the last evaluation's routing; empty where there are none.
         efficiency: what the job used of what it asked for.
         damaged_events: lines of the run's events that cannot be read.
+        scored: scorings by hand, oldest first.
     """
 
     run: RunDir
@@ -97,8 +99,10 @@ class RunFacts:
     config: Mapping[str, Any]
     changed: Mapping[str, Any]
     code: Mapping[str, Any]
+    routing: Mapping[str, Any]
     efficiency: Efficiency
     damaged_events: int
+    scored: Sequence[Scored] = ()
 
     @property
     def cause(self) -> str:
@@ -140,10 +144,12 @@ def _read(run: RunDir, state: RunState) -> RunFacts:
         config=config,
         changed=dict(_not_default(RunSpec, config)),
         code=read_json(run.code) or {},
+        routing=read_json(run.routing) or {},
         efficiency=efficiency(
             run, config, metrics, line, [save.bytes for save in saved if save.kept], _accounting(state, line)
         ),
         damaged_events=damaged,
+        scored=[event for event in events if isinstance(event, Scored)],
     )
 
 

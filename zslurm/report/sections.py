@@ -12,10 +12,12 @@ from zslurm.core.redact import redact
 from zslurm.core.units import show_time, show_value
 from zslurm.report.comparison import compare
 from zslurm.report.curves import curve_sections, curves_together
+from zslurm.report.data import data_sections
 from zslurm.report.efficiency import median
 from zslurm.report.facts import RunFacts
 from zslurm.report.parts import Bullets, Drawing, Fold, Item, Report, RunPart, Section, Table, Text, Tile
 from zslurm.report.plots import Block, Marker, band
+from zslurm.report.scores import score_sections
 from zslurm.report.timeline import PARTS, Attempt, Timeline
 from zslurm.run.event_text import describe_cause
 from zslurm.run.program_signals import NO_CHECKPOINTS
@@ -35,6 +37,8 @@ def build(runs: Sequence[RunFacts]) -> Report:
 def _run(facts: RunFacts) -> RunPart:
     sections = [
         *curve_sections(facts),
+        *data_sections(facts),
+        *score_sections(facts),
         Section("Where the time went", list(_time(facts))),
         Section("Faults and actions", list(_happenings(facts))),
         Section("Checkpoints", list(_checkpoints(facts))),

@@ -21,6 +21,7 @@ class NewestRows:
     step_times: list[float] = field(default_factory=list)
     """Of the last steps."""
     evaluation: dict[str, Any] = field(default_factory=dict)
+    sources: dict[str, Any] = field(default_factory=dict)
     checkpoint: dict[str, Any] = field(default_factory=dict)
     """The last that was committed."""
 
@@ -43,6 +44,9 @@ def newest_rows(path: Path) -> NewestRows:
         if not found.checkpoint and b'"COMMITTED"' in line:
             row = parse_line(line)
             found.checkpoint = row if row is not None and row.get("kind") == "checkpoint" else {}
+        if not found.sources and b'"sources"' in line:  # one in every ten steps: no need to look further for it
+            row = parse_line(line)
+            found.sources = row if row is not None and row.get("kind") == "sources" else {}
         if len(found.step_times) == _STEPS_TO_AVERAGE and found.evaluation and found.checkpoint:
             break
     return found

@@ -16,6 +16,7 @@ RUN/
   job-ID.exit           exit code of the run, once job ID is over        supervisor
   logs/job-ID.log       output of the batch script and supervisor        the job
   metrics.jsonl         loss, speed, checkpoints, evaluations            rank 0
+  routing.json          the router in the last evaluation                rank 0
   tensorboard/          the same for TensorBoard, where asked for        rank 0
   profile/              traces, where asked for                          rank 0
   exports/              for evaluation.command, with its output          rank 0's command
@@ -169,6 +170,8 @@ class RunDir:
     """Events of the supervisor, a line each."""
     metrics = _Below("metrics.jsonl")
     """Metrics of the training steps, a line each."""
+    routing = _Below("routing.json")
+    """How the router routed in the last evaluation."""
     logs = _Below("logs")
     """The directory of the jobs' output."""
     checkpoints = _Below("checkpoints")

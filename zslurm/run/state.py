@@ -91,6 +91,8 @@ class RunState:
     step_time_s: float | None = None
     evaluation_step: int | None = None
     evaluation_loss: float | None = None
+    sources: Mapping[str, Any] = field(default_factory=dict)
+    """Tokens and epochs of each source of the data, as metrics.jsonl has them."""
     checkpoint_step: int | None = None
     best_step: int | None = None
     exit_code: int | None = None
@@ -387,6 +389,7 @@ def _progress(run: RunDir) -> dict[str, Any]:
         "step_time_s": rows.step_time_s,
         "evaluation_step": rows.evaluation.get("step"),
         "evaluation_loss": rows.evaluation.get("loss"),
+        "sources": rows.sources.get("sources") or {},
         "checkpoint_step": saved,
         "not_shown": not_shown(config, step=step, checkpoint_step=saved) if attempts else (),
         "best_step": rows.checkpoint.get("best_step"),

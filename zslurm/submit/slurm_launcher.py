@@ -33,8 +33,11 @@ class _RunExecutor(ZslurmExecutor):
     def affinity(cls) -> int:
         return 2  # `check_slurm` has looked for Slurm
 
-    def _script_text(self, command: str) -> str:
+    def _make_submission_file_text(self, command: str, uid: str) -> str:
         return self._script.text  # with the Python of the job, which need not be this one
+
+    def _num_tasks(self) -> int:
+        return 1  # the supervisor starts the ranks
 
     def _minutes(self) -> int:
         return 0  # the supervisor knows the time limit of its job

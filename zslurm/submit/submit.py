@@ -6,7 +6,6 @@ that changed; another model or tokenizer is refused; a run that is active is ref
 
 from __future__ import annotations
 
-import getpass
 import json
 import time
 from collections.abc import Callable, Iterator
@@ -25,6 +24,7 @@ from zslurm.core.extras import require
 from zslurm.job.code_copy import copied_code
 from zslurm.job.successor import cancel_last_successor, successor_spec
 from zslurm.run import index
+from zslurm.run.by_user import record_by_user
 from zslurm.run.identity import forget_original, location
 from zslurm.run.run_dir import RunDir, not_writable
 from zslurm.run.secrets import read_secrets, without_secrets, write_secrets
@@ -32,7 +32,6 @@ from zslurm.run.state import recorded_job
 from zslurm.submit.code_version import code_version
 from zslurm.submit.continuation import check_continues, refuse_active
 from zslurm.submit.submit_lock import submit_lock
-from zslurm.train.jsonl import JsonLinesWriter
 
 if TYPE_CHECKING:  # cancel, hold and exec need this file too, and neither numpy nor h5py nor jinja2
     from zslurm.submit.script.render import JobScript
@@ -258,23 +257,10 @@ def spec_of(run: RunDir) -> RunSpec:
 
 
 def record_action(run: RunDir, action: str, job_id: str, spec: RunSpec, **fields: Any) -> None:
-    """Append to submissions.jsonl.
+    """Append what was done to a job to submissions.jsonl.
 
     Raises:
         ZslurmError: the file cannot be written.
     """
-    try:
-        with JsonLinesWriter(run.submissions) as lines:
-            lines.append(
-                {
-                    "time": time.time(),
-                    "action": action,
-                    "job_id": job_id,
-                    "launcher": spec.cluster.launcher,
-                    "cluster": spec.cluster.name,
-                    "user": getpass.getuser(),
-                    **fields,
-                }
-            )
-    except OSError as error:
-        raise ZslurmError(f"{run.submissions}: cannot be written: {error.strerror}") from error
+    where = {"launcher": spec.cluster.launcher, "cluster": spec.cluster.name}
+    record_by_user(run, action, job_id=job_id, **where, **fields)

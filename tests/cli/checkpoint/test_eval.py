@@ -80,3 +80,71 @@ def test_scores_are_a_table(zslurm: Zslurm, tasks: dict[str, Path]) -> None:
     lines = [line.split("\t") for line in done.stdout.splitlines()]
     assert ["choice", "acc", "1.0000", "0.0000"] in lines
     assert ["written", "exact_match,word", "1.0000", "0.0000"] in lines
+
+
+def test_scores_are_among_the_events_and_in_the_report_of_the_run(
+    zslurm: Zslurm, tasks: dict[str, Path], tmp_path: Path
+) -> None:
+    zslurm.ok("eval", "first", "--tasks", tasks["choice"], "--limit", "2")
+    event = json.loads(zslurm.ok("events", "first", "--json").stdout.splitlines()[-1])
+    assert (event["action"], event["checkpoint"], event["step"]) == ("score", "step-00000080", 80)
+    assert event["scores"] == {"choice/acc": 1.0, "choice/acc_norm": 1.0}
+    assert "step-00000080 was scored by " in zslurm.ok("events", "first").stdout
+    zslurm.ok("report", "first", "--out", tmp_path / "report.md")
+    lines = (tmp_path / "report.md").read_text().splitlines()
+    assert "| choice/acc | 1.0000 | 0.0000 | 80 | zslurm eval |" in lines
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        ([], 2, "--tasks is missing: task files, or of the shipped tasks: arithmetic, "),
+        (["--tasks", "nothing"], 2, "nothing: no such task file"),
+        (["--tasks", "arithmetic", "--limit", "0"], 2, "--limit"),
+        (["--tasks", "arithmetic", "--out", "no/where/x.json"], 2, "there is no such folder"),
+        (["--tasks", "arithmetic", "--device", "cuda", "--ranks", "2"], 2, "for --ranks 2"),
+        (["--tasks", "arithmetic-written", "--context", "8"], 2, "max_gen_toks (8) leaves no room"),
+        (["--tasks", "arithmetic", "--tokenizer", "/dev/null"], 2, "tokenizer"),
+    ],
+    ids=str,
+)
+def test_what_cannot_be_scored_is_one_line(zslurm: Zslurm, arguments: list[str], code: int, message: str) -> None:
+    done = zslurm("eval", "first", *arguments)
+    assert done.code == code
+    assert message in done.stderr
+    assert "Traceback" not in done.stderr
+    assert done.stdout == ""
+
+
+def test_a_choice_without_a_token_and_one_longer_than_the_context_are_refused(
+    zslurm: Zslurm, tmp_path: Path
+) -> None:
+    keys = {"output_type": "multiple_choice", "doc_to_text": "q", "doc_to_choice": "c", "doc_to_target": "r"}
+    empty = write_task(tmp_path, [{"q": "a", "c": ["b", ""], "r": 0}], task="empty", **keys, target_delimiter="")
+    done = zslurm("eval", "first", "--tasks", empty)
+    assert (done.code, done.stdout) == (2, "")
+    assert "empty.jsonl, line 1: choice 2 ('') adds no token to its question" in done.stderr
+    long = write_task(tmp_path, [{"q": "a", "c": ["b", "東京 " * 40], "r": 0}], task="long", **keys)
+    assert "tokens, the context 32" in zslurm("eval", "first", "--tasks", long).stderr
+
+
+def test_a_run_without_weights_and_a_missing_one_are_reported(zslurm: Zslurm) -> None:
+    assert zslurm("eval", "nobody", "--tasks", "arithmetic").code == 3
+
+
+def test_programs_run_from_the_command_line(zslurm: Zslurm, tmp_path: Path) -> None:
+    """Each sample is a program: here one that passes where the model continues its sentence."""
+    path = write_task(
+        tmp_path,
+        [{"begin": "The quick brown fox"}, {"begin": "the lazy"}],
+        task="programs",
+        doc_to_text="begin",
+        doc_to_target="",
+        repeats=2,
+        generation_kwargs={"do_sample": True, "temperature": 0.01, "max_gen_toks": 6},
+        execution={"command": "grep -q jumps {file}", "program": "{{completion}}", "isolation": "limits",
+                   "network": True},
+        metric_list=[{"metric": "pass@1"}, {"metric": "pass@2"}],
+    )  # fmt: skip
+    said = zslurm.ok("eval", "first", "--tasks", path, "--json").json
+    assert said["results"][0]["metrics"] == {"pass@1": 0.5, "pass@2": 0.5}

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import io
+import json
 import os
 import shutil
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -162,3 +164,84 @@ def test_a_tokenizer_with_tokens_that_the_model_lacks_is_refused(
     reported = zslurm("generate", "first", "--prompt", "word299", "--tokenizer", tmp_path / "tokenizer.json")
     assert reported.code == 2
     assert "another model's" in reported.stderr
+
+
+def lines_of(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+PROMPTS: list[dict[str, Any]] = [
+    {"id": "a", "prompt": PROMPT},
+    {"id": "b", "prompt": "jumps over", "max_tokens": 3},
+    {"id": "c", "prompt": "für 12", "stop": ["東京"]},
+    {"id": "d", "prompt": "The", "temperature": 1.5, "seed": 7, "max_tokens": 9},
+    {"id": "e", "prompt": "lazy dog", "max_tokens": 100},
+]
+
+
+@pytest.mark.parametrize("batch", [1, 3, 32])
+def test_many_prompts_get_what_each_gets_alone_in_their_order(zslurm: Zslurm, tmp_path: Path, batch: int) -> None:
+    (tmp_path / "in.jsonl").write_text("".join(json.dumps(each) + "\n" for each in PROMPTS))
+    given = ["--prompts", tmp_path / "in.jsonl", "--out", tmp_path / "out.jsonl", "-n", "6", "--batch", batch]
+    done = zslurm.ok("generate", "first", *given)
+    found = lines_of(tmp_path / "out.jsonl")
+    assert [each["id"] for each in found] == ["a", "b", "c", "d", "e"]
+    assert "note: the context ends before --max-tokens in 1 prompt" in done.stderr
+    for each, asked in zip(found, PROMPTS, strict=True):
+        options = [
+            f"--{key.replace('_', '-')}={value}"
+            for key, value in asked.items()
+            if key not in ("id", "prompt", "stop")
+        ]
+        alone = zslurm.ok("generate", "first", "--prompt", asked["prompt"], "-n", "6", *options, "--json").json
+        if "stop" not in asked:
+            assert each["tokens"] == alone["tokens"]
+            assert (each["text"], each["ended"]) == (alone["text"], "length")
+        else:
+            assert each["text"] == alone["text"].split("東京")[0]
+
+
+def test_a_stop_string_ends_the_text_and_is_no_part_of_it(zslurm: Zslurm) -> None:
+    whole = zslurm.ok("generate", "first", "--prompt", PROMPT, "-n", "10").stdout
+    assert "jumps" in whole
+    done = zslurm.ok("generate", "first", "--prompt", PROMPT, "-n", "10", "--stop", "jumps", "--stop", "xyz")
+    assert done.stdout == whole.split("jumps")[0] + "\n"
+
+
+def test_prompts_come_from_stdin_and_results_go_to_stdout(zslurm: Zslurm, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stdin", io.StringIO(json.dumps(PROMPTS[1]) + "\n\n" + json.dumps(PROMPTS[0]) + "\n"))
+    done = zslurm.ok("generate", "first", "--prompts", "-", "-n", "2")
+    assert [json.loads(line)["id"] for line in done.stdout.splitlines()] == ["b", "a"]
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("", "holds no prompt"),
+        ('{"prompt": "a"}\n{', "line 2: is not JSON"),
+        ('{"text": "a"}', "line 1: prompt: Field required"),
+        ('{"prompt": ""}', "prompt 1: is empty"),
+        ('{"prompt": "a", "top_p": 2}', "line 1: top_p: "),
+        ('{"prompt": "a", "seed": -1}', "line 1: seed: "),
+        ("[]", "line 1: the line: "),
+        (json.dumps({"prompt": "東京 " * 40}), f"the context {CONTEXT}"),
+    ],
+)
+def test_a_wrong_prompt_is_refused_before_any_text_is_made(
+    zslurm: Zslurm, tmp_path: Path, content: str, message: str
+) -> None:
+    (tmp_path / "in.jsonl").write_text(content + "\n")
+    done = zslurm("generate", "first", "--prompts", tmp_path / "in.jsonl", "--out", tmp_path / "out.jsonl")
+    assert done.code == 2
+    assert message in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+    assert not (tmp_path / "out.jsonl").exists()
+
+
+def test_results_replace_no_file(zslurm: Zslurm, tmp_path: Path) -> None:
+    for name, content in (("in.jsonl", '{"prompt": "a"}\n'), ("out.jsonl", "mine")):
+        (tmp_path / name).write_text(content)
+    done = zslurm("generate", "first", "--prompts", tmp_path / "in.jsonl", "--out", tmp_path / "out.jsonl")
+    assert done.code == 2
+    assert "is there already" in done.stderr
+    assert (tmp_path / "out.jsonl").read_text() == "mine"

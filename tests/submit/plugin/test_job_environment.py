@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import signal
 from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
 from submitit import helpers
-from submitit.core import job_environment, utils
+from submitit.core import utils
 
 from zslurm.core.errors import SlurmUnavailable
 from zslurm.slurm import client, preemption
@@ -38,9 +39,11 @@ def slurm_says(monkeypatch: pytest.MonkeyPatch, found: Preemption | None) -> Non
     monkeypatch.setattr(preemption, "find_preemption", lambda client, job_id, restart: found)
 
 
-def terminated(paths: utils.JobPaths, monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Send the handler of SIGTERM its signal; returns the countdowns with which the job was requeued."""
-    requeued: list[int] = []
+def terminated(
+    paths: utils.JobPaths, monkeypatch: pytest.MonkeyPatch, requeued: list[int] | None = None
+) -> list[int]:
+    """Give the handler of SIGTERM its signal; returns the countdowns with which the job was requeued."""
+    requeued = [] if requeued is None else requeued
     environment = ZslurmJobEnvironment()
     monkeypatch.setattr(environment, "_requeue", requeued.append)
     delayed = utils.DelayedSubmission(Work())
@@ -65,14 +68,27 @@ def test_a_preempted_job_checkpoints_and_requeues_itself(
 ) -> None:
     slurm_says(monkeypatch, Preemption(NOW, "requeue", done=False))
     requeued: list[int] = []
-    monkeypatch.setattr(ZslurmJobEnvironment, "_requeue", lambda self, countdown: requeued.append(countdown))
-    environment = ZslurmJobEnvironment()
-    delayed = utils.DelayedSubmission(Work())
-    delayed.set_timeout(60, 3)
-    handler = job_environment.SignalHandler(environment, paths, delayed)
     with pytest.raises(SystemExit):
-        environment._terminated(handler, signal.SIGTERM)
+        terminated(paths, monkeypatch, requeued)
     assert requeued == [3]  # a preemption is no time-out
+    assert paths.submitted_pickle.exists()
+
+
+@pytest.mark.parametrize("preempted", [True, False])
+def test_the_other_signal_of_a_preemption_meanwhile_neither_breaks_the_checkpoint_nor_is_lost(
+    preempted: bool, paths: utils.JobPaths, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The site has send_user_signal: SIGUSR2 comes while Slurm is asked why SIGTERM came."""
+    requeued: list[int] = []
+
+    def find(*_: object) -> Preemption | None:
+        os.kill(os.getpid(), signal.SIGUSR2)
+        return Preemption(NOW, "requeue", done=False) if preempted else None
+
+    monkeypatch.setattr(preemption, "find_preemption", find)
+    with pytest.raises(SystemExit):
+        terminated(paths, monkeypatch, requeued)
+    assert requeued == [3]
     assert paths.submitted_pickle.exists()
 
 

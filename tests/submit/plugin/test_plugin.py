@@ -112,6 +112,8 @@ REFUSED: list[tuple[dict[str, Any], type[ZslurmError], str]] = [
     ({_MORE: {"output": "x"}}, ConfigError, f"{_MORE}: output: cannot be set; submitit reads the logs there"),
     ({_MORE: {"ntasks_per_node": 2}}, ConfigError, f"{_MORE}: ntasks_per_node: cannot be set; use tasks_per"),
     ({_MORE: {"--x": 2}}, ConfigError, f"{_MORE}: --x: not a long option of sbatch"),
+    ({"slurm_setup": "echo"}, ConfigError, "slurm_setup: expected a list of texts, got 'echo'"),
+    ({"zslurm_overrides": "a=1"}, ConfigError, "zslurm_overrides: expected a list of texts, got 'a=1'"),
     ({_MORE: ["x"]}, ConfigError, f"{_MORE}: expected a dictionary"),
     ({"zslurm_profile": "labb"}, NotFound, "labb: no cluster profile has this name; did you mean `lab`?"),
     ({"zslurm_overrides": ["cluster.nix=1"]}, ConfigError, "--set cluster.nix: cluster.nix: unknown key; did"),
@@ -197,6 +199,33 @@ def test_large_pickles_are_refused_before_they_are_all_written(slurm: ScriptedSl
     with pytest.raises(ConfigError, match=r"the pickles of function and arguments take 2.*, more than 1e-06 GiB"):
         executor.map_array(len, ["x" * 700] * 3)
     assert list((tmp_path / "logs").iterdir()) == []
+
+
+def test_secrets_of_one_submission_outlive_the_next_one_s(
+    executor: submitit.AutoExecutor, slurm: ScriptedSlurm
+) -> None:
+    """A job that waits in the queue reads its file when it starts."""
+    executor.update_parameters(zslurm_overrides=["cluster.env.HF_TOKEN=hf_abcdefgh"])
+    executor.submit(abs, 1)
+    (file,) = executor.folder.glob(".secrets_*.env")
+    executor.update_parameters(zslurm_overrides=[])
+    executor.submit(abs, 1)
+    assert list(executor.folder.glob(".secrets_*.env")) == [file]
+    executor.update_parameters(zslurm_overrides=["cluster.env.HF_TOKEN=hf_ijklmnop"])
+    slurm.refuses(BAD_TIME)
+    with pytest.raises(SlurmRefused):
+        executor.submit(abs, 1)
+    assert list(executor.folder.glob(".secrets_*.env")) == [file]
+    assert file.read_text() == "export HF_TOKEN=hf_abcdefgh\n"
+
+
+def test_a_change_of_the_profile_is_seen_by_the_next_update(
+    executor: submitit.AutoExecutor, slurm: ScriptedSlurm
+) -> None:
+    executor.update_parameters(slurm_qos="high")
+    save_profile("lab", PROFILE.replace("account: lab", "account: two"), make_default=True)
+    executor.update_parameters(slurm_qos="high")
+    assert options(executor, slurm)["account"] == "two"
 
 
 def test_sbatch_sees_nothing_of_a_surrounding_job(

@@ -17,7 +17,7 @@ from zslurm.submit.plugin.script import function_script, resolve_function
 
 def script(folder: Path, *, array: int | None = None, command: str = "python -m run", **parameters: Any) -> str:
     folder.mkdir(exist_ok=True)
-    return function_script(resolve_function(parameters), command, folder, array)
+    return function_script(resolve_function(parameters), command, folder, folder / ".secrets_x.env", array)
 
 
 def option(text: str, name: str) -> str | None:
@@ -92,6 +92,17 @@ def test_only_several_nodes_with_gpus_are_taken_whole_for_their_rails(
     assert option(script(folder, profile="rails", **parameters), "exclusive") == alone
 
 
+def test_a_profile_s_size_of_runs_is_not_that_of_functions(folder: Path) -> None:
+    size = "{account: lab, nodes: 4, ranks_per_node: 8, spares: 1, mem: 500G, cpus_per_task: 12, qos: high}"
+    save_profile("sized", PROFILE.replace("{account: lab}", size), make_default=False)
+    text = script(folder, profile="sized")
+    assert [option(text, name) for name in ("nodes", "ntasks-per-node", "mem", "cpus-per-task", "qos")] == [
+        "1", "1", None, None, "high",
+    ]  # fmt: skip
+    assert resolve_function({"profile": "sized"}).tasks == 1
+    assert resolve_function({"profile": "sized", "nodes": 2, "ntasks_per_node": 3}).tasks == 6
+
+
 def test_gpus_are_asked_for_as_the_cluster_names_them(folder: Path) -> None:
     assert option(script(folder, gpus_per_node=2), "gpus-per-node") == "mi300x:2"
     assert option(script(folder, num_gpus=1), "gpus-per-node") == "mi300x:1"
@@ -124,7 +135,7 @@ def test_more_cores_reach_the_tasks_and_options_of_srun_are_quoted(folder: Path)
 
 def test_secrets_of_the_profile_are_in_a_file_that_only_the_user_can_read(folder: Path) -> None:
     text = script(folder, overrides=["cluster.env.HF_TOKEN=hf_abcdefgh"])
-    file = folder / "zslurm-secrets.env"
+    file = folder / ".secrets_x.env"
     assert "hf_abcdefgh" not in text
     assert f". {file} || exit 1" in text
     assert (file.read_text(), file.stat().st_mode & 0o777) == ("export HF_TOKEN=hf_abcdefgh\n", 0o600)

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pydantic import ValidationError
 
 from tests.train.data.numbered import numbered, order_of, phase
 from zslurm.train.data.bundle import Corpus
@@ -16,7 +17,7 @@ from zslurm.train.data.mixture import SMALLEST_BLOCK
 from zslurm.train.data.order import DataOrder
 from zslurm.train.data.sampler import Sampler
 from zslurm.train.errors import ConfigError, DataError
-from zslurm.train.phases import PhaseConfig
+from zslurm.train.phases import ZAYA1_MID_TRAINING, PhaseConfig
 
 SIZES = {"books": 400, "code": 1000, "web": 2345}
 
@@ -184,3 +185,58 @@ def test_checkpoints_of_runs_before_there_were_mixtures_are_understood(
     assert changed.changes(old, 7) == [f"{other.path} is not the data that the checkpoint was trained on"]
     with pytest.raises(DataError, match="made with another tokenizer than the checkpoint's run"):
         order.changes(old | {"tokenizer_sha256": "ab"}, 7)
+
+
+# --------------------------------------------------------------------------- what is taken, and how often
+
+
+def test_progress_is_tokens_and_epochs_over_all_contexts(corpora: dict[str, Corpus]) -> None:
+    order = order_of(corpora, [phase(8, 120), phase(20, 60, mix={"web": 1})])
+    assert {name: taken.tokens for name, taken in order.progress(0).items()} == dict.fromkeys(corpora, 0)
+    done = order.progress(order.plan.total_steps)
+    assert sum(taken.tokens for taken in done.values()) == order.plan.total_tokens
+    taken = order.taken(order.plan.total_steps)
+    epochs = taken["8"]["web"] / corpora["web"].sequences(8) + taken["20"]["web"] / corpora["web"].sequences(20)
+    assert done["web"].epochs == pytest.approx(epochs)
+
+
+def test_a_source_is_repeated_as_often_as_it_may(corpora: dict[str, Corpus]) -> None:
+    sequences = corpora["code"].sequences(8)
+    order = order_of(corpora, [phase(8, sequences * 6, mix={"code": 1})])
+    order.check_epochs(None)
+    order.check_epochs(6.0)
+    with pytest.raises(
+        DataError, match=r"^data\.sources\.code: the run takes 6 epochs of it, more than data.max_epo"
+    ):
+        order.check_epochs(5.9)
+
+
+@pytest.mark.parametrize(
+    ("mix", "note"),
+    [
+        (
+            {"web": 0.5, "code": 0.47},
+            "phases[0].mix: the shares sum to 0.97, not 1; each counts as its part of the sum",
+        ),
+        (
+            {"web": 60, "code": 45},
+            "phases[0].mix: the shares sum to 105, not 100; each counts as its part of the sum",
+        ),
+        ({"web": 0.7, "code": 0.2, "books": 0.1}, None),
+        ({"web": 86.1, "code": 13.9}, None),
+        ({"web": 1, "code": 3}, None),
+        ({}, None),
+    ],
+)
+def test_shares_that_look_like_a_whole_and_are_none_are_noted(
+    corpora: dict[str, Corpus], mix: dict[str, float], note: str | None
+) -> None:
+    assert order_of(corpora, [phase(8, 12, mix=mix)]).notes() == ([] if note is None else [note])
+
+
+def test_the_published_mixture_has_a_name() -> None:
+    named = phase(8, 12, mix="zaya1-mid-training")
+    assert named.mix == ZAYA1_MID_TRAINING
+    assert sum(named.mix.values()) == pytest.approx(100)
+    with pytest.raises(ValidationError, match="did you mean `zaya1-mid-training`"):
+        phase(8, 12, mix="zaya-mid-training")

@@ -106,12 +106,12 @@ def test_wrong_tasks_are_refused_before_a_run_starts(tmp_path: Path, tasks: list
 
     wrong = tmp_path / "wrong.yaml"
     wrong.write_text(json.dumps({"task": "wrong", "data": "none.jsonl"}))
-    with pytest.raises(DataError, match="evaluation.tasks: .*none.jsonl: no such file"):
+    with pytest.raises(DataError, match=r"evaluation.tasks: .*none.jsonl: no such file"):
         check_tasks(config(evaluation={"tasks": [str(wrong)]}).evaluation, "loss")
-    with pytest.raises(ConfigError, match="checkpoint.best_by: choose/f1: evaluation.tasks has choose/acc, "):
+    with pytest.raises(ConfigError, match=r"checkpoint.best_by: choose/f1: evaluation.tasks has choose/acc, "):
         check_tasks(config(evaluation={"tasks": tasks}).evaluation, "choose/f1")
     check_tasks(config(evaluation={"tasks": ["arithmetic"]}).evaluation, "arithmetic/acc_norm")
-    with pytest.raises(ValueError, match="best_by .* needs evaluation.tasks"):
+    with pytest.raises(ValueError, match=r"best_by .* needs evaluation.tasks"):
         config(checkpoint={"best_by": "a/b"})
     with pytest.raises(ValueError, match="tasks_every_steps needs tasks"):
         config(evaluation={"tasks_every_steps": 3})

@@ -16,6 +16,7 @@ from tests.train.runs import VOCAB, losses_of, make_corpus, make_run, steps_of
 from zslurm.checkpoint_tools import Checkpoint, list_checkpoints
 from zslurm.train.data.build.writer import BundleWriter
 from zslurm.train.data.bundle import BundleHeader
+from zslurm.train.jsonl import read_jsonl
 
 CONTEXT = 16
 HEADER = BundleHeader(VOCAB, "a" * 64, 1, "tests")
@@ -84,6 +85,29 @@ def test_a_checkpoint_records_what_was_taken_of_each_source(finished: Path) -> N
     (counts,) = cursor["sequences"].values()
     assert sum(counts.values()) == 9 * 6
     assert counts["code"] > 6
+
+
+def test_tokens_and_epochs_of_each_source_are_recorded(finished: Path) -> None:
+    rows = [row for row in read_jsonl(finished / "metrics.jsonl") if row["kind"] == "sources"]
+    last = rows[-1]
+    assert last["step"] == 9, "the last step always"
+    with Checkpoint.open(list_checkpoints(finished / "checkpoints")[0].path) as checkpoint:
+        (counts,) = checkpoint.manifest.cursor["sequences"].values()
+    sizes = {"web": 3999 // CONTEXT, "code": 699 // CONTEXT}
+    assert last["sources"] == {
+        name: {"tokens": count * CONTEXT, "epochs": round(count / sizes[name], 6)}
+        for name, count in counts.items()
+    }
+
+
+def test_a_source_that_would_be_repeated_too_often_is_refused(tmp_path: Path, sources: dict[str, str]) -> None:
+    run = mixed_run(tmp_path / "run", sources, {"code": 1}, {"code": 1}, {"code": 1}, max_epochs=1)
+    done = train_on(run, ranks=1)
+    assert done.returncode == 2
+    assert done.stderr.startswith(
+        "error: data.sources.code: the run takes 1.26 epochs of it, more than data.max_epo"
+    )
+    assert "Traceback" not in done.stderr
 
 
 def test_a_run_whose_mix_or_data_changed_reports_it(

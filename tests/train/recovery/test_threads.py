@@ -92,7 +92,7 @@ def test_an_answer_that_was_frozen_on_its_way_is_no_sign_of_membership(monkeypat
     monkeypatch.setattr(watcher_module, "_leave", lambda *_: left.set())
     clock = [time.monotonic()]
     monkeypatch.setattr(watcher_module, "time", SimpleNamespace(monotonic=lambda: clock[0]))
-    monkeypatch.setattr(watcher_module, "_POLL_S", 3600.0)  # the thread does not look
+    monkeypatch.setattr(watcher_module, "POLL_S", 3600.0)  # the thread does not look
     store = Asked()
     watcher = Watcher(cast(dist.Store, store), "n0/0", 2, lambda _: None)
     store.may_answer.clear()
@@ -126,7 +126,7 @@ def test_a_process_that_was_frozen_does_not_continue_where_the_store_is_gone(
     assert watcher.wait_after(0, 60) is None, "it watches no longer"
     watcher.fence()
     assert left == [], "nobody is replaced without a store"
-    monkeypatch.setattr(watcher_module, "_POLL_S", 3600.0)  # the thread does not look
+    monkeypatch.setattr(watcher_module, "POLL_S", 3600.0)  # the thread does not look
     frozen = Watcher(cast(dist.Store, store), "n0/1", 2, lambda _: None)
     clock[0] += 60
     frozen.fence()

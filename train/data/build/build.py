@@ -21,14 +21,13 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
-import numpy as np
 import tokenizers
-from numpy.typing import NDArray
 
 from zslurm.checkpoint_tools.durable import sync
 from zslurm.checkpoint_tools.quantities import counted
+from zslurm.train.data.build.chat import ChatTemplate
 from zslurm.train.data.build.documents import SAMPLE_BYTES, training_texts
-from zslurm.train.data.build.encode import Encoded, Encoder, Tally, encode_all
+from zslurm.train.data.build.encode import Encoder, Tally, encode_all
 from zslurm.train.data.build.source_reader import MAX_DOCUMENT_BYTES, START, Cursor, Fields, SourceReader
 from zslurm.train.data.build.sources import EXCLUDED_DIRECTORIES, find_files
 from zslurm.train.data.build.tokenizer import (
@@ -39,6 +38,7 @@ from zslurm.train.data.build.tokenizer import (
     train_tokenizer,
     vocabulary_size,
 )
+from zslurm.train.data.build.trim import Trimming
 from zslurm.train.data.build.unfinished import (
     CORPUS,
     WholeBundle,
@@ -81,6 +81,7 @@ class _Plan:
     end_token: str | None
     bundle_bytes: int
     workers: int
+    trimming: Trimming | None
     report: Report
     note: Callable[[str], None]
 
@@ -94,6 +95,8 @@ class _Plan:
             "end_token": self.end_token,
             "bundle_bytes": self.bundle_bytes,
             **asdict(self.reader.fields),
+            **({"trim_answers": asdict(self.trimming)} if self.trimming else {}),
+            **({"chat_template_sha256": self.reader.chat.sha256} if self.reader.chat else {}),
         }
 
     @cached_property
@@ -121,6 +124,8 @@ def build(
     bundle_bytes: int = BUNDLE_BYTES,
     max_document_bytes: int = MAX_DOCUMENT_BYTES,
     workers: int = 1,
+    chat_template: Path | None = None,
+    trimming: Trimming | None = None,
     report: Report = lambda progress: None,
     note: Callable[[str], None] = lambda text: None,
 ) -> BuildSummary:
@@ -140,6 +145,8 @@ def build(
         bundle_bytes: a new bundle begins before it would exceed this; documents are not split.
         max_document_bytes: a larger document is refused; a process needs about 100 times that in memory.
         workers: processes that tokenize; 1: none but this one. More need an importable main module.
+        chat_template: of conversations, where it is not the one beside the tokenizer.
+        trimming: take so much of the reasoning of longer documents that they fit a context.
         report: gets the progress, in this thread, after each batch; what it raises ends the build.
         note: gets messages for people: an earlier, unfinished build; a smaller vocabulary.
 
@@ -155,21 +162,33 @@ def build(
         raise DataError("give the size of a vocabulary to train or a tokenizer to use, not both")
     if (fields.prompt_key is None) != (fields.completion_key is None):
         raise DataError("prompts and completions go together: give the keys of both, or of neither")
+    if fields.chat_key is not None and (fields.prompt_key is not None or tokenizer is None):
+        raise DataError(
+            "conversations have neither prompts nor completions, and need the tokenizer of a chat template"
+        )
+    if trimming is not None and not (trimming.opening and trimming.closing):
+        raise DataError("the tags of reasoning must not be empty (--reasoning-tags)")
+    if chat_template is not None and fields.chat_key is None:
+        raise DataError("a chat template is for conversations: give the key of their messages, too")
     if min(bundle_bytes, max_document_bytes, workers) < 1:
         raise DataError("the sizes of a bundle and of a document, and the number of workers, are at least 1")
     if tokenizer is not None:
         tokenizer = tokenizer / TOKENIZER_FILE if tokenizer.is_dir() else tokenizer
         end_token_id(load_tokenizer(tokenizer), end_token)  # complains before the sources are read
+    chat = None
+    if fields.chat_key is not None and tokenizer is not None:
+        chat = ChatTemplate.beside(tokenizer, chat_template)
     out = out_dir.absolute()
     files = find_files(sources, glob, excluded, ours=(out, unfinished_path(out)), locks=[lock_path(out)])
     plan = _Plan(
-        reader=SourceReader(files, fields, max_document_bytes),
+        reader=SourceReader(files, fields, max_document_bytes, chat),
         source=_describe(sources, glob),
         vocab_size=vocab_size,
         tokenizer=tokenizer,
         end_token=end_token,
         bundle_bytes=bundle_bytes,
         workers=workers,
+        trimming=trimming,
         report=report,
         note=note,
     )
@@ -209,6 +228,9 @@ def _make(out: Path, plan: _Plan) -> BuildSummary:
             empty_documents=tally.empty_documents,
             skipped_files=tuple(tally.skipped_files),
             targets=tally.targets,
+            trimmed_documents=tally.trimmed_documents,
+            removed_tokens=tally.removed_tokens,
+            too_long_documents=tally.too_long_documents,
         )
         manifest.write(directory)
     return manifest.summary(out, reused=False, continued=len(kept))
@@ -257,8 +279,8 @@ def _write_bundles(staging: Path, header: BundleHeader, kept: Sequence[WholeBund
     report = plan.progress("tokens")
     total = sum(file.size for file in reader.files)
     report(sum(file.size for file in reader.files[: start.file]), total)
-    directory, masked = staging / CORPUS, reader.fields.paired
-    encoder = Encoder(reader, directory / TOKENIZER_FILE, header.end_token)
+    directory, masked = staging / CORPUS, reader.fields.masked
+    encoder = Encoder(reader, directory / TOKENIZER_FILE, header.end_token, plan.trimming)
     with (
         RollingWriter(directory, header, plan.bundle_bytes, masked=masked, finished=len(kept)) as writer,
         closing(encode_all(encoder, reader.batches(start), plan.workers)) as encoded,
@@ -271,17 +293,12 @@ def _write_bundles(staging: Path, header: BundleHeader, kept: Sequence[WholeBund
                         files = files_sha256(reader.files, start, document.cursor)
                         start = document.cursor
                         WholeBundle(plan.kept_with, files, start, tally).write(staging, writer.finished - 1)
-                    writer.append(document.tokens, _targets(document) if masked else None)
+                    writer.append(document.tokens, document.targets if masked else None)
                 tally.add(document)
             report(batch.done, total)
         if not writer.commit():
             raise DataError(f"{plan.source}: {_nothing(tally)}")
     return tally
-
-
-def _targets(document: Encoded) -> NDArray[np.uint8]:
-    """Return the mask of a prompt and its completion, uint8 [tokens]."""
-    return (np.arange(document.tokens.size) >= document.prompt_tokens).astype(np.uint8)
 
 
 def _nothing(tally: Tally) -> str:

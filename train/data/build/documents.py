@@ -10,10 +10,11 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from zslurm.checkpoint_tools.plain import in_words
+from zslurm.train.data.build.chat import ChatTemplate, Refused, Rendered
 from zslurm.train.data.build.compressed import open_source
 from zslurm.train.data.build.source_reader import Cursor, Raw, SourceReader
 from zslurm.train.data.build.sources import Kind, SourceFile
@@ -25,17 +26,21 @@ _KINDS = {dict: "an object", list: "a list", str: "a string", bool: "true or fal
 
 @dataclass(frozen=True)
 class Document:
-    """One document: `texts` is its text, or its prompt and completion; `skipped` is why it has none."""
+    """One document: `texts` is its text, or its prompt and completion; `skipped` is why it has none.
+
+    Of a conversation `learned` is where in its text the assistant speaks.
+    """
 
     texts: tuple[str, ...]
     text_bytes: int
     sha256: bytes
     skipped: str | None = None
+    learned: tuple[tuple[int, int], ...] | None = None
 
     @property
     def empty(self) -> bool:
-        """Return whether there is nothing to learn: no text, or no completion."""
-        return not self.texts[-1]
+        """Return whether there is nothing to learn: no text, no completion, or nothing that the assistant says."""
+        return not self.texts[-1] or self.learned == ()
 
 
 def document_of(raw: Raw, reader: SourceReader) -> Document:
@@ -47,7 +52,9 @@ def document_of(raw: Raw, reader: SourceReader) -> Document:
     if raw.content is None:
         return _of_text_file(raw, reader)
     names = reader.fields.of(raw.file.kind)
-    values = raw.content if isinstance(raw.content, tuple) else _of_line(raw, raw.content, names)
+    values = raw.content if isinstance(raw.content, tuple) else _of_line(raw, raw.content, names, _option(reader))
+    if reader.chat is not None:
+        return _conversation(raw, reader.chat, names[0], values[0])
     for name, value in zip(names, values, strict=True):
         if not isinstance(value, str):
             raise DataError(f"{raw.where}: {name!r} is {_name_of(value)}, not a string")
@@ -62,9 +69,11 @@ def document_of(raw: Raw, reader: SourceReader) -> Document:
 
 def _of_text_file(raw: Raw, reader: SourceReader) -> Document:
     path = raw.file.path
-    if reader.fields.paired:
+    if reader.fields.masked:
+        missing = reader.fields.of(raw.file.kind)[0]
+        what = "conversations" if reader.chat is not None else "prompts and completions"
         raise DataError(
-            f"{path}: is a text file, which has no {reader.fields.prompt_key!r}; prompts and completions are read "
+            f"{path}: is a text file, which has no {missing!r}; {what} are read "
             "from .jsonl and .parquet (choose files of a directory with --glob)"
         )
     with open_source(raw.file) as (stream, _):
@@ -79,7 +88,31 @@ def _of_text_file(raw: Raw, reader: SourceReader) -> Document:
         return _document([content], ("",), skipped=fault)
 
 
-def _of_line(raw: Raw, line: bytes, names: Sequence[str]) -> tuple[Any, ...]:
+def _conversation(raw: Raw, chat: ChatTemplate, name: str, messages: Any) -> Document:
+    """Check and render the messages of a conversation.
+
+    Raises:
+        DataError: names the record, and what is wrong with it or what the template says against it.
+    """
+    if not isinstance(messages, list):
+        raise DataError(f"{raw.where}: {name!r} is {_name_of(messages)}, not a list of messages")
+    for place, message in enumerate(messages):
+        if not isinstance(message, dict) or not isinstance(message.get("role"), str):
+            raise DataError(
+                f"{raw.where}: message {place} of {name!r} has no 'role' (an object with role and content)"
+            )
+    content = json.dumps(messages, ensure_ascii=False, sort_keys=True, default=str)
+    try:
+        rendered = chat.render(messages) if messages else Rendered("", ())
+        document = _document([content.encode()], (rendered.text,), learned=rendered.learned)
+        return replace(document, text_bytes=len(rendered.text.encode()))
+    except Refused as error:
+        raise DataError(f"{raw.where}: the chat template ({chat.where}) fails: {error}") from error
+    except UnicodeEncodeError as error:
+        raise DataError(f"{raw.where}: holds half of a surrogate pair, which is no text") from error
+
+
+def _of_line(raw: Raw, line: bytes, names: Sequence[str], option: str) -> tuple[Any, ...]:
     """Return the values of the fields in one line of JSON."""
     try:
         text = line.decode("utf-8-sig" if raw.cursor.record == 0 else "utf-8")
@@ -98,18 +131,29 @@ def _of_line(raw: Raw, line: bytes, names: Sequence[str]) -> tuple[Any, ...]:
         raise DataError(f"{raw.where}: is {_name_of(value)}, not an object with {names[0]!r}")
     for name in names:
         if name not in value:
-            option = "--text-key" if len(names) == 1 else "--prompt-key and --completion-key"
             found = ", ".join(map(repr, value)) or "none"
             raise DataError(f"{raw.where}: has no {name!r}; its keys: {found} (set {option})")
     return tuple(value[name] for name in names)
 
 
-def _document(contents: Sequence[bytes], texts: tuple[str, ...], skipped: str | None = None) -> Document:
+def _document(
+    contents: Sequence[bytes],
+    texts: tuple[str, ...],
+    skipped: str | None = None,
+    learned: tuple[tuple[int, int], ...] | None = None,
+) -> Document:
     """Return a document and the hash of its bytes: of one text, or of two and where the second begins."""
     digest = hashlib.sha256(" ".join(str(len(content)) for content in contents).encode() + b"\n")
     for content in contents:
         digest.update(content)
-    return Document(texts, sum(map(len, contents)), digest.digest(), skipped)
+    return Document(texts, sum(map(len, contents)), digest.digest(), skipped, learned)
+
+
+def _option(reader: SourceReader) -> str:
+    """Return the options that name the fields."""
+    if reader.chat is not None:
+        return "--chat-key"
+    return "--prompt-key and --completion-key" if reader.fields.paired else "--text-key"
 
 
 def _name_of(value: Any) -> str:

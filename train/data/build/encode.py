@@ -11,6 +11,7 @@ Memory: the library holds some 500 bytes per token of a batch, about 100 for eac
 from __future__ import annotations
 
 import hashlib
+import math
 import os
 import signal
 import threading
@@ -23,6 +24,7 @@ from functools import cached_property
 from itertools import chain, islice
 from multiprocessing import get_context, parent_process
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,7 +32,8 @@ from tokenizers import Tokenizer
 
 from zslurm.train.data.build.documents import Document, document_of
 from zslurm.train.data.build.source_reader import Batch, Cursor, SourceReader
-from zslurm.train.data.build.tokenizer import encode, load_tokenizer
+from zslurm.train.data.build.tokenizer import encode, encode_with_offsets, load_tokenizer
+from zslurm.train.data.build.trim import Trimming, removal
 from zslurm.train.errors import BuildFailed, DataError
 from zslurm.train.niceness import in_slurm_job
 
@@ -43,11 +46,13 @@ class Encoded:
 
     cursor: Cursor
     tokens: NDArray[np.uint32]  # [tokens], the end-of-document token included; none where there is no text
-    prompt_tokens: int  # how many at the beginning do not count as targets
+    targets: NDArray[np.uint8] | None  # [tokens], 1 where the token counts as a target; None: all do
     text_bytes: int
     sha256: bytes
     skipped: str | None
     empty: bool
+    removed: int = 0  # tokens of its reasoning that were taken away
+    too_long: bool = False  # for the context that answers are trimmed for
 
 
 @dataclass
@@ -57,6 +62,9 @@ class Tally:
     text_bytes: int = 0
     empty_documents: int = 0
     targets: int = 0
+    trimmed_documents: int = 0
+    removed_tokens: int = 0
+    too_long_documents: int = 0
     skipped_files: list[str] = field(default_factory=list)
     sha256: str = ""  # of the hash before and the document's, in hex: it can be continued, unlike hashlib's
 
@@ -69,7 +77,11 @@ class Tally:
             self.empty_documents += 1
         else:
             self.text_bytes += document.text_bytes
-            self.targets += len(document.tokens) - document.prompt_tokens
+            targets = document.targets
+            self.targets += len(document.tokens) if targets is None else int(targets.sum(dtype=int))
+            self.trimmed_documents += document.removed > 0
+            self.removed_tokens += document.removed
+            self.too_long_documents += document.too_long
 
 
 @dataclass(frozen=True)
@@ -79,6 +91,7 @@ class Encoder:
     reader: SourceReader
     tokenizer_path: Path | None  # None: only look at the texts
     end_token: int = 0
+    trimming: Trimming | None = None
 
     def __call__(self, batch: Batch) -> list[Encoded]:
         """Parse, check and tokenize.
@@ -88,24 +101,89 @@ class Encoder:
         """
         documents = [document_of(raw, self.reader) for raw in batch.records]
         return [
-            Encoded(raw.cursor, tokens, prompt, of.text_bytes, of.sha256, of.skipped, of.empty)
-            for raw, of, (tokens, prompt) in zip(batch.records, documents, self._tokens_of(documents), strict=True)
-        ]
+            Encoded(
+                raw.cursor, of.tokens, of.targets, document.text_bytes, document.sha256, document.skipped,
+                document.empty, of.removed, of.too_long,
+            )
+            for raw, document, of in zip(batch.records, documents, self._tokens_of(documents), strict=True)
+        ]  # fmt: skip
 
-    def _tokens_of(self, documents: Sequence[Document]) -> Iterator[tuple[NDArray[np.uint32], int]]:
-        """Yield each document's tokens, and how many of them are its prompt's."""
-        texts = [text for document in documents for text in document.texts if not document.empty]
-        encodings = iter(encode(self._tokenizer, texts) if self._tokenizer is not None else ())
+    def _tokens_of(self, documents: Sequence[Document]) -> Iterator[_Tokens]:
+        """Yield what becomes of each document."""
+        if self._tokenizer is None:
+            yield from (_Tokens(np.zeros(0, np.uint32)) for _ in documents)
+            return
+        plain = (d for d in documents if not d.empty and d.learned is None)
+        encodings = iter(encode(self._tokenizer, [text for document in plain for text in document.texts]))
         for document in documents:
-            if document.empty or self._tokenizer is None:
-                yield np.zeros(0, np.uint32), 0
-                continue
-            parts = [next(encodings) for _ in document.texts]
-            yield np.concatenate([*parts, [np.uint32(self.end_token)]]), sum(map(len, parts[:-1]))
+            if document.empty:
+                yield _Tokens(np.zeros(0, np.uint32))
+            elif document.learned is not None:
+                yield self._conversation(document.texts[0], document.learned)
+            else:
+                yield self._text(document.texts, [next(encodings) for _ in document.texts])
+
+    def _text(self, texts: tuple[str, ...], parts: list[NDArray[np.uint32]]) -> _Tokens:
+        """Return a text, or a prompt and completion, that is encoded, with its end; trimmed where it must be."""
+        removed, excess = 0, sum(map(len, parts)) + 1 - self._most
+        if excess > 0 and self.trimming is not None and self._tokenizer is not None:
+            text, answer = texts[-1], (0, len(texts[-1])) if len(texts) > 1 else None
+            encoded = encode_with_offsets(self._tokenizer, text)
+            taken = removal(text, encoded, self.trimming.reasoning(text, answer), int(excess))
+            if taken is not None:
+                removed = taken.stop - taken.start
+                parts = [*parts[:-1], np.delete(parts[-1], taken)]
+        tokens = np.concatenate([*parts, [np.uint32(self.end_token)]])
+        prompt = sum(map(len, parts[:-1]))
+        targets = (np.arange(tokens.size) >= prompt).astype(np.uint8) if len(parts) > 1 else None
+        return _Tokens(tokens, targets, removed, excess > 0 and not removed)
+
+    def _conversation(self, text: str, learned: tuple[tuple[int, int], ...]) -> _Tokens:
+        """Return a conversation, of which what the assistant says is learned; trimmed where it must be."""
+        assert self._chat_tokenizer is not None
+        encoded = encode_with_offsets(self._chat_tokenizer, text)
+        tokens, targets = encoded.ids, np.zeros(len(encoded.ids), np.uint8)
+        starts, ends = encoded.offsets[:, 0], encoded.offsets[:, 1]
+        for first, last in learned:
+            targets[(starts < last) & (ends > first)] = 1
+        ended = bool(tokens.size) and tokens[-1] == self.end_token
+        removed, excess = 0, tokens.size + (not ended) - self._most
+        if excess > 0 and self.trimming is not None:
+            taken = removal(text, encoded, self.trimming.reasoning(text, learned[-1]), int(excess))
+            if taken is not None:
+                removed = taken.stop - taken.start
+                tokens, targets = np.delete(tokens, taken), np.delete(targets, taken)
+        if not ended:
+            # The end is learned where the last token is, so that a model ends what it was to say itself.
+            tokens, targets = np.append(tokens, np.uint32(self.end_token)), np.append(targets, targets[-1:])
+        return _Tokens(tokens, targets, removed, excess > 0 and not removed)
+
+    @property
+    def _most(self) -> float:
+        """Tokens that a document may have."""
+        return math.inf if self.trimming is None else self.trimming.context + 1
 
     @cached_property
     def _tokenizer(self) -> Tokenizer | None:
         return None if self.tokenizer_path is None else load_tokenizer(self.tokenizer_path)
+
+    @cached_property
+    def _chat_tokenizer(self) -> Tokenizer | None:
+        """The tokenizer of conversations, whose template writes special tokens."""
+        if self.tokenizer_path is None:
+            return None
+        tokenizer = load_tokenizer(self.tokenizer_path)
+        tokenizer.encode_special_tokens = False
+        return tokenizer
+
+
+class _Tokens(NamedTuple):
+    """What became of one document; see `Encoded`."""
+
+    tokens: NDArray[np.uint32]
+    targets: NDArray[np.uint8] | None = None
+    removed: int = 0
+    too_long: bool = False
 
 
 def default_workers() -> int:

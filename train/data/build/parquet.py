@@ -16,9 +16,11 @@ _STREAMED = {"buffer_size": 1 << 20, "pre_buffer": False}
 
 
 def read_rows(
-    path: Path, columns: Sequence[str], start: int, rows_at_once: int
+    path: Path, columns: Sequence[str], start: int, rows_at_once: int, *, nested: bool = False
 ) -> Iterator[tuple[int, tuple[Any, ...], int]]:
     """Yield the rows from `start` on: (number, one string or None for each of `columns`, rows in the file).
+
+    With `nested` a column may hold lists of messages.
 
     Raises:
         DataError: pyarrow is missing; the file cannot be read, is damaged, or lacks a column of text.
@@ -32,7 +34,7 @@ def read_rows(
         ) from None
     try:
         with parquet.ParquetFile(path, page_checksum_verification=True, **_STREAMED) as file:
-            _check_columns(path, file.schema_arrow, columns)
+            _check_columns(path, file.schema_arrow, columns, nested=nested)
             metadata = file.metadata
             group, row = 0, 0
             while group < metadata.num_row_groups and row + metadata.row_group(group).num_rows <= start:
@@ -55,8 +57,8 @@ def read_rows(
         raise DataError(f"{path}: cannot be read as Parquet: {reason}; copy it again") from error
 
 
-def _check_columns(path: Path, schema: Any, columns: Sequence[str]) -> None:
-    """Raise a DataError unless every column is there and holds text."""
+def _check_columns(path: Path, schema: Any, columns: Sequence[str], *, nested: bool) -> None:
+    """Raise a DataError unless every column is there and holds text, or, with `nested`, messages."""
     from pyarrow import types
 
     for name in columns:
@@ -67,5 +69,7 @@ def _check_columns(path: Path, schema: Any, columns: Sequence[str]) -> None:
             )
         kind = schema.field(name).type
         text = kind.value_type if types.is_dictionary(kind) else kind
+        if nested and (types.is_list(kind) or types.is_large_list(kind)):
+            continue
         if not (types.is_string(text) or types.is_large_string(text) or types.is_string_view(text)):
             raise DataError(f"{path}: column {name!r} holds {kind}, not text")

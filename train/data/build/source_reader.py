@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import IO, Any, NamedTuple
 
 from zslurm.checkpoint_tools.quantities import show_bytes
+from zslurm.train.data.build.chat import ChatTemplate
 from zslurm.train.data.build.compressed import open_source, skip
 from zslurm.train.data.build.sources import Kind, SourceFile
 from zslurm.train.errors import DataError
@@ -38,15 +39,18 @@ START = Cursor(0)
 
 @dataclass(frozen=True)
 class Fields:
-    """Which fields of a record are its text: one, or a prompt and its completion."""
+    """Which fields of a record are its text: one, a prompt and its completion, or the messages of a chat."""
 
     text_key: str = "text"
     text_column: str = "text"
     prompt_key: str | None = None
     completion_key: str | None = None
+    chat_key: str | None = None
 
     def of(self, kind: Kind) -> tuple[str, ...]:
         """Return the names of the fields in a file of this kind."""
+        if self.chat_key is not None:
+            return (self.chat_key,)
         if self.prompt_key is not None and self.completion_key is not None:
             return (self.prompt_key, self.completion_key)
         return (self.text_column if kind is Kind.PARQUET else self.text_key,)
@@ -55,6 +59,11 @@ class Fields:
     def paired(self) -> bool:
         """Return whether a document is a prompt and its completion."""
         return self.prompt_key is not None
+
+    @property
+    def masked(self) -> bool:
+        """Return whether some tokens of a document may not count as targets."""
+        return self.paired or self.chat_key is not None
 
 
 @dataclass(frozen=True)
@@ -91,6 +100,7 @@ class SourceReader:
     files: Sequence[SourceFile]
     fields: Fields
     max_document_bytes: int = MAX_DOCUMENT_BYTES
+    chat: ChatTemplate | None = None  # of conversations
 
     def batches(self, start: Cursor = START) -> Iterator[Batch]:
         """Yield all records from `start` on, in batches of about BATCH_BYTES, or of BATCH_RECORDS short ones.
@@ -158,8 +168,9 @@ class SourceReader:
     def _rows(self, file: SourceFile, start: Cursor) -> Iterator[tuple[Raw, int, int]]:
         from zslurm.train.data.build.parquet import read_rows
 
-        for row, values, total in read_rows(file.path, self.fields.of(Kind.PARQUET), start.record, PARQUET_ROWS):
+        columns, nested = self.fields.of(Kind.PARQUET), self.chat is not None
+        for row, values, total in read_rows(file.path, columns, start.record, PARQUET_ROWS, nested=nested):
             raw = Raw(file, Cursor(start.file, row), values)
-            size = sum(len(value) for value in values if isinstance(value, str))
+            size = sum(len(value if isinstance(value, str) else str(value)) for value in values)
             self.check_size(raw.where, size)
             yield raw, size, file.size * (row + 1) // total

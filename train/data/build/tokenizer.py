@@ -15,6 +15,7 @@ from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -101,6 +102,20 @@ def encode(tokenizer: Tokenizer, texts: Sequence[str]) -> list[NDArray[np.uint32
     """Token ids of each text, uint32 [tokens] each, in parallel over the texts (see `encoding_threads`)."""
     encodings = tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
     return [np.frombuffer(array("I", encoding.ids), dtype=np.uint32) for encoding in encodings]
+
+
+class TextTokens(NamedTuple):
+    """A text's tokens, uint32 [tokens], and the characters of each, [start, end), int64 [tokens, 2]."""
+
+    ids: NDArray[np.uint32]
+    offsets: NDArray[np.int64]
+
+
+def encode_with_offsets(tokenizer: Tokenizer, text: str) -> TextTokens:
+    """Return the tokens of a text, those of `encode`, and where each is in it."""
+    encoding = tokenizer.encode(text, add_special_tokens=False)
+    ids = np.frombuffer(array("I", encoding.ids), dtype=np.uint32)
+    return TextTokens(ids, np.array(encoding.offsets, np.int64).reshape(-1, 2))
 
 
 def file_sha256(path: Path) -> str:

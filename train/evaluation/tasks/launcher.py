@@ -2,14 +2,14 @@
 
     python -I -S launcher.py SETTINGS COMMAND...      SETTINGS: JSON, see `main`
 
-    users               a namespace that gives an ordinary user the right to make the others; root becomes nobody
+    users               a namespace that lets an ordinary user make the others; root becomes nobody
     network             an empty one: no interface but a loopback that is down
     processes           when the command ends, whatever it has started is killed by the kernel
     mounts              everything is read-only but /tmp, /dev/shm and the working folder, small ones in memory
     limits              address space of each process, processor time, processes, size of files
 
-It writes one line to the descriptor `status`: `ready` before the command starts, or why it cannot be started. Only
-the standard library is used, and as little of it as possible (no pathlib): it starts once for each sample.
+It writes one line to the descriptor `status`: `ready` before the command starts, or why it cannot be. Only the
+standard library is used, and as little of it as possible (no pathlib): it starts once for each sample.
 """
 
 from __future__ import annotations

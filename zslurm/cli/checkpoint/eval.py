@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 from typer import Argument, Option
 
+from zslurm.checkpoint_tools.format.layout import step_of
 from zslurm.checkpoint_tools.quantities import counted
 from zslurm.cli.checkpoint.devices import Device, Dtype, choose_device
 from zslurm.cli.checkpoint.options import Context, RopeBase, TokenizerFile, tokenizer_for
@@ -16,7 +17,10 @@ from zslurm.cli.options import Json, Slurm, run_locally_or_as_job
 from zslurm.cli.terminal.table import print_table
 from zslurm.core.console import print_json, say
 from zslurm.core.errors import ConfigError, ZslurmError
+from zslurm.run.by_user import record_by_user
 from zslurm.run.checkpoints import find_weights
+from zslurm.run.run_dir import RunDir
+from zslurm.train.evaluation.tasks.scores import Result, as_metrics
 from zslurm.train.evaluation.tasks.task import load_tasks, shipped
 from zslurm.train.hub import Overrides, open_weights
 
@@ -106,6 +110,7 @@ def eval(
                 f"{result.task}: {counted(result.documents, 'document')}, "
                 f"{result.tokens / max(result.seconds, 1e-9):,.0f} tokens/s"
             )
+    _record(path, results)
     body = {"weights": str(path), "dtype": str(format_), "results": [each.fields() for each in results]}
     _write(out, jsonlib.dumps(body, indent=1) + "\n")
     _write(samples, "".join(jsonlib.dumps(line, ensure_ascii=False) + "\n" for line in lines))
@@ -118,6 +123,20 @@ def eval(
         for name, value in each.metrics.items()
     ]
     print_table(("task", "metric", "score", "standard error"), rows)
+
+
+def _record(path: Path, results: list[Result]) -> None:
+    """Record scores in the events of the run that a checkpoint is in, where it is in one and can be written to."""
+    folder = path.absolute().parent
+    run = RunDir(folder.parent)
+    if run.checkpoints != folder or not run.config.is_file():
+        return
+    found = as_metrics(results)
+    fields = {"checkpoint": path.name, "step": step_of(path.name), "scores": found["scores"]}
+    try:
+        record_by_user(run, "score", **fields, stderr=found["stderr"])
+    except ZslurmError as error:
+        say(f"note: the run's events do not have these scores: {error}")
 
 
 def _write(file: Path | None, text: str) -> None:

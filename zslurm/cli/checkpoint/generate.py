@@ -6,6 +6,7 @@ import math
 import sys
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Annotated, Any
 
 from typer import Argument, Option
@@ -14,6 +15,7 @@ from zslurm.checkpoint_tools.plain import in_words
 from zslurm.checkpoint_tools.quantities import counted, show_bytes
 from zslurm.cli.checkpoint.devices import Device, Dtype, choose_device
 from zslurm.cli.checkpoint.options import Context, RopeBase, TokenizerFile, tokenizer_for
+from zslurm.cli.checkpoint.prompts import Defaults, PromptLine, generate_lines, read_lines, write_lines
 from zslurm.cli.errors import as_user_errors
 from zslurm.cli.options import Json, run_locally_or_as_job
 from zslurm.core.console import print_json, say
@@ -22,7 +24,7 @@ from zslurm.run.checkpoints import find_weights
 from zslurm.train.config import ModelConfig
 from zslurm.train.data.build.tokenizer import load_tokenizer
 from zslurm.train.data.detokenize import text_pieces
-from zslurm.train.hub import Overrides, Weights, open_weights
+from zslurm.train.hub import Overrides, TokenizerFiles, Weights, open_weights
 
 
 def generate(
@@ -34,12 +36,21 @@ def generate(
         ),
     ],
     prompt: Annotated[
-        str, Option("--prompt", "-p", metavar="TEXT", help="Text to continue; - reads it from stdin.")
-    ],
+        str | None, Option("--prompt", "-p", metavar="TEXT", help="Text to continue; - reads it from stdin.")
+    ] = None,
+    prompts: Annotated[
+        str | None,
+        Option(metavar="FILE", help='Many texts instead: a JSON object with "prompt" on each line; - for stdin.'),
+    ] = None,
+    out: Annotated[Path | None, Option(metavar="FILE", help="With --prompts: write the results there.")] = None,
     max_tokens: Annotated[int, Option("--max-tokens", "-n", min=1, help="Tokens to make at most.")] = 128,
     temperature: Annotated[float, Option(help="0 always takes the likeliest token (greedy).")] = 0.0,
     top_p: Annotated[float, Option(help="Draw from the likeliest tokens of this total share.")] = 1.0,
     seed: Annotated[int, Option(min=0, help="Of the draws.")] = 0,
+    stop: Annotated[
+        list[str] | None, Option(metavar="TEXT", help="End the text before this (repeatable).")
+    ] = None,
+    batch: Annotated[int, Option(min=1, help="With --prompts: how many are continued at one time.")] = 32,
     dtype: Annotated[Dtype | None, Option(help="Compute in this format; default: the weights' own.")] = None,
     device: Annotated[Device, Option(help="cuda is also torch's name for AMD GPUs.")] = Device.AUTO,
     ranks: Annotated[
@@ -54,17 +65,34 @@ def generate(
 
     Example: zslurm generate my-run --prompt 'def main(' --max-tokens 50
     """
+    if (prompt is None) == (prompts is None):
+        raise ConfigError("give --prompt TEXT, or --prompts FILE with many")
     run_locally_or_as_job(False)
     if not 0 <= temperature < math.inf:
         raise ConfigError(f"--temperature must be 0 or a positive number, got {temperature}")
     if not 0 < top_p <= 1:
         raise ConfigError(f"--top-p must be above 0 and at most 1, got {top_p}")
+    if prompts is not None or stop:
+        lines = [PromptLine(prompt=_prompt(prompt))] if prompt is not None else read_lines(prompts or "-")
+        if ranks > 1:
+            raise ConfigError("--ranks divides the cache of one prompt; leave it out with --prompts and --stop")
+        defaults = Defaults(max_tokens, temperature, top_p, seed, tuple(stop or ()))
+        with as_user_errors(), open_weights(find_weights(checkpoint), Overrides(rope_base, context)) as weights:
+            files = _tokenizer(weights, tokenizer)
+            _check_known(weights)
+            format_ = dtype or weights.settings.dtype or "fp32"
+            chosen = choose_device(device, ranks)
+            found = generate_lines(lines, weights, files, defaults, dtype=format_, device=chosen, batch=batch)
+            if prompts is not None or json:
+                write_lines(found, out)
+            else:
+                print(next(found)["text"])
+        return
+    assert prompt is not None
     text = _prompt(prompt)
     path = find_weights(checkpoint)
     with as_user_errors(), open_weights(path, Overrides(rope_base, context)) as weights:
-        files = tokenizer_for(weights, tokenizer)
-        if files is None:
-            raise ConfigError(f"{path}: has no tokenizer; name one with --tokenizer")
+        files = _tokenizer(weights, tokenizer)
         # As the weights' data were made, or as a published model's settings have it.
         coder, special = load_tokenizer(files.file), files.adds_special_tokens
         coder.encode_special_tokens = not special
@@ -122,6 +150,21 @@ def _prompt(given: str) -> str:
     return text
 
 
+def _tokenizer(weights: Weights, given: Path | None) -> TokenizerFiles:
+    files = tokenizer_for(weights, given)
+    if files is None:
+        raise ConfigError(f"{weights.path}: has no tokenizer; name one with --tokenizer")
+    return files
+
+
+def _check_known(weights: Weights) -> None:
+    settings = weights.settings
+    if settings.rope_base is None:
+        raise ConfigError(f"{weights.path}: is in no run, so its RoPE base is not known; pass --rope-base")
+    if settings.context is None:
+        raise ConfigError(f"{weights.path}: is in no run, so its context is not known; pass --context")
+
+
 def _room(weights: Weights, ids: list[int]) -> int:
     """Return how many tokens may follow the prompt."""
     settings = weights.settings
@@ -131,10 +174,8 @@ def _room(weights: Weights, ids: list[int]) -> int:
         raise ConfigError(
             f"the tokenizer has token {max(ids)}, the model {settings.model.vocab_size}: it is another model's"
         )
-    if settings.rope_base is None:
-        raise ConfigError(f"{weights.path}: is in no run, so its RoPE base is not known; pass --rope-base")
-    if settings.context is None:
-        raise ConfigError(f"{weights.path}: is in no run, so its context is not known; pass --context")
+    _check_known(weights)
+    assert settings.context is not None
     if len(ids) >= settings.context:
         raise ConfigError(
             f"the prompt has {counted(len(ids), 'token')}, which leaves no room in the context of "

@@ -22,6 +22,7 @@ from zslurm.train.data.build import build as bundles
 from zslurm.train.data.build.encode import default_workers
 from zslurm.train.data.build.source_reader import Fields
 from zslurm.train.data.build.sources import MissingSource
+from zslurm.train.data.build.trim import Trimming
 from zslurm.train.data.manifest import BuildSummary
 
 Workers = Annotated[
@@ -53,6 +54,23 @@ def build(
         str | None, Option(help="For fine-tuning: what holds the prompt, which is not learned.")
     ] = None,
     completion_key: Annotated[str | None, Option(help="For fine-tuning: what holds the completion.")] = None,
+    chat_key: Annotated[
+        str | None, Option(help="For chats: what holds the messages; what the assistant says is learned.")
+    ] = None,
+    chat_template: Annotated[
+        Path | None, Option(help="A jinja template of chats, instead of the one beside the tokenizer.")
+    ] = None,
+    trim_answers: Annotated[
+        int | None,
+        Option(
+            min=2,
+            metavar="CONTEXT",
+            help="Take so much from the middle of the reasoning of longer examples that they fit this context.",
+        ),
+    ] = None,
+    reasoning_tags: Annotated[
+        tuple[str, str], Option(metavar="OPENING CLOSING", help="What the reasoning is between.")
+    ] = ("<think>", "</think>"),
     end_token: Annotated[
         str | None, Option(help="The tokenizer's end-of-document token, where it is an unusual one.")
     ] = None,
@@ -73,7 +91,9 @@ def build(
         vocab_size=vocab_size,
         tokenizer=tokenizer,
         glob=glob,
-        fields=Fields(text_key, text_column, prompt_key, completion_key),
+        fields=Fields(text_key, text_column, prompt_key, completion_key, chat_key),
+        chat_template=chat_template,
+        trimming=None if trim_answers is None else Trimming(trim_answers, *reasoning_tags),
         end_token=end_token,
         bundle_bytes=parse_size(bundle_size),
         max_document_bytes=parse_size(max_document),
@@ -126,6 +146,15 @@ def describe_summary(summary: BuildSummary) -> str:
         counted(summary.documents, "document"),
         f"{show_bytes(summary.text_bytes)} of text",
     ]
+    if summary.empty_documents:
+        parts.append(f"{counted(summary.empty_documents, 'empty document')} left out")
+    if summary.trimmed_documents:
+        parts.append(
+            f"{counted(summary.trimmed_documents, 'document')} trimmed by "
+            f"{counted(summary.removed_tokens, 'token', shown=show_count(summary.removed_tokens))} of reasoning"
+        )
+    if summary.too_long_documents:
+        parts.append(f"{counted(summary.too_long_documents, 'document')} left longer than the context")
     if summary.skipped_files:
         parts.append(f"{counted(len(summary.skipped_files), 'file')} skipped (not UTF-8: see build.json)")
     return f"{summary.path}: {done}: {', '.join(parts)}"

@@ -11,7 +11,7 @@ import typer
 
 from zslurm.checkpoint_tools.format.layout import MANIFEST, step_of
 from zslurm.checkpoint_tools.plain import shorten
-from zslurm.checkpoint_tools.quantities import show_count, show_duration
+from zslurm.checkpoint_tools.quantities import counted, show_count, show_duration
 from zslurm.cli.options import TIMES, Json, SomeRuns, complete_states, parse_since
 from zslurm.cli.run.run_rows import (
     COLUMNS,
@@ -188,6 +188,8 @@ def _facts(state: RunState, excluded: str | None) -> Iterator[tuple[str, str | N
         yield "speed", f"{show_count(state.tokens_per_s)} tokens/s{mfu}"
     if state.evaluation_loss is not None:
         yield "validation", f"loss {state.evaluation_loss:.4f} at step {state.evaluation_step}"
+    if taken := described_sources(state.sources):
+        yield "data", ", ".join(taken)
     if state.checkpoint_step is not None:
         best = f", the best: step {state.best_step}" if state.best_step is not None else ""
         kept = _checkpoint_steps(state.run)
@@ -209,6 +211,17 @@ def _facts(state: RunState, excluded: str | None) -> Iterator[tuple[str, str | N
             "moved",
             f"{'once' if times == 1 else f'{times} times'} to another node, as planned; no step was lost",
         )
+
+
+def described_sources(sources: Mapping[str, Any]) -> list[str]:
+    """Return what was trained on of each source, as in metrics.jsonl, in words."""
+    found = [(name, taken) for name, taken in sources.items() if isinstance(taken, dict)]
+    return [
+        f"{name} {counted(int(taken.get('tokens', 0)), 'token', shown=show_count(taken.get('tokens', 0)))} "
+        f"({taken.get('epochs', 0):.3g} epochs)"
+        for name, taken in found
+        if taken.get("tokens")
+    ]
 
 
 def _checkpoint_steps(run: RunDir) -> list[int]:

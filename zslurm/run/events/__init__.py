@@ -40,6 +40,7 @@ from zslurm.run.events.people import (
     Readmitted,
     Released,
     RequeuedByUser,
+    Scored,
     Submitted,
     SuccessorSubmitted,
 )
@@ -143,6 +144,7 @@ __all__ = [
     "RequeuedByUser",
     "RunDirLost",
     "RunEnded",
+    "Scored",
     "SpareChecked",
     "SpareWarmed",
     "StacksDumped",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from zslurm.run.event import Event, Nodes
 from zslurm.run.event_text import node_list
 
@@ -60,6 +62,20 @@ class MoveAsked(Action, name="move"):
 
     def _sentence(self) -> str:
         return f"asked{f' by {self.user}' if self.user else ''} to move off {node_list(self.off)}"
+
+
+class Scored(Action, name="score"):
+    """A checkpoint was scored on tasks by hand; `scores` and `stderr` are by TASK/METRIC."""
+
+    checkpoint: str
+    scores: dict[str, Any]
+    stderr: dict[str, Any]
+    step: int | None = None
+
+    def _sentence(self) -> str:
+        who = f" by {self.user}" if self.user else ""
+        scores = (f"{name} {value:.4f}" for name, value in self.scores.items() if isinstance(value, float | int))
+        return f"{self.checkpoint} was scored{who}: {', '.join(scores)}"
 
 
 class Held(Action, name="hold"):

@@ -74,6 +74,7 @@ def check_data(spec: RunSpec) -> DataOrder | None:
         data = TrainingData.open(spec.data)
         data.check_fits(spec.model.vocab_size)
         order = DataOrder(data, Plan(spec.phases), spec.run.seed, spec.data.packing)
+        order.check_epochs(spec.data.max_epochs)
         if spec.evaluation.data is not None:
             tokenizer = data.header.tokenizer_sha256
             open_validation_data(
@@ -142,7 +143,7 @@ def notes_on(spec: RunSpec, order: DataOrder | None, *, continues: RunDir | None
             _check_gpus(spec)
         notes = notes_on_program(spec, continues)
     else:
-        notes = check_steps(spec, order, continues=continues)
+        notes = [*order.notes(), *check_steps(spec, order, continues=continues)]
     cluster = spec.cluster
     cores_are_known = cluster.launcher == "local" or spec.slurm.cpus_per_task or cluster.cpus_per_node
     if cluster.gpus_per_node and not cores_are_known:

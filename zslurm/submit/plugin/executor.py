@@ -81,7 +81,7 @@ class ZslurmExecutor(submitit.SlurmExecutor):
         self.parameters.update({name: value for name, value in given.items() if value is not None})
         self._function: tuple[dict[str, Any], Function] | None = None
         self._of_one_submission: frozenset[str] = frozenset()
-        self._submission_file: Path | None = None
+        self._files: list[Path] = []  # of the submission under way, besides the pickles
 
     @classmethod
     def affinity(cls) -> int:
@@ -101,7 +101,7 @@ class ZslurmExecutor(submitit.SlurmExecutor):
         """
         if unknown := sorted(kwargs.keys() - self._valid_parameters()):
             raise UnknownParameter(unknown_parameter(unknown[0]))
-        before = self.parameters.copy()
+        before, self._function = self.parameters.copy(), None  # the profile is read again
         self.parameters.update(kwargs)
         try:
             self._resolve()
@@ -131,6 +131,7 @@ class ZslurmExecutor(submitit.SlurmExecutor):
         folder = utils.JobPaths.get_first_id_independent_folder(self.folder)
         pickles = [folder / f"{uuid.uuid4().hex}.pkl" for _ in delayed_submissions]
         array = {"map_count": len(pickles)} if len(pickles) > 1 else {}
+        self._files = []
         try:
             with self._parameters(time=self._minutes(), **array):
                 self._write(delayed_submissions, pickles)
@@ -138,7 +139,7 @@ class ZslurmExecutor(submitit.SlurmExecutor):
                 self._last_job_submitted = time.time()
                 first = self._submit_command(self._submitit_command_str)
         except Exception:
-            for path in pickles:
+            for path in (*pickles, *self._files):
                 with contextlib.suppress(OSError):
                     path.unlink()
             raise
@@ -182,20 +183,18 @@ class ZslurmExecutor(submitit.SlurmExecutor):
             self.parameters, self._of_one_submission = kept, names
 
     def _make_submission_file_text(self, command: str, uid: str) -> str:
-        return self._script_text(command)
+        from zslurm.submit.plugin.script import function_script
+
+        secrets = utils.JobPaths.get_first_id_independent_folder(self.folder) / f".secrets_{uid}.env"
+        self._files.append(secrets)
+        return function_script(self._resolve(), command, self.folder, secrets, self.parameters.get("map_count"))
 
     def _minutes(self) -> int:
         """Return the time limit of the next submission."""
         return self._resolve().minutes
 
-    def _script_text(self, command: str) -> str:
-        """Return the script of a job that runs `command`."""
-        from zslurm.submit.plugin.script import function_script
-
-        return function_script(self._resolve(), command, self.folder, self.parameters.get("map_count"))
-
     def _make_submission_command(self, submission_file_path: Path) -> list[str]:
-        self._submission_file = submission_file_path
+        self._files.append(submission_file_path)
         scrub = [word for name in names_to_scrub(os.environ) for word in ("-u", name)]
         return [*(["env", *scrub] if scrub else []), "sbatch", str(submission_file_path)]
 
@@ -212,15 +211,15 @@ class ZslurmExecutor(submitit.SlurmExecutor):
             with contextlib.redirect_stderr(io.StringIO()):
                 return super()._submit_command(command)
         except OSError as error:
+            if error.filename in ("env", "sbatch"):
+                raise Unavailable("sbatch: not found on this machine; submit from a login node") from error
             where = error.filename or self.folder
             raise ZslurmError(f"{where}: cannot be written: {error.strerror}") from error
         except utils.FailedJobError as error:
-            if self._submission_file is not None:
-                self._submission_file.unlink(missing_ok=True)
             raise _refusal(str(error)) from error
 
     def _num_tasks(self) -> int:
-        return int(self.parameters.get("nodes", 1)) * max(1, int(self.parameters.get("ntasks_per_node", 1)))
+        return self._resolve().tasks
 
 
 def _refusal(text: str) -> Refused | Unavailable:

@@ -6,6 +6,7 @@ On a site without accounting submitit never learns that a job has died, and wait
 from __future__ import annotations
 
 import shutil
+import subprocess
 import time
 from typing import TypeVar
 
@@ -22,7 +23,7 @@ FORGOTTEN = "FORGOTTEN"
 
 
 _ASK_SACCT_AGAIN_S = 600.0
-"""A site without accounting is asked no more often than this: submitit warns each time that sacct fails."""
+"""sacct is asked no more often than this where it fails: a site without accounting has squeue alone."""
 
 
 class Watcher(slurm.SlurmInfoWatcher):
@@ -37,14 +38,27 @@ class Watcher(slurm.SlurmInfoWatcher):
         """Ask sacct, and squeue about the jobs that it does not know."""
         answered = False
         if time.time() - self._sacct_failed > _ASK_SACCT_AGAIN_S:
-            before = self._output
-            super().update()
-            answered = self._output is not before  # submitit warns of a failure, and keeps the answer before it
+            answered = self._ask_sacct()
             self._sacct_failed = float("-inf") if answered else time.time()
         open_jobs = self._registered - self._finished
         unknown = {job for job in open_jobs if not (answered and job in self._info_dict)}
         if unknown and shutil.which("squeue") is not None:
             self._ask_queue(unknown)
+        self._last_status_check = time.time()
+        self._finished |= {job for job in open_jobs if self.is_done(job, mode="cache")}
+
+    def _ask_sacct(self) -> bool:
+        """Take what accounting knows; returns whether it answered. submitit warns where it does not."""
+        command = self._make_command()
+        if command is None:
+            return True
+        self._num_calls += 1
+        try:
+            self._output = subprocess.check_output(command, stderr=subprocess.DEVNULL)
+        except (OSError, subprocess.CalledProcessError):
+            return False
+        self._info_dict.update(self.read_info(self._output))
+        return True
 
     def is_done(self, job_id: str, mode: str = "standard") -> bool:
         """Return whether a job is over; submitit takes one that is suspended or starting for one.
@@ -62,8 +76,6 @@ class Watcher(slurm.SlurmInfoWatcher):
         except ZslurmError as error:
             logger.get_logger().warning(f"squeue does not answer, states may be old: {error}")
             return
-        finally:
-            self._last_status_check = time.time()
         known = set()
         for record in records.values():
             for job in jobs.intersection(_ids(record.job_id)):
@@ -72,7 +84,6 @@ class Watcher(slurm.SlurmInfoWatcher):
         for job in jobs & self._queued - known:
             self._info_dict[job] = {"JobID": job, "State": FORGOTTEN}
         self._queued |= known
-        self._finished |= {job for job in jobs if self.is_done(job, mode="cache")}
 
     def clear(self) -> None:
         """Forget everything that was found out."""

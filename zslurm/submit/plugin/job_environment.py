@@ -8,7 +8,6 @@ is preempted calls `checkpoint()` and returns to the queue.
 
 from __future__ import annotations
 
-import functools
 import os
 import shutil
 import signal
@@ -17,48 +16,28 @@ import types
 from submitit.core import job_environment, logger, utils
 from submitit.slurm import slurm
 
+_ASK_S = 10.0
+"""How long Slurm may take to say why: the grace time runs, and the function waits."""
+
 
 class ZslurmJobEnvironment(slurm.SlurmJobEnvironment):
     """The environment of a job that the executor submitted."""
 
     def _handle_signals(self, paths: utils.JobPaths, submission: utils.DelayedSubmission) -> None:
-        handler = job_environment.SignalHandler(self, paths, submission)
-        signal.signal(signal.SIGTERM, functools.partial(self._terminated, handler))
-        signal.signal(signal.SIGCONT, handler.bypass)
-        signal.signal(self._usr_sig(), handler.checkpoint_and_try_requeue)
+        signals = _Signals(self, job_environment.SignalHandler(self, paths, submission))
+        signal.signal(signal.SIGTERM, signals.terminated)
+        signal.signal(signal.SIGCONT, signals.handler.bypass)
+        signal.signal(self._usr_sig(), signals.asked)
 
-    def _terminated(
-        self, handler: job_environment.SignalHandler, signum: int, frame: types.FrameType | None = None
-    ) -> None:
-        """Checkpoint where Slurm preempts the job or has requeued it; otherwise do as submitit does: nothing.
-
-        Raises:
-            UncompletedJobError: the site's preemption cancels jobs; the function's checkpoint is in its pickle.
-        """
-        handler.bypass(signum, frame)
-        if self.global_rank:
-            return  # rank 0 acts for all
-        why = self._why_terminated()
-        logger.get_logger().info(f"Why Slurm sent it: {why or 'neither preempted nor requeued'}")
-        if why == "preempted":
-            handler.checkpoint_and_try_requeue(signum, frame)
-        elif why == "requeued":
-            handler.checkpoint_and_exit(signum, frame)
-        elif why == "cancelled by preemption":
-            try:
-                handler.checkpoint_and_exit(signum, frame)
-            except SystemExit:
-                raise utils.UncompletedJobError(
-                    "Job not requeued because: the site's preemption cancels jobs (PreemptMode=CANCEL)."
-                ) from None
-
-    def _why_terminated(self) -> str:
+    def why_terminated(self) -> str:
         """Ask Slurm; empty where it does not preempt or requeue the job, or cannot be asked from here."""
         from zslurm.core.errors import ZslurmError
         from zslurm.slurm.client import SlurmClient
+        from zslurm.slurm.commands import Retries
         from zslurm.slurm.preemption import find_preemption
 
-        client, job_id = SlurmClient(), os.environ.get("SLURM_JOB_ID", "")
+        client = SlurmClient(timeout_s=_ASK_S, retries=Retries(attempts=1))
+        job_id = os.environ.get("SLURM_JOB_ID", "")
         restart = int(os.environ.get("SLURM_RESTART_COUNT") or 0)
         try:
             if not client.can_control():
@@ -85,3 +64,52 @@ class ZslurmJobEnvironment(slurm.SlurmJobEnvironment):
                 "Job not requeued because: compute nodes have no scontrol. Submit it again; its pickle is kept."
             )
         super()._requeue(countdown)
+
+
+class _Signals:
+    """What a task does at signals: the first that asks for something is answered, once, whatever comes meanwhile.
+
+    A preemption may bring SIGTERM and the signal of `--signal`, and Slurm repeats itself; a checkpoint that is
+    interrupted by the next one would fail.
+    """
+
+    def __init__(self, environment: ZslurmJobEnvironment, handler: job_environment.SignalHandler) -> None:
+        self.handler = handler
+        self._environment = environment
+        self._busy = self._asked_meanwhile = False
+
+    def asked(self, signum: int, frame: types.FrameType | None = None) -> None:
+        """Checkpoint and requeue, at the signal that comes before the time limit."""
+        if self._busy:
+            self._asked_meanwhile = True
+            self.handler.bypass(signum, frame)
+            return
+        self._busy = True
+        self.handler.checkpoint_and_try_requeue(signum, frame)
+
+    def terminated(self, signum: int, frame: types.FrameType | None = None) -> None:
+        """Checkpoint where Slurm preempts the job or has requeued it; otherwise do as submitit does: nothing.
+
+        Raises:
+            UncompletedJobError: the site's preemption cancels jobs; the function's checkpoint is in its pickle.
+        """
+        self.handler.bypass(signum, frame)
+        if self._environment.global_rank or self._busy:
+            return  # rank 0 acts for all
+        self._busy = True
+        why = self._environment.why_terminated()
+        logger.get_logger().info(f"Why Slurm sent it: {why or 'neither preempted nor requeued'}")
+        if why == "preempted":
+            self.handler.checkpoint_and_try_requeue(signum, frame)
+        elif why == "requeued":
+            self.handler.checkpoint_and_exit(signum, frame)
+        elif why == "cancelled by preemption":
+            try:
+                self.handler.checkpoint_and_exit(signum, frame)
+            except SystemExit:
+                raise utils.UncompletedJobError(
+                    "Job not requeued because: the site's preemption cancels jobs (PreemptMode=CANCEL)."
+                ) from None
+        self._busy = False
+        if self._asked_meanwhile:
+            self.asked(signum, frame)

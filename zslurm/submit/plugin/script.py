@@ -42,6 +42,9 @@ _KEYS = {
 } | {"ntasks_per_node": "ranks_per_node", "time": "time"}
 """Parameter -> key of the section `slurm`."""
 
+_OF_RUNS = {"nodes": 1, "ranks_per_node": 1, "spares": 0, "cpus_per_task": None, "mem": None}
+"""What a profile may give for runs, and what a function does not take from it: its size."""
+
 _OF_THE_SCRIPT = frozenset(
     "gpus_per_node num_gpus signal_delay_s setup teardown array_parallelism stderr_to_stdout "
     "additional_parameters srun_args use_srun".split()
@@ -70,6 +73,11 @@ class Function:
     options: Sequence[tuple[str, str | bool]]
     parameters: Mapping[str, Any]
 
+    @property
+    def tasks(self) -> int:
+        """Return the number of tasks of a job: each leaves a result."""
+        return self.spec.slurm.nodes * (self.spec.slurm.ranks_per_node or 1)
+
 
 def resolve_function(parameters: Mapping[str, Any]) -> Function:
     """Resolve the parameters of a function over the cluster's profile.
@@ -85,7 +93,10 @@ def resolve_function(parameters: Mapping[str, Any]) -> Function:
             "the profile `local` is this machine; name a cluster's with zslurm_profile or in $ZSLURM_CLUSTER, or "
             'use cluster="local" of submitit'
         )
+    for name in ("setup", "teardown", "srun_args", "overrides"):
+        _check_list(name, given.get(name, ()))
     section = {key: _value(name, given[name]) for name, key in _KEYS.items() if name in given}
+    section = _OF_RUNS | section
     document = yaml12.Document({"trainer": {"command": ["python"]}, "slurm": section}, {})
     resolved = resolve(
         Path("update_parameters"),
@@ -101,6 +112,17 @@ def resolve_function(parameters: Mapping[str, Any]) -> Function:
         )
     minutes = _minutes(spec)
     return Function(spec, minutes, list(_options(resolved, given, minutes)), given)
+
+
+def _check_list(name: str, value: Any) -> None:
+    """Refuse a text in the place of a list: each of its letters would be a line.
+
+    Raises:
+        ConfigError: it is no list of texts.
+    """
+    if isinstance(value, str | bytes) or not all(isinstance(item, str) for item in value):
+        prefix = "zslurm" if name == "overrides" else "slurm"
+        raise ConfigError(f"{prefix}_{name}: expected a list of texts, got {value!a}")
 
 
 def _value(name: str, value: Any) -> Any:
@@ -199,10 +221,10 @@ def _gpus(spec: RunSpec, given: Mapping[str, Any]) -> str | None:
     return f"{cluster.gpu_type}:{wanted}" if cluster.gpu_type else str(wanted)
 
 
-def function_script(function: Function, command: str, folder: Path, array: int | None) -> str:
+def function_script(function: Function, command: str, folder: Path, secrets: Path, array: int | None) -> str:
     """Render the script that runs submitit's `command` as a job, or as an array of so many jobs.
 
-    Secrets of the profile are written into a file beside the pickles.
+    Secrets of the profile, where it has any, are written into the file `secrets`.
 
     Raises:
         ConfigError: the template is not valid, or has no blocks to put the function in.
@@ -219,7 +241,6 @@ def function_script(function: Function, command: str, folder: Path, array: int |
     options = [*function.options, ("output", first[0]), ("error", first[1])]
     if array is not None:
         options.append(("array", f"0-{array - 1}%{min(array, int(given.get('array_parallelism', 256)))}"))
-    secrets = utils.JobPaths.get_first_id_independent_folder(folder) / "zslurm-secrets.env"
     write_secrets(secrets, split_secrets(job_environment(spec))[1])
     variables = environment_variables(spec, secrets)
     # A function is imported by the name of its module, which may be in the directory that the job runs in.

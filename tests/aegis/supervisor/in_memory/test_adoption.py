@@ -159,6 +159,8 @@ def test_a_recovery_that_was_not_recorded_is_recorded_now(site: Site) -> None:
     site.memory.resume(
         Resumed(KILLED.members, 2, 6, died=frozenset({"n1"}), pending=DEAD, outcome=recovered(2, 9, 1, 0.1))
     )
+    assert site.recorded("recovered_in_memory") == [], "what was recorded is read back first"
+    site.memory.tend(9)
     assert not site.memory.active
     assert site.recorded("recovered_in_memory")[0]["ranks"] == [2, 3]
     assert site.memory.take_recovered() == ({2, 3}, {"n1"})
@@ -168,11 +170,13 @@ def test_a_recovery_that_was_not_recorded_is_recorded_now(site: Site) -> None:
 def test_fewer_ranks_that_were_not_recorded_are_recorded_now(site: Site) -> None:
     fewer = Generation(1, ("n0/0", "n0/1", "n2/0", "n2/1"), former=(0, 1, 4, 5), former_size=6)
     site.memory.resume(Resumed(FIRST, 1, died=frozenset({"n1"}), pending=fewer, outcome=recovered(1, 9, 1, 0.1)))
+    site.memory.tend(9)
     assert (site.recorded("recovered_in_memory")[0]["world_size"], site.memory.resized) == (4, True)
 
 
 def test_a_generation_that_failed_meanwhile_goes_down_a_rung(site: Site) -> None:
     site.memory.resume(Resumed(FIRST, 1, pending=KILLED, outcome=failed(1, 0, "no whole step")))
+    site.memory.tend(9)
     assert site.recorded("recovery_failed")[0]["reason"] == "no whole step"
     assert not site.lose(3)
 
@@ -180,6 +184,7 @@ def test_a_generation_that_failed_meanwhile_goes_down_a_rung(site: Site) -> None
 def test_a_move_under_way_ends_as_one(site: Site) -> None:
     found = resumed(report(MOVED, outcome=recovered(1, 4, 0, 0.1)), FIRST, events(planned("n0")))
     site.memory.resume(found)
+    site.memory.tend(9)
     (moved,) = site.recorded("ranks_moved")
     assert (moved["off"], moved["ranks"], moved["step"], moved["request"]) == ("n0", [0, 1], 4, "r1")
     assert site.recorded("recovered_in_memory") == []

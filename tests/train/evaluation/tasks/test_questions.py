@@ -1,4 +1,4 @@
-"""What the model is asked, against what lm-evaluation-harness asks (written down here; the real one where it is)."""
+"""What the model is asked, character by character as lm-evaluation-harness asks it."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_choices_follow_their_question_behind_the_delimiter(tmp_path: Path) -> N
 
 def test_choices_can_be_the_contexts(tmp_path: Path) -> None:
     keys = {**CHOICES, "doc_to_text": "right", "doc_to_target": "{{q}}", "target_delimiter": ""}
-    first, second, *_ = asked(tmp_path, **keys)
+    _, second, *_ = asked(tmp_path, **keys)
     assert second.pairs == (("a1", "Q1?"), ("b1", "Q1?"))
     assert second.golds == (1,)
 
@@ -46,7 +46,9 @@ def test_examples_come_first_with_their_answers(tmp_path: Path) -> None:
 
 
 def test_examples_are_drawn_with_the_seed_of_the_harness(tmp_path: Path) -> None:
-    (tmp_path / "shots.jsonl").write_text('{"q": "S0", "a": "t0"}\n{"q": "S1", "a": "t1"}\n{"q": "S2", "a": "t2"}\n')
+    (tmp_path / "shots.jsonl").write_text(
+        '{"q": "S0", "a": "t0"}\n{"q": "S1", "a": "t1"}\n{"q": "S2", "a": "t2"}\n'
+    )
     keys = {"doc_to_text": "q", "fewshot_data": "shots.jsonl", "num_fewshot": 1}
     prompts = [each.prompt for each in asked(tmp_path, **keys, doc_to_target="{{a if a is defined else ''}}")]
     # random.Random(1234).sample([0, 1, 2], 1), six times

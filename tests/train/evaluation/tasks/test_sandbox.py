@@ -14,7 +14,9 @@ from zslurm.train.errors import DataError
 from zslurm.train.evaluation.tasks.sandbox import ProgramRun, Sandbox, open_sandbox
 from zslurm.train.evaluation.tasks.task import ExecutionConfig
 
-CAN_ISOLATE = subprocess.run(["unshare", "--net", "--pid", "--mount", "--fork", "true"], check=False).returncode == 0
+CAN_ISOLATE = (
+    subprocess.run(["unshare", "--net", "--pid", "--mount", "--fork", "true"], check=False).returncode == 0
+)
 isolated = pytest.mark.skipif(not CAN_ISOLATE, reason="this machine allows no namespaces")
 
 
@@ -118,5 +120,5 @@ def test_a_machine_without_namespaces_refuses_and_says_what_to_do(monkeypatch: p
 
 
 def test_a_command_that_is_not_there_is_refused_before_anything_is_generated() -> None:
-    with pytest.raises(DataError, match="execution.command: no-such-program is not there"):
+    with pytest.raises(DataError, match=r"execution.command: no-such-program is not there"):
         run("", command="no-such-program {file}", **LIMITS)

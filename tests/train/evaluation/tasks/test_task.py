@@ -68,9 +68,7 @@ def test_a_task_includes_another_file(tmp_path: Path) -> None:
     ],
     ids=str,
 )
-def test_a_wrong_task_is_one_line_that_names_the_key(
-    tmp_path: Path, keys: dict[str, Any], message: str
-) -> None:
+def test_a_wrong_task_is_one_line_that_names_the_key(tmp_path: Path, keys: dict[str, Any], message: str) -> None:
     path = write_task(tmp_path, DOCUMENTS, **{"doc_to_text": "q", **keys})
     with pytest.raises(DataError, match=message) as raised:
         load_task(str(path))
@@ -110,7 +108,7 @@ def test_what_is_not_there_names_the_shipped_tasks(tmp_path: Path) -> None:
         ('{"q": "a", "choices": ["x"], "right": 1}', CHOICES, "doc_to_target: '1' is none of the 1 choices"),
         ('{"q": "a", "choices": ["x"], "right": -1}', CHOICES, "is none of"),
         ('{"q": "a", "choices": [1, 2], "right": 1}', CHOICES, "makes no list of strings"),
-        ('{"q": 3, "choices": ["x"], "right": 0}', {**CHOICES, "doc_to_choice": None, "output_type": "loglikelihood"},
+        ('{"q": 3, "right": 0}', {**CHOICES, "doc_to_choice": None, "output_type": "loglikelihood"},
          "doc_to_text: makes no text"),
         ('{"q": "a"}', {"doc_to_text": "{{other}}"}, "doc_to_text: 'other' is undefined; the document has q"),
         ('{"q": "a"}', {"doc_to_text": "{{q"}, "doc_to_text: "),

@@ -70,6 +70,7 @@ class MemoryRecovery:
         self._ready = False  # the event that says so was recorded
         self._recovered_at_step, self._tries = -1, 0
         self._trained = -1  # the step that an earlier supervisor has seen finished
+        self._known: list[Mapping[str, Any]] = []  # events of the server that were not taken yet
         self._new: tuple[set[int], set[str]] = (set(), set())
 
     # --- what the monitor asks ----------------------------------------------------------------------------------
@@ -86,7 +87,8 @@ class MemoryRecovery:
 
     def tend(self, step: int) -> None:
         """Take what the server reports, and have warm processes ready once the ranks train."""
-        for event in self.store.poll():
+        known, self._known = self._known, []
+        for event in (*known, *self.store.poll()):
             self._take(event)
         regrouping = self._regrouping
         if regrouping is not None and time.monotonic() > regrouping.deadline:
@@ -147,7 +149,8 @@ class MemoryRecovery:
             plan=InMemory(generation.members, nodes, generation.former),
         )
         if found.outcome is not None:
-            self._take(found.outcome)
+            # Taken when the monitor asks: what is recorded now it would read back as recorded before.
+            self._known.append(found.outcome)
 
     def lost_members(self) -> list[tuple[int, TaskFailure]]:
         """Return ranks whose process was a warm one and has failed since the last call, and how."""

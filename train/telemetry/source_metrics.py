@@ -1,0 +1,45 @@
+"""Report what was trained on of each source: a line of metrics at every tenth step, and at the last one.
+
+The counts are those of the run's order (train/data/order.py), a function of the step: nothing is counted while
+training, and a resumed run continues them without having stored any.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from zslurm.train.data.order import SourceProgress
+from zslurm.train.schedule import Position
+from zslurm.train.telemetry.observer import ObservedRun, Observer, StepResult
+from zslurm.train.telemetry.timing import Part
+
+_EVERY = 10
+"""Steps between two lines; whoever looks for the newest one reads no further back than ten steps."""
+
+
+def no_sources(done: int) -> Mapping[str, SourceProgress]:
+    """Return the sources of a run that has none with names."""
+    return {}
+
+
+class SourceMetrics(Observer):
+    """Records tokens and epochs of each source."""
+
+    def __init__(self, run: ObservedRun) -> None:
+        """Record those of `run`."""
+        self._run = run
+
+    @classmethod
+    def create(cls, run: ObservedRun) -> SourceMetrics | None:
+        """Return that of rank 0."""
+        return cls(run) if run.world.is_first else None
+
+    def step_done(self, step: int, here: Position, result: StepResult, split: Mapping[Part, float]) -> None:
+        """Record the sources after the step; a source of a run with data.path is called `data`."""
+        if not result.taken or (step % _EVERY and step != self._run.total_steps):
+            return
+        sources = {
+            name or "data": {"tokens": taken.tokens, "epochs": round(taken.epochs, 6)}
+            for name, taken in self._run.sources(step).items()
+        }
+        self._run.record("sources", step=step, phase=here.phase.name, sources=sources)
