@@ -120,9 +120,7 @@ def run(turns: int = 2) -> None:
             for name, start in starts.items():
                 if turn == 0 or name != "sbatch --requeue":  # Slurm's own wait does not differ from turn to turn
                     rows[name].append(site.measure(start))
-    medians = {
-        name: round(statistics.median(row["seconds"] for row in found), 2) for name, found in rows.items()
-    }
+    medians = {name: round(statistics.median(row["seconds"] for row in found), 2) for name, found in rows.items()}
     write_result(
         "program_restart",
         {
