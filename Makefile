@@ -41,7 +41,7 @@ soak: $(STAMP) ## run the long tests as well
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
 
 faults: $(STAMP) ## inject every fault into a run on a real Slurm; writes benchmarks/results/faults.md (root)
-	$(BIN)/python -m pytest tests/faults -m 'not soak' $(PYTEST_ARGS)
+	$(BIN)/python -m pytest tests/faults tests/foreign -m 'not soak' $(PYTEST_ARGS)
 
 lint: $(STAMP) ## ruff, mypy, which package may import which, tables and words of the documents
 	$(BIN)/ruff check .

@@ -41,7 +41,7 @@ def keep_copy(
     """Write the shard that `report` describes once more, from the same memory, into `tier`; returns the copy.
 
     Raises:
-        NoSpace, WriteFailed: the file system refused, or the bytes are not those of the shard. The run can go on.
+        NoSpace, WriteFailed: the file system refused, or the bytes are not those of the shard. The run continues.
     """
     tier = Path(tier)
     final = tier / layout.copy_name(step, report.file)

@@ -36,6 +36,10 @@ WORDS = {
     r"(it|which|that|line|message|page|file|program|event|command|kernel|slurm) (says|said)": "states",
     r"nobody is": "name what is not done",
     r"in its words": "its message",
+    r"(go|goes|went|going) on": "continue",
+    r"mend(s|ed)?": "fix, repair",
+    r"deaf": "ignores, blocks",
+    r"pace": "rate, step work time",
 }
 _ALL = [(re.compile(rf"\b({words})\b", re.IGNORECASE), instead) for words, instead in WORDS.items()]
 _CODE = re.compile(r"^```.*?^```|`[^`\n]*`|^<!--.*?-->|\]\([^)]*\)", re.MULTILINE | re.DOTALL)

@@ -184,9 +184,9 @@ def _command(request: dict[str, Any]) -> NoReturn:
     os.environ.update(request["env"])
     time.tzset()
     os.chdir(request["cwd"])
-    sys.stdin = open(0, closefd=False)  # noqa: PTH123, SIM115
-    sys.stdout = open(1, "w", closefd=False)  # noqa: PTH123, SIM115
-    sys.stderr = open(2, "w", buffering=1, errors="backslashreplace", closefd=False)  # noqa: PTH123, SIM115
+    sys.stdin = open(0, closefd=False)  # noqa: SIM115
+    sys.stdout = open(1, "w", closefd=False)  # noqa: SIM115
+    sys.stderr = open(2, "w", buffering=1, errors="backslashreplace", closefd=False)  # noqa: SIM115
     sys.argv = [str(Path(zslurm.__file__).with_name("__main__.py")), *request["arguments"]]
     code = 1
     try:

@@ -83,8 +83,10 @@ def prepare(directory: Path, *, tokens: int | None = None) -> Path:
 
 @pytest.fixture(scope="module")
 def local(tmp_path_factory: pytest.TempPathFactory, programs: Path) -> Path:
-    """A directory in which the commands of BASE were run, with twenty steps; later runs have one rank."""
-    directory = prepare(tmp_path_factory.mktemp("docs"), tokens=20 * 1024)
+    """A directory in which the commands of BASE were run: few steps of a small model; later runs have one rank."""
+    directory = prepare(tmp_path_factory.mktemp("docs"), tokens=12 * 1024)
+    with (directory / "run.yaml").open("a") as file:
+        file.write("model: {layers: 2}\n")
     for document in BASE:
         for block in blocks("bash", document):
             run_locally(block, directory, programs)

@@ -119,7 +119,7 @@ class Bench:
             torch.mm(self.a, self.b)
 
     def stall(self, save: Callable[[], None]) -> float:
-        """Seconds that one save keeps the loop from going on, a forward and backward pass after it included."""
+        """Seconds that one save keeps the loop from continuing, a forward and backward pass after it included."""
         dist.barrier()
         started = time.perf_counter()
         save()

@@ -1,10 +1,10 @@
 """How full best-fit packing makes sequences, and how fast it is, against Hugging Face `trl`.
 
-Peer: `trl.pack_dataset(strategy="bfd")`, as its trainers call it: a `datasets.Dataset` of token lists goes in, one of
-packed lists comes out, 1,000 documents at a time, which is what `Dataset.map` hands over. The function behind it is
-timed as well, on as many documents at once as ours, with lists whose elements take no memory. Ours gives an index,
-tokens are copied when they are read; theirs copies them. What windows do is shown beside it: they are full, and cut
-documents.
+Peer: `trl.pack_dataset(strategy="bfd")`, as its trainers call it: a `datasets.Dataset` of token lists goes in, one
+of packed lists comes out, 1,000 documents at a time, which is what `Dataset.map` hands over. The function behind
+it is timed as well, on as many documents at once as ours, with lists whose elements take no memory. Ours gives an
+index, tokens are copied when they are read; theirs copies them. What windows do is shown beside it: they are full,
+and cut documents.
 
 Lengths are drawn, log-normal: web pages (median 600 tokens) at a context of 4,096, chains of thought (median
 6,000) at 32,768, chats (median 900) at 32,768; one longer than the context is cut to it, on both sides. Both place

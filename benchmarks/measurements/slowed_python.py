@@ -1,18 +1,55 @@
-"""A stand-in for the Python of a benchmark's ranks: one of them takes longer for each exchange of messages.
+"""A stand-in for the Python of a benchmark's ranks: the rank in ZSLURM_SLOW_RANK has 0.8 of the others' rate.
 
-`zslurm bench` starts it instead of Python where ZSLURM_BENCH_PYTHON names it. The rank in ZSLURM_SLOW_RANK has
-the rate in ZSLURM_SLOW_RATE of the others': 0.8 is 20 % slower.
+`zslurm bench` starts it instead of Python where ZSLURM_BENCH_PYTHON names it. ZSLURM_SLOW_WAY says what is slow:
+
+    link    what each rank sends goes through a link of LINK_BYTES_S, that of the slow rank through one of 0.8 of
+            it, as a NIC or an xGMI link that came up at a lower rate. The kernel paces the sockets between the
+            ranks (SO_MAX_PACING_RATE, socket(7)), so sending costs the processor what it costs without
+    host    every exchange of the slow rank takes 1 / 0.8 times as long, from its call until it returns, as on a
+            node whose processor is throttled; the others' are as fast as this machine's memory
 """
 
 from __future__ import annotations
 
 import os
+import socket
 import sys
 import time
 from pathlib import Path
 from typing import Any
 
-VARIABLES = RANK, RATE = "ZSLURM_SLOW_RANK", "ZSLURM_SLOW_RATE"
+VARIABLES = RANK, WAY = "ZSLURM_SLOW_RANK", "ZSLURM_SLOW_WAY"
+WAYS = ("host", "link")
+RATE = 0.8
+LINK_BYTES_S = 100_000_000
+
+_SO_MAX_PACING_RATE = 47  # socket(7); Python has no name for it
+
+
+def pace_links(bytes_s: float) -> None:
+    """Let what this process sends to others go at this rate, from its next exchange on."""
+    import torch.distributed as dist
+
+    exchange, known = dist.batch_isend_irecv, set[Path]()
+
+    def paced(operations: list[Any]) -> Any:
+        opened = set(Path("/proc/self/fd").iterdir())
+        for each in opened - known:
+            _pace(each, int(bytes_s))
+        known.update(opened)
+        return exchange(operations)
+
+    dist.batch_isend_irecv = paced
+
+
+def _pace(descriptor: Path, bytes_s: int) -> None:
+    try:
+        if str(descriptor.readlink()).startswith("socket:"):
+            with socket.socket(fileno=os.dup(int(descriptor.name))) as each:
+                if each.family in (socket.AF_INET, socket.AF_INET6):
+                    each.setsockopt(socket.SOL_SOCKET, _SO_MAX_PACING_RATE, bytes_s)
+    except OSError:  # closed since it was listed
+        pass
 
 
 def slow_down(rate: float) -> None:
@@ -42,8 +79,11 @@ def slow_down(rate: float) -> None:
 def main() -> None:
     """Become the rank that `-m zslurm.bench.run.rank` asks for."""
     sys.path[:] = [path for path in sys.path if Path(path or ".").resolve() != Path(__file__).resolve().parent]
-    if os.environ["RANK"] == os.environ[RANK]:
-        slow_down(float(os.environ[RATE]))
+    is_slow = os.environ["RANK"] == os.environ[RANK]
+    if os.environ[WAY] == "link":
+        pace_links(LINK_BYTES_S * (RATE if is_slow else 1.0))
+    elif is_slow:
+        slow_down(RATE)
     from zslurm.bench.run.rank import main as rank
 
     sys.exit(rank())

@@ -1,7 +1,7 @@
 """The loss of a run across an elastic change: stopped on four ranks, continued on three, beside one that was not.
 
 The same small model, data and seed twice. One run trains on four ranks to the end. The other is asked to save and
-stop on its way, and goes on from its checkpoint on three ranks at the same global batch: ranks then have unlike
+stop on its way, and continues from its checkpoint on three ranks at the same global batch: ranks then have unlike
 shares of the microbatches. A step's result does not depend on the number of ranks beyond the order of sums
 (docs/training.md), so in fp32 the curves lie on each other; the largest difference is in the result.
 """

@@ -50,7 +50,7 @@ def status() -> str:
 
 
 def watch() -> str:
-    """One run that goes on, as `zslurm watch RUN` shows it."""
+    """One active run, as `zslurm watch RUN` shows it."""
     with _runs() as environment:
         return as_svg("zslurm watch zaya1-8b", _output(["watch", "zaya1-8b"], environment, width=100), 100)
 
@@ -71,7 +71,7 @@ PICTURES = (status, watch, rails)
 
 @contextmanager
 def _runs() -> Iterator[Mapping[str, str]]:
-    """Yield the environment of a user with four runs: one goes on, one is complete, one has failed, one waits."""
+    """Yield the environment of a user with four runs: active, complete, failed and waiting."""
     from zslurm.run import index
     from zslurm.run.index import new_entry
 
@@ -111,7 +111,7 @@ def _environment(directory: Path) -> dict[str, str]:
 def _output(arguments: list[str], environment: Mapping[str, str], *, width: int) -> str:
     """Run a command on a terminal; return what stood on it first, with its colours.
 
-    A command that goes on by itself, such as `watch`, is interrupted once it has drawn itself.
+    A command that runs until it is interrupted, such as `watch`, is interrupted once it has drawn itself.
     """
     master, slave = pty.openpty()
     ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 40, width, 0, 0))

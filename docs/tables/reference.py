@@ -30,7 +30,7 @@ _EXITS = {
         "`zslurm status` lists your runs",
     ),
     Exit.SLURM_UNAVAILABLE: ("Slurm's commands are missing, or its controller does not answer", "try again"),
-    Exit.CHECK_FAILED: ("what was checked is not in order; a line for each fault", "mend these, check again"),
+    Exit.CHECK_FAILED: ("what was checked is not in order; a line for each fault", "fix these, check again"),
     Exit.INTERRUPTED: ("the run was interrupted and has saved", "`zslurm submit` the same file: it continues"),
     Exit.STOPPED: (
         "stopped for good: another start would end the same way",

@@ -1,7 +1,7 @@
-"""`python niceness_driver.py OUT ARGUMENT...`: run a zslurm command, and note the niceness of all its threads.
+"""Run a zslurm command in a fresh process, and note the niceness of all its threads.
 
-Every thread of this process and of its descendants is looked at again and again. OUT gets the last niceness of
-each as JSON, from the moment on in which the command has lowered its own, if it does.
+Every thread of the process and of its descendants is looked at again and again, from the moment on in which the
+command has lowered its own niceness, if it does.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import json
 import os
 import sys
 import threading
+from collections.abc import Mapping
 from pathlib import Path
 
 import psutil
@@ -54,18 +55,24 @@ def watch_from_here(lower: object = niceness.lower_process) -> None:
     niceness.lower_process = lower_and_forget
 
 
-if __name__ == "__main__":
-    out, *arguments = sys.argv[1:]
+def run(arguments: list[str], place: Path, environment: Mapping[str, str], out: Path) -> None:
+    """Run a command in a directory, with nothing but these variables; `out` gets what was seen, as JSON."""
+    os.environ.clear()
+    os.environ.update(environment)
+    os.chdir(place)
+    printed = os.open(out.with_suffix(".txt"), os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    os.dup2(printed, 1)
+    os.dup2(printed, 2)
     watch_from_here()
     watcher = threading.Thread(target=watch)
     watcher.start()
     sys.argv = ["zslurm", *arguments]
     try:
-        from zslurm.cli.main import main
+        from zslurm.cli.main import main  # now, for it keeps `lower_process`
 
         main()
     finally:
         OVER.set()
         watcher.join()
         look()
-        Path(out).write_text(json.dumps(SEEN))
+        out.write_text(json.dumps(SEEN))

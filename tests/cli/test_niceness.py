@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -13,6 +11,7 @@ import pytest
 from tests.cli import niceness_driver
 from tests.cli.commands import Shell
 from tests.cli.trained import TEXT, trained_run
+from tests.train.ranks import forked
 from tests.train.runs import clean_environment
 from zslurm.core.errors import Exit
 
@@ -20,6 +19,7 @@ from zslurm.core.errors import Exit
 HEAVY = {
     "data build": "data build texts --out corpus --vocab-size 512 --workers 2",
     "data verify": "data verify corpus --workers 2",
+    "data pack": "data pack corpus --context 64",
     "verify": "checkpoint verify runs/first --workers 2",
     "diff": "checkpoint diff runs/first/checkpoints/step-00000040 runs/first/checkpoints/step-00000040",
     "show --tensor": "checkpoint show runs/first --tensor embedding.weight",
@@ -43,10 +43,9 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def niceness_of(command: str, place: Path, out: Path, **variables: str) -> set[int]:
     """The niceness of every thread and process of a command while it ran."""
-    environment = clean_environment() | {"PYTHONPATH": os.pathsep.join(sys.path)} | variables
-    driver = [sys.executable, niceness_driver.__file__, str(out), *command.split()]
-    done = subprocess.run(driver, cwd=place, env=environment, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr
+    environment = clean_environment() | variables
+    code = forked(niceness_driver.run, command.split(), place, environment, out)
+    assert code == 0, out.with_suffix(".txt").read_text()
     return set(json.loads(out.read_text()).values())
 
 

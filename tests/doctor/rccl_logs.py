@@ -62,7 +62,7 @@ nccl-sleep-2bp29:2620971:2620971 [3] NCCL INFO Initialized NET plugin IB
 nccl-sleep-2bp29:2620971:2620971 [3] NCCL INFO Using network IB
 """
 
-# A pod with NCCL 2.27, December 2025: no device, the list of devices is empty, NCCL goes on with TCP.
+# A pod with NCCL 2.27, December 2025: no device, the list of devices is empty, NCCL continues with TCP.
 NO_DEVICE = """\
 llama-3-8b-node-0-0:152:386 [0] NCCL INFO NET/IB : No device found.
 llama-3-8b-node-0-0:152:386 [0] NCCL INFO NET/IB : Using [RO]; OOB eth0:10.0.4.51<0>

@@ -20,7 +20,7 @@ from zslurm.train.parallel.world import open_world
 from zslurm.train.stop import StopRequest
 
 SPREAD = 4.0
-"""How much further from the undisturbed curve than the furthest twin a run may be that went on with fewer
+"""How much further from the undisturbed curve than the furthest twin a run may be that continued with fewer
 nodes; the same as for recorded curves."""
 TWINS = 4
 JOB_IS_OVER = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "PREEMPTED")
@@ -181,7 +181,7 @@ def nodes_are_attributed(
     if end is not None and end["outcome"] == "completed":
         last = set(names(run.events("attempt_started")[-1]["nodes"]))
         broken: set[str] = set().union(*(nodes for nodes, leave in zip(guilty, leaves, strict=True) if leave))
-        assert not last & broken, f"it went on with {sorted(last & broken)}"
+        assert not last & broken, f"it continued with {sorted(last & broken)}"
 
 
 def requeues(run: FaultRun) -> int:

@@ -122,7 +122,7 @@ class FaultRun:
         self.user.zslurm("submit", run_file)
 
     def let_go(self) -> None:
-        """Let held ranks go on, once a process waits on every node that the run has, spares included."""
+        """Let held ranks continue, once a process waits on every node that the run has, spares included."""
         self.wait_until_warm()
         (self.faults / "go").touch()
 
@@ -173,7 +173,7 @@ class FaultRun:
         return wait_for(self.ended, f"{self.name} to end", deadline_s=_DEADLINE_S)
 
     def ended(self) -> dict[str, Any] | None:
-        """The event of its end; None while it goes on, or is to go on."""
+        """The event of its end; None while it continues, or is to continue."""
         return next((event for event in self.events("run_ended")[::-1] if event["outcome"] in _OVER), None)
 
     def job_state(self) -> str:

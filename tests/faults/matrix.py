@@ -295,7 +295,7 @@ ROWS = (
     Row(22, "agent killed", kill_agent, ("agent_lost",), (), pace_s=0.3),
     Row(23, "supervisor killed", kill_supervisor, ("supervisor_started",), (), pace_s=0.3),
     Row(
-        # It goes on without the node at once. Then the time is up, and two nodes of the partition are left.
+        # It continues without the node at once. Then the time is up, and two nodes of the partition are left.
         24, "excluded node on a full partition", break_gpu, ("gpu_ras_uncorrectable",), ("shrink", "requeue"),
         same_size=False, partition="node[0-2]", aegis={"min_nodes": 2}, pace_s=1.3,
         slurm=HURRY,

@@ -24,7 +24,7 @@ class Moment:
     Attributes:
         words: as the table shows it.
         reached: whether it has come.
-        before_the_end: it is a moment of a run that goes on: one that ends before it came fails the test.
+        before_the_end: it is a moment of a run that continues: one that ends before it came fails the test.
     """
 
     words: str

@@ -128,11 +128,12 @@ def test_the_store_outlives_its_supervisor_and_serves_the_next_until_the_step_is
     server.store.set(warm_key(server.store.add(WARM, 1)), "n1/w0")
     assert server.event("warm")
     for number in (1, 2):
-        assert server.client.generation(Generation(number, MEMBERS, lost=(1,)))
+        assert server.client.generation(Generation(number, MEMBERS, lost=(1,), deadline_s=300))
         answer = recovered(number, step=40 + number, rolled_back=1, seconds=0.25)
         server.store.compare_set(result_key(number), "", json.dumps(answer))
         assert server.event("recovered") == answer
-    assert server.client.generation(Generation(3, MEMBERS, lost=(0,)))
+    third = Generation(3, MEMBERS, lost=(0,), deadline_s=300)
+    assert server.client.generation(third)
     assert process.stdin is not None
     process.stdin.close()
     server.store.set(warm_key(server.store.add(WARM, 1)), "n0/w1")
@@ -140,10 +141,11 @@ def test_the_store_outlives_its_supervisor_and_serves_the_next_until_the_step_is
 
     server.client = StoreClient.adopt(server.attempt)
     found = wait_for(lambda: server.client.taken_over(1), "what happened before")
-    assert Generation.of(found["newest"]) == Generation(3, MEMBERS, lost=(0,))
-    assert Generation.of(found["before"]) == Generation(2, MEMBERS, lost=(1,))
+    assert Generation.of(found["newest"]) == third
+    assert Generation.of(found["before"]) == Generation(2, MEMBERS, lost=(1,), deadline_s=300)
     assert (found["outcome"], found["move"], found["unmoved"]) == (None, None, 0)
-    assert found["warm"] + [event["member"] for event in server.client.poll()] == ["n1/w0", "n0/w1"]
+    known = found["warm"]
+    assert (known if len(known) == 2 else [*known, server.event("warm")["member"]]) == ["n1/w0", "n0/w1"]
     answer = recovered(3, step=44, rolled_back=0, seconds=0.25)
     server.store.compare_set(result_key(3), "", json.dumps(answer))
     assert server.event("recovered") == answer

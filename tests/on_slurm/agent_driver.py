@@ -3,8 +3,8 @@
     python -m tests.on_slurm.agent_driver watch RUN_DIR      what the batch script runs
     python -m tests.on_slurm.agent_driver rank RUN_DIR       a task of the step that it starts
 
-The ranks keep the progress records of real ones, and none goes on before all have come as far; they meet in files
-of the shared directory. What the watcher hears and finds lies in RUN_DIR/watched.jsonl.
+The ranks keep the progress records of real ones, and none continues before all have come as far; they meet in
+files of the shared directory. What the watcher hears and finds lies in RUN_DIR/watched.jsonl.
 """
 
 from __future__ import annotations

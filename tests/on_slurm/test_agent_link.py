@@ -144,7 +144,7 @@ def test_a_killed_agent_is_replaced_and_a_dead_node_is_noticed(job: WatchedJob) 
     say(f"agent killed: noticed after {lost['time'] - killed:.1f} s, back after {again['time'] - killed:.1f} s")
     assert job.agent_on(nodes[2]).pid != first.pid
     job.wait_for_steps()
-    assert job.rows("fault") == [], "the training went on"
+    assert job.rows("fault") == [], "the training continued"
 
     killed = time.time()
     job.cluster.kill_node(nodes[3])

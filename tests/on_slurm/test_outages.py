@@ -80,7 +80,7 @@ def refused(done: subprocess.CompletedProcess[str]) -> subprocess.CompletedProce
 
 
 def test_a_controller_that_goes_in_mid_command_and_comes_back(user: User) -> None:
-    """`watch` and `cancel --wait` ask again and again: they say what happened, and go on."""
+    """`watch` and `cancel --wait` ask again and again: they say what happened, and continue."""
     user.zslurm("submit", user.write_run("watched", steps=ENDLESS))
     user.wait_for_step("watched", 2)
     out = user.directory / "out"

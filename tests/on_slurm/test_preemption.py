@@ -84,7 +84,7 @@ def events(user: User, name: str, kind: str) -> list[dict[str, Any]]:
 
 
 def ends_preempted(user: User, name: str, job_id: str) -> None:
-    """The job is gone for good; the run says so, and how to go on."""
+    """The job is gone for good; the run says so, and how to continue."""
     state = user.wait_for_state(name, "preempted", "requeued", "failed", "interrupted", "cancelled")
     assert (state["state"], state["active"], state["job_id"]) == ("preempted", False, job_id), state
     assert state["checkpoint_step"] == user.stopped_at(name)

@@ -87,7 +87,7 @@ def submitted_at_zero(directory: Path) -> TimedStory:
 def failed_once(directory: Path) -> TimedStory:
     """Two attempts: 10 s queue, 20 s start, 100 steps of 2 s, the last 20 lost, 30 s until the end is noticed.
 
-    After 5 s the second begins, takes 15 s to start, goes on from step 81 to 160, and ends after 5 s.
+    After 5 s the second begins, takes 15 s to start, continues from step 81 to 160, and ends after 5 s.
     """
     story = submitted_at_zero(directory)
     story.at(10).started(1)

@@ -1,4 +1,4 @@
-"""What a report has in it: of runs that went well, failed, go on, and whose files are missing or damaged."""
+"""What a report has in it: of runs that went well, failed, are active, and whose files are missing or damaged."""
 
 from __future__ import annotations
 

@@ -34,8 +34,8 @@ SAID = [
     ({"event": "agents_started", "generation": "a1", "nodes": "node[0-3]"}, "agents watch on node[0-3]"),
     ({"event": "agents_started"}, "agents watch the nodes"),
     (
-        {"event": "agent_lost", "node": "node3", "reason": "no word for 8 s, its ranks go on"},
-        "the agent on node3 sends no heartbeats: no word for 8 s, its ranks go on",
+        {"event": "agent_lost", "node": "node3", "reason": "no word for 8 s, its ranks continue"},
+        "the agent on node3 sends no heartbeats: no word for 8 s, its ranks continue",
     ),
     ({"event": "agent_lost", "node": "node3"}, "the agent on node3 sends no heartbeats"),
     ({"event": "lease_lost", "generation": "g2"}, "another supervisor has taken over the run"),

@@ -103,6 +103,15 @@ def _rank(run: Path, rank: int, environment: dict[str, str], prepare: Callable[[
     sys.exit(main([str(run)]))
 
 
+def forked(function: Callable[..., Any], *arguments: Any) -> int:
+    """The exit code of a process that has torch behind it and calls `function(*arguments)`, one of a module."""
+    process = _CONTEXT.Process(target=function, args=arguments)
+    process.start()
+    process.join(_TIMEOUT_S)
+    assert process.exitcode is not None, "a process hangs"
+    return process.exitcode
+
+
 def in_group(function: Callable[..., Any], ranks: int, *arguments: Any) -> list[Any]:
     """What `function(group, *arguments)` returns on each rank of a gloo group: numbers and arrays, no tensors."""
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)

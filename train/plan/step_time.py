@@ -1,4 +1,4 @@
-"""Where the time of an optimizer step goes on one rank, and its MFU: a model, without torch.
+"""Where a rank spends the time of an optimizer step, and its MFU: a model, without torch.
 
     products        each call of forward and backward at its rate (rates.py), what is recomputed included
     attention       scores and values, at the rate of attention

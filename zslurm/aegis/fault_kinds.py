@@ -26,7 +26,7 @@ Scope = Literal["gpu", "nic", "node", "fabric", "storage", "user", "scheduler", 
 """What is broken where the fault is a root."""
 
 WhileRunning = Literal["give up", "tolerate", "record"]
-"""End the attempt now; only if it lasts `aegis.tolerate_s`; or let it go on, it ends by itself if it must."""
+"""End the attempt now; only if it lasts `aegis.tolerate_s`; or let it continue, it ends by itself if it must."""
 
 Then = Literal["retry", "wait", "ask again", "test", "stop", "gpu_oom", "requeue", "time limit", "slurm"]
 """After the attempt: start again; wait first (`aegis.retry_wait_s`); wait and start again a fixed number of times
@@ -131,7 +131,7 @@ NODE_DEAD = FaultKind(
 SLURM_NODE_FAIL = FaultKind(
     "slurm_node_fail", "root", "node", "Slurm reports the node as failed", while_running="give up",
     exclude_after=1, certain=True, logged_late=True, in_memory=True,
-    advice="The node died, or Slurm lost it. Exclude it, and go on with a spare.",
+    advice="The node died, or Slurm lost it. Exclude it, and continue with a spare.",
 )
 ORPHANS = FaultKind(
     "orphans", "root", "node", "processes of the ended attempt are left on the node", while_running="give up",

@@ -107,7 +107,7 @@ def taken_back(fault: Fault, ends: Sequence[Fault]) -> Fault | None:
 
 
 def _overcome(fault: Fault, end: Fault | None, attempt_state: AttemptState, settings: AegisSection) -> bool:
-    """True where the run went on after a fault, so that it cannot be why it ended later."""
+    """True where the run continued after a fault, so that it cannot be why it ended later."""
     if attempt_state.progressed_at is not None:
         return attempt_state.progressed_at > fault.time + _CLOCKS_S
     return end is not None and attempt_state.now - end.time > settings.tolerate_s

@@ -154,7 +154,7 @@ class WorkLeft:
 
 @dataclass(frozen=True)
 class Resources:
-    """What there is to go on with.
+    """What there is to continue with.
 
     Attributes:
         nodes: nodes of the job that are alive and not excluded, in the order of ranks; spares among them.

@@ -6,13 +6,14 @@ measure each other. The whole sweep is repeated, and every repetition kept: what
 moment (findings.py). A moment's time is the fastest of several exchanges: what is slow is slow each time, while a
 process that is interrupted is not.
 
-Before each exchange that is timed, both of a pair exchange one number, so that they begin together. Else the
-faster one begins earlier, and its messages travel while the slower one is still busy with the exchange before:
-what the slow one takes longer would be hidden in its partner's wait. An exchange takes until the later one has
-ended.
+After each exchange that is timed, both of a pair exchange one number: so an exchange takes until both have ended,
+and they begin the next one together. Else the faster one would begin it earlier, and its messages would travel
+while the slower one is still busy with the exchange before: what the slow one takes longer would be hidden in its
+partner's wait.
 
-A sweep is repeated until a slowdown of VISIBLE would be seen, and MOST_LOOKS times at most. It ends by the noise,
-not by whether someone is slow, and names are looked for once, at its end.
+A sweep is repeated until a slowdown of VISIBLE would be seen; MOST_LOOKS times at most, and on CPUs, whose other
+programs may make a look long, no further time after MOST_S seconds. It ends by the noise, not by whether someone
+is slow, and names are looked for once, at its end.
 
 The ranks that exchange are those of one process group, so a sweep opens no communicator for each pair.
 """
@@ -22,6 +23,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterator
+from statistics import median
 from typing import Any
 
 import torch
@@ -38,12 +40,13 @@ GPU_PAIR, NODE_PAIR = "gpu_pair", "node_pair"
 """The two scopes."""
 
 VISIBLE = 0.15
-MOST_LOOKS = 12
+MOST_LOOKS = 8
+MOST_S = {"cuda": math.inf, "cpu": 60.0}
 """See above."""
 _MOMENTS = 20
 _MOMENT_S = {"cuda": 0.02, "cpu": 0.02}
 _BETWEEN_S = 0.005
-_LEAST_TIMES, _MOST_TIMES = 3, 1000
+_LEAST_TIMES, _MOST_TIMES = 4, 1000
 
 
 def sweeps(machine: Machine, wanted: list[str]) -> Iterator[tuple[str, int]]:
@@ -98,10 +101,11 @@ def sweep(values: dict[str, Any], ranks: Ranks) -> list[Row]:
     def timed(partner: int, times: int) -> float:
         """Return the time of the fastest exchange."""
         fastest = math.inf
+        exchange(partner, ready, other_ready)  # both begin together
         for _ in range(times):
-            exchange(partner, ready, other_ready)  # both begin together
             began = time.perf_counter()
             exchange(partner, source, out)
+            exchange(partner, ready, other_ready)  # until both have ended
             fastest = min(fastest, time.perf_counter() - began)
         return fastest
 
@@ -109,19 +113,20 @@ def sweep(values: dict[str, Any], ranks: Ranks) -> list[Row]:
     for at_once in _turns(count, one_at_a_time=_takes_turns(ranks.device.type, values["scope"])):
         partners.append(next((a + b - own for a, b in at_once if own in (a, b)), None))
     wrong: dict[int, bool] = {}
-    slowest = 0.0
+    fastest = math.inf
     for partner in partners:  # unmeasured: connections are opened
         if partner is not None:
             timed(partner, 2)
             out.zero_()
-            slowest = max(slowest, timed(partner, 3))
+            fastest = min(fastest, timed(partner, 3))
             wrong[partner] = not bool((out == members[partner] + 1).all())
-    found = ranks.gather(slowest)
-    in_a_moment = int(_MOMENT_S[ranks.device.type] / max(found)) if found else 0
+    found = ranks.gather(fastest)
+    in_a_moment = int(_MOMENT_S[ranks.device.type] / median(found)) if found else 0
     times = ranks.share(max(_LEAST_TIMES, min(_MOST_TIMES, in_a_moment)))
     seconds: dict[int, list[float]] = {partner: [] for partner in partners if partner is not None}
     of_pair: dict[tuple[int, int], list[float]] = {}
     bad: set[tuple[int, int]] = set()
+    began = time.perf_counter()
     for _ in range(MOST_LOOKS):
         for _ in range(_moments(count)):
             for partner in partners:
@@ -131,7 +136,7 @@ def sweep(values: dict[str, Any], ranks: Ranks) -> list[Row]:
         gathered = ranks.gather([[partner, seconds[partner], wrong[partner]] for partner in seconds])
         if gathered is not None:
             of_pair, bad = _by_pair(gathered, ranks, in_node=in_node)
-        if ranks.share(_enough(of_pair)):
+        if ranks.share(_enough(of_pair) or time.perf_counter() - began > MOST_S[ranks.device.type]):
             break
     if not ranks.is_first:
         return []

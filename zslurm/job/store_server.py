@@ -107,7 +107,10 @@ def main(argv: list[str] | None = None) -> int:
     server.emit({"event": "listening", "host": options.host, "port": store.port})
     requests.read(sys.stdin)
     if options.control is not None:
-        requests.listen(options.control)
+        try:
+            requests.listen(options.control)
+        except OSError as error:  # the ranks need the store all the same
+            print(f"store server: {error.filename or options.control}: {error.strerror}", file=sys.stderr)
     server.serve(requests, options.until)
     return 0
 
@@ -135,7 +138,11 @@ class Requests:
         threading.Thread(target=read, name="requests", daemon=True).start()
 
     def listen(self, control: Path) -> None:
-        """Take the lines of whoever connects from this node with the token in `control`, which is written here."""
+        """Take the lines of whoever connects from this node with the token in `control`, which is written here.
+
+        Raises:
+            OSError: the file cannot be written.
+        """
         listener, token = socket.create_server(("127.0.0.1", 0)), secrets.token_hex(16)
         address = {"port": listener.getsockname()[1], "token": token}
         write_atomically(control, json.dumps(address) + "\n", private=True)

@@ -1,6 +1,6 @@
 """Everything that a report shows of one run, read from its directory; nothing here needs torch or a GPU.
 
-A report can be made at any time: of a run that is going on, that took no step, or whose files are damaged in part.
+A report can be made at any time: of an active run, of one that took no step, or whose files are damaged in part.
 Lines that cannot be read are skipped and counted.
 """
 

@@ -70,7 +70,7 @@ def test_a_rank_whose_program_hangs_has_not_called_what_the_others_wait_in() -> 
 
 
 def test_a_rank_whose_device_hangs_has_not_finished_what_others_have() -> None:
-    """As with a GPU error: its program went on and queued more than the others have done."""
+    """As with a GPU error: its program continued and queued more than the others have done."""
     recorders = Recorders()
     recorders.call(PAIR, 7, [2, 3], done=[2])
     recorders.call(EXPERTS, 9, range(4), done=[0, 1, 2])

@@ -46,7 +46,7 @@ class TestAlarm:
 
     @pytest.mark.parametrize("node", ["node1", None])
     def test_a_fault_that_stays_ends_one_attempt_and_no_second(self, node: str | None) -> None:
-        """The link is down, and there was no other node to go on with."""
+        """The link is down, and there was no other node to continue with."""
         down = fault("nic_link_down", ago=200.0, nic="n3")
         past = history(incident(replace(down, node=node, nic=node and "n3")))
         assert raised(down).give_up

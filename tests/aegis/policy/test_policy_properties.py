@@ -215,4 +215,4 @@ def test_a_run_that_always_fails_stops(
         incidents.append(Incident(NOW, attempt, decision.action, decision.root, -1, decision.exclude))
         exclusions.extend(Exclusion(node, NOW, decision.reason) for node in decision.exclude)
         assert len(exclusions) <= says.max_excluded
-    raise AssertionError("it goes on for ever")
+    raise AssertionError("it never ends")

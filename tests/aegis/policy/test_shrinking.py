@@ -100,7 +100,7 @@ class TestDecision:
         assert (decision.step_time_ratio, decision.expected_wait_s) == (1.5, 10 * HOUR)
         assert decision.reason == (
             self.WHAT
-            + "go on with 2 nodes, without node1: on 2 nodes a step takes 1.50 times as long, which costs "
+            + "continue with 2 nodes, without node1: on 2 nodes a step takes 1.50 times as long, which costs "
             "8h 00m of work; the expected wait for a replacement is 10h 00m"
         )
 
@@ -110,7 +110,7 @@ class TestDecision:
     def test_fewer_nodes_where_there_is_no_other(self, there: dict[str, Any]) -> None:
         decision = decided(self.ECC, says=self.MAY, there={"work": self.WORK} | there)
         assert (decision.action, decision.step_time_ratio) == ("shrink", None)
-        assert decision.reason.endswith("go on with 2 nodes, without node1: no other node can be had")
+        assert decision.reason.endswith("continue with 2 nodes, without node1: no other node can be had")
 
     def test_as_many_as_a_requeue_would_get_are_what_counts(self) -> None:
         """Of 4 nodes two are lost, and a requeue would get one of them back."""

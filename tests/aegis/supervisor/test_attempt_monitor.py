@@ -100,7 +100,7 @@ def run(tmp_path: Path) -> RunDir:
 
 
 def _step(run: RunDir, output: str, then: str) -> RunningAttempt:
-    """The first attempt, whose srun prints this and goes on with a shell command."""
+    """The first attempt, whose srun prints this and continues with a shell command."""
     attempt = run.attempt(1)
     process = DetachedProcess.start(
         ["sh", "-c", f"echo '{output}'; {then}"],

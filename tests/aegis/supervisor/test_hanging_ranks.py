@@ -51,7 +51,7 @@ class Hung(Site):
         return {nodes[0]: self.answers[do]} if do in self.answers else {}
 
     def hang(self, rank: int | None) -> bool:
-        """A rank hangs by its progress, or all do; returns whether the attempt goes on."""
+        """A rank hangs by its progress, or all do; returns whether the attempt continues."""
         node = None if rank is None else self.memory.places.nodes[rank]
         root = Fault.of_kind(RANK_HANG, 1.0, "progress", "no progress for 180 s", rank=rank, node=node)
         self.faults.append(root)

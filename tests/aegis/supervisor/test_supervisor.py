@@ -1,4 +1,4 @@
-"""The supervisor against real ranks: whatever is killed, the run goes on or ends with its true cause."""
+"""The supervisor against real ranks: whatever is killed, the run continues or ends with its true cause."""
 
 from __future__ import annotations
 

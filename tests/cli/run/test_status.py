@@ -168,6 +168,8 @@ def test_as_json_everything_is_there(tmp_path: Path) -> None:
         "mfu": None,
         "evaluation_step": None,
         "evaluation_loss": None,
+        "sources": {},
+        "not_shown": (),
         "checkpoint_step": 10,
         "best_step": None,
         "exit_code": 1,
@@ -185,6 +187,14 @@ def test_as_json_everything_is_there(tmp_path: Path) -> None:
         "planned_moves": 0,
         "preempted": None,
     }
+
+
+def test_what_was_trained_on_of_each_source_is_shown(tmp_path: Path) -> None:
+    story = Story(tmp_path / "tiny").submitted().started().trained(9, 10)
+    sources = {"web": {"tokens": 2_500_000, "epochs": 0.1234}, "code": {"tokens": 900, "epochs": 2}, "maths": {}}
+    with JsonLinesWriter(story.run.metrics) as lines:
+        lines.append({"kind": "sources", "attempt": 1, "step": 10, "sources": sources, "time": 1.0})
+    assert "  data        web 2.5M tokens (0.123 epochs), code 900 tokens (2 epochs)" in lines_of(look(story.run))
 
 
 def test_speed_and_validation_loss_are_shown_where_they_are_known(tmp_path: Path) -> None:

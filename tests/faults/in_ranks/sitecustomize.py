@@ -5,7 +5,7 @@ PYTHONPATH and names, in ZSLURM_TEST_FAULTS, a directory with
 
     plan.json     {"pace_s": seconds that each step takes longer, "hold": a step before which ranks wait for the
                   file go, "faults": [...]}; a fault is {"what", "step", "rank", "times", "code"}
-    go            lets ranks that are held go on
+    go            lets ranks that are held continue
     marks.jsonl   when a rank's Python started, had imported the trainer, had loaded, took its first step
     happened-*    one file for each fault that happened: it tells a fault that is to happen so often and no more
 
@@ -53,7 +53,7 @@ class Faults:
         return int(os.environ.get("RANK", "-1" if waits else os.environ.get("SLURM_PROCID", "0")))
 
     def wait_while_held(self, step, alive):
-        """Wait before this step until ranks may go on; a held rank shows that it is `alive`."""
+        """Wait before this step until ranks may continue; a held rank shows that it is `alive`."""
         while step == self.hold and not (self.place / "go").exists():
             alive()
             time.sleep(0.05)

@@ -233,11 +233,18 @@ class Trainer:
             memory_rss_bytes=psutil.Process().memory_info().rss, skip_share=0.0, load_entropy=1.0,
             **({"load_entropy_by_layer": [1.0], "load_shares": [[1.0]]} if in_detail else {}),
         )  # fmt: skip
+        if self.step % 10 == 0 or self.step == self.total_steps:
+            self._write("sources", step=self.step, phase=here.phase["name"], sources=self._sources())
         if self.step == 1 or in_detail:
             self._say(
                 f"step {self.step}/{self.total_steps} loss {loss:.4f} lr {lr:.3g} "
                 f"grad norm 1 {per_s:,.0f} tokens/s"
             )
+
+    def _sources(self) -> dict[str, dict[str, float]]:
+        """Of each source as much; no data are read."""
+        names = sorted(self.config["data"]["sources"]) or ["data"]
+        return {name: {"tokens": self.tokens // len(names), "epochs": 0.5} for name in names}
 
     def _save(self) -> None:
         self.progress.update(phase=Phase.SAVE, checkpoint=CheckpointState.REQUESTED)

@@ -161,7 +161,7 @@ def test_what_only_looks_odd_is_a_warning(tmp_path: Path) -> None:
 
 
 def test_rails_that_a_template_leaves_out_are_warnings_with_the_line_and_what_to_do(tmp_path: Path) -> None:
-    """Old copies of the whole template go on working."""
+    """Old copies of the whole template still work."""
     spec = spec_of(tmp_path, **RAILS)
     spec = spec.model_copy(update={"slurm": spec.slurm.model_copy(update={"nodes": 2})})
     directives = "".join(

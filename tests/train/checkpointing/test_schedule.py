@@ -103,7 +103,7 @@ def test_a_slow_disk_delays_the_next_save_and_not_the_training(tmp_path: Path, c
     rows = [row for row in read_jsonl(run / "metrics.jsonl") if row["kind"] in ("step", "checkpoint")]
     events = [(row["kind"], row["step"], row.get("state")) for row in rows]
     between = events[events.index(("checkpoint", 1, "REQUESTED")) : events.index(("checkpoint", 1, "COMMITTED"))]
-    assert ("step", 4, None) in between, "training went on while the first save was in progress"
+    assert ("step", 4, None) in between, "training continued while the first save was in progress"
     assert saved_steps(run)[0] == 12
     assert len(saved_steps(run)) < 12
 

@@ -258,3 +258,16 @@ def test_a_watcher_sees_the_evaluation(
 def test_due() -> None:
     assert [step for step in range(1, 10) if due(3, step)] == [3, 6, 9]
     assert not any(due(0, step) for step in range(1, 10))
+
+
+def test_ranks_that_share_sequences_count_each_token_of_the_router_once(
+    tmp_path: Path, corpus: Path, validation: Path
+) -> None:
+    """A context of 17 has padding in the last chunk, which counts nowhere."""
+    phase = {"context": 17, "context_parallel": 2, "tokens": 6 * 17, "warmup_steps": 0}
+    evaluation = {"data": str(validation), "sequences": 5, "micro_batch": 2}
+    run = make_run(tmp_path / "run", corpus, steps=1, evaluation=evaluation, phase=phase)
+    done = train_on(run, ranks=2)
+    assert done.returncode == 0, done.stderr
+    (found,) = rows_of(run, "routing")
+    assert found["tokens"] == rows_of(run, "evaluation")[0]["tokens"] == 5 * 17

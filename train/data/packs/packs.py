@@ -34,7 +34,7 @@ from zslurm.train.errors import DataError
 
 WINDOW = 1 << 16
 """Documents that are packed together."""
-LARGEST_IN_MEMORY = 4_000_000
+LARGEST_IN_MEMORY = 1_000_000
 """Documents of a corpus that is packed whenever a run starts; the packing of a larger one is stored beforehand."""
 
 LongDocuments = Literal["split", "trim", "refuse"]

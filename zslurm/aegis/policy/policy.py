@@ -224,7 +224,7 @@ class _Case:
         return tuple(node for node in spares if node in broken)[: max(0, room)]
 
     def go_on(self) -> Decision:
-        """The cheapest way to go on."""
+        """The cheapest way to continue."""
         if self.cause.kind.then == "requeue":
             return self._requeue()
         there, least = self.resources, self.settings.min_nodes
@@ -252,7 +252,7 @@ class _Case:
 
     def _shrink(self, usable: Sequence[str], lost: Sequence[str]) -> Decision:
         """Fewer nodes; or the queue, where the wait for all of them is expected to cost less."""
-        there, how = self.resources, f"go on with {counted(len(usable), 'node')}, without {compress(lost)}"
+        there, how = self.resources, f"continue with {counted(len(usable), 'node')}, without {compress(lost)}"
         after_wait = self._nodes_of_requeue()
         if after_wait <= len(usable):
             return self._start("shrink", usable, f"{how}: no other node can be had")

@@ -59,7 +59,7 @@ class Replayed:
         policy: what the policy decides.
         gives_up_after: seconds after its start when the policy ends the attempt, though it was not ended then.
         goes_on: the policy does not end the attempt, though it was ended for a fault.
-        assumed: the events do not say what there was to go on with.
+        assumed: the events do not say what there was to continue with.
     """
 
     attempt: int

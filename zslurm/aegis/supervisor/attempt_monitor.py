@@ -179,7 +179,7 @@ class AttemptMonitor:
         """Record that nodes which died are not used from now on, as after an attempt that they end."""
         nodes, expires = compress(sorted(dead)), time.time() + self.job.spec.aegis.exclude_for_s
         resized = self._memory is not None and self._memory.resized
-        how = "the ranks of the others go on" if resized else "its ranks continue on a spare"
+        how = "the ranks of the others continue" if resized else "its ranks continue on a spare"
         reason = f"{nodes} died, and {how}"
         self.job.event(
             "nodes_excluded", nodes=nodes, reason=reason, expires=expires, attempt=self._running.attempt.number

@@ -74,7 +74,7 @@ class HangingRanks:
             self._behind = frozenset(rank for rank in ranks if isinstance(rank, int))
 
     def replace(self, root: Fault | None) -> bool:
-        """Kill ranks that hang where the others may continue; returns whether the attempt goes on.
+        """Kill ranks that hang where the others may continue; returns whether the attempt continues.
 
         Args:
             root: why the attempt would be ended.

@@ -87,7 +87,9 @@ def _last_lines(run: RunDir) -> list[str]:
 def draw_run(picture: RunPicture, width: int, height: int, *, panel: str = "events", keys: str = "") -> list[Line]:
     """Draw one run: state, progress, sparklines, heat map, and at the bottom its last events or rank 0's log."""
     state = picture.state
-    lines = [_head(state, width), *_note(state, width), _progress(state, width), *_series(picture, width)]
+    hidden = state.step is None and bool(state.not_shown)
+    progress = [] if hidden else [_progress(state, width)]
+    lines = [_head(state, width), *_note(state, width), *progress, *_series(picture, width)]
     foot: list[Line] = [[(cut(keys, width), QUIET)]] if keys else []
     left = height - len(lines) - len(foot)
     if len(heat := _heat_map(picture.times, width)) + 4 <= left:

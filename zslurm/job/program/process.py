@@ -18,6 +18,7 @@ from pathlib import Path
 
 import psutil
 
+from zslurm.checkpoint_tools.quantities import counted
 from zslurm.config.trainer import TrainerSection
 from zslurm.job.program.progress import ProgramProgress
 from zslurm.train.stop import StopRequest
@@ -61,9 +62,12 @@ class Program:
             watch.look()
             if self._stop.asked and kill_at is None:
                 kill_at = time.monotonic() + self._trainer.stop_s
+                wanted = signal.Signals[f"SIG{self._trainer.stop_signal}"]
+                # Slurm has sent a signal that came from it to the program too: many take a second one as urgent.
+                if self._stop.signum != wanted or "SLURM_STEP_ID" not in environ:
+                    self._signal(process.pid, wanted)
                 if self._stop.signum is not None:
                     self._pass_on()
-                self._signal(process.pid, signal.Signals[f"SIG{self._trainer.stop_signal}"])
             elif kill_at is not None and time.monotonic() > kill_at:
                 self.killed_late = True
                 self._signal(process.pid, signal.SIGKILL)
@@ -85,11 +89,10 @@ class Program:
             found.append(f"the program did not stop within {limit} of the request (trainer.stop_s) and was killed")
         if self.left_behind:
             count, named = len(self.left_behind), ", ".join(self.left_behind[:_MOST_NAMED])
+            more = ", ..." if count > _MOST_NAMED else ""
             why = "; a program that forks away ends with its first process" if code == 0 else ""
-            found.append(
-                f"the program left {count} process{'' if count == 1 else 'es'} behind, which were killed: {named}"
-                f"{', ...' if count > _MOST_NAMED else ''}{why}"
-            )
+            left = counted(count, "process", many="processes")
+            found.append(f"the program left {left} behind, now killed: {named}{more}{why}")
         return found
 
 

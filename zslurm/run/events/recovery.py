@@ -59,7 +59,7 @@ class RecoveredInMemory(Event, name="recovered_in_memory", changes_state=True):
     def _sentence(self) -> str:
         lost = f", {counted(self.rolled_back, 'step')} lost" if self.rolled_back else ", no step lost"
         took = "" if self.seconds is None else f" after {self.seconds:.2f} s"
-        done = "replaced" if self.world_size is None else f"left out, {counted(self.world_size, 'rank')} go on"
+        done = "replaced" if self.world_size is None else f"left out, {counted(self.world_size, 'rank')} continue"
         return f"recovered in memory{took}: trains on from step {self.step}{lost}; {rank_list(self.ranks)} {done}"
 
 

@@ -135,7 +135,7 @@ class PlannedMoves:
                 self._wishes.append(_Wish(*known))
 
     def _next(self, faults: Sequence[Fault]) -> None:
-        """Go on with the first wish: begin its move, wait for it, or refuse it."""
+        """Continue with the first wish: begin its move, wait for it, or refuse it."""
         wish, memory = self._wishes[0], self._memory
         if memory is None:
             self._refuse(wish, "this attempt has no recovery in memory: see the event recovery_unavailable")
