@@ -10,7 +10,7 @@ From Python, on a login node or in a notebook (paths may be text everywhere):
 
     zslurm.classify("slurm-4242.out").root                            # what went wrong in a job's logs
     zslurm.env("mi300x-pollara")                                      # the variables of RCCL on a cluster
-    zslurm.Checkpoint.open("my-run").numpy("final_norm.weight")
+    zslurm.Checkpoint.open("my-run").numpy("embedding.weight")
 
 Every error is a `zslurm.Error`. Importing this package imports nothing else, neither torch nor numpy; what is used
 is imported then. The commands call the same functions. docs/python.md has examples.
