@@ -21,7 +21,8 @@ from tests.train.runs import clean_environment
 
 _CONTEXT = multiprocessing.get_context("forkserver")
 _CONTEXT.set_forkserver_preload(["tests.train.preloaded"])
-_TIMEOUT_S = 300
+_TIMEOUT_S = 900
+"""Only ranks that hang are waited for that long; beside others a run takes minutes."""
 
 
 class Ranks:

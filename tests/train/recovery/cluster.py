@@ -19,6 +19,7 @@ from torch.distributed import TCPStore
 from tests.train.ranks import _CONTEXT
 from tests.train.runs import clean_environment
 from tests.waiting import wait_for
+from zslurm.core.files import write_atomically
 from zslurm.job.store_server import StoreServer
 from zslurm.train.progress import STACK_SIGNAL, dump_stacks_on_signal
 from zslurm.train.recovery.generation import Generation
@@ -34,6 +35,8 @@ POINTS = {
     "restore": ("zslurm.train.recovery.copying", "StepCopies.slot_of"),
 }
 """Where a fault can be injected, by name: a method of the program."""
+
+_WHOLE, _ALLOWED = "copies-are-whole", "steps-allowed"
 
 
 class _Server(StoreServer):
@@ -159,6 +162,15 @@ class Cluster:
         )
         assert self.server.take(json.dumps({"op": "generation", **json.loads(published.to_json())}))
 
+    def is_whole(self) -> bool:
+        """Whether every rank's buddy has had a whole copy in this generation: from then on any one may be lost."""
+        file = self.run / _WHOLE
+        return file.exists() and file.read_text() == str(self.generation)
+
+    def allow(self, steps: int) -> None:
+        """Let the ranks make so many steps; where this is never called they make all."""
+        write_atomically(self.run / _ALLOWED, str(steps))
+
     def outcome(self) -> dict[str, Any]:
         """The result of the newest generation, once it is there."""
         number = self.generation
@@ -174,7 +186,7 @@ class Cluster:
     def finish(self) -> dict[str, int]:
         """Wait until all members have ended; exit codes by member."""
         for name in self.members:
-            self.processes[name].join(300)
+            self.processes[name].join(3600)  # the limit of the test ends it before
             assert self.processes[name].exitcode is not None, f"{name} hangs:\n{self.output(name)}"
         return {name: self.processes[name].exitcode for name in self.members}
 
@@ -211,6 +223,8 @@ def _process(run: Path, member: str, environment: dict[str, str], fault: str | N
     dump_stacks_on_signal()
     if fault is not None:
         inject(fault)
+    _note_whole_copies(run / _WHOLE)
+    _wait_for_steps(run / _ALLOWED)
     import torch
 
     torch.set_num_threads(1)
@@ -243,6 +257,34 @@ def _process(run: Path, member: str, environment: dict[str, str], fault: str | N
         traceback.print_exc()
     sys.stdout.flush()
     os._exit(code)
+
+
+def _note_whole_copies(file: Path) -> None:
+    """Have the file hold the last generation in which all ranks have agreed that their copies are whole."""
+    from zslurm.train.recovery.copying import StepCopies
+
+    agree = StepCopies.agree
+
+    def noted(self: StepCopies, busy: float) -> None:
+        agree(self, busy)
+        if busy == 0 and self.whole >= 0:
+            file.write_text(str(self.copies._generation))
+
+    StepCopies.agree = noted  # type: ignore[method-assign]
+
+
+def _wait_for_steps(file: Path) -> None:
+    """Have the ranks wait before a step that is not allowed yet."""
+    from zslurm.train.loop import Trainer
+
+    take_step = Trainer.take_step
+
+    def held(self: Trainer) -> Any:
+        while file.exists() and self.step >= int(file.read_text()):
+            time.sleep(0.005)
+        return take_step(self)
+
+    Trainer.take_step = held  # type: ignore[method-assign]
 
 
 def inject(fault: str) -> None:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -194,20 +195,30 @@ def test_a_rank_that_froze_touches_nothing_when_it_wakes_up_after_it_was_replace
 @pytest.mark.soak
 @pytest.mark.timeout(LONG_S)
 def test_two_hundred_kills_at_random_in_one_run(corpus: Path, tmp_path: Path) -> None:
-    """A rank or two that are no pair, whenever and wherever it hits them; TEST_KILLS makes them fewer."""
+    """A rank or two that are no pair, whenever and wherever it hits them; TEST_KILLS makes them fewer.
+
+    All buddies have a whole copy again before the next one: before that a lost rank restarts the run.
+    """
     kills = int(os.environ.get("TEST_KILLS", "200"))
-    expected = tiny_run(tmp_path / "undisturbed", corpus, steps=kills * 4)
+    steps = kills * 6
+    expected = tiny_run(tmp_path / "undisturbed", corpus, steps=steps)
     assert Ranks(expected, 4, local_size=1).wait(LONG_S).returncode == 0
-    run = tiny_run(tmp_path / "run", corpus, steps=kills * 4)
+    run = tiny_run(tmp_path / "run", corpus, steps=steps)
     random, cluster = Random(7), Cluster(run, 4, warm=2)
+    cluster.allow(1)
+
+    def whole() -> bool:
+        cluster.allow(len(losses(run)) + 1)  # a copy may take longer than a step
+        return cluster.is_whole()
+
     with showing(cluster):
         warm = ["w0", "w1"]
         for _ in range(kills):
             cluster.wait_warm(cluster.warm_made)
-            seen = len(losses(run))
-            wait_for(lambda seen=seen: len(losses(run)) > seen or len(losses(run)) >= kills * 4, "a step")  # type: ignore[misc]
-            if len(losses(run)) >= kills * 4 - 2:
-                break
+            wait_for(whole, "copies that are whole", every_s=0.02)
+            assert len(losses(run)) < steps - 3, "there are steps left for further kills"
+            cluster.allow(len(losses(run)) + 3)
+            time.sleep(random.uniform(0, 0.2))
             rank = random.randrange(4)
             lost = [rank, (rank + 2) % 4] if random.random() < 0.1 else [rank]
             cluster.kill(lost)
@@ -216,6 +227,7 @@ def test_two_hundred_kills_at_random_in_one_run(corpus: Path, tmp_path: Path) ->
             warm += [cluster.add_warm() for _ in lost]
             outcome = cluster.outcome()
             assert outcome["event"] == "recovered", outcome
+        cluster.allow(steps)
         surviving(cluster, run, losses(expected))
 
 
