@@ -24,7 +24,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from zslurm.train.config import DataConfig, EvaluationConfig, TrainConfig
+from zslurm.train.config import DataConfig, TrainConfig
 from zslurm.train.context.context_parallel import ContextParallel
 from zslurm.train.data.bundle import Corpus
 from zslurm.train.data.sequences import PackedSequences, Sequences
@@ -33,6 +33,7 @@ from zslurm.train.errors import DataError
 from zslurm.train.evaluation.routing import RoutingCounter, RoutingFigures
 from zslurm.train.evaluation.token_classes import token_classes
 from zslurm.train.evaluation.validation_data import evenly, open_validation_data
+from zslurm.train.metrics_config import EvaluationConfig
 from zslurm.train.model.head import IGNORED_TARGET
 from zslurm.train.model.packing import document_bounds, documents_by_bounds, documents_of, valid_positions
 from zslurm.train.model.zaya import Zaya

@@ -2,7 +2,7 @@
 
 torch.profiler records every operation and every GPU kernel of the steps FIRST to LAST (metrics.profile) and one
 step before, whose record is thrown away: starting the profiler is slow. Other ranks are not profiled, and other
-steps cost nothing. The trace is compressed, without stacks and shapes; at most `train.config.LONGEST_PROFILE`
+steps cost nothing. The trace is compressed, without stacks and shapes; at most `LONGEST_PROFILE`
 steps bound it.
 """
 

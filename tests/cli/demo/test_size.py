@@ -57,4 +57,4 @@ def test_the_machine_is_measured_by_the_model_itself(tmp_path: Path) -> None:
 
 def test_a_measurement_that_fails_says_why(tmp_path: Path) -> None:
     with pytest.raises(ZslurmError, match=r"could not be measured: /\S+/nonesuch\.json: no such file"):
-        measure(tmp_path / "nonesuch.json", 2)
+        measure(tmp_path / "nonesuch.json", 1)

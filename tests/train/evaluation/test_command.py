@@ -18,11 +18,11 @@ from pydantic import ValidationError
 from tests.train.ranks import Ranks, train_on
 from tests.train.runs import losses_of, make_corpus, make_run
 from tests.waiting import wait_for
-from zslurm.train.config import EvaluationConfig
 from zslurm.train.evaluation.command import ExportPaths
 from zslurm.train.hub import open_weights
 from zslurm.train.jsonl import read_jsonl
 from zslurm.train.loop import Ending
+from zslurm.train.metrics_config import EvaluationConfig
 from zslurm.train.telemetry.evaluation_command import EvaluationCommand, command_words
 
 

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
-from zslurm.train.config import MetricsConfig
 from zslurm.train.errors import ConfigError
+from zslurm.train.metrics_config import MetricsConfig
 
 
 @dataclass(frozen=True)
