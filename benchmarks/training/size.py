@@ -79,7 +79,8 @@ def run() -> None:
         for each in RUNS:
             rows.append(_row(ranks, *each))
             print(f"size: {each[0]}: {rows[-1]['ratio']} of the measured step", file=sys.stderr, flush=True)
-    write_result("size", {"torch": torch.__version__, "threads": 1, "clock": "processor time", "runs": rows})
+            about = {"torch": torch.__version__, "threads": 1, "clock": "processor time"}
+            write_result("size", {**about, "shapes": len(RUNS), "runs": rows})  # each row: they take long
 
 
 def _row(
