@@ -1,4 +1,4 @@
-"""Try several learning rates as runs of their own, at once, and print which is best.
+"""Try several learning rates at once, each as a run, and print which is best.
 
     python examples/sweep.py                       # on this machine
     python examples/sweep.py --cluster mi300x      # on the cluster of that profile

@@ -10,7 +10,7 @@ From Python, on a login node or in a notebook (paths may be text everywhere):
 
     zslurm.classify("slurm-4242.out").root                            # what went wrong in a job's logs
     zslurm.env("mi300x-pollara")                                      # the variables of RCCL on a cluster
-    zslurm.Checkpoint.open("my-run").numpy("final_norm.weight")
+    zslurm.Checkpoint.open("my-run").numpy("embedding.weight")
 
 Every error is a `zslurm.Error`. Importing this package imports nothing else, neither torch nor numpy; what is used
 is imported then. The commands call the same functions. docs/python.md has examples.
@@ -18,8 +18,7 @@ is imported then. The commands call the same functions. docs/python.md has examp
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
-
+TYPE_CHECKING = False  # type checkers take it for True; the module `typing` alone would be most of the import
 __version__ = "0.1.0"
 
 __all__ = [
@@ -43,6 +42,8 @@ __all__ = [
 ]
 
 if TYPE_CHECKING:
+    from typing import Any
+
     from zslurm import progress
     from zslurm.api.checkpoint import Checkpoint
     from zslurm.api.environment import env

@@ -104,7 +104,7 @@ def lines_added() -> int:
     return sum("progress" in line for line in text.splitlines())
 
 
-def run(turns: int = 3) -> None:
+def run(turns: int = 2) -> None:
     """Measure and write results/program_restart.json."""
     rows: dict[str, list[dict[str, Any]]] = {"zslurm": [], "torchrun": [], "sbatch --requeue": []}
     with SlurmCluster() as cluster:
@@ -120,7 +120,7 @@ def run(turns: int = 3) -> None:
             for name, start in starts.items():
                 if turn == 0 or name != "sbatch --requeue":  # Slurm's own wait does not differ from turn to turn
                     rows[name].append(site.measure(start))
-    medians = {name: statistics.median(row["seconds"] for row in found) for name, found in rows.items()}
+    medians = {name: round(statistics.median(row["seconds"] for row in found), 2) for name, found in rows.items()}
     write_result(
         "program_restart",
         {

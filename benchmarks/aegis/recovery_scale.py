@@ -146,7 +146,7 @@ class Messages(NamedTuple):
 
     Attributes:
         wall_s: seconds by the clock.
-        store_s: processor seconds of the store server, beside what it takes while nothing happens.
+        store_s: processor seconds of the store server, with what it does when idle: more where turns take longer.
         rank_s: processor seconds of a rank, its watcher included.
         idle: the store's share of a core while nothing happens.
         rank_bytes: memory of a rank.
@@ -195,7 +195,7 @@ def messages(ranks: int, attempt: AttemptDir) -> Messages:
             for pipe in pipes:
                 pipe.recv()
             per_rank.append((sum(_cpu(process) for process in processes) - ranks_before) / ranks)
-            stores.append(max(0.0, _cpu(store) - before - idle * (time.monotonic() - started)))
+            stores.append(_cpu(store) - before)
     finally:
         for host in hosts:
             host.kill()

@@ -17,7 +17,7 @@ _PLUGINS = "from submitit.core import plugins; plugins.get_executors(); plugins.
 _WITHOUT = f"import submitit.core.plugins as p; p._iter_submitit_entrypoints = lambda: []\n{_PLUGINS}"
 
 
-def run(runs: int = 41) -> None:
+def run(runs: int = 21) -> None:
     """Measure and write results/python_import.json."""
     # Byte code is compiled once, as in any installation.
     environment = {key: value for key, value in os.environ.items() if key != "PYTHONDONTWRITEBYTECODE"}

@@ -16,7 +16,7 @@ from tests.on_slurm.slurm_cluster import SlurmCluster
 
 _MORE = 10
 _PROGRAM = f"""
-import json, sys, time
+import json, os, sys, time
 import submitit
 
 executor = submitit.AutoExecutor("logs", cluster=sys.argv[1])
@@ -28,13 +28,15 @@ for number in range({_MORE} if sys.argv[2] == "more" else 0):
     started = time.perf_counter()
     executor.submit(pow, 2, number)
     seconds.append(time.perf_counter() - started)
-print(json.dumps(seconds))
+used = os.times()
+print(json.dumps([seconds, used.user + used.system + used.children_user + used.children_system]))
 """
 
 
 def run(runs: int = 11) -> None:
     """Measure and write results/submitit_overhead.json."""
     further: dict[str, list[float]] = defaultdict(list)
+    processor: dict[str, list[float]] = defaultdict(list)
     with SlurmCluster() as cluster:
         directory = cluster.user_dir("benchmark")
         cluster.zslurm("init", "--yes")
@@ -42,7 +44,10 @@ def run(runs: int = 11) -> None:
 
         def submit(name: str, what: str = "one") -> None:
             done = cluster.run([python, "-c", _PROGRAM, name, what], cwd=directory)
-            further[name] += json.loads(done.stdout.splitlines()[-1])
+            seconds, used = json.loads(done.stdout.splitlines()[-1])
+            further[name] += seconds
+            if what == "one":
+                processor[name].append(used)
 
         timings = alternate(
             {
@@ -61,6 +66,13 @@ def run(runs: int = 11) -> None:
         {
             "timings": [timing.row() for timing in timings.values()],
             "ratio_of_a_program_to_submitit": ratio(timings["cluster='zslurm'"], timings["cluster='slurm'"]),
+            "processor_time_of_a_program": {
+                "submitit_median_s": round(statistics.median(processor["slurm"]), 3),
+                "zslurm_median_s": round(statistics.median(processor["zslurm"]), 3),
+            },
+            "ratio_of_processor_time_of_a_program_to_submitit": round(
+                statistics.median(processor["zslurm"]) / statistics.median(processor["slurm"]), 2
+            ),
             "further_submissions": {
                 "submitit_median_s": round(slurm, 4),
                 "zslurm_median_s": round(ours, 4),

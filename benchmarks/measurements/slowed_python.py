@@ -5,8 +5,8 @@
     link    what each rank sends goes through a link of LINK_BYTES_S, that of the slow rank through one of 0.8 of
             it, as a NIC or an xGMI link that came up at a lower rate. The kernel paces the sockets between the
             ranks (SO_MAX_PACING_RATE, socket(7)), so sending costs the processor what it costs without
-    host    every exchange of the slow rank takes 1 / 0.8 times as long, from its call until it returns, as on a
-            node whose processor is throttled; the others' are as fast as this machine's memory
+    host    the slow rank needs 1 / 0.8 of the processor time for each exchange, as with a processor that is
+            throttled: after each it computes for a quarter of the processor time that the exchange took
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def _pace(descriptor: Path, bytes_s: int) -> None:
 
 
 def slow_down(rate: float) -> None:
-    """Make every exchange of this process take 1 / rate times as long."""
+    """Make every exchange of this process take 1 / rate of its processor time."""
     import torch.distributed as dist
 
     exchange = dist.batch_isend_irecv
@@ -64,12 +64,12 @@ def slow_down(rate: float) -> None:
 
         def wait(self) -> None:
             self._work.wait()
-            end = self._began + (time.perf_counter() - self._began) / rate
-            while time.perf_counter() < end:
+            end = self._began + (time.process_time() - self._began) / rate
+            while time.process_time() < end:
                 pass
 
     def slower(operations: list[Any]) -> list[Any]:
-        began = time.perf_counter()
+        began = time.process_time()
         *others, last = exchange(operations)
         return [*others, Late(last, began)]
 

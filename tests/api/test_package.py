@@ -49,6 +49,7 @@ def test_type_checkers_and_the_interpreter_see_the_same_names() -> None:
     typed = {
         name.name: part.module for part in block.body if isinstance(part, ast.ImportFrom) for name in part.names
     }
+    del typed["Any"]
     assert typed.keys() == zslurm._MODULES.keys() == set(zslurm.__all__) - {"__version__"}
     for name, module in typed.items():
         if name not in ("submit", "progress"):

@@ -130,6 +130,37 @@ def test_findings_name_rank_and_node_to_exclude() -> None:
     )
 
 
+def test_a_rank_on_a_cpu_that_needs_more_processor_time_is_named_whatever_the_clock_shows() -> None:
+    machine = MACHINE.model_copy(update={"ranks_per_node": 4, "nodes": ["n0"]})
+    draw = random.Random(1)
+
+    def own(rank: int, slow: int | None) -> list[float]:
+        return [(1.25 if rank == slow else 1.0) * math.exp(draw.gauss(0, 0.05)) for _ in range(41)]
+
+    def rows(slow: int | None) -> list[dict[str, Any]]:
+        pairs = pairs_of(4, {}, 0.3, 1)  # by the clock only noise
+        return [
+            {
+                "scope": "gpu_pair",
+                "pair": [a, b],
+                "wrong": 0,
+                "figures": figures,
+                "own_s": [own(a, slow), own(b, slow)],
+            }
+            for (a, b), figures in ((tuple(int(name[-1]) for name in pair), each) for pair, each in pairs.items())
+        ]
+
+    found = of_collectives(rows(2), machine)
+    assert found.slow == ("n0 rank 2",)
+    assert found.lines[-1].startswith(
+        "processor time of ranks: 1 of 4 ranks is slower than the others: n0 rank 2 ("
+    )
+    assert of_collectives(rows(None), machine).slow == ()
+    wrong = rows(None)
+    wrong[0]["wrong"] = 1  # two ranks have one pair less
+    assert of_collectives(wrong, machine).slow == ()
+
+
 def rails_of(
     nodes: int, rails: int, slow: dict[tuple[int, int], float], noise: float = 0.02
 ) -> list[dict[str, Any]]:

@@ -13,7 +13,7 @@ import torch.distributed as dist
 from zslurm.bench import pairs
 from zslurm.bench.ranks import Ranks
 
-EXCHANGE_S, SMALL_S, RATE = 0.004, 1e-5, 0.8
+EXCHANGE_S, SMALL_S, OWN_S, RATE = 0.004, 1e-5, 0.001, 0.8
 MEMBERS = 3
 
 
@@ -29,7 +29,7 @@ class SlowRank:
         self.device, self.nodes = torch.device("cpu"), ["n0"]
         self.rank = self.local_rank = self.node = 0
         self.size = self.local_size = MEMBERS
-        self.is_first = True
+        self.is_first, self.on_gpu = True, False
 
     def exchange(self, operations: list[Any]) -> list[Any]:
         sent, received = operations
@@ -50,7 +50,7 @@ class SlowRank:
             return [value] * MEMBERS
         count = len(value[0][1])
         others = [
-            [[partner, [EXCHANGE_S] * count, False] for partner in range(MEMBERS) if partner != rank]
+            [[partner, [(EXCHANGE_S, OWN_S)] * count, False] for partner in range(MEMBERS) if partner != rank]
             for rank in range(1, MEMBERS)
         ]
         return [value, *others]
@@ -69,7 +69,7 @@ class SlowRank:
 def slow(monkeypatch: pytest.MonkeyPatch) -> SlowRank:
     rank = SlowRank()
     clock: Callable[[], float] = lambda: rank.own  # noqa: E731
-    monkeypatch.setattr(pairs, "time", SimpleNamespace(perf_counter=clock))
+    monkeypatch.setattr(pairs, "time", SimpleNamespace(perf_counter=clock, process_time=clock))
     monkeypatch.setattr(dist, "P2POp", lambda kind, tensor, **of: SimpleNamespace(kind=kind, tensor=tensor, **of))
     monkeypatch.setattr(dist, "batch_isend_irecv", rank.exchange)
     return rank

@@ -33,7 +33,7 @@ def python(user: User, text: str) -> Any:
 
 
 def submitted(user: User, text: str) -> str:
-    """Submit with `text`, which leaves `job`; returns the id, while the job goes on."""
+    """Submit with `text`, which leaves `job`; returns the id, while the job continues."""
     return str(python(user, textwrap.dedent(text) + "\nprint(json.dumps(job.job_id))"))
 
 

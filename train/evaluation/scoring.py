@@ -37,6 +37,7 @@ from zslurm.train.evaluation.tasks.task import Task
 from zslurm.train.evaluation.tasks.template import render
 from zslurm.train.inference.generation import Prompt, Stops, generate_batch
 from zslurm.train.inference.likelihood import Asked, LikelihoodScorer
+from zslurm.train.inference.memory import most_tokens
 from zslurm.train.inference.text import StopStrings, TextCoder, until
 from zslurm.train.model.zaya import Zaya
 
@@ -79,6 +80,9 @@ class PreparedTask:
         self.task, self.questions = task, questions_of(task, limit)
         self.sandbox: Sandbox | None = None
         if task.config.execution is not None:
+            _program(
+                task, self.questions[0], ""
+            )  # a template that lacks a field shows before anything is generated
             self.sandbox = open_sandbox(task.config.execution, str(task.path))
 
         self.names = names_of(task.config)
@@ -237,6 +241,7 @@ class ModelScorer:
                 rope_base=self._rope_base,
                 eos_ids=self._coder.end,
                 most=self._batch,
+                most_tokens=most_tokens(self._model, self._context),
                 stopper=stopper,
                 alive=self._alive,
             )
@@ -269,13 +274,26 @@ def _count(prepared: PreparedTask, question: Question, samples: list[str]) -> tu
         return values, {}
     runs = []
     for sample in samples:
-        program = render("execution.program", config.execution.program, {**question.fields, "completion": sample})
-        runs.append(prepared.sandbox.run(program))
+        runs.append(prepared.sandbox.run(_program(prepared.task, question, sample)))
     passed = sum(run.passed for run in runs)
     for metric in config.metrics:
         if metric.kind == "pass@k":
             values[metric.metric] = pass_at_k(len(samples), passed, metric.k), 1.0
     return values, {"runs": [run._asdict() for run in runs]}
+
+
+def _program(task: Task, question: Question, sample: str) -> str:
+    """Return the program of a sample.
+
+    Raises:
+        DataError: its template names a field that the document does not have.
+    """
+    assert task.config.execution is not None
+    try:
+        fields = {**question.fields, "completion": sample}
+        return render("execution.program", task.config.execution.program, fields)
+    except DataError as error:
+        raise DataError(f"{task.path}: {question.origin}: {error}") from error
 
 
 def _keep(
@@ -302,7 +320,7 @@ def _by_context(
 
 
 def _common(contexts: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
-    """Return what all contexts begin with, if reading it once is worth it; every context goes on after it."""
+    """Return what all contexts begin with, if reading it once is worth it; every context continues after it."""
     if len(contexts) < 2:
         return ()
     least, most = min(contexts), max(contexts)

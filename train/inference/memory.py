@@ -11,10 +11,11 @@ _SHARE = 0.5
 """Of a GPU's free memory: doubling a pool of pages holds the old one beside the new, and activations need some."""
 
 
-def most_tokens(model: Zaya) -> int | None:
-    """Return the tokens that a model's device has memory for; None on a CPU, which takes pages as needed."""
+def most_tokens(model: Zaya, at_least: int) -> int | None:
+    """Return the tokens that a GPU has memory for, or `at_least`; None on a CPU, which takes pages as needed."""
     weight = model.embedding.weight
     if weight.device.type != "cuda":
         return None
     free, _ = torch.cuda.mem_get_info(weight.device)
-    return int(free * _SHARE) // bytes_per_token(model.config, weight.dtype)
+    free += torch.cuda.memory_reserved(weight.device) - torch.cuda.memory_allocated(weight.device)
+    return max(at_least, int(free * _SHARE) // bytes_per_token(model.config, weight.dtype))

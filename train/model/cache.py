@@ -62,7 +62,7 @@ class NextTokens(Protocol):
     Attributes:
         projection_QD: the four projections as one matrix.
         kernel: both convolutions as one.
-        before_BWQ: projections of the last tokens of each sequence, for the convolutions; replaced as they go on.
+        before_BWQ: projections of the last tokens of each sequence, for the convolutions; replaced by each token.
         delayed_B1Q: what the last token of each sequence leaves for the values of the next; replaced likewise.
     """
 

@@ -35,8 +35,8 @@ class SourceMetrics(Observer):
         return cls(run) if run.world.is_first else None
 
     def step_done(self, step: int, here: Position, result: StepResult, split: Mapping[Part, float]) -> None:
-        """Record the sources after the step; a source of a run with data.path is called `data`."""
-        if not result.taken or (step % _EVERY and step != self._run.total_steps):
+        """Record the sources after the step, also a skipped one; that of a run with data.path is called `data`."""
+        if step % _EVERY and step != self._run.total_steps:
             return
         sources = {
             name or "data": {"tokens": taken.tokens, "epochs": round(taken.epochs, 6)}

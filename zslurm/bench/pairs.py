@@ -11,9 +11,13 @@ and they begin the next one together. Else the faster one would begin it earlier
 while the slower one is still busy with the exchange before: what the slow one takes longer would be hidden in its
 partner's wait.
 
-A sweep is repeated until a slowdown of VISIBLE would be seen; MOST_LOOKS times at most, and on CPUs, whose other
-programs may make a look long, no further time after MOST_S seconds. It ends by the noise, not by whether someone
-is slow, and names are looked for once, at its end.
+Ranks on CPUs are compared by their processor time for an exchange too, as in mlp.py: by the clock, ranks that
+share cores with each other and with other programs take as long as these please. The clock shows a slow link, the
+processor time a rank that is slow itself.
+
+A sweep is repeated until a slowdown of VISIBLE would be seen, MOST_LOOKS times at most. On CPUs, where other
+programs may hide it from the clock for good, the processor time alone decides after MOST_S seconds. A sweep ends
+by the noise, not by whether someone is slow, and names are looked for once, at its end.
 
 The ranks that exchange are those of one process group, so a sweep opens no communicator for each pair.
 """
@@ -32,7 +36,7 @@ import torch.distributed as dist
 from zslurm.bench.measurement import Row
 from zslurm.bench.ranks import Ranks
 from zslurm.bench.result import Machine
-from zslurm.bench.results.findings import compare_members
+from zslurm.bench.results.findings import compare_members, compare_own_time
 from zslurm.bench.results.peers import fewest_moments, rounds
 from zslurm.bench.run.timing import summarize
 
@@ -40,8 +44,8 @@ GPU_PAIR, NODE_PAIR = "gpu_pair", "node_pair"
 """The two scopes."""
 
 VISIBLE = 0.15
-MOST_LOOKS = 8
-MOST_S = {"cuda": math.inf, "cpu": 60.0}
+MOST_LOOKS = 16
+MOST_S = {"cuda": math.inf, "cpu": 30.0}
 """See above."""
 _MOMENTS = 20
 _MOMENT_S = {"cuda": 0.02, "cpu": 0.02}
@@ -98,16 +102,17 @@ def sweep(values: dict[str, Any], ranks: Ranks) -> list[Row]:
             work.wait()
         ranks.synchronize()
 
-    def timed(partner: int, times: int) -> float:
-        """Return the time of the fastest exchange."""
-        fastest = math.inf
+    def timed(partner: int, times: int) -> tuple[float, float]:
+        """Return the time of the fastest exchange, and the least processor time that this rank took for one."""
+        fastest = own = math.inf
         exchange(partner, ready, other_ready)  # both begin together
         for _ in range(times):
-            began = time.perf_counter()
+            began, own_began = time.perf_counter(), time.process_time()
             exchange(partner, source, out)
             exchange(partner, ready, other_ready)  # until both have ended
             fastest = min(fastest, time.perf_counter() - began)
-        return fastest
+            own = min(own, time.process_time() - own_began)
+        return fastest, own
 
     partners: list[int | None] = []
     for at_once in _turns(count, one_at_a_time=_takes_turns(ranks.device.type, values["scope"])):
@@ -118,14 +123,15 @@ def sweep(values: dict[str, Any], ranks: Ranks) -> list[Row]:
         if partner is not None:
             timed(partner, 2)
             out.zero_()
-            fastest = min(fastest, timed(partner, 3))
+            fastest = min(fastest, timed(partner, 3)[0])
             wrong[partner] = not bool((out == members[partner] + 1).all())
     found = ranks.gather(fastest)
     in_a_moment = int(_MOMENT_S[ranks.device.type] / median(found)) if found else 0
     times = ranks.share(max(_LEAST_TIMES, min(_MOST_TIMES, in_a_moment)))
-    seconds: dict[int, list[float]] = {partner: [] for partner in partners if partner is not None}
+    seconds: dict[int, list[tuple[float, float]]] = {partner: [] for partner in partners if partner is not None}
     of_pair: dict[tuple[int, int], list[float]] = {}
     bad: set[tuple[int, int]] = set()
+    own_s: dict[tuple[int, int], list[list[float]]] = {}
     began = time.perf_counter()
     for _ in range(MOST_LOOKS):
         for _ in range(_moments(count)):
@@ -135,12 +141,18 @@ def sweep(values: dict[str, Any], ranks: Ranks) -> list[Row]:
                     seconds[partner].append(timed(partner, times))
         gathered = ranks.gather([[partner, seconds[partner], wrong[partner]] for partner in seconds])
         if gathered is not None:
-            of_pair, bad = _by_pair(gathered, ranks, in_node=in_node)
-        if ranks.share(_enough(of_pair) or time.perf_counter() - began > MOST_S[ranks.device.type]):
+            of_pair, own_s, bad = _by_pair(gathered, ranks, in_node=in_node)
+        enough = _enough(of_pair) or time.perf_counter() - began > MOST_S[ranks.device.type]
+        if own_s and in_node and not ranks.on_gpu:
+            enough = enough and _enough_of_own(own_s)
+        if ranks.share(enough):
             break
     if not ranks.is_first:
         return []
-    return [_row(values, pair, of_pair[pair], ranks, wrong=pair in bad) for pair in sorted(of_pair)]
+    rows = [_row(values, pair, of_pair[pair], ranks, wrong=pair in bad) for pair in sorted(of_pair)]
+    if in_node and not ranks.on_gpu:
+        rows = [row | {"own_s": own_s[pair]} for row, pair in zip(rows, sorted(of_pair), strict=True)]
+    return rows
 
 
 def _turns(count: int, *, one_at_a_time: bool) -> list[list[tuple[int, int]]]:
@@ -155,24 +167,32 @@ def _enough(of_pair: dict[tuple[int, int], list[float]]) -> bool:
     return not rates or compare_members(rates).visible <= VISIBLE
 
 
+def _enough_of_own(own_s: dict[tuple[int, int], list[list[float]]]) -> bool:
+    """Return whether a small difference in the ranks' processor time would be seen."""
+    return compare_own_time({(str(a), str(b)): of_two for (a, b), of_two in own_s.items()}).visible <= VISIBLE
+
+
 def _by_pair(
     gathered: list[Any], ranks: Ranks, *, in_node: bool
-) -> tuple[dict[tuple[int, int], list[float]], set[tuple[int, int]]]:
-    """Return the times of each pair of ranks, and the pairs that got wrong data.
+) -> tuple[dict[tuple[int, int], list[float]], dict[tuple[int, int], list[list[float]]], set[tuple[int, int]]]:
+    """Return the times of each pair of ranks, the processor times of its two, and the pairs that got wrong data.
 
     Both of a pair measured the same exchanges: the slower one's time holds.
     """
     local = ranks.local_size
     found: dict[tuple[int, int], list[float]] = {}
+    own: dict[tuple[int, int], list[list[float]]] = {}
     bad: set[tuple[int, int]] = set()
     for rank, of_rank in enumerate(gathered):
-        for partner, times, is_wrong in of_rank:
+        for partner, measured, is_wrong in of_rank:
+            times, of_processor = ([each[place] for each in measured] for place in range(2))
             other = rank // local * local + partner if in_node else partner * local + rank % local
             pair = (min(rank, other), max(rank, other))
             found[pair] = [max(two) for two in zip(found.get(pair, times), times, strict=True)]
+            own.setdefault(pair, []).append(of_processor)  # of the rank with the lower number first
             if is_wrong:
                 bad.add(pair)
-    return found, bad
+    return found, own, bad
 
 
 def _row(values: dict[str, Any], pair: tuple[int, int], times: list[float], ranks: Ranks, *, wrong: bool) -> Row:

@@ -271,7 +271,7 @@ class Trainer:
             raise TrainError(f"checkpoint: {error}") from error
         size = sum(one.size for one in reports)
         self.progress.update(phase=Phase.STEP, checkpoint=CheckpointState.COMMITTED, committed_step=self.step)
-        report("COMMITTED", size, best_step=None, best_loss=None)
+        report("COMMITTED", size, best_step=None, best_loss=None, best_metric=None)
         took = time.monotonic() - began
         self._say(f"saved {path.name} ({show_bytes(size)} in {took:.2f} s, training waited {took:.3f} s)")
 

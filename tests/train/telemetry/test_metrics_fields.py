@@ -30,7 +30,8 @@ def documented() -> dict[str, dict[str, str]]:
 def fields_of(row: dict[str, Any]) -> set[str]:
     flat: set[str] = set()
     for key, value in row.items():
-        flat |= {f"{key}.{inner}" for inner in value} if isinstance(value, dict) else {key}
+        by_name = key == "sources"  # what is in it are the sources of the run
+        flat |= {f"{key}.{inner}" for inner in value} if isinstance(value, dict) and not by_name else {key}
     return flat
 
 

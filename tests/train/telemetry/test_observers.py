@@ -97,10 +97,11 @@ def test_a_new_observer_sees_everything_in_order_and_can_ask_for_a_checkpoint(
     trainer.run()
     trainer.observers.finish(give_up=lambda: False)
     steps = {step: [f"step {step}", f"done {step}"] for step in range(1, 5)}
+    steps[4].insert(1, "sources 4")
     assert Diary.entries[0] == "enter"
     assert Diary.entries[-2:] == ["exit", "finish"]
     seen = Diary.entries[1:-2]
-    # The step's line of metrics is written by an observer before this one in the list.
+    # The lines of a step are written by observers before this one in the list.
     assert seen == [*steps[1], *steps[2], *saved(2), *steps[3], *steps[4], *saved(4)]
     assert [found.step for found in list_checkpoints(run / "checkpoints")] == [4, 2], "2 is in use, and stays"
 

@@ -2,13 +2,13 @@
 
 A pack has room for context + 1 tokens, as a window has: its inputs are all but the last, its targets all but the
 first. Each document takes as many places as it has tokens, its end-of-document token included, and is trained on
-as if it were alone: the first token of a document is nobody's target, and what no document fills is padding.
+as if it were alone: the first token of a document is no target, and what no document fills is padding.
 
     windows     WINDOW consecutive documents at a time are packed by best-fit decreasing (`bins.py`), whatever the
                 corpus's size; a pack holds documents of one window, in their order
-    empty       a document of one token (its end) has nothing to learn and is left out long        one with more
-    tokens than a pack is split as windows are (every target once: consecutive parts share
-                a token), trimmed to its beginning, or refused, by data.long_documents
+    empty       a document of one token (its end) has nothing to learn and is left out
+    long        one with more tokens than a pack is split as windows are (every target once: consecutive parts
+                share a token), trimmed to its beginning, or refused, by data.long_documents
 
 All of it is counted. What is packed together follows from the lengths and the context alone: the seed of a run
 only shuffles the packs (train/data/sampler.py). Time: see benchmarks/data/packing.py; memory: 12 bytes a document

@@ -60,28 +60,32 @@ def load_documents(task: Task, limit: int | None = None) -> Documents:
         return Documents(list(_standard_library())[: limit or config.limit], [], shared=False)
     if config.data is not None:
         asked, shown = "test", "fewshot" if config.fewshot_data is not None else "test"
+        shared = shown == asked
     else:
         asked = _present(task, files, config.test_split or config.validation_split, "test_split")
         split = config.fewshot_config.split or config.fewshot_split or config.training_split
         shown = _present(task, files, split or config.validation_split or asked, "fewshot_split")
+        # The first is the harness's rule, which draws one more where neither split is named as well.
+        named = config.fewshot_config.split or config.fewshot_split
+        shared = named == config.test_split or shown == asked
     questions = list(_read(task, files[asked]))
     limit = min(limit or len(questions), config.limit or len(questions))
     pool: list[Fields] = []
     if config.num_fewshot:
         samples = config.fewshot_config.samples
         if samples is not None and config.fewshot_config.split is None and config.fewshot_split is None:
-            pool, shown = list(samples), ""
+            pool, shared = list(samples), False
         else:
             pool = [each.fields for each in (questions if shown == asked else _read(task, files[shown]))]
         if (indices := config.fewshot_config.fewshot_indices) is not None:
             if max(indices, default=0) >= len(pool):
                 raise DataError(f"{task.path}: fewshot_config.fewshot_indices: there are {len(pool)} examples")
             pool = [pool[index] for index in indices]
-        if len(pool) < config.num_fewshot + (shown == asked):
+        if len(pool) < config.num_fewshot + shared:
             raise DataError(
                 f"{task.path}: num_fewshot ({config.num_fewshot}): there are {len(pool)} documents to take from"
             )
-    return Documents(questions[:limit], pool, shown == asked)
+    return Documents(questions[:limit], pool, shared)
 
 
 class Examples:

@@ -65,7 +65,7 @@ class Sandbox:
         # Below the folder of the user's, in which nothing is that a program must not read.
         with tempfile.TemporaryDirectory(prefix="zslurm-sample-") as folder, tempfile.TemporaryFile() as output:
             (Path(folder) / config.file).write_text(program, encoding="utf-8", errors="replace")
-            words = [config.file if word == "{file}" else word for word in config.command]
+            words = [word.replace("{file}", config.file) for word in config.command]
             outcome, code = self._start(words, folder, output.fileno())
             output.seek(max(0, output.seek(0, os.SEEK_END) - _OUTPUT_BYTES))
             return ProgramRun(outcome, code, output.read().decode(errors="replace"))

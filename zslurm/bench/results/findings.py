@@ -6,9 +6,9 @@ It needs no torch, so a result that is not complete, or was read from a file, is
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from statistics import median
+from statistics import mean, median
 from typing import Any
 
 from zslurm.bench.result import BenchResult, Machine
@@ -60,10 +60,28 @@ def of_collectives(rows: Sequence[Row], machine: Machine) -> Findings:
             lines += of_pairs.lines
             slow += of_pairs.slow
             nodes += of_pairs.nodes
+    for found in _by_own_time(rows, machine):
+        lines += found.lines
+        slow += found.slow
+        nodes += found.nodes
     nodes = [name for name in machine.nodes if name in nodes]
     if nodes and len(machine.nodes) > 1:
         lines.append(f"to leave the slow out: {exclude_line(nodes)}")
     return Findings(tuple(lines), tuple(dict.fromkeys(slow)), tuple(nodes))
+
+
+def _by_own_time(rows: Sequence[Row], machine: Machine) -> Iterator[Findings]:
+    """Compare ranks on CPUs by the processor time that they took for exchanges with all others."""
+    found: dict[str, dict[Pair, Sequence[Sequence[float]]]] = {}
+    for row in rows:
+        if "own_s" in row and not row["wrong"]:
+            found.setdefault(str(row.get("environment", "")), {})[_names(row, machine)] = row["own_s"]
+    for environment, of_pairs in found.items():
+        compared = compare_own_time(of_pairs)
+        under = f" ({environment})" if environment else ""
+        names = tuple(each.name for each in compared.slow)
+        line = f"processor time of ranks{under}: {compared.line('rank')}"
+        yield Findings((line,), names, tuple(name.split(" ")[0] for name in names))
 
 
 def _of_pairs(samples: dict[Pair, list[float]], kind: str, under: str) -> Findings:
@@ -148,6 +166,16 @@ def of_mlp(rows: Sequence[Row], machine: Machine) -> Findings:
 def compare_members(samples: Mapping[Pair, Sequence[float]]) -> Comparison:
     """Compare the members of pairs by what each adds to the rates of its pairs."""
     return compare_peers(member_rates(samples))
+
+
+def compare_own_time(of_pairs: Mapping[Pair, Sequence[Sequence[float]]]) -> Comparison:
+    """Compare members by their own times in their pairs, of which the mean counts at each moment."""
+    of_member: dict[str, list[Sequence[float]]] = {}
+    for pair, of_two in of_pairs.items():
+        for name, times in zip(pair, of_two, strict=True):
+            of_member.setdefault(name, []).append(times)
+    means = {name: [mean(moment) for moment in zip(*pairs, strict=True)] for name, pairs in of_member.items()}
+    return compare_peers(means, better="lower")
 
 
 def member_rates(samples: Mapping[Pair, Sequence[float]]) -> dict[str, list[float]]:

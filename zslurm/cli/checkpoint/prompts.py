@@ -135,7 +135,7 @@ def generate_lines(
         rope_base=settings.rope_base,
         eos_ids=coder.end,
         most=min(batch, len(prompts)),
-        most_tokens=most_tokens(model),
+        most_tokens=most_tokens(model, settings.context),
         stopper=stopper,
     )
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +27,7 @@ from zslurm.slurm.jobs import time_limit
 from zslurm.submit.plugin.parameters import PARAMETERS, SET_BY_SUBMITIT
 from zslurm.submit.script.rail_lines import rail_lines, switches_request
 from zslurm.submit.script.render import environment_variables, job_environment
-from zslurm.submit.script.templates import TemplateEnvironment, find_template
+from zslurm.submit.script.templates import Template, TemplateEnvironment, find_template
 
 _MINUTES = 5
 """submitit's time limit where neither a parameter nor the profile has one."""
@@ -72,6 +74,25 @@ class Function:
     minutes: int
     options: Sequence[tuple[str, str | bool]]
     parameters: Mapping[str, Any]
+
+    @cached_property
+    def template(self) -> Template:
+        """The template of the cluster, which is read once.
+
+        Raises:
+            NotFound: cluster.template names nothing.
+        """
+        return find_template(self.spec.cluster.template)
+
+    @cached_property
+    def compiled(self) -> jinja2.Template:
+        """The template with a function in the place of the supervisor.
+
+        Raises:
+            ConfigError: it is not valid.
+        """
+        with _template_errors(self.template.place):
+            return TemplateEnvironment(self.template).get_template("_function.sbatch.j2")
 
     @property
     def tasks(self) -> int:
@@ -232,7 +253,6 @@ def function_script(function: Function, command: str, folder: Path, secrets: Pat
         ZslurmError: the file of secrets cannot be written.
     """
     spec, given = function.spec, function.parameters
-    template = find_template(spec.cluster.template)
     paths = utils.JobPaths(folder=folder)
     logs = [str(paths.stdout), None if given.get("stderr_to_stdout") else str(paths.stderr)]
     if array is not None:
@@ -255,12 +275,14 @@ def function_script(function: Function, command: str, folder: Path, secrets: Pat
         "rails": rail_lines(spec) if several else [],
         "command": command if given.get("use_srun") is False else f"{_srun(logs, given)} {command}",
         "teardown": list(given.get("teardown", ())),
-        "base": template.place,
+        "base": function.template.place,
     }
-    text = _render(template.place, TemplateEnvironment(template), variables)
+    with _template_errors(function.template.place):
+        text = function.compiled.render(variables)
     if variables["command"] not in text or "export SUBMITIT_EXECUTOR=zslurm" not in text:
         raise ConfigError(
-            f"{template.place}: cannot run functions: keep the blocks `identity` and `launch`, which they replace"
+            f"{function.template.place}: cannot run functions: keep the blocks `identity` and `launch`, which "
+            "they replace"
         )
     return text
 
@@ -273,8 +295,9 @@ def _srun(logs: Sequence[str | None], given: Mapping[str, Any]) -> str:
     return shlex.join([*(str(word) for word in words), *(str(word) for word in given.get("srun_args", ()))])
 
 
-def _render(place: str, environment: TemplateEnvironment, variables: Mapping[str, Any]) -> str:
+@contextmanager
+def _template_errors(place: str) -> Iterator[None]:
     try:
-        return environment.get_template("_function.sbatch.j2").render(variables)
+        yield
     except jinja2.TemplateError as error:
         raise ConfigError(f"{place}: cannot be rendered: {' '.join(str(error).split())}") from error

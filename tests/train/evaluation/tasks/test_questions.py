@@ -115,3 +115,17 @@ def test_samples_can_vote(tmp_path: Path, samples: list[str]) -> None:
     }
     task = load_task(str(write_task(tmp_path, DOCUMENTS, **keys)))
     assert answer_values(task, questions_of(task)[0], samples) == {"exact_match,vote": (1.0, 1.0)}
+
+
+def test_one_more_example_is_drawn_where_neither_split_is_named(tmp_path: Path) -> None:
+    """lm-evaluation-harness compares the names of the two splits, and two that are missing are equal."""
+    import random
+
+    files = {"train": "example.jsonl", "validation": "example.jsonl"}
+    keys = {"dataset_kwargs": {"data_files": files}, "training_split": "train", "validation_split": "validation"}
+    path = write_task(tmp_path, DOCUMENTS, data=None, dataset_path="json", num_fewshot=1, **keys, **CHOICES)
+    rng, expected = random.Random(1234), []
+    for number in range(6):
+        expected.append(next(each for each in rng.sample(range(6), 2) if each != number))
+    found = [int(each.pairs[0][0][1]) for each in questions_of(load_task(str(path)))]
+    assert found == expected

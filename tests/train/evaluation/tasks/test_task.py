@@ -127,3 +127,13 @@ def test_a_wrong_document_is_one_line_with_its_place(
     with pytest.raises(DataError, match=message) as raised:
         questions_of(load_task(str(path)))
     assert "\n" not in str(raised.value)
+
+
+def test_a_program_that_lacks_a_field_is_refused_before_anything_is_generated(tmp_path: Path) -> None:
+    from zslurm.train.evaluation.scoring import PreparedTask
+
+    keys = {"doc_to_text": "q", "metric_list": [{"metric": "pass@1"}]}
+    execution = {"command": "true", "program": "{{prompt}}"}
+    path = write_task(tmp_path, DOCUMENTS, **keys, execution=execution)
+    with pytest.raises(DataError, match=r"line 1: execution.program: 'prompt' is undefined"):
+        PreparedTask(load_task(str(path)))
