@@ -21,7 +21,7 @@ from tests.faults.table import Entry, Table
 from tests.on_slurm.test_runs import User
 from zslurm.core.errors import Exit
 
-pytestmark = [pytest.mark.slurm, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.slurm, pytest.mark.timeout(2400)]
 
 _ALL = [pytest.param(row, id=row.id, marks=() if row.sample else pytest.mark.faults) for row in ROWS]
 

@@ -19,7 +19,7 @@ from tests.faults.table import MemoryEntry, Table
 from tests.faults.test_faults import check, inject, run_of
 from tests.on_slurm.test_runs import User
 
-pytestmark = [pytest.mark.slurm, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.slurm, pytest.mark.timeout(2400)]
 
 _ALL = [pytest.param(row, id=row.id, marks=() if row.sample else pytest.mark.faults) for row in MEMORY_ROWS]
 
