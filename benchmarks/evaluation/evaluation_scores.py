@@ -89,7 +89,7 @@ def _row(
         started = time.process_time()
         result, _share = ours.score(prepared)
         seconds["zslurm"].append(time.process_time() - started)
-        # Rolling likelihoods of several texts in one batch are not those that the harness gives each alone (0.4.13).
+        # Its rolling likelihoods of several texts in a batch are not those that it gives each alone (0.4.13).
         rolling = prepared.task.config.output_type == "loglikelihood_rolling"
         for batch in (1,) if rolling else BATCHES:
             model = lm(
