@@ -64,6 +64,7 @@ def written_out(name: str, folder: Path, limit: int | None = None) -> Path:
     path.write_text("".join(json.dumps(each.fields) + "\n" for each in documents))
     keys = yaml.safe_load(task.path.read_text())
     del keys["data"]
+    keys.setdefault("doc_to_text", "")
     keys |= {"dataset_path": "json", "dataset_kwargs": {"data_files": {"test": str(path)}}, "test_split": "test"}
     if keys.get("num_fewshot"):
         keys["fewshot_split"] = "test"

@@ -97,15 +97,24 @@ def test_scores_are_those_of_the_harness(zslurm: Zslurm, tmp_path: Path, monkeyp
         paths.append(tmp_path / f"{name}.yaml")
     said = zslurm.ok("eval", "first", "--tasks", *paths, "--json").json
     zslurm.ok("checkpoint", "export", "first", tmp_path / "exported", "--dtype", "fp32")
-    model = HFLM(
-        pretrained=str(tmp_path / "exported"), dtype="float32", batch_size=64, device="cpu", max_length=CONTEXT
-    )
-    tasks = [json.loads(path.read_text()) for path in paths]
     alone = TaskManager(include_defaults=False)  # finding its own tasks takes it minutes
-    found = simple_evaluate(model=model, tasks=tasks, task_manager=alone, bootstrap_iters=0, verbosity="ERROR")
+    found = {}
+    for name, path in zip(TASKS, paths, strict=True):
+        # Its rolling likelihoods of several texts in one batch are not those that it gives each alone (0.4.13).
+        batch = 1 if TASKS[name]["output_type"] == "loglikelihood_rolling" else 64
+        model = HFLM(
+            pretrained=str(tmp_path / "exported"),
+            dtype="float32",
+            batch_size=batch,
+            device="cpu",
+            max_length=CONTEXT,
+        )
+        task = json.loads(path.read_text())
+        done = simple_evaluate(model=model, tasks=[task], task_manager=alone, bootstrap_iters=0, verbosity="ERROR")
+        found[name] = done["results"][name]
     wrong = []
     for each in said["results"]:
-        theirs = found["results"][each["task"]]
+        theirs = found[each["task"]]
         for name, value in each["metrics"].items():
             other = theirs[name if "," in name else f"{name},none"]
             if value != pytest.approx(other, abs=1e-3, rel=1e-3):
