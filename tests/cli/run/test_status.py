@@ -158,7 +158,6 @@ def test_as_json_everything_is_there(tmp_path: Path) -> None:
         "expected_start": None,
         "as_of": None,
         "successor": None,
-        "not_shown": (),
         "nodes": "node[0-1]",
         "restarts": 0,
         "attempt": 1,
