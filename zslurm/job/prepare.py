@@ -10,7 +10,7 @@ from typing import Any
 from zslurm.config.spec import RunSpec
 from zslurm.core.errors import CheckFailed, SlurmRefused, ZslurmError
 from zslurm.job.container import container_interpreter
-from zslurm.job.container_check import NEEDED, NEEDED_BY_PROGRAMS
+from zslurm.job.container_check import NEEDED_BY_PROGRAMS
 from zslurm.job.interpreter import Interpreter
 from zslurm.job.staged_environment import stage, staged_environment, unstage
 from zslurm.run.run_dir import RunDir
@@ -39,7 +39,7 @@ def prepare(
     on_slurm = spec.cluster.launcher == "slurm"
     if spec.cluster.container is not None:
         python = container_interpreter(spec, run, environ)
-        needed = NEEDED if spec.trainer is None else NEEDED_BY_PROGRAMS
+        needed = () if spec.trainer is None else NEEDED_BY_PROGRAMS  # () is what zslurm's trainer needs
         answers = (
             _ask_nodes(python, run, job_id, nodes, environ, needed) if on_slurm else _ask_here(python, needed)
         )
