@@ -22,6 +22,7 @@ _ACTIONS = {
     "move",
     "readmit",
     "successor",
+    "score",
     "notify_test",
 }
 """The supervisor writes none of these: they are in submissions.jsonl, or are only sent to a hook."""

@@ -76,6 +76,7 @@ GOOD = {
     "destination": "out",
     "out": "out",
     "--out": "out",
+    "--context": "16",
     "--path": ".",
     "--run": "run.yaml",
     "--dp": "2",

@@ -87,6 +87,6 @@ def test_a_run_that_continues_on_changed_data_or_mixes_is_reported_when_it_is_su
     ]
     remixed = mixed_spec(tmp_path, mix={"web": 1}, web=web, code=code)
     with pytest.raises(
-        ConfigError, match=r"^phases\[\]\.mix: the 10 steps that are done took .* take 60 of web; set"
+        ConfigError, match=r"^phases\[\]\.mix or packing: the 10 steps that are done took .* take 60 of web; set"
     ):
         check_steps(remixed, check_data(remixed), continues=run)

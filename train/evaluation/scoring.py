@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from zslurm.checkpoint_tools.quantities import counted
 from zslurm.train.errors import DataError
 from zslurm.train.evaluation.tasks.metrics import pass_at_k
 from zslurm.train.evaluation.tasks.questions import (
@@ -175,7 +176,8 @@ class ModelScorer:
                 )
             if len(ids) > self._context:
                 raise DataError(
-                    f"{question.origin}: choice {place + 1} has {len(ids)} tokens, the context {self._context}"
+                    f"{question.origin}: choice {place + 1} has {counted(len(ids), 'token')}, "
+                    f"the context {self._context}"
                 )
             room = self._context + 1 - len(ids)
             made.append((context_ids[-room:], ids))

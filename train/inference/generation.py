@@ -21,6 +21,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from zslurm.checkpoint_tools.quantities import counted
 from zslurm.train.inference.forward import Decoder
 from zslurm.train.inference.pages import PAGE_TOKENS, Pages, pages_for
 from zslurm.train.model.generate import choose
@@ -174,7 +175,8 @@ class _Engine:
         wanted, limit = _pages_of(prompt), self._pages.most_pages
         if limit is not None and wanted > limit:
             raise ValueError(
-                f"a prompt takes {wanted * PAGE_TOKENS} tokens of memory, there is room for {limit * PAGE_TOKENS}"
+                f"a prompt takes the memory of {counted(wanted * PAGE_TOKENS, 'token')}, there is room for "
+                f"{limit * PAGE_TOKENS}"
             )
         return self._pages.free_slots > 0 and (limit is None or self._promised + wanted <= limit)
 

@@ -82,9 +82,9 @@ def _matrices(found: Mapping[str, Any]) -> Iterator[Item]:
             (name, f"{values.mean():.3f}", f"{values.max():.3f}", str(int(values.argmax())))
             for name, values in zip(classes, distance, strict=True)
         ]
+        tokens = counted(found["tokens"], "token", shown=show_count(found["tokens"]))
         yield Text(
-            f"At step {step}, of {show_count(found['tokens'])} tokens of validation data: how differently each "
-            "class of tokens is routed."
+            f"At step {step}, of {tokens} of validation data: how differently each class of tokens is routed."
         )
         columns = ("class of tokens", "mean distance", "largest", "in layer")
         yield Table(columns, rows, numbers=columns[1:])

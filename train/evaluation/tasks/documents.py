@@ -10,6 +10,7 @@ from random import Random
 from typing import Any, NamedTuple
 
 from zslurm.checkpoint_tools.plain import in_words
+from zslurm.checkpoint_tools.quantities import counted
 from zslurm.train.errors import DataError
 from zslurm.train.evaluation.tasks.task import Task
 
@@ -83,7 +84,7 @@ def load_documents(task: Task, limit: int | None = None) -> Documents:
             pool = [pool[index] for index in indices]
         if len(pool) < config.num_fewshot + shared:
             raise DataError(
-                f"{task.path}: num_fewshot ({config.num_fewshot}): there are {len(pool)} documents to take from"
+                f"{task.path}: num_fewshot ({config.num_fewshot}): {counted(len(pool), 'document')} can be taken"
             )
     return Documents(questions[:limit], pool, shared)
 

@@ -41,9 +41,9 @@ def main() -> NoReturn:
     settings, command = json.loads(sys.argv[1]), sys.argv[2:]
     status = settings["status"]
     libc = ctypes.CDLL(None, use_errno=True)
-    libc.prctl(_PDEATHSIG, signal.SIGKILL)
     try:
         if settings["isolate"]:
+            libc.prctl(_PDEATHSIG, signal.SIGKILL)
             _isolate(libc, settings)
             # The first process of the new namespace: all others in it end with it.
             inner = os.fork()
@@ -52,6 +52,9 @@ def main() -> NoReturn:
             libc.prctl(_PDEATHSIG, signal.SIGKILL)
             _mounts(libc, settings)
         else:
+            # No namespace ends what the command has started: this process does, also when it is asked to end.
+            signal.signal(signal.SIGTERM, _end_all)
+            libc.prctl(_PDEATHSIG, signal.SIGTERM)
             libc.prctl(_SUBREAPER, 1)
         child = os.fork()
         if not child:
@@ -141,6 +144,12 @@ def _reap(child: int) -> int:
 def _forward(inner: int, status: int) -> NoReturn:
     os.close(status)
     os._exit(_reap(inner))
+
+
+def _end_all(number: int, frame: object) -> NoReturn:
+    """Handle SIGTERM: end the command and what it has started."""
+    _kill_the_rest()
+    os._exit(128 + number)
 
 
 def _kill_the_rest() -> None:

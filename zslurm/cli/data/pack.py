@@ -53,7 +53,8 @@ def describe(counts: Counts, context: int, long_documents: str) -> str:
         f"{100 * counts.filled:.2f} % full"
     ]
     if counts.long:
-        done = {"split": "split", "trim": f"trimmed by {show_count(counts.dropped_tokens)} tokens in all"}
+        dropped = counted(counts.dropped_tokens, "token", shown=show_count(counts.dropped_tokens))
+        done = {"split": "split", "trim": f"trimmed by {dropped} in all"}
         parts.append(f"{counted(counts.long, 'document')} longer than that {done[long_documents]}")
     if counts.empty:
         parts.append(f"{counted(counts.empty, 'empty document')} left out")

@@ -52,16 +52,23 @@ def test_a_program_that_forks_without_end_is_stopped(how: dict[str, object]) -> 
     assert "BlockingIOError" in ended.output
 
 
+def left() -> list[psutil.Process]:
+    """What is left of programs: their folder is in their environment."""
+    return [each for each in psutil.process_iter(["environ"]) if "zslurm-sample" in str(each.info["environ"])]
+
+
 @EITHER
 def test_what_a_program_leaves_behind_is_ended_with_it(how: dict[str, object]) -> None:
-    marker = f"left-{os.getpid()}-{bool(how)}"
-    program = f"import os\nif os.fork() == 0:\n os.setsid()\n os.execvp('sleep', ['sleep', '1000', '{marker}'])"
-    assert run(program.replace(f", '{marker}'", ""), **how).passed
-
-    def left() -> list[psutil.Process]:
-        return [each for each in psutil.process_iter(["environ"]) if "zslurm-sample" in str(each.info["environ"])]
-
+    program = "import os\nif os.fork() == 0:\n os.setsid()\n os.execvp('sleep', ['sleep', '1000'])"
+    assert run(program, **how).passed
     wait_for(lambda: not left(), "what the program started to end")
+
+
+@EITHER
+def test_what_a_program_started_that_does_not_end_is_ended_too(how: dict[str, object]) -> None:
+    program = "import os, time\nif os.fork() == 0:\n os.setsid()\ntime.sleep(1000)"
+    assert run(program, time_s=0.5, **how).outcome == "timed out"
+    wait_for(lambda: not left(), "the program and what it started to end")
 
 
 @EITHER

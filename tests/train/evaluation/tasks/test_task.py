@@ -116,7 +116,7 @@ def test_what_is_not_there_names_the_shipped_tasks(tmp_path: Path) -> None:
         ("[1]", CHOICES, "line 1: is no object"),
         ("{", CHOICES, "line 1: is not JSON"),
         ("", CHOICES, "holds no document"),
-        ('{"q": "a", "choices": ["x"], "right": 0}', {**CHOICES, "num_fewshot": 1}, "1 documents to take from"),
+        ('{"q": "a", "choices": ["x"], "right": 0}', {**CHOICES, "num_fewshot": 1}, "1 document can be taken"),
     ],
 )  # fmt: skip
 def test_a_wrong_document_is_one_line_with_its_place(
