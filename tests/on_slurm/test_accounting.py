@@ -9,8 +9,10 @@ import pytest
 
 from tests.on_slurm.as_user import COMMAND_EVERY_S
 from tests.on_slurm.slurm_cluster import SlurmCluster
-from tests.on_slurm.user import ENDLESS, User, at_work
+from tests.on_slurm.user import User, at_work
 from tests.waiting import wait_for
+from zslurm.slurm.accounting import FORMAT, StepUsage, parse_usage
+from zslurm.slurm.jobs import FIELD_END
 
 pytestmark = pytest.mark.slurm
 
@@ -65,20 +67,16 @@ def test_a_forgotten_job_without_accounting_is_shown_by_its_recorded_outcome(use
     assert shown.startswith(f"short: completed (job {job_id}")
 
 
-def test_the_report_of_a_run_whose_ranks_were_killed_has_the_figures_of_accounting(user: User) -> None:
-    """A rank records what it used when it ends; one that is killed does not, and accounting does."""
-    user.zslurm("submit", user.write_run("cut", steps=ENDLESS, aegis={"mode": "off"}))
-    user.wait_for_step("cut", 2)
-    steps = user.cluster.run(["squeue", "--steps", "--noheader", "-o", "%i %j"]).stdout.splitlines()
-    (step,) = [line.split()[0] for line in steps if line.endswith("attempt-1")]
-    user.cluster.run(["scancel", "--signal=KILL", step])
-    user.wait_for_state("cut", "failed")
+def test_the_steps_of_a_job_are_read_from_accounting(user: User) -> None:
+    """What the report takes for ranks that were killed and left no record of their own."""
+    job = user.zslurm("submit", "-q", user.write_run("measured", nodes=1))
+    user.wait_for_state("measured", "completed")
+    options = ["--duplicates", "--noheader", "--noconvert", "--parsable2", f"--delimiter={FIELD_END}"]
 
-    def report() -> str:
-        return user.zslurm("report", "cut", "--out", "-", "--format", "md")
+    def ranks() -> list[StepUsage]:
+        asked = ["sacct", *options, f"--jobs={job}", f"--format={FORMAT}"]
+        return [step for step in parse_usage(user.cluster.run(asked).stdout) if step.name == "attempt-1"]
 
-    wait_for(lambda: "busy on average (Slurm's accounting)" in report(), "accounting", every_s=COMMAND_EVERY_S)
-    cores = next(line for line in report().splitlines() if line.startswith("| CPU cores"))
-    assert "of 2 ranks" in cores
-    memory = next(line for line in report().splitlines() if line.startswith("| memory"))
-    assert "Slurm's accounting" in memory
+    (step,) = wait_for(ranks, "the step of the ranks in accounting", every_s=COMMAND_EVERY_S)
+    assert (step.job_id, step.step.isdecimal(), step.tasks, step.nodes) == (job, True, 1, 1)
+    assert "| CPU cores" in user.zslurm("report", "measured", "--out", "-", "--format", "md")
