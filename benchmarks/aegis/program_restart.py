@@ -1,4 +1,4 @@
-"""A DDP script that knows nothing of zslurm, after a killed rank: under zslurm, torchrun elastic, and `sbatch --requeue`.
+"""A DDP script that knows nothing of zslurm, after a killed rank: zslurm, torchrun elastic and `sbatch --requeue`.
 
 On the real Slurm of the tests (needs root), two nodes of one rank. The same script (tests/foreign/programs), with
 its own checkpoints every ten steps, is started in three ways, and its rank 1 kills itself after step 25:
