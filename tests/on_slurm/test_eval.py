@@ -48,11 +48,12 @@ def user(slurm_cluster: SlurmCluster, trained: Path) -> Iterator[User]:
         choice = {"output_type": "multiple_choice", "doc_to_text": "begin", "doc_to_target": "right"}
         write_task(person, "choice", begins, doc_to_choice='{{[next, "nothing of all this"]}}', **choice)
         write_task(person, "written", begins, doc_to_text="begin", doc_to_target="next", **_tokens(6))
+        limits = {"isolation": "limits", "network": True}
         wrong = [*begins[:-1], begins[-1] | {"next": ""}]
         write_task(person, "wrong", wrong, doc_to_choice="{{[next, next]}}", target_delimiter="", **choice)
         write_task(
             person, "slow", begins, doc_to_text="begin", metric_list=[{"metric": "pass@1"}], **_tokens(1),
-            execution={"command": "sleep 1000", "program": "{{completion}}", "time_s": 1000, "isolation": "limits", "network": True},
+            execution=limits | {"command": "sleep 1000", "program": "{{completion}}", "time_s": 1000},
         )  # fmt: skip
         account = person.cluster.user
         for path in [person.directory, *person.directory.rglob("*")]:
