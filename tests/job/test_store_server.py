@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import json
 import socket
-import subprocess
 import sys
 import threading
 from collections.abc import Iterator
@@ -13,8 +12,8 @@ from typing import Any
 import pytest
 from torch.distributed import HashStore, TCPStore
 
-from tests.checkout import ROOT
 from tests.job import counted_look_ups
+from tests.own_network import WHY_NOT, can_run_alone, run_alone
 from tests.waiting import DEADLINE_S, wait_for
 from zslurm.core.files import read_json
 from zslurm.job.stop_request import add_to_key
@@ -259,24 +258,8 @@ def test_members_wait_for_each_other_until_a_further_generation_or_the_deadline(
     server.event("failed")
 
 
-_OWN_NETWORK = ["unshare", "--mount", "--net"]
-
-
-def _has_own_network() -> bool:
-    try:
-        return subprocess.run([*_OWN_NETWORK, "true"], capture_output=True, check=False).returncode == 0
-    except OSError:
-        return False
-
-
-@pytest.mark.skipif(not _has_own_network(), reason="unshare --mount --net is refused here; it takes root")
+@pytest.mark.skipif(not can_run_alone(), reason=WHY_NOT)
 def test_ranks_that_connect_cost_the_server_no_dns_query(tmp_path: Path) -> None:
-    program = ["-m", "tests.job.counted_look_ups", str(tmp_path)]
-    done = subprocess.run(
-        [*_OWN_NETWORK, sys.executable, *program], cwd=ROOT, capture_output=True, text=True, check=False,
-        timeout=DEADLINE_S,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    queries = json.loads(done.stdout)
+    queries = run_alone(counted_look_ups.__name__, str(tmp_path))
     assert queries["plain"] > counted_look_ups.CLIENTS, "torch looks each of them up: else this test shows nothing"
     assert queries["store_server"] == 0
