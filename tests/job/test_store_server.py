@@ -12,6 +12,8 @@ from typing import Any
 import pytest
 from torch.distributed import HashStore, TCPStore
 
+from tests.job import counted_look_ups
+from tests.own_network import WHY_NOT, can_run_alone, run_alone
 from tests.waiting import DEADLINE_S, wait_for
 from zslurm.core.files import read_json
 from zslurm.job.stop_request import add_to_key
@@ -254,3 +256,10 @@ def test_members_wait_for_each_other_until_a_further_generation_or_the_deadline(
     assert server.client.generation(short)
     assert "did not leave the old generation within 0.05 s" in waits.ends()
     server.event("failed")
+
+
+@pytest.mark.skipif(not can_run_alone(), reason=WHY_NOT)
+def test_ranks_that_connect_cost_the_server_no_dns_query(tmp_path: Path) -> None:
+    queries = run_alone(counted_look_ups.__name__, str(tmp_path))
+    assert queries["plain"] > counted_look_ups.CLIENTS, "torch looks each of them up: else this test shows nothing"
+    assert queries["store_server"] == 0

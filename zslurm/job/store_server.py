@@ -98,7 +98,7 @@ def main(argv: list[str] | None = None) -> int:
 
     try:
         address = socket.getaddrinfo(options.host, None, proto=socket.IPPROTO_TCP)[0][4][0]
-        _look_up_no_names()
+        look_up_no_names()
         store = TCPStore(address, options.port, is_master=True, wait_for_workers=False)
     except (OSError, DistNetworkError) as error:
         print(f"error: store server: {options.host}:{options.port}: {str(error).splitlines()[0]}", file=sys.stderr)
@@ -117,12 +117,13 @@ def main(argv: list[str] | None = None) -> int:
     return 0
 
 
-def _look_up_no_names() -> None:
+def look_up_no_names() -> None:
     """Keep torch's server from asking DNS for the name of each address that connects.
 
-    It does so in the one thread that answers all ranks, to have the name at hand for messages: where DNS is slow or
-    away each connection stops the store for seconds, and 1,024 ranks for longer than any of them waits. glibc can be
-    asked to take /etc/hosts alone, for this process; other C libraries have no such function, and look up as before.
+    It does so in the one thread that answers all ranks, to have the name at hand for messages: where DNS is slow
+    or away each connection stops the store for seconds, and 1,024 ranks for longer than any of them waits. glibc
+    can be asked to take /etc/hosts alone, for this process; other C libraries have no such function, and look up
+    as before.
     """
     configure = getattr(ctypes.CDLL(None), "__nss_configure_lookup", None)
     if configure is not None:
