@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import socket
 import sys
 import threading
@@ -9,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from torch.distributed import HashStore, TCPStore
 
@@ -16,9 +19,10 @@ from tests.job import counted_look_ups
 from tests.own_network import WHY_NOT, can_run_alone, run_alone
 from tests.waiting import DEADLINE_S, wait_for
 from zslurm.core.files import read_json
+from zslurm.core.processes import DetachedProcess, ProcessRecord
 from zslurm.job.stop_request import add_to_key
 from zslurm.job.store_client import StoreClient
-from zslurm.job.store_server import Requests, StoreServer
+from zslurm.job.store_server import Requests, Step, StoreServer
 from zslurm.run.run_dir import AttemptDir
 from zslurm.train.recovery.agreement import check_in
 from zslurm.train.recovery.generation import (
@@ -43,6 +47,7 @@ class Server:
     def __init__(self, path: Path) -> None:
         path.mkdir()
         self.attempt = AttemptDir(path)
+        ProcessRecord.of(os.getpid()).write(self.attempt.step_process)  # the step: it trains on
         self.client = StoreClient.start([sys.executable], host="127.0.0.1", attempt=self.attempt)
         assert self.client.wait_until_listening(120)
         assert self.client.port is not None
@@ -165,11 +170,29 @@ def test_the_store_outlives_its_supervisor_and_serves_the_next_until_the_step_is
 
 def test_a_store_without_a_supervisor_ends_some_time_after_its_step(tmp_path: Path) -> None:
     """Ranks may be left in the steps of warm processes, and the next supervisor still come."""
-    step_over = tmp_path / "step.exit"
-    requests, server = Requests(), StoreServer(HashStore())
+    requests, server, asked = Requests(), StoreServer(HashStore()), iter((False, False))
     requests.lines.put(None)
-    step_over.touch()
-    server.serve(requests, step_over, adopted_s=0.01)
+    server.serve(requests, lambda: next(asked, True), adopted_s=0.01)
+    assert next(asked, None) is None, "it has served until the step was over"
+
+
+@pytest.mark.parametrize("end", ["in order", "killed", "before it began"])
+def test_a_step_is_over_however_it_ended(end: str, tmp_path: Path) -> None:
+    """A step that is killed leaves no exit code: a store without a supervisor would serve for ever."""
+    attempt = AttemptDir(tmp_path)
+    step = Step(attempt.step_process, attempt.step_exit)
+    if end == "before it began":
+        assert step.is_over()
+        return
+    files = {"record_file": attempt.step_process, "exit_file": attempt.step_exit, "log": tmp_path / "log"}
+    process = DetachedProcess.start(["sleep", "600"], env=os.environ, **files)
+    assert not step.is_over()
+    if end == "killed":
+        process.signal_group(signal.SIGKILL)
+    else:
+        wait_for(psutil.Process(process.record.pid).children, "the command")[0].terminate()
+    wait_for(lambda: [process.reap(), step.is_over()][1], "the end of the step")
+    assert attempt.step_exit.exists() == (end == "in order")
 
 
 def test_nobody_without_the_token_is_heard(server: Server) -> None:

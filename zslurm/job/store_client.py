@@ -72,8 +72,8 @@ class StoreClient:
         """
         command = [
             *python, "-u", "-m", "zslurm.job.store_server",
-            f"--host={host}", f"--rendezvous={attempt.rendezvous}", f"--until={attempt.step_exit}",
-            f"--control={attempt.store_control}",
+            f"--host={host}", f"--rendezvous={attempt.rendezvous}", f"--control={attempt.store_control}",
+            "--step", str(attempt.step_process), str(attempt.step_exit),
         ]  # fmt: skip
         with contextlib.ExitStack() as files:
             errors = files.enter_context(log.open("ab")) if log is not None else subprocess.DEVNULL

@@ -29,8 +29,8 @@ It begins with what happened so far:
 
 the newest generation and its result, the one before it in which the ranks trained, the move that is planned, the
 last move that came to nothing, and every warm process there was; null, 0 or empty where there is none. Without a
-supervisor the server ends some time after the file of --until exists, which the step leaves when it is over.
-Without --until it ends with its standard input.
+supervisor the server ends some time after the step whose process and exit code are in the files of --step is over,
+or was killed. Without --step it ends with its standard input.
 
 A request to end an attempt early is another matter: it is a key in the same store, see stop_request.py.
 """
@@ -58,6 +58,7 @@ from typing import Any
 
 from zslurm.checkpoint_tools.quantities import counted
 from zslurm.core.files import write_atomically
+from zslurm.core.processes import DetachedProcess
 from zslurm.job.stop_request import address_of
 from zslurm.train.recovery.generation import (
     NEWEST,
@@ -89,7 +90,9 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--port", type=int, default=0)
     parser.add_argument("--rendezvous", type=Path, help="write the address to this file")
     parser.add_argument("--control", type=Path, help="write port and token for the next supervisor to this file")
-    parser.add_argument("--until", type=Path, help="without a supervisor, serve until this file exists")
+    parser.add_argument(
+        "--step", type=Path, nargs=2, metavar=("PROCESS", "EXIT"), help="without a supervisor, serve this step"
+    )
     options = parser.parse_args(argv)
     signal.signal(signal.SIGPIPE, signal.SIG_IGN)
     for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP):
@@ -99,7 +102,7 @@ def main(argv: list[str] | None = None) -> int:
     try:
         address = socket.getaddrinfo(options.host, None, proto=socket.IPPROTO_TCP)[0][4][0]
         look_up_no_names()
-        store = TCPStore(address, options.port, is_master=True, wait_for_workers=False)
+        store = TCPStore(str(address), options.port, is_master=True, wait_for_workers=False)
     except (OSError, DistNetworkError) as error:
         print(f"error: store server: {options.host}:{options.port}: {str(error).splitlines()[0]}", file=sys.stderr)
         return 1
@@ -113,8 +116,28 @@ def main(argv: list[str] | None = None) -> int:
             requests.listen(options.control)
         except OSError as error:  # the ranks need the store all the same
             print(f"store server: {error.filename or options.control}: {error.strerror}", file=sys.stderr)
-    server.serve(requests, options.until)
+    server.serve(requests, Step(*options.step).is_over if options.step else None)
     return 0
+
+
+class Step:
+    """The step that the store is for, as its supervisor has recorded it."""
+
+    def __init__(self, record: Path, exit_file: Path) -> None:
+        """Look at these files when asked."""
+        self._files = record, exit_file
+        self._process: DetachedProcess | None = None
+
+    def is_over(self) -> bool:
+        """Whether it has ended, was killed, or never began; False while the file system does not answer."""
+        if self._process is None:
+            self._process = DetachedProcess.adopt(*self._files)
+        if self._process is not None:
+            return self._process.poll() is not None
+        try:
+            return not self._files[0].exists()
+        except OSError:
+            return False
 
 
 def look_up_no_names() -> None:
@@ -214,7 +237,9 @@ class StoreServer:
             except (OSError, ValueError):
                 self._heard = False
 
-    def serve(self, requests: Requests, until: Path | None, *, adopted_s: float = _ADOPTED_S) -> None:
+    def serve(
+        self, requests: Requests, is_over: Callable[[], bool] | None, *, adopted_s: float = _ADOPTED_S
+    ) -> None:
         """Answer requests until one of them is to stop, or the supervisor and its step are gone."""
         over_at: float | None = None
         while True:
@@ -222,8 +247,8 @@ class StoreServer:
             try:
                 line = requests.lines.get(timeout=pause)
             except Empty:
-                if self._supervisors == 0 and (until is None or until.exists()):
-                    over_at = over_at or time.monotonic() + (0.0 if until is None else adopted_s)
+                if self._supervisors == 0 and (is_over is None or is_over()):
+                    over_at = over_at or time.monotonic() + (0.0 if is_over is None else adopted_s)
                     if time.monotonic() > over_at:
                         return
             else:

@@ -63,7 +63,7 @@ def _wait(run: RunDir, attempt: AttemptDir, stop: StopRequest) -> tuple[Any, Any
     import torch
     from torch.distributed import TCPStore
 
-    import zslurm.train.loop  # noqa: F401  # imported now, not when there is a place to take
+    import zslurm.train.main  # noqa: F401  # imported now, not when there is a place to take
     from zslurm.train.assembly import initial_model, warm_up
     from zslurm.train.config import load_train_config
     from zslurm.train.parallel.store_connections import CONNECTIONS

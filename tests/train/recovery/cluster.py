@@ -244,7 +244,7 @@ def _process(run: Path, member: str, environment: dict[str, str], fault: str | N
 
     torch.set_num_threads(1)
     from zslurm.train.errors import TrainError
-    from zslurm.train.loop import train
+    from zslurm.train.main import train
 
     generation = model = None
     if "RANK" not in os.environ:
