@@ -28,7 +28,7 @@ from zslurm.checkpoint_tools.format.partition import Partition
 from zslurm.checkpoint_tools.quantities import counted
 from zslurm.train.assembly import assemble, make_contexts, make_or_choose_levels
 from zslurm.train.checkpointing.checkpointer import Checkpointer, Restored, SaveRequest
-from zslurm.train.checkpointing.schedule import SaveSchedule
+from zslurm.train.checkpointing.save_schedule import SaveSchedule
 from zslurm.train.config import RESUMED_FROM, TrainConfig
 from zslurm.train.context.layout import check_phases
 from zslurm.train.data.loader import Loader
@@ -50,9 +50,9 @@ from zslurm.train.parallel.world import (
     to_device,
 )
 from zslurm.train.progress import Phase, ProgressWriter
+from zslurm.train.recovery.copies.staging import Slot
 from zslurm.train.recovery.no_recovery import HandedOver, NoRecovery
 from zslurm.train.recovery.resplit import Owned
-from zslurm.train.recovery.staging import Slot
 from zslurm.train.schedule import Plan, Position, check_ranks, compare
 from zslurm.train.stop import StopRequest
 from zslurm.train.telemetry.metrics_file import last_attempt

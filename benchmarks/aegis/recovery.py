@@ -10,7 +10,7 @@ Four ranks of a small model, one thread each, and one of them is killed, in turn
 The time ends with the line of metrics of the first step after the fault. Steps lost are those that were done, and
 had to be done again. No contender's time has the supervisor's detection in it: the parent sees that a child died.
 `parts` has where the seconds in memory went, as rank 0 measured them, with its processor time
-(train/recovery/parts.py); `detect` is until the next generation was published, `first_step` until that line.
+(train/recovery/durations.py); `detect` is until the next generation was published, `first_step` until that line.
 Beside that, the cost of the copies: the median time of a step with and without them, runs in turn. It is measured
 twice: as above, where the ranks fill the cores and copies have none free to hide on, and with a wait of DEVICE_S
 seconds in each forward pass, in which a GPU would compute and its host's core is free.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pydantic import Field
 
-from zslurm.train.section import Positive, Section
+from zslurm.train.sections.section import Positive, Section
 
 
 class DoctorSection(Section):

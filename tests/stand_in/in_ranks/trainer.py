@@ -37,7 +37,7 @@ from zslurm.train.checkpointing import writer  # the stand-in's
 from zslurm.train.errors import TrainError
 from zslurm.train.jsonl import JsonLinesWriter
 from zslurm.train.progress import CheckpointState, Phase, ProgressWriter
-from zslurm.train.segments import segments_of
+from zslurm.train.sections.segments import segments_of
 from zslurm.train.stop import StopRequest
 
 STEP_S = float(os.environ.get("ZSLURM_TEST_STEP_S", "0.02"))

@@ -20,7 +20,7 @@ from tests.train.ranks import _CONTEXT
 from tests.train.runs import clean_environment
 from tests.waiting import wait_for
 from zslurm.core.files import write_atomically
-from zslurm.job.store_server import StoreServer
+from zslurm.job.in_memory.store_server import StoreServer
 from zslurm.train.progress import STACK_SIGNAL, dump_stacks_on_signal
 from zslurm.train.recovery.generation import Generation
 

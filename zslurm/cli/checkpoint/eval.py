@@ -17,8 +17,8 @@ from zslurm.cli.options import Json, Slurm, run_locally_or_as_job
 from zslurm.cli.terminal.table import print_table
 from zslurm.core.console import print_json, say
 from zslurm.core.errors import ConfigError, ZslurmError
-from zslurm.run.by_user import record_by_user
 from zslurm.run.checkpoints import find_weights
+from zslurm.run.events.by_user import record_by_user
 from zslurm.run.run_dir import RunDir
 from zslurm.train.evaluation.tasks.scores import Result, as_metrics
 from zslurm.train.evaluation.tasks.task import load_tasks, shipped
