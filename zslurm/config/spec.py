@@ -343,9 +343,14 @@ class ClusterSection(Section):
     @property
     def gpu_request(self) -> str | None:
         """Return all GPUs of a node as --gpus-per-node takes them, such as mi300x:8; None where there are none."""
-        if not self.gpus_per_node:
+        return self.gpu_request_of(self.gpus_per_node)
+
+    def gpu_request_of(self, gpus: int) -> str | None:
+        """Return so many GPUs of a node, or all that it has, as --gpus-per-node takes them."""
+        gpus = min(gpus, self.gpus_per_node)
+        if not gpus:
             return None
-        return f"{self.gpu_type}:{self.gpus_per_node}" if self.gpu_type else str(self.gpus_per_node)
+        return f"{self.gpu_type}:{gpus}" if self.gpu_type else str(gpus)
 
     def srun_gpu_options(self) -> list[str]:
         """Return srun's options for a step whose tasks all see every GPU of their node."""

@@ -5,8 +5,8 @@
 
 Each program is a file in a folder of its own, which is the command's working folder. `launcher.py` does the work
 on Linux, in namespaces that an ordinary user may make. Where a machine does not allow them (some containers do
-not), a task is refused, unless it has `isolation: limits`: then time, memory, processes and sizes are limited and
-nothing is left behind, but the program has the user's network and files.
+not), a task is refused, unless it has `isolation: limits`: then time, memory, processes and sizes are limited, but
+the program has the user's network and files, and one that means to can outlive its time: it may kill the launcher.
 
 Not limited: the memory of all processes together (each has its own limit), and what a program reads.
 """
@@ -63,7 +63,8 @@ class Sandbox:
         """
         config = self._config
         # Below the folder of the user's, in which nothing is that a program must not read.
-        with tempfile.TemporaryDirectory(prefix="zslurm-sample-") as folder, tempfile.TemporaryFile() as output:
+        kept = tempfile.TemporaryDirectory(prefix="zslurm-sample-", ignore_cleanup_errors=True)
+        with kept as folder, tempfile.TemporaryFile() as output:
             (Path(folder) / config.file).write_text(program, encoding="utf-8", errors="replace")
             words = [word.replace("{file}", config.file) for word in config.command]
             outcome, code = self._start(words, folder, output.fileno())

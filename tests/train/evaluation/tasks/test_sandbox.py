@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import psutil
@@ -68,6 +69,34 @@ def test_what_a_program_leaves_behind_is_ended_with_it(how: dict[str, object]) -
 def test_what_a_program_started_that_does_not_end_is_ended_too(how: dict[str, object]) -> None:
     program = "import os, time\nif os.fork() == 0:\n os.setsid()\ntime.sleep(1000)"
     assert run(program, time_s=0.5, **how).outcome == "timed out"
+    wait_for(lambda: not left(), "the program and what it started to end")
+
+
+@isolated
+def test_programs_that_run_at_the_same_time_have_a_limit_of_processes_each() -> None:
+    config = ExecutionConfig(command="python3 -I -S {file}", time_s=60, processes=8)
+    box = open_sandbox(config, "task.yaml")
+    program = (
+        "import os, time\nchildren = [os.fork() or time.sleep(2) or os._exit(0) for _ in range(5)]\n"
+        "assert all(os.waitstatus_to_exitcode(os.wait()[1]) == 0 for _ in children)"
+    )
+    with ThreadPoolExecutor(4) as pool:
+        assert [each.output for each in pool.map(box.run, [program] * 4) if not each.passed] == []
+
+
+@EITHER
+def test_a_program_that_computes_too_long_in_several_processes_ran_out_of_time(how: dict[str, object]) -> None:
+    """The limit of processor time comes before that of the clock where threads compute side by side."""
+    ended = run("import resource; print(resource.getrlimit(resource.RLIMIT_CPU))", time_s=3, **how)
+    assert ended.output == "(4, 5)\n"
+    ended = run("import os, signal; os.kill(os.getpid(), signal.SIGXCPU)", **how)
+    assert ended.outcome == "timed out"
+
+
+@pytest.mark.skipif(not CAN_ISOLATE, reason="a program that kills its launcher ends with its namespace")
+def test_a_program_that_kills_the_launcher_does_not_outlive_it() -> None:
+    program = "import os, signal, time\nos.fork() or os.kill(os.getppid(), signal.SIGKILL)\ntime.sleep(1000)"
+    run(program, time_s=1)
     wait_for(lambda: not left(), "the program and what it started to end")
 
 
