@@ -29,7 +29,7 @@ from tests.on_slurm.slurm_cluster import SlurmCluster
 from tests.on_slurm.user import configure
 from tests.waiting import wait_for
 from zslurm.run.run_dir import RunDir
-from zslurm.run.state import look
+from zslurm.run.state.run_state import look
 
 BASE = [ROOT / "README.md", ROOT / "docs" / "start-laptop.md"]
 """Whose commands run first: the others continue from what they leave."""
@@ -111,7 +111,7 @@ def programs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     environment = os.environ | {"PYTHONPATH": str(bench.IN_RANKS), "OMP_NUM_THREADS": "1"}
     script = Path(command_server.__file__)
     server = CommandServer(
-        Path(sys.executable), script, directory / "socket", environment, modules=["zslurm.train.loop"]
+        Path(sys.executable), script, directory / "socket", environment, modules=["zslurm.train.main"]
     )
     client = shlex.join([sys.executable, "-I", "-S", str(script), str(server.path)])
     (directory / "zslurm").write_text(f'#!/bin/sh\nexec {client} "$@"\n')

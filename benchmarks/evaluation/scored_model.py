@@ -17,8 +17,8 @@ from typing import Any
 import yaml
 
 from zslurm.train.data.build.build import build
-from zslurm.train.evaluation.tasks.documents import load_documents
 from zslurm.train.evaluation.tasks.task import Task, load_task
+from zslurm.train.evaluation.tasks.task_documents import load_documents
 
 MODEL: dict[str, Any] = {
     "vocab_size": 2048, "hidden_size": 128, "layers": 4, "query_heads": 4, "kv_heads": 2, "head_dim": 32,

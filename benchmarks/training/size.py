@@ -28,7 +28,7 @@ import torch
 import torch.distributed as dist
 
 from benchmarks.common import write_result
-from benchmarks.training.models import TINY
+from benchmarks.models import TINY
 from zslurm.bench import gemm, hbm, train
 from zslurm.bench.measurement import Point
 from zslurm.bench.ranks import Ranks

@@ -37,9 +37,9 @@ from zslurm.train.evaluation.tasks.sandbox import Sandbox, open_sandbox
 from zslurm.train.evaluation.tasks.scores import Result, names_of, result_of
 from zslurm.train.evaluation.tasks.task import Task
 from zslurm.train.evaluation.tasks.template import render
-from zslurm.train.inference.generation import Prompt, Stops, generate_batch
+from zslurm.train.inference.batch_generation import Prompt, Stops, generate_batch
+from zslurm.train.inference.cache_memory import most_tokens
 from zslurm.train.inference.likelihood import Asked, LikelihoodScorer
-from zslurm.train.inference.memory import most_tokens
 from zslurm.train.inference.text import StopStrings, TextCoder, until
 from zslurm.train.model.zaya import Zaya
 

@@ -22,10 +22,10 @@ from zslurm.train.context.context_parallel import ContextParallel
 from zslurm.train.context.halos import last_tokens
 from zslurm.train.context.layout import check_chunks, reach
 from zslurm.train.context.tree_attention import DividedCache
+from zslurm.train.model.attention_backends.packages import FlashAttention, Kernels
 from zslurm.train.model.block import Layer, Stream
 from zslurm.train.model.cache import Cache
 from zslurm.train.model.decode_step import LayerStep, ModelStep
-from zslurm.train.model.flash import FlashAttention, Kernels
 from zslurm.train.model.head import IGNORED_TARGET, HeadLoss, logits, summed_losses
 from zslurm.train.model.init import initial_balancing_bias, initial_tensor
 from zslurm.train.model.norm import StageEntry

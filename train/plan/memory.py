@@ -47,7 +47,7 @@ def copies_bytes(state: int, ranks: int) -> int:
     """Return the bytes of host memory that a rank's copies for recovery take, besides what a save takes anyway.
 
     `state` are the bytes of its masters and optimizer state: twice its own, and twice those of the rank whose
-    buddy it is (train/recovery/copies.py), where there is one.
+    buddy it is (train/recovery/copies/buddy_copies.py), where there is one.
     """
     return (4 if ranks > 1 else 2) * state
 

@@ -126,7 +126,7 @@ def _resolved(part: dict[str, Any], root: dict[str, Any]) -> dict[str, Any]:
 
 def complete_states(incomplete: str) -> list[str]:
     """Return the states of runs, for the last of those that are typed."""
-    from zslurm.run.state import STATES
+    from zslurm.run.state.run_state import STATES
 
     head, comma, last = incomplete.rpartition(",")
     return [f"{head}{comma}{state}" for state in STATES if state.startswith(last)]

@@ -25,8 +25,8 @@ from zslurm.config.trainer import TrainerSection
 from zslurm.core.paths import LONGEST_NAME
 from zslurm.slurm.jobs import time_limit
 from zslurm.train.config import ModelConfig, RunIdentity, TrainConfig
-from zslurm.train.phases import PhaseConfig
-from zslurm.train.section import Count, Positive, Section, Whole
+from zslurm.train.sections.phases import PhaseConfig
+from zslurm.train.sections.section import Count, Positive, Section, Whole
 
 _LONGEST_TIME = timedelta(days=24855)  # Slurm counts seconds in 32 bits, and silently overflows
 _WORD = "[A-Za-z_][A-Za-z0-9_]*"

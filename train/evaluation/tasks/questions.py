@@ -12,10 +12,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from zslurm.train.errors import DataError
-from zslurm.train.evaluation.tasks.documents import Document, Documents, Examples, Fields, load_documents
 from zslurm.train.evaluation.tasks.filters import filtered
 from zslurm.train.evaluation.tasks.metrics import choice_values, exact_match
 from zslurm.train.evaluation.tasks.task import Task, TaskConfig
+from zslurm.train.evaluation.tasks.task_documents import Document, Documents, Examples, Fields, load_documents
 from zslurm.train.evaluation.tasks.template import list_of, render, value_of
 
 _WORDS = re.compile(r"\s+")

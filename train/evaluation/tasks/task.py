@@ -20,7 +20,7 @@ from zslurm.checkpoint_tools.plain import in_words
 from zslurm.train.errors import DataError
 from zslurm.train.evaluation.tasks.filters import Filter
 from zslurm.train.evaluation.tasks.metrics import METRICS, MetricConfig, defaults_of
-from zslurm.train.section import Count, NonNegative, Positive, Section, Whole
+from zslurm.train.sections.section import Count, NonNegative, Positive, Section, Whole
 
 OutputType = Literal["multiple_choice", "loglikelihood", "loglikelihood_rolling", "generate_until"]
 

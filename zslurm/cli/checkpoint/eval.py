@@ -24,8 +24,8 @@ from zslurm.cluster.site import load_site
 from zslurm.core.console import print_json, say
 from zslurm.core.errors import ConfigError, Exit, ZslurmError
 from zslurm.core.files import write_atomically
-from zslurm.run.by_user import record_by_user
 from zslurm.run.checkpoints import find_weights
+from zslurm.run.events.by_user import record_by_user
 from zslurm.run.run_dir import RunDir
 from zslurm.train.evaluation.tasks.questions import questions_of
 from zslurm.train.evaluation.tasks.scores import Result, as_metrics

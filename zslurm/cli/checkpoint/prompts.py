@@ -18,7 +18,7 @@ from zslurm.checkpoint_tools.quantities import counted
 from zslurm.core.console import say
 from zslurm.core.errors import ConfigError, ZslurmError
 from zslurm.train.hub import TokenizerFiles, Weights
-from zslurm.train.section import Count, NonNegative, Section, Share, Whole
+from zslurm.train.sections.section import Count, NonNegative, Section, Share, Whole
 
 _SEEDS = 1_000_003
 
@@ -93,8 +93,8 @@ def generate_lines(
         ConfigError: a prompt is empty, or leaves no room in the context; it names the prompt.
     """
     from zslurm.train.checkpointing.load_weights import load_model  # imports torch
-    from zslurm.train.inference.generation import Prompt, Stops, generate_batch
-    from zslurm.train.inference.memory import most_tokens
+    from zslurm.train.inference.batch_generation import Prompt, Stops, generate_batch
+    from zslurm.train.inference.cache_memory import most_tokens
     from zslurm.train.inference.text import StopStrings, TextCoder, until
     from zslurm.train.parallel.world import DTYPES
 
