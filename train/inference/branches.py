@@ -1,4 +1,4 @@
-"""Contexts that each continue in several ways, in one pass: a row of the batch is a small tree, and no cache is kept.
+"""Contexts that each continue in several ways, in one pass: a row of the batch is a small tree, without a cache.
 
     row             the context's tokens, then those of each continuation; the next row follows without padding
     positions       a continuation's follow the context's last one
