@@ -5,6 +5,8 @@
            every running sequence gets its next token, in one pass
            a sequence that ends leaves its slot and pages to the next prompt at once
 
+Prompts that begin together and are the same, such as several samples of one question, are read once.
+
 A prompt begins only where its pages suffice for all that it may become, so that no sequence is ever put back.
 
 What is drawn for a prompt depends on its own seed and logits alone, never on what else is computed beside it.
@@ -188,7 +190,10 @@ class _Engine:
 
     def _read(self, begun: Sequence[_Running]) -> None:
         """Read prompts in passes of so many tokens, and choose the token that follows each."""
-        while unread := [each for each in begun if len(each.unread) > 1 or not each.tokens]:
+        same: dict[tuple[int, ...], list[_Running]] = {}
+        for each in begun:
+            same.setdefault(each.prompt.ids, []).append(each)
+        while unread := [each for each, *_ in same.values() if not each.tokens]:
             left, parts = PREFILL_TOKENS, list[tuple[_Running, tuple[int, ...]]]()
             for each in unread:
                 if left:
@@ -201,8 +206,16 @@ class _Engine:
             for each, part in parts:
                 each.unread = each.unread[len(part) :]
             whole = [row for row, (each, _) in enumerate(parts) if not each.unread]
-            if whole:
-                self._choose([parts[row][0] for row in whole], x_TD[last_B[whole].to(x_TD.device)])
+            chosen, rows = list[_Running](), list[int]()
+            for row in whole:
+                first, *others = same[parts[row][0].prompt.ids]
+                for other in others:
+                    self._pages.free(other.slot)
+                    other.slot = self._pages.fork(first.slot)
+                chosen += [first, *others]
+                rows += [row] * (1 + len(others))
+            if chosen:
+                self._choose(chosen, x_TD[last_B[rows].to(x_TD.device)])
 
     def _step(self, running: Sequence[_Running]) -> None:
         """Choose one more token for each."""

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 import torch
 
 from tests.train.models import ROPE_BASE, scrambled, tiny_config
+from zslurm.train.inference import batch_generation
 from zslurm.train.inference.batch_generation import Continuation, Prompt, generate_batch
+from zslurm.train.inference.forward import Decoder
 from zslurm.train.inference.pages import PAGE_TOKENS
 from zslurm.train.model.generate import generate
 
@@ -118,3 +122,25 @@ def test_a_long_prompt_is_read_in_parts(monkeypatch: pytest.MonkeyPatch) -> None
 def test_what_cannot_be_continued_is_refused(prompt: Prompt, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         together([PROMPTS[0], prompt], most_tokens=64)
+
+
+@pytest.mark.parametrize("pass_tokens", [2048, 16])
+def test_samples_of_one_prompt_are_drawn_each_for_itself_and_read_it_once(
+    monkeypatch: pytest.MonkeyPatch, pass_tokens: int
+) -> None:
+    monkeypatch.setattr(batch_generation, "PREFILL_TOKENS", pass_tokens)
+    counts: list[int] = []
+    hidden = Decoder.hidden
+
+    def counted(self: Decoder, slots: Sequence[int], tokens: Sequence[Sequence[int]]) -> torch.Tensor:
+        counts.append(sum(map(len, tokens)))
+        return hidden(self, slots, tokens)
+
+    monkeypatch.setattr(Decoder, "hidden", counted)
+    prompts = [
+        Prompt(drawn(length, length), 6, temperature=1.2, seed=seed) for length in (45, 33) for seed in range(4)
+    ]
+    expected = [alone(prompt) for prompt in prompts]
+    assert [each.tokens for each in together(prompts, most=8, most_tokens=8 * 64)] == expected
+    assert sum(counts) == 45 + 33 + 8 * 5
+    assert len({tuple(tokens) for tokens in expected[:4]}) > 1
