@@ -20,7 +20,7 @@ from multiprocessing import connection
 from multiprocessing.connection import Connection
 from multiprocessing.context import SpawnProcess
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import torch
@@ -160,8 +160,8 @@ def _of_processes(request: Request, tasks: int, ranks: int) -> Iterator[list[Mes
             waiting[reader], rank_of[reader] = deque(), rank
         left = dict.fromkeys(waiting, tasks + 1)
         while open_readers := [reader for reader, count in left.items() if count]:
-            for reader in connection.wait(open_readers):
-                assert isinstance(reader, connection.Connection)
+            for ready in connection.wait(open_readers):
+                reader = cast(Connection, ready)
                 try:
                     message: Message = reader.recv()
                 except EOFError:

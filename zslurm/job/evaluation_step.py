@@ -25,8 +25,8 @@ from zslurm.job.evaluation_rank import MESSAGE, REQUEST, message_of
 from zslurm.run.index import state_dir
 from zslurm.slurm.commands import SlurmCommands
 from zslurm.slurm.environment import step_environment
-from zslurm.slurm.run_on_nodes import end_srun
-from zslurm.slurm.srun_output import launch_failures, task_failures
+from zslurm.slurm.on_nodes.run_on_nodes import end_srun
+from zslurm.slurm.on_nodes.srun_output import launch_failures, task_failures
 from zslurm.train.errors import TrainError
 from zslurm.train.evaluation.on_ranks import Failure, Message, Request
 
