@@ -13,9 +13,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 from torch.distributed import TCPStore
+from zslurm.job.store_server import look_up_no_names
 
 from tests.own_network import Dns, set_up
-from zslurm.job.store_server import look_up_no_names
 
 CLIENTS = 3
 _PLAIN_STORE = """

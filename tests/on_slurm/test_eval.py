@@ -25,6 +25,7 @@ pytestmark = pytest.mark.slurm
 
 WORDS = "The quick brown fox jumps over the lazy dog.".split()
 TWO_NODES = ("--slurm", "--nodes", "2", "--ranks", "2")
+ONE_RANK_EACH = ("--slurm", "--nodes", "2")
 
 
 @pytest.fixture(scope="module")
@@ -104,7 +105,7 @@ def ranks_of(job_id: str) -> dict[int, psutil.Process]:
 
 
 def wait_for_ranks(job_id: str) -> dict[int, psutil.Process]:
-    wait_for(lambda: len(ranks_of(job_id)) == 4, "all ranks to run a program", every_s=COMMAND_EVERY_S)
+    wait_for(lambda: len(ranks_of(job_id)) == 2, "all ranks to run a program", every_s=COMMAND_EVERY_S)
     return ranks_of(job_id)
 
 
@@ -155,19 +156,19 @@ def test_what_is_wrong_with_a_task_is_one_line_before_the_job_and_from_its_ranks
 
 def test_a_rank_that_is_killed_ends_the_command_and_is_named(user: User) -> None:
     out = user.directory / "part.json"
-    process, job_id = started(user, "--tasks", "choice.yaml,slow.yaml", *TWO_NODES, "--out", str(out))
+    process, job_id = started(user, "--tasks", "choice.yaml,slow.yaml", *ONE_RANK_EACH, "--out", str(out))
     ranks = wait_for_ranks(job_id)
-    node = ranks[3].environ()["SLURMD_NODENAME"]
-    ranks[3].send_signal(signal.SIGKILL)
+    node = ranks[1].environ()["SLURMD_NODENAME"]
+    ranks[1].send_signal(signal.SIGKILL)
     said = process.communicate(timeout=DEADLINE_S)[1].splitlines()
     assert process.returncode == Exit.FAILED, said
-    assert said[-1] == f"zslurm: rank 3 on {node}: Killed; is there memory for all ranks?"
+    assert said[-1] == f"zslurm: rank 1 on {node}: Killed; is there memory for all ranks?"
     part = json.loads(out.read_text())
     assert (part["complete"], [each["task"] for each in part["results"]]) == (False, ["choice"])
 
 
 def test_at_the_time_limit_what_was_scored_is_kept(user: User) -> None:
-    process, job_id = started(user, "--tasks", "choice.yaml,slow.yaml", *TWO_NODES, "--time", "30", "--json")
+    process, job_id = started(user, "--tasks", "choice.yaml,slow.yaml", *ONE_RANK_EACH, "--time", "30", "--json")
     wait_for_ranks(job_id)
     user.cluster.run_as_root(["scontrol", "update", f"jobid={job_id}", "endtime=now"])
     out, err = process.communicate(timeout=DEADLINE_S)

@@ -171,7 +171,7 @@ class Evaluator:
 
     def _counter(self, model: Zaya) -> RoutingCounter | None:
         """Return what counts the routing of an evaluation; None where nothing does."""
-        if not self._config.routing or model.compiled:
+        if not self._config.routing:
             return None
         assert self.corpus is not None
         try:

@@ -1,7 +1,7 @@
-"""Contexts that each go on in several ways, in one pass: a row of the batch is a small tree, and no cache is kept.
+"""Contexts that each continue in several ways, in one pass: a row of the batch is a small tree, without a cache.
 
     row             the context's tokens, then those of each continuation; the next row follows without padding
-    positions       a continuation's go on from the context's end
+    positions       a continuation's follow the context's last one
     convolutions    before a continuation's tokens go the projections of the context's last ones, as rows that are
                     dropped again; the value shift takes them from there as well
     attention       rows padded to the longest; a token sees its context, and its own continuation before it
@@ -178,7 +178,7 @@ def hidden_of_trees(decoder: Decoder, trees: Sequence[Tree], after: int | None =
 
     Args:
         decoder: of the model; its pages do not change.
-        trees: the contexts, and how they go on.
+        trees: the contexts, and their continuations.
         after: slot of the sequence that all of them follow.
     """
     pages: Pages = decoder.pages

@@ -198,7 +198,7 @@ class LikelihoodScorer:
 
 
 def _follows(context: Tokens, prefix: Tokens) -> bool:
-    """Return whether a context goes on after a prefix."""
+    """Return whether a context begins with a prefix and is longer."""
     return len(context) > len(prefix) and context[: len(prefix)] == prefix
 
 

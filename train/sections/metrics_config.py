@@ -92,7 +92,7 @@ class EvaluationConfig(Section):
     routing: bool = Field(
         True,
         description="count during each evaluation on data which experts tokens of each kind go to, for the "
-        "report; not with parallel.compile",
+        "report; compiled layers (parallel.compile) then run as they are",
     )
     command: str | None = Field(
         None,

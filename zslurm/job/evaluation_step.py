@@ -72,7 +72,7 @@ def received_from_step(request: Request, tasks: int, step: Step) -> Iterator[lis
         with (folder / "output").open("wb") as output:
             process = subprocess.Popen(
                 _command(step, folder), env=step_environment(os.environ), stdin=subprocess.DEVNULL,
-                stdout=output, stderr=output, start_new_session=True,
+                stdout=output, stderr=output, start_new_session=True, text=True,
             )  # fmt: skip
         try:
             for number in range(tasks + 1):
@@ -107,7 +107,7 @@ def _command(step: Step, folder: Path) -> list[str]:
     ]  # fmt: skip
 
 
-def _received(folder: Path, rank: int, number: int, process: subprocess.Popen[bytes]) -> Message:
+def _received(folder: Path, rank: int, number: int, process: subprocess.Popen[str]) -> Message:
     """Wait for a message of a rank."""
     path = folder / MESSAGE.format(rank=rank, number=number)
     gone: float | None = None

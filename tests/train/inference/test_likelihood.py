@@ -35,9 +35,13 @@ ASKED = [
 ]
 
 
+@pytest.mark.parametrize("tree", [512, 14, 0], ids=["trees", "some trees", "forks of caches"])
 @pytest.mark.parametrize("tokens", [4096, 50, 1])
-def test_likelihoods_are_those_of_the_full_forward(monkeypatch: pytest.MonkeyPatch, tokens: int) -> None:
+def test_likelihoods_are_those_of_the_full_forward(
+    monkeypatch: pytest.MonkeyPatch, tokens: int, tree: int
+) -> None:
     monkeypatch.setattr(likelihood, "PASS_TOKENS", tokens)
+    monkeypatch.setattr(likelihood, "TREE_TOKENS", tree)
     found = LikelihoodScorer(MODEL, ROPE_BASE).score(ASKED)
     for asked, scores in zip(ASKED, found, strict=True):
         for continuation, score in zip(asked.continuations, scores, strict=True):
@@ -46,7 +50,9 @@ def test_likelihoods_are_those_of_the_full_forward(monkeypatch: pytest.MonkeyPat
             assert score.greedy == greedy
 
 
-def test_what_all_contexts_begin_with_is_read_once() -> None:
+@pytest.mark.parametrize("tree", [512, 0], ids=["trees", "forks of caches"])
+def test_what_all_contexts_begin_with_is_read_once(monkeypatch: pytest.MonkeyPatch, tree: int) -> None:
+    monkeypatch.setattr(likelihood, "TREE_TOKENS", tree)
     prefix = drawn(45, 20)
     asked = [Asked(prefix + each.context, each.continuations) for each in ASKED] + ASKED[:1]
     alone, shared = LikelihoodScorer(MODEL, ROPE_BASE), LikelihoodScorer(MODEL, ROPE_BASE)

@@ -86,7 +86,8 @@ def eval(
 
     Example: zslurm eval my-run --tasks arithmetic python-completion
     """
-    if time is not None and not slurm:
+    inside = "SLURM_JOB_ID" in os.environ
+    if time is not None and not slurm and not inside:
         raise ConfigError("--time is the limit of the job of --slurm; leave it out without")
     references = [name for word in [*(tasks or []), *(more or [])] for name in word.split(",") if name]
     if not references:
@@ -102,7 +103,7 @@ def eval(
         ):  # what is wrong with documents shows before the job waits in the queue
             questions_of(task, limit)
     run_locally_or_as_job(slurm, workers_option=None, nodes=nodes, gpus=ranks, time_limit=time)
-    if nodes > 1 and "SLURM_JOB_ID" not in os.environ:
+    if nodes > 1 and not inside:
         raise ConfigError(f"--nodes {nodes} needs --slurm, or a job of so many nodes around this command")
     with as_user_errors():
         from zslurm.train.evaluation.on_ranks import Request, results_of, score_weights  # imports torch

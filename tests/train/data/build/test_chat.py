@@ -97,6 +97,41 @@ def test_a_conversation_without_an_answer_is_left_out_and_counted(tmp_path: Path
     assert json.loads((tmp_path / "out" / "build.json").read_text())["empty_documents"] == 2
 
 
+def test_messages_of_a_parquet_column_are_those_of_lines_of_json(tmp_path: Path) -> None:
+    """A column of Parquet gives every message the fields of all, null where there are none."""
+    template = MARKED.replace("{{ bos_token }}", "{% if messages[0].tool is defined %}tools{% endif %}")
+    tool = [{"role": "user", "content": "Now?", "tool": {"name": "clock"}}, {"role": "assistant", "content": "9"}]
+    found = []
+    for name in ("chats.jsonl", "chats.parquet"):
+        source = write_rows(tmp_path / name, [{"messages": chat} for chat in [*CHATS[:2], tool, []]])
+        where = folder(tmp_path / f"{name}-tokenizer", template)
+        summary = build([source], tmp_path / f"{name}-out", tokenizer=where, fields=FIELDS)
+        found.append((summary.tokens, summary.targets, documents_of(Corpus.open(tmp_path / f"{name}-out"))))
+    assert found[0] == found[1]
+    assert len(found[0][2]) == 3
+
+
+def test_a_parquet_file_without_messages_is_named(tmp_path: Path) -> None:
+    where = folder(tmp_path / "tokenizer", MARKED)
+    for row, message in (
+        ({"chat": CHATS[0]}, r"has no column 'messages'; its columns are chat \(name one with --chat-key\)"),
+        ({"messages": 3}, r"column 'messages' holds int64, not lists of messages"),
+        ({"messages": "Two?"}, r"row 0: 'messages' is a string, not a list of messages"),
+        ({"messages": [{"content": "Two?"}]}, r"row 0: message 0 of 'messages' has no 'role'"),
+        ({"messages": [{"role": None, "content": "Two?"}]}, r"row 0: message 0 of 'messages' has no 'role'"),
+        ({"messages": ["Two?"]}, r"row 0: message 0 of 'messages' has no 'role'"),
+    ):
+        source = write_rows(tmp_path / "chats.parquet", [row])
+        with pytest.raises(DataError, match=message):
+            build([source], tmp_path / "out", tokenizer=where, fields=FIELDS)
+
+
+def test_a_row_without_messages_is_named(tmp_path: Path) -> None:
+    source = write_rows(tmp_path / "chats.parquet", [{"messages": CHATS[0]}, {"messages": None}])
+    with pytest.raises(DataError, match=r"row 1: 'messages' is null, not a list of messages"):
+        build([source], tmp_path / "out", tokenizer=folder(tmp_path / "tokenizer", MARKED), fields=FIELDS)
+
+
 def test_where_the_template_is(tmp_path: Path) -> None:
     several = [{"name": "tool_use", "template": "no"}, {"name": "default", "template": MARKED}]
     where = folder(tmp_path / "tokenizer", "", chat_template=several, eos_token={"content": "</s>"})
