@@ -151,10 +151,11 @@ class ModelScorer:
             pairs = [self._pairs(each, [next(encoded) for _ in each.pairs]) for each in prepared.questions]
         # Contexts that are the same, as those of the choices of one document are, are read once.
         asked = [_by_context(those) for those in pairs]
-        sizes = [sum(each.tokens for each, _ in those) for those in asked]
+        common = _common([each.context for those in asked for each, _ in those])
+        sizes = [sum(each.tokens - len(common) for each, _ in those) for those in asked]
         groups = _groups(sorted(range(len(asked)), key=lambda index: -sizes[index]), sizes)
         scorer = LikelihoodScorer(self._model, self._rope_base, self._alive)
-        scorer.share(_common([each.context for those in asked for each, _ in those]))
+        scorer.share(common)
         for chosen in groups[rank::ranks]:
             scores = iter(scorer.score([each for index in chosen for each, _ in asked[index]]))
             for index in chosen:

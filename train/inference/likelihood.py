@@ -28,6 +28,7 @@ PASS_TOKENS = 4096
 TREE_TOKENS = 512
 """Of a context with its continuations, up to which they are computed in one pass."""
 _SLOTS = 512
+_MASKED = 1 << 23  # pairs of queries and keys of a pass of trees: half a GiB of scores with 16 heads in fp32
 
 
 class Asked(NamedTuple):
@@ -94,7 +95,8 @@ class LikelihoodScorer:
         found = [[Likelihood(0.0, True)] * len(each.continuations) for each in asked]
         trees = [index for index, each in enumerate(asked) if self._is_tree(each)]
         others = sorted(set(range(len(asked))) - set(trees))
-        for places in _passes([asked[index].tokens for index in trees], PASS_TOKENS):
+        before = 0 if self._prefix is None else len(self._prefix[0])
+        for places in _tree_passes([asked[index].tokens - before for index in trees], before):
             self._score_trees([(trees[place], asked[trees[place]]) for place in places], found)
         for places in _passes([asked[index].tokens for index in others], _SLOTS // 4):
             self._score([(others[place], asked[others[place]]) for place in places], found)
@@ -212,6 +214,20 @@ def _passes(tokens: Sequence[int], most: int) -> Iterator[range]:
         total += count
     if start < len(tokens):
         yield range(start, len(tokens))
+
+
+def _tree_passes(sizes: Sequence[int], before: int) -> Iterator[range]:
+    """Yield runs of trees, but for one alone of PASS_TOKENS tokens and, padded, _MASKED pairs at most."""
+    start = total = longest = 0
+    for place, size in enumerate(sizes):
+        wide = max(longest, size)
+        pairs = (place - start + 1) * wide * (before + wide)
+        if place > start and (total + size > PASS_TOKENS or pairs > _MASKED):
+            yield range(start, place)
+            start, total, wide = place, 0, size
+        total, longest = total + size, wide
+    if start < len(sizes):
+        yield range(start, len(sizes))
 
 
 def _runs_of_rows(rows: Sequence[int], most: int) -> Iterator[slice]:

@@ -60,3 +60,12 @@ def test_what_all_contexts_begin_with_is_read_once(monkeypatch: pytest.MonkeyPat
     for one, two in zip(alone.score(asked), shared.score(asked), strict=True):
         assert [each.log_likelihood for each in two] == pytest.approx([each.log_likelihood for each in one])
     assert shared.computed_tokens == alone.computed_tokens - 4 * 45
+
+
+def test_passes_of_trees_are_bounded_by_their_tokens_and_by_what_padding_makes_of_them() -> None:
+    passes = likelihood._tree_passes
+    assert list(passes([500, *[10] * 150], 0)) == [range(33), range(33, 151)]
+    assert list(passes([500] * 10, 0)) == [range(8), range(8, 10)]
+    assert list(passes([100] * 12, 8192)) == [range(10), range(10, 12)]
+    assert list(passes([5000], 1 << 20)) == [range(1)]
+    assert list(passes([], 0)) == []

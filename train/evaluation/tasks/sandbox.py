@@ -31,6 +31,7 @@ from zslurm.train.evaluation.tasks.task import ExecutionConfig
 _LAUNCHER = Path(__file__).with_name("launcher.py")
 _OUTPUT_BYTES = 2000
 _MIB = 2**20
+_LIMITS = ("time_s", "memory_mb", "processes", "file_mb")
 _START_S = 60.0
 """Seconds until a program has to have begun: a machine under load is slow to start one."""
 
@@ -137,7 +138,11 @@ def open_sandbox(config: ExecutionConfig, where: str) -> Sandbox:
         DataError: this machine does not allow what it takes; the message begins with `where`.
     """
     sandbox = Sandbox(config)
-    if (problem := _problem(config.model_copy(update={"command": ("true",)}))) is not None:
+    nothing = config.model_copy(update={"command": ("true",)})
+    if (problem := _problem(nothing)) is not None:
+        usual = {name: ExecutionConfig.model_fields[name].default for name in _LIMITS}
+        if _problem(nothing.model_copy(update=usual)) is None:
+            raise DataError(f"{where}: execution: not even `true` runs within these limits: {problem}; raise them")
         if config.isolation == "namespaces":
             raise DataError(
                 f"{where}: execution: a generated program cannot be isolated here: {problem}; run it where user "

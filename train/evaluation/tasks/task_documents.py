@@ -172,4 +172,9 @@ def _fields(line: str, origin: str) -> Fields:
         raise DataError(f"{origin}: is not JSON") from None
     if not isinstance(fields, dict):
         raise DataError(f"{origin}: is no object of fields")
+    if "\\ud" in line.lower():  # as JSON writes any character of two halves, whole or not
+        try:
+            json.dumps(fields, ensure_ascii=False).encode()
+        except UnicodeEncodeError:
+            raise DataError(f"{origin}: holds half of a surrogate pair, which is no text") from None
     return fields

@@ -96,6 +96,8 @@ def eval(
     for file in (out, samples):
         if file is not None and not file.absolute().parent.is_dir():
             raise ConfigError(f"{file}: there is no such folder")
+        if file is not None and file.is_dir():
+            raise ConfigError(f"{file}: is a directory; name a file")
     with as_user_errors():
         loaded = load_tasks(references)
         for task in (
@@ -166,6 +168,7 @@ class _Report:
         self._out, self._samples, self._lines = out, samples, list[str]()
         self.results: list[Result] = []
         self.body: dict[str, Any] = {"weights": str(weights), "dtype": dtype, "complete": False, "results": []}
+        self._write()  # so that a file that cannot be written shows before anything is computed
 
     def collect(self, found: Iterator[tuple[Result, list[dict[str, Any]]]]) -> str | None:
         """Take all results; returns why it ended before, where some are there and the time was over.
@@ -182,13 +185,14 @@ class _Report:
                 for result, asked in found:
                     self._add(result, asked)
         except (KeyboardInterrupt, OutOfTime) as error:
+            self._write(last=True)
             if self.results:
                 return str(error) or "it was interrupted"
             if str(error):
                 raise ZslurmError(f"nothing was scored: {error}") from None
             raise typer.Abort from None
         self.body["complete"] = True
-        self._write()
+        self._write(last=True)
         return None
 
     def rows(self) -> list[tuple[str, ...]]:
@@ -210,9 +214,13 @@ class _Report:
         )
         self._write()
 
-    def _write(self) -> None:
-        _write(self._out, jsonlib.dumps(self.body, indent=1) + "\n")
-        _write(self._samples, "".join(f"{line}\n" for line in self._lines))
+    def _write(self, *, last: bool = False) -> None:
+        """Write the files; what is none, such as /dev/stdout, at last alone."""
+        texts = {self._out: jsonlib.dumps(self.body, indent=1) + "\n"}
+        texts[self._samples] = "".join(f"{line}\n" for line in self._lines)
+        for file, text in texts.items():
+            if file is not None and (last or file.is_file() or not file.exists()):
+                _write(file, text)
 
 
 @contextmanager
@@ -244,14 +252,12 @@ def _record(path: Path, results: list[Result]) -> None:
         say(f"note: the run's events do not have these scores: {error}")
 
 
-def _write(file: Path | None, text: str) -> None:
+def _write(file: Path, text: str) -> None:
     """Write a result that was asked for.
 
     Raises:
         ZslurmError: it cannot be written.
     """
-    if file is None:
-        return
     try:
         if file.is_file():
             write_atomically(file, text)

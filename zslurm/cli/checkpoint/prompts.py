@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
-from pydantic import ConfigDict, ValidationError
+from pydantic import ConfigDict, ValidationError, field_validator
 
 from zslurm.checkpoint_tools.plain import in_words
 from zslurm.checkpoint_tools.quantities import counted
@@ -34,6 +34,20 @@ class PromptLine(Section):
     top_p: Share | None = None
     seed: Whole | None = None
     stop: tuple[str, ...] | None = None
+
+    @field_validator("stop", mode="before")
+    @classmethod
+    def _one_or_many(cls, value: object) -> object:
+        return [value] if isinstance(value, str) else value
+
+    @field_validator("prompt", "stop")
+    @classmethod
+    def _is_text(cls, value: str | tuple[str, ...] | None) -> str | tuple[str, ...] | None:
+        try:
+            "".join(value or ()).encode()
+        except UnicodeEncodeError:
+            raise ValueError("holds half of a surrogate pair, which is no text") from None
+        return value
 
 
 @dataclass(frozen=True)
@@ -69,7 +83,8 @@ def read_lines(given: str) -> list[PromptLine]:
         except ValidationError as error:
             first = error.errors()[0]
             key = ".".join(map(str, first["loc"])) or "the line"
-            raise ConfigError(f"--prompts {where}, line {number}: {key}: {first['msg']}") from None
+            message = first["msg"].removeprefix("Value error, ")
+            raise ConfigError(f"--prompts {where}, line {number}: {key}: {message}") from None
         except (ValueError, RecursionError):
             raise ConfigError(f"--prompts {where}, line {number}: is not JSON") from None
     if not lines:

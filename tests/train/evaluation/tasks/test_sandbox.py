@@ -12,7 +12,7 @@ import pytest
 
 from tests.waiting import wait_for
 from zslurm.train.errors import DataError
-from zslurm.train.evaluation.tasks.sandbox import ProgramRun, Sandbox, open_sandbox
+from zslurm.train.evaluation.tasks.sandbox import ProgramRun, Sandbox, _problem, open_sandbox
 from zslurm.train.evaluation.tasks.task import ExecutionConfig
 
 CAN_ISOLATE = (
@@ -150,9 +150,26 @@ def test_a_machine_without_namespaces_refuses_and_says_what_to_do(monkeypatch: p
         raise DataError("Operation not permitted (unshare)")
 
     monkeypatch.setattr(Sandbox, "run", refused)
-    config = ExecutionConfig(command=("true",), time_s=7.25)
-    with pytest.raises(DataError, match=r"task.yaml: execution: .*unshare.*isolation: limits"):
-        open_sandbox(config, "task.yaml")
+    _problem.cache_clear()
+    try:
+        with pytest.raises(DataError, match=r"task.yaml: execution: .*unshare.*isolation: limits"):
+            open_sandbox(ExecutionConfig(command=("true",)), "task.yaml")
+    finally:
+        _problem.cache_clear()
+
+
+@EITHER
+def test_limits_in_which_nothing_runs_are_named_as_the_reason(how: dict[str, object]) -> None:
+    with pytest.raises(DataError, match=r"execution: not even `true` runs within these limits: .*; raise them"):
+        run("", memory_mb=1, **how)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"), [("memory_mb", 2**40), ("time_s", 1e12), ("command", ""), ("command", [])]
+)
+def test_limits_beyond_any_machine_and_no_command_are_refused(key: str, value: object) -> None:
+    with pytest.raises(ValueError, match=r"less than or equal to 1073741824|names no program"):
+        ExecutionConfig.model_validate({"command": "true", key: value})
 
 
 def test_a_command_that_is_not_there_is_refused_before_anything_is_generated() -> None:
