@@ -6,6 +6,10 @@
 A command gets the arguments, the variables, the working directory and the open files of whoever asks for it, and
 runs the console script's `main`: what differs from `python -P -m zslurm` is the start of Python alone. Variables
 that Python itself reads when it starts (PYTHONPATH and its like) reach only what the command starts.
+
+Ranks of a run can begin so as well: tests/forked has what makes `python -m zslurm.job.rank` ask the server. The
+process that asked then stands for the one that works: it passes signals on and ends as that one does, and where it
+is killed, the other one is.
 """
 
 from __future__ import annotations
@@ -13,20 +17,24 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import resource
 import select
 import signal
 import socket
 import subprocess
 import sys
-import tempfile
-import threading
-import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
 PACKAGES = ("cli", "cluster", "config", "doctor", "plan", "report", "run", "slurm", "submit")
 """Of zslurm: all of their modules are imported before the first command, and none of them imports torch."""
+
+_LIMITS = (
+    resource.RLIMIT_CORE, resource.RLIMIT_FSIZE, resource.RLIMIT_MEMLOCK, resource.RLIMIT_NOFILE,
+    resource.RLIMIT_NPROC,
+)  # fmt: skip
+_PASSED_ON = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 
 
 class CommandServer:
@@ -75,6 +83,8 @@ class CommandServer:
         Raises:
             subprocess.TimeoutExpired: it took too long, and was killed.
         """
+        import tempfile
+
         with contextlib.ExitStack() as files:
             streams = [files.enter_context(tempfile.TemporaryFile("w+")) for _ in range(3)]
             streams[0].write(input)
@@ -106,17 +116,41 @@ def ask(
     cwd: Path,
     descriptors: Sequence[int],
     *,
+    module: str | None = None,
     timeout: float | None = None,
+    began: Callable[[int], object] = lambda pid: None,
 ) -> int:
-    """Have a command run with these three open files; returns its exit code, of a signal the negative number."""
+    """Have a command run with these three open files; returns its exit code, of a signal the negative number.
+
+    Args:
+        server: its socket.
+        arguments: of the command, or of `module`.
+        env: its whole environment.
+        cwd: its working directory.
+        descriptors: its standard input, output and errors.
+        module: run as `python -m MODULE` instead of zslurm.
+        timeout: seconds until it is killed.
+        began: called with its process id.
+
+    Raises:
+        subprocess.TimeoutExpired: it took too long, and was killed.
+    """
     with socket.socket(socket.AF_UNIX) as connection:
         connection.connect(str(server))
         socket.send_fds(connection, [b"\n"], list(descriptors))
-        request = {"arguments": list(arguments), "env": dict(env), "cwd": str(cwd)}
+        request = {
+            "arguments": list(arguments),
+            "env": dict(env),
+            "cwd": str(cwd),
+            "module": module,
+            "cores": list(os.sched_getaffinity(0)),
+            "limits": {number: resource.getrlimit(number) for number in _LIMITS},
+        }
         connection.sendall(json.dumps(request).encode() + b"\n")
         answers = connection.makefile()
         if not (pid := answers.readline()):
             raise RuntimeError("the server of commands ended before the command began: see its messages above")
+        began(int(pid))
         connection.settimeout(timeout)
         try:
             return int(answers.readline())
@@ -152,7 +186,10 @@ def _serve(listener: socket.socket, modules: Sequence[str]) -> None:
 
 
 def _answer(connection: socket.socket) -> NoReturn:
-    """Run the command of a connection in a child, and send its process id and its exit code."""
+    """Run the command of a connection in a child, and send its process id and its exit code.
+
+    Whoever asked and goes takes the command with it.
+    """
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     _, descriptors, _, _ = socket.recv_fds(connection, 1, 3)
     request = json.loads(connection.makefile().readline())
@@ -165,6 +202,9 @@ def _answer(connection: socket.socket) -> NoReturn:
         _command(request)
     try:
         connection.sendall(f"{pid}\n".encode())
+        ended = os.pidfd_open(pid)
+        if ended not in select.select([ended, connection], [], [])[0]:
+            os.kill(pid, signal.SIGKILL)
         code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
         connection.sendall(f"{code}\n".encode())
     except OSError:  # whoever asked has gone
@@ -173,8 +213,11 @@ def _answer(connection: socket.socket) -> NoReturn:
 
 
 def _command(request: dict[str, Any]) -> NoReturn:
-    """What `python -P -m zslurm ARGUMENTS` does once it has imported all it needs."""
+    """What `python -P -m zslurm ARGUMENTS` does once it has imported all it needs, or `python -m MODULE`."""
     import atexit
+    import runpy
+    import threading
+    import time
     import traceback
 
     import zslurm
@@ -184,13 +227,20 @@ def _command(request: dict[str, Any]) -> NoReturn:
     os.environ.update(request["env"])
     time.tzset()
     os.chdir(request["cwd"])
+    os.sched_setaffinity(0, request["cores"])
+    for number, (soft, hard) in request["limits"].items():
+        resource.setrlimit(int(number), (soft, hard))
     sys.stdin = open(0, closefd=False)  # noqa: SIM115
     sys.stdout = open(1, "w", closefd=False)  # noqa: SIM115
     sys.stderr = open(2, "w", buffering=1, errors="backslashreplace", closefd=False)  # noqa: SIM115
     sys.argv = [str(Path(zslurm.__file__).with_name("__main__.py")), *request["arguments"]]
-    code = 1
+    module, code = request["module"], 1
     try:
-        main()
+        if module is None:
+            main()
+        else:
+            sys.modules.pop(module, None)  # its body runs once more, as `__main__`
+            runpy.run_module(module, run_name="__main__", alter_sys=True)
     except SystemExit as ended:
         code = ended.code if isinstance(ended.code, int) else int(ended.code is not None)
     except KeyboardInterrupt:
@@ -213,8 +263,23 @@ def _main(arguments: list[str]) -> int:
         with socket.socket(fileno=int(arguments[1])) as listener:
             _serve(listener, arguments[2:])
         return 0
-    code = ask(Path(arguments[0]), arguments[1:], os.environ, Path.cwd(), (0, 1, 2))
+    code = stand_for(Path(arguments[0]), arguments[1:])
     return code if code >= 0 else 128 - code
+
+
+def stand_for(server: Path, arguments: Sequence[str], module: str | None = None) -> int:
+    """Be, for everybody else, the command that the server forks: signals are passed on; returns its exit code."""
+
+    def began(pid: int) -> None:
+        def pass_on(signum: int, frame: object) -> None:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signum)
+
+        for signum in _PASSED_ON:
+            if signal.getsignal(signum) is not signal.SIG_IGN:
+                signal.signal(signum, pass_on)
+
+    return ask(server, arguments, os.environ, Path.cwd(), (0, 1, 2), module=module, began=began)
 
 
 if __name__ == "__main__":

@@ -21,7 +21,7 @@ from unittest.mock import patch
 
 import pytest
 
-from tests import bench, command_server, stand_in
+from tests import command_server, forked, stand_in
 from tests.checkout import ROOT
 from tests.command_server import CommandServer
 from tests.on_slurm.as_user import COMMAND_EVERY_S
@@ -82,7 +82,7 @@ def prepare(directory: Path, *, tokens: int | None = None) -> Path:
 
 
 @pytest.fixture(scope="module")
-def local(tmp_path_factory: pytest.TempPathFactory, programs: Path) -> Path:
+def local(tmp_path_factory: pytest.TempPathFactory, programs: dict[str, str]) -> Path:
     """A directory in which the commands of BASE were run: few steps of a small model; later runs have one rank."""
     directory = prepare(tmp_path_factory.mktemp("docs"), tokens=12 * 1024)
     with (directory / "run.yaml").open("a") as file:
@@ -96,7 +96,7 @@ def local(tmp_path_factory: pytest.TempPathFactory, programs: Path) -> Path:
 
 
 @pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory, programs: Path) -> Path:
+def data(tmp_path_factory: pytest.TempPathFactory, programs: dict[str, str]) -> Path:
     """The data that the README's first command builds."""
     directory = prepare(tmp_path_factory.mktemp("docs-data"))
     first = blocks("bash", ROOT / "README.md")[0]
@@ -105,30 +105,26 @@ def data(tmp_path_factory: pytest.TempPathFactory, programs: Path) -> Path:
 
 
 @pytest.fixture(scope="module")
-def programs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """What is in front of PATH: a `zslurm` whose commands have imported zslurm and the trainer already."""
+def programs(tmp_path_factory: pytest.TempPathFactory, server_with_torch: CommandServer) -> dict[str, str]:
+    """Variables with which `zslurm`, and the ranks that it starts, have imported all they need already."""
     directory = tmp_path_factory.mktemp("bin")
-    environment = os.environ | {"PYTHONPATH": str(bench.IN_RANKS), "OMP_NUM_THREADS": "1"}
-    script = Path(command_server.__file__)
-    server = CommandServer(
-        Path(sys.executable), script, directory / "socket", environment, modules=["zslurm.train.main"]
-    )
-    client = shlex.join([sys.executable, "-I", "-S", str(script), str(server.path)])
+    client = shlex.join([sys.executable, "-I", "-S", command_server.__file__, str(server_with_torch.path)])
     (directory / "zslurm").write_text(f'#!/bin/sh\nexec {client} "$@"\n')
     (directory / "zslurm").chmod(0o755)
-    yield directory
-    server.close()
+    path = f"{directory}:{Path(sys.executable).parent}:{os.environ['PATH']}"
+    return forked.environment(server_with_torch, [*forked.RANKS, *forked.OTHERS], {"PATH": path})
 
 
-def run_locally(block: Block, directory: Path, programs: Path) -> None:
-    in_ranks = stand_in.IN_RANKS if block.document in STAND_INS else bench.IN_RANKS
+def run_locally(block: Block, directory: Path, programs: dict[str, str]) -> None:
     environment = os.environ | {
-        "PYTHONPATH": str(in_ranks),
-        "PATH": f"{programs}:{Path(sys.executable).parent}:{os.environ['PATH']}",
+        **programs,
         "XDG_STATE_HOME": str(directory / "state"),
         "XDG_CONFIG_HOME": str(directory / "config"),
         "OMP_NUM_THREADS": "1",
     }
+    if block.document in STAND_INS:
+        environment |= stand_in.environment({"PYTHONPATH": programs["PYTHONPATH"]})
+        environment["ZSLURM_TEST_FORKED"] = ",".join(forked.OTHERS)
     done = subprocess.run(
         ["bash", "-euo", "pipefail", "-c", block.text],
         cwd=directory, env=environment, capture_output=True, text=True, timeout=300, check=False,
@@ -142,7 +138,7 @@ def test_the_readmes_local_run_completes(local: Path) -> None:
 
 
 @pytest.mark.parametrize("document", [d for d in with_blocks("bash") if d not in BASE], ids=lambda path: path.name)
-def test_local_commands_of(document: Path, local: Path, programs: Path) -> None:
+def test_local_commands_of(document: Path, local: Path, programs: dict[str, str]) -> None:
     for block in blocks("bash", document):
         run_locally(block, local, programs)
 

@@ -9,8 +9,6 @@ found of a task (`score_as_rank`), and the sum of all is the task's.
 
 from __future__ import annotations
 
-import multiprocessing
-import os
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -18,7 +16,6 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from multiprocessing import connection
 from multiprocessing.connection import Connection
-from multiprocessing.context import SpawnProcess
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
@@ -34,9 +31,8 @@ from zslurm.train.evaluation.tasks.scores import Result, result_of
 from zslurm.train.evaluation.tasks.task import load_tasks
 from zslurm.train.hub import Overrides, TokenizerFiles, open_weights
 from zslurm.train.inference.text import TextCoder
+from zslurm.train.parallel.local_ranks import local_ranks, take_device, was_killed
 from zslurm.train.parallel.world import DTYPES
-
-_CONTEXT = multiprocessing.get_context("spawn")
 
 
 @dataclass(frozen=True)
@@ -147,17 +143,8 @@ def _of_processes(request: Request, tasks: int, ranks: int) -> Iterator[list[Mes
     Raises:
         TrainError: a rank failed; it is noticed at once, whatever the others do.
     """
-    processes: list[SpawnProcess] = []
-    waiting: dict[Connection, deque[Message]] = {}
-    rank_of: dict[Connection, int] = {}
-    try:
-        for rank in range(ranks):
-            reader, writer = _CONTEXT.Pipe(duplex=False)
-            process = _CONTEXT.Process(target=_rank, args=(rank, ranks, request, writer), daemon=True)
-            process.start()
-            writer.close()
-            processes.append(process)
-            waiting[reader], rank_of[reader] = deque(), rank
+    with local_ranks(_rank, ranks, request) as readers:
+        waiting: dict[Connection, deque[Message]] = {reader: deque() for reader in readers}
         left = dict.fromkeys(waiting, tasks + 1)
         while open_readers := [reader for reader, count in left.items() if count]:
             for ready in connection.wait(open_readers):
@@ -165,20 +152,13 @@ def _of_processes(request: Request, tasks: int, ranks: int) -> Iterator[list[Mes
                 try:
                     message: Message = reader.recv()
                 except EOFError:
-                    raise TrainError(
-                        f"rank {rank_of[reader]} of --ranks was killed; is there memory for all ranks?"
-                    ) from None
+                    raise was_killed(readers.index(reader)) from None
                 if isinstance(message, Failure):
-                    raise message.error(f"rank {rank_of[reader]} of --ranks")
+                    raise message.error(f"rank {readers.index(reader)} of --ranks")
                 waiting[reader].append(message)
                 left[reader] -= 1
             while all(waiting.values()):
                 yield [messages.popleft() for messages in waiting.values()]
-    finally:
-        for process in processes:
-            process.terminate()
-        for process in processes:
-            process.join()
 
 
 def _in_order(samples: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -208,11 +188,7 @@ def _rank(rank: int, ranks: int, request: Request, answer: Connection) -> None:
 def score_as_rank(who: RankOf, request: Request, send: Callable[[Message], None]) -> None:
     """Score one rank's share of all tasks, and send each as soon as it is there."""
     try:
-        device = torch.device(request.device, who.local_rank if request.device == "cuda" else 0)
-        if device.type == "cuda":
-            torch.cuda.set_device(device)
-        else:
-            torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // who.local_ranks))
+        device = take_device(request.device, who.local_rank, who.local_ranks)
         prepared = [PreparedTask(task, request.limit) for task in load_tasks(request.tasks)]
         scorer = _scorer(request, device)
         send(None)

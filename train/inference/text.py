@@ -102,7 +102,7 @@ class TextCoder:
 
 
 class StopStrings:
-    """Ends a text that holds one of some strings; for `train.inference.generation`.
+    """Ends a text that holds one of some strings; for `train.inference.batch_generation`.
 
     It looks at the text in whole characters as it comes, and only at as much of its end as a string may begin in.
     """

@@ -113,11 +113,12 @@ def plan_memory(config: TrainConfig, ranks: int, *, on_cpu: bool, local: int = 8
     itemsize = ITEMSIZE[config.parallel.dtype]
     microbatches = _microbatches(config, on_cpu=on_cpu)
     later = sum(resident.get(name, 0) for name in _LATER)
+    squared = min(layout.chunk(rank), NORM_ELEMENTS["cpu" if on_cpu else "cuda"])
     moments = {
         "start": max(0, sum(row.numel for row in table) * itemsize - later),
         _BOTH_PASSES: max(microbatch.peak for microbatch in microbatches),
         # A value and its square; an fp64 gradient is its own value.
-        "clipping": min(layout.chunk(rank), NORM_ELEMENTS) * _EXACT * (1 if itemsize == _EXACT else 2),
+        "clipping": squared * _EXACT * (1 if itemsize == _EXACT else 2),
         "Muon": _muon(config, layout, rank, on_cpu=on_cpu),
     }
     return MemoryPlan(

@@ -15,7 +15,7 @@ import psutil
 import pytest
 from torch.distributed import HashStore, TCPStore
 
-from tests.job import counted_look_ups
+from tests.job.in_memory import counted_look_ups
 from tests.own_network import WHY_NOT, can_run_alone, run_alone
 from tests.waiting import DEADLINE_S, wait_for
 from zslurm.core.files import read_json

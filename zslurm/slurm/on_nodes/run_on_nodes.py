@@ -218,7 +218,7 @@ def _collect(
     return answers
 
 
-def end_srun(process: subprocess.Popen[str]) -> bool:
+def end_srun(process: subprocess.Popen[Any]) -> bool:
     """SIGTERM makes srun cancel its job or step; SIGKILL would leave it behind.
 
     One signal is not enough: srun forgets it while it has asked for a job and does not know its number yet.

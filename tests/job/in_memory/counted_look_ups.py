@@ -13,9 +13,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 from torch.distributed import TCPStore
-from zslurm.job.store_server import look_up_no_names
 
 from tests.own_network import Dns, set_up
+from zslurm.job.in_memory.store_server import look_up_no_names
 
 CLIENTS = 3
 _PLAIN_STORE = """
@@ -51,7 +51,7 @@ def main() -> None:
     set_up(Path(sys.argv[1]))
     look_up_no_names()  # for the clients here: torch looks up the server's name as well
     dns = Dns()
-    ours = [sys.executable, "-m", "zslurm.job.store_server", "--host", "127.0.0.1"]
+    ours = [sys.executable, "-m", "zslurm.job.in_memory.store_server", "--host", "127.0.0.1"]
     found = {
         "store_server": counted(dns, ours, lambda line: json.loads(line)["port"]),
         "plain": counted(dns, [sys.executable, "-c", _PLAIN_STORE], int),

@@ -1,0 +1,57 @@
+"""Processes of runs that need not wait for their imports: `python -m MODULE` becomes a fork of one that has them.
+
+The seam is the environment: `environment()` puts `hook/` on PYTHONPATH, whose sitecustomize hands the modules that
+it is told, and nothing else, to a `CommandServer`. All that they do is the product's, and what started them sees
+the same exit codes, signals and open files. What it does not see is the process that works: a test that reads its
+command line, or stops it by SIGSTOP, starts it as users do.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from tests.command_server import CommandServer
+
+HOOK = Path(__file__).resolve().parent / "hook"
+
+RANKS = ("zslurm.job.rank", "zslurm.bench.run.rank")
+"""They import torch; the server has imported `WITH_TORCH` then."""
+
+OTHERS = (
+    "submitit.core._submit",
+    "submitit.local._local",
+    "zslurm.aegis.agent.main",
+    "zslurm.bench.run.node",
+    "zslurm.doctor.node",
+)
+"""They do not; the server has imported `WITHOUT_TORCH`."""
+
+WITHOUT_TORCH = (*OTHERS[2:], "zslurm.aegis.supervisor.job", "zslurm.submit.plugin.job_environment")
+WITH_TORCH = (
+    *WITHOUT_TORCH,
+    *RANKS,
+    "zslurm.train.main",
+    *(f"zslurm.bench.{name}" for name in ("collectives", "gemm", "hbm", "mlp", "train")),
+)
+
+
+def environment(
+    server: CommandServer, modules: Sequence[str], env: Mapping[str, str] | None = None, hook: Path = HOOK
+) -> dict[str, str]:
+    """Variables with which these modules are forked from a server.
+
+    Args:
+        server: it has imported what they need.
+        modules: of `RANKS` and `OTHERS`.
+        env: other variables; sitecustomize modules on its PYTHONPATH come first.
+        hook: where the processes find HOOK.
+    """
+    paths = [*filter(None, [(env or {}).get("PYTHONPATH")]), str(hook)]
+    return {
+        **(env or {}),
+        "PYTHONPATH": os.pathsep.join(paths),
+        "ZSLURM_TEST_SERVER": str(server.path),
+        "ZSLURM_TEST_FORKED": ",".join(modules),
+    }
