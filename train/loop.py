@@ -34,7 +34,6 @@ from zslurm.train.context.layout import check_phases
 from zslurm.train.data.loader import Loader
 from zslurm.train.data.order import DataOrder
 from zslurm.train.data.pace import Pace
-from zslurm.train.data.shares import Piece
 from zslurm.train.data.training_data import TrainingData
 from zslurm.train.evaluation.evaluate import Best
 from zslurm.train.evaluation.evaluations import Evaluations
@@ -231,7 +230,7 @@ class Trainer:
         self.step += 1
         self.progress.update(phase=Phase.STEP, step=self.step, work_ns=self.work_ns)
         split = self.clock.end_step()
-        sequences = sum(piece.sequences for piece in self._mine(here))
+        sequences = sum(piece.sequences for piece in self.loader.share(here))
         self.work_ns += work_time_ns(split, sequences / here.phase.micro_batch)
         self.pace.add(work_time_ns(split, 1) / 1e9, sequences)
         self.observers.step_done(self.step, here, result, split)
@@ -260,15 +259,11 @@ class Trainer:
         _LOG.info("completed %s, saved at %d", counted(self.plan.total_steps, "step"), self.step)
         return Ending.COMPLETED
 
-    def _mine(self, here: Position) -> tuple[Piece, ...]:
-        """Return the microbatches of a step, and parts of some, that are this rank's."""
-        return self.loader.share(here)
-
     def train_step(self, here: Position) -> StepResult:
         """Compute a step: forward and backward of this rank's microbatches, reduction, update."""
         if self.loader.divide_by(self.pace.speeds):
             _LOG.info("from step %d on, %s", self.step + 1, self.pace.described)
-        self.shards.begin_step(backwards=len(self._mine(here)))
+        self.shards.begin_step(backwards=len(self.loader.share(here)))
         loss_sums = torch.zeros(2, dtype=torch.float64, device=self.world.device)
         optim = self.config.optim
         shares = here.microbatches if optim.balance_scope == "microbatch" else 1
