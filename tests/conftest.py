@@ -5,14 +5,12 @@ from __future__ import annotations
 import itertools
 import os
 import signal
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import hypothesis
 import pytest
 
-from tests import bench, command_server, forked
 from tests.end_of_tests import end_with
 
 # Before torch is imported: what tests compute is tiny, and threads that spin for each other on a busy machine make
@@ -62,15 +60,3 @@ def own_environment(monkeypatch: pytest.MonkeyPatch, homes: Iterator[Path]) -> N
     for name in [name for name in os.environ if name.startswith(_FOREIGN)]:
         monkeypatch.delenv(name)
     monkeypatch.setenv("ZSLURM_NICE", "0")
-
-
-@pytest.fixture(scope="session")
-def server_with_torch(tmp_path_factory: pytest.TempPathFactory) -> Iterator[command_server.CommandServer]:
-    """What forks commands and ranks that have imported zslurm and torch; benchmarks measure points shortly."""
-    script, socket = Path(command_server.__file__), tmp_path_factory.mktemp("server") / "socket"
-    environment = os.environ | {"PYTHONPATH": str(bench.IN_RANKS)}
-    server = command_server.CommandServer(
-        Path(sys.executable), script, socket, environment, modules=forked.WITH_TORCH
-    )
-    yield server
-    server.close()

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from tests import forked
 from tests.processors import OTHER_PROCESSORS
 from zslurm.cli.demo.demo import LEARNED_BY
 from zslurm.cli.demo.length import FEWEST_TOKENS
@@ -31,7 +32,8 @@ def _demo(
 
 def test_the_smallest_demo_trains_is_interrupted_continues_and_learns(tmp_path: Path) -> None:
     """As on the slowest machine: the fewest tokens that the option allows, and that the demo chooses by itself."""
-    done = _demo(tmp_path, "--tokens", str(FEWEST_TOKENS))
+    forks = forked.environment(forked.server(torch=True), [*forked.RANKS, *forked.OTHERS])
+    done = _demo(tmp_path, "--tokens", str(FEWEST_TOKENS), environment=forks)
     assert done.returncode == 0, done.stdout + done.stderr
     said = " ".join(done.stderr.split())
     assert "submit again to continue" in said

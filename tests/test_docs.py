@@ -21,9 +21,8 @@ from unittest.mock import patch
 
 import pytest
 
-from tests import command_server, forked, stand_in
+from tests import bench, command_server, forked, stand_in
 from tests.checkout import ROOT
-from tests.command_server import CommandServer
 from tests.on_slurm.as_user import COMMAND_EVERY_S
 from tests.on_slurm.slurm_cluster import SlurmCluster
 from tests.on_slurm.user import configure
@@ -105,14 +104,14 @@ def data(tmp_path_factory: pytest.TempPathFactory, programs: dict[str, str]) -> 
 
 
 @pytest.fixture(scope="module")
-def programs(tmp_path_factory: pytest.TempPathFactory, server_with_torch: CommandServer) -> dict[str, str]:
+def programs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """Variables with which `zslurm`, and the ranks that it starts, have imported all they need already."""
-    directory = tmp_path_factory.mktemp("bin")
-    client = shlex.join([sys.executable, "-I", "-S", command_server.__file__, str(server_with_torch.path)])
+    directory, server = tmp_path_factory.mktemp("bin"), forked.server(torch=True, in_ranks=bench.IN_RANKS)
+    client = shlex.join([sys.executable, "-I", "-S", command_server.__file__, str(server.path)])
     (directory / "zslurm").write_text(f'#!/bin/sh\nexec {client} "$@"\n')
     (directory / "zslurm").chmod(0o755)
     path = f"{directory}:{Path(sys.executable).parent}:{os.environ['PATH']}"
-    return forked.environment(server_with_torch, [*forked.RANKS, *forked.OTHERS], {"PATH": path})
+    return forked.environment(server, [*forked.RANKS, *forked.OTHERS], {"PATH": path})
 
 
 def run_locally(block: Block, directory: Path, programs: dict[str, str]) -> None:

@@ -15,6 +15,8 @@ from typing import Any
 import pytest
 import torch
 
+from tests import forked
+from tests.bench import IN_RANKS
 from tests.bench.test_result import MACHINE
 from zslurm.bench import collectives
 from zslurm.bench.collectives import bus_factor, points
@@ -207,9 +209,13 @@ def test_two_values_are_measured_in_the_order_a_b_b_a() -> None:
 
 
 def run(directory: Path, *arguments: str, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
-    argv = [sys.executable, "-P", "-m", "zslurm", "bench", "collectives", "--out", "r.json", *arguments]
+    """The command; its ranks, unless they are programs of a test, have torch behind them and measure shortly."""
+    server = forked.server(torch=True, in_ranks=IN_RANKS)
     environ = {"PATH": "/usr/bin:/bin", "HOME": str(directory), **(env or {})}
-    return subprocess.run(argv, cwd=directory, env=environ, capture_output=True, text=True, check=False)
+    modules = [*forked.OTHERS, *(() if env else forked.RANKS)]
+    environ = forked.environment(server, modules, environ)
+    words = ["bench", "collectives", "--out", "r.json", *arguments]
+    return server.run(words, env=environ, cwd=directory, timeout=600)
 
 
 SMALL = ("--scope", "node", "--min", "4KiB", "--max", "4KiB")

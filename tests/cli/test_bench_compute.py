@@ -6,10 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from tests import forked
+from tests import bench, forked
 from tests.bench.alone import MACHINE
 from tests.cli.commands import PHASE, Shell
-from tests.command_server import CommandServer
 from zslurm.bench import train
 from zslurm.bench.result import read_result
 from zslurm.cli.bench.run_file import run_named
@@ -17,8 +16,10 @@ from zslurm.core.errors import Exit
 
 
 @pytest.fixture(autouse=True)
-def forked_ranks(server_with_torch: CommandServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, value in forked.environment(server_with_torch, forked.RANKS).items():
+def forked_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ranks have torch behind them, and measure every point only shortly."""
+    server = forked.server(torch=True, in_ranks=bench.IN_RANKS)
+    for name, value in forked.environment(server, [*forked.RANKS, *forked.OTHERS]).items():
         monkeypatch.setenv(name, value)
 
 

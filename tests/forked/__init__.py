@@ -8,10 +8,16 @@ command line, or stops it by SIGSTOP, starts it as users do.
 
 from __future__ import annotations
 
+import atexit
+import functools
 import os
+import shutil
+import sys
+import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from tests import command_server
 from tests.command_server import CommandServer
 
 HOOK = Path(__file__).resolve().parent / "hook"
@@ -21,14 +27,19 @@ RANKS = ("zslurm.job.rank", "zslurm.bench.run.rank")
 
 OTHERS = (
     "submitit.core._submit",
-    "submitit.local._local",
     "zslurm.aegis.agent.main",
     "zslurm.bench.run.node",
     "zslurm.doctor.node",
+    "zslurm.hardware.facts",
 )
 """They do not; the server has imported `WITHOUT_TORCH`."""
 
-WITHOUT_TORCH = (*OTHERS[2:], "zslurm.aegis.supervisor.job", "zslurm.submit.plugin.job_environment")
+WITHOUT_TORCH = (
+    *OTHERS,
+    "zslurm.aegis.supervisor.job",
+    "zslurm.aegis.supervisor.supervisor",
+    "zslurm.submit.plugin.job_environment",
+)
 WITH_TORCH = (
     *WITHOUT_TORCH,
     *RANKS,
@@ -55,3 +66,22 @@ def environment(
         "ZSLURM_TEST_SERVER": str(server.path),
         "ZSLURM_TEST_FORKED": ",".join(modules),
     }
+
+
+@functools.cache
+def server(*, torch: bool = False, in_ranks: Path | None = None) -> CommandServer:
+    """The server of this process of tests, as its own user; started on first use.
+
+    Args:
+        torch: whether it has imported torch, and can fork ranks.
+        in_ranks: a directory for its PYTHONPATH.
+    """
+    directory = Path(tempfile.mkdtemp(prefix="zslurm-server-"))
+    variables = os.environ | ({"PYTHONPATH": str(in_ranks)} if in_ranks else {})
+    modules = WITH_TORCH if torch else WITHOUT_TORCH
+    made = CommandServer(
+        Path(sys.executable), Path(command_server.__file__), directory / "socket", variables, modules=modules
+    )
+    atexit.register(shutil.rmtree, directory, ignore_errors=True)
+    atexit.register(made.close)
+    return made

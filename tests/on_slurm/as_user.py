@@ -8,8 +8,11 @@ import shutil
 import subprocess
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 
+from tests import forked
+from tests.checkout import ROOT
 from tests.command_server import CommandServer
 from tests.on_slurm import installation, processes
 from tests.on_slurm.layout import Instance
@@ -28,7 +31,10 @@ class RunsAsUser(ABC):
     """What a cluster can run as its ordinary user: any command, zslurm, batch scripts."""
 
     _installation: installation.Installation | None = None
-    _commands: CommandServer | None = None
+
+    @cached_property
+    def _servers(self) -> dict[str, CommandServer]:
+        return {}
 
     @property
     @abstractmethod
@@ -128,39 +134,49 @@ class RunsAsUser(ABC):
         input: str | None = None,
         timeout: float = DEFAULT_TIMEOUT_S,
     ) -> subprocess.CompletedProcess[str]:
-        """Run `python -m zslurm ARGUMENTS` as the ordinary user; the options are those of `run`.
+        """Run `zslurm ARGUMENTS` as the ordinary user, forked from a process that has imported it.
 
-        With variables of its own it is a fresh Python; without, it is forked from one that has imported zslurm.
+        The options are those of `run`.
         """
-        if env:
-            argv = [self.installation().python, "-P", "-m", "zslurm", *arguments]
-            return self.run(argv, env=env, cwd=cwd, check=check, input=input, timeout=timeout)
         words = [str(argument) for argument in arguments]
         home = self.instance.user / "home"
         result = self.commands().run(
-            words, env=self.environment, cwd=cwd or home, input=input or "", timeout=timeout
+            words, env=self.environment | dict(env or {}), cwd=cwd or home, input=input or "", timeout=timeout
         )
         return _checked(result) if check else result
 
     def commands(self) -> CommandServer:
         """The server of the ordinary user's commands, started on first use; `stop_commands` ends it."""
-        if self._commands is None:
+        return self._server("commands", forked.WITHOUT_TORCH)
+
+    def ranks(self) -> CommandServer:
+        """The same with torch, from which ranks are forked."""
+        return self._server("ranks", forked.WITH_TORCH)
+
+    def forking(self, modules: Sequence[str], env: Mapping[str, str] | None = None) -> dict[str, str]:
+        """`forked.environment` of what the ordinary user starts."""
+        server = self.ranks() if set(modules) & set(forked.RANKS) else self.commands()
+        hook = self.installation().sources / forked.HOOK.relative_to(ROOT)
+        return forked.environment(server, modules, env, hook)
+
+    def _server(self, name: str, modules: Sequence[str]) -> CommandServer:
+        if name not in self._servers:
             python, sources = self.installation().python, self.installation().sources
-            self._commands = CommandServer(
+            self._servers[name] = CommandServer(
                 python,
                 sources / "tests" / "command_server.py",
-                self.instance.user / "commands.sock",
+                self.instance.user / f"{name}.sock",
                 self.environment,
+                modules=modules,
                 user=self.user.pw_uid,
                 group=self.user.pw_gid,
             )
-        return self._commands
+        return self._servers[name]
 
     def stop_commands(self) -> None:
-        """End the server of commands, if there is one."""
-        if self._commands is not None:
-            self._commands.close()
-            self._commands = None
+        """End the servers of commands and ranks, where there are any."""
+        while self._servers:
+            self._servers.popitem()[1].close()
 
     def user_dir(self, name: str) -> Path:
         """A fresh directory that belongs to the ordinary user; it goes with the cluster.

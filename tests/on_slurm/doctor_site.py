@@ -7,6 +7,7 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
+from tests import forked
 from tests.doctor.nodes import CLUSTER, Node
 from tests.on_slurm.slurm_cluster import SlurmCluster
 from zslurm.doctor.checks.transport import RANK_VARIABLE
@@ -69,11 +70,12 @@ class Site:
 
     @property
     def environment(self) -> dict[str, str]:
-        return {
+        variables = {
             "XDG_CONFIG_HOME": str(self.directory / "config"),
             "ZSLURM_SYSROOT": str(self.directory / "trees/%n"),
             RANK_VARIABLE: str(self.rank),
         }
+        return self.cluster.forking(forked.OTHERS, variables)
 
     def doctor(self, *arguments: str, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
         done = self.cluster.zslurm(

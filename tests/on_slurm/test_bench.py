@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tests import forked
 from tests.on_slurm.as_user import COMMAND_EVERY_S
 from tests.on_slurm.slurm_cluster import SlurmCluster
 from tests.on_slurm.user import User, at_work
@@ -29,13 +30,17 @@ def user(slurm_cluster: SlurmCluster) -> Iterator[User]:
         yield user
 
 
+def forks(user: User) -> dict[str, str]:
+    return user.cluster.forking([*forked.RANKS, *forked.OTHERS])
+
+
 def started(user: User, *arguments: str) -> subprocess.Popen[str]:
     """The command in the background, on so many points that it does not end by itself."""
     account = user.cluster.user
     argv = [str(user.cluster.installation().python), "-P", "-m", "zslurm", *BENCH, *arguments]
     return subprocess.Popen(
-        argv, env=user.cluster.environment, cwd=user.directory, user=account.pw_uid, group=account.pw_gid,
-        extra_groups=[], text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        argv, env=user.cluster.environment | forks(user), cwd=user.directory, user=account.pw_uid,
+        group=account.pw_gid, extra_groups=[], text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
         # Tests that run in the background of a shell are born deaf to it.
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )  # fmt: skip
@@ -57,7 +62,7 @@ def jobs_left(user: User) -> bool:
 def test_two_nodes_measure_whole_groups_and_rails_in_one_and_two_levels(user: User) -> None:
     words = ["--nodes", "2", "--min", "64KiB", "--max", "64KiB", "--out", "result.json"]
     words += ["--operation", "all_reduce", "--operation", "all_gather"]
-    done = user.cluster.zslurm(*BENCH, *words, cwd=user.directory, check=False)
+    done = user.cluster.zslurm(*BENCH, *words, env=forks(user), cwd=user.directory, check=False)
     assert done.returncode == Exit.DONE, done.stderr
     result = read_result(user.directory / "result.json")
     assert (result.complete, len(result.machine.nodes), result.machine.ranks) == (True, 2, 4)

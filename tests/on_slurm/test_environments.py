@@ -18,7 +18,8 @@ pytestmark = pytest.mark.slurm
 
 @pytest.fixture
 def user(slurm_cluster: SlurmCluster) -> Iterator[User]:
-    with at_work(slurm_cluster, "environments-test") as person:
+    # Which Python the processes of a run are, is what these tests ask.
+    with at_work(slurm_cluster, "environments-test", forks=False) as person:
         yield person
 
 

@@ -13,7 +13,7 @@ from unittest.mock import patch
 
 import psutil
 
-from tests import stand_in
+from tests import forked, stand_in
 from tests.on_slurm.as_user import COMMAND_EVERY_S
 from tests.on_slurm.slurm_cluster import SlurmCluster
 from tests.run_state import state_of
@@ -33,8 +33,16 @@ ENDLESS = 100_000
 class User:
     """The ordinary user at work in a directory."""
 
-    def __init__(self, cluster: SlurmCluster, directory: Path) -> None:
-        self.cluster, self.directory = cluster, directory
+    def __init__(self, cluster: SlurmCluster, directory: Path, *, forks: bool = True) -> None:
+        """Prepare the directory.
+
+        Args:
+            cluster: whose ordinary user it is.
+            directory: where runs are.
+            forks: fork what a run starts from a process that has its imports behind it (tests/forked), but for
+                ranks with modules of a test on their PYTHONPATH.
+        """
+        self.cluster, self.directory, self._forks = cluster, directory, forks
         make_corpus(directory / "tokens.h5")
 
     def write_run(
@@ -48,10 +56,15 @@ class User:
         **sections: Any,
     ) -> Path:
         """A run file; JSON is YAML. Its ranks are stand-ins (tests/stand_in) unless `trainer` is "real"."""
+        cluster = dict(sections.get("cluster", {}))
+        env = cluster.get("env", {})
+        modules = [*forked.OTHERS, *(forked.RANKS if trainer == "real" and "PYTHONPATH" not in env else ())]
         if trainer == "stand-in":
-            cluster = sections.get("cluster", {})
-            modules = self.cluster.installation().sources / "tests" / "stand_in" / stand_in.IN_RANKS.name
-            sections["cluster"] = cluster | {"env": stand_in.environment(cluster.get("env", {}), modules)}
+            in_ranks = self.cluster.installation().sources / "tests" / "stand_in" / stand_in.IN_RANKS.name
+            env = stand_in.environment(env, in_ranks)
+        if self._forks:
+            env = self.cluster.forking(modules, env)
+        sections["cluster"] = cluster | {"env": env}
         config = {
             "run": {"name": name, "seed": 3},
             "model": MODEL,
@@ -143,11 +156,11 @@ def directory_of(cluster: SlurmCluster, name: str) -> Iterator[Path]:
 
 
 @contextmanager
-def at_work(cluster: SlurmCluster, name: str) -> Iterator[User]:
-    """The user in such a directory, with a profile that `zslurm init` wrote."""
+def at_work(cluster: SlurmCluster, name: str, *, forks: bool = True) -> Iterator[User]:
+    """The user in such a directory, with a profile that `zslurm init` wrote; `forks` as `User` has it."""
     with directory_of(cluster, name) as directory:
         configure(cluster)
-        yield User(cluster, directory)
+        yield User(cluster, directory, forks=forks)
 
 
 def configure(cluster: SlurmCluster) -> None:

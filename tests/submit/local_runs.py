@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 import psutil
 
-from tests import stand_in
+from tests import forked, stand_in
 from tests.checkout import TESTS
 from tests.run_state import state_of
 from tests.train.runs import MODEL, STEP_TOKENS, clean_environment, make_corpus
@@ -32,8 +32,15 @@ TAKES_SIGNALS = TESTS / "job" / "takes_signals"
 class LocalUser:
     """Commands and runs in one directory; everything that they start carries a mark in its environment."""
 
-    def __init__(self, directory: Path) -> None:
-        self.directory = directory
+    def __init__(self, directory: Path, *, forks: bool = True) -> None:
+        """Prepare the directory.
+
+        Args:
+            directory: where runs are.
+            forks: fork commands, and what runs start besides their ranks, from a process that has their imports
+                behind it (tests/forked).
+        """
+        self.directory, self._forks = directory, forks
         self.data = make_corpus(directory / "tokens.h5")
         self.environment = clean_environment() | {
             "HOME": str(directory),
@@ -41,6 +48,8 @@ class LocalUser:
             "XDG_STATE_HOME": str(directory / "state"),
             _MARK: str(directory),
         }
+        if forks:
+            self.environment = forked.environment(forked.server(), forked.OTHERS, self.environment)
 
     def write_run(
         self,
@@ -53,8 +62,12 @@ class LocalUser:
     ) -> Path:
         """A run file; JSON is YAML. Its ranks are stand-ins (tests/stand_in) unless `trainer` is "real"."""
         cluster = {"name": "local"} | sections.pop("cluster", {})
+        env = cluster.get("env", {})
         if trainer == "stand-in":
-            cluster["env"] = stand_in.environment(cluster.get("env", {}))
+            env = stand_in.environment(env)
+        if self._forks:
+            env = forked.environment(forked.server(), forked.OTHERS, env)
+        cluster["env"] = env
         phase = {"tokens": steps * STEP_TOKENS, "context": 16, "global_batch": 6, "micro_batch": 3, "lr": 3e-3}
         body = {
             "run": {"name": name, "seed": 3},
@@ -89,11 +102,16 @@ class LocalUser:
 
     def zslurm(self, *arguments: str | Path, exit_code: int = 0) -> subprocess.CompletedProcess[str]:
         """A command that must end with `exit_code`, and without a traceback."""
-        process = self.start(*arguments)
-        out, messages = process.communicate(timeout=300)
-        assert process.returncode == exit_code, messages
-        assert "Traceback" not in messages
-        return subprocess.CompletedProcess(arguments, process.returncode, out, messages)
+        words = [str(argument) for argument in arguments]
+        if self._forks:
+            done = forked.server().run(words, env=self.environment, cwd=self.directory, timeout=300)
+        else:
+            process = self.start(*words)
+            out, messages = process.communicate(timeout=300)
+            done = subprocess.CompletedProcess(words, process.returncode, out, messages)
+        assert done.returncode == exit_code, done.stderr
+        assert "Traceback" not in done.stderr
+        return done
 
     def run_dir(self, name: str) -> RunDir:
         return RunDir(self.directory / "runs" / name)

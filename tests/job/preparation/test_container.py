@@ -261,7 +261,7 @@ def test_only_the_nodes_that_are_used_are_asked_and_each_is_named_with_its_own_w
 
 @pytest.fixture
 def user(tmp_path: Path) -> Iterator[LocalUser]:
-    person = LocalUser(tmp_path)
+    person = LocalUser(tmp_path, forks=False)  # which Python a process is, is what these tests ask
     yield person
     person.close()
 
