@@ -99,7 +99,7 @@ def main(argv: list[str] | None = None) -> int:
     try:
         address = socket.getaddrinfo(options.host, None, proto=socket.IPPROTO_TCP)[0][4][0]
         look_up_no_names()
-        store = TCPStore(address, options.port, is_master=True, wait_for_workers=False)
+        store = TCPStore(str(address), options.port, is_master=True, wait_for_workers=False)
     except (OSError, DistNetworkError) as error:
         print(f"error: store server: {options.host}:{options.port}: {str(error).splitlines()[0]}", file=sys.stderr)
         return 1
