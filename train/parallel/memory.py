@@ -22,7 +22,7 @@ STAGES = 2
 NORM_ELEMENTS = {"cpu": 1 << 17, "cuda": 1 << 24}
 """Elements of the gradient that are squared in fp64 at a time.
 
-On a CPU they stay in its cache: one fp64 copy of a whole gradient took ten times as long, most of it for new pages.
+On a CPU they stay in its cache: one fp64 copy of a whole gradient took ten times as long, mostly for new pages.
 """
 
 

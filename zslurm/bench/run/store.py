@@ -15,7 +15,7 @@ from typing import NoReturn
 
 import torch.distributed as dist
 
-from zslurm.job.store_server import look_up_no_names
+from zslurm.job.in_memory.store_server import look_up_no_names
 
 
 class StoreNotStarted(Exception):
