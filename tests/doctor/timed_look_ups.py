@@ -34,7 +34,8 @@ def main() -> None:
     """Print the outcomes."""
     set_up(Path(sys.argv[1]))
     dns = Dns()
-    answered = outcome()
+    with mock.patch.object(network, "_LOOKUP_LIMIT_S", LIMIT_S):
+        answered = outcome()
     queries = dns.queries
     dns.answers = False
     this = sys.modules[__name__]
