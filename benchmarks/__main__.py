@@ -6,7 +6,7 @@ import importlib
 import sys
 from pathlib import Path
 
-_HELPERS = {"__init__", "checkpoint_ranks", "models", "slowed_python"}
+_HELPERS = {"__init__", "checkpoint_ranks", "slowed_python"}
 
 
 def modules() -> dict[str, str]:

@@ -11,6 +11,8 @@ from pathlib import Path
 import hypothesis
 import pytest
 
+from tests.end_of_tests import end_with
+
 # Before torch is imported: what tests compute is tiny, and threads that spin for each other on a busy machine make
 # it many times slower. Ranks that tests start have settings of their own.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -29,8 +31,13 @@ pytest_plugins = ["tests.on_slurm.fixtures", "tests.distribution"]
 _FOREIGN = ("SLURM_", "SBATCH_", "ZSLURM_", "PMI_", "PMIX_")
 
 
-def pytest_configure() -> None:
-    """Let Ctrl-C reach what tests start: what a shell runs in its background is born deaf to it."""
+def pytest_configure(config: pytest.Config) -> None:
+    """Let Ctrl-C reach what tests start, and the end of pytest too.
+
+    What a shell runs in its background ignores Ctrl-C from its start.
+    """
+    if not hasattr(config, "workerinput"):  # xdist's workers inherit it
+        end_with(os.getpid())
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 

@@ -8,7 +8,7 @@ from typing import Any
 from zslurm.cli.run.status import details_as_json
 from zslurm.core.errors import ZslurmError
 from zslurm.run.run_dir import RunDir
-from zslurm.run.state import look
+from zslurm.run.state.run_state import look
 from zslurm.slurm.client import SlurmClient
 from zslurm.slurm.commands import Retries
 

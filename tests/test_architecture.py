@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.house.source_figures import walks
+from docs.tables.source import READ_BEFORE
 from tests.checkout import DOCS, ROOT
 
 FOLDERS = ("zslurm", "train", "kernels", "checkpoint_tools", "sbatch_templates", "tests", "benchmarks")
@@ -42,6 +44,11 @@ def test_a_walk_is_a_numbered_list_of_files(title: str, text: str) -> None:
     assert len(steps) >= 5, title
     assert [int(number) for number, _ in steps] == list(range(1, len(steps) + 1))
     assert len({path for _, path in steps}) == len(steps), "each file once: no way back"
+
+
+@pytest.mark.parametrize("walk", ["a submission", "a save", "a fault from a log line to an action"])
+def test_a_walk_is_at_most_half_as_long_as_before_the_move(walk: str) -> None:
+    assert walks()[walk] <= READ_BEFORE[walk] / 2
 
 
 def test_there_are_three_walks_and_a_glossary_without_a_word_twice() -> None:

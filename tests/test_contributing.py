@@ -28,7 +28,7 @@ from zslurm.doctor.check import Status, all_checks
 from zslurm.hardware.node_sources import Sources
 from zslurm.kernels.dispatch import operations
 from zslurm.kernels.harness.bench import bench_all
-from zslurm.kernels.harness.checks import check_all
+from zslurm.kernels.harness.comparison import check_all
 from zslurm.train.shapes import parameter_counts
 
 TEXT = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")

@@ -16,7 +16,7 @@ import pytest
 from tests import forked
 from tests.processors import OTHER_PROCESSORS
 from zslurm.cli.demo.demo import LEARNED_BY
-from zslurm.cli.demo.size import FEWEST_TOKENS
+from zslurm.cli.demo.length import FEWEST_TOKENS
 from zslurm.train.jsonl import read_jsonl
 
 

@@ -28,7 +28,7 @@ from tests.on_slurm.slurm_cluster import SlurmCluster
 from tests.on_slurm.user import configure
 from tests.waiting import wait_for
 from zslurm.run.run_dir import RunDir
-from zslurm.run.state import look
+from zslurm.run.state.run_state import look
 
 BASE = [ROOT / "README.md", ROOT / "docs" / "start-laptop.md"]
 """Whose commands run first: the others continue from what they leave."""

@@ -7,6 +7,6 @@ from zslurm.train.allocator import set_allocator
 
 if __name__ == "__main__":
     set_allocator(os.environ)  # before torch is imported
-    from zslurm.train.loop import main
+    from zslurm.train.main import main
 
     sys.exit(main(sys.argv[1:]))

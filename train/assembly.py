@@ -19,8 +19,8 @@ from zslurm.train.context.context_parallel import ContextParallel, context_group
 from zslurm.train.data.order import DataOrder
 from zslurm.train.data.reader import read_from
 from zslurm.train.data.training_data import TrainingData
-from zslurm.train.model.attention_backend import attention_backend
-from zslurm.train.model.flash import choose_kernels
+from zslurm.train.model.attention_backends.choice import attention_backend
+from zslurm.train.model.attention_backends.packages import choose_kernels
 from zslurm.train.model.zaya import Zaya, build
 from zslurm.train.parallel.kernel_agreement import leave_out_together, share_tables
 from zslurm.train.parallel.levels import Levels, choose_levels, make_levels

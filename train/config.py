@@ -18,9 +18,9 @@ from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, Validat
 from zslurm.checkpoint_tools.plain import Unexpected, load_json
 from zslurm.checkpoint_tools.quantities import counted
 from zslurm.train.errors import ConfigError
-from zslurm.train.metrics_config import EvaluationConfig, MetricsConfig
-from zslurm.train.phases import Packing, PhaseConfig
-from zslurm.train.section import Count, Fraction, NonNegative, Positive, Section, Share, Whole
+from zslurm.train.sections.metrics_config import EvaluationConfig, MetricsConfig
+from zslurm.train.sections.phases import Packing, PhaseConfig
+from zslurm.train.sections.section import Count, Fraction, NonNegative, Positive, Section, Share, Whole
 
 RESUMED_FROM = "resumed_from"
 """Key of a checkpoint's cursor: the value of checkpoint.resume_from in the run that made it."""

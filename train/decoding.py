@@ -8,13 +8,10 @@ one device, and its reading, which is what a token of a long context takes. On G
 
 from __future__ import annotations
 
-import multiprocessing
-import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from multiprocessing import connection
 from multiprocessing.connection import Connection
-from multiprocessing.context import SpawnProcess
 from pathlib import Path
 
 import torch
@@ -27,8 +24,8 @@ from zslurm.train.context.tree_attention import DividedCache
 from zslurm.train.errors import TrainError
 from zslurm.train.hub import Overrides, open_weights
 from zslurm.train.model.generate import generate
+from zslurm.train.parallel.local_ranks import local_ranks, take_device, was_killed
 
-_CONTEXT = multiprocessing.get_context("spawn")
 _READY = -1
 
 
@@ -68,28 +65,14 @@ def generate_on_ranks(request: Request, ranks: int) -> Iterator[int]:
 def _generated(request: Request, ranks: int) -> Iterator[int]:
     """Yield a number that is no token when all ranks are ready, then the tokens."""
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    readers: list[Connection] = []
-    processes: list[SpawnProcess] = []
-    try:
-        for rank in range(ranks):
-            reader, writer = _CONTEXT.Pipe(duplex=False)
-            arguments = (rank, ranks, store.port, request, writer)
-            process = _CONTEXT.Process(target=_rank, args=arguments, daemon=True)
-            process.start()
-            writer.close()
-            readers.append(reader)
-            processes.append(process)
+    with local_ranks(_rank, ranks, store.port, request) as readers:
         yield from received(readers)
-    finally:
-        for process in processes:
-            process.terminate()
-            process.join()
 
 
 def received(readers: list[Connection]) -> Iterator[int]:
     """Yield `_READY` when every rank has sent it, then the first rank's tokens, until all have ended in order."""
     open_readers = dict(zip(readers, range(len(readers)), strict=True))
-    ready, ended, early = 0, set[int](), list[int]()
+    ready, early = 0, list[int]()
     while open_readers:
         for reader in connection.wait(list(open_readers)):
             assert isinstance(reader, connection.Connection)
@@ -97,12 +80,7 @@ def received(readers: list[Connection]) -> Iterator[int]:
             try:
                 message = reader.recv()
             except EOFError:
-                if rank not in ended:
-                    raise TrainError(
-                        f"rank {rank} of --ranks was killed; is there memory for all ranks?"
-                    ) from None
-                del open_readers[reader]
-                continue
+                raise was_killed(rank) from None
             if isinstance(message, str):
                 raise TrainError(f"rank {rank} of --ranks: {message}")
             if message == _READY:
@@ -111,7 +89,7 @@ def received(readers: list[Connection]) -> Iterator[int]:
                     yield _READY
                     yield from early
             elif message is None:
-                ended.add(rank)
+                del open_readers[reader]
             elif ready < len(readers):
                 early.append(message)  # the other ranks' messages were sent before, and are not read yet
             else:
@@ -121,11 +99,7 @@ def received(readers: list[Connection]) -> Iterator[int]:
 def _rank(rank: int, ranks: int, port: int, request: Request, answer: Connection) -> None:
     """Generate on one rank, which sends `_READY`, the first one each token, and None; or why it failed."""
     try:
-        device = torch.device(request.device, rank if request.device == "cuda" else 0)
-        if device.type == "cuda":
-            torch.cuda.set_device(device)
-        else:
-            torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // ranks))
+        device = take_device(request.device, rank, ranks)
         store = dist.TCPStore("127.0.0.1", port, is_master=False)
         backend = "nccl" if device.type == "cuda" else "gloo"
         dist.init_process_group(backend, store=store, rank=rank, world_size=ranks)

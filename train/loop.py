@@ -6,8 +6,7 @@
         clip, update this rank's chunk, all-gather the weights under the next forward
         balance the experts, report to the observers, save when it is time or when asked to stop
 
-`train(run_dir)` is the whole program of one rank; `python -m zslurm.train RUN_DIR` and zslurm's ranks call it.
-What watches it is in telemetry/.
+`train(run_dir)` in main.py is the whole program of one rank. What watches the loop is in telemetry/.
 """
 
 from __future__ import annotations
@@ -15,8 +14,7 @@ from __future__ import annotations
 import logging
 import math
 import os
-import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from enum import IntEnum
 from functools import partial
@@ -26,20 +24,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from zslurm.checkpoint_tools import CheckpointError
 from zslurm.checkpoint_tools.format.partition import Partition
 from zslurm.checkpoint_tools.quantities import counted
 from zslurm.train.assembly import assemble, make_contexts, make_or_choose_levels
 from zslurm.train.checkpointing.checkpointer import Checkpointer, Restored, SaveRequest
-from zslurm.train.checkpointing.schedule import SaveSchedule
-from zslurm.train.config import RESUMED_FROM, TrainConfig, load_train_config
+from zslurm.train.checkpointing.save_schedule import SaveSchedule
+from zslurm.train.config import RESUMED_FROM, TrainConfig
 from zslurm.train.context.layout import check_phases
 from zslurm.train.data.loader import Loader
 from zslurm.train.data.order import DataOrder
 from zslurm.train.data.pace import Pace
-from zslurm.train.data.shares import Piece
 from zslurm.train.data.training_data import TrainingData
-from zslurm.train.errors import TrainError
 from zslurm.train.evaluation.evaluate import Best
 from zslurm.train.evaluation.evaluations import Evaluations
 from zslurm.train.model.zaya import Zaya
@@ -50,24 +45,19 @@ from zslurm.train.parallel.kernel_agreement import leave_out_together
 from zslurm.train.parallel.world import (
     World,
     common_local_size,
-    open_world,
     read_back,
     to_device,
 )
-from zslurm.train.progress import Phase, ProgressWriter, dump_stacks_on_signal
-from zslurm.train.recovery.generation import Generation
+from zslurm.train.progress import Phase, ProgressWriter
+from zslurm.train.recovery.copies.staging import Slot
 from zslurm.train.recovery.no_recovery import HandedOver, NoRecovery
-from zslurm.train.recovery.recovery import open_recovery
 from zslurm.train.recovery.resplit import Owned
-from zslurm.train.recovery.staging import Slot
 from zslurm.train.schedule import Plan, Position, check_ranks, compare
 from zslurm.train.stop import StopRequest
-from zslurm.train.telemetry import log
 from zslurm.train.telemetry.metrics_file import last_attempt
 from zslurm.train.telemetry.observer import StepResult
 from zslurm.train.telemetry.observers import Observers, check_observers
 from zslurm.train.telemetry.timing import Part, StepClock, work_time_ns
-from zslurm.train.tuned_products import use_tuned_products
 
 _LOG = logging.getLogger(__name__)
 
@@ -240,7 +230,7 @@ class Trainer:
         self.step += 1
         self.progress.update(phase=Phase.STEP, step=self.step, work_ns=self.work_ns)
         split = self.clock.end_step()
-        sequences = sum(piece.sequences for piece in self._mine(here))
+        sequences = sum(piece.sequences for piece in self.loader.share(here))
         self.work_ns += work_time_ns(split, sequences / here.phase.micro_batch)
         self.pace.add(work_time_ns(split, 1) / 1e9, sequences)
         self.observers.step_done(self.step, here, result, split)
@@ -269,15 +259,11 @@ class Trainer:
         _LOG.info("completed %s, saved at %d", counted(self.plan.total_steps, "step"), self.step)
         return Ending.COMPLETED
 
-    def _mine(self, here: Position) -> tuple[Piece, ...]:
-        """Return the microbatches of a step, and parts of some, that are this rank's."""
-        return self.loader.share(here)
-
     def train_step(self, here: Position) -> StepResult:
         """Compute a step: forward and backward of this rank's microbatches, reduction, update."""
         if self.loader.divide_by(self.pace.speeds):
             _LOG.info("from step %d on, %s", self.step + 1, self.pace.described)
-        self.shards.begin_step(backwards=len(self._mine(here)))
+        self.shards.begin_step(backwards=len(self.loader.share(here)))
         loss_sums = torch.zeros(2, dtype=torch.float64, device=self.world.device)
         optim = self.config.optim
         shares = here.microbatches if optim.balance_scope == "microbatch" else 1
@@ -490,69 +476,3 @@ class Trainer:
 def _owned(layout: Partition, positions: Sequence[int], rank: int) -> Owned:
     """Return what a rank owns in a layout."""
     return Owned(layout.extents(positions[rank]), spans_of(layout, positions[rank]))
-
-
-def train(
-    run_dir: Path,
-    stop: StopRequest | None = None,
-    generation: Generation | None = None,
-    model: Zaya | None = None,
-    becomes: Callable[[int], None] = lambda rank: None,
-) -> Ending:
-    """Train one rank of the run in `run_dir`, which holds config.json; the environment is torchrun's.
-
-    `stop` is a request that listens already; by default one begins to listen now. A process that takes a rank's
-    place joins a `generation`, with a `model` that it has made before. `becomes` is called with the new rank of
-    this process where the number of ranks changes.
-
-    Raises:
-        ConfigError, DataError: the user can correct the configuration or the data.
-        TrainError: training cannot continue.
-    """
-    if stop is None:
-        stop = StopRequest()
-        stop.install()
-    dump_stacks_on_signal()
-    config = load_train_config(run_dir / "config.json")
-    recovery = open_recovery(config, generation)
-    try:
-        with open_world(config.parallel, recovery.making_groups, recovery.enter()) as world:
-            log.set_up(world.rank)
-            use_tuned_products(run_dir, world.device)
-            trainer = Trainer(run_dir, config, world, stop, recovery, model)
-            while (ending := trainer.run()) is None:
-                left = trainer.hand_over()
-                del trainer  # and its buffers, before the next one makes its own
-
-                def make(world: World, left: HandedOver = left) -> Trainer:
-                    becomes(world.rank)
-                    log.set_up(world.rank)
-                    return Trainer(run_dir, config, world, stop, recovery, left.model, left)
-
-                trainer = recovery.resize(left, make)
-            recovery.close()
-        # The other ranks have left, or may leave: rank 0 waits for the last evaluation.command.
-        trainer.observers.finish(give_up=lambda: stop.asked or ending is Ending.INTERRUPTED)
-        return ending
-    except BaseException as error:
-        recovery.fence()  # the record of its end, and of its progress, is that of the process in its place
-        if isinstance(error, CheckpointError):
-            raise TrainError(f"checkpoint: {error}") from error
-        raise
-    finally:
-        stop.close()
-
-
-def main(argv: list[str]) -> int:
-    """Run `python -m zslurm.train RUN_DIR`; returns the exit code."""
-    if len(argv) != 1 or argv[0].startswith("-"):
-        print(
-            "usage: python -m zslurm.train RUN_DIR   (also: torchrun --nproc-per-node N -m zslurm.train RUN_DIR)",
-            file=sys.stderr,
-        )
-        return 2
-    try:
-        return train(Path(argv[0]))
-    except TrainError as error:
-        print(f"error: {error}", file=sys.stderr, flush=True)
-        return error.exit_code

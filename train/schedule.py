@@ -28,7 +28,7 @@ from typing import Any
 
 from zslurm.checkpoint_tools.quantities import counted
 from zslurm.train.errors import ConfigError
-from zslurm.train.phases import PhaseConfig
+from zslurm.train.sections.phases import PhaseConfig
 
 
 @dataclass(frozen=True)

@@ -39,17 +39,17 @@ import psutil
 from torch.distributed import TCPStore
 
 from benchmarks.common import write_result
-from benchmarks.training.models import recipe
+from benchmarks.models import recipe
 from zslurm.aegis.fault_kinds import RANK_KILLED
 from zslurm.aegis.policy.in_memory import Ranks, plan_in_memory
 from zslurm.aegis.types import Fault
 from zslurm.checkpoint_tools import partition
-from zslurm.job.store_client import StoreClient
+from zslurm.job.in_memory.store_client import StoreClient
 from zslurm.run.run_dir import AttemptDir
 from zslurm.train.config import OptimConfig
 from zslurm.train.optim.sharded import spans_of
 from zslurm.train.plan.memory import copies_bytes
-from zslurm.train.recovery.agreement import check_in, whole_step
+from zslurm.train.recovery.copies.agreement import check_in, whole_step
 from zslurm.train.recovery.generation import Generation, buddy_of, recovered, result_key, ward_of
 from zslurm.train.recovery.watcher import POLL_PER_RANK_S, POLL_S, Watcher
 from zslurm.train.shapes import owned_table
@@ -179,7 +179,9 @@ def messages(ranks: int, attempt: AttemptDir) -> Messages:
             pipe.send("connect")
         full = [pipe.recv() for pipe in pipes]
         store = next(
-            child for child in psutil.Process().children() if "zslurm.job.store_server" in child.cmdline()
+            child
+            for child in psutil.Process().children()
+            if "zslurm.job.in_memory.store_server" in child.cmdline()
         )
         processes = [psutil.Process(host.pid) for host in hosts]
         before, started = _cpu(store), time.monotonic()

@@ -28,14 +28,14 @@ from numpy.typing import NDArray
 
 from benchmarks.common import Timing, alternate, ratio, write_result
 from zslurm.train.config import DataConfig
-from zslurm.train.data.build.writer import BundleWriter
+from zslurm.train.data.build.bundle_writer import BundleWriter
 from zslurm.train.data.bundle import BundleHeader
 from zslurm.train.data.loader import Loader
 from zslurm.train.data.order import DataOrder
 from zslurm.train.data.reader import read_from
 from zslurm.train.data.training_data import ALONE, TrainingData
-from zslurm.train.phases import PhaseConfig
 from zslurm.train.schedule import Plan
+from zslurm.train.sections.phases import PhaseConfig
 
 VOCAB_SIZE = 50_000
 CORPUS_TOKENS = 1 << 29

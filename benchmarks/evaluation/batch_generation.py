@@ -16,9 +16,9 @@ from typing import Any
 import torch
 
 from benchmarks.common import alternate, ratio, write_result
-from benchmarks.training.models import TINY
+from benchmarks.models import TINY
 from tests.train.model.reference import reference_of
-from zslurm.train.inference.generation import Prompt, generate_batch
+from zslurm.train.inference.batch_generation import Prompt, generate_batch
 from zslurm.train.model.generate import generate
 from zslurm.train.model.zaya import build
 

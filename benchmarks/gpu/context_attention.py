@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from benchmarks.training.models import recipe
+from benchmarks.models import recipe
 from zslurm.kernels.harness.timing import medians
 from zslurm.train.context.attention import attend_in_context
 from zslurm.train.context.context_parallel import ContextParallel, Pending

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from benchmarks.training.models import recipe
+from benchmarks.models import recipe
 from zslurm.checkpoint_tools import partition
 from zslurm.kernels.harness.timing import medians
 from zslurm.train.config import OptimConfig

@@ -51,7 +51,7 @@ def build(device: torch.device) -> Rows:
 
 def check(device: torch.device) -> Rows:
     """Yield what came of each implementation beside its reference; a wrong one fails the part."""
-    from zslurm.kernels.harness.checks import check_all
+    from zslurm.kernels.harness.comparison import check_all
 
     wrong = []
     for each in check_all(device):

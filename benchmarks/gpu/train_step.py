@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from benchmarks.gpu.step import CONTEXT, CONTEXT_ON_CPU, drawn_on
-from benchmarks.training.models import TINY, recipe
+from benchmarks.models import TINY, recipe
 from zslurm.kernels.harness.timing import medians, wait
 from zslurm.train.config import ModelConfig
 from zslurm.train.model.zaya import Zaya, build

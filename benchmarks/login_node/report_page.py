@@ -19,11 +19,11 @@ from pathlib import Path
 from benchmarks.common import write_result
 from tests.report.browser import find_browser
 from tests.report.runs import TimedStory, routed, step_row, submitted_at_zero
-from zslurm.report.facts import read_runs
 from zslurm.report.markdown import as_markdown
 from zslurm.report.page import as_html
+from zslurm.report.run_facts import read_runs
 from zslurm.report.sections import build
-from zslurm.train.phases import ZAYA1_MID_TRAINING
+from zslurm.train.sections.phases import ZAYA1_MID_TRAINING
 
 STEPS = 100_000
 LAYERS, CLASSES = 40, 17

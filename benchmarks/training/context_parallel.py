@@ -27,8 +27,8 @@ from tests.train.ranks import in_group
 from zslurm.train.config import ModelConfig
 from zslurm.train.context.context_parallel import ContextParallel, Pending
 from zslurm.train.context.gather import GatheredKeys
+from zslurm.train.context.key_parts import KeyExchange
 from zslurm.train.context.layout import reach
-from zslurm.train.context.parts import KeyExchange
 from zslurm.train.context.ring import RingOfKeys
 from zslurm.train.model.attention import CompressedConvolutionalAttention
 from zslurm.train.model.packing import Packing, pack

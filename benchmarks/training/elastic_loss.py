@@ -18,7 +18,7 @@ from benchmarks.common import write_result
 from tests.cli.trained import CONTEXT, MODEL, TEXT
 from tests.train.ranks import Ranks, train_on
 from tests.waiting import wait_for
-from zslurm.run.metrics import read_metrics
+from zslurm.run.metrics.columns import read_metrics
 from zslurm.train.data.build.build import build
 
 STEPS = 120

@@ -14,7 +14,7 @@ from collections.abc import Callable
 
 import torch
 
-import zslurm.train.loop  # noqa: F401  (what a rank has imported)
+import zslurm.train.main  # noqa: F401  (what a rank has imported)
 from benchmarks.common import write_result
 from zslurm.train.config import ModelConfig
 from zslurm.train.model.zaya import build

@@ -26,7 +26,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from benchmarks.common import alternate, ratio, write_result
-from benchmarks.training.models import LARGER, TINY, part_of_400m
+from benchmarks.models import LARGER, TINY, part_of_400m
 from zslurm.train.config import ModelConfig, OptimConfig
 from zslurm.train.model.zaya import Zaya, build
 from zslurm.train.optim.sharded import ShardedOptimizer

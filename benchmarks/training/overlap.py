@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 
 from benchmarks.common import Timing, alternate, write_result
-from benchmarks.training.models import LARGER
+from benchmarks.models import LARGER
 from tests.train.ranks import in_group
 from zslurm.train.config import OptimConfig
 from zslurm.train.model.zaya import build

@@ -3,9 +3,13 @@
 Expected: the rates of every product and of attention, the times of the parts of a microbatch and of Muon's
 Newton-Schulz steps as `zslurm bench gemm --run` measures them, and the triad of `zslurm bench hbm`, read by
 `zslurm size`. Peer: the run's optimizer step by the trainer, on synthetic tokens, as `zslurm bench train` takes
-it. Both on one thread of this process, in turn, and both in processor time: the machine is shared, and by the
-clock a step of seconds is disturbed more often than a product of milliseconds. The ratio is expected over
-measured.
+it. Both on one thread of this process and in processor time: the machine is shared, and by the clock a step of
+seconds is disturbed more often than a product of milliseconds.
+
+Processor time too depends on what else runs: on the caches and the memory that others leave. So the two take turns
+within a turn already: a step is taken after every few of the measured calls, and a turn's ratio is what its own
+rates let expect over the median of its own steps. The result is the median of the turns' ratios, with the least
+and the most of them.
 """
 
 from __future__ import annotations
@@ -14,9 +18,9 @@ import json
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
@@ -28,9 +32,9 @@ import torch
 import torch.distributed as dist
 
 from benchmarks.common import write_result
-from benchmarks.training.models import TINY
+from benchmarks.models import TINY
 from zslurm.bench import gemm, hbm, train
-from zslurm.bench.measurement import Point
+from zslurm.bench.measurement import Point, Row
 from zslurm.bench.ranks import Ranks
 from zslurm.config.spec import RunSpec
 from zslurm.submit.resolve import resolve_run
@@ -41,12 +45,13 @@ from zslurm.train.jsonl import read_jsonl
 from zslurm.train.loop import Trainer
 from zslurm.train.parallel.world import World
 from zslurm.train.plan.rates import Rates, load_rates
+from zslurm.train.plan.step_time import StepTime
 from zslurm.train.stop import StopRequest
 from zslurm.train.telemetry.timing import StepClock
 
-TURNS, STEPS = 3, 2
+TURNS, STEPS = 7, 6
 TRIAD = {"pattern": "triad", "bytes": 64 << 20, "dtype": "fp64"}
-_POINT_S = 0.2
+_POINT_S = 0.15
 _WIDE = {"vocab_size": 2048, "hidden_size": 256, "layers": 2, "experts": 8, "expert_hidden_size": 384}
 _LONG = {"vocab_size": 1024, "hidden_size": 128, "layers": 3, "experts": 2, "expert_hidden_size": 512}
 _WORDS = {"vocab_size": 32768, "hidden_size": 128, "layers": 2, "experts": 4, "expert_hidden_size": 256}
@@ -66,8 +71,8 @@ RUNS = (
 """Name, model, context, and the sequences of a step and of a microbatch. Nothing was fitted to any of them."""
 
 
-def run() -> None:
-    """Measure and write results/size.json."""
+def run(names: Sequence[str] = ()) -> None:
+    """Measure the shapes of these names, by default all, and write results/size.json."""
     torch.set_num_threads(1)
     ranks = Ranks(
         rank=0, local_rank=0, local_size=1, nodes=["n0"], device=torch.device("cpu"), store=dist.HashStore(),
@@ -76,7 +81,7 @@ def run() -> None:
     dist.init_process_group("gloo", store=dist.PrefixStore("groups", ranks.store), rank=0, world_size=1)
     rows = []
     with mock.patch("time.perf_counter", time.process_time), mock.patch.object(gemm, "_POINT_S", _POINT_S):
-        for each in RUNS:
+        for each in (each for each in RUNS if each[0] in names or not names):
             rows.append(_row(ranks, *each))
             print(f"size: {each[0]}: {rows[-1]['ratio']} of the measured step", file=sys.stderr, flush=True)
             about = {"torch": torch.__version__, "threads": 1, "clock": "processor time"}
@@ -88,39 +93,68 @@ def _row(
 ) -> dict[str, Any]:
     phase = {"name": name, "tokens": 10**9, "context": context, "global_batch": global_batch, "lr": 1e-3}
     phase["micro_batch"] = micro_batch
+    turns: list[_Turn] = []
     with tempfile.TemporaryDirectory() as folder:
         spec = _spec(Path(folder), model, phase)
         products = [Point({"dtype": "fp32", **each}, 0.0) for each in measured_products(spec, on_cpu=True)]
-        rates: list[list[dict[str, Any]]] = []
-        with _steps(Path(folder), spec, ranks) as steps:
+        with _trainer(Path(folder), spec, ranks) as trainer:
             for _ in range(TURNS):
-                found = [gemm.run(each, ranks) for each in products]
-                rates.append([each for each in found if each])
-                triad = hbm.run(Point(TRIAD, 0.0), ranks)
-                steps.take()
-        middle = [min(each, key=lambda row: abs(row["seconds"] - median(other["seconds"] for other in each)))
-                  for each in (list(rows) for rows in zip(*rates, strict=True))]  # fmt: skip
-        machine = {"gpu": None, "cpu": "this one"}
-        files = [Path(folder, "gemm.json"), Path(folder, "hbm.json")]
-        files[0].write_text(json.dumps({"benchmark": "gemm", "machine": machine, "rows": middle}))
-        files[1].write_text(json.dumps({"benchmark": "hbm", "machine": machine, "rows": [triad]}))
-        table = load_rates(files, "fp32")
-    (size,) = run_size(spec, Card(None, None), Rates(table, on_cpu=True), on_cpu=True).phases
-    assert size.time is not None
-    measured = median(row["step_time_s"] for row in steps.rows)
+                turns.append(_turn(Path(folder), spec, products, trainer, ranks))
+                print(f"size: {name}: {turns[-1].ratio:.3f} in a turn", file=sys.stderr, flush=True)
+        split = [row["time_split_s"] for row in read_jsonl(Path(folder, "metrics.jsonl")) if row["kind"] == "step"]
+    ratios = [turn.ratio for turn in turns]
+    steps = [each for turn in turns for each in turn.steps_s]
     return {
         "model": name,
         "tokens_of_a_step": global_batch * context,
-        "expected_s": round(size.time.seconds, 4),
-        "measured_s": round(measured, 4),
-        "ratio": round(size.time.seconds / measured, 3),
-        "expected_parts_s": {part: round(seconds, 4) for part, seconds in asdict(size.time).items()},
-        "measured_parts_s": {
-            part: round(median(row["time_split_s"][part] for row in steps.rows), 4)
-            for part in ("data", "forward", "backward", "reduce", "optimizer", "other")
+        "ratio": round(median(ratios), 3),
+        "least_and_most_of_a_turn": [round(min(ratios), 3), round(max(ratios), 3)],
+        "turns": TURNS,
+        "expected_s": round(median(turn.expected.seconds for turn in turns), 4),
+        "measured_s": round(median(steps), 4),
+        "least_and_most_of_a_step_s": [round(min(steps), 4), round(max(steps), 4)],
+        "steps": len(steps),
+        "expected_parts_s": {
+            part: round(median(asdict(turn.expected)[part] for turn in turns), 4)
+            for part in asdict(turns[0].expected)
         },
-        "measured_steps_s": [round(row["step_time_s"], 4) for row in steps.rows],
+        "measured_parts_s": {
+            part: round(median(each[part] for each in split[train.WARM_UP :]), 4)
+            for part in ("forward", "backward", "reduce", "optimizer")
+        },
     }
+
+
+@dataclass(frozen=True)
+class _Turn:
+    """Steps of the trainer, and what the rates that were measured between them let expect of one."""
+
+    expected: StepTime
+    steps_s: list[float]
+
+    @property
+    def ratio(self) -> float:
+        return self.expected.seconds / median(self.steps_s)
+
+
+def _turn(folder: Path, spec: RunSpec, products: list[Point], trainer: Trainer, ranks: Ranks) -> _Turn:
+    rows: list[Row | None] = []
+    steps_s: list[float] = []
+    for number, each in enumerate(products):
+        if number * STEPS // len(products) == len(steps_s):
+            began = time.process_time()
+            trainer.take_step()
+            steps_s.append(time.process_time() - began)
+        rows.append(gemm.run(each, ranks))
+    machine = {"gpu": None, "cpu": "this one"}
+    files = [folder / "gemm.json", folder / "hbm.json"]
+    files[0].write_text(json.dumps({"benchmark": "gemm", "machine": machine, "rows": rows}))
+    triad = hbm.run(Point(TRIAD, 0.0), ranks)
+    files[1].write_text(json.dumps({"benchmark": "hbm", "machine": machine, "rows": [triad]}))
+    rates = Rates(load_rates(files, "fp32"), on_cpu=True)
+    (size,) = run_size(spec, Card(None, None), rates, on_cpu=True).phases
+    assert size.time is not None
+    return _Turn(size.time, steps_s)
 
 
 def _spec(folder: Path, model: ModelConfig, phase: dict[str, Any]) -> RunSpec:
@@ -131,27 +165,12 @@ def _spec(folder: Path, model: ModelConfig, phase: dict[str, Any]) -> RunSpec:
     return resolve_run(file, cluster="local").spec
 
 
-class _Steps:
-    """A trainer whose steps are taken a few at a time."""
-
-    def __init__(self, trainer: Trainer, folder: Path) -> None:
-        self._trainer, self._folder = trainer, folder
-        self.rows: list[dict[str, Any]] = []
-
-    def take(self, count: int = STEPS) -> None:
-        """Take steps, and keep what the telemetry wrote of them; the first has the time since the last ones."""
-        before = self._trainer.step
-        for _ in range(count + 1):
-            self._trainer.take_step()
-        found = read_jsonl(self._folder / "metrics.jsonl")
-        self.rows += [row for row in found if row["kind"] == "step" and row["step"] > before + 1]
-
-
 @contextmanager
-def _steps(folder: Path, spec: RunSpec, ranks: Ranks) -> Iterator[_Steps]:
+def _trainer(folder: Path, spec: RunSpec, ranks: Ranks) -> Iterator[Trainer]:
+    """Yield a trainer that has taken its first steps."""
     sections = spec.model_dump(mode="json", include={"model", "optim", "parallel", "metrics"})
     phase = spec.phases[0]
-    values = {"sections": sections, "phase": phase.model_dump(mode="json"), "steps": 10 * TURNS * STEPS}
+    values = {"sections": sections, "phase": phase.model_dump(mode="json"), "steps": 2 * TURNS * STEPS}
     config = train.config_of({**values, "microbatches": phase.global_batch // phase.micro_batch}, 1, folder)
     train.write_tokens(folder / "tokens.h5", config)
     group = dist.group.WORLD
@@ -161,8 +180,7 @@ def _steps(folder: Path, spec: RunSpec, ranks: Ranks) -> Iterator[_Steps]:
     with mock.patch("zslurm.train.loop.StepClock", clock):
         trainer = Trainer(folder, config, world, StopRequest())
     with trainer.observers, trainer.loader:
-        steps = _Steps(trainer, folder)
-        steps.take(train.WARM_UP)
-        steps.rows.clear()
-        yield steps
+        for _ in range(train.WARM_UP):
+            trainer.take_step()
+        yield trainer
     trainer.checkpointer.close()

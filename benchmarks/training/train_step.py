@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from benchmarks.common import Timing, alternate, ratio, write_result
 from benchmarks.memory import peak_bytes
-from benchmarks.training.models import LARGER, TINY
+from benchmarks.models import LARGER, TINY
 from tests.train.model.reference import reference_of
 from zslurm.kernels.matmul import batched_matmul, matmul
 from zslurm.train.config import ModelConfig

@@ -11,9 +11,9 @@ import zslurm
 import zslurm.run.events as _events  # noqa: F401 - fills CLASSES
 from docs.tables.markdown import table
 from zslurm.api.submission import submit
-from zslurm.run.event import CLASSES, Event
+from zslurm.run.events.event import CLASSES, Event
 
-PACKAGES = ("zslurm.run.metrics", "zslurm.checkpoint_tools", "zslurm.train.hub")
+PACKAGES = ("zslurm.run.metrics.columns", "zslurm.checkpoint_tools", "zslurm.train.hub")
 _SECTION = re.compile(r"^(Args|Attributes|Returns|Raises|Yields):$")
 
 

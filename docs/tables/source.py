@@ -68,19 +68,19 @@ def _shown(side: dict[str, dict[str, float]], name: str) -> str:
     return "-" if value is None else f"{value:,}"
 
 
-_READ_BEFORE = {
+READ_BEFORE = {
     "a submission": 37,
-    "a tensor to a checkpoint and back": 17,
+    "a save": 17,
     "a fault from a log line to an action": 28,
 }
-"""Files of each walk before the move, as a reader counted them; of a checkpoint only those that save."""
+"""Files of each walk before the move, as a reader counted them; those that load a checkpoint were not."""
 
 
 def walk_figures() -> str:
     """Return the files of each walk, before and after the move."""
     walks = json.loads((RESULTS / "source_figures.json").read_text(encoding="utf-8"))["walks"]
     head = ("walk", "before", "now")
-    return table(head, ((name, _READ_BEFORE.get(name, "-"), files) for name, files in walks.items()))
+    return table(head, ((name, READ_BEFORE.get(name, "-"), files) for name, files in walks.items()))
 
 
 TABLES = (

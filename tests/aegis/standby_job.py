@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from tests.slurm import recorded
+from tests.slurm.recordings import recorded
 from tests.submit.specs import run_spec
 from zslurm.aegis.agent.standby import StandbySupervisor
 from zslurm.core.errors import SlurmUnavailable

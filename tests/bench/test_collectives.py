@@ -22,7 +22,7 @@ from zslurm.bench.collectives import bus_factor, points
 from zslurm.bench.measurement import BENCHMARKS, CannotMeasure
 from zslurm.bench.results.findings import compare_members, member_rates, of_collectives
 from zslurm.bench.run.timing import is_stable, summarize, time_together
-from zslurm.cli.bench.cells import fit_columns
+from zslurm.cli.bench.cells import cell_of, fit_columns
 from zslurm.cli.bench.choices import sizes_between
 from zslurm.cli.bench.collectives import OPERATIONS
 from zslurm.cli.bench.environments import environments, side_by_side
@@ -362,3 +362,8 @@ def test_a_narrow_terminal_leaves_out_the_columns_that_are_needed_least() -> Non
     assert fit_columns(list(row), [row], 80) == (list(row), [])
     shown, left_out = fit_columns(list(row), [row], 36)
     assert (shown, left_out) == (["operation", "bytes", "busbw_gb_s"], ["algbw_gb_s", "spread"])
+
+
+def test_one_measurement_alone_shows_no_spread() -> None:
+    assert cell_of({"spread": 0.0, "samples": 1}, "spread") == "-"
+    assert cell_of({"spread": 0.02, "samples": 5}, "spread") == "2.0 %"

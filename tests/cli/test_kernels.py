@@ -12,9 +12,10 @@ from zslurm.cli import kernels as cli
 from zslurm.core.errors import Exit
 from zslurm.kernels import arch
 from zslurm.kernels.dispatch import forget_tables, operations
-from zslurm.kernels.harness import bench, builds, checks, figures, timing
+from zslurm.kernels.harness import bench, builds, figures, timing
+from zslurm.kernels.harness import comparison as checks
 from zslurm.kernels.harness.bench import Measured
-from zslurm.kernels.harness.checks import Checked
+from zslurm.kernels.harness.comparison import Checked
 from zslurm.kernels.harness.figures import Figure
 
 needs_no_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")

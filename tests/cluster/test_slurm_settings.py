@@ -7,7 +7,7 @@ from datetime import timedelta
 import pytest
 
 from tests.cluster.recorded_config import FULL_CONFIG
-from tests.slurm import recorded
+from tests.slurm.recordings import recorded
 from zslurm.cluster.profile_writer import Members, slurm_profile
 from zslurm.cluster.slurm_settings import SlurmSettings, read_settings, usual_leaf_size
 from zslurm.config import yaml12

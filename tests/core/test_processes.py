@@ -21,7 +21,7 @@ from zslurm.core.files import read_json
 from zslurm.core.processes import DetachedProcess, ProcessRecord
 from zslurm.job.rank_setup import map_environment
 from zslurm.run.run_dir import AttemptDir, RunDir
-from zslurm.slurm.srun_output import TaskFailure, task_failures
+from zslurm.slurm.on_nodes.srun_output import TaskFailure, task_failures
 
 
 class Place:

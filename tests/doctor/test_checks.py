@@ -6,16 +6,19 @@ import json
 import os
 import re
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.checkout import DOCS
-from tests.doctor import rccl_logs, samples
+from tests.doctor import rccl_logs, samples, timed_look_ups
 from tests.doctor.nodes import Node
 from tests.fake_sysfs import PEERMEM
+from tests.own_network import WHY_NOT, can_run_alone, run_alone
 from zslurm.core.errors import ConfigError
 from zslurm.doctor.check import Status, all_checks, chosen_checks
+from zslurm.doctor.checks import network
 from zslurm.doctor.node import run_checks
 from zslurm.hardware.node_sources import Stored
 
@@ -183,7 +186,7 @@ PEERS = {"task": {"peers": ("node0", "node1")}}
     [
         check.name
         for check in all_checks()
-        if check.runs_on("node") and not check.on_request and check.name != "shared-files"
+        if check.runs_on("node") and not check.on_request and check.name not in ("shared-files", "reverse-names")
     ],
 )
 def test_a_healthy_node_passes(node: Node, check: str) -> None:
@@ -348,6 +351,51 @@ def test_a_check_that_hangs_has_failed_and_one_that_breaks_is_unavailable(node: 
     broken = node.check("names", task={"peers": (None,)})
     assert broken.status is Status.UNAVAILABLE
     assert "the check itself failed" in broken.reason
+
+
+@pytest.mark.parametrize(
+    ("seconds", "status", "words"),
+    [
+        ({}, Status.PASS, "2 addresses are looked up at once"),
+        ({"10.0.2.11": [3.0, 0.001]}, Status.PASS, "2 addresses are looked up at once"),  # a packet was lost
+        ({"10.0.2.12": [2.0, 1.5]}, Status.WARN, "looking up the name of 10.0.2.12 takes 1.5 s"),
+        ({"10.0.2.12": [2.0, 1.5]}, Status.WARN, "one after the other: 48s for 32 ranks"),
+        ({"10.0.2.11": [3.0, 3.0]}, Status.WARN, "more than 1m 36s for 32 ranks"),
+    ],
+)
+def test_the_look_up_of_addresses_is_timed(
+    node: Node, monkeypatch: pytest.MonkeyPatch, seconds: dict[str, list[float]], status: Status, words: str
+) -> None:
+    hosts = "10.0.2.10 node0\n10.0.2.11 node1\n10.0.2.12 node2\n127.0.1.1 node3"
+    node.fake.write("etc/hosts", hosts)
+    node.fake.write("etc/resolv.conf", "nameserver 10.0.0.53")
+    asked: list[str] = []
+
+    def look_up(address: str, limit_s: float) -> float:
+        asked.append(address)
+        return min(limit_s, next(iter(seconds.get(address, [])[asked.count(address) - 1 :]), 0.001))
+
+    monkeypatch.setattr(network, "reverse_lookup_s", look_up)
+    peers = ("node0", "node1", "node2", "node3")
+    outcome = node.check("reverse-names", task={"peers": peers, "ranks_per_node": 8})
+    assert words in outcome.reason
+    assert outcome.status is status
+    assert ("RES_OPTIONS" in outcome.remedy) == (status is Status.WARN)
+    assert set(asked) <= {"10.0.2.11", "10.0.2.12"}, "not its own address, nor a loopback one"
+
+
+def test_addresses_are_looked_up_where_there_is_dns_alone(node: Node) -> None:
+    assert network.reverse_names.run(node.sources(task={"peers": ("node0", "node1")})) is None
+    assert network.reverse_names.run(node.sources(task={"peers": ("node0",)})) is None
+
+
+@pytest.mark.skipif(not can_run_alone(), reason=WHY_NOT)
+def test_dns_that_does_not_answer_is_reported_and_one_that_has_no_name_is_not(tmp_path: Path) -> None:
+    found = run_alone(timed_look_ups.__name__, str(tmp_path))
+    assert found["queries"] > 0, "an address of the form that torch's store has is asked for"
+    assert found["answered"]["status"] == "pass"
+    assert found["silent"]["status"] == "warn"
+    assert "looking up the name of 10.0.2.11 takes more than" in found["silent"]["reason"]
 
 
 def test_checks_are_chosen_by_name() -> None:

@@ -43,7 +43,7 @@ WITHOUT_TORCH = (
 WITH_TORCH = (
     *WITHOUT_TORCH,
     *RANKS,
-    "zslurm.train.loop",
+    "zslurm.train.main",
     *(f"zslurm.bench.{name}" for name in ("collectives", "gemm", "hbm", "mlp", "train")),
 )
 

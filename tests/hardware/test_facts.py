@@ -14,7 +14,7 @@ from tests.fake_sysfs import LIMITS, FakeNode, h100_mlx5, mi300x_pollara
 from zslurm.hardware.facts import NodeFacts, from_json, read_facts
 from zslurm.hardware.nics import Gid
 from zslurm.hardware.sysfs import sysroot
-from zslurm.slurm.run_on_nodes import read_answers
+from zslurm.slurm.on_nodes.run_on_nodes import read_answers
 
 
 def test_a_node_of_amd_gpus(tmp_path: Path) -> None:

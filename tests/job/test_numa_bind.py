@@ -13,8 +13,8 @@ import pytest
 
 from tests.fake_sysfs import FakeNode, mi300x_pollara
 from tests.submit.specs import run_spec
-from zslurm.job.interpreter import Interpreter
 from zslurm.job.numa_bind import SHARING_VARIABLE, VARIABLE, bind_variable
+from zslurm.job.preparation.interpreter import Interpreter
 from zslurm.job.step import local_step, slurm_step
 from zslurm.run.run_dir import RunDir
 

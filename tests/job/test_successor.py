@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.slurm import recorded
+from tests.slurm.recordings import recorded
 from tests.submit.specs import run_spec
 from zslurm.job.successor import SUCCESSOR_OF, successor_spec, why_not_needed
-from zslurm.run import state as run_state
 from zslurm.run.run_dir import RunDir
-from zslurm.run.state import RunState, look
+from zslurm.run.state import run_state
+from zslurm.run.state.run_state import RunState, look
 from zslurm.slurm.jobs import JobRecord, parse_queue
 from zslurm.slurm.queue_view import QueueView
 from zslurm.slurm.states import JobState

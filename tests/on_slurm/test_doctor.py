@@ -20,7 +20,7 @@ from tests.on_slurm.slurm_cluster import SlurmCluster
 from tests.on_slurm.user import directory_of
 from tests.waiting import DEADLINE_S, wait_for
 from zslurm.core.errors import Exit
-from zslurm.slurm.run_on_nodes import JOB_PREFIX
+from zslurm.slurm.on_nodes.run_on_nodes import JOB_PREFIX
 
 pytestmark = pytest.mark.slurm
 

@@ -41,7 +41,7 @@ def test_ranks_train_inside_are_requeued_and_continue(user: User) -> None:
     apptainer, cluster = container(user, binds=["/usr/share:/site:ro"], options=["--rocm"])
     user.zslurm("submit", user.write_run("inside", steps=ENDLESS, trainer="real", cluster=cluster))
     user.wait_for_step("inside", 3)
-    checks = [call for call in apptainer.calls if "zslurm.job.container_check" in call["command"]]
+    checks = [call for call in apptainer.calls if "zslurm.job.preparation.container_check" in call["command"]]
     ranks = [call for call in apptainer.calls if "zslurm.job.rank" in call["command"]]
     assert len(checks) == 2, "one for each node"
     assert sorted(call["rank"] for call in ranks) == ["0", "1"]

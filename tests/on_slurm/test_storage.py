@@ -13,6 +13,7 @@ from tests.on_slurm.slurm_cluster import SlurmCluster
 from tests.on_slurm.user import User, at_work
 from tests.waiting import DEADLINE_S, wait_for
 from zslurm.bench.result import PARTIAL, read_result
+from zslurm.checkpoint_tools.quantities import show_count
 from zslurm.core.errors import Exit
 
 pytestmark = pytest.mark.slurm
@@ -37,6 +38,14 @@ def test_two_nodes_measure_storage_and_leave_nothing(user: User) -> None:
     assert result.complete and {(row["nodes"], row["ranks"]) for row in result.rows} == {(2, 2)}
     assert [row["operation"] for row in result.rows][-1] == "checkpoint"
     wait_for(lambda: not list(place.iterdir()), "the directory to be empty")
+
+    user.zslurm("init", "--yes")
+    applied = user.cluster.zslurm("bench", "apply", str(out), cwd=user.directory, check=True)
+    pages = max(row["pages_per_s"] for row in result.rows if row.get("pages_per_s"))
+    assert "storage_iops" in (applied.stdout + applied.stderr)
+    words = ("plan", "io", str(user.write_run("measured")), "--step-time", "0.5")
+    planned = user.cluster.zslurm(*words, cwd=user.directory, check=True)
+    assert f"budget: {show_count(pages)} pages/s" in planned.stderr
 
 
 def test_a_node_lost_in_mid_benchmark_leaves_a_part_of_the_result_and_no_files(user: User) -> None:

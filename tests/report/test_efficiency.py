@@ -11,9 +11,9 @@ import pytest
 from tests.report.runs import TimedStory, failed_once, step_row, submitted_at_zero
 from zslurm.job.rank import own_usage
 from zslurm.report.efficiency import Efficiency, efficiency
-from zslurm.report.facts import read_runs
+from zslurm.report.run_facts import read_runs
 from zslurm.report.timeline import timeline
-from zslurm.run.metrics import read_metrics
+from zslurm.run.metrics.columns import read_metrics
 from zslurm.slurm.accounting import StepUsage
 from zslurm.train.jsonl import JsonLinesWriter
 

@@ -12,8 +12,8 @@ from matplotlib.image import imread
 
 from tests.report.browser import Browser, find_browser
 from tests.report.runs import failed_once
-from zslurm.report.facts import read_runs
 from zslurm.report.page import as_html
+from zslurm.report.run_facts import read_runs
 from zslurm.report.sections import build
 
 PHONE = 390

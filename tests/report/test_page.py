@@ -11,9 +11,9 @@ import pytest
 
 from tests.report.runs import LAYERS, TimedStory, failed_once, routed, step_row, submitted_at_zero
 from tests.run.stories import Holder
-from zslurm.report.facts import read_runs
 from zslurm.report.markdown import as_markdown
 from zslurm.report.page import as_html
+from zslurm.report.run_facts import read_runs
 from zslurm.report.sections import build
 from zslurm.train.jsonl import JsonLinesWriter
 

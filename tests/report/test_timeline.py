@@ -8,8 +8,8 @@ import pytest
 
 from tests.report.runs import TimedStory, failed_once, submitted_at_zero
 from zslurm.report.timeline import Timeline, timeline
-from zslurm.run.event import from_row
-from zslurm.run.metrics import read_metrics
+from zslurm.run.events.event import from_row
+from zslurm.run.metrics.columns import read_metrics
 from zslurm.train.jsonl import read_jsonl
 
 

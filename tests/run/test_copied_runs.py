@@ -17,7 +17,7 @@ from zslurm.core.errors import NotFound, ZslurmError
 from zslurm.run.find import find_to_change
 from zslurm.run.index import find_run
 from zslurm.run.run_dir import RunDir
-from zslurm.run.state import last_job, look
+from zslurm.run.state.run_state import last_job, look
 from zslurm.submit.control import cancel, hold, release, requeue
 from zslurm.submit.submit import submit
 from zslurm.train.jsonl import read_jsonl

@@ -16,7 +16,7 @@ from zslurm.config.load import load_spec
 from zslurm.core.errors import ConfigError, ZslurmError
 from zslurm.run.find import find
 from zslurm.run.run_dir import RunDir
-from zslurm.run.state import last_job, look
+from zslurm.run.state.run_state import last_job, look
 from zslurm.submit.control import cancel
 from zslurm.submit.submit import spec_of, submit
 from zslurm.train.jsonl import read_jsonl

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.slurm import recorded
+from tests.slurm.recordings import recorded
 from tests.waiting import with_limit_that_suffices
 from zslurm.core.errors import Exit, NotFound, SlurmRefused, SlurmUnavailable
 from zslurm.slurm.client import SlurmClient

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.slurm import recorded
+from tests.slurm.recordings import recorded
 from zslurm.core.errors import SlurmUnavailable
 from zslurm.slurm.environment import (
     StepInfo,

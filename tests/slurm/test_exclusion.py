@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.slurm.scripts import Calls
+from tests.slurm.recordings.scripts import Calls
 from zslurm.core.errors import SlurmRefused, SlurmUnavailable
 from zslurm.slurm.exclusion import Size, exclude_requeued, requeue_excluding, requeue_unchanged
 

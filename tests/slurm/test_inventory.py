@@ -6,7 +6,7 @@ from datetime import timedelta
 
 import pytest
 
-from tests.slurm import recorded
+from tests.slurm.recordings import recorded
 from zslurm.slurm.inventory import count_gpus, parse_addresses, parse_config, parse_nodes, parse_partitions
 
 

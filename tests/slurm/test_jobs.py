@@ -7,7 +7,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 from pydantic import TypeAdapter
 
-from tests.slurm import recorded
+from tests.slurm.recordings import recorded
 from zslurm.core.errors import SlurmRefused
 from zslurm.slurm.jobs import (
     ExitCode,

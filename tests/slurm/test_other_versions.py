@@ -6,7 +6,7 @@ from datetime import timedelta
 
 import pytest
 
-from tests.slurm import recorded_elsewhere as recorded
+from tests.slurm.recordings import recorded_elsewhere as recorded
 from zslurm.slurm.commands import _UNREACHED
 from zslurm.slurm.inventory import count_gpus, parse_config, parse_partitions
 from zslurm.slurm.jobs import QUEUE_FIELDS

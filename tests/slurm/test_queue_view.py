@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.slurm import recorded
+from tests.slurm.recordings import recorded
 from zslurm.slurm import queue_view
 from zslurm.slurm.queue_view import QueueView, cache_file, view
 from zslurm.slurm.states import JobState

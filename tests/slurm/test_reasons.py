@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.slurm import recorded
+from tests.slurm.recordings import recorded
 from zslurm.slurm.jobs import parse_queue
 from zslurm.slurm.reasons import explain
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.slurm.recorded import NO_TOPOLOGY, TOPOLOGY
+from tests.slurm.recordings.recorded import NO_TOPOLOGY, TOPOLOGY
 from zslurm.slurm.hostlist import expand
 from zslurm.slurm.topology import hostlist_in_order, order_by_leaf, parse_topology
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.slurm import recorded
+from tests.slurm.recordings import recorded
 from zslurm.slurm.commands import Retries
 
 RUNNING, CANCELLED, FORGOTTEN = "4", "6", "999"

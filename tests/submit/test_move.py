@@ -11,8 +11,8 @@ import pytest
 from tests.submit.specs import run_spec
 from zslurm.core.errors import ConfigError, NotFound, SlurmUnavailable, ZslurmError
 from zslurm.run.run_dir import RunDir
-from zslurm.run.state import RunState
-from zslurm.run.state_events import AegisView
+from zslurm.run.state.run_state import RunState
+from zslurm.run.state.state_events import AegisView
 from zslurm.submit import move
 from zslurm.submit.move import answers_to, ask_to_move
 from zslurm.train.jsonl import read_jsonl

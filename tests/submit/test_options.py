@@ -13,7 +13,7 @@ from tests.submit.specs import run_spec
 from tests.train.runs import make_corpus
 from zslurm.config.spec import RESERVED_FLAGS
 from zslurm.core.errors import ConfigError, NotFound
-from zslurm.job.interpreter import Interpreter
+from zslurm.job.preparation.interpreter import Interpreter
 from zslurm.job.step import slurm_step
 from zslurm.run.run_dir import RunDir
 from zslurm.submit.options import dependency, sbatch_flags

@@ -20,14 +20,14 @@ from zslurm.config.spec import RunSpec
 from zslurm.core.errors import ConfigError, Exit, RunActive, SlurmRefused, SlurmUnavailable
 from zslurm.run.index import find_run, jobs
 from zslurm.run.run_dir import RunDir
-from zslurm.run.state import look
+from zslurm.run.state.run_state import look
 from zslurm.submit.continuation import changed_keys
 from zslurm.submit.submit import submit
 from zslurm.train.config import ModelConfig
 from zslurm.train.hub import import_weights
 from zslurm.train.jsonl import read_jsonl
-from zslurm.train.phases import PhaseConfig
 from zslurm.train.schedule import Plan
+from zslurm.train.sections.phases import PhaseConfig
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ import hypothesis  # noqa: F401
 import numpy.random  # noqa: F401
 import pytest  # noqa: F401
 
-import zslurm.train.loop  # noqa: F401
+import zslurm.train.main  # noqa: F401
 
 gc.collect()
 gc.freeze()

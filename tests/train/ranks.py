@@ -92,7 +92,7 @@ def _torchruns_variables(rank: int, ranks: int, local_size: int, port: int) -> d
 
 
 def _rank(run: Path, rank: int, environment: dict[str, str], prepare: Callable[[], None] | None) -> None:
-    from zslurm.train.loop import main
+    from zslurm.train.main import main
 
     os.environ.clear()
     os.environ.update(environment)

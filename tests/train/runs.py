@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from zslurm.train.data.build.writer import BundleWriter
+from zslurm.train.data.build.bundle_writer import BundleWriter
 from zslurm.train.data.schema import BundleHeader
 from zslurm.train.jsonl import read_jsonl
 

@@ -13,8 +13,8 @@ from torch.optim import lr_scheduler
 
 from zslurm.train.data.shares import Shares
 from zslurm.train.errors import ConfigError
-from zslurm.train.phases import PhaseConfig
 from zslurm.train.schedule import Plan, Position, check_ranks, compare, learning_rate
+from zslurm.train.sections.phases import PhaseConfig
 
 CONTEXT = 8
 

@@ -1,1 +1,1 @@
-"""Saves and loads: `schedule` (when), `writer` (the background thread), `checkpointer` (what)."""
+"""Saves and loads: `save_schedule` (when), `writer` (the background thread), `checkpointer` (what)."""

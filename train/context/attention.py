@@ -25,7 +25,7 @@ from zslurm.train.context.bytes import Attention
 from zslurm.train.context.context_parallel import ContextParallel
 from zslurm.train.context.flash import choose_blocks
 from zslurm.train.context.gather import GatheredKeys
-from zslurm.train.context.parts import KeyExchange, Part, early
+from zslurm.train.context.key_parts import KeyExchange, Part, early
 from zslurm.train.context.ring import RingOfKeys
 
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from zslurm.train.context.context_parallel import ContextParallel
-from zslurm.train.context.parts import Part, early, own_part
+from zslurm.train.context.key_parts import Part, early, own_part
 
 
 class GatheredKeys:

@@ -15,7 +15,7 @@ from collections.abc import Iterable
 from zslurm.checkpoint_tools.quantities import counted
 from zslurm.train.config import ModelConfig
 from zslurm.train.errors import ConfigError
-from zslurm.train.phases import PhaseConfig
+from zslurm.train.sections.phases import PhaseConfig
 
 
 def chunk_tokens(context: int, ranks: int) -> int:

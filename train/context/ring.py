@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from torch import Tensor
 
 from zslurm.train.context.context_parallel import ContextParallel, Pending
-from zslurm.train.context.parts import Part, early, own_part
+from zslurm.train.context.key_parts import Part, early, own_part
 
 
 class RingOfKeys:

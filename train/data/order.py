@@ -27,8 +27,8 @@ from zslurm.train.data.mixture import Mixture
 from zslurm.train.data.sampler import Sampler
 from zslurm.train.data.training_data import ALONE, TrainingData, key_of
 from zslurm.train.errors import ConfigError, DataError
-from zslurm.train.phases import Packing, PhaseConfig
 from zslurm.train.schedule import Plan
+from zslurm.train.sections.phases import Packing, PhaseConfig
 
 PACKED = " best_fit"
 """How the name of a cut ends that makes packs of whole documents."""

@@ -33,13 +33,13 @@ from zslurm.train.errors import DataError
 from zslurm.train.evaluation.routing import RoutingCounter, RoutingFigures
 from zslurm.train.evaluation.token_classes import token_classes
 from zslurm.train.evaluation.validation_data import evenly, open_validation_data
-from zslurm.train.metrics_config import EvaluationConfig
 from zslurm.train.model.head import IGNORED_TARGET
 from zslurm.train.model.packing import document_bounds, documents_by_bounds, documents_of, valid_positions
 from zslurm.train.model.zaya import Zaya
 from zslurm.train.parallel.world import World
-from zslurm.train.phases import PhaseConfig
 from zslurm.train.schedule import due
+from zslurm.train.sections.metrics_config import EvaluationConfig
+from zslurm.train.sections.phases import PhaseConfig
 
 
 @dataclass(frozen=True)
@@ -171,7 +171,7 @@ class Evaluator:
 
     def _counter(self, model: Zaya) -> RoutingCounter | None:
         """Return what counts the routing of an evaluation; None where nothing does."""
-        if not self._config.routing or model.compiled:
+        if not self._config.routing:
             return None
         assert self.corpus is not None
         try:

@@ -19,8 +19,8 @@ from zslurm.train.context.context_parallel import ContextParallel
 from zslurm.train.evaluation.evaluate import Best, Evaluator, better
 from zslurm.train.model.zaya import Zaya
 from zslurm.train.parallel.world import World
-from zslurm.train.phases import PhaseConfig
 from zslurm.train.schedule import due
+from zslurm.train.sections.phases import PhaseConfig
 
 if TYPE_CHECKING:
     from zslurm.train.evaluation.scoring import PreparedTask

@@ -21,8 +21,7 @@ and from these, with p the shares:
 Cost: three counts of integers for each layer and microbatch, without a wait for the device; L E (C + TYPES + E)
 numbers of 8 bytes, 4 MB for ZAYA1-base, and one all-reduce of them.
 
-What it does not do: where layers are compiled (parallel.compile) a router cannot be looked at, and nothing is
-counted.
+Where layers are compiled (parallel.compile) a router cannot be looked at: these passes run the layers as they are.
 """
 
 from __future__ import annotations
@@ -74,7 +73,8 @@ class RoutingCounter:
         layers = [layer for layer in self._model.layers if isinstance(layer, Layer)]
         hooks = [layer.router.register_forward_hook(note) for layer in layers]
         try:
-            yield
+            with self._model.without_graphs():
+                yield
         finally:
             for hook in hooks:
                 hook.remove()

@@ -1,7 +1,8 @@
 """Score a model on tasks: the trainer's own weights, questions in batches, divided over ranks.
 
-    likelihoods     questions are sorted by their length and cut into groups of GROUP, which are dealt out to the
-                    ranks. A group is computed as a whole, so that its bits do not depend on the number of ranks.
+    likelihoods     questions are sorted by their length and cut into groups of some GROUP_TOKENS, which are dealt
+                    out to the ranks. A group is computed as a whole, so that its bits do not depend on the number
+                    of ranks.
     generation      each rank continues its share of the prompts by continuous batching
     commands        run on the rank that generated, several at a time
 
@@ -36,14 +37,16 @@ from zslurm.train.evaluation.tasks.sandbox import Sandbox, open_sandbox
 from zslurm.train.evaluation.tasks.scores import Result, names_of, result_of
 from zslurm.train.evaluation.tasks.task import Task
 from zslurm.train.evaluation.tasks.template import render
-from zslurm.train.inference.generation import Prompt, Stops, generate_batch
+from zslurm.train.inference.batch_generation import Prompt, Stops, generate_batch
+from zslurm.train.inference.cache_memory import most_tokens
 from zslurm.train.inference.likelihood import Asked, LikelihoodScorer
-from zslurm.train.inference.memory import most_tokens
 from zslurm.train.inference.text import StopStrings, TextCoder, until
 from zslurm.train.model.zaya import Zaya
 
-GROUP = 16
-"""Documents whose likelihoods are computed together."""
+GROUP_TOKENS = 2048
+"""Tokens of the documents whose likelihoods are computed together."""
+_Pair = tuple[tuple[int, ...], tuple[int, ...]]
+"""Tokens of a context, and of what follows."""
 _SHARED_TOKENS = 32  # tokens that all contexts begin with, from which on they are read once
 
 
@@ -141,14 +144,19 @@ class ModelScorer:
 
     def _likelihoods(self, prepared: PreparedTask, rank: int, ranks: int, found: Share) -> None:
         rolling = prepared.task.config.output_type == "loglikelihood_rolling"
-        pairs = [self._windows(each) if rolling else self._pairs(each) for each in prepared.questions]
+        if rolling:
+            pairs = [self._windows(each) for each in prepared.questions]
+        else:
+            encoded = iter(self._coder.pairs([pair for each in prepared.questions for pair in each.pairs]))
+            pairs = [self._pairs(each, [next(encoded) for _ in each.pairs]) for each in prepared.questions]
         # Contexts that are the same, as those of the choices of one document are, are read once.
         asked = [_by_context(those) for those in pairs]
-        order = sorted(range(len(asked)), key=lambda index: -sum(each.tokens for each, _ in asked[index]))
+        common = _common([each.context for those in asked for each, _ in those])
+        sizes = [sum(each.tokens - len(common) for each, _ in those) for those in asked]
+        groups = _groups(sorted(range(len(asked)), key=lambda index: -sizes[index]), sizes)
         scorer = LikelihoodScorer(self._model, self._rope_base, self._alive)
-        scorer.share(_common([each.context for those in asked for each, _ in those]))
-        for group in range(rank, -(-len(order) // GROUP), ranks):
-            chosen = order[group * GROUP : (group + 1) * GROUP]
+        scorer.share(common)
+        for chosen in groups[rank::ranks]:
             scores = iter(scorer.score([each for index in chosen for each, _ in asked[index]]))
             for index in chosen:
                 likely = [0.0] * len(pairs[index])
@@ -165,14 +173,14 @@ class ModelScorer:
                 _keep(prepared, question, values, found, {"log_likelihoods": likely})
         found.tokens = scorer.computed_tokens
 
-    def _pairs(self, question: Question) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
+    def _pairs(self, question: Question, encoded: Sequence[_Pair]) -> list[_Pair]:
         """Return the tokens of contexts and continuations; both fit into the context but for the last token."""
-        made: list[tuple[tuple[int, ...], tuple[int, ...]]] = []
-        for place, (context, continuation) in enumerate(question.pairs):
-            context_ids, ids = self._coder.pair(context, continuation)
+        made: list[_Pair] = []
+        for place, (context_ids, ids) in enumerate(encoded):
             if not ids:
                 raise DataError(
-                    f"{question.origin}: choice {place + 1} ({continuation[:40]!r}) adds no token to its question"
+                    f"{question.origin}: choice {place + 1} ({question.pairs[place][1][:40]!r}) adds no token to "
+                    "its question"
                 )
             if len(ids) > self._context:
                 raise DataError(
@@ -183,7 +191,7 @@ class ModelScorer:
             made.append((context_ids[-room:], ids))
         return made
 
-    def _windows(self, question: Question) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
+    def _windows(self, question: Question) -> list[_Pair]:
         """Cut a text into windows of the context's length, each token in one of them with all before it there.
 
         The first begins with the token that begins a text. The last one is as long as the others, and counts only
@@ -193,7 +201,7 @@ class ModelScorer:
         ids, size = self._coder.encode(question.text), self._context
         if not ids:
             raise DataError(f"{question.origin}: its text has no token")
-        made: list[tuple[tuple[int, ...], tuple[int, ...]]] = [((self._coder.prefix,), ids[:size])]
+        made: list[_Pair] = [((self._coder.prefix,), ids[:size])]
         for start in range(size, len(ids), size):
             end = min(len(ids), start + size)
             first = max(0, end - size - 1)
@@ -309,8 +317,20 @@ def _keep(
     found.samples.append({"document": question.index, "asked": asked, **details, "values": counted})
 
 
+def _groups(order: Sequence[int], sizes: Sequence[int]) -> list[list[int]]:
+    """Cut documents into groups of GROUP_TOKENS tokens at most, or one document."""
+    groups, total = list[list[int]](), 0
+    for index in order:
+        total += sizes[index]
+        if not groups or total > GROUP_TOKENS:
+            groups.append([])
+            total = sizes[index]
+        groups[-1].append(index)
+    return groups
+
+
 def _by_context(
-    pairs: Sequence[tuple[tuple[int, ...], tuple[int, ...]]],
+    pairs: Sequence[_Pair],
 ) -> list[tuple[Asked, list[int]]]:
     """Put the continuations of one context together, with their places among all."""
     places: dict[tuple[int, ...], list[int]] = {}

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from zslurm.train.config import DataConfig, ModelConfig
 from zslurm.train.data.bundle import Corpus
 from zslurm.train.errors import DataError
-from zslurm.train.phases import PhaseConfig
+from zslurm.train.sections.phases import PhaseConfig
 
 
 def open_validation_data(

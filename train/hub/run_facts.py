@@ -20,8 +20,8 @@ from zslurm.train.data.bundle import Corpus
 from zslurm.train.errors import ConfigError, DataError, HubError
 from zslurm.train.hub.settings import Settings, TokenIds
 from zslurm.train.hub.tokenizer_files import TokenizerFiles
-from zslurm.train.phases import PhaseConfig
 from zslurm.train.schedule import Plan
+from zslurm.train.sections.phases import PhaseConfig
 
 WEIGHTS_ONLY = "weights_only"
 """Key of a manifest's `state`: the facts of a checkpoint that holds weights and no optimizer state."""

@@ -1,8 +1,9 @@
 """Log-likelihoods of continuations, many at once: each context is read once, however many continuations it has.
 
-    contexts        in one pass; of those with several continuations the cache stays
-    continuations   those of one token need nothing more: the context's last logits have them all. The others
-                    continue forks of the context's cache, which share its pages.
+    short ones      a context with all of its continuations is one row of a pass (`branches.py`)
+    long ones       contexts in one pass; of those with several continuations the cache stays, and these continue
+                    forks of it, which share its pages
+    one token       such a continuation needs nothing more: the context's last logits have it
     shared prefix   of all contexts (few-shot examples, a description) can be read once for all of them
 
 Sequences are scored in passes of PASS_TOKENS tokens; the logits of a pass exist in portions.
@@ -17,15 +18,17 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from zslurm.train.inference.branches import Tokens, Tree, hidden_of_trees
 from zslurm.train.inference.forward import Decoder
 from zslurm.train.inference.pages import Pages
 from zslurm.train.model.head import default_chunk, logits
 from zslurm.train.model.zaya import Zaya
 
 PASS_TOKENS = 4096
+TREE_TOKENS = 512
+"""Of a context with its continuations, up to which they are computed in one pass."""
 _SLOTS = 512
-
-Tokens = tuple[int, ...]
+_MASKED = 1 << 23  # pairs of queries and keys of a pass of trees: half a GiB of scores with 16 heads in fp32
 
 
 class Asked(NamedTuple):
@@ -47,13 +50,21 @@ class Likelihood(NamedTuple):
     greedy: bool
 
 
+class _Counted(NamedTuple):
+    """A token whose likelihood counts: the row of the hidden states before it, and whose it is."""
+
+    row: int
+    target: int
+    owner: tuple[int, int]
+
+
 @dataclass
 class _Part:
-    """Next tokens of one sequence, and what is counted of them: (row among them, target, whose)."""
+    """Next tokens of one sequence, and what is counted of them, by rows among them."""
 
     slot: int
     tokens: Tokens
-    counted: list[tuple[int, int, tuple[int, int]]]
+    counted: list[_Counted]
 
 
 class LikelihoodScorer:
@@ -82,9 +93,36 @@ class LikelihoodScorer:
     def score(self, asked: Sequence[Asked]) -> list[list[Likelihood]]:
         """Return the likelihood of each continuation of each context."""
         found = [[Likelihood(0.0, True)] * len(each.continuations) for each in asked]
-        for chosen in _passes([each.tokens for each in asked], _SLOTS // 4):
-            self._score([(index, asked[index]) for index in chosen], found)
+        trees = [index for index, each in enumerate(asked) if self._is_tree(each)]
+        others = sorted(set(range(len(asked))) - set(trees))
+        before = 0 if self._prefix is None else len(self._prefix[0])
+        for places in _tree_passes([asked[index].tokens - before for index in trees], before):
+            self._score_trees([(trees[place], asked[trees[place]]) for place in places], found)
+        for places in _passes([asked[index].tokens for index in others], _SLOTS // 4):
+            self._score([(others[place], asked[others[place]]) for place in places], found)
         return found
+
+    def _is_tree(self, asked: Asked) -> bool:
+        """Return whether a context with its continuations is to be one row."""
+        if self._prefix is not None and not _follows(asked.context, self._prefix[0]):
+            return False
+        return len(asked.continuations) > 1 and asked.tokens <= TREE_TOKENS
+
+    def _score_trees(self, chosen: Sequence[tuple[int, Asked]], found: list[list[Likelihood]]) -> None:
+        prefix, slot = self._prefix or ((), None)
+        trees, counted, first = list[Tree](), list[_Counted](), 0
+        for index, (context, continuations) in chosen:
+            tree = Tree(context[len(prefix) :], tuple(each[:-1] for each in continuations))
+            trees.append(tree)
+            row = first + len(tree.context)
+            counted += [_Counted(row - 1, each[0], (index, j)) for j, each in enumerate(continuations)]
+            for j, each in enumerate(continuations):
+                counted += [_Counted(row + place, token, (index, j)) for place, token in enumerate(each[1:])]
+                row += len(each) - 1
+            first += tree.size
+        self._alive()
+        self.computed_tokens += first
+        self._count(hidden_of_trees(self._decoder, trees, slot), counted, found)
 
     def _score(self, chosen: Sequence[tuple[int, Asked]], found: list[list[Likelihood]]) -> None:
         parts: list[_Part] = []
@@ -92,12 +130,16 @@ class LikelihoodScorer:
             slot, context = self._begin(each.context)
             if len(each.continuations) == 1:
                 (only,) = each.continuations
-                counted = [(len(context) - 1 + place, token, (index, 0)) for place, token in enumerate(only)]
+                counted = [
+                    _Counted(len(context) - 1 + place, token, (index, 0)) for place, token in enumerate(only)
+                ]
                 parts.append(_Part(slot, context + only[:-1], counted))
             else:
-                firsts = [(len(context) - 1, those[0], (index, j)) for j, those in enumerate(each.continuations)]
+                firsts = [
+                    _Counted(len(context) - 1, those[0], (index, j)) for j, those in enumerate(each.continuations)
+                ]
                 parts.append(_Part(slot, context, firsts))
-        self._count(parts, found)
+        self._count_parts(parts, found)
         longer = [
             (part.slot, index, j, those)
             for part, (index, each) in zip(parts, chosen, strict=True)
@@ -108,9 +150,9 @@ class LikelihoodScorer:
         for places in _passes([len(those) for *_, those in longer], self._pages.free_slots):
             forks = []
             for slot, index, j, those in (longer[place] for place in places):
-                counted = [(place, token, (index, j)) for place, token in enumerate(those[1:])]
+                counted = [_Counted(place, token, (index, j)) for place, token in enumerate(those[1:])]
                 forks.append(_Part(self._pages.fork(slot), those[:-1], counted))
-            self._count(forks, found)
+            self._count_parts(forks, found)
             for fork in forks:
                 self._pages.free(fork.slot)
         for part in parts:
@@ -120,7 +162,7 @@ class LikelihoodScorer:
         """Return a slot for the context, and what it has not seen of it."""
         if self._prefix is not None:
             prefix, slot = self._prefix
-            if len(context) > len(prefix) and context[: len(prefix)] == prefix:
+            if _follows(context, prefix):
                 return self._pages.fork(slot), context[len(prefix) :]
         return self._pages.add(), context
 
@@ -129,29 +171,37 @@ class LikelihoodScorer:
         self.computed_tokens += sum(len(part.tokens) for part in parts)
         return self._decoder.hidden([part.slot for part in parts], [part.tokens for part in parts])
 
-    @torch.inference_mode()
-    def _count(self, parts: Sequence[_Part], found: list[list[Likelihood]]) -> None:
-        """Add the likelihoods of what is counted of some next tokens."""
-        x_TD = self._hidden(parts)
-        first, rows, targets, whose = 0, list[int](), list[int](), list[tuple[int, int]]()
+    def _count_parts(self, parts: Sequence[_Part], found: list[list[Likelihood]]) -> None:
+        """Compute some next tokens, and add the likelihoods of what is counted of them."""
+        first, counted = 0, list[_Counted]()
         for part in parts:
-            for row, target, owner in part.counted:
-                rows.append(first + row)
-                targets.append(target)
-                whose.append(owner)
+            counted += [each._replace(row=first + each.row) for each in part.counted]
             first += len(part.tokens)
+        self._count(self._hidden(parts), counted, found)
+
+    @torch.inference_mode()
+    def _count(self, x_TD: Tensor, counted: Sequence[_Counted], found: list[list[Likelihood]]) -> None:
+        """Add the likelihoods of what is counted by these hidden states."""
+        rows = [each.row for each in counted]
         chunk = default_chunk(x_TD.device.type, len(self._embedding_VD))
         for places in _runs_of_rows(rows, chunk):
             unique, inverse_M = torch.tensor(rows[places]).unique_consecutive(return_inverse=True)
             logits_RV = logits(x_TD.index_select(0, unique.to(x_TD.device)), self._embedding_VD)
-            target_M = torch.tensor(targets[places], device=x_TD.device)
+            those = counted[places]
+            target_M = torch.tensor([each.target for each in those], device=x_TD.device)
             inverse_M = inverse_M.to(x_TD.device)
             log_sum_R = logits_RV.logsumexp(dim=-1)
             likely_M = logits_RV[inverse_M, target_M] - log_sum_R[inverse_M]
             greedy_M = logits_RV.argmax(dim=-1)[inverse_M] == target_M
-            for owner, likely, greedy in zip(whose[places], likely_M.tolist(), greedy_M.tolist(), strict=True):
-                before = found[owner[0]][owner[1]]
-                found[owner[0]][owner[1]] = Likelihood(before.log_likelihood + likely, before.greedy and greedy)
+            for each, likely, greedy in zip(those, likely_M.tolist(), greedy_M.tolist(), strict=True):
+                index, place = each.owner
+                before = found[index][place]
+                found[index][place] = Likelihood(before.log_likelihood + likely, before.greedy and greedy)
+
+
+def _follows(context: Tokens, prefix: Tokens) -> bool:
+    """Return whether a context begins with a prefix and is longer."""
+    return len(context) > len(prefix) and context[: len(prefix)] == prefix
 
 
 def _passes(tokens: Sequence[int], most: int) -> Iterator[range]:
@@ -164,6 +214,20 @@ def _passes(tokens: Sequence[int], most: int) -> Iterator[range]:
         total += count
     if start < len(tokens):
         yield range(start, len(tokens))
+
+
+def _tree_passes(sizes: Sequence[int], before: int) -> Iterator[range]:
+    """Yield runs of trees, but for one alone of PASS_TOKENS tokens and, padded, _MASKED pairs at most."""
+    start = total = longest = 0
+    for place, size in enumerate(sizes):
+        wide = max(longest, size)
+        pairs = (place - start + 1) * wide * (before + wide)
+        if place > start and (total + size > PASS_TOKENS or pairs > _MASKED):
+            yield range(start, place)
+            start, total, wide = place, 0, size
+        total, longest = total + size, wide
+    if start < len(sizes):
+        yield range(start, len(sizes))
 
 
 def _runs_of_rows(rows: Sequence[int], most: int) -> Iterator[slice]:

@@ -23,9 +23,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from zslurm.kernels.qk_conv import JoinedKernel, qk_conv
+from zslurm.train.model.attention_backends.sdpa import attend
 from zslurm.train.model.cache import Slots
 from zslurm.train.model.rope import RotaryTable
-from zslurm.train.model.sdpa import attend
 
 
 class Batch(NamedTuple):

@@ -135,6 +135,10 @@ class Pages:
                 layer.values[new_page] = layer.values[old_page]
         return new
 
+    def table(self, slot: int) -> tuple[int, ...]:
+        """Return the pages of a sequence, in order."""
+        return tuple(self._tables[slot])
+
     def free(self, slot: int) -> None:
         """Let go of a sequence."""
         for page in self._tables[slot]:

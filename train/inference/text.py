@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from tokenizers import Tokenizer
@@ -54,36 +54,55 @@ class TextCoder:
         Raises:
             DataError: the model has no such token.
         """
-        ids = tuple(self.tokenizer.encode(text, add_special_tokens=self.special and whole).ids)
+        return self._known(self.tokenizer.encode(text, add_special_tokens=self.special and whole).ids)
+
+    def encode_all(self, texts: Iterable[str]) -> dict[str, tuple[int, ...]]:
+        """Return the tokens of many texts by these; each different one is encoded once.
+
+        Raises:
+            DataError: the model has no such token.
+        """
+        different = list(dict.fromkeys(texts))
+        encoded = self.tokenizer.encode_batch_fast(different, add_special_tokens=self.special)
+        return {text: self._known(each.ids) for text, each in zip(different, encoded, strict=True)}
+
+    def _known(self, ids: Sequence[int]) -> tuple[int, ...]:
         if ids and max(ids) >= self.vocabulary:
             raise DataError(
                 f"the tokenizer has token {max(ids)}, the model {self.vocabulary}: it is another model's"
             )
-        return ids
+        return tuple(ids)
 
     def decode(self, ids: Sequence[int]) -> str:
         """Return the text of tokens, without special ones."""
         return str(self.tokenizer.decode(list(ids)))
 
-    def pair(self, context: str, continuation: str) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """Return the tokens of a context and of what follows it, which are those of both together.
+    def pairs(self, texts: Sequence[tuple[str, str]]) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
+        """Return the tokens of contexts and of what follows each, which are those of both together.
 
         White space at the end of the context counts to what follows, since tokens rarely end with it (the rule of
         lm-evaluation-harness). Without a context there is the token that begins a text.
         """
+        kept = {context: context.rstrip() for context, _ in texts}
+        joined = [context + continuation for context, continuation in texts if context]
+        known = self.encode_all([*joined, *filter(None, kept.values())])
+        return [self._pair(context, kept[context], continuation, known) for context, continuation in texts]
+
+    def _pair(
+        self, context: str, kept: str, continuation: str, known: Mapping[str, tuple[int, ...]]
+    ) -> tuple[tuple[int, ...], tuple[int, ...]]:
         if not context:
             ids = self.encode(continuation, whole=False)
             return ((self.prefix,), ids) if ids[:1] != (self.prefix,) else (ids[:1], ids[1:])
-        kept = context.rstrip()
-        both = self.encode(context + continuation)
-        begin = len(self.encode(kept)) if kept else 0
+        both = known[context + continuation]
+        begin = len(known[kept]) if kept else 0
         if not begin:
             return (self.prefix,), both
         return both[:begin], both[begin:]
 
 
 class StopStrings:
-    """Ends a text that holds one of some strings; for `train.inference.generation`.
+    """Ends a text that holds one of some strings; for `train.inference.batch_generation`.
 
     It looks at the text in whole characters as it comes, and only at as much of its end as a string may begin in.
     """

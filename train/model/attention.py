@@ -24,10 +24,10 @@ from zslurm.train.context.halos import (
     put_before,
     without_halos,
 )
+from zslurm.train.model.attention_backends.packages import FlashAttention, Kernels
+from zslurm.train.model.attention_backends.sdpa import attend, attend_by_sdpa
 from zslurm.train.model.cache import LayerCache, NextTokens
-from zslurm.train.model.flash import FlashAttention, Kernels
 from zslurm.train.model.packing import Packing
-from zslurm.train.model.sdpa import attend, attend_by_sdpa
 
 
 class CompressedConvolutionalAttention(nn.Module):

@@ -68,10 +68,14 @@ def generate(
     return tokens()
 
 
+_LEAST = 1e-6
+"""A temperature below which nothing but the likeliest token can be drawn."""
+
+
 @torch.inference_mode()
 def choose(logits_V: Tensor, temperature: float, top_p: float, generator: torch.Generator) -> int:
     """Choose one token by its logits; draws are made on the CPU, whatever device the logits are on."""
-    if temperature == 0:
+    if temperature < _LEAST:  # in effect 0, and dividing by it would leave no number
         return int(logits_V.argmax())
     probabilities_V = (logits_V.cpu() / temperature).softmax(dim=-1)
     if top_p < 1:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -21,10 +22,10 @@ from zslurm.train.context.context_parallel import ContextParallel
 from zslurm.train.context.halos import last_tokens
 from zslurm.train.context.layout import check_chunks, reach
 from zslurm.train.context.tree_attention import DividedCache
+from zslurm.train.model.attention_backends.packages import FlashAttention, Kernels
 from zslurm.train.model.block import Layer, Stream
 from zslurm.train.model.cache import Cache
 from zslurm.train.model.decode_step import LayerStep, ModelStep
-from zslurm.train.model.flash import FlashAttention, Kernels
 from zslurm.train.model.head import IGNORED_TARGET, HeadLoss, logits, summed_losses
 from zslurm.train.model.init import initial_balancing_bias, initial_tensor
 from zslurm.train.model.norm import StageEntry
@@ -98,6 +99,18 @@ class Zaya(nn.Module):
                 layer.attention.communicate_outside_of_graphs()
             if compile:
                 layer.compile(fullgraph=not (self._by_bounds or context_parallel), backend=backend)
+
+    @contextmanager
+    def without_graphs(self) -> Iterator[None]:
+        """Run the layers uncompiled for a while, so that their parts can be looked at; the graphs are kept."""
+        graphs = [(layer, layer._compiled_call_impl) for layer in self.all_layers()]
+        try:
+            for layer, _ in graphs:
+                layer._compiled_call_impl = None
+            yield
+        finally:
+            for layer, graph in graphs:
+                layer._compiled_call_impl = graph
 
     def forward(
         self,

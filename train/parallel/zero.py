@@ -167,7 +167,7 @@ class ZeroShards:
     def gradient_norm(self) -> Tensor:
         """The norm of the reduced gradient over all ranks, an fp64 scalar; not finite if any element is not."""
         total = torch.zeros((), dtype=torch.float64, device=self.master.device)
-        for part in self.master_gradient.split(NORM_ELEMENTS):
+        for part in self.master_gradient.split(NORM_ELEMENTS[self.master.device.type]):
             total += part.double().square().sum()
         self.comm.all_reduce(total)
         return total.sqrt()

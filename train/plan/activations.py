@@ -47,10 +47,10 @@ from zslurm.kernels.matmul_limits import fewest_copied_terms
 from zslurm.train.config import ModelConfig, TrainConfig
 from zslurm.train.context.layout import check_chunks, chunk_tokens, reach
 from zslurm.train.parallel.memory import ITEMSIZE
-from zslurm.train.phases import PhaseConfig
 from zslurm.train.plan.communication import context_attention
+from zslurm.train.sections.phases import PhaseConfig
 
-# What train/model does: sdpa.py, head.py.
+# What train/model does: attention_backends/sdpa.py, head.py.
 LONGEST_IN_BLOCKS = 1024
 ATTENTION_BLOCK = 64
 LOGITS_ON_CPU = 1 << 21

@@ -34,7 +34,7 @@ from dataclasses import dataclass
 from zslurm.train.config import TrainConfig
 from zslurm.train.context.bytes import Attention, choose_attention, context_bytes
 from zslurm.train.parallel.memory import ITEMSIZE
-from zslurm.train.phases import PhaseConfig
+from zslurm.train.sections.phases import PhaseConfig
 from zslurm.train.shapes import owned_table
 
 LATENCY_SHARE = 0.1

@@ -21,7 +21,7 @@ from pydantic import Field, ValidationError, field_validator
 
 from zslurm.checkpoint_tools.plain import Unexpected, load_json
 from zslurm.train.errors import ConfigError
-from zslurm.train.section import Count, Positive, Section, Whole
+from zslurm.train.sections.section import Count, Positive, Section, Whole
 
 SCHEMA = 1
 TORCH, ROCM = "PT_VERSION", "ROCM_VERSION"

@@ -35,8 +35,8 @@ from typing import Literal
 
 from zslurm.train.config import ModelConfig, TrainConfig
 from zslurm.train.context.layout import chunk_tokens
-from zslurm.train.phases import PhaseConfig
 from zslurm.train.plan.activations import head_chunk
+from zslurm.train.sections.phases import PhaseConfig
 
 Pass = Literal["forward", "input gradient", "weight gradient", "recompute"]
 Kind = Literal["dense", "grouped", "attention", "convolution"]

@@ -47,7 +47,7 @@ def copies_bytes(state: int, ranks: int) -> int:
     """Return the bytes of host memory that a rank's copies for recovery take, besides what a save takes anyway.
 
     `state` are the bytes of its masters and optimizer state: twice its own, and twice those of the rank whose
-    buddy it is (train/recovery/copies.py), where there is one.
+    buddy it is (train/recovery/copies/buddy_copies.py), where there is one.
     """
     return (4 if ranks > 1 else 2) * state
 
@@ -113,11 +113,12 @@ def plan_memory(config: TrainConfig, ranks: int, *, on_cpu: bool, local: int = 8
     itemsize = ITEMSIZE[config.parallel.dtype]
     microbatches = _microbatches(config, on_cpu=on_cpu)
     later = sum(resident.get(name, 0) for name in _LATER)
+    squared = min(layout.chunk(rank), NORM_ELEMENTS["cpu" if on_cpu else "cuda"])
     moments = {
         "start": max(0, sum(row.numel for row in table) * itemsize - later),
         _BOTH_PASSES: max(microbatch.peak for microbatch in microbatches),
         # A value and its square; an fp64 gradient is its own value.
-        "clipping": min(layout.chunk(rank), NORM_ELEMENTS) * _EXACT * (1 if itemsize == _EXACT else 2),
+        "clipping": squared * _EXACT * (1 if itemsize == _EXACT else 2),
         "Muon": _muon(config, layout, rank, on_cpu=on_cpu),
     }
     return MemoryPlan(

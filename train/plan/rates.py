@@ -36,7 +36,7 @@ from zslurm.train.plan.matmuls import Matmul, Microbatch
 from zslurm.train.plan.newton_schulz import KIND as NEWTON_SCHULZ
 from zslurm.train.plan.newton_schulz import MuonMatrices
 from zslurm.train.plan.parts import PartPass
-from zslurm.train.section import Count, Positive, Section
+from zslurm.train.sections.section import Count, Positive, Section
 
 ASSUMED_TFLOPS = 250.0
 """Of a GPU in forward and backward, a fifth of an MI300X's peak."""

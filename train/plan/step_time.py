@@ -23,13 +23,13 @@ from dataclasses import dataclass
 
 from zslurm.train.config import TrainConfig
 from zslurm.train.parallel.memory import ITEMSIZE
-from zslurm.train.phases import PhaseConfig
 from zslurm.train.plan.communication import StepTraffic, context_traffic
 from zslurm.train.plan.matmuls import Matmul, Microbatch
 from zslurm.train.plan.memory import MemoryPlan
 from zslurm.train.plan.newton_schulz import matrix_batches
 from zslurm.train.plan.parts import PARTS, PASSES, calls, is_recomputed
 from zslurm.train.plan.rates import Rates
+from zslurm.train.sections.phases import PhaseConfig
 from zslurm.train.shapes import owned_table
 
 _TERA, _GIGA = 1e12, 1e9

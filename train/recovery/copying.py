@@ -1,4 +1,4 @@
-"""When a rank's state is copied, and what all ranks know of their copies: the steps' side of copies.py."""
+"""When a rank's state is copied, and what all ranks know of their copies: the steps' side of copies/."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from zslurm.train.config import RecoveryConfig
 from zslurm.train.errors import ConfigError
 from zslurm.train.parallel.world import World
 from zslurm.train.plan.memory import copies_bytes
-from zslurm.train.recovery.agreement import PAUSE_S
-from zslurm.train.recovery.copies import ChangedInMemory, Copies
+from zslurm.train.recovery.copies.agreement import PAUSE_S
+from zslurm.train.recovery.copies.buddy_copies import ChangedInMemory, Copies
+from zslurm.train.recovery.copies.staging import Slot, Staging
 from zslurm.train.recovery.generation import buddy_of, ward_of
 from zslurm.train.recovery.no_recovery import RecoveryFailed, Trainer
-from zslurm.train.recovery.staging import Slot, Staging
 
 
 class StepCopies:

@@ -1,8 +1,8 @@
 """Generations: which processes are the ranks now, and the keys by which they learn of it. No torch here.
 
 Generation 0 is the start of an attempt. After a fault the supervisor has its store server
-(zslurm/job/store_server.py) publish the next one: the members in the order of their ranks, and the ranks whose
-process is another one than before. Everything between the server and the processes is a key of its store:
+(zslurm/job/in_memory/store_server.py) publish the next one: the members in the order of their ranks, and the ranks
+whose process is another one than before. Everything between the server and the processes is a key of its store:
 
     newest          number of the newest generation                       server
     generation/N    the generation, as JSON                               server, before `newest`

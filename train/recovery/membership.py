@@ -17,7 +17,7 @@ import torch.distributed as dist
 
 from zslurm.train.parallel.store_connections import CONNECTIONS
 from zslurm.train.recovery.abort import Abort
-from zslurm.train.recovery.agreement import check_in
+from zslurm.train.recovery.copies.agreement import check_in
 from zslurm.train.recovery.generation import (
     MEMBER_VARIABLE,
     OFF,

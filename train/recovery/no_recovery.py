@@ -15,9 +15,9 @@ from zslurm.train.errors import TrainError
 from zslurm.train.model.zaya import Zaya
 from zslurm.train.optim.sharded import OwnedState
 from zslurm.train.parallel.world import World
+from zslurm.train.recovery.copies.staging import Slot
 from zslurm.train.recovery.facts import Facts
 from zslurm.train.recovery.resplit import Owned
-from zslurm.train.recovery.staging import Slot
 
 T = TypeVar("T")
 

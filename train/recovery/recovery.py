@@ -1,6 +1,6 @@
 """One rank's part in a recovery in memory: from the copies of its state to the first step of a new generation.
 
-    while training     after each step (or every k-th) the state is copied, see copies.py
+    while training     after each step (or every k-th) the state is copied, see copies/
     a rank is lost     the supervisor publishes a generation with another process in its place (generation.py);
                        the watcher aborts this process's collectives (abort.py), and the trainer's thread raises
     regroup            leave the old groups; wait until every member has left; make new ones
@@ -9,10 +9,10 @@
     compare            a CRC32 of weights and shared state over all ranks, before the first new step
     answer             rank 0 reports the step to the supervisor, and training continues from there
 
-The process that takes a rank's place (zslurm/job/warm_rank.py) has made its model before, and enters at `agree`.
-What goes wrong on the way is reported with its reason; the rank then ends as it would have without a recovery, and
-the supervisor restarts the run. A further rank that is lost meanwhile makes a further generation, and everything
-begins again with it: the copies are not touched before the next step.
+The process that takes a rank's place (zslurm/job/in_memory/warm_rank.py) has made its model before, and enters at
+`agree`. What goes wrong on the way is reported with its reason; the rank then ends as it would have without a
+recovery, and the supervisor restarts the run. A further rank that is lost meanwhile makes a further generation,
+and everything begins again with it: the copies are not touched before the next step.
 """
 
 from __future__ import annotations
@@ -33,8 +33,9 @@ from zslurm.train.errors import TrainError
 from zslurm.train.optim.sharded import OwnedState
 from zslurm.train.parallel.world import World, choose_device, regroup
 from zslurm.train.recovery.abort import NCCL_VARIABLES, leave_groups, why_not
-from zslurm.train.recovery.agreement import is_intact, shared_crc, whole_step, why_none
+from zslurm.train.recovery.copies.agreement import is_intact, shared_crc, whole_step, why_none
 from zslurm.train.recovery.copying import StepCopies
+from zslurm.train.recovery.durations import Parts
 from zslurm.train.recovery.facts import Facts
 from zslurm.train.recovery.generation import (
     FACTS,
@@ -55,7 +56,6 @@ from zslurm.train.recovery.no_recovery import (
     T,
     Trainer,
 )
-from zslurm.train.recovery.parts import Parts
 from zslurm.train.recovery.resizing import Resizing
 from zslurm.train.recovery.resplit import Owned
 

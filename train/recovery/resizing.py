@@ -22,8 +22,8 @@ from zslurm.train.errors import TrainError
 from zslurm.train.optim.sharded import OwnedState
 from zslurm.train.parallel.world import World, regroup
 from zslurm.train.recovery.abort import leave_groups
-from zslurm.train.recovery.agreement import is_intact, shared_crc
-from zslurm.train.recovery.copies import ChangedInMemory
+from zslurm.train.recovery.copies.agreement import is_intact, shared_crc
+from zslurm.train.recovery.copies.buddy_copies import ChangedInMemory
 from zslurm.train.recovery.copying import StepCopies
 from zslurm.train.recovery.generation import Generation, failed, recovered
 from zslurm.train.recovery.membership import BROKEN, Membership

@@ -31,8 +31,8 @@ from typing import Any
 from zslurm.checkpoint_tools.plain import reason_of
 from zslurm.train.evaluation.command import GRACE_S, ExportPaths
 from zslurm.train.jsonl import Record
-from zslurm.train.metrics_config import EvaluationConfig
 from zslurm.train.schedule import Position, due
+from zslurm.train.sections.metrics_config import EvaluationConfig
 from zslurm.train.telemetry.observer import ObservedRun, Observer, StepResult
 from zslurm.train.telemetry.timing import Part
 

@@ -19,7 +19,7 @@ from zslurm.train.telemetry.profiler import Profiler
 from zslurm.train.telemetry.source_metrics import SourceMetrics, no_sources
 from zslurm.train.telemetry.step_metrics import StepMetrics
 from zslurm.train.telemetry.timing import Part
-from zslurm.train.telemetry.trackers.observer import Trackers
+from zslurm.train.telemetry.trackers.feed import Trackers
 
 OBSERVERS: tuple[type[Observer], ...] = (
     MetricsFile,

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 from zslurm.aegis.fault_kinds import EARLY_EXIT, NODE_DEAD, RANK_HANG, SLURM_CANCELLED, STORAGE_FAULT, STRAGGLER
 from zslurm.aegis.types import AttemptState, Fault
 from zslurm.core.errors import Exit
-from zslurm.slurm.srun_output import TaskFailure
+from zslurm.slurm.on_nodes.srun_output import TaskFailure
 
 if TYPE_CHECKING:  # pydantic takes longer to import than `zslurm logs --errors` takes to run
     from zslurm.config.aegis import AegisSection

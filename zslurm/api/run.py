@@ -13,16 +13,16 @@ from zslurm.checkpoint_tools.plain import StrPath
 from zslurm.core.errors import ZslurmError
 from zslurm.run.find import find, find_to_change
 from zslurm.run.index import known_runs
-from zslurm.run.rest import states_until_rest
 from zslurm.run.run_dir import RunDir
-from zslurm.run.state import RunState, look
+from zslurm.run.state.rest import states_until_rest
+from zslurm.run.state.run_state import RunState, look
 
 if TYPE_CHECKING:
     from zslurm.api.checkpoint import Checkpoint
     from zslurm.checkpoint_tools import Listing
     from zslurm.config.spec import RunSpec
-    from zslurm.run.event import Event
-    from zslurm.run.metrics import Metrics
+    from zslurm.run.events.event import Event
+    from zslurm.run.metrics.columns import Metrics
 
 
 class WaitTimeout(ZslurmError, TimeoutError):
@@ -117,8 +117,8 @@ class Run:
         Args:
             since: only events since this time.
         """
-        from zslurm.run.event import from_row
-        from zslurm.run.event_log import EventLog
+        from zslurm.run.events.event import from_row
+        from zslurm.run.events.event_log import EventLog
 
         earliest = since.timestamp() if isinstance(since, datetime) else since
         return [from_row(row) for _, row in EventLog([self._run]).news(since=earliest)]
@@ -129,7 +129,7 @@ class Run:
         Raises:
             ZslurmError: they cannot be read.
         """
-        from zslurm.run.metrics import read_metrics
+        from zslurm.run.metrics.columns import read_metrics
 
         return read_metrics(self.path)
 

@@ -9,11 +9,11 @@ in memory decides which kernel runs, so each pass of a linear map, with weights 
 
 Kinds of products: `dense` by `zslurm.kernels.matmul`, with fp32 results in the head's forward
 (`zslurm.kernels.head`); `grouped`, the experts' (`zslurm.kernels.grouped_gemm`), with equally many rows each;
-`attention`, scores and values in one kernel (`train/model/sdpa.py`), counted with its causal mask, where `group`
-query heads share a key head. Of a run there are also rows of the kind `part`: whole parts of a microbatch with all
-that they do besides products (parts.py), for m tokens of sequences of n, of width k, with the FLOPs of their
-products; and of the kind `newton_schulz`: k of Muon's steps (train/optim/newton_schulz.py) on `batch` matrices of
-m x n, in the format that Muon multiplies in, which need not be the run's.
+`attention`, scores and values in one kernel (`train/model/attention_backends/sdpa.py`), counted with its causal
+mask, where `group` query heads share a key head. Of a run there are also rows of the kind `part`: whole parts of a
+microbatch with all that they do besides products (parts.py), for m tokens of sequences of n, of width k, with the
+FLOPs of their products; and of the kind `newton_schulz`: k of Muon's steps (train/optim/newton_schulz.py) on
+`batch` matrices of m x n, in the format that Muon multiplies in, which need not be the run's.
 
 Operands are normal random numbers: others take less power, and a GPU at its power limit is faster with them. Each
 result is checked by the sums of its rows (Freivalds' check with a vector of ones).
@@ -36,7 +36,7 @@ from zslurm.checkpoint_tools.quantities import show_bytes
 from zslurm.kernels import grouped_gemm, head
 from zslurm.kernels.grouped_gemm.groups import Groups
 from zslurm.kernels.matmul import batched_matmul, matmul
-from zslurm.train.model.sdpa import attend
+from zslurm.train.model.attention_backends.sdpa import attend
 from zslurm.train.optim.newton_schulz import coefficient_schedule, orthogonalise_
 from zslurm.train.parallel.world import DTYPES
 from zslurm.train.plan.newton_schulz import KIND as NEWTON_SCHULZ

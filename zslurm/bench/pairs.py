@@ -13,7 +13,10 @@ partner's wait.
 
 Ranks on CPUs are compared by their processor time for an exchange too, as in mlp.py: by the clock, ranks that
 share cores with each other and with other programs take as long as these please. The clock shows a slow link, the
-processor time a rank that is slow itself.
+processor time a rank that is slow itself. It is taken of messages of OWN_BYTES, right after those that the clock
+times: they fit into caches, so it depends less on how much of the memory others use, and many of them fit into a
+moment. Both begin these together as well: a rank that is late finds all of a message there, and needs less
+processor time to take it.
 
 A sweep is repeated until a slowdown of VISIBLE would be seen, MOST_LOOKS times at most. On CPUs, where other
 programs may hide it from the clock for good, the processor time alone decides after MOST_S seconds. A sweep ends
@@ -26,12 +29,13 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from statistics import median
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
 from zslurm.bench.measurement import Row
 from zslurm.bench.ranks import Ranks
@@ -45,12 +49,25 @@ GPU_PAIR, NODE_PAIR = "gpu_pair", "node_pair"
 
 VISIBLE = 0.15
 MOST_LOOKS = 16
-MOST_S = {"cuda": math.inf, "cpu": 30.0}
+MOST_S = {"cuda": math.inf, "cpu": 45.0}
+OWN_BYTES = 512 << 10
 """See above."""
 _MOMENTS = 20
 _MOMENT_S = {"cuda": 0.02, "cpu": 0.02}
 _BETWEEN_S = 0.005
 _LEAST_TIMES, _MOST_TIMES = 4, 1000
+
+
+class _Moment(NamedTuple):
+    """What a rank measured with one partner at one moment.
+
+    Attributes:
+        wall_s: of the fastest exchange.
+        own_s: least processor time of this rank for a short one; 0 where it is not taken.
+    """
+
+    wall_s: float
+    own_s: float
 
 
 def sweeps(machine: Machine, wanted: list[str]) -> Iterator[tuple[str, int]]:
@@ -65,11 +82,17 @@ def sweep_seconds(machine: Machine, scope: str, sweep_rounds: int) -> float:
     """Return about how long a sweep takes up to its first look."""
     members = machine.ranks_per_node if scope == GPU_PAIR else len(machine.nodes)
     turns = members // 2 if _takes_turns(machine.device, scope) else 1
-    return _moments(members) * sweep_rounds * turns * (_MOMENT_S[machine.device] + _BETWEEN_S)
+    of_a_pair = _MOMENT_S[machine.device] * (2 if _compares_own_time(machine.device, scope) else 1) + _BETWEEN_S
+    return _moments(members) * sweep_rounds * turns * of_a_pair
 
 
 def _takes_turns(device: str, scope: str) -> bool:
     """Return whether the pairs of a round exchange one after the other."""
+    return device == "cpu" and scope == GPU_PAIR
+
+
+def _compares_own_time(device: str, scope: str) -> bool:
+    """Return whether the processor time of ranks is compared."""
     return device == "cpu" and scope == GPU_PAIR
 
 
@@ -88,32 +111,8 @@ def sweep(values: dict[str, Any], ranks: Ranks) -> list[Row]:
     else:
         members, own, count = list(range(ranks.local_rank, ranks.size, local)), ranks.node, len(ranks.nodes)
     group = ranks.group(members)
-    elements = max(1, values["bytes"] // 4)
-    source = torch.full((elements,), float(ranks.rank + 1), device=ranks.device)
-    out = torch.zeros_like(source)
-    ready, other_ready = torch.zeros(2, 1, device=ranks.device)
-
-    def exchange(partner: int, sent: torch.Tensor, received: torch.Tensor) -> None:
-        operations = [
-            dist.P2POp(dist.isend, sent, group=group, group_peer=partner),
-            dist.P2POp(dist.irecv, received, group=group, group_peer=partner),
-        ]
-        for work in dist.batch_isend_irecv(operations):
-            work.wait()
-        ranks.synchronize()
-
-    def timed(partner: int, times: int) -> tuple[float, float]:
-        """Return the time of the fastest exchange, and the least processor time that this rank took for one."""
-        fastest = own = math.inf
-        exchange(partner, ready, other_ready)  # both begin together
-        for _ in range(times):
-            began, own_began = time.perf_counter(), time.process_time()
-            exchange(partner, source, out)
-            exchange(partner, ready, other_ready)  # until both have ended
-            fastest = min(fastest, time.perf_counter() - began)
-            own = min(own, time.process_time() - own_began)
-        return fastest, own
-
+    takes_own = _compares_own_time(ranks.device.type, values["scope"])
+    exchanges = _Exchanges(ranks, group, values["bytes"])
     partners: list[int | None] = []
     for at_once in _turns(count, one_at_a_time=_takes_turns(ranks.device.type, values["scope"])):
         partners.append(next((a + b - own for a, b in at_once if own in (a, b)), None))
@@ -121,14 +120,14 @@ def sweep(values: dict[str, Any], ranks: Ranks) -> list[Row]:
     fastest = math.inf
     for partner in partners:  # unmeasured: connections are opened
         if partner is not None:
-            timed(partner, 2)
-            out.zero_()
-            fastest = min(fastest, timed(partner, 3)[0])
-            wrong[partner] = not bool((out == members[partner] + 1).all())
+            exchanges.timed(partner, 2, 2 * takes_own)
+            fastest = min(fastest, exchanges.timed(partner, 3, 0).wall_s)
+            wrong[partner] = not exchanges.gives(partner, members[partner] + 1)
     found = ranks.gather(fastest)
     in_a_moment = int(_MOMENT_S[ranks.device.type] / median(found)) if found else 0
     times = ranks.share(max(_LEAST_TIMES, min(_MOST_TIMES, in_a_moment)))
-    seconds: dict[int, list[tuple[float, float]]] = {partner: [] for partner in partners if partner is not None}
+    own_times = takes_own * times * exchanges.short_in_whole
+    seconds: dict[int, list[_Moment]] = {partner: [] for partner in partners if partner is not None}
     of_pair: dict[tuple[int, int], list[float]] = {}
     bad: set[tuple[int, int]] = set()
     own_s: dict[tuple[int, int], list[list[float]]] = {}
@@ -138,21 +137,77 @@ def sweep(values: dict[str, Any], ranks: Ranks) -> list[Row]:
             for partner in partners:
                 ranks.barrier()
                 if partner is not None:
-                    seconds[partner].append(timed(partner, times))
+                    seconds[partner].append(exchanges.timed(partner, times, own_times))
         gathered = ranks.gather([[partner, seconds[partner], wrong[partner]] for partner in seconds])
         if gathered is not None:
             of_pair, own_s, bad = _by_pair(gathered, ranks, in_node=in_node)
         enough = _enough(of_pair) or time.perf_counter() - began > MOST_S[ranks.device.type]
-        if own_s and in_node and not ranks.on_gpu:
+        if own_s and takes_own:
             enough = enough and _enough_of_own(own_s)
         if ranks.share(enough):
             break
     if not ranks.is_first:
         return []
     rows = [_row(values, pair, of_pair[pair], ranks, wrong=pair in bad) for pair in sorted(of_pair)]
-    if in_node and not ranks.on_gpu:
+    if takes_own:
         rows = [row | {"own_s": own_s[pair]} for row, pair in zip(rows, sorted(of_pair), strict=True)]
     return rows
+
+
+class _Exchanges:
+    """Exchanges of one rank with its partners.
+
+    Attributes:
+        short_in_whole: how many short messages are as much as a whole one.
+    """
+
+    def __init__(self, ranks: Ranks, group: dist.ProcessGroup, size: int) -> None:
+        self._ranks, self._group = ranks, group
+        self._source = torch.full((max(1, size // 4),), float(ranks.rank + 1), device=ranks.device)
+        self._out = torch.zeros_like(self._source)
+        self._ready, self._other_ready = torch.zeros(2, 1, device=ranks.device)
+        self._short = min(len(self._source), OWN_BYTES // 4)
+        self.short_in_whole = len(self._source) // self._short
+
+    def timed(self, partner: int, times: int, own_times: int) -> _Moment:
+        """Time so many exchanges with a partner, and so many short ones by this rank's processor time."""
+        whole = self._exchange(partner, self._source, self._out)
+        signal = self._exchange(partner, self._ready, self._other_ready)
+        wall: list[float] = []
+        signal()  # both begin together
+        for _ in range(times):
+            began = time.perf_counter()
+            whole()
+            signal()  # until both have ended
+            wall.append(time.perf_counter() - began)
+        own: list[float] = []
+        short = self._exchange(partner, self._source[: self._short], self._out[: self._short])
+        for _ in range(own_times):
+            signal()
+            own_began = time.process_time()
+            short()
+            own.append(time.process_time() - own_began)
+        return _Moment(min(wall), min(own, default=0.0))
+
+    def gives(self, partner: int, value: float) -> bool:
+        """Return whether an exchange brings this value everywhere."""
+        self._out.zero_()
+        self._exchange(partner, self._source, self._out)()
+        return bool((self._out == value).all())
+
+    def _exchange(self, partner: int, sent: Tensor, received: Tensor) -> Callable[[], None]:
+        """Return what makes one exchange; making its list of operations is not part of it."""
+        operations = [
+            dist.P2POp(dist.isend, sent, group=self._group, group_peer=partner),
+            dist.P2POp(dist.irecv, received, group=self._group, group_peer=partner),
+        ]
+
+        def once() -> None:
+            for work in dist.batch_isend_irecv(operations):
+                work.wait()
+            self._ranks.synchronize()
+
+        return once
 
 
 def _turns(count: int, *, one_at_a_time: bool) -> list[list[tuple[int, int]]]:

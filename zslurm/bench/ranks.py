@@ -1,7 +1,7 @@
 """What a measurement sees of the ranks: who they are, their device, groups of them, and how they agree.
 
-Ranks agree through the store of rank 0, never through the device: a control message must not be part of what is
-measured, and must work where the links that are measured do not.
+Ranks agree through the store beside rank 0, never through the device: a control message must not be part of what
+is measured, and must work where the links that are measured do not.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class Ranks:
         local_rank, local_size: the same on its node.
         node: number of its node; `nodes` has their names.
         device: what it measures on.
-        store: of rank 0.
+        store: the one that all of them share.
         timeout: after which a collective is given up.
     """
 

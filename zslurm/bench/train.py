@@ -29,7 +29,7 @@ from zslurm.bench.result import Machine, Skipped
 from zslurm.bench.run.timing import summarize
 from zslurm.checkpoint_tools.quantities import counted, show_bytes
 from zslurm.train.config import TrainConfig
-from zslurm.train.data.build.writer import BundleWriter
+from zslurm.train.data.build.bundle_writer import BundleWriter
 from zslurm.train.data.schema import BundleHeader
 from zslurm.train.jsonl import read_jsonl
 from zslurm.train.loop import Trainer

@@ -80,7 +80,7 @@ def check(device: Device = "auto", only: Only = None, json: Json = False) -> Non
     log.set_up()
     _known_operations(only or [])
     where = device_of(device)
-    from zslurm.kernels.harness.checks import NO_CASES, UNAVAILABLE, check_all
+    from zslurm.kernels.harness.comparison import NO_CASES, UNAVAILABLE, check_all
 
     found = list(check_all(where, only=only or ()))
     if json:

@@ -126,7 +126,7 @@ def _resolved(part: dict[str, Any], root: dict[str, Any]) -> dict[str, Any]:
 
 def complete_states(incomplete: str) -> list[str]:
     """Return the states of runs, for the last of those that are typed."""
-    from zslurm.run.state import STATES
+    from zslurm.run.state.run_state import STATES
 
     head, comma, last = incomplete.rpartition(",")
     return [f"{head}{comma}{state}" for state in STATES if state.startswith(last)]
@@ -182,17 +182,27 @@ Follow = Annotated[bool, Option("-f", "--follow", help="Keep printing until the 
 Slurm = Annotated[bool, Option("--slurm", help="Run it as a Slurm job of one node, and follow it.")]
 
 
-def run_locally_or_as_job(slurm: bool, *, workers_option: str | None = "--workers", gpus: int = 0) -> None:
-    """Continue in this process, with a lower priority; or run this command line as a job with GPUs, and leave.
+def run_locally_or_as_job(
+    slurm: bool,
+    *,
+    workers_option: str | None = "--workers",
+    nodes: int = 1,
+    gpus: int = 0,
+    time_limit: str | None = None,
+) -> None:
+    """Continue in this process, with a lower priority; or run this command line as a job, and leave.
+
+    The job has so many nodes with so many GPUs each, and that time limit of sbatch's form.
 
     Raises:
         typer.Exit: the job is over; with its exit code.
         ConfigError: $ZSLURM_NICE is no niceness.
     """
     if slurm:
-        from zslurm.submit.as_job import run_as_job  # all that a submission needs, as few commands do
+        from zslurm.submit.as_job import JobShape, run_as_job  # all that a submission needs, as few commands do
 
-        raise typer.Exit(run_as_job(sys.argv[1:], workers_option=workers_option, gpus=gpus))
+        shape = JobShape(nodes, gpus, time_limit)
+        raise typer.Exit(run_as_job(sys.argv[1:], workers_option=workers_option, shape=shape))
     lower_priority()
 
 

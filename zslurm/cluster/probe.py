@@ -19,7 +19,7 @@ from zslurm.cluster.rccl.rules import BUILT_IN_ROCM, PLUGIN, Network, Transport,
 from zslurm.config.spec import ClusterSection
 from zslurm.core.errors import SlurmRefused
 from zslurm.hardware.facts import NodeFacts, from_json
-from zslurm.slurm.run_on_nodes import run_on_nodes
+from zslurm.slurm.on_nodes.run_on_nodes import run_on_nodes
 
 _DRIVERS: dict[str, Network] = {"ionic": "pollara", "bnxt_en": "broadcom", "mlx5_core": "cx7"}
 # `AMD Instinct MI300X OAM`, `NVIDIA H100 80GB HBM3`

@@ -19,7 +19,7 @@ from zslurm.config.problems import describe
 from zslurm.config.spec import ClusterSection, RunSpec, SlurmSection
 from zslurm.config.yaml12 import KeyPath
 from zslurm.core.errors import ConfigError
-from zslurm.train.section import Section
+from zslurm.train.sections.section import Section
 
 # A run needs phases, a profile has none: this one, longer than any, takes their place while the rest is checked.
 _PHASES = [{"tokens": 10**15, "context": 1024, "global_batch": 1024, "micro_batch": 1, "lr": 1e-3}]

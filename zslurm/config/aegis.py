@@ -8,7 +8,7 @@ from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, Field
 
-from zslurm.train.section import Count, Positive, Section, Whole
+from zslurm.train.sections.section import Count, Positive, Section, Whole
 
 Mode = Literal["act", "observe", "off"]
 Recovery = Literal["memory", "restart"]

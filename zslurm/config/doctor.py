@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pydantic import Field
 
-from zslurm.train.section import Positive, Section
+from zslurm.train.sections.section import Positive, Section
 
 
 class DoctorSection(Section):
@@ -18,6 +18,7 @@ class DoctorSection(Section):
     correctable_ecc: Positive = Field(10_000, description="correctable ECC errors of a GPU that are too many")
     vram_used_gib: Positive = Field(2, description="memory of an idle GPU that is too much to be in use")
     clock_skew_s: Positive = Field(1, description="seconds that clocks may differ")
+    name_lookup_s: Positive = Field(0.1, description="longest time to look up the name of a node's address")
     fsync_s: Positive = Field(2, description="longest time to write and fsync a small file in the runs directory")
     write_mib_s: Positive = Field(20, description="slowest rate of writing, from all nodes at once")
     canary_s: Positive = Field(10, description="seconds after which a GPU driver that does not answer is wedged")

@@ -15,7 +15,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 from zslurm.checkpoint_tools.quantities import counted
 from zslurm.config.text import as_word, one_line
 from zslurm.slurm.hostlist import HostlistError, compress, expand
-from zslurm.train.section import Count, Positive, Section, Whole
+from zslurm.train.sections.section import Count, Positive, Section, Whole
 
 
 def _names_nodes(value: str) -> str:

@@ -25,8 +25,8 @@ from zslurm.config.trainer import TrainerSection
 from zslurm.core.paths import LONGEST_NAME
 from zslurm.slurm.jobs import time_limit
 from zslurm.train.config import ModelConfig, RunIdentity, TrainConfig
-from zslurm.train.phases import PhaseConfig
-from zslurm.train.section import Count, Positive, Section, Whole
+from zslurm.train.sections.phases import PhaseConfig
+from zslurm.train.sections.section import Count, Positive, Section, Whole
 
 _LONGEST_TIME = timedelta(days=24855)  # Slurm counts seconds in 32 bits, and silently overflows
 _WORD = "[A-Za-z_][A-Za-z0-9_]*"
@@ -343,9 +343,14 @@ class ClusterSection(Section):
     @property
     def gpu_request(self) -> str | None:
         """Return all GPUs of a node as --gpus-per-node takes them, such as mi300x:8; None where there are none."""
-        if not self.gpus_per_node:
+        return self.gpu_request_of(self.gpus_per_node)
+
+    def gpu_request_of(self, gpus: int) -> str | None:
+        """Return so many GPUs of a node, or all that it has, as --gpus-per-node takes them."""
+        gpus = min(gpus, self.gpus_per_node)
+        if not gpus:
             return None
-        return f"{self.gpu_type}:{self.gpus_per_node}" if self.gpu_type else str(self.gpus_per_node)
+        return f"{self.gpu_type}:{gpus}" if self.gpu_type else str(gpus)
 
     def srun_gpu_options(self) -> list[str]:
         """Return srun's options for a step whose tasks all see every GPU of their node."""

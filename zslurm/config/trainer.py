@@ -11,7 +11,7 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, BeforeValidator, Field
 
 from zslurm.config.text import as_word, one_line
-from zslurm.train.section import Count, Positive, Section
+from zslurm.train.sections.section import Count, Positive, Section
 
 PLACEHOLDERS = (
     "nodes",

@@ -18,8 +18,8 @@ from zslurm.doctor.nodes import Chosen
 from zslurm.hardware.node_sources import Task
 from zslurm.slurm.client import SlurmClient
 from zslurm.slurm.hostlist import compress
-from zslurm.slurm.run_on_nodes import NodeAnswer, run_on_nodes
-from zslurm.slurm.srun_output import CANNOT_START
+from zslurm.slurm.on_nodes.run_on_nodes import NodeAnswer, run_on_nodes
+from zslurm.slurm.on_nodes.srun_output import CANNOT_START
 
 _LOG = logging.getLogger(__name__)
 

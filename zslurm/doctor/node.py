@@ -61,7 +61,7 @@ def node_checks(names: Collection[str]) -> list[Check]:
 
 def main() -> None:
     """Run the checks of a node and answer."""
-    from zslurm.slurm.run_on_nodes import answer
+    from zslurm.slurm.on_nodes.run_on_nodes import answer
 
     began = time.time()
     sources = Sources(Task.from_json(json.loads(os.environ[TASK_VARIABLE])))

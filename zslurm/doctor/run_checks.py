@@ -21,15 +21,15 @@ from zslurm.doctor.ask import ask
 from zslurm.doctor.check import Check, NodeData, Outcome, Status, failed, merged
 from zslurm.doctor.checks.page_cache import page_cache
 from zslurm.doctor.checks.storage import TOKEN
-from zslurm.doctor.compare import inconsistent_nodes, unlike_here
 from zslurm.doctor.node import run_checks
+from zslurm.doctor.node_differences import inconsistent_nodes, unlike_here
 from zslurm.doctor.nodes import Chosen, choose
 from zslurm.doctor.report import LOGIN, Report
 from zslurm.doctor.stored import stored_sizes
 from zslurm.hardware.node_sources import Sources, Stored, Task
 from zslurm.slurm.client import SlurmClient
 from zslurm.slurm.hostlist import expand
-from zslurm.slurm.run_on_nodes import NodeAnswer
+from zslurm.slurm.on_nodes.run_on_nodes import NodeAnswer
 
 _LOG = logging.getLogger(__name__)
 

@@ -4,7 +4,7 @@ Nothing is run and nothing is asked of a driver's library, so this works for any
 takes a few milliseconds. What cannot be read is None, never a guess. No name of a NIC is ever taken for granted:
 the same card is `ionic_3`, `rdma3`, `rocep195s0` or `roce_ai3`, as the site likes it.
 
-`python -m zslurm.hardware.facts` answers `zslurm.slurm.run_on_nodes`.
+`python -m zslurm.hardware.facts` answers `zslurm.slurm.on_nodes.run_on_nodes`.
 """
 
 from __future__ import annotations
@@ -133,6 +133,6 @@ def from_json(value: Any) -> NodeFacts:
 
 
 if __name__ == "__main__":
-    from zslurm.slurm.run_on_nodes import answer
+    from zslurm.slurm.on_nodes.run_on_nodes import answer
 
     answer(asdict(read_facts()))

@@ -1,9 +1,12 @@
-"""Where a name leads, and through which interface an address is reached."""
+"""Where a name leads, how long it takes to find that of an address, and through which interface it is reached."""
 
 from __future__ import annotations
 
 import ipaddress
 import socket
+import threading
+import time
+from contextlib import suppress
 from pathlib import Path
 
 from zslurm.core.files import read_text
@@ -25,6 +28,25 @@ def addresses(name: str, root: Path) -> list[str]:
     except (OSError, UnicodeError):
         return []
     return list(dict.fromkeys(str(entry[4][0]) for entry in found))
+
+
+def reverse_lookup_s(address: str, limit_s: float) -> float:
+    """Return how long the look-up of an address's name takes, found or not; `limit_s` where it takes longer.
+
+    An IPv4 address is looked up in the form that it has for a server that takes IPv6 too, as torch's store: in
+    this form /etc/hosts never has it, so DNS is asked.
+    """
+    mapped = f"::ffff:{address}" if ipaddress.ip_address(address).version == 4 else address
+
+    def look_up() -> None:
+        with suppress(OSError):
+            socket.getnameinfo((mapped, 0), socket.NI_NUMERICSERV)
+
+    began = time.monotonic()
+    thread = threading.Thread(target=look_up, name="reverse look-up", daemon=True)  # it cannot be interrupted
+    thread.start()
+    thread.join(limit_s)
+    return limit_s if thread.is_alive() else time.monotonic() - began
 
 
 def interface_to(address: str, root: Path) -> str | None:

@@ -18,12 +18,12 @@ from typing import IO
 
 from zslurm.core.errors import ConfigError, NotFound, SlurmUnavailable, ZslurmError
 from zslurm.run.run_dir import RunDir
-from zslurm.run.state import look
+from zslurm.run.state.run_state import look
 from zslurm.slurm.client import SlurmClient
 from zslurm.slurm.commands import SlurmCommands
 from zslurm.slurm.environment import scrubbed
 from zslurm.slurm.hostlist import compress, expand
-from zslurm.slurm.run_on_nodes import beside_ranks
+from zslurm.slurm.on_nodes.run_on_nodes import beside_ranks
 from zslurm.slurm.version import OVERLAP_SHARES_GPUS
 
 # What each task prints first: srun labels lines with the task's number, and only the task knows its node.

@@ -173,7 +173,7 @@ def run_rank(
         set_allocator(environ)
         for name in _FLIGHT_FILES:
             environ.setdefault(name, str(attempt.flight / "rank-"))
-        from zslurm.train.loop import train
+        from zslurm.train.main import train
 
         store = rendezvous(attempt, environ)
         if rank == 0:

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from zslurm.config.spec import RunSpec
 from zslurm.core.errors import ZslurmError
 from zslurm.core.processes import DetachedProcess
-from zslurm.job.interpreter import Interpreter
 from zslurm.job.numa_bind import bind_variable
+from zslurm.job.preparation.interpreter import Interpreter
 from zslurm.run.run_dir import AttemptDir, RunDir
 from zslurm.slurm.client import SlurmClient
 from zslurm.slurm.environment import step_environment

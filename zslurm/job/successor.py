@@ -15,8 +15,8 @@ from collections.abc import Mapping
 from zslurm.config.spec import RunSpec
 from zslurm.core.errors import NotFound, ZslurmError
 from zslurm.run.run_dir import RunDir
-from zslurm.run.state import is_settled, last_job
-from zslurm.run.state_events import read_state_events
+from zslurm.run.state.run_state import is_settled, last_job
+from zslurm.run.state.state_events import read_state_events
 from zslurm.slurm.client import SlurmClient
 
 SUCCESSOR_OF = "ZSLURM_SUCCESSOR_OF"

@@ -11,8 +11,8 @@ from typing import Any
 
 from zslurm.checkpoint_tools.quantities import counted
 from zslurm.core.errors import ZslurmError
-from zslurm.run.event import select
 from zslurm.run.events import AttemptStarted
+from zslurm.run.events.event import select
 from zslurm.train.jsonl import read_jsonl
 
 _FEWEST_STEPS = 10

@@ -1,6 +1,6 @@
 """A run as a page: its report, and how it compares with another one.
 
-facts.py        everything that a report shows of one run, read from its directory
+run_facts.py    everything that a report shows of one run, read from its directory
 timeline.py     where the wall time went: attempts, their parts, goodput
 efficiency.py   what the job used of what it asked for, and advice for the next submission
 comparison.py   how two runs differ: configuration, curves, throughput, faults

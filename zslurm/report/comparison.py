@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from zslurm.report.efficiency import median
-from zslurm.report.facts import RunFacts, flat
+from zslurm.report.run_facts import RunFacts, flat
 from zslurm.report.thinning import smooth
 
 if TYPE_CHECKING:

@@ -6,12 +6,12 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from zslurm.checkpoint_tools.quantities import counted
-from zslurm.report.facts import RunFacts
-from zslurm.report.parts import Drawing, Item, Section, Table, Text
+from zslurm.report.page_parts import Drawing, Item, Section, Table, Text
 from zslurm.report.plots import Curve, Marker, Plot, draw, heat_map, show_number, sparkline
 from zslurm.report.routing import load_over_time, routing_items
+from zslurm.report.run_facts import RunFacts
 from zslurm.report.thinning import column_means, smooth
-from zslurm.run.metrics import Metrics
+from zslurm.run.metrics.columns import Metrics
 from zslurm.run.program_signals import NO_STEPS
 
 if TYPE_CHECKING:

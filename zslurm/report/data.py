@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from typing import Any
 
 from zslurm.checkpoint_tools.quantities import show_count
-from zslurm.report.facts import RunFacts
-from zslurm.report.parts import Drawing, Item, Section, Table
+from zslurm.report.page_parts import Drawing, Item, Section, Table
 from zslurm.report.plots import Curve, Plot, draw
+from zslurm.report.run_facts import RunFacts
 
 _MOST_POINTS = 400
 

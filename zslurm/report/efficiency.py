@@ -19,7 +19,7 @@ from zslurm.checkpoint_tools.quantities import counted, show_bytes, show_duratio
 from zslurm.core.files import read_json
 from zslurm.job.step import step_name
 from zslurm.report.timeline import Timeline
-from zslurm.run.metrics import Metrics
+from zslurm.run.metrics.columns import Metrics
 from zslurm.run.run_dir import RunDir
 from zslurm.slurm.accounting import StepUsage
 from zslurm.slurm.jobs import time_limit

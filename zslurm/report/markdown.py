@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from zslurm.report.parts import Bullets, Drawing, Fold, Item, Report, RunPart, Section, Table, Text, Tile
+from zslurm.report.page_parts import Bullets, Drawing, Fold, Item, Report, RunPart, Section, Table, Text, Tile
 
 
 def as_markdown(report: Report) -> str:

@@ -8,7 +8,7 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from zslurm import __version__
-from zslurm.report.parts import Report
+from zslurm.report.page_parts import Report
 
 _TEMPLATES = Path(__file__).parent / "templates"
 

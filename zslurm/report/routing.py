@@ -9,9 +9,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from zslurm.checkpoint_tools.quantities import counted, show_count
-from zslurm.report.parts import Drawing, Item, Table, Text
+from zslurm.report.page_parts import Drawing, Item, Table, Text
 from zslurm.report.plots import Curve, Plot, draw, heat_map
-from zslurm.run.metrics import LoadRow, Metrics
+from zslurm.run.metrics.columns import LoadRow, Metrics
 
 _MOST_LAYERS = 4
 _DEFINITIONS = (

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
-from zslurm.report.facts import RunFacts
-from zslurm.report.parts import Item, Section, Table, Text
+from zslurm.report.page_parts import Item, Section, Table, Text
 from zslurm.report.plots import Curve, Plot
+from zslurm.report.run_facts import RunFacts
 
 _MOST_CURVES = 12
 

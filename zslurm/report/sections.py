@@ -14,12 +14,12 @@ from zslurm.report.comparison import compare
 from zslurm.report.curves import curve_sections, curves_together
 from zslurm.report.data import data_sections
 from zslurm.report.efficiency import median
-from zslurm.report.facts import RunFacts
-from zslurm.report.parts import Bullets, Drawing, Fold, Item, Report, RunPart, Section, Table, Text, Tile
+from zslurm.report.page_parts import Bullets, Drawing, Fold, Item, Report, RunPart, Section, Table, Text, Tile
 from zslurm.report.plots import Block, Marker, band
+from zslurm.report.run_facts import RunFacts
 from zslurm.report.scores import score_sections
 from zslurm.report.timeline import PARTS, Attempt, Timeline
-from zslurm.run.event_text import describe_cause
+from zslurm.run.events.event_text import describe_cause
 from zslurm.run.program_signals import NO_CHECKPOINTS
 
 _MOST_ATTEMPTS = 40

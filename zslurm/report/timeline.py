@@ -14,7 +14,6 @@ from dataclasses import dataclass, field
 from itertools import pairwise, zip_longest
 from typing import TYPE_CHECKING, Any
 
-from zslurm.run.event import Event
 from zslurm.run.events import (
     AttemptEnded,
     AttemptStarted,
@@ -25,7 +24,8 @@ from zslurm.run.events import (
     RunEnded,
     Submitted,
 )
-from zslurm.run.metrics import Metrics
+from zslurm.run.events.event import Event
+from zslurm.run.metrics.columns import Metrics
 
 if TYPE_CHECKING:
     import numpy as np

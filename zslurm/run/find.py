@@ -10,7 +10,7 @@ from zslurm.core.errors import NotFound, ZslurmError
 from zslurm.run import index
 from zslurm.run.identity import job_ids
 from zslurm.run.run_dir import RunDir
-from zslurm.run.state import last_job
+from zslurm.run.state.run_state import last_job
 from zslurm.slurm.client import SlurmClient
 from zslurm.slurm.commands import Retries
 from zslurm.slurm.jobs import JobRecord

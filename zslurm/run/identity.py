@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import Any
 
 from zslurm.core.files import read_json
-from zslurm.run.event import select
 from zslurm.run.events import Submitted, SuccessorSubmitted
+from zslurm.run.events.event import select
 from zslurm.run.run_dir import RunDir
 from zslurm.train.jsonl import read_jsonl
 

@@ -11,6 +11,7 @@ import shutil
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from zslurm.cluster.profile import LOCAL, default_name
@@ -20,6 +21,7 @@ from zslurm.core.errors import ConfigError, ZslurmError
 from zslurm.run.index import state_dir
 from zslurm.run.secrets import split_secrets, write_secrets
 from zslurm.slurm.client import SlurmClient
+from zslurm.slurm.states import JobState
 from zslurm.submit.script.render import environment_variables, job_environment, job_python
 from zslurm.submit.script.sample_run import sample_run
 from zslurm.submit.script.templates import TemplateEnvironment, find_template
@@ -27,15 +29,39 @@ from zslurm.submit.script.templates import TemplateEnvironment, find_template
 POLL_S = 1.0
 ASK_SLURM_EVERY_S = 10.0
 _MOST_CORES = 32
+_REASONS = {
+    JobState.TIMEOUT: "its time limit was reached",
+    JobState.CANCELLED: "it was cancelled",
+    JobState.NODE_FAIL: "a node failed",
+    JobState.OUT_OF_MEMORY: "it had too little memory",
+    JobState.PREEMPTED: "it was preempted",
+}
 # The files of one command, in a directory of its user.
 _SCRIPT, _SECRETS, _OUTPUT, _MESSAGES, _EXIT_CODE = "script.sh", "secrets.env", "output", "messages", "exit-code"
 
 
-def run_as_job(argv: Sequence[str], *, workers_option: str | None = "--workers", gpus: int = 0) -> int:
-    """Submit `zslurm ARGV` as a job of one node, follow it, and return its exit code. Ctrl-C cancels the job.
+@dataclass(frozen=True)
+class JobShape:
+    """What a command's job asks Slurm for.
+
+    Attributes:
+        nodes: it has; the command runs on the first of them.
+        gpus: of each node, where the profile's nodes have any.
+        time: its limit, as sbatch takes it; None: the partition's.
+    """
+
+    nodes: int = 1
+    gpus: int = 0
+    time: str | None = None
+
+
+def run_as_job(
+    argv: Sequence[str], *, workers_option: str | None = "--workers", shape: JobShape | None = None
+) -> int:
+    """Submit `zslurm ARGV` as a job, follow it, and return its exit code. Ctrl-C cancels the job.
 
     `--slurm` in `argv` is left out. `workers_option`, for the number of threads, gets the job's cores where it is
-    not given. The job has so many GPUs, where the profile's nodes have any.
+    not given.
 
     Raises:
         ConfigError: there is no Slurm here, or no profile of a cluster.
@@ -57,7 +83,7 @@ def run_as_job(argv: Sequence[str], *, workers_option: str | None = "--workers",
     try:
         folder.mkdir(parents=True, mode=0o700)
         write_secrets(folder / _SECRETS, split_secrets(job_environment(spec))[1])
-        (folder / _SCRIPT).write_text(_script(spec, folder, words, cores, gpus), encoding="utf-8")
+        (folder / _SCRIPT).write_text(_script(spec, folder, words, cores, shape or JobShape()), encoding="utf-8")
     except OSError as error:
         raise ZslurmError(f"{folder}: cannot be written: {error.strerror}; set XDG_STATE_HOME") from error
     job_id = client.submit(folder / _SCRIPT)
@@ -72,15 +98,15 @@ def run_as_job(argv: Sequence[str], *, workers_option: str | None = "--workers",
     return code
 
 
-def _script(spec: RunSpec, folder: Path, words: Sequence[str], cores: int, gpus: int) -> str:
+def _script(spec: RunSpec, folder: Path, words: Sequence[str], cores: int, shape: JobShape) -> str:
     slurm, name = spec.slurm, f"zslurm-{'-'.join(words[:2])}"
-    kind, gpus = spec.cluster.gpu_type, min(gpus, spec.cluster.gpus_per_node)
     options: list[tuple[str, str | bool | None]] = [
         ("job-name", name),
-        ("nodes", "1"),
-        ("ntasks", "1"),
+        ("nodes", str(shape.nodes)),
+        ("ntasks-per-node", "1"),
         ("cpus-per-task", str(cores)),
-        ("gpus-per-node", (f"{kind}:{gpus}" if kind else str(gpus)) if gpus else None),
+        ("gpus-per-node", spec.cluster.gpu_request_of(shape.gpus)),
+        ("time", shape.time),
         *((key, getattr(slurm, key)) for key in ("partition", "account", "qos", "constraint", "exclude")),
         ("output", str(folder / _OUTPUT)),
         ("error", str(folder / _MESSAGES)),
@@ -108,7 +134,7 @@ def _follow(client: SlurmClient, folder: Path, job_id: str) -> int:
     Raises:
         ZslurmError: it ended without one.
     """
-    exit_code = folder / _EXIT_CODE
+    exit_code, state = folder / _EXIT_CODE, JobState.UNKNOWN
     streams = {folder / _OUTPUT: sys.stdout, folder / _MESSAGES: sys.stderr}
     read = dict.fromkeys(streams, 0)
     asked = time.monotonic()
@@ -131,8 +157,10 @@ def _follow(client: SlurmClient, folder: Path, job_id: str) -> int:
             asked = time.monotonic()
             record = client.job(job_id)
             over = record is None or record.state.is_over
+            state = JobState.UNKNOWN if record is None else record.state
         time.sleep(POLL_S)
     text = exit_code.read_text().strip() if exit_code.exists() else ""
     if not text.isdigit():
-        raise ZslurmError(f"job {job_id} ended without a result; its output is in {folder}")
+        reason = f" ({_REASONS[state]})" if state in _REASONS else ""
+        raise ZslurmError(f"job {job_id} ended without a result{reason}; its output is in {folder}")
     return int(text)

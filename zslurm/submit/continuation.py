@@ -15,7 +15,7 @@ from zslurm.core.files import read_json
 from zslurm.core.redact import redact_value
 from zslurm.run.run_dir import RunDir
 from zslurm.run.secrets import with_secrets
-from zslurm.run.state import look
+from zslurm.run.state.run_state import look
 from zslurm.train.config import RESUMED_FROM, model_differences
 
 

@@ -16,7 +16,7 @@ from zslurm.job.stop_request import StopSender
 from zslurm.job.successor import cancel_successor
 from zslurm.run.run_dir import RunDir
 from zslurm.run.secrets import with_secrets
-from zslurm.run.state import RunState, last_job, look, recorded_job
+from zslurm.run.state.run_state import RunState, last_job, look, recorded_job
 from zslurm.slurm.client import SlurmClient
 from zslurm.slurm.hostlist import compress, expand
 from zslurm.slurm.jobs import JobRecord

@@ -13,11 +13,11 @@ from dataclasses import dataclass
 
 from zslurm.config.spec import RunSpec
 from zslurm.core.errors import ConfigError, NotFound, SlurmUnavailable, ZslurmError
-from zslurm.run.event import from_row, select
-from zslurm.run.event_text import node_names
 from zslurm.run.events import AttemptStarted, MoveRefused, RanksMoved, RecoveredInMemory
+from zslurm.run.events.event import from_row, select
+from zslurm.run.events.event_text import node_names
 from zslurm.run.run_dir import RunDir
-from zslurm.run.state import RunState, look
+from zslurm.run.state.run_state import RunState, look
 from zslurm.slurm.hostlist import compress, expand
 from zslurm.submit.submit import record_action, spec_of
 from zslurm.train.jsonl import JsonLinesTail, read_jsonl

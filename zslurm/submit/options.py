@@ -10,7 +10,7 @@ from typing import Any
 from zslurm.config.spec import RESERVED_FLAGS
 from zslurm.core.errors import ConfigError
 from zslurm.run.index import find_run
-from zslurm.run.state import last_job
+from zslurm.run.state.run_state import last_job
 
 _DEPENDENCIES = "after afterany afterok afternotok afterburstbuffer aftercorr".split()
 _TIMED_JOB = re.compile(r"\d+(_\d+)?(\+\d+)?")

@@ -10,10 +10,10 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from zslurm.config.spec import RunSpec
-from zslurm.train.phases import PhaseConfig
 from zslurm.train.plan.communication import Group, StepTraffic, Traffic, context_traffic, step_traffic
 from zslurm.train.plan.memory import MemoryPlan
 from zslurm.train.plan.rates import ASSUMED_TFLOPS
+from zslurm.train.sections.phases import PhaseConfig
 from zslurm.train.telemetry.flops import token_flops
 
 ASSUMED_FLOPS = ASSUMED_TFLOPS * 1e12

@@ -10,7 +10,6 @@ from zslurm.config.spec import RunSpec
 from zslurm.submit.phase_plan import Communication
 from zslurm.train.config import ModelConfig, TrainConfig
 from zslurm.train.errors import ConfigError
-from zslurm.train.phases import PhaseConfig
 from zslurm.train.plan.matmuls import Matmul, Microbatch, matmuls
 from zslurm.train.plan.memory import MemoryPlan, plan_memory, with_least_recompute
 from zslurm.train.plan.rates import Rates
@@ -24,6 +23,7 @@ from zslurm.train.plan.size_rules import (
 )
 from zslurm.train.plan.step_time import StepTime, step_time
 from zslurm.train.schedule import check_ranks
+from zslurm.train.sections.phases import PhaseConfig
 from zslurm.train.telemetry.flops import PEAKS, token_flops
 
 

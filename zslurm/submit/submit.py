@@ -21,14 +21,14 @@ from zslurm.config.load import load_spec
 from zslurm.config.spec import RunSection, RunSpec
 from zslurm.core.errors import ConfigError, ZslurmError
 from zslurm.core.extras import require
-from zslurm.job.code_copy import copied_code
+from zslurm.job.preparation.code_copy import copied_code
 from zslurm.job.successor import cancel_last_successor, successor_spec
 from zslurm.run import index
-from zslurm.run.by_user import record_by_user
+from zslurm.run.events.by_user import record_by_user
 from zslurm.run.identity import forget_original, location
 from zslurm.run.run_dir import RunDir, not_writable
 from zslurm.run.secrets import read_secrets, without_secrets, write_secrets
-from zslurm.run.state import recorded_job
+from zslurm.run.state.run_state import recorded_job
 from zslurm.submit.code_version import code_version
 from zslurm.submit.continuation import check_continues, refuse_active
 from zslurm.submit.submit_lock import submit_lock

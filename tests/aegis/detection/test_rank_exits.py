@@ -20,7 +20,7 @@ from zslurm.aegis.detection.rank_exits import (
 from zslurm.aegis.logs.signatures import Signatures
 from zslurm.core.files import read_json
 from zslurm.run.run_dir import AttemptDir
-from zslurm.slurm.srun_output import TaskFailure
+from zslurm.slurm.on_nodes.srun_output import TaskFailure
 
 NODES = ["node0", "node0", "node1", "node1"]
 REFUSED = "srun: error: Unable to create step for job 2: Memory required by task is not available\n"

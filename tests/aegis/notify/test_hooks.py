@@ -17,7 +17,7 @@ import pytest
 from tests.waiting import DEADLINE_S, wait_for, with_limit_that_suffices
 from zslurm.aegis.notify.hooks import CommandHook, NotDelivered, Notifier, WebHook, message
 from zslurm.config.aegis import NotifySettings
-from zslurm.run.event import from_row
+from zslurm.run.events.event import from_row
 
 ENDED = {"time": 5.0, "event": "run_ended", "job_id": "7", "outcome": "failed", "exit_code": 93}
 ENDED["cause"] = {"message": "Killed", "rank": 3, "node": "node1"}

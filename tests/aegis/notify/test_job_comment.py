@@ -11,7 +11,7 @@ import pytest
 from tests.waiting import DEADLINE_S
 from zslurm.aegis.notify.job_comment import LONGEST, JobComment, beside, cause_line, plain
 from zslurm.core.errors import SlurmUnavailable
-from zslurm.run.event import from_row
+from zslurm.run.events.event import from_row
 from zslurm.slurm.jobs import FIELD_END, QUEUE_FIELDS, RECORD_END, JobRecord, parse_queue
 
 ROOT = {"kind": "rank_killed", "role": "root", "scope": "unknown", "line": "Killed", "node": "node1", "rank": 3}

@@ -19,7 +19,7 @@ from zslurm.aegis.policy.history import (
     without_progress,
 )
 from zslurm.aegis.types import Exclusion, Fault, History
-from zslurm.run.event_text import node_names
+from zslurm.run.events.event_text import node_names
 
 
 def test_decisions_that_were_acted_on_are_the_incidents() -> None:

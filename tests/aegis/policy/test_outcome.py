@@ -9,7 +9,7 @@ import pytest
 
 from zslurm.aegis.policy.outcome import AttemptOutcome, Cause, attempt_outcome
 from zslurm.aegis.root_cause import root_failure
-from zslurm.slurm.srun_output import failed_nodes, task_failures
+from zslurm.slurm.on_nodes.srun_output import failed_nodes, task_failures
 
 # What torch 2.13 raised on a rank whose peer was killed, once idle and once in an all-reduce (gloo, Debian 12).
 _GLOO = "[/__w/pytorch/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:"

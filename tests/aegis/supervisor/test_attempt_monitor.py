@@ -34,7 +34,7 @@ from zslurm.aegis.types import Fault, History
 from zslurm.config.aegis import AegisSection
 from zslurm.core.files import write_atomically
 from zslurm.core.processes import DetachedProcess
-from zslurm.job.store_client import StoreClient
+from zslurm.job.in_memory.store_client import StoreClient
 from zslurm.run.run_dir import RunDir
 from zslurm.slurm.preemption import Preemption
 from zslurm.train.progress import Phase

@@ -17,10 +17,10 @@ from tests.submit.specs import run_spec
 from zslurm.aegis.supervisor import attempt_starter, supervisor
 from zslurm.aegis.supervisor.attempt_starter import AttemptStarter, RunningAttempt
 from zslurm.aegis.supervisor.job import Job
-from zslurm.aegis.supervisor.nodes import Nodes
+from zslurm.aegis.supervisor.node_pool import Nodes
 from zslurm.core import processes
 from zslurm.core.errors import ZslurmError
-from zslurm.job.interpreter import Interpreter
+from zslurm.job.preparation.interpreter import Interpreter
 from zslurm.job.step import StepPlan
 from zslurm.run.run_dir import RunDir
 

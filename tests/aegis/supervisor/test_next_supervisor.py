@@ -23,10 +23,10 @@ from zslurm.aegis.supervisor import supervisor as supervisor_module
 from zslurm.aegis.supervisor.agents.liveness import Liveness
 from zslurm.aegis.supervisor.attempt_starter import AttemptStarter, PendingDecision, RunningAttempt
 from zslurm.aegis.supervisor.job import Job
-from zslurm.aegis.supervisor.nodes import Nodes
+from zslurm.aegis.supervisor.node_pool import Nodes
 from zslurm.aegis.supervisor.supervisor import Supervisor
 from zslurm.core.processes import ProcessRecord
-from zslurm.job.interpreter import Interpreter
+from zslurm.job.preparation.interpreter import Interpreter
 from zslurm.run.run_dir import RunDir
 
 JOB = {"SLURM_JOB_ID": "7", "SLURM_RESTART_COUNT": "1", "SLURM_JOB_NODELIST": "node[0-3]", "PATH": "/nonexistent"}

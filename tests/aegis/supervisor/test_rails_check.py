@@ -21,7 +21,7 @@ from zslurm.cluster.rails.types import Problem, RailMap
 from zslurm.core.errors import Exit
 from zslurm.hardware.facts import read_facts
 from zslurm.run.run_dir import RunDir
-from zslurm.slurm.run_on_nodes import NodeAnswer
+from zslurm.slurm.on_nodes.run_on_nodes import NodeAnswer
 
 JOB = {"SLURM_JOB_NODELIST": "node[0-1]", "SLURM_JOB_PARTITION": "batch", "PATH": "/nonexistent"}
 NICS = [f"ionic_{index}" for index in range(8)]

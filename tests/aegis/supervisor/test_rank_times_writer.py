@@ -6,7 +6,7 @@ from pathlib import Path
 
 from zslurm.aegis.protocol import ProgressReport, RankProgress, Stamp
 from zslurm.aegis.supervisor.rank_times_writer import RankTimesWriter
-from zslurm.run.rank_times import read_rank_times
+from zslurm.run.metrics.rank_times import read_rank_times
 from zslurm.run.run_dir import AttemptDir
 from zslurm.train.progress import Phase
 

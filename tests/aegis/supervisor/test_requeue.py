@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from tests.slurm import recorded
+from tests.slurm.recordings import recorded
 from tests.submit.specs import run_spec
 from zslurm.aegis.supervisor.job import Job
 from zslurm.aegis.supervisor.requeue import requeue_job

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from tests.slurm.scripts import Calls
+from tests.slurm.recordings.scripts import Calls
 from tests.submit.local_runs import LocalUser
 from tests.waiting import DEADLINE_S, wait_for
 from zslurm.submit.resolve import resolve_run

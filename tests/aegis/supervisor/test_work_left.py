@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.slurm import recorded
+from tests.slurm.recordings import recorded
 from tests.submit.specs import run_spec
-from zslurm.aegis.supervisor.nodes import Nodes
+from zslurm.aegis.supervisor.node_pool import Nodes
 from zslurm.aegis.supervisor.work_left import work_left
 from zslurm.aegis.types import WorkLeft
 from zslurm.config.spec import RunSpec

@@ -55,6 +55,7 @@ def test_a_bandwidth_that_still_rises_is_named() -> None:
     found = settings_from(result("collectives", rows), FILE)
     assert "measured" not in found.values
     assert "2 nodes: the bandwidth still rises at 16.0 MiB; measure larger sizes" in found.lines
+    assert not any("over four sizes" in line for line in found.lines), "there are enough of them"
 
 
 def test_the_better_value_of_a_variable_is_kept_with_its_gain() -> None:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from tests.cli.commands import Zslurm
+from tests.waiting import wait_for
 
 
 def write_task(folder: Path, documents: list[dict[str, Any]], **keys: Any) -> Path:
@@ -102,6 +105,10 @@ def test_scores_are_among_the_events_and_in_the_report_of_the_run(
         (["--tasks", "nothing"], 2, "nothing: no such task file"),
         (["--tasks", "arithmetic", "--limit", "0"], 2, "--limit"),
         (["--tasks", "arithmetic", "--out", "no/where/x.json"], 2, "there is no such folder"),
+        (["--tasks", "arithmetic", "--out", "."], 2, ".: is a directory; name a file"),
+        (["--tasks", "arithmetic", "--out", "/proc/x.json"], 1, "zslurm: /proc/x.json: cannot be written"),
+        (["--tasks", "arithmetic", "--nodes", "2"], 2, "--nodes 2 needs --slurm, or a job of so many nodes"),
+        (["--tasks", "arithmetic", "--time", "30"], 2, "--time is the limit of the job of --slurm"),
         (["--tasks", "arithmetic", "--device", "cuda", "--ranks", "2"], 2, "for --ranks 2"),
         (["--tasks", "arithmetic-written", "--context", "8"], 2, "max_gen_toks (8) leaves no room"),
         (["--tasks", "arithmetic", "--tokenizer", "/dev/null"], 2, "tokenizer"),
@@ -148,3 +155,37 @@ def test_programs_run_from_the_command_line(zslurm: Zslurm, tmp_path: Path) -> N
     )  # fmt: skip
     said = zslurm.ok("eval", "first", "--tasks", path, "--json").json
     assert said["results"][0]["metrics"] == {"pass@1": 0.5, "pass@2": 0.5}
+
+
+def test_a_rank_that_is_killed_ends_the_command_at_once_and_what_was_scored_stays(
+    zslurm: Zslurm, tasks: dict[str, Path], tmp_path: Path
+) -> None:
+    """Rank 0 would wait for its program for much longer."""
+    slow = write_task(
+        tmp_path, [{"begin": "The"}, {"begin": "quick"}], task="slow", doc_to_text="begin",
+        generation_kwargs={"max_gen_toks": 1}, metric_list=[{"metric": "pass@1"}],
+        execution={"command": "sleep 1000", "program": "{{completion}}", "time_s": 1000,
+                   "isolation": "limits", "network": True},
+    )  # fmt: skip
+
+    def ranks() -> list[psutil.Process]:
+        """The ranks, in their order, once each has started its program."""
+        try:
+            found = [
+                each
+                for each in psutil.Process().children()
+                if any(below.name() == "sleep" for below in each.children(recursive=True))
+            ]
+        except psutil.NoSuchProcess:
+            return []
+        return sorted(found, key=lambda each: each.pid) if len(found) == 2 else []
+
+    with ThreadPoolExecutor(1) as pool:
+        killed = pool.submit(lambda: wait_for(ranks, "both ranks to run a program")[1].kill())
+        out = tmp_path / "part.json"
+        done = zslurm("eval", "first", "--tasks", tasks["choice"], slow, "--ranks", "2", "--out", out)
+        killed.result()
+    assert (done.code, done.stdout) == (1, "")
+    assert done.stderr.splitlines()[-1] == "zslurm: rank 1 of --ranks was killed; is there memory for all ranks?"
+    part = json.loads(out.read_text())
+    assert (part["complete"], [each["task"] for each in part["results"]]) == (False, ["choice"])

@@ -245,3 +245,28 @@ def test_results_replace_no_file(zslurm: Zslurm, tmp_path: Path) -> None:
     assert done.code == 2
     assert "is there already" in done.stderr
     assert (tmp_path / "out.jsonl").read_text() == "mine"
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ('{"prompt": "\\ud800"}', "line 1: prompt: holds half of a surrogate pair, which is no text"),
+        ('{"prompt": "a", "stop": ["\\udc00"]}', "line 1: stop: holds half of a surrogate pair"),
+        ('{"prompt": "a", "temperature": NaN}', "line 1: temperature: Input should be a finite number"),
+    ],
+)
+def test_a_line_that_is_no_text_or_number_is_named(
+    zslurm: Zslurm, tmp_path: Path, line: str, message: str
+) -> None:
+    (tmp_path / "prompts.jsonl").write_text(line + "\n")
+    done = zslurm("generate", "first", "--prompts", tmp_path / "prompts.jsonl")
+    assert (done.code, done.stdout) == (2, "")
+    assert message in done.stderr
+
+
+def test_a_temperature_next_to_nothing_takes_the_likeliest_tokens(zslurm: Zslurm, tmp_path: Path) -> None:
+    asked = [{"prompt": PROMPT, "temperature": each, "stop": "never said"} for each in (0, 1e-320, 1e-7)]
+    (tmp_path / "prompts.jsonl").write_text("".join(json.dumps(each) + "\n" for each in asked))
+    done = zslurm.ok("generate", "first", "--prompts", tmp_path / "prompts.jsonl", "-n", "5")
+    made = [json.loads(line)["tokens"] for line in done.stdout.splitlines()]
+    assert made[0] == made[1] == made[2]

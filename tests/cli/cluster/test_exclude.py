@@ -8,7 +8,7 @@ from tests.cli.commands import Shell
 from tests.run.stories import Story
 from zslurm.aegis.policy.history import active_exclusions, history_of
 from zslurm.run.events import describe
-from zslurm.run.state import look
+from zslurm.run.state.run_state import look
 from zslurm.train.jsonl import read_jsonl
 
 

@@ -13,7 +13,7 @@ import pytest
 
 from tests.checkpoint_tools.saves import save
 from tests.cli.commands import Outcome, Shell, fresh_zslurm
-from tests.slurm import recorded
+from tests.slurm.recordings import recorded
 from tests.submit.scripted_slurm import ScriptedSlurm
 from tests.submit.specs import run_spec
 from zslurm.config.load import load_spec

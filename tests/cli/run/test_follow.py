@@ -13,8 +13,8 @@ from tests.waiting import DEADLINE_S, wait_for
 from zslurm.aegis.policy.outcome import Cause
 from zslurm.cli.run import follow as module
 from zslurm.cli.run.follow import follow, recovery_line
-from zslurm.run import rest
-from zslurm.run.state import look_all
+from zslurm.run.state import rest
+from zslurm.run.state.run_state import look_all
 
 KILLED = Cause("Killed", rank=3, node="node1", exit_code=137)
 KILLED_AS = {"message": "Killed", "rank": 3, "node": "node1", "exit_code": 137}

@@ -13,7 +13,7 @@ from zslurm.cli.run.run_rows import as_json, as_row
 from zslurm.cli.run.status import details
 from zslurm.cli.run.why import explain_run
 from zslurm.config.spec import ProgramSpec
-from zslurm.run.state import RunState, look
+from zslurm.run.state.run_state import RunState, look
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from zslurm.aegis.policy.outcome import Cause
 from zslurm.cli.run.run_rows import COLUMNS, as_json, as_row
 from zslurm.cli.run.status import details, details_as_json
 from zslurm.core.units import show_time
-from zslurm.run.state import RunState, look, look_all
+from zslurm.run.state.run_state import RunState, look, look_all
 from zslurm.train.jsonl import JsonLinesWriter
 
 KILLED = Cause("Killed", rank=3, node="node1", exit_code=137)

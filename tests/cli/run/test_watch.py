@@ -17,7 +17,7 @@ from tests.waiting import DEADLINE_S, wait_for
 from zslurm.cli.run.watch import changing_facts
 from zslurm.run import index
 from zslurm.run.index import new_entry
-from zslurm.run.state import look
+from zslurm.run.state.run_state import look
 
 _PROGRAM = "import sys; from zslurm.cli.main import main; main()"
 

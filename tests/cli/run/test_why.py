@@ -12,7 +12,7 @@ from tests.run.stories import Holder, Story
 from zslurm.aegis.policy.outcome import Cause
 from zslurm.cli.run.why import explain_run
 from zslurm.run.run_dir import RunDir
-from zslurm.run.state import look
+from zslurm.run.state.run_state import look
 
 RAS = {
     "kind": "gpu_ras_uncorrectable", "role": "root", "scope": "gpu", "node": "node1", "gpu": "3",

@@ -17,8 +17,8 @@ from zslurm.cli.run.dashboard import RunPicture, draw_run, draw_runs
 from zslurm.cli.run.watch_terminal import _View as View
 from zslurm.cli.terminal.drawing import bar, heat_map, sparkline
 from zslurm.cli.terminal.screen import Line
-from zslurm.run.rank_times import RankTimes, read_rank_times, write_rank_times
-from zslurm.run.state import look, look_all
+from zslurm.run.metrics.rank_times import RankTimes, read_rank_times, write_rank_times
+from zslurm.run.state.run_state import look, look_all
 
 NODES = tuple(f"gpu-n{node:02d}" for node in range(12) for _ in range(8))
 

@@ -13,7 +13,7 @@ from zslurm.cluster.rails.read_nodes import RailReadings, differences, identical
 from zslurm.cluster.rails.types import RailMap
 from zslurm.config.spec import ClusterSection
 from zslurm.hardware.facts import read_facts
-from zslurm.slurm.run_on_nodes import NodeAnswer
+from zslurm.slurm.on_nodes.run_on_nodes import NodeAnswer
 
 NAMES = tuple(f"ionic_{index}" for index in range(8))
 BY_NAME = ClusterSection(gpus_per_node=8, nics=NAMES, network="pollara", gid_index=1)

@@ -23,7 +23,7 @@ import time
 from pathlib import Path
 
 PLACE = os.environ.get("ZSLURM_TEST_FAULTS")
-_TRAINS = {"zslurm.job.rank", "zslurm.job.warm_rank", "zslurm.train"}
+_TRAINS = {"zslurm.job.rank", "zslurm.job.in_memory.warm_rank", "zslurm.train"}
 _TESTS_A_GPU = "zslurm.aegis.supervisor.gpu_test"
 _KILLS = {
     "kill_in_all_gather": ("zslurm.train.parallel.comm", "Comm", "all_gather"),
@@ -49,7 +49,7 @@ class Faults:
     @property
     def rank(self):
         """The rank of this process; -1 while it has none: a warm process gets one later."""
-        waits = "zslurm.job.warm_rank" in sys.orig_argv
+        waits = "zslurm.job.in_memory.warm_rank" in sys.orig_argv
         return int(os.environ.get("RANK", "-1" if waits else os.environ.get("SLURM_PROCID", "0")))
 
     def wait_while_held(self, step, alive):

@@ -13,7 +13,7 @@ from torch import Tensor
 from zslurm.kernels.arch import CPU
 from zslurm.kernels.case import TOLERANCE, Call, Case, benchmarks_of, checks_of
 from zslurm.kernels.dispatch import Implementation, Operation, operations
-from zslurm.kernels.harness.checks import check, check_all, difference
+from zslurm.kernels.harness.comparison import check, check_all, difference
 
 DEVICE = torch.device("cpu")
 

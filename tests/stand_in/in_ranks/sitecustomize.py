@@ -15,6 +15,7 @@ _REPLACED = {
     "torch.distributed": "store",
     "zslurm.train.checkpointing.writer": "writer",
     "zslurm.train.loop": "trainer",
+    "zslurm.train.main": "main",
 }
 
 

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import psutil
-from torch.distributed import TCPStore, wait_until_left  # the stand-in's
+from torch.distributed import TCPStore  # the stand-in's
 
 from zslurm.checkpoint_tools import (
     Checkpoint,
@@ -36,8 +36,8 @@ from zslurm.checkpoint_tools.quantities import counted, show_bytes
 from zslurm.train.checkpointing import writer  # the stand-in's
 from zslurm.train.errors import TrainError
 from zslurm.train.jsonl import JsonLinesWriter
-from zslurm.train.progress import CheckpointState, Phase, ProgressWriter, dump_stacks_on_signal
-from zslurm.train.segments import segments_of
+from zslurm.train.progress import CheckpointState, Phase, ProgressWriter
+from zslurm.train.sections.segments import segments_of
 from zslurm.train.stop import StopRequest
 
 STEP_S = float(os.environ.get("ZSLURM_TEST_STEP_S", "0.02"))
@@ -303,29 +303,3 @@ class Trainer:
     def _say(self, text: str) -> None:
         if self.world.is_first:
             print(text, flush=True)
-
-
-def train(
-    run_dir: Path,
-    stop: StopRequest,
-    generation: None = None,
-    model: None = None,
-    becomes: Callable[[int], None] = lambda rank: None,
-) -> Ending:
-    """Train one rank of the run; the environment is that of zslurm.job.rank. It joins no generation."""
-    assert generation is None
-    assert model is None
-    dump_stacks_on_signal()
-    config = json.loads((run_dir / "config.json").read_text())
-    try:
-        world = World()
-        ending = Trainer(run_dir, config, world, stop).run()
-        world.all_gather(None)
-        world.store.leave()
-        if world.is_first:
-            wait_until_left()
-        return ending
-    except CheckpointError as error:
-        raise TrainError(f"checkpoint: {error}") from error
-    finally:
-        stop.close()

@@ -13,8 +13,8 @@ import pyarrow
 import zstandard
 from pyarrow import parquet
 
+from zslurm.train.data.build.bundle_writer import BundleWriter
 from zslurm.train.data.build.tokenizer import load_tokenizer
-from zslurm.train.data.build.writer import BundleWriter
 from zslurm.train.data.bundle import BundleHeader, Corpus
 
 HEADER = BundleHeader(vocab_size=300, tokenizer_sha256="ab" * 32, end_token=1, source="tests")

@@ -8,13 +8,13 @@ from typing import Any
 
 import numpy as np
 
-from zslurm.train.data.build.writer import BundleWriter
+from zslurm.train.data.build.bundle_writer import BundleWriter
 from zslurm.train.data.bundle import BundleHeader, Corpus
 from zslurm.train.data.order import DataOrder
 from zslurm.train.data.schema import bundle_name
 from zslurm.train.data.training_data import TrainingData
-from zslurm.train.phases import PhaseConfig
 from zslurm.train.schedule import Plan
+from zslurm.train.sections.phases import PhaseConfig
 
 HEADER = BundleHeader(vocab_size=60_000, tokenizer_sha256="cd" * 32, end_token=1, source="tests")
 

@@ -18,8 +18,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.train.data.corpora import HEADER, write_bundle
+from zslurm.train.data.build.bundle_writer import BundleWriter, RollingWriter
 from zslurm.train.data.build.inspect import unigram_entropy
-from zslurm.train.data.build.writer import BundleWriter, RollingWriter
 from zslurm.train.data.bundle import Bundle, Corpus
 from zslurm.train.data.schema import bundle_name
 from zslurm.train.data.verify import verify

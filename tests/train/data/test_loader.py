@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from tests.train.data.numbered import HEADER, numbered, order_of, phase
 from tests.waiting import wait_for
 from zslurm.train.data import reader
-from zslurm.train.data.build.writer import BundleWriter
+from zslurm.train.data.build.bundle_writer import BundleWriter
 from zslurm.train.data.bundle import Corpus
 from zslurm.train.data.loader import Loader, Microbatch
 from zslurm.train.data.order import DataOrder

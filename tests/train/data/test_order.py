@@ -17,7 +17,7 @@ from zslurm.train.data.mixture import SMALLEST_BLOCK
 from zslurm.train.data.order import DataOrder
 from zslurm.train.data.sampler import Sampler
 from zslurm.train.errors import ConfigError, DataError
-from zslurm.train.phases import ZAYA1_MID_TRAINING, PhaseConfig
+from zslurm.train.sections.phases import ZAYA1_MID_TRAINING, PhaseConfig
 
 SIZES = {"books": 400, "code": 1000, "web": 2345}
 

@@ -13,8 +13,8 @@ from tests.train.ranks import train_on
 from tests.train.runs import make_corpus, make_run
 from zslurm.train.config import ModelConfig, OptimConfig, TrainConfig, load_train_config
 from zslurm.train.data.schema import BundleHeader
-from zslurm.train.phases import PhaseConfig
 from zslurm.train.plan.io import PAGE_BYTES, PUBLISHED_BUDGET, Reads, checkpoint_bytes, plan_storage
+from zslurm.train.sections.phases import PhaseConfig
 from zslurm.train.shapes import parameter_counts
 
 

@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 
 from tests.train.data.corpora import HEADER, write_bundle, write_rows
-from zslurm.train.data.build import writer as writer_module
+from zslurm.train.data.build import bundle_writer as writer_module
 from zslurm.train.data.build.build import build
+from zslurm.train.data.build.bundle_writer import BundleWriter
 from zslurm.train.data.build.source_reader import Fields
-from zslurm.train.data.build.writer import BundleWriter
 from zslurm.train.data.bundle import Bundle
 from zslurm.train.data.schema import BLOCK_TOKENS, bundle_name
 from zslurm.train.data.verify import Verification, verify

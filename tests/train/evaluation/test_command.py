@@ -22,7 +22,7 @@ from zslurm.train.evaluation.command import ExportPaths
 from zslurm.train.hub import open_weights
 from zslurm.train.jsonl import read_jsonl
 from zslurm.train.loop import Ending
-from zslurm.train.metrics_config import EvaluationConfig
+from zslurm.train.sections.metrics_config import EvaluationConfig
 from zslurm.train.telemetry.evaluation_command import EvaluationCommand, command_words
 
 

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from tests.train.ranks import train_on
 from tests.train.runs import MODEL, VOCAB, losses_of, make_corpus, make_run
 from zslurm.train.config import ModelConfig, load_train_config
-from zslurm.train.data.build.writer import BundleWriter
+from zslurm.train.data.build.bundle_writer import BundleWriter
 from zslurm.train.data.bundle import Corpus
 from zslurm.train.data.schema import BundleHeader
 from zslurm.train.evaluation.evaluate import Best, better

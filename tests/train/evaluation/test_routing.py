@@ -54,6 +54,27 @@ def test_counts_are_the_routers_choices_without_padding(monkeypatch: pytest.Monk
     assert not any(layer.router._forward_hooks for layer in model.layers)
 
 
+def test_a_compiled_model_is_looked_at_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dist, "all_reduce", lambda tensor, group: None)
+    model, tokens = scrambled(tiny_config()), torch.randint(0, 31, (2, 20))
+    figures = []
+    for compiled in (False, True):
+        if compiled:
+            torch.compiler.reset()
+            model.run_with(compile=True, backend="eager")
+        counter = RoutingCounter(model, None)
+        with counter.counting(tokens, None):
+            model(tokens, rope_base=ROPE_BASE)
+        figures.append(counter.figures(None))
+    assert figures[0] == figures[1]
+    assert figures[0].tokens == 40
+    graphs = []
+    monkeypatch.setattr(model.layers[0], "_compiled_call_impl", lambda *given: graphs.append(given))
+    with pytest.raises(TypeError):
+        model(tokens, rope_base=ROPE_BASE)
+    assert len(graphs) == 1, "from then on layers run by their graphs again"
+
+
 def test_information_is_none_half_and_all() -> None:
     assert normalised_information(np.array([[5.0, 5.0], [5.0, 5.0]])) == 0
     assert normalised_information(np.array([[5.0, 0.0], [0.0, 5.0]])) == 1

@@ -35,9 +35,13 @@ ASKED = [
 ]
 
 
+@pytest.mark.parametrize("tree", [512, 14, 0], ids=["trees", "some trees", "forks of caches"])
 @pytest.mark.parametrize("tokens", [4096, 50, 1])
-def test_likelihoods_are_those_of_the_full_forward(monkeypatch: pytest.MonkeyPatch, tokens: int) -> None:
+def test_likelihoods_are_those_of_the_full_forward(
+    monkeypatch: pytest.MonkeyPatch, tokens: int, tree: int
+) -> None:
     monkeypatch.setattr(likelihood, "PASS_TOKENS", tokens)
+    monkeypatch.setattr(likelihood, "TREE_TOKENS", tree)
     found = LikelihoodScorer(MODEL, ROPE_BASE).score(ASKED)
     for asked, scores in zip(ASKED, found, strict=True):
         for continuation, score in zip(asked.continuations, scores, strict=True):
@@ -46,7 +50,9 @@ def test_likelihoods_are_those_of_the_full_forward(monkeypatch: pytest.MonkeyPat
             assert score.greedy == greedy
 
 
-def test_what_all_contexts_begin_with_is_read_once() -> None:
+@pytest.mark.parametrize("tree", [512, 0], ids=["trees", "forks of caches"])
+def test_what_all_contexts_begin_with_is_read_once(monkeypatch: pytest.MonkeyPatch, tree: int) -> None:
+    monkeypatch.setattr(likelihood, "TREE_TOKENS", tree)
     prefix = drawn(45, 20)
     asked = [Asked(prefix + each.context, each.continuations) for each in ASKED] + ASKED[:1]
     alone, shared = LikelihoodScorer(MODEL, ROPE_BASE), LikelihoodScorer(MODEL, ROPE_BASE)
@@ -54,3 +60,12 @@ def test_what_all_contexts_begin_with_is_read_once() -> None:
     for one, two in zip(alone.score(asked), shared.score(asked), strict=True):
         assert [each.log_likelihood for each in two] == pytest.approx([each.log_likelihood for each in one])
     assert shared.computed_tokens == alone.computed_tokens - 4 * 45
+
+
+def test_passes_of_trees_are_bounded_by_their_tokens_and_by_what_padding_makes_of_them() -> None:
+    passes = likelihood._tree_passes
+    assert list(passes([500, *[10] * 150], 0)) == [range(33), range(33, 151)]
+    assert list(passes([500] * 10, 0)) == [range(8), range(8, 10)]
+    assert list(passes([100] * 12, 8192)) == [range(10), range(10, 12)]
+    assert list(passes([5000], 1 << 20)) == [range(1)]
+    assert list(passes([], 0)) == []

@@ -27,7 +27,7 @@ import torch
 from tests.train.loop.curves import nudge as nudge_weights
 from tests.train.runs import MODEL, VOCAB, losses_of, make_run
 from zslurm.train.config import load_train_config
-from zslurm.train.data.build.writer import BundleWriter
+from zslurm.train.data.build.bundle_writer import BundleWriter
 from zslurm.train.data.schema import BundleHeader
 from zslurm.train.loop import Trainer
 from zslurm.train.parallel.world import open_world

@@ -12,7 +12,7 @@ import pytest
 from tests.train.ranks import train_on
 from tests.train.runs import VOCAB, losses_of, make_run
 from zslurm.checkpoint_tools import list_checkpoints
-from zslurm.train.data.build.writer import BundleWriter
+from zslurm.train.data.build.bundle_writer import BundleWriter
 from zslurm.train.data.bundle import BundleHeader
 from zslurm.train.jsonl import read_jsonl
 

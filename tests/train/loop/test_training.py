@@ -20,7 +20,8 @@ from tests.train.runs import (
 )
 from tests.waiting import wait_for
 from zslurm.checkpoint_tools import list_checkpoints
-from zslurm.train.loop import Ending, main
+from zslurm.train.loop import Ending
+from zslurm.train.main import main
 
 
 @pytest.fixture(scope="module")

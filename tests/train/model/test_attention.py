@@ -13,9 +13,9 @@ from tests.train.models import autograd_nodes, random_like, scrambled, tiny_conf
 from zslurm.kernels.qk_conv import qk_conv, rotate
 from zslurm.train.config import ModelConfig
 from zslurm.train.model.attention import CompressedConvolutionalAttention
+from zslurm.train.model.attention_backends.sdpa import attend
 from zslurm.train.model.packing import Packing
 from zslurm.train.model.rope import RotaryTable, rotary_table
-from zslurm.train.model.sdpa import attend
 
 
 def attention_of(config: ModelConfig) -> CompressedConvolutionalAttention:

@@ -27,13 +27,13 @@ from tests.train.ranks import train_on
 from tests.train.runs import VOCAB, make_corpus, make_run
 from zslurm.train import assembly, loop
 from zslurm.train.config import load_train_config
-from zslurm.train.data.build.writer import BundleWriter
+from zslurm.train.data.build.bundle_writer import BundleWriter
 from zslurm.train.data.bundle import BundleHeader
 from zslurm.train.errors import ConfigError
 from zslurm.train.model import packing
-from zslurm.train.model.flash import FlashAttention, Kernels, choose_kernels, load
+from zslurm.train.model.attention_backends.packages import FlashAttention, Kernels, choose_kernels, load
+from zslurm.train.model.attention_backends.sdpa import attend, attend_by_sdpa
 from zslurm.train.model.packing import document_bounds, documents_of, pack
-from zslurm.train.model.sdpa import attend, attend_by_sdpa
 from zslurm.train.model.zaya import Zaya
 from zslurm.train.parallel.world import open_world
 from zslurm.train.stop import StopRequest

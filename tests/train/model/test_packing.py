@@ -15,7 +15,7 @@ from torch import Tensor
 from tests.train.models import ROPE_BASE, scrambled, tiny_config, tokens
 from tests.train.ranks import train_on
 from tests.train.runs import losses_of, make_run
-from zslurm.train.data.build.writer import BundleWriter
+from zslurm.train.data.build.bundle_writer import BundleWriter
 from zslurm.train.data.schema import BundleHeader
 from zslurm.train.model.packing import documents_of, pack
 from zslurm.train.model.zaya import Zaya

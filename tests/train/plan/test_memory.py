@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from benchmarks.memory import peak_bytes
-from benchmarks.training.models import TINY
+from benchmarks.models import TINY
 from tests.train.ranks import train_on
 from tests.train.runs import make_corpus, make_run
 from zslurm.kernels import head as head_kernels
@@ -25,7 +25,8 @@ from zslurm.kernels.dispatch import using
 from zslurm.kernels.matmul import cpu as onednn
 from zslurm.train.config import ModelConfig, MuonConfig, OptimConfig, TrainConfig, load_train_config
 from zslurm.train.context import blocks
-from zslurm.train.model import head, sdpa
+from zslurm.train.model import head
+from zslurm.train.model.attention_backends import sdpa
 from zslurm.train.model.zaya import Zaya, build
 from zslurm.train.optim.muon import MatrixBatch, Muon
 from zslurm.train.optim.workspace import matrices_at_once, update_bytes

@@ -20,7 +20,7 @@ from tests.train.ranks import _CONTEXT
 from tests.train.runs import clean_environment
 from tests.waiting import wait_for
 from zslurm.core.files import write_atomically
-from zslurm.job.store_server import StoreServer
+from zslurm.job.in_memory.store_server import StoreServer
 from zslurm.train.progress import STACK_SIGNAL, dump_stacks_on_signal
 from zslurm.train.recovery.generation import Generation
 
@@ -63,9 +63,20 @@ class Cluster:
         local_size: int = 1,
         faults: dict[str, str] | None = None,
         recovery: bool = True,
+        device_s: float = 0.0,
     ) -> None:
-        """Start `ranks` and `warm` processes; `faults` are POINT:CALL:SIGNAL by member (`0`, `w0`)."""
-        self._recovery = recovery
+        """Start `ranks` and `warm` processes.
+
+        Args:
+            run: their run directory.
+            ranks: how many they are.
+            warm: processes that wait to take a place.
+            local_size: ranks of a node.
+            faults: POINT:CALL:SIGNAL by member (`0`, `w0`).
+            recovery: ranks keep copies of their state.
+            device_s: seconds of each forward pass in which a device would compute, and the host's core is free.
+        """
+        self._recovery, self._device_s = recovery, device_s
         self.run, self.ranks, self.local_size, self.faults = run, ranks, local_size, faults or {}
         self.server = _Server()
         self.members = [str(rank) for rank in range(ranks)]
@@ -99,7 +110,9 @@ class Cluster:
             **variables,
         }
         fault = self.faults.get(member)
-        process = _CONTEXT.Process(target=_process, args=(self.run, member, environment, fault), daemon=True)
+        process = _CONTEXT.Process(
+            target=_process, args=(self.run, member, environment, fault, self._device_s), daemon=True
+        )
         process.start()
         self.processes[member] = process
 
@@ -214,7 +227,7 @@ class Cluster:
         return (self.run / f"output-{member}").read_text()
 
 
-def _process(run: Path, member: str, environment: dict[str, str], fault: str | None) -> None:
+def _process(run: Path, member: str, environment: dict[str, str], fault: str | None, device_s: float) -> None:
     os.environ.clear()
     os.environ.update(environment)
     file = os.open(run / f"output-{member}", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
@@ -223,13 +236,15 @@ def _process(run: Path, member: str, environment: dict[str, str], fault: str | N
     dump_stacks_on_signal()
     if fault is not None:
         inject(fault)
+    if device_s:
+        _compute_elsewhere(device_s)
     _note_whole_copies(run / _WHOLE)
     _wait_for_steps(run / _ALLOWED)
     import torch
 
     torch.set_num_threads(1)
     from zslurm.train.errors import TrainError
-    from zslurm.train.loop import train
+    from zslurm.train.main import train
 
     generation = model = None
     if "RANK" not in os.environ:
@@ -285,6 +300,19 @@ def _wait_for_steps(file: Path) -> None:
         return take_step(self)
 
     Trainer.take_step = held  # type: ignore[method-assign]
+
+
+def _compute_elsewhere(seconds: float) -> None:
+    """Have each forward pass take so much longer, with the host's core free: as where a device computes."""
+    from zslurm.train.model.zaya import Zaya
+
+    losses = Zaya.losses
+
+    def waited(*arguments: Any, **keywords: Any) -> Any:
+        time.sleep(seconds)
+        return losses(*arguments, **keywords)
+
+    Zaya.losses = waited  # type: ignore[method-assign]
 
 
 def inject(fault: str) -> None:

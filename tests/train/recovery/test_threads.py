@@ -19,16 +19,16 @@ import torch.distributed as dist
 
 from tests.train.ranks import in_group
 from tests.waiting import wait_for
-from zslurm.job.store_server import StoreServer
+from zslurm.job.in_memory.store_server import StoreServer
 from zslurm.train.parallel.store_connections import StoreConnections
 from zslurm.train.recovery import moves as moves_module
 from zslurm.train.recovery import watcher as watcher_module
 from zslurm.train.recovery.abort import Abort
-from zslurm.train.recovery.copies import Copies
+from zslurm.train.recovery.copies.buddy_copies import Copies
+from zslurm.train.recovery.copies.staging import Staging
 from zslurm.train.recovery.generation import Generation, generation_key, unmoved_key
 from zslurm.train.recovery.membership import Membership
 from zslurm.train.recovery.moves import PlannedMoves
-from zslurm.train.recovery.staging import Staging
 from zslurm.train.recovery.waits import WAITS
 from zslurm.train.recovery.watcher import Watcher
 

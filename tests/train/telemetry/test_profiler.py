@@ -16,7 +16,7 @@ from pydantic import ValidationError
 from tests.train.ranks import Ranks, train_on
 from tests.train.runs import losses_of, make_corpus, make_run
 from tests.waiting import wait_for
-from zslurm.train.metrics_config import MetricsConfig
+from zslurm.train.sections.metrics_config import MetricsConfig
 from zslurm.train.telemetry.profiler import Profiler
 
 CPU = torch.device("cpu")

@@ -19,8 +19,8 @@ from tests.train.runs import losses_of, make_corpus, make_run
 from tests.waiting import wait_for
 from zslurm.train.config import TrainConfig, load_train_config
 from zslurm.train.errors import ConfigError
+from zslurm.train.telemetry.trackers.feed import TRACKERS, Feed, Trackers
 from zslurm.train.telemetry.trackers.mlflow import MLflow
-from zslurm.train.telemetry.trackers.observer import TRACKERS, Feed, Trackers
 from zslurm.train.telemetry.trackers.tensorboard import TensorBoard
 from zslurm.train.telemetry.trackers.tracker import TrackedRun, Tracker, scalars
 from zslurm.train.telemetry.trackers.trackio import Trackio

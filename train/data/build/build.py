@@ -1,7 +1,7 @@
 """Build a corpus: texts in, a directory of token bundles out, complete or not at all.
 
 One process reads the sources in order, others parse and tokenize batches of some 256 KiB (`encode.py`), and the
-first writes what comes back, in order, into bundles (`writer.py`). Memory is bounded by the batches under
+first writes what comes back, in order, into bundles (`bundle_writer.py`). Memory is bounded by the batches under
 way and the largest document, whatever the size of the files. The result is deterministic: the same texts, settings
 and library versions give the same bytes, on any number of processes.
 
@@ -25,6 +25,7 @@ import tokenizers
 
 from zslurm.checkpoint_tools.durable import sync
 from zslurm.checkpoint_tools.quantities import counted
+from zslurm.train.data.build.bundle_writer import BUNDLE_BYTES, RollingWriter, part_path
 from zslurm.train.data.build.chat import ChatTemplate
 from zslurm.train.data.build.documents import SAMPLE_BYTES, training_texts
 from zslurm.train.data.build.encode import Encoder, Tally, encode_all
@@ -49,7 +50,6 @@ from zslurm.train.data.build.unfinished import (
     unfinished_path,
     whole_bundles,
 )
-from zslurm.train.data.build.writer import BUNDLE_BYTES, RollingWriter, part_path
 from zslurm.train.data.bundle import Corpus
 from zslurm.train.data.manifest import BuildManifest, BuildSummary
 from zslurm.train.data.schema import BUNDLE_NAME, TOKENIZER_FILE, VERSION, BundleHeader

@@ -20,7 +20,8 @@ def read_rows(
 ) -> Iterator[tuple[int, tuple[Any, ...], int]]:
     """Yield the rows from `start` on: (number, one string or None for each of `columns`, rows in the file).
 
-    With `nested` a column may hold lists of messages.
+    With `nested` a column may hold lists of messages. All messages of a file have the fields of any of them there;
+    those that are null are left out, so that a template sees what it would in a line of JSON.
 
     Raises:
         DataError: pyarrow is missing; the file cannot be read, is damaged, or lacks a column of text.
@@ -45,7 +46,7 @@ def read_rows(
             for batch in batches if wanted else ():
                 for values in zip(*(batch.column(name).to_pylist() for name in columns), strict=True):
                     if row >= start:
-                        yield row, values, metadata.num_rows
+                        yield row, tuple(map(_without_nulls, values)) if nested else values, metadata.num_rows
                     row += 1
     except UnicodeDecodeError as error:
         raise DataError(
@@ -57,19 +58,29 @@ def read_rows(
         raise DataError(f"{path}: cannot be read as Parquet: {reason}; copy it again") from error
 
 
+def _without_nulls(value: Any) -> Any:
+    """Return a value whose objects lack what is null."""
+    if isinstance(value, list):
+        return [_without_nulls(each) for each in value]
+    if isinstance(value, dict):
+        return {name: _without_nulls(each) for name, each in value.items() if each is not None}
+    return value
+
+
 def _check_columns(path: Path, schema: Any, columns: Sequence[str], *, nested: bool) -> None:
     """Raise a DataError unless every column is there and holds text, or, with `nested`, messages."""
     from pyarrow import types
 
     for name in columns:
         if name not in schema.names:
-            raise DataError(
-                f"{path}: has no column {name!r}; its columns are {', '.join(schema.names)} (name one with "
-                "--text-column, or with --prompt-key and --completion-key)"
-            )
+            option = "--chat-key" if nested else "--text-column, or with --prompt-key and --completion-key"
+            found = ", ".join(schema.names)
+            raise DataError(f"{path}: has no column {name!r}; its columns are {found} (name one with {option})")
         kind = schema.field(name).type
         text = kind.value_type if types.is_dictionary(kind) else kind
         if nested and (types.is_list(kind) or types.is_large_list(kind)):
             continue
         if not (types.is_string(text) or types.is_large_string(text) or types.is_string_view(text)):
-            raise DataError(f"{path}: column {name!r} holds {kind}, not text")
+            raise DataError(
+                f"{path}: column {name!r} holds {kind}, not {'lists of messages' if nested else 'text'}"
+            )

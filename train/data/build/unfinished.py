@@ -36,10 +36,10 @@ from typing import Any
 from zslurm.checkpoint_tools import Holder, InUse, Lock
 from zslurm.checkpoint_tools.durable import sync
 from zslurm.checkpoint_tools.plain import load_json
+from zslurm.train.data.build.bundle_writer import part_path
 from zslurm.train.data.build.encode import Tally
 from zslurm.train.data.build.source_reader import START, Cursor
 from zslurm.train.data.build.sources import SourceFile
-from zslurm.train.data.build.writer import part_path
 from zslurm.train.data.schema import TOKENIZER_FILE
 from zslurm.train.data.verify import verify
 from zslurm.train.errors import DataError

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, model_validator
 
-from zslurm.train.section import Count, Section
+from zslurm.train.sections.section import Count, Section
 
 _PLAIN: dict[str, Callable[[str], str]] = {
     "remove_whitespace": str.strip,

@@ -2,7 +2,7 @@
 
     python -I -S launcher.py SETTINGS COMMAND...      SETTINGS: JSON, see `main`
 
-    users               a namespace that lets an ordinary user make the others; root becomes nobody
+    users               a namespace that lets an ordinary user make the others; root becomes a user with nothing
     network             an empty one: no interface but a loopback that is down
     processes           when the command ends, whatever it has started is killed by the kernel
     mounts              everything is read-only but /tmp, /dev/shm and the working folder, small ones in memory
@@ -30,6 +30,7 @@ _PDEATHSIG, _SUBREAPER, _NO_NEW_PRIVS = 1, 36, 38
 _SYS_MOUNT_SETATTR = 442  # the same on all architectures; Linux 5.12
 _AT_FDCWD, _AT_RECURSIVE, _ATTR_RDONLY = -100, 0x8000, 1
 _NOBODY = 65534
+_FIRST_OWN_USER, _OWN_USERS = 1_879_048_192, 1 << 22  # numbers that no directory of users hands out; one for a pid
 
 
 def main() -> NoReturn:
@@ -41,6 +42,7 @@ def main() -> NoReturn:
     settings, command = json.loads(sys.argv[1]), sys.argv[2:]
     status = settings["status"]
     libc = ctypes.CDLL(None, use_errno=True)
+    user = _user()
     try:
         if settings["isolate"]:
             libc.prctl(_PDEATHSIG, signal.SIGKILL)
@@ -50,7 +52,7 @@ def main() -> NoReturn:
             if inner:
                 _forward(inner, status)
             libc.prctl(_PDEATHSIG, signal.SIGKILL)
-            _mounts(libc, settings)
+            _mounts(libc, settings, user)
         else:
             # No namespace ends what the command has started: this process does, also when it is asked to end.
             signal.signal(signal.SIGTERM, _end_all)
@@ -58,7 +60,8 @@ def main() -> NoReturn:
             libc.prctl(_SUBREAPER, 1)
         child = os.fork()
         if not child:
-            _limit(libc, settings)
+            libc.prctl(_PDEATHSIG, signal.SIGKILL)
+            _limit(libc, settings, user)
             os.write(status, b"ready\n")
             os.close(status)
             os.execvp(command[0], command)
@@ -72,6 +75,19 @@ def main() -> NoReturn:
     os._exit(code)
 
 
+def _user() -> int:
+    """Return the user that the command runs as: this one; for root one of its own, whose processes nobody shares.
+
+    Linux counts processes by user: programs that run at the same time would use up each other's limit.
+    """
+    if os.getuid():
+        return os.getuid()
+    own = _FIRST_OWN_USER + os.getpid() % _OWN_USERS
+    with open("/proc/self/uid_map", encoding="ascii") as file:
+        spans = [list(map(int, line.split())) for line in file]
+    return own if any(first <= own < first + count for first, _, count in spans) else _NOBODY
+
+
 def _isolate(libc: ctypes.CDLL, settings: dict[str, Any]) -> None:
     """Enter new namespaces; an ordinary user needs one of users for the right to make the others."""
     uid, gid = os.getuid(), os.getgid()
@@ -83,9 +99,9 @@ def _isolate(libc: ctypes.CDLL, settings: dict[str, Any]) -> None:
         _write("/proc/self/gid_map", f"{gid} {gid} 1\n")
 
 
-def _mounts(libc: ctypes.CDLL, settings: dict[str, Any]) -> None:
+def _mounts(libc: ctypes.CDLL, settings: dict[str, Any], uid: int) -> None:
     """Make everything read-only, and small folders in memory over those that programs write to."""
-    uid, gid = (_NOBODY, _NOBODY) if os.getuid() == 0 else (os.getuid(), os.getgid())
+    gid = _NOBODY if os.getuid() == 0 else os.getgid()
     _check(libc.mount(b"none", b"/", None, _REC | _PRIVATE, None), "mount /")
     attributes = (ctypes.c_uint64 * 4)(_ATTR_RDONLY, 0, 0, 0)
     path, size = ctypes.c_char_p(b"/"), ctypes.c_size_t(ctypes.sizeof(attributes))
@@ -108,13 +124,14 @@ def _mounts(libc: ctypes.CDLL, settings: dict[str, Any]) -> None:
     os.chdir("/tmp/work")
 
 
-def _limit(libc: ctypes.CDLL, settings: dict[str, Any]) -> None:
+def _limit(libc: ctypes.CDLL, settings: dict[str, Any], user: int) -> None:
     """Set the limits of the command's processes, and drop what a root user may do."""
     os.setsid()
     if settings["isolate"] and os.getuid() == 0:
         os.setgroups([])
         os.setresgid(_NOBODY, _NOBODY, _NOBODY)
-        os.setresuid(_NOBODY, _NOBODY, _NOBODY)
+        os.setresuid(user, user, user)
+        libc.prctl(_PDEATHSIG, signal.SIGKILL)  # which a change of the user takes away
     libc.prctl(_NO_NEW_PRIVS, 1, 0, 0, 0)
     seconds = int(settings["time_s"]) + 1
     for kind, most in (
@@ -125,9 +142,10 @@ def _limit(libc: ctypes.CDLL, settings: dict[str, Any]) -> None:
         (resource.RLIMIT_NOFILE, 256),
         (resource.RLIMIT_NPROC, settings["processes"]),
     ):
-        hard = resource.getrlimit(kind)[1]
-        most = most if hard == resource.RLIM_INFINITY else min(most, hard)
-        resource.setrlimit(kind, (most, most))
+        # A second more until SIGKILL, so that it is SIGXCPU that ends what computes for too long.
+        highest, hard = most + (kind == resource.RLIMIT_CPU), resource.getrlimit(kind)[1]
+        highest = highest if hard == resource.RLIM_INFINITY else min(highest, hard)
+        resource.setrlimit(kind, (min(most, highest), highest))
     if not settings["isolate"]:
         os.chdir(settings["folder"])
 

@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 
 from pydantic import ConfigDict
 
-from zslurm.train.section import Count, Section
+from zslurm.train.sections.section import Count, Section
 
 
 class MetricConfig(Section):

@@ -12,11 +12,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from zslurm.train.errors import DataError
-from zslurm.train.evaluation.tasks.documents import Document, Documents, Examples, Fields, load_documents
 from zslurm.train.evaluation.tasks.filters import filtered
 from zslurm.train.evaluation.tasks.metrics import choice_values, exact_match
 from zslurm.train.evaluation.tasks.task import Task, TaskConfig
-from zslurm.train.evaluation.tasks.template import list_of, render, value_of
+from zslurm.train.evaluation.tasks.task_documents import Document, Documents, Examples, Fields, load_documents
+from zslurm.train.evaluation.tasks.template import list_of, no_field, render, value_of
 
 _WORDS = re.compile(r"\s+")
 
@@ -67,13 +67,22 @@ class _Maker:
 
     def __init__(self, task: Task, documents: Documents) -> None:
         self._task, self._examples = task, Examples(task, documents)
+        self._usual = documents.questions[0].fields
 
     def question(self, index: int, document: Document) -> Question:
         config, fields = self._task.config, document.fields
         try:
+            self._check_fields(config, fields)
             return self._question(config, index, document.origin, fields)
         except DataError as error:
             raise DataError(f"{self._task.path}: {document.origin}: {error}") from error
+
+    def _check_fields(self, config: TaskConfig, fields: Fields) -> None:
+        """Refuse a document without a field that a template names: its name would be taken as the text."""
+        for key in ("doc_to_text", "doc_to_target", "doc_to_choice"):
+            template = getattr(config, key)
+            if isinstance(template, str) and template in self._usual and template not in fields:
+                raise no_field(key, template, fields)
 
     def _question(self, config: TaskConfig, index: int, origin: str, fields: Fields) -> Question:
         prefix = self._prefix(config, fields)

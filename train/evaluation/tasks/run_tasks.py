@@ -6,7 +6,7 @@ from zslurm.train.errors import ConfigError, DataError
 from zslurm.train.evaluation.tasks.questions import questions_of
 from zslurm.train.evaluation.tasks.scores import names_of
 from zslurm.train.evaluation.tasks.task import Task, load_tasks
-from zslurm.train.metrics_config import EvaluationConfig
+from zslurm.train.sections.metrics_config import EvaluationConfig
 
 
 def load_run_tasks(config: EvaluationConfig, best_by: str) -> list[Task]:

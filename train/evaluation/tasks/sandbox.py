@@ -5,8 +5,8 @@
 
 Each program is a file in a folder of its own, which is the command's working folder. `launcher.py` does the work
 on Linux, in namespaces that an ordinary user may make. Where a machine does not allow them (some containers do
-not), a task is refused, unless it has `isolation: limits`: then time, memory, processes and sizes are limited and
-nothing is left behind, but the program has the user's network and files.
+not), a task is refused, unless it has `isolation: limits`: then time, memory, processes and sizes are limited, but
+the program has the user's network and files, and one that means to can outlive its time: it may kill the launcher.
 
 Not limited: the memory of all processes together (each has its own limit), and what a program reads.
 """
@@ -31,6 +31,7 @@ from zslurm.train.evaluation.tasks.task import ExecutionConfig
 _LAUNCHER = Path(__file__).with_name("launcher.py")
 _OUTPUT_BYTES = 2000
 _MIB = 2**20
+_LIMITS = ("time_s", "memory_mb", "processes", "file_mb")
 _START_S = 60.0
 """Seconds until a program has to have begun: a machine under load is slow to start one."""
 
@@ -63,7 +64,8 @@ class Sandbox:
         """
         config = self._config
         # Below the folder of the user's, in which nothing is that a program must not read.
-        with tempfile.TemporaryDirectory(prefix="zslurm-sample-") as folder, tempfile.TemporaryFile() as output:
+        kept = tempfile.TemporaryDirectory(prefix="zslurm-sample-", ignore_cleanup_errors=True)
+        with kept as folder, tempfile.TemporaryFile() as output:
             (Path(folder) / config.file).write_text(program, encoding="utf-8", errors="replace")
             words = [word.replace("{file}", config.file) for word in config.command]
             outcome, code = self._start(words, folder, output.fileno())
@@ -136,7 +138,11 @@ def open_sandbox(config: ExecutionConfig, where: str) -> Sandbox:
         DataError: this machine does not allow what it takes; the message begins with `where`.
     """
     sandbox = Sandbox(config)
-    if (problem := _problem(config.model_copy(update={"command": ("true",)}))) is not None:
+    nothing = config.model_copy(update={"command": ("true",)})
+    if (problem := _problem(nothing)) is not None:
+        usual = {name: ExecutionConfig.model_fields[name].default for name in _LIMITS}
+        if _problem(nothing.model_copy(update=usual)) is None:
+            raise DataError(f"{where}: execution: not even `true` runs within these limits: {problem}; raise them")
         if config.isolation == "namespaces":
             raise DataError(
                 f"{where}: execution: a generated program cannot be isolated here: {problem}; run it where user "

@@ -20,7 +20,7 @@ from zslurm.checkpoint_tools.plain import in_words
 from zslurm.train.errors import DataError
 from zslurm.train.evaluation.tasks.filters import Filter
 from zslurm.train.evaluation.tasks.metrics import METRICS, MetricConfig, defaults_of
-from zslurm.train.section import Count, NonNegative, Positive, Section, Whole
+from zslurm.train.sections.section import Count, NonNegative, Positive, Section, Whole
 
 OutputType = Literal["multiple_choice", "loglikelihood", "loglikelihood_rolling", "generate_until"]
 
@@ -30,6 +30,10 @@ _UNUSED = frozenset(
 """Keys of lm-evaluation-harness that change no score here."""
 
 _NAME = re.compile(r"[\w.+-]{1,80}", re.ASCII)
+
+
+_MOST = 1 << 30
+"""Of any limit of a program: what Linux takes, and more than a machine has."""
 
 
 class FewshotConfig(Section):
@@ -85,17 +89,20 @@ class ExecutionConfig(Section):
     command: Annotated[tuple[str, ...], Field(min_length=1)]
     program: str = "{{prompt}}{{completion}}"
     file: str = "program.py"
-    time_s: Positive = 10.0
-    memory_mb: Count = 1024
-    processes: Count = 32
-    file_mb: Count = 16
+    time_s: Annotated[Positive, Field(le=_MOST)] = 10.0
+    memory_mb: Annotated[Count, Field(le=_MOST)] = 1024
+    processes: Annotated[Count, Field(le=_MOST)] = 32
+    file_mb: Annotated[Count, Field(le=_MOST)] = 16
     network: bool = False
     isolation: Literal["namespaces", "limits"] = "namespaces"
 
     @field_validator("command", mode="before")
     @classmethod
     def _words(cls, value: object) -> object:
-        return shlex.split(value) if isinstance(value, str) else value
+        words = shlex.split(value) if isinstance(value, str) else value
+        if words in ([], [""]):
+            raise ValueError("names no program")
+        return words
 
     @field_validator("file")
     @classmethod

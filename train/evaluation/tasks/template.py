@@ -45,6 +45,11 @@ def render(key: str, template: str, fields: Mapping[str, Any]) -> str:
         raise DataError(f"{key}: {type(error).__name__}: {error}") from error
 
 
+def no_field(key: str, name: str, fields: Mapping[str, Any]) -> DataError:
+    """Return the error of a document that lacks a field."""
+    return DataError(f"{key}: the document has no field {name!r}; it has {', '.join(fields) or 'none'}")
+
+
 def value_of(key: str, template: str, fields: Mapping[str, Any]) -> Any:
     """Return the field that `template` names, or the template rendered.
 
@@ -65,6 +70,8 @@ def list_of(key: str, template: str, fields: Mapping[str, Any]) -> list[str]:
         try:
             found = ast.literal_eval(found)
         except (SyntaxError, ValueError):
+            if found.isidentifier():
+                raise no_field(key, found, fields) from None
             raise DataError(f"{key}: makes no list: {found[:60]!r}") from None
     if not isinstance(found, list | tuple) or not all(isinstance(each, str) for each in found):
         raise DataError(f"{key}: makes no list of strings: {str(found)[:60]}")

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from zslurm.train.errors import ConfigError
-from zslurm.train.metrics_config import MetricsConfig
+from zslurm.train.sections.metrics_config import MetricsConfig
 
 
 @dataclass(frozen=True)

@@ -37,7 +37,7 @@ from zslurm.aegis.protocol import BATCH_NODE
 from zslurm.core.files import read_json
 from zslurm.core.processes import ProcessRecord
 from zslurm.run.run_dir import RunDir
-from zslurm.run.state import last_job
+from zslurm.run.state.run_state import last_job
 from zslurm.run.supervisor_lease import LeaseWatch
 from zslurm.slurm.client import SlurmClient
 from zslurm.slurm.commands import Retries

@@ -15,7 +15,7 @@ from typing import Any
 from zslurm.aegis.fault_kinds import EARLY_EXIT
 from zslurm.aegis.types import Fault
 from zslurm.slurm.hostlist import compress_ranges
-from zslurm.slurm.srun_output import failed_nodes, launch_failures, task_failures
+from zslurm.slurm.on_nodes.srun_output import failed_nodes, launch_failures, task_failures
 
 LINE = "exited with exit code 0 before the end of the run"
 

@@ -35,7 +35,7 @@ from zslurm.core.errors import Exit
 from zslurm.core.files import read_json
 from zslurm.job.program.ending import CHILD_KILLED
 from zslurm.run.run_dir import AttemptDir
-from zslurm.slurm.srun_output import TaskFailure, cancelled_step
+from zslurm.slurm.on_nodes.srun_output import TaskFailure, cancelled_step
 
 _TAIL = 1 << 16
 _MOST_LOGS = 64

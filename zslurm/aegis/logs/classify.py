@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from zslurm.aegis.logs.scanner import Finding, as_fault, findings_in
 from zslurm.aegis.logs.signatures import Match
 from zslurm.aegis.root_cause import root_of_log
-from zslurm.slurm.srun_output import task_failures
+from zslurm.slurm.on_nodes.srun_output import task_failures
 
 _KEPT = 10_000
 """Lines of one kind and file that are kept; more of them show nothing new."""

@@ -30,9 +30,9 @@ from zslurm.aegis.notify.queue import DeliveryQueue
 from zslurm.checkpoint_tools.plain import reason_of
 from zslurm.config.aegis import NotifySettings
 from zslurm.core.redact import is_secret_name, redact, redact_mapping
-from zslurm.run.event import Event
 from zslurm.run.events import FaultDetected, NotifyFailed, describe
-from zslurm.run.state_events import without_replay_fields
+from zslurm.run.events.event import Event
+from zslurm.run.state.state_events import without_replay_fields
 
 _MOST_WAITING = 100
 _LONGEST_TEXT = 2000

@@ -18,9 +18,9 @@ from typing import Protocol
 
 from zslurm.aegis.notify.queue import DeliveryQueue
 from zslurm.core.redact import redact
-from zslurm.run.event import Event
-from zslurm.run.event_text import describe_cause, describe_fault
 from zslurm.run.events import Decided, RunEnded
+from zslurm.run.events.event import Event
+from zslurm.run.events.event_text import describe_cause, describe_fault
 from zslurm.slurm.client import SlurmClient
 from zslurm.slurm.commands import Retries
 from zslurm.slurm.jobs import JobRecord

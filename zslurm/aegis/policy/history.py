@@ -11,9 +11,9 @@ from typing import Any, cast, get_args
 
 from zslurm.aegis.types import Action, Exclusion, Fault, History, Incident, Role, Scope
 from zslurm.config.aegis import AegisSection
-from zslurm.run.event import select
-from zslurm.run.event_text import node_names
 from zslurm.run.events import AttemptStarted, Decided, FaultDetected, NodesExcluded, Readmitted, Requeued
+from zslurm.run.events.event import select
+from zslurm.run.events.event_text import node_names
 
 _ENDS: tuple[Action, ...] = ("finish", "stop")
 NOTHING_SAVED = -1

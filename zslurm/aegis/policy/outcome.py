@@ -13,7 +13,7 @@ from typing import Any
 from zslurm.aegis.root_cause import earliest_root, is_orderly, reports_lost_peer, root_failure
 from zslurm.aegis.types import EndedAs
 from zslurm.core.errors import Exit
-from zslurm.slurm.srun_output import TaskFailure
+from zslurm.slurm.on_nodes.srun_output import TaskFailure
 
 
 @dataclass(frozen=True)

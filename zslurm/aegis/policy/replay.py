@@ -24,11 +24,11 @@ from zslurm.config.layers import Layers, Origin
 from zslurm.config.problems import describe
 from zslurm.core.errors import ConfigError, NotFound
 from zslurm.core.files import read_json
-from zslurm.run.event import select
-from zslurm.run.event_text import node_names
 from zslurm.run.events import AttemptEnded, AttemptStarted, Decided, FaultDetected, StepKilled, StopAsked
+from zslurm.run.events.event import select
+from zslurm.run.events.event_text import node_names
 from zslurm.train.jsonl import read_jsonl
-from zslurm.train.section import Section
+from zslurm.train.sections.section import Section
 
 Row = Mapping[str, Any]
 _MOMENT_S = 1e-3

@@ -30,7 +30,7 @@ from zslurm.core.errors import Exit
 from zslurm.core.pauses import Pauses
 from zslurm.job.step import kill_step
 from zslurm.slurm.hostlist import compress
-from zslurm.slurm.srun_output import TaskFailure, failed_nodes
+from zslurm.slurm.on_nodes.srun_output import TaskFailure, failed_nodes
 
 _WATCHFUL_S, _RECOVERING_S = 0.1, 0.02
 """Seconds between two looks where lost ranks are replaced in memory, and while they are."""

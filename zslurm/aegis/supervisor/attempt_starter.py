@@ -18,7 +18,7 @@ from zslurm.aegis.supervisor.in_memory.memory_recovery import MemoryRecovery
 from zslurm.aegis.supervisor.in_memory.rank_places import RankPlaces
 from zslurm.aegis.supervisor.in_memory.warm_pool import WarmPool
 from zslurm.aegis.supervisor.job import Job
-from zslurm.aegis.supervisor.nodes import Nodes
+from zslurm.aegis.supervisor.node_pool import Nodes
 from zslurm.aegis.supervisor.rails_check import check_rails
 from zslurm.aegis.supervisor.work_left import committed_step, work_left
 from zslurm.aegis.types import Decision
@@ -26,13 +26,12 @@ from zslurm.checkpoint_tools import CheckpointError, Holder, acquire, holder_of
 from zslurm.core.errors import ZslurmError
 from zslurm.core.files import read_json, write_atomically
 from zslurm.core.processes import DetachedProcess
-from zslurm.job.interpreter import Interpreter
+from zslurm.job.in_memory.store_client import StoreClient
+from zslurm.job.in_memory.warm_step import outliving
 from zslurm.job.own_address import rendezvous_host
-from zslurm.job.prepare import prepare, prepared
+from zslurm.job.preparation.interpreter import Interpreter
+from zslurm.job.preparation.prepare import prepare, prepared
 from zslurm.job.step import in_order, local_step, slurm_step
-from zslurm.job.store_client import StoreClient
-from zslurm.job.warm_step import outliving
-from zslurm.run.event import Event, select
 from zslurm.run.events import (
     AttemptEnded,
     AttemptStarted,
@@ -44,7 +43,8 @@ from zslurm.run.events import (
     RecoveryUnavailable,
     RequeuedByUser,
 )
-from zslurm.run.metrics_tail import last_step_at
+from zslurm.run.events.event import Event, select
+from zslurm.run.metrics.tail import last_step_at
 from zslurm.run.run_dir import AttemptDir
 from zslurm.slurm.client import SlurmClient
 from zslurm.slurm.hostlist import compress, expand

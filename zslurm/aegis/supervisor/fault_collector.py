@@ -36,7 +36,6 @@ from zslurm.aegis.supervisor.work_left import committed_step
 from zslurm.aegis.types import AttemptState, Fault
 from zslurm.core.errors import Exit
 from zslurm.core.files import read_json
-from zslurm.run.event import select
 from zslurm.run.events import (
     FaultDetected,
     RanksEnded,
@@ -45,9 +44,10 @@ from zslurm.run.events import (
     StepKilled,
     StopAsked,
 )
-from zslurm.run.metrics_tail import last_step_at, newest_rows
+from zslurm.run.events.event import select
+from zslurm.run.metrics.tail import last_step_at, newest_rows
 from zslurm.run.run_dir import AttemptDir
-from zslurm.slurm.srun_output import TaskFailure, failed_nodes, task_failures
+from zslurm.slurm.on_nodes.srun_output import TaskFailure, failed_nodes, task_failures
 from zslurm.train.jsonl import read_jsonl
 
 _RECORDS_S = 5.0

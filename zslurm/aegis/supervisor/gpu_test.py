@@ -24,7 +24,7 @@ from typing import Any
 from zslurm.checkpoint_tools.quantities import counted
 from zslurm.config.spec import RunSpec
 from zslurm.core.errors import ZslurmError
-from zslurm.slurm.run_on_nodes import answer, run_here, run_on_nodes
+from zslurm.slurm.on_nodes.run_on_nodes import answer, run_here, run_on_nodes
 
 _TIMEOUT_S = 300.0
 _REPEATS = 20

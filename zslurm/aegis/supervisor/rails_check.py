@@ -19,9 +19,9 @@ from zslurm.checkpoint_tools.quantities import counted
 from zslurm.cluster.rails.read_nodes import RailReadings, read_rails
 from zslurm.cluster.rails.types import RailMap
 from zslurm.core.errors import Exit, ZslurmError
-from zslurm.run.event import select
-from zslurm.run.event_text import node_names
 from zslurm.run.events import NodesExcluded
+from zslurm.run.events.event import select
+from zslurm.run.events.event_text import node_names
 from zslurm.slurm.client import SlurmClient
 from zslurm.slurm.exclusion import requeue_excluding
 from zslurm.slurm.hostlist import by_reason, compress, expand

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 
 from zslurm.aegis.protocol import ProgressReport, Report
-from zslurm.run.rank_times import RankTimes, write_rank_times
+from zslurm.run.metrics.rank_times import RankTimes, write_rank_times
 from zslurm.run.run_dir import AttemptDir
 
 _EVERY_S = 10.0

@@ -19,12 +19,12 @@ from zslurm.aegis.supervisor.agents.agents import Agents
 from zslurm.aegis.supervisor.fault_collector import FaultCollector
 from zslurm.aegis.supervisor.gpu_test import try_gpu
 from zslurm.aegis.supervisor.job import Job
-from zslurm.aegis.supervisor.nodes import Nodes
+from zslurm.aegis.supervisor.node_pool import Nodes
 from zslurm.aegis.supervisor.requeue import requeue_job
 from zslurm.aegis.supervisor.work_left import committed_step, work_left
 from zslurm.aegis.types import AttemptState, Decision, Fault, Resources, WorkLeft
 from zslurm.core.errors import Exit, ZslurmError
-from zslurm.run.state_events import IN_PLACE
+from zslurm.run.state.state_events import IN_PLACE
 from zslurm.slurm.hostlist import compress, expand
 
 _AGAIN_S = 5.0

@@ -12,9 +12,9 @@ from zslurm.aegis.fault_kinds import NODE_DEAD
 from zslurm.aegis.supervisor.job import Job
 from zslurm.aegis.types import Decision
 from zslurm.core.errors import SlurmRefused, SlurmUnavailable, ZslurmError
-from zslurm.run.event import select
 from zslurm.run.events import FaultDetected
-from zslurm.run.state import last_job
+from zslurm.run.events.event import select
+from zslurm.run.state.run_state import last_job
 from zslurm.slurm.client import SlurmClient
 from zslurm.slurm.commands import Retries
 from zslurm.slurm.exclusion import (

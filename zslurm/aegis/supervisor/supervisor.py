@@ -28,16 +28,16 @@ from zslurm.aegis.supervisor.attempt_monitor import AttemptMonitor
 from zslurm.aegis.supervisor.attempt_starter import AttemptStarter, PendingDecision, RunningAttempt
 from zslurm.aegis.supervisor.fault_collector import FaultCollector
 from zslurm.aegis.supervisor.job import TIME_IS_UP, Job
-from zslurm.aegis.supervisor.nodes import Nodes
+from zslurm.aegis.supervisor.node_pool import Nodes
 from zslurm.aegis.supervisor.recovery import Recovery
 from zslurm.config.load import load_spec
 from zslurm.core import log
 from zslurm.core.errors import ConfigError, Exit, RunDirLost, ZslurmError
 from zslurm.core.files import write_atomically
 from zslurm.core.processes import ProcessRecord
-from zslurm.job.prepare import clear_up
+from zslurm.job.preparation.prepare import clear_up
 from zslurm.job.successor import dismiss_successor, why_not_needed
-from zslurm.run.metrics_tail import newest_rows
+from zslurm.run.metrics.tail import newest_rows
 from zslurm.run.run_dir import RunDir
 
 # Signals that ask the run to save and stop: Slurm's warning before the time limit, and its termination.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from zslurm.aegis.types import WorkLeft
 from zslurm.checkpoint_tools.format.layout import step_of
 from zslurm.config.spec import RunSpec
-from zslurm.run.metrics_tail import newest_rows
+from zslurm.run.metrics.tail import newest_rows
 from zslurm.run.program_checkpoints import newest_step
 from zslurm.run.run_dir import RunDir
 from zslurm.train.schedule import Plan

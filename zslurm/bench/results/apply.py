@@ -108,6 +108,7 @@ def _collectives(result: BenchResult, source: Path, found: Found) -> None:
     plain = [row for row in result.rows if not row.get("environment") and not row.get("wrong")]
     operation = next((each for each in BUCKET_OPERATIONS if any(row["operation"] == each for row in plain)), None)
     buckets: dict[int, float] = {}
+    rising = False
     ways: dict[int, str] = {}
     for nodes in sorted({row["nodes"] for row in plain if _is_whole(row, machine.ranks_per_node)}):
         rows = [
@@ -123,6 +124,7 @@ def _collectives(result: BenchResult, source: Path, found: Found) -> None:
             largest = show_bytes(max(row["bytes"] for row in rows))
             rises = f"the bandwidth still rises at {largest}; measure larger sizes"
             found.lines.append(f"{counted(nodes, 'node')}: {rises}")
+            rising = True
             continue
         buckets[nodes] = float(max(1, math.ceil(knee.bytes / _MIB)))
         plateau = knee.rate / 1e9
@@ -142,7 +144,7 @@ def _collectives(result: BenchResult, source: Path, found: Found) -> None:
         measured["variables"] = variables
     if buckets or ways or variables:
         found.values["measured"] = measured
-    else:
+    elif not rising:
         found.lines.append(f"{source}: no reduce_scatter or all_reduce over four sizes; no bucket follows from it")
     inside = [row for row in plain if row["scope"] == "node" and row["ranks"] == machine.gpus_per_node]
     reduced = [row for row in inside if row["operation"] == "all_reduce" and row["bytes"] == _DOCTOR_REDUCE]

@@ -7,7 +7,7 @@ import threading
 import time
 
 from zslurm.bench.run.messages import Message, Receiver
-from zslurm.slurm.node_tasks import NodeTasks
+from zslurm.slurm.on_nodes.node_tasks import NodeTasks
 
 _LOOK_S = 0.2
 

@@ -4,12 +4,12 @@ No port is opened and no file is shared for them: from a Slurm job they travel t
 (node.py) writes what it and its ranks have to report; what the program writes reaches every node.
 
     to the nodes     {"do": "start", ...}     start the ranks (the fields of `Task`)
-                     {"do": "meet", ...}      the address of rank 0's store, for the ranks
+                     {"do": "meet", ...}      the address of the store, for the ranks
                      {"do": "stop"}           end the ranks; the end of stdin stops the node's task as well
     from a node      {"is": "here", ...}      the node is up: its name, its GPUs, the nodes of the step
                      {"is": "beat"}           every few seconds, for as long as it lives
                      {"is": "ended", ...}     a rank ended: its number, its exit code, the end of its stderr
-    from a rank      {"is": "address", ...}   where rank 0's store is
+    from a rank      {"is": "address", ...}   where the store beside rank 0 is
                      {"is": "plan", ...}      rank 0: the machine, how many points, the estimate, what is skipped
                      {"is": "rows", ...}      rank 0: rows of a point, and the seconds that it took
                      {"is": "skipped", ...}   rank 0: a point for which no time was left

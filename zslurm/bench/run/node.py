@@ -74,7 +74,7 @@ class Node:
         self._sender.send({"is": "ended", "rank": rank, "start": number, **end})
 
     def meet(self, message: Message) -> None:
-        """Give the ranks the address of rank 0's store."""
+        """Give the ranks the address of the store beside rank 0."""
         for process in self._ranks:
             assert process.stdin is not None
             with suppress(OSError):  # it has ended

@@ -1,7 +1,7 @@
 """`python -m zslurm.bench.run.rank`: what each rank does; its node's task (node.py) starts it.
 
-It meets the others at rank 0's store, measures every point of the plan together with them, and prints messages
-(messages.py) on stdout. Rank 0 makes the plan, and before each point decides whether time is left for it.
+It meets the others at a store beside rank 0, measures every point of the plan together with them, and prints
+messages (messages.py) on stdout. Rank 0 makes the plan, and before each point decides whether time is left for it.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from zslurm.bench.measurement import BENCHMARKS, CannotMeasure, Plan, Point
 from zslurm.bench.ranks import Ranks
 from zslurm.bench.run.machine import Facts, facts, machine_of, variables_in_force, versions
 from zslurm.bench.run.messages import TASK_VARIABLE, Task
+from zslurm.bench.run.store import StoreNotStarted, host_store
 from zslurm.checkpoint_tools.quantities import counted
 from zslurm.core.errors import ZslurmError
 from zslurm.job.own_address import rendezvous_host
@@ -37,20 +38,25 @@ def _print(message: dict[str, Any]) -> None:
 
 
 def meet(rank: int, timeout: timedelta) -> dist.Store:
-    """Return rank 0's store; its address travels through the messages."""
+    """Return a connection to the store beside rank 0; its address travels through the messages.
+
+    Raises:
+        Failed: the store cannot be started, or the benchmark was stopped.
+    """
     if rank == 0:
-        store = dist.TCPStore(
-            rendezvous_host(os.environ), 0, is_master=True, wait_for_workers=False, timeout=timeout
-        )
-        _print({"is": "address", "host": store.host, "port": store.port})
-        return store
-    line = sys.stdin.readline()
-    if not line:
-        raise Failed("the benchmark was stopped")
-    address = json.loads(line)
-    return dist.TCPStore(
-        address["host"], address["port"], is_master=False, wait_for_workers=False, timeout=timeout
-    )
+        host = rendezvous_host(os.environ)
+        try:
+            port = host_store(host)
+        except StoreNotStarted as error:
+            raise Failed(str(error)) from error
+        _print({"is": "address", "host": host, "port": port})
+    else:
+        line = sys.stdin.readline()
+        if not line:
+            raise Failed("the benchmark was stopped")
+        address = json.loads(line)
+        host, port = address["host"], address["port"]
+    return dist.TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=timeout)
 
 
 def _device(local_rank: int, local_size: int) -> torch.device:
@@ -80,8 +86,8 @@ def join(task: Task) -> Ranks:
     """
     rank, local_rank = int(os.environ["RANK"]), int(os.environ["LOCAL_RANK"])
     timeout = timedelta(seconds=task.timeout_s)
+    store = meet(rank, timeout)  # before anything of a GPU is in this process, which rank 0 copies for the store
     device = _device(local_rank, task.ranks_per_node)
-    store = meet(rank, timeout)
     ranks = Ranks(
         rank=rank,
         local_rank=local_rank,

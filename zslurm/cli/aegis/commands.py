@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from zslurm.aegis.notify.check import try_hooks
+from zslurm.aegis.notify.hook_check import try_hooks
 from zslurm.aegis.supervisor.supervisor import supervise
 from zslurm.cli.aegis.classify import classify
 from zslurm.cli.aegis.replay import replay

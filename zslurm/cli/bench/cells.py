@@ -49,6 +49,11 @@ def cell(name: str, value: Any) -> str:
     return str(value)
 
 
+def cell_of(row: Mapping[str, Any], name: str) -> str:
+    """Return a row's value of a column as a table shows it; one measurement alone shows no spread."""
+    return "-" if name == "spread" and row.get("samples") == 1 else cell(name, row.get(name))
+
+
 def split_columns(names: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> tuple[list[str], list[str]]:
     """Return the columns that differ between rows, and those that have one value in all of several rows.
 
@@ -64,7 +69,7 @@ def fit_columns(
     """Return the columns that fit beside each other, and those that are left out, the least needed ones."""
 
     def needed(name: str) -> int:
-        return 2 + max(len(title(name)), *(len(cell(name, row.get(name))) for row in rows))
+        return 2 + max(len(title(name)), *(len(cell_of(row, name)) for row in rows))
 
     shown = list(names)
     for name in _LEAST_NEEDED:

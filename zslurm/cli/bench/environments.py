@@ -13,7 +13,7 @@ from typing import Any
 
 from zslurm.bench.measurement import BENCHMARKS
 from zslurm.bench.result import BenchResult
-from zslurm.cli.bench.cells import cell, title
+from zslurm.cli.bench.cells import cell_of, title
 from zslurm.cli.terminal.table import print_table
 from zslurm.core.errors import ConfigError
 
@@ -80,4 +80,4 @@ def show_side_by_side(result: BenchResult) -> None:
     if not rows:
         return
     columns = [name for name in rows[0] if any(row[name] not in (None, "") for row in rows)]
-    print_table([title(name) for name in columns], [[cell(name, row[name]) for name in columns] for row in rows])
+    print_table([title(name) for name in columns], [[cell_of(row, name) for name in columns] for row in rows])

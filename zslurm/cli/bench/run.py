@@ -19,7 +19,7 @@ from zslurm.bench.results.published import beside
 from zslurm.bench.run.launch import launch
 from zslurm.bench.run.request import Progress, Request
 from zslurm.checkpoint_tools.quantities import counted, show_duration
-from zslurm.cli.bench.cells import cell, fit_columns, split_columns, title
+from zslurm.cli.bench.cells import cell_of, fit_columns, split_columns, title
 from zslurm.cli.bench.environments import show_side_by_side
 from zslurm.cli.bench.options import Measure, MeasureForProfile
 from zslurm.cli.bench.results import apply_to_profile, draw_plots
@@ -153,7 +153,7 @@ def show_table(result: BenchResult) -> None:
         return
     if sys.stdout.isatty():
         if len(rows) == 1:  # it would be wider than the terminal
-            print_table(["", ""], [[title(name), cell(name, rows[0].get(name))] for name in columns])
+            print_table(["", ""], [[title(name), cell_of(rows[0], name)] for name in columns])
             return
         columns, same = split_columns(columns, rows)
         columns, left_out = fit_columns(columns, rows, shutil.get_terminal_size().columns)
@@ -161,10 +161,10 @@ def show_table(result: BenchResult) -> None:
             names = ", ".join(title(name) for name in left_out)
             say(f"not shown, as the terminal is narrow: {names} (--json has all)")
         if same:
-            print(", ".join(f"{title(name)} {cell(name, rows[0].get(name))}" for name in same))
+            print(", ".join(f"{title(name)} {cell_of(rows[0], name)}" for name in same))
     print_table(
         [title(name) for name in columns],
-        [[cell(name, row.get(name)) for name in columns] for row in rows],
+        [[cell_of(row, name) for name in columns] for row in rows],
     )
 
 

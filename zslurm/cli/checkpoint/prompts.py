@@ -11,14 +11,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
-from pydantic import ConfigDict, ValidationError
+from pydantic import ConfigDict, ValidationError, field_validator
 
 from zslurm.checkpoint_tools.plain import in_words
 from zslurm.checkpoint_tools.quantities import counted
 from zslurm.core.console import say
 from zslurm.core.errors import ConfigError, ZslurmError
 from zslurm.train.hub import TokenizerFiles, Weights
-from zslurm.train.section import Count, NonNegative, Section, Share, Whole
+from zslurm.train.sections.section import Count, NonNegative, Section, Share, Whole
 
 _SEEDS = 1_000_003
 
@@ -34,6 +34,20 @@ class PromptLine(Section):
     top_p: Share | None = None
     seed: Whole | None = None
     stop: tuple[str, ...] | None = None
+
+    @field_validator("stop", mode="before")
+    @classmethod
+    def _one_or_many(cls, value: object) -> object:
+        return [value] if isinstance(value, str) else value
+
+    @field_validator("prompt", "stop")
+    @classmethod
+    def _is_text(cls, value: str | tuple[str, ...] | None) -> str | tuple[str, ...] | None:
+        try:
+            "".join(value or ()).encode()
+        except UnicodeEncodeError:
+            raise ValueError("holds half of a surrogate pair, which is no text") from None
+        return value
 
 
 @dataclass(frozen=True)
@@ -69,7 +83,8 @@ def read_lines(given: str) -> list[PromptLine]:
         except ValidationError as error:
             first = error.errors()[0]
             key = ".".join(map(str, first["loc"])) or "the line"
-            raise ConfigError(f"--prompts {where}, line {number}: {key}: {first['msg']}") from None
+            message = first["msg"].removeprefix("Value error, ")
+            raise ConfigError(f"--prompts {where}, line {number}: {key}: {message}") from None
         except (ValueError, RecursionError):
             raise ConfigError(f"--prompts {where}, line {number}: is not JSON") from None
     if not lines:
@@ -93,8 +108,8 @@ def generate_lines(
         ConfigError: a prompt is empty, or leaves no room in the context; it names the prompt.
     """
     from zslurm.train.checkpointing.load_weights import load_model  # imports torch
-    from zslurm.train.inference.generation import Prompt, Stops, generate_batch
-    from zslurm.train.inference.memory import most_tokens
+    from zslurm.train.inference.batch_generation import Prompt, Stops, generate_batch
+    from zslurm.train.inference.cache_memory import most_tokens
     from zslurm.train.inference.text import StopStrings, TextCoder, until
     from zslurm.train.parallel.world import DTYPES
 

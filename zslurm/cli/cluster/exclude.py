@@ -18,7 +18,7 @@ from zslurm.core.units import show_time
 from zslurm.run.find import find_all, find_to_change
 from zslurm.run.index import known_runs
 from zslurm.run.run_dir import RunDir
-from zslurm.run.state import RunState, look_all
+from zslurm.run.state.run_state import RunState, look_all
 from zslurm.slurm.client import SlurmClient
 from zslurm.slurm.commands import Retries
 from zslurm.slurm.hostlist import compress, expand

@@ -1,7 +1,7 @@
 """`zslurm demo`: the main job, end to end, on real text and this machine alone.
 
 It types the commands that a user would type, and shows them: build data, submit, interrupt with Ctrl-C, submit
-again, look at the result. How many tokens it trains on depends on this machine's speed (demo_size.py). What it
+again, look at the result. How many tokens it trains on depends on this machine's speed (length.py). What it
 claims at the end it has read from the run's files.
 """
 
@@ -21,12 +21,12 @@ import typer
 
 from zslurm.checkpoint_tools.quantities import counted, show_count, show_duration
 from zslurm.cli.data.build import describe_summary, make_bundle
-from zslurm.cli.demo.size import FEWEST_TOKENS, LARGE_BATCH, MOST_TOKENS, affordable_tokens, batch_for, measure
+from zslurm.cli.demo.length import FEWEST_TOKENS, LARGE_BATCH, MOST_TOKENS, affordable_tokens, batch_for, measure
 from zslurm.core.console import say
 from zslurm.core.errors import ConfigError, Exit, NotFound
 from zslurm.core.extras import require
 from zslurm.run.run_dir import RunDir
-from zslurm.run.state import look
+from zslurm.run.state.run_state import look
 from zslurm.submit.resolve import resolve_run
 from zslurm.train.data.build.inspect import unigram_entropy
 from zslurm.train.data.build.sources import DEMO_CORPUS_GLOB, demo_corpus_sources

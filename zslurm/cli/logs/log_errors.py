@@ -15,8 +15,8 @@ from zslurm.aegis.root_cause import is_orderly, reports_lost_peer
 from zslurm.cli.terminal.table import Column
 from zslurm.core.files import read_json
 from zslurm.core.units import show_time
-from zslurm.run.event import select
 from zslurm.run.events import AttemptEnded, FaultDetected, RanksEnded
+from zslurm.run.events.event import select
 from zslurm.run.run_dir import AttemptDir, RunDir
 from zslurm.slurm.hostlist import compress, compress_ranges
 from zslurm.train.jsonl import read_jsonl

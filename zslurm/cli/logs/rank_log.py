@@ -12,7 +12,7 @@ from zslurm.core.errors import NotFound
 from zslurm.core.files import read_json
 from zslurm.run.log_times import LogTimes
 from zslurm.run.run_dir import AttemptDir, RunDir
-from zslurm.run.state import recorded_job
+from zslurm.run.state.run_state import recorded_job
 
 
 def chosen_attempt(run: RunDir, number: int | None) -> AttemptDir | None:

@@ -25,7 +25,7 @@ def compare(first: Run, second: Run, json: Json = False) -> None:
     Example: zslurm compare my-run other-run
     """
     from zslurm.report import comparison
-    from zslurm.report.facts import read_runs
+    from zslurm.report.run_facts import read_runs
 
     runs = [find(first), find(second)]
     facts = read_runs(runs)

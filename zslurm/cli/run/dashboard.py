@@ -14,11 +14,11 @@ from zslurm.cli.terminal.drawing import bar, heat_map, heat_map_legend, sparklin
 from zslurm.cli.terminal.screen import Line, cut, paragraph, shorten_to
 from zslurm.cli.terminal.table import BAD, HEAD, QUIET, STATE_STYLES, WAITS, table_lines
 from zslurm.core.units import show_time
-from zslurm.run.event import from_row
-from zslurm.run.metrics_tail import newest_steps
-from zslurm.run.rank_times import RankTimes, read_rank_times
+from zslurm.run.events.event import from_row
+from zslurm.run.metrics.rank_times import RankTimes, read_rank_times
+from zslurm.run.metrics.tail import newest_steps
 from zslurm.run.run_dir import RunDir
-from zslurm.run.state import RunState
+from zslurm.run.state.run_state import RunState
 from zslurm.train.jsonl import read_jsonl
 
 STEPS = 500

@@ -14,9 +14,9 @@ from zslurm.cli.run.polling import looks
 from zslurm.cli.terminal.screen import columns_of_terminal, print_styled
 from zslurm.cli.terminal.table import HEAD, QUIET, Column, print_table
 from zslurm.core.units import show_time
-from zslurm.run.event import from_row
-from zslurm.run.event_log import EventLog, time_of
 from zslurm.run.events import describe
+from zslurm.run.events.event import from_row
+from zslurm.run.events.event_log import EventLog, time_of
 from zslurm.run.find import find_all
 from zslurm.run.index import known_runs
 from zslurm.run.run_dir import RunDir

@@ -14,7 +14,6 @@ from zslurm.checkpoint_tools.quantities import counted, show_count, show_duratio
 from zslurm.cli.run.run_rows import saved, why
 from zslurm.core.console import say
 from zslurm.core.errors import Exit
-from zslurm.run.event import from_row
 from zslurm.run.events import (
     AttemptEnded,
     Decided,
@@ -25,9 +24,10 @@ from zslurm.run.events import (
     RequeueFailed,
     StartPostponed,
 )
-from zslurm.run.rest import states_until_rest
+from zslurm.run.events.event import from_row
 from zslurm.run.run_dir import RunDir
-from zslurm.run.state import RunState, look
+from zslurm.run.state.rest import states_until_rest
+from zslurm.run.state.run_state import RunState, look
 from zslurm.submit.control import cancel
 from zslurm.train.jsonl import JsonLinesTail
 

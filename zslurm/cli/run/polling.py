@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterator, Sequence
 
 from zslurm.run.run_dir import RunDir
-from zslurm.run.state import look_all
+from zslurm.run.state.run_state import look_all
 
 POLL_S = 0.5
 STATE_EVERY_S = 3.0

@@ -16,7 +16,7 @@ from zslurm.core.console import say
 from zslurm.core.errors import ConfigError, ZslurmError
 from zslurm.run.find import find_all
 from zslurm.run.run_dir import RunDir
-from zslurm.run.state import look_all
+from zslurm.run.state.run_state import look_all
 
 
 def rm(

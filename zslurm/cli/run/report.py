@@ -52,9 +52,9 @@ def report(
     path = out if out is not None else Path(f"{name}-report.{chosen}")
     if path.is_dir():
         path = path / f"{name}-report.{chosen}"
-    from zslurm.report.facts import read_runs
     from zslurm.report.markdown import as_markdown
     from zslurm.report.page import as_html
+    from zslurm.report.run_facts import read_runs
     from zslurm.report.sections import build
 
     built = build(read_runs(found))

@@ -9,9 +9,9 @@ from typing import Any
 from zslurm.checkpoint_tools.quantities import show_count, show_duration
 from zslurm.cli.terminal.table import Column
 from zslurm.core.units import show_time
-from zslurm.run.event_text import describe_cause, describe_fault
+from zslurm.run.events.event_text import describe_cause, describe_fault
 from zslurm.run.run_dir import RunDir
-from zslurm.run.state import RunState
+from zslurm.run.state.run_state import RunState
 from zslurm.slurm.jobs import JobRecord
 from zslurm.slurm.reasons import explain
 

@@ -29,12 +29,12 @@ from zslurm.cli.terminal.table import BAD, HEAD, QUIET, STATE_STYLES, Column, pr
 from zslurm.core.console import print_json, say
 from zslurm.core.errors import ConfigError, Exit, ZslurmError
 from zslurm.core.units import show_time
-from zslurm.run.event_text import cause_of, describe_cause, describe_fault
 from zslurm.run.events import describe
+from zslurm.run.events.event_text import cause_of, describe_cause, describe_fault
 from zslurm.run.find import OrphanJob, find
 from zslurm.run.index import known_runs
 from zslurm.run.run_dir import RunDir
-from zslurm.run.state import STATES, RunState, look_all
+from zslurm.run.state.run_state import STATES, RunState, look_all
 from zslurm.slurm.client import SlurmClient
 from zslurm.slurm.commands import Retries
 from zslurm.slurm.hostlist import compress, expand

@@ -21,7 +21,7 @@ from zslurm.run.events import describe
 from zslurm.run.find import find_all
 from zslurm.run.index import known_runs
 from zslurm.run.run_dir import RunDir
-from zslurm.run.state import RunState, look_all
+from zslurm.run.state.run_state import RunState, look_all
 
 
 def watch(

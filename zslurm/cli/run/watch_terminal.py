@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from zslurm.cli.run.dashboard import RunPicture, draw_run, draw_runs
 from zslurm.cli.terminal.screen import Line, encodable, print_lines
 from zslurm.run.run_dir import RunDir
-from zslurm.run.state import RunState
+from zslurm.run.state.run_state import RunState
 
 if TYPE_CHECKING:
     from rich.console import Group

@@ -13,12 +13,12 @@ from zslurm.cli.terminal.screen import columns_of_terminal, paragraph, print_sty
 from zslurm.cli.terminal.table import HEAD
 from zslurm.core.console import print_json
 from zslurm.core.errors import Exit
-from zslurm.run.event import from_row
-from zslurm.run.event_text import describe_cause
 from zslurm.run.events import Decided
+from zslurm.run.events.event import from_row
+from zslurm.run.events.event_text import describe_cause
 from zslurm.run.find import find
 from zslurm.run.program_signals import NO_CHECKPOINTS
-from zslurm.run.state import RunState, look_all
+from zslurm.run.state.run_state import RunState, look_all
 from zslurm.slurm.reasons import explain
 
 _CONTINUE = "`zslurm submit RUN_FILE` continues {where}"

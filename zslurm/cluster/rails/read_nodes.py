@@ -19,7 +19,7 @@ from zslurm.cluster.rails.types import Rail, RailMap
 from zslurm.config.spec import ClusterSection
 from zslurm.hardware.facts import from_json
 from zslurm.slurm.hostlist import compress, natural_key
-from zslurm.slurm.run_on_nodes import NodeAnswer, run_on_nodes
+from zslurm.slurm.on_nodes.run_on_nodes import NodeAnswer, run_on_nodes
 
 FACTS = "zslurm.hardware.facts"
 

@@ -17,7 +17,7 @@ from pydantic import AfterValidator, Field
 from zslurm.config import yaml12
 from zslurm.config.spec import ClusterSection
 from zslurm.config.text import one_line
-from zslurm.train.section import Section
+from zslurm.train.sections.section import Section
 
 Network = Literal["pollara", "broadcom", "cx7", "infiniband"]
 Vendor = Literal["amd", "nvidia"]

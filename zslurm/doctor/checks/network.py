@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import replace
 
-from zslurm.checkpoint_tools.quantities import counted
+from zslurm.checkpoint_tools.quantities import counted, show_duration
 from zslurm.cluster.rails.map import rail_map
 from zslurm.cluster.rails.types import Rail
 from zslurm.cluster.rccl.conf_files import read_conf
@@ -19,7 +19,7 @@ from zslurm.cluster.rccl.rules import vendor_of
 from zslurm.doctor.check import Outcome, Status, check, failed, passed, unavailable, warned, worst
 from zslurm.hardware.command import CommandHung
 from zslurm.hardware.node_sources import Sources
-from zslurm.hardware.routes import addresses
+from zslurm.hardware.routes import addresses, reverse_lookup_s
 from zslurm.slurm.hostlist import compress
 
 # Of libibverbs (rdma-core, libibverbs/init.c), and of ibv_devices.
@@ -47,6 +47,44 @@ def names(sources: Sources) -> Outcome | None:
         remedy = "take the loopback line of the node's name out of /etc/hosts, or set cluster.interface"
         problems.append(warned(f"its own name resolves to {own[0]} here", remedy))
     return worst(problems, f"{len(peers)} names resolve")
+
+
+_LOOKED_UP, _LOOKUP_LIMIT_S = 4, 3.0
+
+
+@check("network", "the names of nodes' addresses are looked up at once", "node")
+def reverse_names(sources: Sources) -> Outcome | None:
+    """Time reverse look-ups of some other nodes' addresses.
+
+    torch's store on rank 0 makes one for each connection that it accepts, in the only thread that answers ranks. A
+    look-up counts as slow if it is so twice: a packet may be lost.
+    """
+    if not sources.path("/etc/resolv.conf").exists():  # no DNS is asked
+        return None
+    others = [peer for peer in sources.task.peers if peer != sources.node]
+    found = [address for peer in others for address in addresses(peer, sources.root)[:1]]
+    asked = [address for address in found if not ipaddress.ip_address(address).is_loopback][:_LOOKED_UP]
+    if not asked:
+        return None
+    for address in asked:
+        seconds = _LOOKUP_LIMIT_S
+        for _ in range(2):
+            seconds = min(seconds, reverse_lookup_s(address, _LOOKUP_LIMIT_S))
+            if seconds <= sources.limits.name_lookup_s:
+                break
+        else:
+            ranks = len(sources.task.peers) * (sources.task.ranks_per_node or sources.cluster.gpus_per_node or 1)
+            least = "more than " if seconds == _LOOKUP_LIMIT_S else ""
+            reason = (
+                f"looking up the name of {address} takes {least}{seconds:.1f} s; rank 0's store does so for "
+                f"each connection, one after the other: {least}{show_duration(ranks * seconds)} for {ranks} ranks"
+            )
+            remedy = (
+                "have DNS answer at once for the nodes' addresses, with a name or that there is none; until then "
+                "set RES_OPTIONS: timeout:1 attempts:1 in cluster.env"
+            )
+            return warned(reason, remedy)
+    return passed(f"{counted(len(asked), 'address is', 'addresses are')} looked up at once")
 
 
 @check("network", "NICs of all rails are there, up and at full rate", "node", inconsistent=Status.WARN)

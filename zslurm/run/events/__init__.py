@@ -6,7 +6,6 @@ the module of its subject, and one line in docs/run-directory.md. How rows becom
 
 from __future__ import annotations
 
-from zslurm.run.event import CLASSES, Row, from_row
 from zslurm.run.events.attempts import (
     AttemptCleared,
     AttemptEnded,
@@ -30,6 +29,18 @@ from zslurm.run.events.decisions import (
     Requeued,
     RequeueFailed,
     SuccessorEnded,
+)
+from zslurm.run.events.event import CLASSES, Row, from_row
+from zslurm.run.events.memory_recovery import (
+    HangingRanksEnded,
+    MovePlanned,
+    MoveRefused,
+    RanksMoved,
+    RecoveredInMemory,
+    RecoveryFailed,
+    RecoveryReady,
+    RecoveryStarted,
+    RecoveryUnavailable,
 )
 from zslurm.run.events.people import (
     Action,
@@ -56,17 +67,6 @@ from zslurm.run.events.preparation import (
     RailsUnknown,
     SpareChecked,
     SpareWarmed,
-)
-from zslurm.run.events.recovery import (
-    HangingRanksEnded,
-    MovePlanned,
-    MoveRefused,
-    RanksMoved,
-    RecoveredInMemory,
-    RecoveryFailed,
-    RecoveryReady,
-    RecoveryStarted,
-    RecoveryUnavailable,
 )
 from zslurm.run.events.supervision import (
     AgentLost,

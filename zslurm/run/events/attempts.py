@@ -7,8 +7,8 @@ from typing import Any
 
 from zslurm.checkpoint_tools.quantities import counted
 from zslurm.core.units import show_time
-from zslurm.run.event import Event, Nodes
-from zslurm.run.event_text import ROLES, cause_of, describe_cause, describe_fault, node_list, rank_list
+from zslurm.run.events.event import Event, Nodes
+from zslurm.run.events.event_text import ROLES, cause_of, describe_cause, describe_fault, node_list, rank_list
 
 
 class AttemptStarted(Event, name="attempt_started", changes_state=True):

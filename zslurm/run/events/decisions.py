@@ -7,8 +7,8 @@ from typing import Any, ClassVar
 
 from zslurm.checkpoint_tools.quantities import counted, show_duration
 from zslurm.core.units import show_time
-from zslurm.run.event import Event, Nodes
-from zslurm.run.event_text import describe_fault, node_list
+from zslurm.run.events.event import Event, Nodes
+from zslurm.run.events.event_text import describe_fault, node_list
 
 _ACTIONS = {
     "finish": "nothing more to do",

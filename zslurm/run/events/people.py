@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from zslurm.run.event import Event, Nodes
-from zslurm.run.event_text import node_list
+from zslurm.run.events.event import Event, Nodes
+from zslurm.run.events.event_text import node_list
 
 
 class Action(Event):

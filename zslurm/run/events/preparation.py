@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from zslurm.checkpoint_tools.quantities import show_bytes
-from zslurm.run.event import Event
+from zslurm.run.events.event import Event
 
 
 class RailsUnknown(Event, name="rails_unknown"):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from zslurm.run.event import Event
+from zslurm.run.events.event import Event
 
 
 class SupervisorStarted(Event, name="supervisor_started", changes_state=True):

@@ -11,7 +11,7 @@ from zslurm.config.spec import RunSpec
 from zslurm.config.trainer import TrainerSection
 from zslurm.core.errors import ConfigError, RunCompleted
 from zslurm.run.run_dir import RunDir
-from zslurm.run.state import look
+from zslurm.run.state.run_state import look
 
 _PYTHON = re.compile(r"python[\d.]*")
 

@@ -15,7 +15,7 @@ from zslurm.cluster.xgmi import xgmi_costs
 from zslurm.config.spec import RunSpec
 from zslurm.core.errors import ConfigError
 from zslurm.hardware.sysfs import sysroot
-from zslurm.job.container import check_container
+from zslurm.job.preparation.container import check_container
 from zslurm.run.run_dir import RunDir
 from zslurm.run.secrets import refuse_misplaced_secrets
 from zslurm.slurm.jobs import time_limit

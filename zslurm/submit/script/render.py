@@ -25,7 +25,7 @@ from zslurm.cluster.rccl.environment import Setting, environment
 from zslurm.config.spec import RunSpec
 from zslurm.core.errors import ConfigError
 from zslurm.core.quoting import ShellWord, quote
-from zslurm.job.code_copy import job_code
+from zslurm.job.preparation.code_copy import job_code
 from zslurm.run.run_dir import RunDir
 from zslurm.run.secrets import split_secrets
 from zslurm.slurm.hostlist import compress, expand

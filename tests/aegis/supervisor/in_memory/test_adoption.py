@@ -17,8 +17,8 @@ from zslurm.aegis.supervisor.in_memory.resumed import Resumed
 from zslurm.aegis.supervisor.in_memory.warm_pool import WarmPool
 from zslurm.aegis.supervisor.job import Job
 from zslurm.core.processes import DetachedProcess
-from zslurm.job.interpreter import Interpreter
-from zslurm.run.event import Event, from_row
+from zslurm.job.preparation.interpreter import Interpreter
+from zslurm.run.events.event import Event, from_row
 from zslurm.run.run_dir import RunDir
 from zslurm.train.recovery.generation import Generation, failed, recovered
 

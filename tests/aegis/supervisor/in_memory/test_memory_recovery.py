@@ -16,9 +16,9 @@ from zslurm.aegis.supervisor.in_memory.warm_pool import WarmPool
 from zslurm.aegis.supervisor.job import Job
 from zslurm.aegis.types import Fault
 from zslurm.config.aegis import AegisSection
-from zslurm.job.store_client import StoreClient
+from zslurm.job.in_memory.store_client import StoreClient
 from zslurm.run.run_dir import RunDir
-from zslurm.slurm.srun_output import TaskFailure
+from zslurm.slurm.on_nodes.srun_output import TaskFailure
 from zslurm.train.recovery.generation import Generation
 
 PER_NODE = 2

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from zslurm.train.data.build.writer import BundleWriter
+from zslurm.train.data.build.bundle_writer import BundleWriter
 from zslurm.train.data.bundle import BundleHeader, Corpus
 from zslurm.train.data.schema import bundle_name
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import psutil
@@ -11,7 +12,7 @@ import pytest
 
 from tests.waiting import wait_for
 from zslurm.train.errors import DataError
-from zslurm.train.evaluation.tasks.sandbox import ProgramRun, Sandbox, open_sandbox
+from zslurm.train.evaluation.tasks.sandbox import ProgramRun, Sandbox, _problem, open_sandbox
 from zslurm.train.evaluation.tasks.task import ExecutionConfig
 
 CAN_ISOLATE = (
@@ -71,6 +72,34 @@ def test_what_a_program_started_that_does_not_end_is_ended_too(how: dict[str, ob
     wait_for(lambda: not left(), "the program and what it started to end")
 
 
+@isolated
+def test_programs_that_run_at_the_same_time_have_a_limit_of_processes_each() -> None:
+    config = ExecutionConfig(command="python3 -I -S {file}", time_s=60, processes=8)
+    box = open_sandbox(config, "task.yaml")
+    program = (
+        "import os, time\nchildren = [os.fork() or time.sleep(2) or os._exit(0) for _ in range(5)]\n"
+        "assert all(os.waitstatus_to_exitcode(os.wait()[1]) == 0 for _ in children)"
+    )
+    with ThreadPoolExecutor(4) as pool:
+        assert [each.output for each in pool.map(box.run, [program] * 4) if not each.passed] == []
+
+
+@EITHER
+def test_a_program_that_computes_too_long_in_several_processes_ran_out_of_time(how: dict[str, object]) -> None:
+    """The limit of processor time comes before that of the clock where threads compute side by side."""
+    ended = run("import resource; print(resource.getrlimit(resource.RLIMIT_CPU))", time_s=3, **how)
+    assert ended.output == "(4, 5)\n"
+    ended = run("import os, signal; os.kill(os.getpid(), signal.SIGXCPU)", **how)
+    assert ended.outcome == "timed out"
+
+
+@pytest.mark.skipif(not CAN_ISOLATE, reason="a program that kills its launcher ends with its namespace")
+def test_a_program_that_kills_the_launcher_does_not_outlive_it() -> None:
+    program = "import os, signal, time\nos.fork() or os.kill(os.getppid(), signal.SIGKILL)\ntime.sleep(1000)"
+    run(program, time_s=1)
+    wait_for(lambda: not left(), "the program and what it started to end")
+
+
 @EITHER
 def test_memory_and_files_are_limited(how: dict[str, object]) -> None:
     assert "MemoryError" in run("x = 'a' * 10**9", memory_mb=200, **how).output
@@ -121,9 +150,26 @@ def test_a_machine_without_namespaces_refuses_and_says_what_to_do(monkeypatch: p
         raise DataError("Operation not permitted (unshare)")
 
     monkeypatch.setattr(Sandbox, "run", refused)
-    config = ExecutionConfig(command=("true",), time_s=7.25)
-    with pytest.raises(DataError, match=r"task.yaml: execution: .*unshare.*isolation: limits"):
-        open_sandbox(config, "task.yaml")
+    _problem.cache_clear()
+    try:
+        with pytest.raises(DataError, match=r"task.yaml: execution: .*unshare.*isolation: limits"):
+            open_sandbox(ExecutionConfig(command=("true",)), "task.yaml")
+    finally:
+        _problem.cache_clear()
+
+
+@EITHER
+def test_limits_in_which_nothing_runs_are_named_as_the_reason(how: dict[str, object]) -> None:
+    with pytest.raises(DataError, match=r"execution: not even `true` runs within these limits: .*; raise them"):
+        run("", memory_mb=1, **how)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"), [("memory_mb", 2**40), ("time_s", 1e12), ("command", ""), ("command", [])]
+)
+def test_limits_beyond_any_machine_and_no_command_are_refused(key: str, value: object) -> None:
+    with pytest.raises(ValueError, match=r"less than or equal to 1073741824|names no program"):
+        ExecutionConfig.model_validate({"command": "true", key: value})
 
 
 def test_a_command_that_is_not_there_is_refused_before_anything_is_generated() -> None:

@@ -113,6 +113,10 @@ def test_what_is_not_there_names_the_shipped_tasks(tmp_path: Path) -> None:
         ('{"q": "a"}', {"doc_to_text": "{{other}}"}, "doc_to_text: 'other' is undefined; the document has q"),
         ('{"q": "a"}', {"doc_to_text": "{{q"}, "doc_to_text: "),
         ('{"q": "a"}', {"doc_to_text": "{{q.__class__.__mro__}}"}, "doc_to_text: "),
+        ('{"q": "a"}', CHOICES, "doc_to_choice: the document has no field 'choices'; it has q"),
+        ('{"q": "a", "choices": ["b", "c"], "right": 0}\n{"choices": ["b", "c"], "right": 1}', CHOICES,
+         "line 2: doc_to_text: the document has no field 'q'; it has choices, right"),
+        ('{"q": "\\ud800", "choices": ["b"], "right": 0}', CHOICES, "line 1: holds half of a surrogate pair"),
         ("[1]", CHOICES, "line 1: is no object"),
         ("{", CHOICES, "line 1: is not JSON"),
         ("", CHOICES, "holds no document"),
@@ -127,6 +131,12 @@ def test_a_wrong_document_is_one_line_with_its_place(
     with pytest.raises(DataError, match=message) as raised:
         questions_of(load_task(str(path)))
     assert "\n" not in str(raised.value)
+
+
+def test_a_character_of_two_halves_is_text(tmp_path: Path) -> None:
+    path = write_task(tmp_path, [], doc_to_text="q", doc_to_target="q")
+    (tmp_path / "example.jsonl").write_text('{"q": "\\ud83d\\ude42"}\n')
+    assert [each.prompt for each in questions_of(load_task(str(path)))] == ["\N{SLIGHTLY SMILING FACE}"]
 
 
 def test_a_program_that_lacks_a_field_is_refused_before_anything_is_generated(tmp_path: Path) -> None:

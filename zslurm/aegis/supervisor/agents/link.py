@@ -19,7 +19,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import IO
 
-from zslurm.slurm.srun_output import failed_nodes, launch_failures, task_failures
+from zslurm.slurm.on_nodes.srun_output import failed_nodes, launch_failures, task_failures
 
 _LONGEST_LINE = 65536
 _BLOCK = 65536

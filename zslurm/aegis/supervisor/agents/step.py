@@ -22,7 +22,7 @@ from zslurm.run.run_dir import RunDir
 from zslurm.slurm.client import SlurmClient
 from zslurm.slurm.commands import Retries
 from zslurm.slurm.environment import step_environment
-from zslurm.slurm.run_on_nodes import beside_ranks
+from zslurm.slurm.on_nodes.run_on_nodes import beside_ranks
 from zslurm.slurm.version import OVERLAP_SHARES_GPUS
 
 STEP_PREFIX = "agents-"

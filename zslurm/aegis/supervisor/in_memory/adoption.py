@@ -27,8 +27,7 @@ from zslurm.aegis.supervisor.in_memory.resumed import Resumed
 from zslurm.aegis.supervisor.in_memory.warm_pool import WarmPool
 from zslurm.aegis.supervisor.job import Job
 from zslurm.core.errors import ZslurmError
-from zslurm.job.store_client import StoreClient
-from zslurm.run.event import Event
+from zslurm.job.in_memory.store_client import StoreClient
 from zslurm.run.events import (
     FaultDetected,
     HangingRanksEnded,
@@ -38,7 +37,8 @@ from zslurm.run.events import (
     RecoveryFailed,
     RecoveryUnavailable,
 )
-from zslurm.run.metrics_tail import newest_rows
+from zslurm.run.events.event import Event
+from zslurm.run.metrics.tail import newest_rows
 from zslurm.run.run_dir import AttemptDir
 from zslurm.train.recovery.generation import Generation, member_name, node_of
 

@@ -24,9 +24,9 @@ from zslurm.aegis.supervisor.in_memory.resumed import Resumed
 from zslurm.aegis.supervisor.in_memory.warm_pool import WarmPool
 from zslurm.aegis.supervisor.job import Job
 from zslurm.aegis.types import Fault
-from zslurm.job.store_client import StoreClient
+from zslurm.job.in_memory.store_client import StoreClient
 from zslurm.run.run_dir import AttemptDir
-from zslurm.slurm.srun_output import TaskFailure
+from zslurm.slurm.on_nodes.srun_output import TaskFailure
 from zslurm.slurm.topology import hostlist_in_order
 from zslurm.train.recovery.generation import Generation, node_of
 

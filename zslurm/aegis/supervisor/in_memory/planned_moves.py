@@ -23,9 +23,9 @@ from zslurm.aegis.supervisor.in_memory.memory_recovery import MemoryRecovery
 from zslurm.aegis.supervisor.job import Job
 from zslurm.aegis.types import Fault
 from zslurm.core.errors import ZslurmError
-from zslurm.run.event import from_row, select
-from zslurm.run.event_text import node_names
 from zslurm.run.events import MoveAsked, MoveRefused, RanksMoved
+from zslurm.run.events.event import from_row, select
+from zslurm.run.events.event_text import node_names
 from zslurm.slurm.client import SlurmClient
 from zslurm.slurm.commands import Retries
 from zslurm.slurm.hostlist import compress

@@ -12,11 +12,11 @@ from dataclasses import dataclass
 from zslurm.aegis.supervisor.job import Job
 from zslurm.core.files import read_json, write_atomically
 from zslurm.core.processes import DetachedProcess
-from zslurm.job.interpreter import Interpreter
+from zslurm.job.in_memory.warm_step import warm_local_step, warm_name, warm_slurm_step
+from zslurm.job.preparation.interpreter import Interpreter
 from zslurm.job.step import kill_step
-from zslurm.job.warm_step import warm_local_step, warm_name, warm_slurm_step
 from zslurm.run.run_dir import AttemptDir
-from zslurm.slurm.srun_output import TaskFailure, task_failures
+from zslurm.slurm.on_nodes.srun_output import TaskFailure, task_failures
 from zslurm.train.recovery.generation import node_of
 
 

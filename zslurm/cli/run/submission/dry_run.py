@@ -20,7 +20,7 @@ from zslurm.core.errors import SlurmRefused, SlurmUnavailable, ZslurmError
 from zslurm.core.redact import redact, redact_value
 from zslurm.core.units import show_value
 from zslurm.job.numa_bind import cores_of
-from zslurm.run.state import last_job
+from zslurm.run.state.run_state import last_job
 from zslurm.slurm.client import SlurmClient
 from zslurm.slurm.commands import Retries
 from zslurm.slurm.jobs import time_limit

@@ -1,0 +1,113 @@
+"""Where a run stands, from its events: only what counts is parsed, and what is damaged is skipped."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from zslurm.run.events.event import from_row
+from zslurm.run.state import state_events
+from zslurm.run.state.state_events import aegis_view, read_state_events
+from zslurm.train.jsonl import JsonLinesWriter, parse_line, read_jsonl
+
+FAILED = {"outcome": "failed", "exit_code": 1}
+FAULT = {"kind": "rank_killed", "role": "root", "scope": "unknown", "line": "Killed", "node": "node1", "rank": 3}
+
+
+def written(path: Path, *events: dict[str, Any]) -> Path:
+    with JsonLinesWriter(path) as lines:
+        for number, event in enumerate(events):
+            lines.append({"time": float(number), "job_id": "7", **event})
+    return path
+
+
+def test_lines_about_faults_are_not_parsed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    noise = [{"event": "fault_detected", "attempt": 1, "line": '"event":"run_ended"', **FAULT}] * 100
+    path = written(
+        tmp_path / "events.jsonl", {"event": "attempt_started", "attempt": 1}, *noise, {"event": "signal"}
+    )
+    parsed: list[bytes] = []
+    monkeypatch.setattr(state_events, "parse_line", lambda line: parsed.append(line) or parse_line(line))
+    found = read_state_events(path)
+    assert [event.tag for event in found.events] == ["attempt_started"]
+    assert found.newest is not None
+    assert found.newest["event"] == "signal"
+    assert len(parsed) == 2
+
+
+def test_lines_of_another_writer_count_too(tmp_path: Path) -> None:
+    path = tmp_path / "events.jsonl"
+    long_first = {"why": "x" * 300, "event": "run_ended"}
+    path.write_text(f"{json.dumps({'time': 1.0, 'event': 'run_ended'})}\n{json.dumps(long_first)}\n")
+    assert [event.row for event in read_state_events(path).events] == list(read_jsonl(path))
+
+
+@pytest.mark.parametrize(
+    "damage", [b"", b'{"time":9,"event":"run_en', b"\x00" * 50 + b"\n", b"[]\n", b'{"a":1}\n']
+)
+def test_damaged_lines_hide_nothing(tmp_path: Path, damage: bytes) -> None:
+    path = written(tmp_path / "events.jsonl", {"event": "attempt_started"}, {"event": "attempt_ended"})
+    with path.open("ab") as file:
+        file.write(damage)
+    found = read_state_events(path)
+    assert [event.tag for event in found.events] == ["attempt_started", "attempt_ended"]
+    assert found.newest is not None
+
+
+def test_no_file_has_no_events(tmp_path: Path) -> None:
+    assert read_state_events(tmp_path / "events.jsonl") == state_events.StateEvents()
+
+
+def view(*events: dict[str, Any], now: float = 100.0) -> state_events.AegisView:
+    rows = [{"job_id": "7", "time": float(i), **event} for i, event in enumerate(events)]
+    return aegis_view([from_row(row) for row in rows], "7", now)
+
+
+def test_what_the_decision_blames_wins_over_the_end_of_the_attempt() -> None:
+    end = {
+        "event": "attempt_ended",
+        "attempt": 2,
+        "cause": {"message": "connection closed by peer", "rank": 0},
+    } | FAILED
+    decision = {"event": "decision", "attempt": 2, "action": "restart", "root": FAULT, "mode": "act"}
+    again = {"event": "run_ended", "cause": {"message": "Killed", "rank": 3}} | FAILED
+    assert (view(end).last_cause or {})["message"] == "connection closed by peer"
+    cause = view(end, decision, again).last_cause
+    assert cause == {
+        "message": "Killed", "kind": "rank_killed", "rank": 3, "node": "node1", "attempt": 2, "time": 1.0,
+    }  # fmt: skip
+
+
+def test_only_what_was_done_in_this_job_is_a_restart_in_place() -> None:
+    def decided(action: str, mode: str = "act", job_id: str = "7") -> dict[str, Any]:
+        return {"event": "decision", "action": action, "mode": mode, "job_id": job_id}
+
+    told = [decided("restart"), decided("swap"), decided("shrink"), decided("requeue"), decided("stop")]
+    assert view(*told).restarts_in_place == 3
+    recorded = {"attempt_state": {"faults": [FAULT] * 1000}, "situation": {}, "resources": {}}
+    assert view(decided("restart") | recorded).last_decision == decided("restart") | {"time": 0.0}
+    assert view(decided("restart", "observe"), decided("restart", job_id="6")).restarts_in_place == 0
+
+
+def test_recoveries_in_memory_of_this_job_are_counted() -> None:
+    once = {"event": "recovered_in_memory", "attempt": 1, "generation": 1, "ranks": [1], "step": 63, "job_id": "7"}
+    assert view(once, once, once | {"job_id": "6"}).recovered_in_memory == 2
+
+
+def test_excluded_are_nodes_whose_exclusion_still_holds() -> None:
+    def excluded(nodes: object, **fields: Any) -> dict[str, Any]:
+        return {"event": "nodes_excluded", "nodes": nodes, **fields}
+
+    assert view(excluded("node[1-2]", expires=101.0), excluded(["node5"], expires=99.0)).excluded == (
+        "node1",
+        "node2",
+    )
+    assert view(excluded("node1"), excluded("node2", job_id="6")).excluded == ("node1",), (
+        "without an end: this job's"
+    )
+    failed = {"event": "exclusion_failed", "nodes": "node1", "reason": "no"}
+    assert view(excluded("node1", expires=101.0), failed).excluded == ()
+    assert view(excluded("node[", expires=101.0), excluded(None), excluded(7)).excluded == (), "damaged"

@@ -1,0 +1,1 @@
+"""What computes attention: torch's kernels, an installed package's, and which one is taken."""

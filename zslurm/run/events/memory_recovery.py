@@ -1,0 +1,114 @@
+"""Events of recovery in memory: lost ranks are replaced, and the others stay alive."""
+
+from __future__ import annotations
+
+from zslurm.checkpoint_tools.quantities import counted
+from zslurm.run.events.event import Event
+from zslurm.run.events.event_text import rank_list
+
+
+class RecoveryUnavailable(Event, name="recovery_unavailable"):
+    """Faults of this attempt are not recovered from in memory, though that is set."""
+
+    TEXT = "no recovery in memory: {event.reason}; faults restart the ranks"
+    attempt: int
+    reason: str
+
+
+class RecoveryReady(Event, name="recovery_ready"):
+    """Every node has a warm process: from now on a lost rank can be replaced in memory."""
+
+    TEXT = "lost ranks can be replaced in memory: processes wait{event.on_nodes}"
+    attempt: int
+
+
+class HangingRanksEnded(Event, name="hanging_ranks_ended"):
+    """Ranks that hang were killed, and no others: these continue with other processes in their place."""
+
+    attempt: int
+    ranks: list[int]
+
+    def _sentence(self) -> str:
+        return f"{rank_list(self.ranks)}{self.on_nodes} killed alone, for the others can continue{self.because}"
+
+
+class RecoveryStarted(Event, name="recovery_started"):
+    """Ranks were lost, and the others regroup with warm processes in their place."""
+
+    attempt: int
+    generation: int
+    ranks: list[int]
+    members: list[str] | None = None
+
+    def _sentence(self) -> str:
+        by = f": {', '.join(self.members)} in place" if self.members else ""
+        return f"{rank_list(self.ranks)} lost, the others regroup in memory{by}"
+
+
+class RecoveredInMemory(Event, name="recovered_in_memory", changes_state=True):
+    """The ranks train on; `nodes` are those that they are on now, `world_size` how many where there are fewer."""
+
+    attempt: int
+    generation: int
+    ranks: list[int]
+    step: int
+    rolled_back: int = 0
+    seconds: float | None = None
+    world_size: int | None = None
+
+    def _sentence(self) -> str:
+        lost = f", {counted(self.rolled_back, 'step')} lost" if self.rolled_back else ", no step lost"
+        took = "" if self.seconds is None else f" after {self.seconds:.2f} s"
+        done = "replaced" if self.world_size is None else f"left out, {counted(self.world_size, 'rank')} continue"
+        return f"recovered in memory{took}: trains on from step {self.step}{lost}; {rank_list(self.ranks)} {done}"
+
+
+class RecoveryFailed(Event, name="recovery_failed"):
+    """Lost ranks could not be replaced in memory: every rank is started again."""
+
+    TEXT = "no recovery in memory: {event.reason}; the ranks are started again"
+    attempt: int
+    reason: str
+    generation: int = 0
+    ranks: list[int] | None = None
+
+
+class MovePlanned(Event, name="move_planned"):
+    """Ranks are to leave the node `off` for the node `to` at the next step's boundary; nothing was lost."""
+
+    attempt: int
+    off: str
+    to: str
+    ranks: list[int]
+    reason: str
+    request: str | None = None
+
+    def _sentence(self) -> str:
+        return f"{rank_list(self.ranks)} move from {self.off} to {self.to} after this step: {self.reason}"
+
+
+class RanksMoved(Event, name="ranks_moved", changes_state=True):
+    """A planned move was made; `nodes` are those that the ranks are on now, `seconds` how long training paused."""
+
+    attempt: int
+    generation: int
+    off: str
+    ranks: list[int]
+    step: int
+    rolled_back: int = 0
+    seconds: float | None = None
+    request: str | None = None
+
+    def _sentence(self) -> str:
+        lost = f"{counted(self.rolled_back, 'step')} lost" if self.rolled_back else "no step lost"
+        took = "" if self.seconds is None else f", a pause of {self.seconds:.2f} s"
+        return f"{rank_list(self.ranks)} moved off {self.off} after step {self.step}, {lost}{took}{self.because}"
+
+
+class MoveRefused(Event, name="move_refused"):
+    """A planned move was not made; the ranks train on where they are."""
+
+    TEXT = "the ranks do not move off {event.off}: {event.reason}"
+    off: str
+    reason: str
+    request: str | None = None

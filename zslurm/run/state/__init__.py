@@ -1,0 +1,1 @@
+"""The state of a run, from its job and its own files."""
