@@ -21,7 +21,7 @@ from unittest.mock import patch
 
 import pytest
 
-from tests import bench, command_server, forked, stand_in
+from tests import command_server, forked, stand_in
 from tests.checkout import ROOT
 from tests.on_slurm.as_user import COMMAND_EVERY_S
 from tests.on_slurm.slurm_cluster import SlurmCluster
@@ -106,7 +106,7 @@ def data(tmp_path_factory: pytest.TempPathFactory, programs: dict[str, str]) -> 
 @pytest.fixture(scope="module")
 def programs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """Variables with which `zslurm`, and the ranks that it starts, have imported all they need already."""
-    directory, server = tmp_path_factory.mktemp("bin"), forked.server(torch=True, in_ranks=bench.IN_RANKS)
+    directory, server = tmp_path_factory.mktemp("bin"), forked.server(torch=True)
     client = shlex.join([sys.executable, "-I", "-S", command_server.__file__, str(server.path)])
     (directory / "zslurm").write_text(f'#!/bin/sh\nexec {client} "$@"\n')
     (directory / "zslurm").chmod(0o755)

@@ -16,7 +16,6 @@ import pytest
 import torch
 
 from tests import forked
-from tests.bench import IN_RANKS
 from tests.bench.test_result import MACHINE
 from zslurm.bench import collectives
 from zslurm.bench.collectives import bus_factor, points
@@ -210,7 +209,7 @@ def test_two_values_are_measured_in_the_order_a_b_b_a() -> None:
 
 def run(directory: Path, *arguments: str, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
     """The command; its ranks, unless they are programs of a test, have torch behind them and measure shortly."""
-    server = forked.server(torch=True, in_ranks=IN_RANKS)
+    server = forked.server(torch=True)
     environ = {"PATH": "/usr/bin:/bin", "HOME": str(directory), **(env or {})}
     modules = [*forked.OTHERS, *(() if env else forked.RANKS)]
     environ = forked.environment(server, modules, environ)

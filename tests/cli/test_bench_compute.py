@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests import bench, forked
+from tests import forked
 from tests.bench.alone import MACHINE
 from tests.cli.commands import PHASE, Shell
 from zslurm.bench import train
@@ -18,7 +18,7 @@ from zslurm.core.errors import Exit
 @pytest.fixture(autouse=True)
 def forked_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Ranks have torch behind them, and measure every point only shortly."""
-    server = forked.server(torch=True, in_ranks=bench.IN_RANKS)
+    server = forked.server(torch=True)
     for name, value in forked.environment(server, [*forked.RANKS, *forked.OTHERS]).items():
         monkeypatch.setenv(name, value)
 

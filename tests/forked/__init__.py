@@ -17,7 +17,7 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from tests import command_server
+from tests import bench, command_server
 from tests.command_server import CommandServer
 
 HOOK = Path(__file__).resolve().parent / "hook"
@@ -69,15 +69,14 @@ def environment(
 
 
 @functools.cache
-def server(*, torch: bool = False, in_ranks: Path | None = None) -> CommandServer:
+def server(*, torch: bool = False) -> CommandServer:
     """The server of this process of tests, as its own user; started on first use.
 
     Args:
-        torch: whether it has imported torch, and can fork ranks.
-        in_ranks: a directory for its PYTHONPATH.
+        torch: whether it has imported torch, and can fork ranks; those of benchmarks measure every point shortly.
     """
     directory = Path(tempfile.mkdtemp(prefix="zslurm-server-"))
-    variables = os.environ | ({"PYTHONPATH": str(in_ranks)} if in_ranks else {})
+    variables = os.environ | ({"PYTHONPATH": str(bench.IN_RANKS)} if torch else {})
     modules = WITH_TORCH if torch else WITHOUT_TORCH
     made = CommandServer(
         Path(sys.executable), Path(command_server.__file__), directory / "socket", variables, modules=modules
