@@ -23,7 +23,7 @@ from tests.train.ranks import train_on
 def site(slurm_cluster: SlurmCluster) -> Iterator[tuple[User, FaultNodes]]:
     """A user with a profile, and healthy nodes; jobs end and nodes come back afterwards."""
     directory, trees = slurm_cluster.user_dir("faults-test"), slurm_cluster.user_dir("faults-nodes")
-    user = User(slurm_cluster, directory)
+    user = User(slurm_cluster, directory, forks=False)  # faults stop and look at the very processes of a run
     user.zslurm("init", "--yes")
     try:
         yield user, FaultNodes(slurm_cluster, trees)

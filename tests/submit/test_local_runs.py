@@ -33,7 +33,9 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalUser]:
     shell, terminal = in_a_terminal(
         ["/bin/sh", "-c", f"{submit}; exec sleep 1000"], person.environment, person.directory
     )
-    wait_for(lambda: person.run_dir("whole").submitted, "the run to be submitted")
+    # Its script is there before its job is recorded: a terminal closed between the two would end the command.
+    run = person.run_dir("whole")
+    wait_for(lambda: run.submitted and person.state("whole")["job_id"], "the run to be submitted")
     os.close(terminal)
     assert shell.wait(timeout=DEADLINE_S) == -signal.SIGHUP
     person.wait_for_end("whole")
