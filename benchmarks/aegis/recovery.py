@@ -47,7 +47,8 @@ TURNS = int(os.environ.get("ZSLURM_BENCHMARK_TURNS", "3"))
 STEPS_BEFORE = 12
 SAVE_EVERY = 10
 COST_STEPS = 25
-DEVICE_S = 0.1
+COST_TURNS = 5
+DEVICE_S = 0.25
 MODEL = {"hidden_size": 128, "layers": 4, "expert_hidden_size": 192, "router_hidden_size": 16}
 PHASE = {"context": 64, "global_batch": 8, "micro_batch": 1}
 
@@ -218,18 +219,20 @@ def by_torchrun(run: Path) -> tuple[float, int]:
         agent.wait()
 
 
-def copies_cost(new_run: Callable[[int], Path], device_s: float) -> dict[str, float]:
-    """The median time of a step with and without copies, runs in turn, and what the copies add."""
+def copies_cost(new_run: Callable[[int], Path], device_s: float) -> dict[str, Any]:
+    """The median time of a step with and without copies, runs in turn, and what copies add to it."""
     cost: dict[bool, list[float]] = {True: [], False: []}
-    for _ in range(TURNS):
+    for _ in range(COST_TURNS):
         for copies in cost:
             cost[copies].append(step_time(new_run(COST_STEPS), copies=copies, device_s=device_s))
             print(f"a step {'with' if copies else 'without'} copies: {cost[copies][-1]:.4f} s", flush=True)
     with_copies, without = (statistics.median(cost[copies]) for copies in (True, False))
+    ratios = [more / less for more, less in zip(cost[True], cost[False], strict=True)]
     return {
         "step_s_with_copies": round(with_copies, 5),
         "step_s_without": round(without, 5),
-        "copies_cost_percent": round(100 * (with_copies / without - 1), 1),
+        "copies_cost_percent": round(100 * (statistics.median(ratios) - 1), 1),
+        "of_turns": [round(100 * (ratio - 1), 1) for ratio in ratios],
     }
 
 

@@ -177,7 +177,7 @@ def test_unigram_entropy_is_that_of_the_counts(tmp_path: Path) -> None:
     assert unigram_entropy(Corpus.open(tmp_path)) == pytest.approx(-(shares * np.log(shares)).sum())
 
 
-@pytest.mark.parametrize("module", ["bundle", "sampler", "schema", "build.writer", "build.sources"])
+@pytest.mark.parametrize("module", ["bundle", "sampler", "schema", "build.bundle_writer", "build.sources"])
 def test_importing_never_imports_torch(module: str) -> None:
     code = (
         f"import sys, zslurm.train.data.{module}; sys.exit('torch' in sys.modules or 'tokenizers' in sys.modules)"

@@ -221,20 +221,20 @@ def record_peak() -> None:
 
     gloo reduces a copy, which its thread may keep until it is called again, or not: so the sum is made in place.
     """
-    from zslurm.train import loop
+    from zslurm.train import main as program
     from zslurm.train.parallel import comm
 
     comm.reduce_scatter_into = reduce_scatter_in_place
 
-    train = loop.train
+    train = program.train
 
-    def recorded(run_dir: Path, stop: Any = None) -> loop.Ending:
-        endings: list[loop.Ending] = []
+    def recorded(run_dir: Path, stop: Any = None) -> program.Ending:
+        endings: list[program.Ending] = []
         peak = peak_bytes(lambda: endings.append(train(run_dir, stop)))
         (run_dir / f"peak-{os.environ.get('RANK', 0)}.json").write_text(json.dumps(peak))
         return endings[0]
 
-    loop.train = recorded
+    program.train = recorded
 
 
 @pytest.mark.parametrize("ranks", [1, 2])

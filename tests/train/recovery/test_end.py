@@ -6,7 +6,7 @@ import pytest
 
 from tests.train.runs import make_corpus, make_run
 from zslurm.checkpoint_tools import CheckpointError
-from zslurm.train import loop
+from zslurm.train import main as program
 from zslurm.train.errors import TrainError
 from zslurm.train.progress import ProgressWriter, record_path
 from zslurm.train.recovery.no_recovery import NoRecovery
@@ -41,11 +41,11 @@ def test_a_rank_that_wakes_up_to_an_error_leaves_before_it_records_its_end(
         raise error
 
     run = make_run(tmp_path / "run", make_corpus(tmp_path / "corpus.h5"), steps=2)
-    monkeypatch.setattr(loop, "open_recovery", lambda *_: Fenced(replaced))
-    monkeypatch.setattr(loop, "open_world", fails)
-    monkeypatch.setattr(loop, "dump_stacks_on_signal", lambda: None)  # it would stay so in this process
+    monkeypatch.setattr(program, "open_recovery", lambda *_: Fenced(replaced))
+    monkeypatch.setattr(program, "open_world", fails)
+    monkeypatch.setattr(program, "dump_stacks_on_signal", lambda: None)  # it would stay so in this process
     with pytest.raises(ends_by):
-        loop.train(run)
+        program.train(run)
 
 
 def test_a_replaced_rank_leaves_the_record_of_its_progress_alone(tmp_path: Path) -> None:

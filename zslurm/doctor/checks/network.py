@@ -77,7 +77,8 @@ def reverse_names(sources: Sources) -> Outcome | None:
             least = "more than " if seconds == _LOOKUP_LIMIT_S else ""
             reason = (
                 f"looking up the name of {address} takes {least}{seconds:.1f} s; rank 0's store does so for "
-                f"each connection, one after the other: {least}{show_duration(ranks * seconds)} for {ranks} ranks"
+                f"each connection, one after the other: {least}{show_duration(ranks * seconds)} for "
+                f"{counted(ranks, 'rank')}"
             )
             remedy = (
                 "have DNS answer at once for the nodes' addresses, with a name or that there is none; until then "
