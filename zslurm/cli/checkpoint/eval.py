@@ -100,10 +100,9 @@ def eval(
             raise ConfigError(f"{file}: is a directory; name a file")
     with as_user_errors():
         loaded = load_tasks(references)
-        for task in (
-            loaded if slurm else ()
-        ):  # what is wrong with documents shows before the job waits in the queue
-            questions_of(task, limit)
+        if slurm:  # what is wrong with documents shows before the job waits in the queue
+            for task in loaded:
+                questions_of(task, limit)
     run_locally_or_as_job(slurm, workers_option=None, nodes=nodes, gpus=ranks, time_limit=time)
     if nodes > 1 and not inside:
         raise ConfigError(f"--nodes {nodes} needs --slurm, or a job of so many nodes around this command")
