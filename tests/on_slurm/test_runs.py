@@ -139,7 +139,8 @@ def test_a_step_that_was_cancelled_is_called_so_and_started_again(user: User) ->
     wait_for(lambda: any(row["attempt"] == 2 for row in user.steps("stepless")), "the next attempt to train")
     (decision,) = [event for event in user.events("stepless") if event["event"] == "decision"]
     assert (decision["action"], decision["root"]["kind"]) == ("restart", "slurm_cancelled")
-    assert decision["root"]["line"] == f"the Slurm step {step} was cancelled (scancel)"
+    # Slurm's line with the step's number may come after srun has ended.
+    assert decision["root"]["line"].replace(f" {step}", "") == "the Slurm step was cancelled (scancel)"
     (ended,) = [event for event in user.events("stepless") if event["event"] == "attempt_ended"]
     assert (ended["cause"]["message"], ended["cause"].get("rank")) == (decision["root"]["line"], None)
     user.zslurm("cancel", "stepless", "--wait")
