@@ -11,9 +11,7 @@ The time ends with the line of metrics of the first step after the fault. Steps 
 had to be done again. No contender's time has the supervisor's detection in it: the parent sees that a child died.
 `parts` has where the seconds in memory went, as rank 0 measured them, with its processor time
 (train/recovery/durations.py); `detect` is until the next generation was published, `first_step` until that line.
-Beside that, the cost of the copies: the median time of a step with and without them, runs in turn. It is measured
-twice: as above, where the ranks fill the cores and copies have none free to hide on, and with a wait of DEVICE_S
-seconds in each forward pass, in which a GPU would compute and its host's core is free.
+What the copies cost is measured by `recovery_copies`.
 """
 
 from __future__ import annotations
@@ -39,16 +37,11 @@ from benchmarks.common import write_result
 from tests.train.recovery.cluster import Cluster
 from tests.train.runs import clean_environment, make_corpus, make_run, steps_of
 from tests.waiting import wait_for
-from zslurm.train.config import load_train_config
-from zslurm.train.plan.memory import plan_memory
 
 RANKS = 4
 TURNS = int(os.environ.get("ZSLURM_BENCHMARK_TURNS", "3"))
 STEPS_BEFORE = 12
 SAVE_EVERY = 10
-COST_STEPS = 25
-COST_TURNS = 5
-DEVICE_S = 0.25
 MODEL = {"hidden_size": 128, "layers": 4, "expert_hidden_size": 192, "router_hidden_size": 16}
 PHASE = {"context": 64, "global_batch": 8, "micro_batch": 1}
 
@@ -78,8 +71,6 @@ def run() -> None:
             for name, measure in contenders.items():
                 found[name].append(measure(new_run(100_000)))
                 print(f"{name}: {found[name][-1][0]:.3f} s, {found[name][-1][1]} steps lost", flush=True)
-        shared, free = (copies_cost(new_run, device_s) for device_s in (0.0, DEVICE_S))
-        plan = plan_memory(load_train_config(new_run(COST_STEPS) / "config.json"), RANKS, on_cpu=True)
     rows: list[dict[str, Any]] = [
         {
             "name": name,
@@ -98,9 +89,6 @@ def run() -> None:
             "parts": parts,
             "kill_and_start_takes_times": round(started / ours, 1),
             "torchrun_takes_times": round(torchrun / ours, 1),
-            "copies_where_ranks_fill_the_cores": shared,
-            "copies_where_cores_are_free": free | {"device_s": DEVICE_S},
-            "copies_bytes_per_rank": plan.copies,
             "load_average": round(os.getloadavg()[0], 1),
         },
     )
@@ -217,31 +205,3 @@ def by_torchrun(run: Path) -> tuple[float, int]:
     finally:
         agent.send_signal(signal.SIGTERM)
         agent.wait()
-
-
-def copies_cost(new_run: Callable[[int], Path], device_s: float) -> dict[str, Any]:
-    """The median time of a step with and without copies, runs in turn, and what copies add to it."""
-    cost: dict[bool, list[float]] = {True: [], False: []}
-    for _ in range(COST_TURNS):
-        for copies in cost:
-            cost[copies].append(step_time(new_run(COST_STEPS), copies=copies, device_s=device_s))
-            print(f"a step {'with' if copies else 'without'} copies: {cost[copies][-1]:.4f} s", flush=True)
-    with_copies, without = (statistics.median(cost[copies]) for copies in (True, False))
-    ratios = [more / less for more, less in zip(cost[True], cost[False], strict=True)]
-    return {
-        "step_s_with_copies": round(with_copies, 5),
-        "step_s_without": round(without, 5),
-        "copies_cost_percent": round(100 * (statistics.median(ratios) - 1), 1),
-        "of_turns": [round(100 * (ratio - 1), 1) for ratio in ratios],
-    }
-
-
-def step_time(run: Path, *, copies: bool, device_s: float) -> float:
-    """The median time of a step."""
-    cluster = Cluster(run, RANKS, warm=0, recovery=copies, device_s=device_s)
-    try:
-        codes = cluster.finish()
-        assert set(codes.values()) == {0}, codes
-    finally:
-        cluster.stop()
-    return float(statistics.median(row["step_time_s"] for row in steps_of(run)[5:]))
