@@ -1,4 +1,4 @@
-"""A network and mount namespace of a program's own, in which a DNS server of the test is the only one.
+"""A separate network and mount namespace, in which the test's DNS server is the only one.
 
 `run_alone` starts a module of the tests in such namespaces; there the module calls `set_up` and starts `Dns`.
 """
@@ -33,7 +33,7 @@ def can_run_alone() -> bool:
 
 
 def run_alone(module: str, *arguments: str) -> Any:
-    """Run a module in namespaces of its own; returns what it printed, which is JSON."""
+    """Run a module in new namespaces; returns what it printed, which is JSON."""
     done = subprocess.run(
         [*_UNSHARE, sys.executable, "-m", module, *arguments], cwd=ROOT, capture_output=True, text=True,
         check=False, timeout=DEADLINE_S,

@@ -7,9 +7,9 @@ it. Both on one thread of this process and in processor time: the machine is sha
 seconds is disturbed more often than a product of milliseconds.
 
 Processor time too depends on what else runs: on the caches and the memory that others leave. So the two take turns
-within a turn already: a step is taken after every few of the measured calls, and a turn's ratio is what its own
-rates let expect over the median of its own steps. The result is the median of the turns' ratios, with the least
-and the most of them.
+within a turn already: a step is taken after every few of the measured calls, and a turn's ratio is the step time
+expected from its own rates over the median of its own steps. The result is the median of the turns' ratios, with
+the smallest and the largest of them.
 """
 
 from __future__ import annotations
@@ -127,7 +127,7 @@ def _row(
 
 @dataclass(frozen=True)
 class _Turn:
-    """Steps of the trainer, and what the rates that were measured between them let expect of one."""
+    """Steps of the trainer, and the step time expected from the rates that were measured between them."""
 
     expected: StepTime
     steps_s: list[float]

@@ -1,8 +1,8 @@
 """Processes of runs that need not wait for their imports: `python -m MODULE` becomes a fork of one that has them.
 
-The seam is the environment: `environment()` puts `hook/` on PYTHONPATH, whose sitecustomize hands the modules that
-it is told, and nothing else, to a `CommandServer`. All that they do is the product's, and what started them sees
-the same exit codes, signals and open files. What it does not see is the process that works: a test that reads its
+The seam is the environment: `environment()` puts `hook/` on PYTHONPATH, whose sitecustomize passes the named
+modules, and nothing else, to a `CommandServer`. They run the product's code unchanged, and their parent sees the same
+exit codes, signals and open files. It does not see the process that does the work: a test that reads that process's
 command line, or stops it by SIGSTOP, starts it as users do.
 """
 

@@ -1,6 +1,6 @@
 """Count the DNS queries of stores to which clients connect; tests/own_network.py runs it.
 
-zslurm's store server and, as the control, a plain TCPStore in a process of its own get CLIENTS clients each.
+zslurm's store server and, as the control, a plain TCPStore in another process get CLIENTS clients each.
 Printed is how many queries came for each, as JSON.
 """
 

@@ -1,4 +1,4 @@
-"""Run one command with limits, in namespaces of its own: the program that `sandbox.py` starts for every sample.
+"""Run one command with limits, in separate namespaces: the program that `sandbox.py` starts for every sample.
 
     python -I -S launcher.py SETTINGS COMMAND...      SETTINGS: JSON, see `main`
 
@@ -76,7 +76,7 @@ def main() -> NoReturn:
 
 
 def _user() -> int:
-    """Return the user that the command runs as: this one; for root one of its own, whose processes nobody shares.
+    """Return the user that the command runs as: this one; for root a number that nothing else uses.
 
     Linux counts processes by user: programs that run at the same time would use up each other's limit.
     """

@@ -122,7 +122,7 @@ class Sandbox:
                 return "timed out", None
             return ("passed" if code == 0 else "failed"), code
         finally:
-            if config.isolation == "limits":  # the command has a session of its own, which the launcher ends
+            if config.isolation == "limits":  # the command runs in a new session, which the launcher ends
                 process.terminate()
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     process.wait(_START_S)
