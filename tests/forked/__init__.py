@@ -1,9 +1,9 @@
 """Processes of runs that need not wait for their imports: `python -m MODULE` becomes a fork of one that has them.
 
 The seam is the environment: `environment()` puts `hook/` on PYTHONPATH, whose sitecustomize passes the named
-modules, and nothing else, to a `CommandServer`. They run the product's code unchanged, and their parent sees the same
-exit codes, signals and open files. It does not see the process that does the work: a test that reads that process's
-command line, or stops it by SIGSTOP, starts it as users do.
+modules, and nothing else, to a `CommandServer`. They run the product's code unchanged, and their parent sees the
+same exit codes, signals and open files. It does not see the process that does the work: a test that reads that
+process's command line, or stops it by SIGSTOP, starts it as users do.
 """
 
 from __future__ import annotations
