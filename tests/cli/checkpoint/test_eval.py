@@ -128,8 +128,10 @@ def test_a_choice_without_a_token_and_one_longer_than_the_context_are_refused(
 ) -> None:
     keys = {"output_type": "multiple_choice", "doc_to_text": "q", "doc_to_choice": "c", "doc_to_target": "r"}
     empty = write_task(tmp_path, [{"q": "a", "c": ["b", ""], "r": 0}], task="empty", **keys, target_delimiter="")
-    done = zslurm("eval", "first", "--tasks", empty)
+    (before := tmp_path / "before.json").write_text("of an earlier run")
+    done = zslurm("eval", "first", "--tasks", empty, "--out", before, "--samples", tmp_path / "new.jsonl")
     assert (done.code, done.stdout) == (2, "")
+    assert before.read_text() == "of an earlier run"
     assert "empty.jsonl, line 1: choice 2 ('') adds no token to its question" in done.stderr
     long = write_task(tmp_path, [{"q": "a", "c": ["b", "東京 " * 40], "r": 0}], task="long", **keys)
     assert "tokens, the context 32" in zslurm("eval", "first", "--tasks", long).stderr

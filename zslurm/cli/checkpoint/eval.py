@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json as jsonlib
 import os
 import signal
@@ -167,7 +168,7 @@ class _Report:
         self._out, self._samples, self._lines = out, samples, list[str]()
         self.results: list[Result] = []
         self.body: dict[str, Any] = {"weights": str(weights), "dtype": dtype, "complete": False, "results": []}
-        self._write()  # so that a file that cannot be written shows before anything is computed
+        self._check_files()
 
     def collect(self, found: Iterator[tuple[Result, list[dict[str, Any]]]]) -> str | None:
         """Take all results; returns why it ended before, where some are there and the time was over.
@@ -184,8 +185,8 @@ class _Report:
                 for result, asked in found:
                     self._add(result, asked)
         except (KeyboardInterrupt, OutOfTime) as error:
-            self._write(last=True)
             if self.results:
+                self._write(last=True)
                 return str(error) or "it was interrupted"
             if str(error):
                 raise ZslurmError(f"nothing was scored: {error}") from None
@@ -201,6 +202,18 @@ class _Report:
             for each in self.results
             for name, value in each.metrics.items()
         ]
+
+    def _check_files(self) -> None:
+        """Show before anything is computed that a file cannot be written; one of an earlier run stays as it is.
+
+        Raises:
+            ZslurmError: it cannot.
+        """
+        for file in filter(None, (self._out, self._samples)):
+            if not file.exists():
+                _write(file, jsonlib.dumps(self.body, indent=1) + "\n" if file == self._out else "")
+            elif not os.access(file, os.W_OK):
+                raise ZslurmError(f"{file}: cannot be written: {os.strerror(errno.EACCES)}")
 
     def _add(self, result: Result, asked: list[dict[str, Any]]) -> None:
         self.results.append(result)
