@@ -9,6 +9,7 @@ processes that outlive their parents. What a cluster does between two tests coun
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 from collections import defaultdict
@@ -17,6 +18,8 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
+
+from tests.waiting import wait_for
 
 
 class ProcessorTime:
@@ -56,10 +59,20 @@ def fresh_group(name: str) -> tuple[Path, Path]:
 
 def remove(group: Path, parent: Path) -> None:
     """Remove a group; what was started in it and still runs moves to the parent."""
-    for process in (group / "cgroup.procs").read_text().split():
-        with suppress(ProcessLookupError):  # it ended meanwhile
-            (parent / "cgroup.procs").write_text(process)
-    group.rmdir()
+
+    def removed() -> bool:
+        for process in (group / "cgroup.procs").read_text().split():
+            with suppress(ProcessLookupError):  # it ended meanwhile
+                (parent / "cgroup.procs").write_text(process)
+        try:
+            group.rmdir()
+        except OSError as error:
+            if error.errno != errno.EBUSY:  # a process that is ending counts until it is gone
+                raise
+            return False
+        return True
+
+    wait_for(removed, f"the processes of {group} to leave it")
 
 
 def processor_s(group: Path) -> float:

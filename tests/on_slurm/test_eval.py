@@ -105,8 +105,11 @@ def ranks_of(job_id: str) -> dict[int, psutil.Process]:
 
 
 def wait_for_ranks(job_id: str) -> dict[int, psutil.Process]:
-    wait_for(lambda: len(ranks_of(job_id)) == 2, "all ranks to run a program", every_s=COMMAND_EVERY_S)
-    return ranks_of(job_id)
+    def both() -> dict[int, psutil.Process] | None:
+        found = ranks_of(job_id)  # one look: a rank may be between two programs at the next
+        return found if found.keys() == {0, 1} else None
+
+    return wait_for(both, "all ranks to run a program", every_s=COMMAND_EVERY_S)
 
 
 def test_four_ranks_on_two_nodes_find_what_one_process_finds(user: User) -> None:
