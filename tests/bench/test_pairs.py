@@ -32,7 +32,8 @@ class SlowRank:
         self.is_first, self.on_gpu = True, False
 
     def exchange(self, operations: list[Any]) -> list[Any]:
-        sent, received = operations
+        received, sent = operations
+        assert (received.kind, sent.kind) == (dist.irecv, dist.isend), "gloo's two directions would queue up"
         took = EXCHANGE_S if sent.tensor.numel() > 1 else SMALL_S
         received.tensor.fill_(received.group_peer + 1)
         called, partner_called = self.own, self.partner

@@ -123,11 +123,15 @@ class ContextParallel:
         return received.get(self.rank - 1), received.get(self.rank + 1)
 
     def start_shift(self, *tensors: Tensor) -> Pending:
-        """Send contiguous tensors to the next rank in the ring; what the previous one sends has their shapes."""
+        """Send contiguous tensors to the next rank in the ring; what the previous one sends has their shapes.
+
+        Receives come first: of two ranks on gloo, whose both directions share a connection, the notice that a rank
+        is ready to receive would wait behind what it sends.
+        """
         following, before = (dist.get_global_rank(self.group, (self.rank + step) % self.size) for step in (1, -1))
         received = tuple(torch.empty_like(x) for x in tensors)
-        operations = [dist.P2POp(dist.isend, x, following, self.group) for x in tensors]
-        operations += [dist.P2POp(dist.irecv, x, before, self.group) for x in received]
+        operations = [dist.P2POp(dist.irecv, x, before, self.group) for x in received]
+        operations += [dist.P2POp(dist.isend, x, following, self.group) for x in tensors]
         for x in tensors:
             self._count("ring", x)
         return Pending(dist.batch_isend_irecv(operations), received, tensors)

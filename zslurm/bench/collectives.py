@@ -257,9 +257,9 @@ class _Operation:
         after, before = ((self.rank + step) % self.n for step in (1, -1))
 
         def send_recv() -> None:
-            operations = [
-                dist.P2POp(dist.isend, source, group=group, group_peer=after),
+            operations = [  # receive first: pairs.py states why
                 dist.P2POp(dist.irecv, out, group=group, group_peer=before),
+                dist.P2POp(dist.isend, source, group=group, group_peer=after),
             ]
             for work in dist.batch_isend_irecv(operations):
                 work.wait()

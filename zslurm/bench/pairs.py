@@ -196,10 +196,15 @@ class _Exchanges:
         return bool((self._out == value).all())
 
     def _exchange(self, partner: int, sent: Tensor, received: Tensor) -> Callable[[], None]:
-        """Return what makes one exchange; making its list of operations is not part of it."""
+        """Return what makes one exchange; making its list of operations is not part of it.
+
+        It receives first: gloo has one connection for both directions and writes to the other rank, on the same
+        one, that this rank is ready to receive. Behind a message that is being sent this would wait for its end,
+        and now and then the two directions would go one after the other.
+        """
         operations = [
-            dist.P2POp(dist.isend, sent, group=self._group, group_peer=partner),
             dist.P2POp(dist.irecv, received, group=self._group, group_peer=partner),
+            dist.P2POp(dist.isend, sent, group=self._group, group_peer=partner),
         ]
 
         def once() -> None:
