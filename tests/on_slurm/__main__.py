@@ -37,6 +37,7 @@ def main() -> int:
 def _up(nodes: int, *, accounting: bool) -> int:
     cluster = SlurmCluster(nodes=nodes, accounting=accounting, outlive_process=True)
     cluster.start()
+    cluster.write_shell(with_zslurm=True)
     print(f"# {nodes} nodes are idle after {cluster.start_took_s:.1f} s")
     _print_use(cluster.instance)
     return 0
@@ -70,7 +71,7 @@ def _status() -> int:
 
 def _print_use(instance: Instance) -> None:
     print(f"export SLURM_CONF={instance.slurm_conf}")
-    print(f"{instance.directory}/as-user              # a shell as the ordinary user")
+    print(f"{instance.directory}/as-user              # a shell as the ordinary user, with zslurm")
     print(f"{instance.directory}/as-user COMMAND ...  # one command as the ordinary user")
 
 

@@ -194,9 +194,21 @@ class RunsAsUser(ABC):
         argv = ["sbatch", "--parsable", *options]
         return self.run(argv, input=f"#!/bin/bash\n{script}\n", cwd=cwd).stdout.strip().partition(";")[0]
 
-    def write_shell(self) -> None:
-        """A script with which a person becomes the ordinary user, in the environment that tests have."""
-        variables = shlex.join(f"{name}={value}" for name, value in self._person_environment().items())
+    def write_shell(self, *, with_zslurm: bool = False) -> None:
+        """A script with which a person becomes the ordinary user, in the environment that tests have.
+
+        Args:
+            with_zslurm: whether `zslurm` is on its PATH; the installation that tests use is looked for then.
+        """
+        environment = self._person_environment()
+        if with_zslurm:
+            programs = self.instance.directory / "bin"
+            programs.mkdir(mode=0o755, exist_ok=True)
+            command = programs / "zslurm"
+            command.write_text(f'#!/bin/sh\nexec {self.installation().python} -m zslurm "$@"\n', encoding="utf-8")
+            command.chmod(0o755)
+            environment["PATH"] = f"{programs}:{environment['PATH']}"
+        variables = shlex.join(f"{name}={value}" for name, value in environment.items())
         script = self.instance.directory / "as-user"
         script.write_text(
             "#!/bin/sh\n# Run a command, or a shell, as the ordinary user of this test cluster, in its home.\n"

@@ -174,6 +174,8 @@ def test_up_prints_what_a_person_needs_and_down_finds_it_again() -> None:
     assert json.loads((directory / "cluster.json").read_text())["owner_pid"] is None
     who = subprocess.run([directory / "as-user", "srun", "id", "-un"], capture_output=True, text=True, check=True)
     assert who.stdout.strip() == "zslurm-test"
+    version = [directory / "as-user", "zslurm", "--version"]
+    assert subprocess.run(version, capture_output=True, text=True, check=True).stdout.startswith("zslurm ")
     down = [*program, "down", str(directory)]
     stopped = subprocess.run(down, cwd=CHECKOUT, capture_output=True, text=True, check=True)
     assert stopped.stdout == f"stopped {directory}\n"
