@@ -56,6 +56,17 @@ def sync(path: Path) -> None:
         os.close(descriptor)
 
 
+def replace_durably(new: Path, path: Path) -> None:
+    """Rename a file that is written to `path`: whatever happens, the old or the new one is there, whole.
+
+    Raises:
+        OSError: it cannot be synced or renamed.
+    """
+    sync(new)
+    new.replace(path)
+    sync(path.parent)
+
+
 def remove(path: Path) -> None:
     """Delete a file or tree as far as possible; what resists (busy on NFS) is left for a later sweep."""
     if path.is_dir() and not path.is_symlink():

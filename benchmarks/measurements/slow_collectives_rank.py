@@ -31,11 +31,10 @@ def run(runs: int = RUNS) -> None:
     """Measure and write results/slow_collectives_rank.json."""
     slow: dict[str, list[dict[str, Any]]] = {way: [] for way in slowed_python.WAYS}
     undisturbed: list[dict[str, Any]] = []
-    for number in range(len(slow) * runs):  # one way after the other
-        way = slowed_python.WAYS[number // runs]
-        slow[way].append(_run(way, number % RANKS))
-        if len(undisturbed) < runs:
-            undisturbed.append(_run("host", None))
+    for number in range(runs):
+        for way in slowed_python.WAYS:
+            slow[way].append(_run(way, number % RANKS))
+        undisturbed.append(_run("host", None))
         write_result(
             "slow_collectives_rank",
             {

@@ -21,6 +21,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from zslurm.checkpoint_tools.durable import replace_durably
 from zslurm.checkpoint_tools.plain import reason_of
 from zslurm.train.niceness import lower_process
 
@@ -65,7 +66,7 @@ def main(argv: list[str]) -> int:
         print(f"evaluation.command: {result['reason']}", file=sys.stderr, flush=True)
     temporary = paths.result.with_suffix(".tmp")
     temporary.write_text(json.dumps(result) + "\n")
-    temporary.rename(paths.result)
+    replace_durably(temporary, paths.result)
     return 0
 
 

@@ -39,7 +39,7 @@ import torch.distributed as dist
 from numpy.typing import NDArray
 from torch import Tensor
 
-from zslurm.checkpoint_tools.durable import sync
+from zslurm.checkpoint_tools.durable import replace_durably
 from zslurm.train.evaluation.token_classes import TOKEN_CLASSES
 from zslurm.train.model.block import Layer
 from zslurm.train.model.router import Routing
@@ -166,8 +166,7 @@ class RoutingFigures:
         path = directory / ROUTING_FILE
         partial = path.with_suffix(".partial")
         partial.write_text(json.dumps({"step": step, "phase": phase, **vars(self)}) + "\n")
-        sync(partial)
-        partial.replace(path)
+        replace_durably(partial, path)
 
 
 def normalised_information(counts: NDArray[np.float64]) -> float | None:

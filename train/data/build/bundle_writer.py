@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from zslurm.checkpoint_tools.checksum import crc32
-from zslurm.checkpoint_tools.durable import sync
+from zslurm.checkpoint_tools.durable import replace_durably, sync
 from zslurm.checkpoint_tools.quantities import counted
 from zslurm.train.data.hdf5 import create_hdf5, write_text
 from zslurm.train.data.schema import BLOCK_TOKENS, FORMAT, UNMASKED_VERSION, VERSION, BundleHeader, bundle_name
@@ -89,9 +89,7 @@ class BundleWriter:
             self._write_documents(file)
             if self._target_spool is not None:
                 self._write_blocks(file, "targets", "target_checksums", self._target_spool, np.dtype("u1"))
-        sync(self._partial_path)
-        self._partial_path.replace(self.path)
-        sync(self.path.parent)
+        replace_durably(self._partial_path, self.path)
         self.discard()
         return self.path
 

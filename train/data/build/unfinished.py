@@ -34,7 +34,7 @@ from pathlib import Path
 from typing import Any
 
 from zslurm.checkpoint_tools import Holder, InUse, Lock
-from zslurm.checkpoint_tools.durable import sync
+from zslurm.checkpoint_tools.durable import replace_durably, sync
 from zslurm.checkpoint_tools.plain import load_json
 from zslurm.train.data.build.bundle_writer import part_path
 from zslurm.train.data.build.encode import Tally
@@ -68,10 +68,9 @@ class WholeBundle:
     def write(self, staging: Path, part: int) -> None:
         """Record that bundle `part` (from 0) is whole, durably."""
         path = staging / f"part-{part:05d}.json"
-        path.with_suffix(".new").write_text(json.dumps(asdict(self)))
-        sync(path.with_suffix(".new"))
-        path.with_suffix(".new").replace(path)
-        sync(staging)
+        new = path.with_suffix(".new")
+        new.write_text(json.dumps(asdict(self)))
+        replace_durably(new, path)
 
     @classmethod
     def read(cls, staging: Path, part: int) -> WholeBundle | None:

@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from zslurm.checkpoint_tools.durable import sync
+from zslurm.checkpoint_tools.durable import replace_durably
 from zslurm.checkpoint_tools.quantities import counted
 from zslurm.train.data.bundle import Corpus
 from zslurm.train.data.hdf5 import create_hdf5, locate, open_hdf5, read_text, write_text
@@ -104,9 +104,7 @@ def store(
                 file.attrs[name] = value
             for name, length in (("ends", counts.packs + 1), ("starts", pieces), ("tokens", pieces)):
                 _copy(spools[name], file.create_dataset(name, shape=(length,), dtype=_DTYPES[name]))
-        sync(partial)
-        partial.replace(path)
-        sync(path.parent)
+        replace_durably(partial, path)
     except OSError as error:
         raise DataError(f"{path}: cannot be written: {error.strerror or error}") from error
     finally:
