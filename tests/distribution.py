@@ -3,8 +3,9 @@
 
 A test on a real Slurm mostly waits, a test of the trainer computes: side by side they take half the time. Tests of
 one file stay together, for they share what their module's fixtures made. The tests on a Slurm form four groups of
-files; each group runs in one process, on a cluster of its own (clusters share nothing but the machine). The groups
-and the longest files come first, so that no process is left with a long one in the end.
+files; each group runs in one process, on a cluster of its own (clusters share nothing but the machine). So do
+files that share a process with torch, which each process of tests would start for itself. The groups and the
+longest files come first, so that no process is left with a long one in the end.
 
 `--processes` forks so many processes after the collection (`tests/processes.py`).
 
@@ -37,13 +38,33 @@ _ON_SLURM = {
 }
 """Groups of files on a Slurm; those with accounting belong together. slurm-1 has all others."""
 
-_FAULTS = frozenset({"tests/faults/test_faults.py", "tests/faults/test_pairs.py"})
-"""They share a Slurm and the run to which nothing happens."""
+_TOGETHER = {
+    "tests/foreign/": "slurm-3",
+    # They share a Slurm and the run to which nothing happens.
+    "tests/faults/test_faults.py": "faults",
+    "tests/faults/test_pairs.py": "faults",
+    # Triton's interpreter (tests/kernels/implementations.py).
+    "tests/cli/test_kernels.py": "kernels",
+    "tests/kernels/": "kernels",
+    # The server that forks ranks (tests/train/ranks.py).
+    "tests/cli/bad_input/test_damaged_files.py": "train-1",
+    "tests/cli/checkpoint/": "train-1",
+    "tests/cli/niceness/": "train-1",
+    "tests/train/evaluation/": "train-1",
+    "tests/train/loop/": "train-1",
+    "tests/train/recovery/": "train-1",
+    "tests/train/telemetry/": "train-1",
+    "tests/train/test_": "",
+    "tests/train/": "train-2",
+}
+"""Groups of other files, by how their names begin; empty: each is one of its own."""
 
 _SECONDS = {
     **dict.fromkeys(("slurm-1", "slurm-2", "slurm-3", "slurm-4"), 300),
+    **dict.fromkeys(("train-1", "train-2"), 200),
+    "kernels": 60,
     "tests/test_demo.py": 60,
-    "tests/test_docs.py": 400,
+    "tests/test_docs.py": 100,
     "tests/train/test_processors.py": 60,
 }
 """About how long a group takes where that is long: the longest is begun first."""
@@ -110,13 +131,9 @@ def pytest_runtestloop(session: pytest.Session) -> bool | None:
 def _group(nodeid: str) -> str:
     """The tests that run one after the other in one process: those of a file, or of several on one Slurm."""
     file = nodeid.partition("::")[0]
-    if file.startswith("tests/foreign/"):
-        return "slurm-3"
     if file.startswith("tests/on_slurm/") or "::test_cluster_commands_of" in nodeid:
         return _ON_SLURM.get(file, "slurm-1")
-    if file in _FAULTS:
-        return "faults"
-    return file
+    return next((group for start, group in _TOGETHER.items() if file.startswith(start)), "") or file
 
 
 def _reruns_of_all_processes() -> Any:

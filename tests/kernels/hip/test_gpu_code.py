@@ -41,9 +41,16 @@ def libraries(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return device_libraries(tmp_path_factory.mktemp("device-libraries"))
 
 
+@pytest.fixture(scope="module")
+def assembly(libraries: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """What clang makes of each source for gfx942."""
+    folder = tmp_path_factory.mktemp("gfx942")
+    return {name: compiled(name, libraries, folder / f"{name}.s", "-S") for name in NAMES}
+
+
 @pytest.mark.parametrize("name", NAMES)
-def test_gfx942(name: str, libraries: Path, tmp_path: Path) -> None:
-    kernels = kernels_of(compiled(name, libraries, tmp_path / "kernel.s", "-S").read_text())
+def test_gfx942(name: str, assembly: dict[str, Path]) -> None:
+    kernels = kernels_of(assembly[name].read_text())
     assert sorted(kernel.name for kernel in kernels) == declared(name)
     for kernel in kernels:
         assert kernel.lds_bytes <= GFX942.lds_bytes
@@ -69,8 +76,10 @@ def declared(name: str) -> list[str]:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_gfx942_links(name: str, libraries: Path, tmp_path: Path) -> None:
-    code = compiled(name, libraries, tmp_path / "kernel.co").read_bytes()
+def test_gfx942_links(name: str, assembly: dict[str, Path], tmp_path: Path) -> None:
+    linked = tmp_path / "kernel.co"
+    run("clang++-19", "--target=amdgcn-amd-amdhsa", "-mcpu=gfx942", "-nogpulib", assembly[name], "-o", linked)
+    code = linked.read_bytes()
     assert code.startswith(b"\x7fELF")
     assert int.from_bytes(code[18:20], "little") == 224, "of AMD's GPUs"
 
