@@ -21,6 +21,7 @@ from pathlib import Path
 from tests import bench, command_server
 from tests.command_server import Commands, CommandServer
 
+_PLACE = "SERVERS_OF_TESTS"
 HOOK = Path(__file__).resolve().parent / "hook"
 
 RANKS = ("zslurm.job.rank", "zslurm.bench.run.rank")
@@ -94,14 +95,17 @@ def environment(
 
 @functools.cache
 def place() -> tuple[Path, int]:
-    """Where the servers of this run of the tests are, and an open file that ends with its last process.
+    """Where the servers of this run of the tests are, and a file that is readable when its first process has ended.
 
-    A process that forks others, which are to share the servers, calls it before.
+    The first process calls it before it starts others: they find the place in their environment.
     """
-    directory = Path(tempfile.mkdtemp(prefix="zslurm-servers-"))
+    owner, _, inherited = os.environ.get(_PLACE, "").partition(":")
+    if inherited:
+        return Path(inherited), os.pidfd_open(int(owner))
+    directory = tempfile.mkdtemp(prefix="zslurm-servers-")
     atexit.register(shutil.rmtree, directory, ignore_errors=True)
-    ends, _ = os.pipe()  # nobody closes the other end
-    return directory, ends
+    os.environ[_PLACE] = f"{os.getpid()}:{directory}"
+    return Path(directory), os.pidfd_open(os.getpid())
 
 
 @functools.cache
