@@ -76,8 +76,8 @@ def shared_directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def pytest_collection(session: pytest.Session) -> Generator[None, object, object]:
     """Collect after the first process has, as the others read the byte code that it leaves.
 
-    To make pytest's own byte code of the tests takes half of the time of a collection on a fresh checkout. There is
-    no search for garbage meanwhile: what is imported and collected stays until the end.
+    To make pytest's own byte code of the tests takes half of the time of a collection on a fresh checkout. No
+    garbage is looked for meanwhile: what is imported and collected stays until the end.
     """
     gc.disable()
     try:

@@ -95,7 +95,7 @@ def environment(
 
 @functools.cache
 def place() -> tuple[Path, int]:
-    """Where the servers of this run of the tests are, and a file that is readable when its first process has ended.
+    """Where the servers of this run of the tests are, and a file that is readable when its first process ends.
 
     The first process calls it before it starts others: they find the place in their environment.
     """
