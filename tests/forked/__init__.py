@@ -24,7 +24,7 @@ from tests.command_server import Commands, CommandServer
 _PLACE = "SERVERS_OF_TESTS"
 HOOK = Path(__file__).resolve().parent / "hook"
 
-RANKS = ("zslurm.job.rank", "zslurm.bench.run.rank")
+RANKS = ("zslurm.job.rank", "zslurm.bench.run.rank", "zslurm.job.evaluation_rank")
 """They import torch; the server has imported `WITH_TORCH` then."""
 
 BESIDE_RANKS = (
@@ -56,6 +56,10 @@ WITHOUT_TORCH = (
     "zslurm.aegis.supervisor.job",
     "zslurm.aegis.supervisor.supervisor",
     "zslurm.submit.plugin.job_environment",
+    # What the stand-ins import.
+    "numpy",
+    "zslurm.checkpoint_tools",
+    "zslurm.train.sections.segments",
 )
 WITH_TORCH = (
     *WITHOUT_TORCH,

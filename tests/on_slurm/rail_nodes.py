@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import shutil
+import subprocess
+from collections.abc import Sequence
 from pathlib import Path
 
 from tests.fake_sysfs import FakeNode, mi300x_pollara
@@ -11,17 +12,33 @@ from tests.on_slurm.slurm_cluster import SlurmCluster
 NICS = tuple(f"ionic_{index}" for index in range(8))
 
 
+class Trees:
+    """A directory for each node: a link to one healthy tree, of some 400 files, until a test wants to change it."""
+
+    def __init__(self, directory: Path, names: Sequence[str], healthy: Path) -> None:
+        directory.mkdir(exist_ok=True)
+        self._directory, self._healthy = directory, healthy
+        for name in names:
+            (directory / name).symlink_to(healthy)
+
+    def copy(self, name: str) -> Path:
+        """Give a node a tree of its own; returns it."""
+        place = self._directory / name
+        place.unlink()
+        subprocess.run(["cp", "-a", self._healthy, place], check=True)
+        return place
+
+
 class RailNodes:
     """Eight MI300X and eight Pollara NICs on every node of a test cluster."""
 
     def __init__(self, cluster: SlurmCluster, directory: Path) -> None:
+        healthy = cluster.instance.directory / "healthy-rails"
+        if not healthy.exists():
+            mi300x_pollara(healthy)
         self.directory = directory
-        self.nodes: dict[str, FakeNode] = {}
-        first = cluster.node_names[0]
-        self.nodes[first] = mi300x_pollara(directory / first)
-        for name in cluster.node_names[1:]:
-            shutil.copytree(directory / first, directory / name, symlinks=True)
-            self.nodes[name] = FakeNode(directory / name)
+        self._trees = Trees(directory, cluster.node_names, healthy)
+        self._changed: dict[str, FakeNode] = {}
 
     @property
     def sysroot(self) -> str:
@@ -29,4 +46,6 @@ class RailNodes:
         return f"{self.directory}/%n"
 
     def __getitem__(self, name: str) -> FakeNode:
-        return self.nodes[name]
+        if name not in self._changed:
+            self._changed[name] = FakeNode(self._trees.copy(name))
+        return self._changed[name]

@@ -12,6 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from tests import forked
 from tests.aegis.agent_process import AgentProcess, make_run
 from tests.on_slurm.as_user import COMMAND_EVERY_S
 from tests.on_slurm.slurm_cluster import SlurmCluster
@@ -85,7 +86,7 @@ class Site:
         ]  # fmt: skip
         self.agents.append(
             AgentProcess(
-                command, self.cluster.environment, cwd=self.directory, extra_groups=[],
+                command, self.cluster.environment | self.cluster.forking(forked.OTHERS), cwd=self.directory, extra_groups=[],
                 user=self.cluster.user.pw_uid, group=self.cluster.user.pw_gid,
             )
         )  # fmt: skip
@@ -194,5 +195,9 @@ def test_agents_outlive_srun_and_end_by_themselves(site: Site) -> None:
     assert len(processes) == NODES
     os.kill(agents.process.pid, signal.SIGKILL)
     assert all(process.is_running() for process in processes)
-    wait_for(lambda: site.agent_processes() == [], "the agents to give up their supervisor")
+    wait_for(
+        lambda: not any(process.is_running() for process in processes),
+        "the agents to give up their supervisor",
+        every_s=COMMAND_EVERY_S,
+    )
     assert site.state() == "RUNNING"

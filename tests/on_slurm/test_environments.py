@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from tests import stand_in
 from tests.job.fake_apptainer import FakeApptainer
 from tests.on_slurm.slurm_cluster import SlurmCluster
 from tests.on_slurm.user import ENDLESS, STEPS, User, at_work
@@ -26,7 +27,8 @@ def user(slurm_cluster: SlurmCluster) -> Iterator[User]:
 def container(user: User, **settings: Any) -> tuple[FakeApptainer, dict[str, Any]]:
     """An apptainer for the user, and the section `cluster` of a run inside it."""
     python = user.cluster.installation().python
-    apptainer = FakeApptainer(user.directory, python)
+    stand_ins = user.cluster.installation().sources / "tests" / "stand_in" / stand_in.IN_RANKS.name
+    apptainer = FakeApptainer(user.directory, python, path=stand_ins)
     for path in (apptainer.log, apptainer.image):
         path.chmod(0o666)
     section = {
@@ -36,10 +38,10 @@ def container(user: User, **settings: Any) -> tuple[FakeApptainer, dict[str, Any
     return apptainer, section
 
 
-def test_ranks_train_inside_are_requeued_and_continue(user: User) -> None:
+def test_ranks_start_inside_are_requeued_and_continue(user: User) -> None:
     """Signals reach the ranks through the container, so that a requeue loses no step."""
     apptainer, cluster = container(user, binds=["/usr/share:/site:ro"], options=["--rocm"])
-    user.zslurm("submit", user.write_run("inside", steps=ENDLESS, trainer="real", cluster=cluster))
+    user.zslurm("submit", user.write_run("inside", steps=ENDLESS, cluster=cluster))
     user.wait_for_step("inside", 3)
     checks = [call for call in apptainer.calls if "zslurm.job.preparation.container_check" in call["command"]]
     ranks = [call for call in apptainer.calls if "zslurm.job.rank" in call["command"]]
