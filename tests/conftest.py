@@ -31,13 +31,12 @@ pytest_plugins = ["tests.on_slurm.fixtures", "tests.distribution"]
 _FOREIGN = ("SLURM_", "SBATCH_", "ZSLURM_", "PMI_", "PMIX_")
 
 
-def pytest_configure(config: pytest.Config) -> None:
+def pytest_configure() -> None:
     """Let Ctrl-C reach what tests start, and the end of pytest too.
 
     What a shell runs in its background ignores Ctrl-C from its start.
     """
-    if not hasattr(config, "workerinput"):  # xdist's workers inherit it
-        end_with(os.getpid())
+    end_with(os.getpid())
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
