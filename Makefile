@@ -3,8 +3,13 @@
 PYTHON ?= $(firstword $(wildcard /usr/bin/python3.11 /usr/bin/python3.12 /usr/bin/python3.13) python3)
 VENV := .venv
 BIN := $(VENV)/bin
-STAMP := $(VENV)/.installed
-# For example `make test PYTEST_ARGS='-k doctor'`; `-n 0` runs all in one process.
+# Byte code is made of what is imported, when it is: of all that comes it takes longer than the rest of the set-up.
+PIP := $(BIN)/python -m pip
+INSTALL := install --quiet --no-compile -c constraints.txt
+# What `make setup` installs besides the extra dev, for example trackers.
+EXTRAS ?=
+STAMP := $(VENV)/.installed$(addprefix -,$(EXTRAS))
+# For example `make test PYTEST_ARGS='-k doctor'`; `--processes 0` runs all in one process.
 # PyTorch's own index of wheels, e.g. https://download.pytorch.org/whl/cpu, .../whl/cu130 or .../whl/rocm7.1; where it
 # is empty torch comes from PyPI (or from the index of pip's settings), whose build for Linux on x86-64 brings CUDA.
 TORCH_INDEX ?=
@@ -16,6 +21,8 @@ GPU_ARGS ?=
 unexport PYTHONDONTWRITEBYTECODE
 unexport PYTHONPATH
 
+COMMA := ,
+
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test soak faults lint format docs pictures site package bench gpu slurm-up slurm-down clean
 
@@ -24,10 +31,10 @@ help: ## list the commands
 
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --upgrade -c constraints.txt pip
-	$(if $(TORCH_INDEX),$(BIN)/python -m pip install --quiet -c constraints.txt --index-url $(TORCH_INDEX) torch)
-	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[dev]'
-	@touch $@
+	$(PIP) $(INSTALL) --upgrade pip
+	$(if $(TORCH_INDEX),$(PIP) $(INSTALL) --index-url $(TORCH_INDEX) torch)
+	$(PIP) $(INSTALL) -e '.[dev$(addprefix $(COMMA),$(EXTRAS))]'
+	@touch $(VENV)/.installed $@
 
 setup: $(STAMP) ## make .venv and install everything
 
@@ -35,7 +42,7 @@ demo: $(STAMP) ## train a tiny ZAYA1 on real text, or on TEXTS=DIR, on this mach
 	$(BIN)/zslurm demo $(TEXTS)
 
 test: lint ## run every test (Slurm tests need root and the packages that .ci/run installs)
-	$(BIN)/python -m pytest -m 'not soak and not faults' -n auto $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -m 'not soak and not faults' --processes auto $(PYTEST_ARGS)
 
 soak: $(STAMP) ## run the long tests as well
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
@@ -72,8 +79,8 @@ package: $(STAMP) ## build wheel and sdist in dist/, check both, and install the
 	@rm -rf dist .package && mkdir .package
 	$(BIN)/python -m hatchling build -t sdist -t wheel
 	$(BIN)/python -m twine check --strict dist/*
-	$(PYTHON) -m venv .package/venv
-	.package/venv/bin/python -m pip install --quiet -c constraints.txt dist/*.whl
+	$(PYTHON) -m venv --without-pip .package/venv
+	$(PIP) --python .package/venv/bin/python $(INSTALL) dist/*.whl
 	cd .package && ../$(BIN)/python ../tests/installed_alone.py venv/bin
 	@rm -rf .package
 
