@@ -47,15 +47,15 @@ class Processes:
         os.write(writer, b"".join(map(_NUMBER.pack, range(len(groups)))))
         os.close(writer)
         self.config.stash[SHARED] = self.config._tmp_path_factory.getbasetemp()  # type: ignore[attr-defined]
+        self._terminal = self.config.pluginmanager.getplugin("terminalreporter")
         self._count = itertools.count()
         self._running: dict[Connection, _Process] = {}
         forked.place()
 
     def run(self, processes: int) -> None:
         """Run all groups in so many processes, and have each test reported here as if it had run here."""
-        terminal = self.config.pluginmanager.getplugin("terminalreporter")
-        if terminal is not None:
-            terminal.showfspath = False  # tests of several files at once
+        if self._terminal is not None:
+            self._terminal.showfspath = False  # tests of several files at once
         try:
             for _ in range(min(processes, len(self.groups))):
                 self._start([])
@@ -86,19 +86,15 @@ class Processes:
             process.left.extend(message)
         elif kind == "done":
             process.left.remove(message)
-        elif kind == "logstart":
-            hook.pytest_runtest_logstart(**message)
         elif kind == "logreport":
             report = hook.pytest_report_from_serializable(config=self.config, data=message)
             self._report(report)
         elif kind == "logfinish":
             hook.pytest_runtest_logfinish(**message)
-        else:
-            text, category, file, line, when, nodeid = message
+        elif self._terminal is not None:
+            text, category, file, line, nodeid = message
             warning = warnings.WarningMessage(text, type(category, (Warning,), {}), file, line)
-            hook.pytest_warning_recorded.call_historic(
-                kwargs={"warning_message": warning, "when": when, "nodeid": nodeid, "location": None}
-            )
+            self._terminal.pytest_warning_recorded(warning, nodeid)
 
     def _report(self, report: pytest.TestReport) -> None:
         self.config.hook.pytest_runtest_logreport(report=report)
@@ -171,13 +167,10 @@ class _Process(_FORK.Process):  # type: ignore[name-defined, misc]
 
 
 class _Forwarding:
-    """A plugin that sends on what pytest would show."""
+    """A plugin that sends on what pytest would show; the lines of tests that begin would be torn by others."""
 
     def __init__(self, connection: Connection, config: pytest.Config) -> None:
         self.connection, self.config = connection, config
-
-    def pytest_runtest_logstart(self, nodeid: str, location: tuple[str, int | None, str]) -> None:
-        self.connection.send(("logstart", {"nodeid": nodeid, "location": location}))
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         data = self.config.hook.pytest_report_to_serializable(config=self.config, report=report)
@@ -186,7 +179,7 @@ class _Forwarding:
     def pytest_runtest_logfinish(self, nodeid: str, location: tuple[str, int | None, str]) -> None:
         self.connection.send(("logfinish", {"nodeid": nodeid, "location": location}))
 
-    def pytest_warning_recorded(self, warning_message: warnings.WarningMessage, when: str, nodeid: str) -> None:
-        shown = warning_message
-        name = shown.category.__name__
-        self.connection.send(("warning", (str(shown.message), name, shown.filename, shown.lineno, when, nodeid)))
+    def pytest_warning_recorded(self, warning_message: warnings.WarningMessage, nodeid: str) -> None:
+        each = warning_message
+        shown = (str(each.message), each.category.__name__, each.filename, each.lineno, nodeid)
+        self.connection.send(("warning", shown))
