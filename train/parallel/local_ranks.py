@@ -1,8 +1,8 @@
 """Ranks that a command starts on its own machine, each a process with a pipe on which it answers.
 
-They are forked from one process that has imported what they run, and has done nothing else: torch is imported once
-for all of them, and they share the memory of its code. The command itself cannot be forked: it has threads, and may
-have used a GPU.
+They are forked from one process that has imported what they run, and has done nothing else: torch is imported
+once for all of them, and they share the memory of its code. The command itself cannot be forked: it has threads,
+and may have used a GPU.
 """
 
 from __future__ import annotations
