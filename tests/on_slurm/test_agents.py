@@ -86,7 +86,8 @@ class Site:
         ]  # fmt: skip
         self.agents.append(
             AgentProcess.start(
-                command, self.cluster.environment | self.cluster.forking(forked.OTHERS), cwd=self.directory, extra_groups=[],
+                command, self.cluster.environment | self.cluster.forking(forked.OTHERS),
+                cwd=self.directory, extra_groups=[],
                 user=self.cluster.user.pw_uid, group=self.cluster.user.pw_gid,
             )
         )  # fmt: skip
