@@ -86,7 +86,7 @@ def local(tmp_path_factory: pytest.TempPathFactory, programs: dict[str, str]) ->
     """A directory in which the commands of BASE were run: few steps of a small model; later runs have one rank."""
     directory = prepare(tmp_path_factory.mktemp("docs"), tokens=12 * 1024)
     with (directory / "run.yaml").open("a") as file:
-        file.write("model: {layers: 2}\n")
+        file.write("model: {layers: 2, hidden_size: 64, head_dim: 16, expert_hidden_size: 64}\n")
     for document in BASE:
         for block in blocks("bash", document):
             run_locally(block, directory, programs)
