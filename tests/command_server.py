@@ -37,43 +37,12 @@ _LIMITS = (
 _PASSED_ON = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 
 
-class CommandServer:
-    """The process from which commands are forked, as this user or another one."""
+class Commands:
+    """Commands that are forked from a server, which another process may have started."""
 
-    def __init__(
-        self,
-        python: Path,
-        script: Path,
-        path: Path,
-        env: Mapping[str, str],
-        *,
-        modules: Sequence[str] = (),
-        user: int | None = None,
-        group: int | None = None,
-    ) -> None:
-        """Start it; its first command waits for its imports.
-
-        Args:
-            python: the interpreter.
-            script: this file, where the user can read it.
-            path: of the socket that is made.
-            env: its whole environment; a command has its own.
-            modules: what it imports besides `PACKAGES`.
-            user: whose process it is; this one's if not given.
-            group: the user's group.
-        """
+    def __init__(self, path: Path) -> None:
+        """Take the server's socket."""
         self.path = path
-        self._calls = 0
-        with socket.socket(socket.AF_UNIX) as listener:
-            listener.bind(str(path))
-            path.chmod(0o666)
-            listener.listen()
-            self._process = subprocess.Popen(
-                [python, "-P", script, "--serve", str(listener.fileno()), *modules],
-                env=dict(env), stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, pass_fds=[listener.fileno()],
-                user=user, group=group, extra_groups=None if user is None else [], umask=0o022,
-                start_new_session=True,
-            )  # fmt: skip
 
     def run(
         self, arguments: Sequence[str], *, env: Mapping[str, str], cwd: Path, input: str = "", timeout: float
@@ -96,6 +65,46 @@ class CommandServer:
                 stream.seek(0)
                 outputs.append(stream.read())
         return subprocess.CompletedProcess(["zslurm", *arguments], code, *outputs)
+
+
+class CommandServer(Commands):
+    """The process from which commands are forked, as this user or another one."""
+
+    def __init__(
+        self,
+        python: Path,
+        script: Path,
+        path: Path,
+        env: Mapping[str, str],
+        *,
+        modules: Sequence[str] = (),
+        user: int | None = None,
+        group: int | None = None,
+        ends: int = subprocess.PIPE,
+    ) -> None:
+        """Start it; its first command waits for its imports.
+
+        Args:
+            python: the interpreter.
+            script: this file, where the user can read it.
+            path: of the socket that is made.
+            env: its whole environment; a command has its own.
+            modules: what it imports besides `PACKAGES`.
+            user: whose process it is; this one's if not given.
+            group: the user's group.
+            ends: an open file with whose end the server ends, where `close` does not do it.
+        """
+        super().__init__(path)
+        with socket.socket(socket.AF_UNIX) as listener:
+            listener.bind(str(path))
+            path.chmod(0o666)
+            listener.listen()
+            self._process = subprocess.Popen(
+                [python, "-P", script, "--serve", str(listener.fileno()), *modules],
+                env=dict(env), stdin=ends, stdout=subprocess.DEVNULL, pass_fds=[listener.fileno()],
+                user=user, group=group, extra_groups=None if user is None else [], umask=0o022,
+                start_new_session=True,
+            )  # fmt: skip
 
     def close(self) -> None:
         """End it; commands that still run are not waited for."""

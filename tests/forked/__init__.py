@@ -9,6 +9,7 @@ process's command line, or stops it by SIGSTOP, starts it as users do.
 from __future__ import annotations
 
 import atexit
+import fcntl
 import functools
 import os
 import shutil
@@ -18,7 +19,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from tests import bench, command_server
-from tests.command_server import CommandServer
+from tests.command_server import Commands, CommandServer
 
 HOOK = Path(__file__).resolve().parent / "hook"
 
@@ -49,7 +50,7 @@ WITH_TORCH = (
 
 
 def environment(
-    server: CommandServer, modules: Sequence[str], env: Mapping[str, str] | None = None, hook: Path = HOOK
+    server: Commands, modules: Sequence[str], env: Mapping[str, str] | None = None, hook: Path = HOOK
 ) -> dict[str, str]:
     """Variables with which these modules are forked from a server.
 
@@ -69,18 +70,31 @@ def environment(
 
 
 @functools.cache
-def server(*, torch: bool = False) -> CommandServer:
-    """The server of this process of tests, as its own user; started on first use.
+def place() -> tuple[Path, int]:
+    """Where the servers of this run of the tests are, and an open file that ends with its last process.
+
+    A process that forks others, which are to share the servers, calls it before.
+    """
+    directory = Path(tempfile.mkdtemp(prefix="zslurm-servers-"))
+    atexit.register(shutil.rmtree, directory, ignore_errors=True)
+    ends, _ = os.pipe()  # nobody closes the other end
+    return directory, ends
+
+
+@functools.cache
+def server(*, torch: bool = False) -> Commands:
+    """The server of this run of the tests, as its own user; started on first use.
 
     Args:
         torch: whether it has imported torch, and can fork ranks; those of benchmarks measure every point shortly.
     """
-    directory = Path(tempfile.mkdtemp(prefix="zslurm-server-"))
-    variables = os.environ | ({"PYTHONPATH": str(bench.IN_RANKS)} if torch else {})
-    modules = WITH_TORCH if torch else WITHOUT_TORCH
-    made = CommandServer(
-        Path(sys.executable), Path(command_server.__file__), directory / "socket", variables, modules=modules
-    )
-    atexit.register(shutil.rmtree, directory, ignore_errors=True)
-    atexit.register(made.close)
-    return made
+    directory, ends = place()
+    path = directory / ("with-torch" if torch else "without-torch")
+    with (directory / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if path.exists():
+            return Commands(path)
+        variables = os.environ | ({"PYTHONPATH": str(bench.IN_RANKS)} if torch else {})
+        modules = WITH_TORCH if torch else WITHOUT_TORCH
+        script = Path(command_server.__file__)
+        return CommandServer(Path(sys.executable), script, path, variables, modules=modules, ends=ends)
