@@ -248,6 +248,8 @@ def _command(request: dict[str, Any]) -> NoReturn:
         if module is None:
             main()
         else:
+            sys.orig_argv = [sys.executable, "-m", module, *request["arguments"]]
+            _customize(request["env"].get("PYTHONPATH", ""))
             sys.modules.pop(module, None)  # its body runs once more, as `__main__`
             runpy.run_module(module, run_name="__main__", alter_sys=True)
     except SystemExit as ended:
@@ -265,6 +267,18 @@ def _command(request: dict[str, Any]) -> NoReturn:
         with contextlib.suppress(OSError):
             stream.flush()
     os._exit(code)
+
+
+def _customize(paths: str) -> None:
+    """Find modules on PYTHONPATH and import its sitecustomize as Python does when it starts, but for our own."""
+    import importlib
+
+    others = [path for path in paths.split(os.pathsep) if path and not path.endswith("forked/hook")]
+    if others:
+        sys.path[:0] = others
+        sys.modules.pop("sitecustomize", None)
+        with contextlib.suppress(ModuleNotFoundError):
+            importlib.import_module("sitecustomize")
 
 
 def _main(arguments: list[str]) -> int:

@@ -26,6 +26,16 @@ HOOK = Path(__file__).resolve().parent / "hook"
 RANKS = ("zslurm.job.rank", "zslurm.bench.run.rank")
 """They import torch; the server has imported `WITH_TORCH` then."""
 
+BESIDE_RANKS = (
+    "zslurm.aegis.supervisor.gpu_test",
+    "zslurm.job.in_memory.store_server",
+    "zslurm.job.in_memory.warm_rank",
+)
+"""They do as well."""
+
+STAND_INS = ("zslurm.job.rank",)
+"""Ranks that are stand-ins for the trainer (tests/stand_in) do not import torch: their server has not either."""
+
 OTHERS = (
     "submitit.core._submit",
     "zslurm.aegis.agent.main",
@@ -35,8 +45,13 @@ OTHERS = (
 )
 """They do not; the server has imported `WITHOUT_TORCH`."""
 
+PROGRAM_RANKS = ("zslurm.job.program.rank",)
+"""Ranks of a run whose trainer is another program: they do not either."""
+
 WITHOUT_TORCH = (
     *OTHERS,
+    *STAND_INS,
+    *PROGRAM_RANKS,
     "zslurm.aegis.supervisor.job",
     "zslurm.aegis.supervisor.supervisor",
     "zslurm.submit.plugin.job_environment",
@@ -44,23 +59,31 @@ WITHOUT_TORCH = (
 WITH_TORCH = (
     *WITHOUT_TORCH,
     *RANKS,
+    *BESIDE_RANKS,
     "zslurm.train.main",
     *(f"zslurm.bench.{name}" for name in ("collectives", "gemm", "hbm", "mlp", "train")),
 )
 
 
 def environment(
-    server: Commands, modules: Sequence[str], env: Mapping[str, str] | None = None, hook: Path = HOOK
+    server: Commands,
+    modules: Sequence[str],
+    env: Mapping[str, str] | None = None,
+    hook: Path = HOOK,
+    *,
+    customized: bool = False,
 ) -> dict[str, str]:
     """Variables with which these modules are forked from a server.
 
     Args:
         server: it has imported what they need.
-        modules: of `RANKS` and `OTHERS`.
-        env: other variables; sitecustomize modules on its PYTHONPATH come first.
+        modules: of the groups above.
+        env: other variables. A process that finds a sitecustomize on their PYTHONPATH is not forked.
         hook: where the processes find HOOK.
+        customized: it is all the same, and imports the sitecustomize, with the server's modules behind it.
     """
-    paths = [*filter(None, [(env or {}).get("PYTHONPATH")]), str(hook)]
+    paths = [*filter(None, [(env or {}).get("PYTHONPATH")])]
+    paths.insert(0 if customized else len(paths), str(hook))
     return {
         **(env or {}),
         "PYTHONPATH": os.pathsep.join(paths),

@@ -37,8 +37,8 @@ class LocalUser:
 
         Args:
             directory: where runs are.
-            forks: fork commands, and what runs start besides their ranks, from a process that has their imports
-                behind it (tests/forked).
+            forks: fork commands, and what runs start, from a process that has their imports behind it
+                (tests/forked), but for ranks with modules of a test on their PYTHONPATH.
         """
         self.directory, self._forks = directory, forks
         self.data = make_corpus(directory / "tokens.h5")
@@ -49,7 +49,8 @@ class LocalUser:
             _MARK: str(directory),
         }
         if forks:
-            self.environment = forked.environment(forked.server(), forked.OTHERS, self.environment)
+            modules = [*forked.OTHERS, *forked.PROGRAM_RANKS]
+            self.environment = forked.environment(forked.server(), modules, self.environment)
 
     def write_run(
         self,
@@ -58,14 +59,29 @@ class LocalUser:
         steps: int = 100_000,
         ranks: int = 1,
         trainer: Literal["stand-in", "real"] = "stand-in",
+        forks: bool | None = None,
         **sections: dict[str, Any],
     ) -> Path:
-        """A run file; JSON is YAML. Its ranks are stand-ins (tests/stand_in) unless `trainer` is "real"."""
+        """A run file; JSON is YAML.
+
+        Args:
+            name: of the run.
+            steps: it ends after so many.
+            ranks: it has so many.
+            trainer: its ranks are stand-ins (tests/stand_in) unless this is "real".
+            forks: whether ranks are forked where the user forks: not those that a test stops, or whose process it
+                asks for; by default those without modules of the test on their PYTHONPATH.
+            sections: others of the run file, in place of what it has here.
+        """
         cluster = {"name": "local"} | sections.pop("cluster", {})
-        env = cluster.get("env", {})
-        if trainer == "stand-in":
+        env, real = cluster.get("env", {}), trainer == "real"
+        forks = self._forks and ("PYTHONPATH" not in env if forks is None else forks)
+        if not real:
             env = stand_in.environment(env)
-        if self._forks:
+        if forks:
+            modules = [*forked.OTHERS, *((*forked.RANKS, *forked.BESIDE_RANKS) if real else forked.STAND_INS)]
+            env = forked.environment(forked.server(torch=real), modules, env, customized=True)
+        elif self._forks:
             env = forked.environment(forked.server(), forked.OTHERS, env)
         cluster["env"] = env
         phase = {"tokens": steps * STEP_TOKENS, "context": 16, "global_batch": 6, "micro_batch": 3, "lr": 3e-3}

@@ -275,7 +275,7 @@ def test_gpus_that_do_not_tell(here: NodeContext, attempt: AttemptDir) -> None:
 def test_real_ranks_write_their_stacks_and_are_ended_and_their_keepers_are_spared(tmp_path: Path) -> None:
     user = LocalUser(tmp_path)
     try:
-        user.zslurm("submit", user.write_run("orphans", ranks=2, aegis={"mode": "off"}))
+        user.zslurm("submit", user.write_run("orphans", ranks=2, forks=False, aegis={"mode": "off"}))
         user.wait_for_step("orphans", 2)
         at = NodeContext(node="localhost", run=user.run_dir("orphans"))
         attempt = at.run.attempt(1)

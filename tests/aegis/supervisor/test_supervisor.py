@@ -109,7 +109,7 @@ def test_a_users_mistake_reaches_every_place_where_one_looks_for_it(user: LocalU
 
 
 def test_ranks_that_do_not_stop_in_time_are_killed(user: LocalUser) -> None:
-    user.zslurm("submit", user.write_run("deaf", ranks=2, aegis={"save_s": 0.5}))
+    user.zslurm("submit", user.write_run("deaf", ranks=2, forks=False, aegis={"save_s": 0.5}))
     user.wait_for_step("deaf", 2)
     user.rank(1).suspend()
     user.zslurm("cancel", "deaf", "--wait")
@@ -142,7 +142,7 @@ while "zslurm.job.rank" in sys.orig_argv and not os.path.exists({str(gate)!r}):
 
 
 def test_ranks_show_their_progress_while_they_run(user: LocalUser) -> None:
-    user.zslurm("submit", user.write_run("seen", ranks=2))
+    user.zslurm("submit", user.write_run("seen", ranks=2, forks=False))
     user.wait_for_step("seen", 2)
     ranks = [user.rank(0), user.rank(1)]
     (folder,) = {path.parent for rank in ranks for path in _progress_records(rank.pid)}

@@ -212,7 +212,10 @@ def begin(faults):
             raise ModuleNotFoundError("No module named 'my_attention'", name="my_attention")
 
     faults.mark("python")
-    sys.meta_path.insert(0, AtImport("zslurm.train.loop", fail, lambda loop: wrap(loop, faults)))
+    if loop := sys.modules.get("zslurm.train.loop"):  # forked from a process that has it (tests/forked)
+        wrap(loop, faults)
+    else:
+        sys.meta_path.insert(0, AtImport("zslurm.train.loop", fail, lambda loop: wrap(loop, faults)))
 
 
 if PLACE and _TRAINS & set(sys.orig_argv):

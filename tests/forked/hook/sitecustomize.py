@@ -1,17 +1,21 @@
 """Has a module run by the server of tests/command_server.py; see tests/forked/__init__.py.
 
-Python imports a module of this name by itself, before it runs what it was started for.
+Python imports a module of this name by itself, before it runs what it was started for; the next one is imported
+from here, in the process that does the work.
 """
 
 import importlib.util
 import os
 import signal
 import sys
+from importlib.machinery import PathFinder
 from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
 
 
 def stand_for_a_fork(server, module, arguments):
-    file = Path(__file__).resolve().parents[2] / "command_server.py"
+    file = HERE.parents[1] / "command_server.py"
     spec = importlib.util.spec_from_file_location("command_server", file)
     command_server = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(command_server)
@@ -23,7 +27,15 @@ def stand_for_a_fork(server, module, arguments):
     os._exit(code)
 
 
+def import_next():
+    here = next(number for number, path in enumerate(sys.path) if path and Path(path).resolve() == HERE)
+    if spec := PathFinder.find_spec("sitecustomize", sys.path[here + 1 :]):
+        module = sys.modules["sitecustomize"] = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+
+
 if (server := os.environ.get("ZSLURM_TEST_SERVER")) and "-m" in sys.orig_argv:
     module, *arguments = sys.orig_argv[sys.orig_argv.index("-m") + 1 :]
     if module in os.environ["ZSLURM_TEST_FORKED"].split(","):
         stand_for_a_fork(server, module, arguments)
+import_next()

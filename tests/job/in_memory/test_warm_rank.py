@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from tests import forked
 from tests.checkout import TESTS
 from tests.train.runs import clean_environment, make_corpus, make_run
 from tests.waiting import DEADLINE_S, wait_for
@@ -16,8 +17,14 @@ from zslurm.run.run_dir import RunDir
 from zslurm.train.recovery.generation import Generation
 
 
+def forking(**variables: str) -> dict[str, str]:
+    """The environment of processes that need not wait for torch; those of tests/faults are started as users do."""
+    modules = [*forked.RANKS, *forked.BESIDE_RANKS]
+    return forked.environment(forked.server(torch=True), modules, clean_environment() | variables, customized=True)
+
+
 def start(module: str, run: RunDir, member: str, **variables: str) -> subprocess.Popen[bytes]:
-    environment = clean_environment() | {"ZSLURM_RECOVERY": "memory", "ZSLURM_MEMBER": member, **variables}
+    environment = forking(ZSLURM_RECOVERY="memory", ZSLURM_MEMBER=member, **variables)
     attempt = run.attempt(1)
     with (attempt.logs / f"{member.replace('/', '-')}.log").open("wb") as log:
         return subprocess.Popen(
@@ -38,7 +45,7 @@ def test_a_warm_process_takes_the_place_of_a_killed_rank_0_in_a_real_run(tmp_pat
     attempt = run.attempt(1)
     for folder in (attempt.ranks, attempt.logs, run.checkpoints):
         folder.mkdir(parents=True)
-    server = StoreClient.start([sys.executable], host="127.0.0.1", attempt=attempt)
+    server = StoreClient.start([sys.executable], host="127.0.0.1", attempt=attempt, environ=forking())
     ranks = [
         start(
             "zslurm.job.rank", run, f"here/{rank}",
@@ -78,7 +85,7 @@ def test_a_warm_process_ends_in_order_when_its_store_is_gone(tmp_path: Path) -> 
     run = RunDir(path)
     attempt = run.attempt(1)
     attempt.logs.mkdir(parents=True)
-    server = StoreClient.start([sys.executable], host="127.0.0.1", attempt=attempt)
+    server = StoreClient.start([sys.executable], host="127.0.0.1", attempt=attempt, environ=forking())
     warm = start("zslurm.job.in_memory.warm_rank", run, "here/w0")
     wait_for(lambda: any(each["event"] == "warm" for each in server.poll()), "the warm process")
     server.stop()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.metadata
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -15,6 +16,7 @@ from typing import Any
 import psutil
 import pytest
 
+from tests import forked
 from tests.job.fake_apptainer import FakeApptainer
 from tests.submit.local_runs import LocalUser
 from tests.submit.specs import run_spec
@@ -271,6 +273,19 @@ def in_container(user: LocalUser, apptainer: FakeApptainer, **container: Any) ->
     return {"name": "local", "container": {"image": str(apptainer.image), "python": sys.executable, **container}}
 
 
+def forking_python(user: LocalUser) -> str:
+    """A Python for images, whose ranks and what is beside them need not wait for torch."""
+    variables = forked.environment(forked.server(torch=True), [*forked.RANKS, *forked.BESIDE_RANKS])
+    path = variables.pop("PYTHONPATH")
+    lines = [f"export {name}={shlex.quote(value)}" for name, value in variables.items()]
+    script = user.directory / "python-in-image"
+    script.write_text(
+        "\n".join(["#!/bin/sh", *lines, f'PYTHONPATH={path}:$PYTHONPATH exec {sys.executable} "$@"', ""])
+    )
+    script.chmod(0o755)
+    return str(script)
+
+
 def test_the_stand_in_passes_signals_on_and_outlasts_its_command(tmp_path: Path) -> None:
     """Else Slurm, which sees it end, would kill the ranks while they save."""
     apptainer = FakeApptainer(tmp_path)
@@ -332,7 +347,8 @@ def test_an_image_without_torch_is_found_before_the_ranks_start(user: LocalUser,
 
 def test_a_request_to_stop_reaches_ranks_inside(user: LocalUser, tmp_path: Path) -> None:
     apptainer = FakeApptainer(tmp_path)
-    user.zslurm("submit", user.write_run("stops", trainer="real", cluster=in_container(user, apptainer)))
+    cluster = in_container(user, apptainer, python=forking_python(user))
+    user.zslurm("submit", user.write_run("stops", trainer="real", cluster=cluster))
     user.wait_for_step("stops", 2)
     user.zslurm("cancel", "stops", "--wait")
     state = user.wait_for_end("stops")
@@ -343,9 +359,8 @@ def test_a_killed_rank_inside_is_replaced_by_a_process_that_waits_inside(user: L
     """Store server and warm processes run in the container as well: only its Python has torch."""
     apptainer = FakeApptainer(tmp_path)
     memory = {"recovery": "memory", "recovery_s": 60}
-    run_file = user.write_run(
-        "inside", ranks=2, trainer="real", cluster=in_container(user, apptainer), aegis=memory
-    )
+    cluster = in_container(user, apptainer, python=forking_python(user))
+    run_file = user.write_run("inside", ranks=2, trainer="real", cluster=cluster, aegis=memory)
     user.zslurm("submit", run_file)
 
     def python_of(rank: int) -> psutil.Process:

@@ -31,10 +31,8 @@ class StandIns(importlib.abc.MetaPathFinder):
 
 def import_next():
     """Import the sitecustomize that would have been found without this one, under its name."""
-    spec = PathFinder.find_spec(
-        "sitecustomize", [path for path in sys.path if path and Path(path).resolve() != HERE]
-    )
-    if spec is not None:
+    here = next(number for number, path in enumerate(sys.path) if path and Path(path).resolve() == HERE)
+    if spec := PathFinder.find_spec("sitecustomize", sys.path[here + 1 :]):
         module = sys.modules["sitecustomize"] = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(module)
 

@@ -63,9 +63,8 @@ def test_killed_ranks_are_replaced_while_the_other_continues_with_or_without_the
 @pytest.mark.soak
 def test_a_rank_that_hangs_is_killed_alone_and_replaced(user: LocalUser) -> None:
     hang = {"setup_s": 600, "step_s": 20}
-    run = user.write_run(
-        "hangs", ranks=2, trainer="real", aegis={"recovery": "memory", "recovery_s": 60, "hang": hang}
-    )
+    memory = {"recovery": "memory", "recovery_s": 60, "hang": hang}
+    run = user.write_run("hangs", ranks=2, trainer="real", forks=False, aegis=memory)
     user.zslurm("submit", run)
     wait_for(lambda: user.events("hangs", "recovery_ready"), "warm processes", deadline_s=300)
     survivor = user.rank(0).pid
