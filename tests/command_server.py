@@ -45,9 +45,16 @@ class Commands:
         self.path = path
 
     def run(
-        self, arguments: Sequence[str], *, env: Mapping[str, str], cwd: Path, input: str = "", timeout: float
+        self,
+        arguments: Sequence[str],
+        *,
+        env: Mapping[str, str],
+        cwd: Path,
+        input: str = "",
+        timeout: float,
+        module: str | None = None,
     ) -> subprocess.CompletedProcess[str]:
-        """Run `zslurm ARGUMENTS`, with `subprocess.run`'s result.
+        """Run `zslurm ARGUMENTS`, or `python -m MODULE ARGUMENTS`, with `subprocess.run`'s result.
 
         Raises:
             subprocess.TimeoutExpired: it took too long, and was killed.
@@ -59,7 +66,7 @@ class Commands:
             streams[0].write(input)
             streams[0].seek(0)
             descriptors = [stream.fileno() for stream in streams]
-            code = ask(self.path, arguments, env, cwd, descriptors, timeout=timeout)
+            code = ask(self.path, arguments, env, cwd, descriptors, module=module, timeout=timeout)
             outputs = []
             for stream in streams[1:]:
                 stream.seek(0)

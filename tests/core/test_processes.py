@@ -15,8 +15,9 @@ from pathlib import Path
 import psutil
 import pytest
 
+from tests import forked
 from tests.train.runs import clean_environment, losses_of, make_corpus, make_run
-from tests.waiting import wait_for
+from tests.waiting import DEADLINE_S, wait_for
 from zslurm.core.files import read_json
 from zslurm.core.processes import DetachedProcess, ProcessRecord
 from zslurm.job.rank_setup import map_environment
@@ -338,6 +339,9 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_corpus(tmp_path_factory.mktemp("data") / "tokens.h5")
 
 
+ALONE = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1", "GROUP_RANK": "0"}
+
+
 def prepare(directory: Path, corpus: Path) -> AttemptDir:
     """A run with the directory of a first attempt, as the supervisor makes it."""
     attempt = RunDir(make_run(directory, corpus, steps=2)).attempt(1)
@@ -348,11 +352,19 @@ def prepare(directory: Path, corpus: Path) -> AttemptDir:
 def one_rank(attempt: AttemptDir, *, python: str = "") -> subprocess.CompletedProcess[str]:
     """Run `zslurm.job.rank` as the only rank; `python` runs before it in the same process."""
     program = f"import runpy, sys; {python or 'pass'}\nrunpy.run_module('zslurm.job.rank', run_name='__main__')"
-    alone = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1", "GROUP_RANK": "0"}
     return subprocess.run(
         [sys.executable, "-c", program, str(attempt.path.parent.parent), "1"],
-        env=clean_environment() | alone, capture_output=True, text=True, check=False,
+        env=clean_environment() | ALONE, capture_output=True, text=True, check=False,
     )  # fmt: skip
+
+
+def forked_rank(attempt: AttemptDir, site: Path | None = None) -> subprocess.CompletedProcess[str]:
+    """The same in a process that need not wait for torch; `site` has a sitecustomize for it."""
+    environment = clean_environment() | ALONE | ({"PYTHONPATH": str(site)} if site else {})
+    arguments = [str(attempt.path.parent.parent), "1"]
+    return forked.server(torch=True).run(
+        arguments, module="zslurm.job.rank", env=environment, cwd=attempt.path, timeout=DEADLINE_S
+    )
 
 
 def test_a_rank_trains_and_leaves_where_its_store_was_and_how_it_ended(tmp_path: Path, data: Path) -> None:
@@ -377,7 +389,7 @@ def test_a_users_mistake_is_one_line_and_exit_code_2(tmp_path: Path, data: Path)
     config = json.loads((tmp_path / "run" / "config.json").read_text())
     config["data"]["path"] = str(tmp_path / "nowhere.h5")
     (tmp_path / "run" / "config.json").write_text(json.dumps(config))
-    done = one_rank(attempt)
+    done = forked_rank(attempt)
     assert done.returncode == 2
     assert done.stderr.startswith(f"error: data.path: {tmp_path}/nowhere.h5")
     assert len(done.stderr.splitlines()) == 1
@@ -388,7 +400,9 @@ def test_a_users_mistake_is_one_line_and_exit_code_2(tmp_path: Path, data: Path)
 
 def test_a_bug_is_recorded_with_its_traceback_and_exit_code_1(tmp_path: Path, data: Path) -> None:
     attempt = prepare(tmp_path / "run", data)
-    done = one_rank(attempt, python="import zslurm.train.loop as loop; loop.Trainer.run = lambda self: 1 / 0")
+    broken = "import zslurm.train.loop as loop; loop.Trainer.run = lambda self: 1 / 0"
+    (tmp_path / "sitecustomize.py").write_text(broken)
+    done = forked_rank(attempt, tmp_path)
     assert done.returncode == 1
     assert "ZeroDivisionError: division by zero" in done.stderr
     record = json.loads(attempt.rank_end(0).read_text())
