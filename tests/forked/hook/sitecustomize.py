@@ -1,25 +1,22 @@
 """Has a module run by the server of tests/command_server.py; see tests/forked/__init__.py.
 
 Python imports a module of this name by itself, before it runs what it was started for; the next one is imported
-from here, in the process that does the work.
+from here, in the process that does the work. What stands for a fork imports little: there are many of them.
 """
 
-import importlib.util
 import os
-import signal
 import sys
-from importlib.machinery import PathFinder
-from pathlib import Path
 
-HERE = Path(__file__).resolve().parent
+HERE = os.path.dirname(os.path.realpath(__file__))  # noqa: PTH120
 
 
 def stand_for_a_fork(server, module, arguments):
-    file = HERE.parents[1] / "command_server.py"
-    spec = importlib.util.spec_from_file_location("command_server", file)
-    command_server = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(command_server)
-    code = command_server.stand_for(Path(server), arguments, module)
+    import signal
+
+    sys.path.append(os.path.dirname(os.path.dirname(HERE)))  # noqa: PTH120
+    import command_server
+
+    code = command_server.stand_for(server, arguments, module)
     if code < 0:
         if -code != signal.SIGKILL:
             signal.signal(-code, signal.SIG_DFL)
@@ -28,7 +25,10 @@ def stand_for_a_fork(server, module, arguments):
 
 
 def import_next():
-    here = next(number for number, path in enumerate(sys.path) if path and Path(path).resolve() == HERE)
+    import importlib.util
+    from importlib.machinery import PathFinder
+
+    here = next(number for number, path in enumerate(sys.path) if path and os.path.realpath(path) == HERE)
     if spec := PathFinder.find_spec("sitecustomize", sys.path[here + 1 :]):
         module = sys.modules["sitecustomize"] = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(module)
