@@ -1,7 +1,6 @@
 """Commands of zslurm that need not wait for its imports: forked from a process that has them behind it.
 
-    python -P tests/command_server.py --serve FD [MODULE...]      what `CommandServer` starts
-    python -I -S tests/command_server.py SOCKET ARGUMENTS...      `zslurm ARGUMENTS...`, for shells
+    python -P tests/command_server.py FD [MODULE...]    what `CommandServer` starts; tests/forked/client.py asks it
 
 A command gets the arguments, the variables, the working directory and the open files of whoever asks for it, and
 runs the console script's `main`: what differs from `python -P -m zslurm` is the start of Python alone. Variables
@@ -15,7 +14,7 @@ is killed, the other one is.
 from __future__ import annotations
 
 import contextlib
-import json
+import marshal
 import os
 import resource
 import select
@@ -23,18 +22,12 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
 PACKAGES = ("cli", "cluster", "config", "doctor", "plan", "report", "run", "slurm", "submit")
 """Of zslurm: all of their modules are imported before the first command, and none of them imports torch."""
-
-_LIMITS = (
-    resource.RLIMIT_CORE, resource.RLIMIT_FSIZE, resource.RLIMIT_MEMLOCK, resource.RLIMIT_NOFILE,
-    resource.RLIMIT_NPROC,
-)  # fmt: skip
-_PASSED_ON = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 
 
 class Commands:
@@ -61,12 +54,25 @@ class Commands:
         """
         import tempfile
 
+        from tests.forked.client import ask
+
         with contextlib.ExitStack() as files:
             streams = [files.enter_context(tempfile.TemporaryFile("w+")) for _ in range(3)]
             streams[0].write(input)
             streams[0].seek(0)
             descriptors = [stream.fileno() for stream in streams]
-            code = ask(self.path, arguments, env, cwd, descriptors, module=module, timeout=timeout)
+            try:
+                code = ask(
+                    str(self.path),
+                    list(arguments),
+                    dict(env),
+                    str(cwd),
+                    descriptors,
+                    module=module,
+                    timeout=timeout,
+                )
+            except TimeoutError:
+                raise subprocess.TimeoutExpired(["zslurm", *arguments], timeout) from None
             outputs = []
             for stream in streams[1:]:
                 stream.seek(0)
@@ -107,7 +113,7 @@ class CommandServer(Commands):
             path.chmod(0o666)
             listener.listen()
             self._process = subprocess.Popen(
-                [python, "-P", script, "--serve", str(listener.fileno()), *modules],
+                [python, "-P", script, str(listener.fileno()), *modules],
                 env=dict(env), stdin=ends, stdout=subprocess.DEVNULL, pass_fds=[listener.fileno()],
                 user=user, group=group, extra_groups=None if user is None else [], umask=0o022,
                 start_new_session=True,
@@ -123,57 +129,6 @@ class CommandServer(Commands):
             self._process.kill()
             self._process.wait()
         self.path.unlink(missing_ok=True)
-
-
-def ask(
-    server: Path,
-    arguments: Sequence[str],
-    env: Mapping[str, str],
-    cwd: Path,
-    descriptors: Sequence[int],
-    *,
-    module: str | None = None,
-    timeout: float | None = None,
-    began: Callable[[int], object] = lambda pid: None,
-) -> int:
-    """Have a command run with these three open files; returns its exit code, of a signal the negative number.
-
-    Args:
-        server: its socket.
-        arguments: of the command, or of `module`.
-        env: its whole environment.
-        cwd: its working directory.
-        descriptors: its standard input, output and errors.
-        module: run as `python -m MODULE` instead of zslurm.
-        timeout: seconds until it is killed.
-        began: called with its process id.
-
-    Raises:
-        subprocess.TimeoutExpired: it took too long, and was killed.
-    """
-    with socket.socket(socket.AF_UNIX) as connection:
-        connection.connect(str(server))
-        socket.send_fds(connection, [b"\n"], list(descriptors))
-        request = {
-            "arguments": list(arguments),
-            "env": dict(env),
-            "cwd": str(cwd),
-            "module": module,
-            "cores": list(os.sched_getaffinity(0)),
-            "limits": {number: resource.getrlimit(number) for number in _LIMITS},
-        }
-        connection.sendall(json.dumps(request).encode() + b"\n")
-        answers = connection.makefile()
-        if not (pid := answers.readline()):
-            raise RuntimeError("the server of commands ended before the command began: see its messages above")
-        began(int(pid))
-        connection.settimeout(timeout)
-        try:
-            return int(answers.readline())
-        except TimeoutError:
-            os.kill(int(pid), signal.SIGKILL)
-            assert timeout is not None
-            raise subprocess.TimeoutExpired(["zslurm", *arguments], timeout) from None
 
 
 def _serve(listener: socket.socket, modules: Sequence[str]) -> None:
@@ -208,7 +163,7 @@ def _answer(connection: socket.socket) -> NoReturn:
     """
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     _, descriptors, _, _ = socket.recv_fds(connection, 1, 3)
-    request = json.loads(connection.makefile().readline())
+    request = marshal.load(connection.makefile("rb"))
     pid = os.fork()
     if pid == 0:
         connection.close()
@@ -244,8 +199,11 @@ def _command(request: dict[str, Any]) -> NoReturn:
     time.tzset()
     os.chdir(request["cwd"])
     os.sched_setaffinity(0, request["cores"])
-    for number, (soft, hard) in request["limits"].items():
-        resource.setrlimit(int(number), (soft, hard))
+    for number, limits in request["limits"]:
+        resource.setrlimit(number, limits)
+    for number, is_ignored in request["ignored"]:
+        default = signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL
+        signal.signal(number, signal.SIG_IGN if is_ignored else default)
     sys.stdin = open(0, closefd=False)  # noqa: SIM115
     sys.stdout = open(1, "w", closefd=False)  # noqa: SIM115
     sys.stderr = open(2, "w", buffering=1, errors="backslashreplace", closefd=False)  # noqa: SIM115
@@ -288,29 +246,6 @@ def _customize(paths: str) -> None:
             importlib.import_module("sitecustomize")
 
 
-def _main(arguments: list[str]) -> int:
-    if arguments[0] == "--serve":
-        with socket.socket(fileno=int(arguments[1])) as listener:
-            _serve(listener, arguments[2:])
-        return 0
-    code = stand_for(Path(arguments[0]), arguments[1:])
-    return code if code >= 0 else 128 - code
-
-
-def stand_for(server: Path, arguments: Sequence[str], module: str | None = None) -> int:
-    """Be, for everybody else, the command that the server forks: signals are passed on; returns its exit code."""
-
-    def began(pid: int) -> None:
-        def pass_on(signum: int, frame: object) -> None:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signum)
-
-        for signum in _PASSED_ON:
-            if signal.getsignal(signum) is not signal.SIG_IGN:
-                signal.signal(signum, pass_on)
-
-    return ask(server, arguments, os.environ, Path.cwd(), (0, 1, 2), module=module, began=began)
-
-
 if __name__ == "__main__":
-    sys.exit(_main(sys.argv[1:]))
+    with socket.socket(fileno=int(sys.argv[1])) as its:
+        _serve(its, sys.argv[2:])

@@ -21,8 +21,9 @@ from unittest.mock import patch
 
 import pytest
 
-from tests import command_server, forked, stand_in
+from tests import forked, stand_in
 from tests.checkout import ROOT
+from tests.forked import client
 from tests.on_slurm.as_user import COMMAND_EVERY_S
 from tests.on_slurm.slurm_cluster import SlurmCluster
 from tests.on_slurm.user import configure
@@ -107,8 +108,8 @@ def data(tmp_path_factory: pytest.TempPathFactory, programs: dict[str, str]) -> 
 def programs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """Variables with which `zslurm`, and the ranks that it starts, have imported all they need already."""
     directory, server = tmp_path_factory.mktemp("bin"), forked.server(torch=True)
-    client = shlex.join([sys.executable, "-I", "-S", command_server.__file__, str(server.path)])
-    (directory / "zslurm").write_text(f'#!/bin/sh\nexec {client} "$@"\n')
+    asking = shlex.join([sys.executable, "-I", "-S", client.__file__, str(server.path)])
+    (directory / "zslurm").write_text(f'#!/bin/sh\nexec {asking} "$@"\n')
     (directory / "zslurm").chmod(0o755)
     path = f"{directory}:{Path(sys.executable).parent}:{os.environ['PATH']}"
     return forked.environment(server, [*forked.RANKS, *forked.OTHERS], {"PATH": path})
@@ -175,9 +176,9 @@ def cluster_directory(slurm_cluster: SlurmCluster, data: Path) -> Iterator[Path]
 def test_cluster_commands_of(document: Path, slurm_cluster: SlurmCluster, cluster_directory: Path) -> None:
     """Line by line; requeue and exec wait for the job to run, as a person would."""
     installed = slurm_cluster.installation()
-    script = installed.sources / "tests" / "command_server.py"
-    client = [str(installed.python), "-I", "-S", str(script), str(slurm_cluster.commands().path)]
-    zslurm = f'zslurm() {{ {shlex.join(client)} "$@"; }}'
+    script = installed.sources / Path(client.__file__).relative_to(ROOT)
+    asking = [str(installed.python), "-I", "-S", str(script), str(slurm_cluster.commands().path)]
+    zslurm = f'zslurm() {{ {shlex.join(asking)} "$@"; }}'
     for block in blocks("bash cluster", document):
         for chunk in re.split(r"^(?=zslurm (?:requeue|exec))", block.text, flags=re.MULTILINE):
             if chunk.startswith(("zslurm requeue", "zslurm exec")):

@@ -39,7 +39,14 @@ def _train(
     env = {"PYTHONPATH": str(_HOOK), "ZSLURM_TEST_FAULTS": str(place)}
     saves = {"every_steps": 5, "background": False}
     run = user.write_run(
-        name, steps=STEPS, ranks=2, trainer=trainer, forks=True, checkpoint=saves, cluster={"env": env}, aegis=aegis
+        name,
+        steps=STEPS,
+        ranks=2,
+        trainer=trainer,
+        forks=True,
+        checkpoint=saves,
+        cluster={"env": env},
+        aegis=aegis,
     )
     return user.zslurm("submit", run, "--wait", exit_code=exit_code).stderr.splitlines()
 

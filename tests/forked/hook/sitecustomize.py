@@ -11,15 +11,15 @@ HERE = os.path.dirname(os.path.realpath(__file__))  # noqa: PTH120
 
 
 def stand_for_a_fork(server, module, arguments):
-    import signal
+    import _signal
 
-    sys.path.append(os.path.dirname(os.path.dirname(HERE)))  # noqa: PTH120
-    import command_server
+    sys.path.insert(0, os.path.dirname(HERE))  # noqa: PTH120
+    import client
 
-    code = command_server.stand_for(server, arguments, module)
+    code = client.stand_for(server, arguments, module)
     if code < 0:
-        if -code != signal.SIGKILL:
-            signal.signal(-code, signal.SIG_DFL)
+        if -code != _signal.SIGKILL:
+            _signal.signal(-code, _signal.SIG_DFL)
         os.kill(os.getpid(), -code)
     os._exit(code)
 
