@@ -120,19 +120,14 @@ class CommandServer(Commands):
             )  # fmt: skip
 
     def close(self) -> None:
-        """End it; commands that still run are not waited for."""
+        """End it, with the last command that still runs; none is waited for."""
         assert self._process.stdin is not None
         self._process.stdin.close()
-        try:
-            self._process.wait(30)
-        except subprocess.TimeoutExpired:  # in the middle of its imports
-            self._process.kill()
-            self._process.wait()
         self.path.unlink(missing_ok=True)
 
 
 def _serve(listener: socket.socket, modules: Sequence[str]) -> None:
-    """Fork a process for each connection, until whoever started this one is gone."""
+    """Fork a command for each connection; when whoever started this process is gone, end with the last of them."""
     import gc
     import importlib
     import pkgutil
@@ -144,43 +139,50 @@ def _serve(listener: socket.socket, modules: Sequence[str]) -> None:
         importlib.import_module(name)
     gc.collect()
     gc.freeze()
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for the processes of connections
-    while True:
-        ready, _, _ = select.select([listener, sys.stdin], [], [])
-        if sys.stdin in ready:
-            return
-        connection, _ = listener.accept()
-        if os.fork() == 0:
-            listener.close()
-            _answer(connection)
-        connection.close()
+    asked: dict[socket.socket, int] = {}
+    """The process ids of commands, by the connections of those who asked and are there."""
+    ends: dict[int, tuple[int, socket.socket]] = {}
+    """The ids and the connections, by a file that is readable when the command has ended."""
+    listening: list[Any] = [listener, sys.stdin]
+    while listening or ends:
+        for ready in select.select([*listening, *asked, *ends], [], [])[0]:
+            if ready is sys.stdin:
+                listener.close()
+                listening.clear()
+            elif ready is listener:
+                connection, _ = listener.accept()
+                with contextlib.suppress(OSError, EOFError):  # where whoever asked has gone already
+                    pid = _begin(connection, [listener, *asked], list(ends))
+                    asked[connection], ends[os.pidfd_open(pid)] = pid, (pid, connection)
+                    connection.sendall(f"{pid}\n".encode())
+            elif ready in asked:  # whoever asked has gone, and takes the command along
+                os.kill(asked.pop(ready), signal.SIGKILL)
+            elif ready in ends:
+                os.close(ready)
+                pid, connection = ends.pop(ready)
+                asked.pop(connection, None)
+                code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+                with connection, contextlib.suppress(OSError):
+                    connection.sendall(f"{code}\n".encode())
 
 
-def _answer(connection: socket.socket) -> NoReturn:
-    """Run the command of a connection in a child, and send its process id and its exit code.
-
-    Whoever asked and goes takes the command with it.
-    """
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+def _begin(connection: socket.socket, sockets: Sequence[socket.socket], files: Sequence[int]) -> int:
+    """Fork the command that a connection asks for, without what the server has open; returns its process id."""
     _, descriptors, _, _ = socket.recv_fds(connection, 1, 3)
-    request = marshal.load(connection.makefile("rb"))
-    pid = os.fork()
-    if pid == 0:
-        connection.close()
+    with connection.makefile("rb") as file:
+        request = marshal.load(file)
+    if (pid := os.fork()) == 0:
+        for each in (connection, *sockets):
+            each.close()
+        for number in files:
+            os.close(number)
         for target, descriptor in enumerate(descriptors):
             os.dup2(descriptor, target)
             os.close(descriptor)
         _command(request)
-    try:
-        connection.sendall(f"{pid}\n".encode())
-        ended = os.pidfd_open(pid)
-        if ended not in select.select([ended, connection], [], [])[0]:
-            os.kill(pid, signal.SIGKILL)
-        code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-        connection.sendall(f"{code}\n".encode())
-    except OSError:  # whoever asked has gone
-        os._exit(1)
-    os._exit(0)
+    for descriptor in descriptors:
+        os.close(descriptor)
+    return pid
 
 
 def _command(request: dict[str, Any]) -> NoReturn:
