@@ -1,4 +1,9 @@
-"""Ranks that a command starts on its own machine, each a process with a pipe on which it answers."""
+"""Ranks that a command starts on its own machine, each a process with a pipe on which it answers.
+
+They are forked from one process that has imported what they run, and has done nothing else: torch is imported
+once for all of them, and they share the memory of its code. The command itself cannot be forked: it has threads,
+and may have used a GPU.
+"""
 
 from __future__ import annotations
 
@@ -6,15 +11,17 @@ import multiprocessing
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from multiprocessing import forkserver
 from multiprocessing.connection import Connection
-from multiprocessing.context import SpawnProcess
+from multiprocessing.context import ForkServerProcess
 from typing import Any
 
 import torch
 
 from zslurm.train.errors import TrainError
 
-_CONTEXT = multiprocessing.get_context("spawn")
+_CONTEXT = multiprocessing.get_context("forkserver")
+_SAFE_PATH = "PYTHONSAFEPATH"
 
 
 @contextmanager
@@ -22,14 +29,24 @@ def local_ranks(work: Callable[..., None], ranks: int, *arguments: Any) -> Itera
     """Start the ranks, each with `work(rank, ranks, *arguments, answer)`, and end them afterwards.
 
     Returns the pipes from which their answers are read, in the order of the ranks.
+
+    Raises:
+        TrainError: the process from which they are forked was killed.
     """
+    _start_server(work.__module__)
+    environment = dict(os.environ)
     readers: list[Connection] = []
-    processes: list[SpawnProcess] = []
+    processes: list[ForkServerProcess] = []
     try:
         for rank in range(ranks):
             reader, writer = _CONTEXT.Pipe(duplex=False)
-            process = _CONTEXT.Process(target=work, args=(rank, ranks, *arguments, writer), daemon=True)
-            process.start()
+            process = _CONTEXT.Process(
+                target=_begin, args=(environment, work, rank, ranks, *arguments, writer), daemon=True
+            )
+            try:
+                process.start()
+            except (EOFError, ConnectionError):
+                raise was_killed(rank) from None
             writer.close()
             readers.append(reader)
             processes.append(process)
@@ -39,6 +56,31 @@ def local_ranks(work: Callable[..., None], ranks: int, *arguments: Any) -> Itera
             process.terminate()
         for process in processes:
             process.join()
+
+
+def _start_server(module: str) -> None:
+    """Start the process that ranks are forked from, unless it runs: it imports `module` first.
+
+    Python puts the working directory before its own modules there, where a json.py may be; a rank's path is the
+    command's.
+    """
+    _CONTEXT.set_forkserver_preload([module])
+    before = os.environ.get(_SAFE_PATH)
+    os.environ[_SAFE_PATH] = "1"
+    try:
+        forkserver.ensure_running()
+    finally:
+        if before is None:
+            del os.environ[_SAFE_PATH]
+        else:
+            os.environ[_SAFE_PATH] = before
+
+
+def _begin(environment: dict[str, str], work: Callable[..., None], *arguments: Any) -> None:
+    """Work in the command's environment as it is now: the server's is that of its start."""
+    os.environ.clear()
+    os.environ.update(environment)
+    work(*arguments)
 
 
 def was_killed(rank: int) -> TrainError:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -175,7 +176,7 @@ def test_a_rank_that_is_killed_ends_the_command_at_once_and_what_was_scored_stay
         try:
             found = [
                 each
-                for each in psutil.Process().children()
+                for each in (psutil.Process(process.pid) for process in multiprocessing.active_children())
                 if any(below.name() == "sleep" for below in each.children(recursive=True))
             ]
         except psutil.NoSuchProcess:
