@@ -34,25 +34,25 @@ class Case(NamedTuple):
 class Measured(NamedTuple):
     """Bytes of one rank."""
 
-    layer: int  # kept of one layer between forward and backward
+    layer: int  # kept of one layer between forward and backward; 0: not measured, where it is recomputed
     peak: int  # of the whole microbatch
 
 
 CASES = (
     Case("fp32", 2, 512, "all_gather"),
-    Case("fp32", 4, 510, "ring"),
+    Case("fp32", 4, 254, "ring"),
     Case("fp64", 2, 512, "ring"),
-    Case("bf16", 8, 512, "all_gather"),
-    Case("fp64", 2, 512, "ring", recompute=True),
+    Case("bf16", 8, 256, "all_gather"),
+    Case("fp64", 2, 256, "ring", recompute=True),
 )
 
 
-def objective(model: Zaya, case: Case, context: ContextParallel | None) -> torch.Tensor:
+def objective(model: Zaya, case: Case, context: ContextParallel) -> torch.Tensor:
     tokens_BS = torch.zeros(case.batch, case.context, dtype=torch.long)
     return model.losses(tokens_BS, tokens_BS, rope_base=1e4, context=context)[0].objective
 
 
-def kept(case: Case, layers: int, context: ContextParallel | None) -> int:
+def kept(case: Case, layers: int, context: ContextParallel) -> int:
     """Bytes of all storages that autograd saves, parameters aside."""
     model = build(SMALL.model_copy(update={"layers": layers}), 0, dtype=DTYPES[case.dtype])
     parameters = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
@@ -73,13 +73,13 @@ def measure(group: dist.ProcessGroup, cases: tuple[Case, ...]) -> list[Measured]
     torch.set_num_threads(1)
     found = []
     for case in cases:
-        context = ContextParallel(group, case.attention) if dist.get_world_size(group) > 1 else None  # type: ignore[arg-type]
+        context = ContextParallel(group, case.attention)  # type: ignore[arg-type]
         model = build(SMALL, 0, dtype=DTYPES[case.dtype])
         model.run_with(recompute=case.recompute)
         for parameter in model.parameters():
             parameter.register_post_accumulate_grad_hook(_free)  # type: ignore[no-untyped-call]  # torch's
         peak = peak_bytes(lambda: objective(model, case, context).backward())  # noqa: B023
-        layer = kept(case, 3, context) - kept(case, 2, context)
+        layer = 0 if case.recompute else kept(case, 3, context) - kept(case, 2, context)
         found.append(Measured(layer, peak))
     return found
 
@@ -104,7 +104,7 @@ def planned(case: Case, ranks: int, layers: int = 3) -> MicrobatchMemory:
     return microbatch_memory(config, config.phases[0], on_cpu=True)
 
 
-@pytest.mark.parametrize("ranks", [1, 2, 4])
+@pytest.mark.parametrize("ranks", [2, 4])  # 1: see test_memory.py
 @pytest.mark.parametrize("number", [n for n, case in enumerate(CASES) if not case.recompute])
 def test_what_a_layer_keeps_is_within_five_percent_of_the_plan(ranks: int, number: int) -> None:
     case = CASES[number]
