@@ -19,6 +19,7 @@ from tests.waiting import DEADLINE_S
 from zslurm.checkpoint_tools import Holder, InUse, acquire, holder_of, list_checkpoints
 
 ELSEWHERE = Holder("another-host", 1, 1, "", 0.0, "n")
+_RACES = 8
 
 
 def plant(root: Path, holder: Holder) -> None:
@@ -106,30 +107,33 @@ def test_releasing_leaves_a_successor_s_lock_alone(tmp_path: Path) -> None:
     assert holder_of(tmp_path) == ELSEWHERE
 
 
-def _race(root: Path, start: multiprocessing.synchronize.Barrier, won: multiprocessing.queues.Queue[bool]) -> None:
-    start.wait()
-    try:
-        acquire(root)
-    except InUse:
-        won.put(False)
-    else:
-        won.put(True)
-    start.wait()  # nobody ends, and so dies, before all have tried
+def _race(root: Path, ready: multiprocessing.synchronize.Barrier, won: multiprocessing.queues.Queue[bool]) -> None:
+    for _ in range(_RACES):
+        ready.wait()
+        try:
+            acquire(root)
+        except InUse:
+            won.put(False)
+        else:
+            won.put(True)
+        ready.wait()  # nobody ends, and so dies, before all have tried
 
 
 @pytest.mark.parametrize("stale", [False, True])
 def test_of_many_at_once_one_gets_it(tmp_path: Path, stale: bool) -> None:
     context = multiprocessing.get_context("fork")
-    for _ in range(8):
+    ready, won = context.Barrier(7, timeout=DEADLINE_S), context.Queue()
+    racers = [context.Process(target=_race, args=(tmp_path, ready, won), daemon=True) for _ in range(6)]
+    for racer in racers:
+        racer.start()
+    for _ in range(_RACES):
         if stale:
             plant(tmp_path, replace(ELSEWHERE, host=os.uname().nodename, pid=2**22 + 1))
-        barrier, won = context.Barrier(6), context.Queue()
-        racers = [context.Process(target=_race, args=(tmp_path, barrier, won)) for _ in range(6)]
-        for racer in racers:
-            racer.start()
+        ready.wait()
         results = [won.get(timeout=DEADLINE_S) for _ in racers]
-        for racer in racers:
-            racer.join()
+        ready.wait()
         assert sum(results) == 1
         (tmp_path / ".lock").unlink()
         assert list(tmp_path.iterdir()) == []
+    for racer in racers:
+        racer.join()
