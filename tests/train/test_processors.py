@@ -16,7 +16,8 @@ DEPENDENT = [
     "tests/train/plan/test_memory.py::test_muon_takes_no_more_than_planned",
     "tests/kernels/matmul/test_matmul.py",
 ]
-"""What failed on one processor and passed on another, or could. The compiler is not asked again."""
+"""What failed on one processor and passed on another, or could. The compiler is not asked again, nor is
+the memory of products in fp64, which oneDNN does not make."""
 
 LONG = (
     "tests/train/loop/test_exactness.py",
@@ -24,7 +25,9 @@ LONG = (
 )  # fmt: skip
 """The same; it takes as long as all others together, so `make test` runs it on this processor alone."""
 
-OPTIONS = ["-n", "0", "-q", "-p", "no:cacheprovider", "-m", "not soak", "-k", "not compiled and not traced"]
+OPTIONS = [
+    "-n", "0", "-q", "-p", "no:cacheprovider", "-m", "not soak", "-k", "not compiled and not traced and not fp64"
+]  # fmt: skip
 
 
 def passes_on(processor: str, *tests: str) -> None:

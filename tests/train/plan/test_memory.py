@@ -133,7 +133,7 @@ def test_a_layer_keeps_what_autograd_saves(
     assert layer == pytest.approx(real, rel=2e-3)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64], ids=["fp32", "bf16", "fp64"])
 @pytest.mark.parametrize(
     ("model", "batch", "context", "settings"),
     [
