@@ -201,7 +201,7 @@ class Site:
         """The run directory and plan of one run; and the command of each rank."""
         folder = name.replace(", ", "-")
         run, faults = self.user.directory / folder, self.user.directory / f"{folder}-faults"
-        phase = {"tokens": self.steps * STEP_TOKENS, "final_lr": 0}
+        phase = {"tokens": self.steps * STEP_TOKENS, "final_lr": 0, "micro_batch": 1}
         make_run(
             run,
             self.user.directory / "tokens.h5",

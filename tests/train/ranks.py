@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -102,6 +103,20 @@ def _rank(run: Path, rank: int, environment: dict[str, str], prepare: Callable[[
     if prepare is not None:
         prepare()
     sys.exit(main([str(run)]))
+
+
+def asked_to_stop(signum: signal.Signals, step: int) -> None:
+    """Let a signal reach this rank in the middle of a step; a `prepare` of ranks."""
+    from zslurm.train.loop import Trainer
+
+    train_step = Trainer.train_step
+
+    def asked(self: Trainer, here: Any) -> Any:
+        if self.step + 1 == step:
+            os.kill(os.getpid(), signum)
+        return train_step(self, here)
+
+    Trainer.train_step = asked  # type: ignore[method-assign]
 
 
 def forked(function: Callable[..., Any], *arguments: Any) -> int:

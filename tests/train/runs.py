@@ -48,7 +48,7 @@ def make_run(directory: Path, corpus: Path, *, steps: int = 6, **sections: dict[
         "tokens": steps * STEP_TOKENS,
         "context": 16,
         "global_batch": 6,
-        "micro_batch": 1,
+        "micro_batch": 2,
         "lr": 3e-3,
         "final_lr": 3e-4,
         "warmup_steps": 2,

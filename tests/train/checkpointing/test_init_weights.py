@@ -257,7 +257,7 @@ def test_damage_is_found_before_a_step_is_taken(tmp_path: Path, corpus: Path, im
 def test_weights_of_a_run_have_the_facts_of_the_phase_that_they_were_saved_in(
     tmp_path: Path, corpus: Path
 ) -> None:
-    run = make_run(tmp_path / "run", corpus, steps=3)
+    run = make_run(tmp_path / "run", corpus, steps=3, phase={"micro_batch": 1})
     config = json.loads((run / "config.json").read_text())
     longer = config["phases"][0] | {"context": 32, "global_batch": 3, "rope_base": 1e6, "lr": 1e-3}
     config["phases"] = [config["phases"][0], longer]

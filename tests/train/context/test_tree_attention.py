@@ -20,7 +20,7 @@ from zslurm.train.context.context_parallel import ContextParallel
 from zslurm.train.context.tree_attention import DividedCache, partial_attention
 from zslurm.train.model.generate import generate
 
-PIECES = [[9], [1] * 9, [4, 1, 1, 3]]
+PIECES = {torch.float64: [[9], [1] * 9, [4, 1, 1, 3]], torch.float32: [[4, 1, 1, 3]]}
 GENERATED = {"max_new_tokens": 10, "rope_base": ROPE_BASE, "temperature": 0.7, "seed": 3}
 
 
@@ -43,11 +43,11 @@ def splits(ranks: int) -> list[tuple[int, ...]]:
 def every_split(group: dist.ProcessGroup) -> list[tuple[NDArray[Any], list[int]]]:
     """Logits of a text in pieces, and how many tokens this rank holds, for each split."""
     found = []
-    for dtype in (torch.float64, torch.float32):
+    for dtype, ways in PIECES.items():
         model = scrambled(tiny_config(), dtype)
         tokens_BS = tokens(model.config)
         for keepers in splits(dist.get_world_size(group)):
-            for pieces in PIECES:
+            for pieces in ways:
                 cache = model.new_cache(2, room=2, divided=Listed(group, keepers=keepers))
                 parts = [model.decode(x, cache, rope_base=ROPE_BASE) for x in tokens_BS.split(pieces, dim=1)]
                 found.append((torch.cat(parts, dim=1).numpy(), [cache.held, cache.length]))
@@ -73,18 +73,21 @@ def text_of(group: dist.ProcessGroup, prompt: list[int]) -> list[int]:
 
 @pytest.mark.parametrize("ranks", [2, 3])
 def test_any_split_gives_the_logits_of_one_rank(ranks: int) -> None:
-    by_rank = in_group(every_split, ranks)
-    count = len(splits(ranks)) * len(PIECES)
-    for dtype, first, tolerance in ((torch.float64, 0, 1e-12), (torch.float32, count, 1e-5)):
+    found = in_group(every_split, ranks)
+    tolerance, whole = {"float64": 1e-12, "float32": 1e-5}, {}
+    for dtype in PIECES:
         model = scrambled(tiny_config(), dtype)
         with torch.no_grad():
-            whole, _ = model(tokens(model.config), rope_base=ROPE_BASE)
-        for case in range(first, first + count):
-            for found in by_rank:
-                np.testing.assert_allclose(found[case][0], whole, rtol=tolerance, atol=tolerance)
-            held, lengths = zip(*(found[case][1] for found in by_rank), strict=True)
-            assert (sum(held), set(lengths)) == (9, {9}), "every token is kept once"
-    assert any(0 in (found[case][1][0] for found in by_rank) for case in range(count)), "some are empty"
+            logits, _ = model(tokens(model.config), rope_base=ROPE_BASE)
+        whole[logits.numpy().dtype.name] = logits.numpy()
+    for case in zip(*found, strict=True):
+        for logits, _ in case:
+            name = logits.dtype.name
+            np.testing.assert_allclose(logits, whole[name], rtol=tolerance[name], atol=tolerance[name])
+        held, lengths = zip(*(kept for _, kept in case), strict=True)
+        assert (sum(held), set(lengths)) == (9, {9}), "every token is kept once"
+    assert {logits.dtype.name for logits, _ in found[0]} == set(whole)
+    assert any(kept[0] == 0 for by_rank in found for _, kept in by_rank), "some are empty"
 
 
 @pytest.mark.parametrize("ranks", [2, 3])

@@ -145,7 +145,8 @@ def test_the_number_of_ranks_does_not_change_a_bit(
 
 
 def test_a_change_of_context_is_evaluated_at_that_context(tmp_path: Path, corpus: Path, validation: Path) -> None:
-    run = make_run(tmp_path / "run", corpus, steps=2, evaluation={"data": str(validation), "every_steps": 2})
+    evaluation = {"data": str(validation), "every_steps": 2}
+    run = make_run(tmp_path / "run", corpus, steps=2, phase={"micro_batch": 1}, evaluation=evaluation)
     config = json.loads((run / "config.json").read_text())
     config["phases"].append(
         config["phases"][0] | {"name": "long", "context": 32, "global_batch": 3, "rope_base": 1e6}

@@ -15,7 +15,7 @@ from zslurm.train.parallel.world import open_world
 from zslurm.train.progress import ProgressWriter
 from zslurm.train.stop import StopRequest
 
-STEPS, MICROBATCHES = 4, 6
+STEPS, MICROBATCHES = 4, 3
 
 
 def test_each_step_reports_when_it_waits_and_the_time_of_its_own_work(

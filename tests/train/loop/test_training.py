@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import signal
+import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
 
-from tests.train.ranks import Ranks, train_on
+from tests.train.ranks import asked_to_stop, forked, train_on
 from tests.train.runs import (
     STEP_TOKENS,
     losses_of,
@@ -18,7 +21,6 @@ from tests.train.runs import (
     torchrun,
     train_alone,
 )
-from tests.waiting import wait_for
 from zslurm.checkpoint_tools import list_checkpoints
 from zslurm.train.loop import Ending
 from zslurm.train.main import main
@@ -96,9 +98,15 @@ def test_a_checkpoint_of_two_ranks_continues_on_three_and_on_one(finished: Path,
         assert newest.step == 6
 
 
-def test_the_number_of_ranks_does_not_change_the_first_steps(finished: Path, tmp_path: Path, corpus: Path) -> None:
-    alone = make_run(tmp_path / "alone", corpus, steps=6)
-    assert train_alone(alone).returncode == 0
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory, corpus: Path) -> Path:
+    """Six steps on one rank, started as `python -m zslurm.train`."""
+    run = make_run(tmp_path_factory.mktemp("runs") / "alone", corpus, steps=6)
+    assert train_alone(run).returncode == 0
+    return run
+
+
+def test_the_number_of_ranks_does_not_change_the_first_steps(finished: Path, alone: Path) -> None:
     assert losses_of(alone)[:3] == pytest.approx(losses_of(finished)[:3], rel=1e-5)
 
 
@@ -119,31 +127,16 @@ def test_more_ranks_than_microbatches_work(tmp_path: Path, corpus: Path) -> None
     assert len(losses_of(run)) == 2
 
 
-@pytest.fixture(scope="module")
-def unasked(tmp_path_factory: pytest.TempPathFactory, corpus: Path) -> Path:
-    """Forty steps on one rank without an interruption or a save."""
-    run = make_run(tmp_path_factory.mktemp("runs") / "unasked", corpus, steps=40, **_SELDOM_SAVED)
-    assert train_on(run, ranks=1).returncode == 0
-    return run
-
-
-_SELDOM_SAVED = {"checkpoint": {"every_steps": 1000}}
-
-
 @pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGUSR2, signal.SIGINT])
 def test_asked_to_stop_it_saves_and_continues_bit_exactly(
-    unasked: Path, tmp_path: Path, corpus: Path, signum: signal.Signals
+    alone: Path, tmp_path: Path, corpus: Path, signum: signal.Signals
 ) -> None:
-    run = make_run(tmp_path / "stopped", corpus, steps=40, **_SELDOM_SAVED)
-    ranks = Ranks(run, 1)
-    wait_for(lambda: len(losses_of(run)) >= 3, "three steps")
-    ranks.send_signal(signum)
-    assert ranks.wait().returncode == Ending.INTERRUPTED
-    stopped_at = len(losses_of(run))
-    assert 3 <= stopped_at < 40
-    assert list_checkpoints(run / "checkpoints")[0].step == stopped_at
+    run = make_run(tmp_path / "stopped", corpus, steps=6, checkpoint={"every_steps": 1000})
+    assert train_on(run, 1, partial(asked_to_stop, signum, 4)).returncode == Ending.INTERRUPTED
+    assert len(losses_of(run)) == 4, "the step is finished"
+    assert list_checkpoints(run / "checkpoints")[0].step == 4
     assert train_on(run, ranks=1).returncode == 0
-    assert losses_of(run) == losses_of(unasked)
+    assert losses_of(run) == losses_of(alone)
     assert {row["attempt"] for row in steps_of(run)} == {1, 2}
 
 
@@ -215,7 +208,7 @@ def test_bf16_trains_and_keeps_fp32_masters(tmp_path: Path, corpus: Path) -> Non
 def test_phases_follow_each_other(tmp_path: Path, corpus: Path) -> None:
     import json
 
-    run = make_run(tmp_path / "run", corpus, steps=2)
+    run = make_run(tmp_path / "run", corpus, steps=2, phase={"micro_batch": 1})
     config = json.loads((run / "config.json").read_text())
     longer = config["phases"][0] | {"name": "long", "context": 32, "global_batch": 3, "rope_base": 1e6, "lr": 1e-3}
     config["phases"] = [config["phases"][0] | {"name": "short"}, longer]
@@ -233,9 +226,14 @@ def test_wrong_usage_is_one_line(arguments: list[str], capsys: pytest.CaptureFix
     assert len(message.splitlines()) == 1
 
 
+def refused(directory: Path, errors: Path) -> None:
+    os.dup2(os.open(errors, os.O_WRONLY | os.O_CREAT), 2)
+    sys.exit(main([str(directory)]))
+
+
 def test_a_directory_that_is_no_run_is_one_line(tmp_path: Path) -> None:
-    done = train_alone(tmp_path / "nowhere")
-    assert done.returncode == 2
-    assert (
-        done.stderr == f"error: {tmp_path}/nowhere/config.json: no such file; a run directory holds config.json\n"
+    errors = tmp_path / "errors"
+    assert forked(refused, tmp_path / "nowhere", errors) == 2
+    assert errors.read_text() == (
+        f"error: {tmp_path}/nowhere/config.json: no such file; a run directory holds config.json\n"
     )

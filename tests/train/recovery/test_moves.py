@@ -16,9 +16,9 @@ from tests.waiting import wait_for
 def test_a_rank_moves_at_a_boundary_and_no_step_is_lost(tmp_path: Path) -> None:
     """Rank 0, which writes the metrics; the process it leaves, and one that waited beside it, end in order."""
     corpus = make_corpus(tmp_path / "corpus.h5")
-    undisturbed = tiny_run(tmp_path / "undisturbed", corpus, steps=60)
+    undisturbed = tiny_run(tmp_path / "undisturbed", corpus, steps=30)
     assert train_on(undisturbed, 2, local_size=1).returncode == 0
-    run = tiny_run(tmp_path / "run", corpus, steps=60)
+    run = tiny_run(tmp_path / "run", corpus, steps=30)
     cluster = Cluster(run, 2, warm=2, faults={"0": "optimizer:3:STOP"})
     with showing(cluster):
         cluster.wait_warm(2)
@@ -34,4 +34,4 @@ def test_a_rank_moves_at_a_boundary_and_no_step_is_lost(tmp_path: Path) -> None:
             cluster.processes[name].join(300)
             assert cluster.processes[name].exitcode == 0, all_output(cluster)
         surviving(cluster, run, losses(undisturbed))
-    assert [row["step"] for row in steps_of(run)] == list(range(1, 61)), "each step was made once"
+    assert [row["step"] for row in steps_of(run)] == list(range(1, 31)), "each step was made once"

@@ -6,6 +6,7 @@ import gzip
 import json
 import logging
 import signal
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +14,8 @@ import pytest
 import torch
 from pydantic import ValidationError
 
-from tests.train.ranks import Ranks, train_on
+from tests.train.ranks import asked_to_stop, train_on
 from tests.train.runs import losses_of, make_corpus, make_run
-from tests.waiting import wait_for
 from zslurm.train.sections.metrics_config import MetricsConfig
 from zslurm.train.telemetry.profiler import Profiler
 
@@ -104,7 +104,7 @@ def test_a_run_that_fails_does_not_wait_for_a_trace(tmp_path: Path, log: pytest.
 
 def test_a_run_traces_rank_0_and_trains_the_same(tmp_path: Path, corpus: Path) -> None:
     runs = [
-        make_run(tmp_path / name, corpus, steps=5, metrics=metrics)
+        make_run(tmp_path / name, corpus, steps=5, phase={"micro_batch": 3}, metrics=metrics)
         for name, metrics in (("plain", {}), ("profiled", {"profile": "3:4"}))
     ]
     for run in runs:
@@ -120,12 +120,9 @@ def test_a_run_traces_rank_0_and_trains_the_same(tmp_path: Path, corpus: Path) -
 
 
 def test_a_stop_inside_of_the_window_still_ends_in_order(tmp_path: Path, corpus: Path) -> None:
-    run = make_run(tmp_path / "run", corpus, steps=3000, metrics={"profile": "3:34"})
-    ranks = Ranks(run, 1)
-    wait_for(lambda: len(losses_of(run)) >= 4, "the window to begin")
-    ranks.send_signal(signal.SIGTERM)
-    assert ranks.wait().returncode == 75
-    assert len(list((run / "profile").iterdir())) == 1
+    run = make_run(tmp_path / "run", corpus, steps=9, phase={"micro_batch": 6}, metrics={"profile": "3:8"})
+    assert train_on(run, 1, partial(asked_to_stop, signal.SIGTERM, 5)).returncode == 75
+    assert [trace.name for trace in (run / "profile").iterdir()] == ["steps-3-5.json.gz"]
 
 
 @pytest.mark.parametrize(
