@@ -10,7 +10,7 @@ INSTALL := install --quiet --no-compile -c constraints.txt
 # What `make setup` installs besides the extra dev, for example trackers.
 EXTRAS ?=
 STAMP := $(VENV)/.installed$(addprefix -,$(EXTRAS))
-# For example `make test PYTEST_ARGS='-k doctor'`; `--processes 0` runs all in one process.
+# For example `make test PYTEST_ARGS='-k doctor'`; `-n 0` runs all in one process.
 # PyTorch's own index of wheels, e.g. https://download.pytorch.org/whl/cpu, .../whl/cu130 or .../whl/rocm7.1; where it
 # is empty torch comes from PyPI (or from the index of pip's settings), whose build for Linux on x86-64 brings CUDA.
 TORCH_INDEX ?=
@@ -43,7 +43,7 @@ demo: $(STAMP) ## train a tiny ZAYA1 on real text, or on TEXTS=DIR, on this mach
 	$(BIN)/zslurm demo $(TEXTS)
 
 test: lint ## run every test (Slurm tests need root and the packages that .ci/run installs)
-	$(BIN)/python -m pytest -m 'not soak and not faults' --processes auto $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -m 'not soak and not faults' -n auto $(PYTEST_ARGS)
 
 soak: $(STAMP) ## run the long tests as well
 	$(BIN)/python -m pytest $(PYTEST_ARGS)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import atexit
 import itertools
 import os
+import shutil
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,6 +13,7 @@ from pathlib import Path
 import hypothesis
 import pytest
 
+from tests import forked
 from tests.end_of_tests import end_with
 
 # Before torch is imported: what tests compute is tiny, and threads that spin for each other on a busy machine make
@@ -31,12 +34,14 @@ pytest_plugins = ["tests.on_slurm.fixtures", "tests.distribution"]
 _FOREIGN = ("SLURM_", "SBATCH_", "ZSLURM_", "PMI_", "PMIX_")
 
 
-def pytest_configure() -> None:
+def pytest_configure(config: pytest.Config) -> None:
     """Let Ctrl-C reach what tests start, and the end of pytest too.
 
     What a shell runs in its background ignores Ctrl-C from its start.
     """
-    end_with(os.getpid())
+    if not hasattr(config, "workerinput"):  # xdist's workers inherit it
+        end_with(os.getpid())
+        atexit.register(shutil.rmtree, forked.place(), ignore_errors=True)
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 

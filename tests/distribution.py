@@ -1,4 +1,3 @@
-# LEAD to outer, please read LEAD.txt in the root of your room now, and remove this line.
 """pytest plugin: how `make test` spreads the tests over processes, and which tests get a second try.
 
 A test on a real Slurm mostly waits, a test of the trainer computes: side by side they take half the time. Tests of
@@ -7,8 +6,6 @@ files; each group runs in one process, on a cluster of its own (clusters share n
 files that share a process with torch, which each process of tests would start for itself. The groups and the
 longest files come first, so that no process is left with a long one in the end.
 
-`--processes` forks so many processes after the collection (`tests/processes.py`).
-
 In CI (CI=true in the environment) a failed test runs once more, and the summary lists it as RERUN: tests in every
 room start real processes, and one hiccup of a busy machine in some thousand tests should not cost a whole run.
 Elsewhere no test is repeated: what fails there fails.
@@ -16,16 +13,14 @@ Elsewhere no test is repeated: what fails there fails.
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import gc
-import multiprocessing
 import os
 from collections.abc import Generator
-from pathlib import Path
 from typing import Any
 
 import pytest
-
-from tests.processes import SHARED, Processes
 
 _ON_SLURM = {
     f"tests/on_slurm/test_{name}.py": group
@@ -70,32 +65,26 @@ _SECONDS = {
 """About how long a group takes where that is long: the longest is begun first."""
 
 
-def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption(
-        "--processes",
-        type=lambda text: min(len(os.sched_getaffinity(0)), 8) + 2 if text == "auto" else int(text),
-        default=0,
-        metavar="N",
-        help="run the tests in N processes that are forked after the collection; "
-        "auto: one for each core, and two more, as some mostly wait",
-    )
-
-
-@pytest.fixture(scope="session")
-def shared_directory(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A directory that all processes of this run of the tests share."""
-    return request.config.stash.get(SHARED, None) or tmp_path_factory.getbasetemp()
-
-
 @pytest.hookimpl(wrapper=True)
-def pytest_collection() -> Generator[None, object, object]:
-    """Collect without a search for garbage: what is imported and collected stays until the end."""
-    gc.disable()
-    try:
-        return (yield)
-    finally:
-        gc.freeze()
-        gc.enable()
+def pytest_collection(session: pytest.Session) -> Generator[None, object, object]:
+    """Collect after the first process has, as the others read the byte code that it leaves.
+
+    To make pytest's own byte code of the tests takes half of the time of a collection on a fresh checkout. Nothing
+    is searched for garbage meanwhile: what is imported and collected stays until the end.
+    """
+    with contextlib.ExitStack() as until_collected:
+        if hasattr(session.config, "workerinput"):
+            lock = until_collected.enter_context((session.config.rootpath / "pyproject.toml").open())
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                fcntl.flock(lock, fcntl.LOCK_SH)
+        gc.disable()
+        try:
+            return (yield)
+        finally:
+            gc.freeze()
+            gc.enable()
 
 
 def pytest_unconfigure() -> None:
@@ -107,25 +96,27 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if os.environ.get("CI", "").lower() == "true" and config.pluginmanager.hasplugin("rerunfailures"):
         for item in items:
             item.add_marker(pytest.mark.flaky(reruns=1))
+    if hasattr(config, "workerinput"):
+        items.sort(key=lambda item: -_SECONDS.get(_group(item.nodeid), 0))
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_runtestloop(session: pytest.Session) -> bool | None:
-    options = session.config.option
-    if not options.processes or options.collectonly or session.testsfailed:
-        return None
-    groups: dict[str, list[int]] = {}
-    for number, item in enumerate(session.items):
-        groups.setdefault(_group(item.nodeid), []).append(number)
-    if session.config.pluginmanager.hasplugin("rerunfailures"):
-        session.config.failures_db = _reruns_of_all_processes()  # type: ignore[attr-defined]
-    longest_first = sorted(groups, key=lambda name: -_SECONDS.get(name, 0))
-    Processes(session, [groups[name] for name in longest_first]).run(options.processes)
-    if session.shouldfail:
-        raise session.Failed(session.shouldfail)
-    if session.shouldstop:
-        raise session.Interrupted(session.shouldstop)
-    return True
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers() -> int:
+    """One process for each core, and two more, as some mostly wait."""
+    return min(len(os.sched_getaffinity(0)), 8) + 2
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """xdist's scheduler of scopes, where a scope is one of our groups."""
+    from xdist.scheduler import LoadScopeScheduling
+
+    class ByGroup(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            return _group(nodeid)
+
+    config.option.loadscopereorder = False  # `pytest_collection_modifyitems` has ordered them
+    return ByGroup(config, log)
 
 
 def _group(nodeid: str) -> str:
@@ -134,24 +125,3 @@ def _group(nodeid: str) -> str:
     if file.startswith("tests/on_slurm/") or "::test_cluster_commands_of" in nodeid:
         return _ON_SLURM.get(file, "slurm-1")
     return next((group for start, group in _TOGETHER.items() if file.startswith(start)), "") or file
-
-
-def _reruns_of_all_processes() -> Any:
-    """What --max-suite-reruns counts by, in memory that all processes share."""
-    from pytest_rerunfailures import StatusDB
-
-    class Reruns(StatusDB):
-        def __init__(self) -> None:
-            super().__init__()
-            self.count = multiprocessing.Value("i", 0)
-
-        def get_suite_reruns(self) -> int:
-            return self.count.value
-
-        def try_increment_suite_reruns(self, max_cap: int) -> bool:
-            with self.count.get_lock():
-                allowed = self.count.value < max_cap
-                self.count.value += allowed
-                return allowed
-
-    return Reruns()

@@ -2,18 +2,15 @@
 
     python -m pytest -p tests.processor_time --processor-time times.json ...
 
-Writes {file of tests: {test: seconds, user and system together}} as JSON; with --processes each process writes a
-file of its own, times-PID.json. The process that runs the tests enters
+Writes {file of tests: {test: seconds, user and system together}} as JSON. The process that runs the tests enters
 a control group of its own (cgroup v2, as root), which whatever it starts inherits: daemons, their jobs, and
 processes that outlive their parents. What a cluster does between two tests counts for the test that follows.
 """
 
 from __future__ import annotations
 
-import atexit
 import errno
 import json
-import multiprocessing
 import os
 from collections import defaultdict
 from collections.abc import Generator
@@ -30,13 +27,13 @@ class ProcessorTime:
 
     def __init__(self, to: Path) -> None:
         self.to = to
-        self.process: int | None = None
+        self.group, self.parent = fresh_group(f"zslurm-tests-{os.getpid()}")
+        (self.group / "cgroup.procs").write_text(str(os.getpid()))
+        self.tests: defaultdict[str, dict[str, float]] = defaultdict(dict)
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> Generator[None, object, object]:
-        if self.process != os.getpid():
-            self._enter()
-        before = self.last
+        before = getattr(self, "last", processor_s(self.group))
         try:
             return (yield)
         finally:
@@ -45,18 +42,7 @@ class ProcessorTime:
             self.tests[file][name] = round(self.tests[file].get(name, 0.0) + self.last - before, 3)
             self.to.write_text(json.dumps(self.tests, indent=1))
 
-    def _enter(self) -> None:
-        """Begin in this process, which another one that has collected may have forked."""
-        self.process = os.getpid()
-        if multiprocessing.parent_process() is not None:
-            self.to = self.to.with_stem(f"{self.to.stem}-{self.process}")
-        self.tests: defaultdict[str, dict[str, float]] = defaultdict(dict)
-        self.group, self.parent = fresh_group(f"zslurm-tests-{self.process}")
-        (self.group / "cgroup.procs").write_text(str(self.process))
-        self.last = processor_s(self.group)
-        atexit.register(self._leave)
-
-    def _leave(self) -> None:
+    def pytest_unconfigure(self) -> None:
         (self.parent / "cgroup.procs").write_text(str(os.getpid()))
         remove(self.group, self.parent)
 
@@ -100,5 +86,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    if (to := config.getoption("--processor-time")) is not None:
+    to = config.getoption("--processor-time")
+    worker = getattr(config, "workerinput", {}).get("workerid")
+    if to is not None and (worker or not config.getoption("numprocesses", None)):
+        to = to.with_name(f"{to.stem}-{worker}{to.suffix}") if worker else to
         config.pluginmanager.register(ProcessorTime(to.resolve()), "processor-time-of-tests")

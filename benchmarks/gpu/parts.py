@@ -152,7 +152,7 @@ def tests(device: torch.device) -> Rows:
         report = Path(folder, "report.xml")
         command = [
             *(sys.executable, "-m", "pytest", "-m", "gpu", "-q"),
-            *("-p", "no:cacheprovider", "--continue-on-collection-errors"),
+            *("-p", "no:xdist", "-p", "no:cacheprovider", "--continue-on-collection-errors"),
             f"--junitxml={report}",
             *files,
         ]

@@ -8,17 +8,15 @@ process's command line, or stops it by SIGSTOP, starts it as users do.
 
 from __future__ import annotations
 
-import atexit
 import fcntl
 import functools
 import os
-import shutil
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from tests import bench, command_server
+from tests import bench, command_server, end_of_tests
 from tests.command_server import Commands, CommandServer
 
 HOOK = Path(__file__).resolve().parent / "hook"
@@ -93,15 +91,11 @@ def environment(
 
 
 @functools.cache
-def place() -> tuple[Path, int]:
-    """Where the servers of this run of the tests are, and an open file that ends with its last process.
-
-    A process that forks others, which are to share the servers, calls it before.
-    """
-    directory = Path(tempfile.mkdtemp(prefix="zslurm-servers-"))
-    atexit.register(shutil.rmtree, directory, ignore_errors=True)
-    ends, _ = os.pipe()  # nobody closes the other end
-    return directory, ends
+def place() -> Path:
+    """Where the servers of this run of the tests are; all of its processes share them."""
+    directory = Path(tempfile.gettempdir(), f"zslurm-servers-{os.environ[end_of_tests.VARIABLE]}")
+    directory.mkdir(mode=0o700, exist_ok=True)
+    return directory
 
 
 @functools.cache
@@ -111,13 +105,16 @@ def server(*, torch: bool = False) -> Commands:
     Args:
         torch: whether it has imported torch, and can fork ranks; those of benchmarks measure every point shortly.
     """
-    directory, ends = place()
-    path = directory / ("with-torch" if torch else "without-torch")
-    with (directory / "lock").open("w") as lock:
+    path = place() / ("with-torch" if torch else "without-torch")
+    with (place() / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if path.exists():
             return Commands(path)
         variables = os.environ | ({"PYTHONPATH": str(bench.IN_RANKS)} if torch else {})
         modules = WITH_TORCH if torch else WITHOUT_TORCH
         script = Path(command_server.__file__)
-        return CommandServer(Path(sys.executable), script, path, variables, modules=modules, ends=ends)
+        ends = os.pidfd_open(end_of_tests.whose())
+        try:
+            return CommandServer(Path(sys.executable), script, path, variables, modules=modules, ends=ends)
+        finally:
+            os.close(ends)
