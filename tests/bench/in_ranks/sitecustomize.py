@@ -1,8 +1,8 @@
 """What `zslurm bench` has in its ranks where a test asks which points are measured, and not how fast anything is.
 
 Three samples of a tenth of their time are enough for a point, and a moment is a twentieth of a second. Python
-imports a module of this name by itself when it finds one: a test puts this directory on PYTHONPATH, and the product
-knows nothing of it.
+imports a module of this name by itself when it finds one: a test puts this directory on PYTHONPATH, and the
+product knows nothing of it.
 
 With ZSLURM_TEST_SLOW_RANK the rank of that number does each operation twice, and ranks are compared by how many
 operations they did, not by the processor time that these took: it depends on what else the machine does.
