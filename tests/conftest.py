@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import atexit
 import itertools
 import os
+import shutil
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -37,9 +39,9 @@ def pytest_configure(config: pytest.Config) -> None:
 
     What a shell runs in its background ignores Ctrl-C from its start.
     """
-    if not hasattr(config, "workerinput"):  # xdist's workers inherit both
+    if not hasattr(config, "workerinput"):  # xdist's workers inherit it
         end_with(os.getpid())
-        forked.place()
+        atexit.register(shutil.rmtree, forked.place(), ignore_errors=True)
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 

@@ -13,11 +13,11 @@ Elsewhere no test is repeated: what fails there fails.
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import gc
 import os
 from collections.abc import Generator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -76,22 +76,22 @@ def shared_directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def pytest_collection(session: pytest.Session) -> Generator[None, object, object]:
     """Collect after the first process has, as the others read the byte code that it leaves.
 
-    To make pytest's own byte code of the tests takes half of the time of a collection on a fresh checkout. No
-    garbage is looked for meanwhile: what is imported and collected stays until the end.
+    To make pytest's own byte code of the tests takes half of the time of a collection on a fresh checkout. Nothing
+    is searched for garbage meanwhile: what is imported and collected stays until the end.
     """
-    gc.disable()
-    try:
-        if not hasattr(session.config, "workerinput"):
-            return (yield)
-        with (session.config.rootpath / "pyproject.toml").open() as lock:
+    with contextlib.ExitStack() as until_collected:
+        if hasattr(session.config, "workerinput"):
+            lock = until_collected.enter_context((session.config.rootpath / "pyproject.toml").open())
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 fcntl.flock(lock, fcntl.LOCK_SH)
+        gc.disable()
+        try:
             return (yield)
-    finally:
-        gc.freeze()
-        gc.enable()
+        finally:
+            gc.freeze()
+            gc.enable()
 
 
 def pytest_unconfigure() -> None:

@@ -29,6 +29,11 @@ def end_with(pid: int) -> subprocess.Popen[bytes]:
     )
 
 
+def whose() -> int:
+    """The process id of the pytest with which all ends that this process starts."""
+    return int(os.environ[VARIABLE].partition("-")[0])
+
+
 def main(pid: int, mark: str) -> None:
     """Wait for the process to end, and kill until nothing is left."""
     try:

@@ -8,20 +8,17 @@ process's command line, or stops it by SIGSTOP, starts it as users do.
 
 from __future__ import annotations
 
-import atexit
 import fcntl
 import functools
 import os
-import shutil
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from tests import bench, command_server
+from tests import bench, command_server, end_of_tests
 from tests.command_server import Commands, CommandServer
 
-_PLACE = "SERVERS_OF_TESTS"
 HOOK = Path(__file__).resolve().parent / "hook"
 
 RANKS = ("zslurm.job.rank", "zslurm.bench.run.rank", "zslurm.job.evaluation_rank")
@@ -99,18 +96,11 @@ def environment(
 
 
 @functools.cache
-def place() -> tuple[Path, int]:
-    """Where the servers of this run of the tests are, and a file that is readable when its first process ends.
-
-    The first process calls it before it starts others: they find the place in their environment.
-    """
-    owner, _, inherited = os.environ.get(_PLACE, "").partition(":")
-    if inherited:
-        return Path(inherited), os.pidfd_open(int(owner))
-    directory = tempfile.mkdtemp(prefix="zslurm-servers-")
-    atexit.register(shutil.rmtree, directory, ignore_errors=True)
-    os.environ[_PLACE] = f"{os.getpid()}:{directory}"
-    return Path(directory), os.pidfd_open(os.getpid())
+def place() -> Path:
+    """Where the servers of this run of the tests are; all of its processes share them."""
+    directory = Path(tempfile.gettempdir(), f"zslurm-servers-{os.environ[end_of_tests.VARIABLE]}")
+    directory.mkdir(mode=0o700, exist_ok=True)
+    return directory
 
 
 @functools.cache
@@ -120,13 +110,16 @@ def server(*, torch: bool = False) -> Commands:
     Args:
         torch: whether it has imported torch, and can fork ranks; those of benchmarks measure every point shortly.
     """
-    directory, ends = place()
-    path = directory / ("with-torch" if torch else "without-torch")
-    with (directory / "lock").open("w") as lock:
+    path = place() / ("with-torch" if torch else "without-torch")
+    with (place() / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if path.exists():
             return Commands(path)
         variables = os.environ | ({"PYTHONPATH": str(bench.IN_RANKS)} if torch else {})
         modules = WITH_TORCH if torch else WITHOUT_TORCH
         script = Path(command_server.__file__)
-        return CommandServer(Path(sys.executable), script, path, variables, modules=modules, ends=ends)
+        ends = os.pidfd_open(end_of_tests.whose())
+        try:
+            return CommandServer(Path(sys.executable), script, path, variables, modules=modules, ends=ends)
+        finally:
+            os.close(ends)
