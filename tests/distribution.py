@@ -18,6 +18,7 @@ import fcntl
 import gc
 import os
 from collections.abc import Generator
+from pathlib import Path
 from typing import Any
 
 import pytest

@@ -22,9 +22,9 @@ needs_no_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="this machin
 
 
 @pytest.fixture(autouse=True)
-def cache(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """One cache for the tests of this file."""
-    directory = tmp_path_factory.getbasetemp() / "kernels"
+def cache(monkeypatch: pytest.MonkeyPatch, shared_directory: Path) -> Path:
+    """The cache of this run of the tests."""
+    directory = shared_directory / "kernels"
     monkeypatch.setenv("ZSLURM_KERNEL_CACHE", str(directory))
     return directory
 

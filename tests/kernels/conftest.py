@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from itertools import chain
 from pathlib import Path
 
@@ -13,12 +12,9 @@ from zslurm.kernels.cache import CACHE_VARIABLE
 
 
 @pytest.fixture(autouse=True)
-def kernel_cache(
-    own_environment: None, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
-) -> Path:
+def kernel_cache(own_environment: None, shared_directory: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The directory that this run's tests build kernels in."""
-    base = tmp_path_factory.getbasetemp()
-    cache = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "kernels"
+    cache = shared_directory / "kernels"
     monkeypatch.setenv(CACHE_VARIABLE, str(cache))
     return cache
 
