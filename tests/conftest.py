@@ -28,7 +28,7 @@ hypothesis.settings.register_profile(
 )
 hypothesis.settings.load_profile("any machine")
 
-pytest_plugins = ["tests.on_slurm.fixtures", "tests.distribution"]
+pytest_plugins = ["tests.on_slurm.cluster.fixtures", "tests.distribution"]
 
 # What a job, a site or a user may have set in the shell that runs the tests.
 _FOREIGN = ("SLURM_", "SBATCH_", "ZSLURM_", "PMI_", "PMIX_")

@@ -60,7 +60,7 @@ _SECONDS = {
     **dict.fromkeys(("train-1", "train-2"), 200),
     "kernels": 60,
     "tests/test_demo.py": 60,
-    "tests/test_docs.py": 100,
+    "tests/docs/test_commands.py": 100,
     "tests/train/test_processors.py": 60,
 }
 """About how long a group takes where that is long: the longest is begun first."""

@@ -34,9 +34,9 @@ import psutil
 from benchmarks.common import write_result
 from tests.faults.harness import FaultRun
 from tests.faults.nodes import FaultNodes
-from tests.on_slurm import processes
-from tests.on_slurm.slurm_cluster import SlurmCluster
-from tests.on_slurm.test_runs import User
+from tests.on_slurm.cluster import processes
+from tests.on_slurm.cluster.slurm_cluster import SlurmCluster
+from tests.on_slurm.cluster.user import User
 from tests.train.runs import STEP_TOKENS, make_run
 from tests.waiting import wait_for
 from zslurm.train.jsonl import read_jsonl

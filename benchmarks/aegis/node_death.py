@@ -16,8 +16,8 @@ from typing import Any
 from benchmarks.common import Timing, ratio, write_result
 from tests.faults.harness import FaultRun
 from tests.faults.nodes import FaultNodes
-from tests.on_slurm.slurm_cluster import SlurmCluster
-from tests.on_slurm.test_runs import User
+from tests.on_slurm.cluster.slurm_cluster import SlurmCluster
+from tests.on_slurm.cluster.user import User
 from tests.waiting import wait_for
 
 NODES, DEATHS = 2, 3

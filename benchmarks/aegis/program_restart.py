@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.common import ROOT, write_result
-from tests.on_slurm.slurm_cluster import SlurmCluster
+from tests.on_slurm.cluster.slurm_cluster import SlurmCluster
 from tests.waiting import wait_for
 
 PROGRAM = ROOT / "tests" / "foreign" / "programs" / "plain_ddp.py"

@@ -7,8 +7,8 @@ on this machine, so that Python starts eight times on its few cores. Needs root;
 from __future__ import annotations
 
 from benchmarks.common import alternate, write_result
-from tests.on_slurm.doctor_site import Site
-from tests.on_slurm.slurm_cluster import SlurmCluster
+from tests.on_slurm.cluster.doctor_site import Site
+from tests.on_slurm.cluster.slurm_cluster import SlurmCluster
 
 GOAL_S = 10
 

@@ -7,7 +7,7 @@ person types it. Jobs are held, so none of them starts.
 from __future__ import annotations
 
 from benchmarks.common import alternate, ratio, write_result
-from tests.on_slurm.slurm_cluster import SlurmCluster
+from tests.on_slurm.cluster.slurm_cluster import SlurmCluster
 
 _SUBMITIT = """
 import submitit

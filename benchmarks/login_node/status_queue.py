@@ -12,7 +12,7 @@ import shutil
 
 from benchmarks.common import alternate, write_result
 from benchmarks.login_node.submit_overhead import held_run_file
-from tests.on_slurm.slurm_cluster import SlurmCluster
+from tests.on_slurm.cluster.slurm_cluster import SlurmCluster
 from zslurm.slurm.jobs import QUEUE_FORMAT
 
 _JOBS, _RUNS = 1000, 10

@@ -9,7 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from benchmarks.common import alternate, write_result
-from tests.on_slurm.slurm_cluster import SlurmCluster
+from tests.on_slurm.cluster.slurm_cluster import SlurmCluster
 from tests.train.runs import VOCAB, make_corpus
 
 

@@ -12,7 +12,7 @@ import statistics
 from collections import defaultdict
 
 from benchmarks.common import alternate, ratio, write_result
-from tests.on_slurm.slurm_cluster import SlurmCluster
+from tests.on_slurm.cluster.slurm_cluster import SlurmCluster
 
 _MORE = 10
 _PROGRAM = f"""

@@ -14,8 +14,8 @@ from tests.faults.harness import PARTITION, FaultRun, Trainer
 from tests.faults.kept_results import commit
 from tests.faults.nodes import FaultNodes
 from tests.faults.table import Table
-from tests.on_slurm.slurm_cluster import SlurmCluster
-from tests.on_slurm.test_runs import User
+from tests.on_slurm.cluster.slurm_cluster import SlurmCluster
+from tests.on_slurm.cluster.user import User
 from tests.train.ranks import train_on
 
 

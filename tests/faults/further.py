@@ -13,7 +13,7 @@ from functools import partial
 
 from tests.faults.harness import AT, FaultRun
 from tests.faults.matrix import ROWS, VICTIM, Injected, Row, by_itself, kill_nodes, pull_cable
-from tests.on_slurm.slurm_cluster import SlurmCluster
+from tests.on_slurm.cluster.slurm_cluster import SlurmCluster
 
 OTHER = 2
 """The rank, or its node, to which the second fault happens where it is not `VICTIM`."""

@@ -16,9 +16,9 @@ import psutil
 from torch.distributed import TCPStore
 
 from tests.faults.nodes import FaultNodes
-from tests.on_slurm import processes
-from tests.on_slurm.slurm_cluster import SlurmCluster
-from tests.on_slurm.test_runs import User
+from tests.on_slurm.cluster import processes
+from tests.on_slurm.cluster.slurm_cluster import SlurmCluster
+from tests.on_slurm.cluster.user import User
 from tests.waiting import wait_for
 from zslurm.run.run_dir import RunDir
 from zslurm.train.jsonl import read_jsonl

@@ -13,7 +13,7 @@ from typing import Any
 
 from tests.faults.harness import AT, FaultRun
 from tests.faults.matrix import ROWS, VICTIM, Injected, Row, by_itself, kill_nodes
-from tests.on_slurm import processes
+from tests.on_slurm.cluster import processes
 from tests.waiting import wait_for
 
 

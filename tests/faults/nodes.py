@@ -12,8 +12,8 @@ from typing import Any
 
 from tests.doctor import samples
 from tests.fake_sysfs import RAILS, paths
-from tests.on_slurm.rail_nodes import NICS, RailNodes
-from tests.on_slurm.slurm_cluster import SlurmCluster
+from tests.on_slurm.cluster.rail_nodes import NICS, RailNodes
+from tests.on_slurm.cluster.slurm_cluster import SlurmCluster
 
 # Answers with what lies in the node's own directory, by the first word: `metric`, `bad-pages`, ...
 _AMD_SMI = """\

@@ -18,7 +18,7 @@ from tests.faults.matrix import ROWS, Injected, Row
 from tests.faults.nodes import FaultNodes
 from tests.faults.parts import name, recovery
 from tests.faults.table import Entry, Table
-from tests.on_slurm.test_runs import User
+from tests.on_slurm.cluster.user import User
 from zslurm.core.errors import Exit
 
 pytestmark = [pytest.mark.slurm, pytest.mark.timeout(2400)]

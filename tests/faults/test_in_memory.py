@@ -17,7 +17,7 @@ from tests.faults.nodes import FaultNodes
 from tests.faults.parts import in_memory, recovery
 from tests.faults.table import MemoryEntry, Table
 from tests.faults.test_faults import check, inject, run_of
-from tests.on_slurm.test_runs import User
+from tests.on_slurm.cluster.user import User
 
 pytestmark = [pytest.mark.slurm, pytest.mark.timeout(2400)]
 

@@ -20,8 +20,8 @@ from tests.faults.nodes import FaultNodes
 from tests.faults.pair_table import PairEntry, PairTable
 from tests.faults.pairs import PAIRS, Expected, Pair
 from tests.faults.parts import name
-from tests.on_slurm.slurm_cluster import SlurmCluster
-from tests.on_slurm.test_runs import User
+from tests.on_slurm.cluster.slurm_cluster import SlurmCluster
+from tests.on_slurm.cluster.user import User
 from tests.waiting import wait_for
 from zslurm.core.errors import Exit
 

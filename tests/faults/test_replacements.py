@@ -15,7 +15,7 @@ from tests.faults.harness import FaultRun
 from tests.faults.matrix import SPARE, VICTIM, Injected, Row, break_gpu, kill_nodes, pull_cable
 from tests.faults.nodes import FaultNodes
 from tests.faults.test_faults import check, inject, run_of
-from tests.on_slurm.test_runs import User
+from tests.on_slurm.cluster.user import User
 from zslurm.run.run_dir import RunDir
 
 pytestmark = [pytest.mark.slurm, pytest.mark.faults, pytest.mark.timeout(900)]

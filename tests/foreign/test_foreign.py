@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 
 from tests import forked
-from tests.on_slurm.slurm_cluster import SlurmCluster
-from tests.on_slurm.user import User, at_work
+from tests.on_slurm.cluster.slurm_cluster import SlurmCluster
+from tests.on_slurm.cluster.user import User, at_work
 from zslurm.slurm.hostlist import expand
 
 pytestmark = [pytest.mark.slurm, pytest.mark.timeout(900)]

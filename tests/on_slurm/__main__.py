@@ -7,8 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tests.on_slurm.layout import Instance
-from tests.on_slurm.slurm_cluster import SlurmCluster, dismantle, why_impossible
+from tests.on_slurm.cluster.layout import Instance
+from tests.on_slurm.cluster.slurm_cluster import SlurmCluster, dismantle, why_impossible
 
 
 def main() -> int:

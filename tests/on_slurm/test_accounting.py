@@ -7,10 +7,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.on_slurm.as_user import COMMAND_EVERY_S
-from tests.on_slurm.slurm_cluster import SlurmCluster
+from tests.on_slurm.cluster.as_user import COMMAND_EVERY_S
+from tests.on_slurm.cluster.slurm_cluster import SlurmCluster
+from tests.on_slurm.cluster.user import User, at_work
 from tests.on_slurm.test_programs import write
-from tests.on_slurm.user import User, at_work
 from tests.waiting import wait_for
 from zslurm.core.errors import Exit
 from zslurm.slurm.accounting import FORMAT, StepUsage, parse_usage

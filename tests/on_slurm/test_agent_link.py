@@ -22,8 +22,8 @@ import pytest
 
 from tests import forked
 from tests.checkout import ROOT
-from tests.on_slurm.as_user import COMMAND_EVERY_S
-from tests.on_slurm.slurm_cluster import SlurmCluster
+from tests.on_slurm.cluster.as_user import COMMAND_EVERY_S
+from tests.on_slurm.cluster.slurm_cluster import SlurmCluster
 from tests.submit.specs import run_spec
 from tests.waiting import wait_for
 from zslurm.run.run_dir import RunDir
@@ -51,7 +51,7 @@ class WatchedJob:
         self.run = RunDir(directory / "runs" / "tiny")
         self.run.create(group_readable=False)
         self.run.config.write_text(spec.model_dump_json())
-        python, driver = cluster.installation().python, "tests.on_slurm.agent_driver"
+        python, driver = cluster.installation().python, "tests.on_slurm.cluster.agent_driver"
         env = cluster.forking([*forked.OTHERS, driver], {"PYTHONPATH": str(ROOT), "PYTHONSAFEPATH": "1"})
         # As in the script of a run: a supervisor that dies is started again.
         script = f"""

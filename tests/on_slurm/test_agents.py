@@ -14,8 +14,8 @@ import pytest
 
 from tests import forked
 from tests.aegis.agent_process import AgentProcess, make_run
-from tests.on_slurm.as_user import COMMAND_EVERY_S
-from tests.on_slurm.slurm_cluster import SlurmCluster
+from tests.on_slurm.cluster.as_user import COMMAND_EVERY_S
+from tests.on_slurm.cluster.slurm_cluster import SlurmCluster
 from tests.waiting import wait_for
 from zslurm.aegis.protocol import MARK, AgentReport, Answer, Command, Heartbeat, ProgressReport
 from zslurm.job.step import ATTEMPT_VARIABLE, attempt_mark

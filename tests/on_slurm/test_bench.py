@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from tests import forked
-from tests.on_slurm.as_user import COMMAND_EVERY_S
-from tests.on_slurm.slurm_cluster import SlurmCluster
-from tests.on_slurm.user import User, at_work
+from tests.on_slurm.cluster.as_user import COMMAND_EVERY_S
+from tests.on_slurm.cluster.slurm_cluster import SlurmCluster
+from tests.on_slurm.cluster.user import User, at_work
 from tests.waiting import DEADLINE_S, wait_for
 from zslurm.bench.result import PARTIAL, BenchResult, read_result
 from zslurm.bench.run.launch import JOB_PREFIX

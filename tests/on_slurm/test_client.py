@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.on_slurm.as_user import COMMAND_EVERY_S
-from tests.on_slurm.slurm_cluster import SlurmCluster
-from tests.on_slurm.user import directory_of
+from tests.on_slurm.cluster.as_user import COMMAND_EVERY_S
+from tests.on_slurm.cluster.slurm_cluster import SlurmCluster
+from tests.on_slurm.cluster.user import directory_of
 from tests.waiting import wait_for
 from zslurm.core.errors import NotFound, SlurmRefused, SlurmUnavailable
 from zslurm.slurm.client import SlurmClient

@@ -14,10 +14,10 @@ import pytest
 
 from tests.checkout import DOCS
 from tests.doctor import rccl_logs
-from tests.on_slurm.as_user import COMMAND_EVERY_S
-from tests.on_slurm.doctor_site import PROFILE, Site
-from tests.on_slurm.slurm_cluster import SlurmCluster
-from tests.on_slurm.user import directory_of
+from tests.on_slurm.cluster.as_user import COMMAND_EVERY_S
+from tests.on_slurm.cluster.doctor_site import PROFILE, Site
+from tests.on_slurm.cluster.slurm_cluster import SlurmCluster
+from tests.on_slurm.cluster.user import directory_of
 from tests.waiting import DEADLINE_S, wait_for
 from zslurm.core.errors import Exit
 from zslurm.slurm.on_nodes.run_on_nodes import JOB_PREFIX

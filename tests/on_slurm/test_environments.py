@@ -10,8 +10,8 @@ import pytest
 
 from tests import stand_in
 from tests.job.fake_apptainer import FakeApptainer
-from tests.on_slurm.slurm_cluster import SlurmCluster
-from tests.on_slurm.user import ENDLESS, STEPS, User, at_work
+from tests.on_slurm.cluster.slurm_cluster import SlurmCluster
+from tests.on_slurm.cluster.user import ENDLESS, STEPS, User, at_work
 from zslurm.slurm.hostlist import expand
 
 pytestmark = pytest.mark.slurm

@@ -16,9 +16,9 @@ import pytest
 
 from tests import forked
 from tests.cli.trained import trained_run
-from tests.on_slurm.as_user import COMMAND_EVERY_S
-from tests.on_slurm.slurm_cluster import SlurmCluster
-from tests.on_slurm.user import User, add_to_profile, at_work
+from tests.on_slurm.cluster.as_user import COMMAND_EVERY_S
+from tests.on_slurm.cluster.slurm_cluster import SlurmCluster
+from tests.on_slurm.cluster.user import User, add_to_profile, at_work
 from tests.waiting import DEADLINE_S, wait_for
 from zslurm.core.errors import Exit
 

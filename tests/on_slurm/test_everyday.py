@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.on_slurm.slurm_cluster import SlurmCluster
-from tests.on_slurm.user import ENDLESS, User, at_work, rank_process
+from tests.on_slurm.cluster.slurm_cluster import SlurmCluster
+from tests.on_slurm.cluster.user import ENDLESS, User, at_work, rank_process
 from zslurm.slurm.hostlist import compress, expand
 
 pytestmark = pytest.mark.slurm

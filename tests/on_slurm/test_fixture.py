@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.on_slurm import fixtures, hosts_file, processes
-from tests.on_slurm.as_user import COMMAND_EVERY_S
-from tests.on_slurm.installation import CHECKOUT, mirror
-from tests.on_slurm.layout import Instance
-from tests.on_slurm.slurm_cluster import SlurmCluster
-from tests.on_slurm.user import directory_of
+from tests.on_slurm.cluster import fixtures, hosts_file, processes
+from tests.on_slurm.cluster.as_user import COMMAND_EVERY_S
+from tests.on_slurm.cluster.installation import CHECKOUT, mirror
+from tests.on_slurm.cluster.layout import Instance
+from tests.on_slurm.cluster.slurm_cluster import SlurmCluster
+from tests.on_slurm.cluster.user import directory_of
 from tests.waiting import wait_for
 
 pytestmark = pytest.mark.slurm
@@ -151,7 +151,7 @@ def test_the_end_leaves_no_process_no_directory_and_no_line(slurm_cluster: Slurm
 @pytest.mark.usefixtures("slurm_possible")
 def test_what_a_killed_process_left_is_cleaned_at_the_next_start() -> None:
     code = (
-        "import os, signal; from tests.on_slurm.slurm_cluster import SlurmCluster\n"
+        "import os, signal; from tests.on_slurm.cluster.slurm_cluster import SlurmCluster\n"
         "cluster = SlurmCluster(nodes=1); cluster.start(); print(cluster.instance.directory, flush=True)\n"
         "os.kill(os.getpid(), signal.SIGKILL)"
     )

@@ -13,7 +13,7 @@ import pytest
 from tests.faults.conftest import site as site  # a fixture
 from tests.faults.harness import FaultRun
 from tests.faults.nodes import FaultNodes
-from tests.on_slurm.test_runs import User
+from tests.on_slurm.cluster.user import User
 from tests.waiting import wait_for
 
 pytestmark = [pytest.mark.slurm, pytest.mark.soak]

@@ -6,8 +6,8 @@ import json
 
 import pytest
 
-from tests.on_slurm.slurm_cluster import SlurmCluster
-from tests.on_slurm.user import at_work
+from tests.on_slurm.cluster.slurm_cluster import SlurmCluster
+from tests.on_slurm.cluster.user import at_work
 
 pytestmark = pytest.mark.slurm
 

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.on_slurm.as_user import COMMAND_EVERY_S
-from tests.on_slurm.slurm_cluster import SlurmCluster
-from tests.on_slurm.user import ENDLESS, User, at_work
+from tests.on_slurm.cluster.as_user import COMMAND_EVERY_S
+from tests.on_slurm.cluster.slurm_cluster import SlurmCluster
+from tests.on_slurm.cluster.user import ENDLESS, User, at_work
 from tests.waiting import DEADLINE_S, wait_for
 from zslurm.core.errors import Exit
 

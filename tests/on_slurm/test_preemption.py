@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from tests.on_slurm.as_user import COMMAND_EVERY_S
-from tests.on_slurm.fixtures import running
-from tests.on_slurm.slurm_cluster import SlurmCluster
-from tests.on_slurm.submitit_user import failure_of, result_of, starts_again, submitted
-from tests.on_slurm.user import ENDLESS, User, at_work
+from tests.on_slurm.cluster.as_user import COMMAND_EVERY_S
+from tests.on_slurm.cluster.fixtures import running
+from tests.on_slurm.cluster.slurm_cluster import SlurmCluster
+from tests.on_slurm.cluster.submitit_user import failure_of, result_of, starts_again, submitted
+from tests.on_slurm.cluster.user import ENDLESS, User, at_work
 from tests.submit.local_runs import TAKES_SIGNALS
 from tests.waiting import wait_for
 

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.on_slurm.as_user import COMMAND_EVERY_S
-from tests.on_slurm.rail_nodes import NICS, RailNodes
-from tests.on_slurm.slurm_cluster import SlurmCluster
-from tests.on_slurm.user import directory_of
+from tests.on_slurm.cluster.as_user import COMMAND_EVERY_S
+from tests.on_slurm.cluster.rail_nodes import NICS, RailNodes
+from tests.on_slurm.cluster.slurm_cluster import SlurmCluster
+from tests.on_slurm.cluster.user import directory_of
 from tests.waiting import wait_for
 from zslurm.core.errors import Exit
 

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from tests import forked
-from tests.on_slurm.slurm_cluster import SlurmCluster
+from tests.on_slurm.cluster.slurm_cluster import SlurmCluster
+from tests.on_slurm.cluster.user import User, at_work
 from tests.on_slurm.test_environments import container
-from tests.on_slurm.user import User, at_work
 from tests.waiting import wait_for
 from zslurm.slurm.hostlist import expand
 

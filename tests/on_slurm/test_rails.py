@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 from tests import forked
-from tests.on_slurm.as_user import COMMAND_EVERY_S
-from tests.on_slurm.rail_nodes import NICS, RailNodes
-from tests.on_slurm.slurm_cluster import SlurmCluster
-from tests.on_slurm.user import User, add_to_profile, configure, directory_of
+from tests.on_slurm.cluster.as_user import COMMAND_EVERY_S
+from tests.on_slurm.cluster.rail_nodes import NICS, RailNodes
+from tests.on_slurm.cluster.slurm_cluster import SlurmCluster
+from tests.on_slurm.cluster.user import User, add_to_profile, configure, directory_of
 from tests.waiting import wait_for
 from zslurm.slurm.hostlist import expand
 

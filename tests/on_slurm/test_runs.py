@@ -9,9 +9,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.on_slurm.as_user import COMMAND_EVERY_S
-from tests.on_slurm.slurm_cluster import SlurmCluster
-from tests.on_slurm.user import ENDLESS, STEPS, User, at_work, rank_process
+from tests.on_slurm.cluster.as_user import COMMAND_EVERY_S
+from tests.on_slurm.cluster.slurm_cluster import SlurmCluster
+from tests.on_slurm.cluster.user import ENDLESS, STEPS, User, at_work, rank_process
 from tests.waiting import wait_for
 from zslurm.slurm.hostlist import expand
 

@@ -10,8 +10,8 @@ from collections.abc import Iterator
 import pytest
 
 from tests import forked
-from tests.on_slurm.slurm_cluster import SlurmCluster
-from tests.on_slurm.user import User, at_work
+from tests.on_slurm.cluster.slurm_cluster import SlurmCluster
+from tests.on_slurm.cluster.user import User, at_work
 from tests.waiting import DEADLINE_S, wait_for
 from zslurm.bench.result import PARTIAL, read_result
 from zslurm.checkpoint_tools.quantities import show_count

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from tests.on_slurm.slurm_cluster import SlurmCluster
-from tests.on_slurm.user import ENDLESS, User, at_work
+from tests.on_slurm.cluster.slurm_cluster import SlurmCluster
+from tests.on_slurm.cluster.user import ENDLESS, User, at_work
 from tests.waiting import wait_for
 from zslurm.slurm.hostlist import expand
 

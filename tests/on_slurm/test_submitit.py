@@ -9,9 +9,9 @@ from collections.abc import Iterator
 import pytest
 
 from tests.checkout import ROOT
-from tests.on_slurm.slurm_cluster import SlurmCluster
-from tests.on_slurm.submitit_user import failure_of, python, result_of, starts_again, submitted
-from tests.on_slurm.user import User, at_work
+from tests.on_slurm.cluster.slurm_cluster import SlurmCluster
+from tests.on_slurm.cluster.submitit_user import failure_of, python, result_of, starts_again, submitted
+from tests.on_slurm.cluster.user import User, at_work
 from tests.waiting import wait_for
 
 pytestmark = pytest.mark.slurm

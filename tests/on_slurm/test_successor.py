@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.on_slurm.as_user import COMMAND_EVERY_S
-from tests.on_slurm.slurm_cluster import SlurmCluster
-from tests.on_slurm.user import ENDLESS, STEPS, User, at_work, rank_process
+from tests.on_slurm.cluster.as_user import COMMAND_EVERY_S
+from tests.on_slurm.cluster.slurm_cluster import SlurmCluster
+from tests.on_slurm.cluster.user import ENDLESS, STEPS, User, at_work, rank_process
 from tests.waiting import wait_for
 
 pytestmark = pytest.mark.slurm

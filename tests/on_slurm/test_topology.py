@@ -7,9 +7,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.on_slurm.fixtures import running
-from tests.on_slurm.slurm_cluster import SlurmCluster
-from tests.on_slurm.user import User, add_to_profile, at_work
+from tests.on_slurm.cluster.fixtures import running
+from tests.on_slurm.cluster.slurm_cluster import SlurmCluster
+from tests.on_slurm.cluster.user import User, add_to_profile, at_work
 from zslurm.slurm.client import SlurmClient
 from zslurm.slurm.hostlist import expand
 

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from tests.on_slurm.config_files import Timing
-from tests.on_slurm.slurm_cluster import SlurmCluster, why_impossible
+from tests.on_slurm.cluster.config_files import Timing
+from tests.on_slurm.cluster.slurm_cluster import SlurmCluster, why_impossible
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 
 import psutil
 
-from tests.on_slurm.layout import Instance
+from tests.on_slurm.cluster.layout import Instance
 
 MARK = "ZSLURM_TEST_CLUSTER"
 """Environment variable: the instance id of whatever a cluster started."""

@@ -15,8 +15,8 @@ from typing import ClassVar
 from tests import forked
 from tests.checkout import ROOT
 from tests.command_server import CommandServer
-from tests.on_slurm import installation, processes
-from tests.on_slurm.layout import Instance
+from tests.on_slurm.cluster import installation, processes
+from tests.on_slurm.cluster.layout import Instance
 
 DEFAULT_TIMEOUT_S = 180.0
 

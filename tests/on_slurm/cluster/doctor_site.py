@@ -10,8 +10,8 @@ from typing import Any
 from tests import forked
 from tests.doctor.nodes import CLUSTER, Node
 from tests.fake_sysfs import FakeNode, mi300x_pollara
-from tests.on_slurm.rail_nodes import Trees
-from tests.on_slurm.slurm_cluster import SlurmCluster
+from tests.on_slurm.cluster.rail_nodes import Trees
+from tests.on_slurm.cluster.slurm_cluster import SlurmCluster
 from zslurm.doctor.checks.transport import RANK_VARIABLE
 from zslurm.slurm.environment import node_name
 

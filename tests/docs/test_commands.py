@@ -24,9 +24,9 @@ import pytest
 from tests import bench, forked, stand_in
 from tests.checkout import ROOT
 from tests.forked import client
-from tests.on_slurm.as_user import COMMAND_EVERY_S
-from tests.on_slurm.slurm_cluster import SlurmCluster
-from tests.on_slurm.user import configure
+from tests.on_slurm.cluster.as_user import COMMAND_EVERY_S
+from tests.on_slurm.cluster.slurm_cluster import SlurmCluster
+from tests.on_slurm.cluster.user import configure
 from tests.waiting import wait_for
 from zslurm.run.run_dir import RunDir
 from zslurm.run.state.run_state import look

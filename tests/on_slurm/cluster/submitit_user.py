@@ -7,9 +7,9 @@ import shutil
 import textwrap
 from typing import Any
 
-from tests.on_slurm import submitit_functions
-from tests.on_slurm.as_user import COMMAND_EVERY_S
-from tests.on_slurm.user import User
+from tests.on_slurm.cluster import submitit_functions
+from tests.on_slurm.cluster.as_user import COMMAND_EVERY_S
+from tests.on_slurm.cluster.user import User
 from tests.waiting import wait_for
 
 _BEGIN = """

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from tests.fake_sysfs import FakeNode, mi300x_pollara
-from tests.on_slurm.slurm_cluster import SlurmCluster
+from tests.on_slurm.cluster.slurm_cluster import SlurmCluster
 
 NICS = tuple(f"ionic_{index}" for index in range(8))
 

@@ -1,7 +1,7 @@
 """In a Slurm job of a test: a supervisor that only watches, and ranks that only walk in step.
 
-    python -m tests.on_slurm.agent_driver watch RUN_DIR      what the batch script runs
-    python -m tests.on_slurm.agent_driver rank RUN_DIR       a task of the step that it starts
+    python -m tests.on_slurm.cluster.agent_driver watch RUN_DIR      what the batch script runs
+    python -m tests.on_slurm.cluster.agent_driver rank RUN_DIR       a task of the step that it starts
 
 The ranks keep the progress records of real ones, and none continues before all have come as far; they meet in
 files of the shared directory. What the watcher hears and finds lies in RUN_DIR/watched.jsonl.
@@ -73,7 +73,7 @@ def start_ranks(run: RunDir, nodes: int) -> None:
         "srun", "--job-name=attempt-1", f"--nodes={nodes}", f"--ntasks={RANKS_PER_NODE * nodes}",
         f"--ntasks-per-node={RANKS_PER_NODE}", "--mem=0", "--kill-on-bad-exit=0", "--input=none",
         "--gpus-per-node=mi300x:8", "--gpu-bind=none", f"--output={run.path}/ranks.log",
-        sys.executable, "-m", "tests.on_slurm.agent_driver", "rank", str(run.path),
+        sys.executable, "-m", "tests.on_slurm.cluster.agent_driver", "rank", str(run.path),
     ]  # fmt: skip
     subprocess.Popen(command, env=step_environment(os.environ), start_new_session=True)
 

@@ -12,7 +12,7 @@ import stat
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from tests.on_slurm.layout import Instance
+from tests.on_slurm.cluster.layout import Instance
 
 GPU_TYPE = "mi300x"
 DATABASE = "slurm_acct_db"

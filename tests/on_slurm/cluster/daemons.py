@@ -12,9 +12,9 @@ import subprocess
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from tests.on_slurm import processes
-from tests.on_slurm.config_files import Ports
-from tests.on_slurm.layout import Instance
+from tests.on_slurm.cluster import processes
+from tests.on_slurm.cluster.config_files import Ports
+from tests.on_slurm.cluster.layout import Instance
 from tests.waiting import DEADLINE_S, wait_for
 
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"

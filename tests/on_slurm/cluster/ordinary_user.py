@@ -6,7 +6,7 @@ import os
 import pwd
 import subprocess
 
-from tests.on_slurm import processes
+from tests.on_slurm.cluster import processes
 
 NAME = "zslurm-test"
 _CREATED_BY_US = "zslurm test cluster"

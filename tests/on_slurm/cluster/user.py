@@ -15,8 +15,8 @@ from unittest.mock import patch
 import psutil
 
 from tests import forked, stand_in
-from tests.on_slurm.as_user import COMMAND_EVERY_S
-from tests.on_slurm.slurm_cluster import SlurmCluster
+from tests.on_slurm.cluster.as_user import COMMAND_EVERY_S
+from tests.on_slurm.cluster.slurm_cluster import SlurmCluster
 from tests.run_state import state_of
 from tests.train.runs import MODEL, STEP_TOKENS, make_corpus
 from tests.waiting import DEADLINE_S, wait_for

@@ -21,11 +21,11 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from tests.on_slurm import config_files, hosts_file, ordinary_user, processes
-from tests.on_slurm.as_user import COMMAND_EVERY_S, RunsAsUser
-from tests.on_slurm.config_files import Timing
-from tests.on_slurm.daemons import PATH, Daemons
-from tests.on_slurm.layout import Instance, this_process
+from tests.on_slurm.cluster import config_files, hosts_file, ordinary_user, processes
+from tests.on_slurm.cluster.as_user import COMMAND_EVERY_S, RunsAsUser
+from tests.on_slurm.cluster.config_files import Timing
+from tests.on_slurm.cluster.daemons import PATH, Daemons
+from tests.on_slurm.cluster.layout import Instance, this_process
 from tests.waiting import wait_for
 
 PROGRAMS = ("munged", "slurmctld", "slurmd", "srun", "sbatch", "useradd")
