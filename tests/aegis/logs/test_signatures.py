@@ -9,8 +9,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.aegis.logs.log_samples import EVERY, FORMS, RECORDED
+from zslurm.aegis.logs.hardware_names import names_of
 from zslurm.aegis.logs.lines import without_labels
-from zslurm.aegis.logs.prefilter import TableError, required_literals
+from zslurm.aegis.logs.prefilter import TableError, any_of, required_literals
 from zslurm.aegis.logs.scanner import findings_in
 from zslurm.aegis.logs.signatures import Rule, Signatures, without_guesses
 
@@ -38,8 +39,13 @@ def test_a_rule_matches_its_sample_and_rejects_the_other(rule: Rule) -> None:
 
 def test_every_expression_is_a_regular_expression() -> None:
     """They are compiled only when a line has one of their words."""
-    for expression in EXPRESSIONS:
+    for expression in [*EXPRESSIONS, *(rule.unless for rule in TABLE.rules if rule.unless)]:
         re.compile(expression)
+
+
+def test_every_name_of_hardware_is_known() -> None:
+    for rule in TABLE.rules:
+        assert rule.names is None or names_of(rule.names)
 
 
 def test_no_literal_of_the_prefilter_is_part_of_another() -> None:
@@ -102,7 +108,7 @@ def test_what_an_expression_matches_has_one_of_its_words(data: st.DataObject) ->
     """So the search for literals overlooks nothing."""
     expression = data.draw(st.sampled_from(EXPRESSIONS))
     text = data.draw(st.from_regex(re.compile(expression, re.IGNORECASE | re.ASCII)))
-    assert any(word in text.lower() for word in required_literals(expression, PREFILTER))
+    assert any(word in text.lower() for word in required_literals(expression, any_of(PREFILTER)))
 
 
 @pytest.mark.parametrize(
@@ -121,7 +127,7 @@ def test_what_an_expression_matches_has_one_of_its_words(data: st.DataObject) ->
     ],
 )
 def test_fixed_words(expression: str, words: set[str]) -> None:
-    assert required_literals(expression, ["err", "fail", "reset"]) == words
+    assert required_literals(expression, any_of(["err", "fail", "reset"])) == words
 
 
 def test_an_expression_without_a_literal_of_the_prefilter_is_refused() -> None:

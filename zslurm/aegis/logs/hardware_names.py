@@ -8,6 +8,7 @@ to it (`HIP error`), its tools (`GPU[3]`), or a register or a link that only thi
 from __future__ import annotations
 
 import re
+from functools import cache
 
 _FLAGS = re.IGNORECASE | re.ASCII
 
@@ -83,6 +84,7 @@ _ALTERNATIVES = {
 }
 
 
+@cache
 def names_of(hardware: str) -> re.Pattern[str]:
     """Return the expression that a line about this hardware matches.
 

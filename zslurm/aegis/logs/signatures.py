@@ -24,7 +24,7 @@ from zslurm.aegis.fault_kinds import FAULT_KINDS, PCIE_ERROR, FaultKind
 from zslurm.aegis.logs.hardware_names import names_of
 from zslurm.aegis.logs.lines import MAX_LINE, body_of, without_labels
 from zslurm.aegis.logs.location import location_of
-from zslurm.aegis.logs.prefilter import TableError, required_literals
+from zslurm.aegis.logs.prefilter import TableError, any_of, required_literals
 from zslurm.aegis.types import Role, Scope
 
 # Without ASCII a K would match the Kelvin sign, which has no k when in lower case.
@@ -71,16 +71,17 @@ class Rule:
         unless: expression that must not.
         matches: a line that it must match.
         rejects: a line that it must not.
-        names: what a line must name besides, so that no other system's words are taken for this hardware's.
+        names: the hardware (hardware_names.py) that a line must name besides, so that no other system's words are
+            taken for this hardware's.
         last: it is tried after all others.
     """
 
     match: Match
     any: tuple[str, ...]
-    unless: re.Pattern[str] | None
+    unless: str | None
     matches: str
     rejects: str
-    names: re.Pattern[str] | None = None
+    names: str | None = None
     last: bool = False
 
 
@@ -116,6 +117,7 @@ class Signatures:
         self._ignored = [(phrase.encode(), b" " * len(phrase)) for phrase in ignore]
         # The ranks of a job say the same when it fails, each behind its own label.
         self._rule_of = lru_cache(maxsize=_REMEMBERED)(self._find_rule)
+        self._any_literal = any_of(self._prefilter)
         self._expressions: list[_Expression] = []
         self._behind: dict[str, list[int]] = {literal: [] for literal in prefilter}
         for rule in self.rules:
@@ -123,10 +125,10 @@ class Signatures:
                 self._add(rule, expression)
 
     def _add(self, rule: Rule, expression: str) -> None:
-        words = required_literals(expression, self._prefilter)
+        words = required_literals(expression, self._any_literal)
         if not words:
             raise TableError(f"{rule.match.kind}: no required literal of the prefilter in {expression!r}")
-        for literal in {next(literal for literal in self._prefilter if literal in word) for word in words}:
+        for literal in {found[0] for word in words if (found := self._any_literal.search(word))}:
             self._behind[literal].append(len(self._expressions))
         self._expressions.append(_Expression(tuple(words), expression, rule))
 
@@ -178,10 +180,10 @@ class Signatures:
                 continue
             if (kernel and not rule.match.kind.in_kernel_log) or not _compiled(expression).search(observed):
                 continue
-            if rule.names is not None and not rule.names.search(observed):
+            if rule.names is not None and not names_of(rule.names).search(observed):
                 refused = rule
                 continue
-            if rule.unless is not None and rule.unless.search(observed):
+            if rule.unless is not None and _compiled(rule.unless).search(observed):
                 refused = rule
                 continue
             return rule
@@ -217,13 +219,13 @@ def _rules(kind: str, body: Mapping[str, Any]) -> list[Rule]:
         own = {name: row[name] for name in ("role", "scope", "advice") if name in row}
         if "clears" in row:
             own["clears"] = _known(row["clears"])
-        unless = re.compile(row["unless"], _FLAGS) if "unless" in row else None
-        named = row.get("names", body.get("names"))
-        names = names_of(named) if named else None
-        sample = row["matches"], row["rejects"]
+        match, names = replace(of_kind, **own), row.get("names", body.get("names"))
         rules.append(
-            Rule(replace(of_kind, **own), tuple(row["any"]), unless, *sample, names, row.get("last", False))
-        )
+            Rule(
+                match, tuple(row["any"]), row.get("unless"), row["matches"], row["rejects"], names,
+                row.get("last", False),
+            )
+        )  # fmt: skip
     return rules
 
 
