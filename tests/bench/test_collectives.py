@@ -208,11 +208,10 @@ def test_two_values_are_measured_in_the_order_a_b_b_a() -> None:
 
 
 def run(directory: Path, *arguments: str, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
-    """The command; its ranks, unless they are programs of a test, have torch behind them and measure shortly."""
+    """The command; its ranks have torch behind them and measure shortly."""
     server = forked.server(torch=True)
     environ = {"PATH": "/usr/bin:/bin", "HOME": str(directory), **(env or {})}
-    modules = [*forked.OTHERS, *(() if env else forked.RANKS)]
-    environ = forked.environment(server, modules, environ)
+    environ = forked.environment(server, [*forked.OTHERS, *forked.RANKS], environ)
     words = ["bench", "collectives", "--out", "r.json", *arguments]
     return server.run(words, env=environ, cwd=directory, timeout=600)
 
@@ -237,31 +236,31 @@ def test_every_operation_gives_right_data_between_two_ranks(tmp_path: Path) -> N
     assert result["machine"]["ranks_per_node"] == 2
 
 
-STAND_IN = """#!{python}
-import os, sys
+FAULTY = """
+import os
 import torch.distributed as dist
-reduce, calls = dist.all_reduce, []
+reduce = dist.all_reduce
 def wrong(values, *arguments, **options):
     work = reduce(values, *arguments, **options)
     if values.numel() == 1024 and os.environ["RANK"] == "1":
         {fault}
     return work
 dist.all_reduce = wrong
-from zslurm.bench.run.rank import main
-sys.exit(main())
 """
 
 
-def stand_in(directory: Path, fault: str) -> dict[str, str]:
-    """What makes ranks of a program that has a fault in its all-reduce, on rank 1."""
-    program = directory / "stand-in"
-    program.write_text(STAND_IN.format(python=sys.executable, fault=fault))
-    program.chmod(0o755)
-    return {"ZSLURM_BENCH_PYTHON": str(program)}
+def faulty(directory: Path, fault: str) -> dict[str, str]:
+    """What makes ranks of another Python, which has a fault in its all-reduce, on rank 1."""
+    site, python = directory / "site", directory / "python"
+    site.mkdir()
+    (site / "sitecustomize.py").write_text(FAULTY.format(fault=fault))
+    python.write_text(f'#!/bin/sh\nPYTHONPATH={forked.HOOK}:{site} exec {sys.executable} -P "$@"\n')
+    python.chmod(0o755)
+    return {"ZSLURM_BENCH_PYTHON": str(python)}
 
 
 def test_wrong_data_fails_the_row_and_names_the_rank(tmp_path: Path) -> None:
-    done = run(tmp_path, *SMALL, "--operation", "all_reduce", env=stand_in(tmp_path, "values[7] += 1"))
+    done = run(tmp_path, *SMALL, "--operation", "all_reduce", env=faulty(tmp_path, "values[7] += 1"))
     assert done.returncode == Exit.CHECK_FAILED, done.stderr
     (row,) = json.loads((tmp_path / "r.json").read_text())["rows"]
     assert (row["wrong"], row["data"]) == (1, "wrong on rank 1")
@@ -281,7 +280,7 @@ def test_a_rank_that_dies_ends_the_benchmark_with_what_was_measured(tmp_path: Pa
         "--max",
         "4KiB",
     )
-    done = run(tmp_path, *words, env=stand_in(tmp_path, "os._exit(9)"))
+    done = run(tmp_path, *words, env=faulty(tmp_path, "os._exit(9)"))
     assert done.returncode == Exit.INTERRUPTED, done.stderr
     assert "not complete: rank " in done.stderr
     result = json.loads((tmp_path / "r.json").read_text())
