@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -12,8 +12,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
+from tests import command_server, forked
 from tests.submit.specs import run_spec
-from tests.waiting import wait_for
+from tests.waiting import DEADLINE_S, wait_for
 from zslurm.aegis.protocol import (
     AgentReport,
     Answer,
@@ -42,20 +43,48 @@ def make_run(directory: Path, *, sensors: dict[str, Any] | None = None, **sectio
     return run
 
 
+class ForkedAgent:
+    """An agent that need not wait for its imports: as a Popen, but it is no child of this process."""
+
+    def __init__(self, arguments: Sequence[str], environ: Mapping[str, str]) -> None:
+        (stdin, mine), (output, stdout), (errors, stderr) = (os.pipe() for _ in range(3))
+        self.stdin, self.stdout, self.stderr = os.fdopen(mine, "w"), os.fdopen(output), os.fdopen(errors)
+        self._theirs = (stdin, stdout, stderr)
+        self._began, self.pid, self.returncode = threading.Event(), -1, None
+        self._waiter = threading.Thread(target=self._run, args=(arguments, environ), daemon=True)
+        self._waiter.start()
+        assert self._began.wait(DEADLINE_S)
+
+    def _run(self, arguments: Sequence[str], environ: Mapping[str, str]) -> None:
+        server, module = forked.server().path, "zslurm.aegis.agent.main"
+        self.returncode: int | None = command_server.ask(
+            server, arguments, environ, Path.cwd(), self._theirs, module=module, began=self._begin
+        )
+
+    def _begin(self, pid: int) -> None:
+        for descriptor in self._theirs:
+            os.close(descriptor)
+        self.pid = pid
+        self._began.set()
+
+    def poll(self) -> int | None:
+        return self.returncode
+
+    def wait(self) -> int | None:
+        self._waiter.join()
+        return self.returncode
+
+    def kill(self) -> None:
+        if self.returncode is None:
+            os.kill(self.pid, signal.SIGKILL)
+
+
 class AgentProcess:
     """One agent, or a step of them, and what was reported so far."""
 
-    def __init__(self, command: Sequence[str | Path], environ: Mapping[str, str], **options: Any) -> None:
-        """
-        Args:
-            command: starts the agent, or a step of them.
-            environ: its environment.
-            options: of Popen.
-        """
-        self.process: subprocess.Popen[str] = subprocess.Popen(
-            command, env=environ, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-            **options,
-        )  # fmt: skip
+    def __init__(self, process: subprocess.Popen[str] | ForkedAgent) -> None:
+        """Read what it reports."""
+        self.process = process
         self.reports: list[Report] = []
         self.other_lines: list[str] = []
         self._reader = threading.Thread(target=self._read, daemon=True)
@@ -63,10 +92,21 @@ class AgentProcess:
         self._sending, self._hearts = threading.Lock(), list[threading.Event]()
 
     @classmethod
+    def start(cls, command: Sequence[str | Path], environ: Mapping[str, str], **options: Any) -> AgentProcess:
+        """A child of the test.
+
+        Args:
+            command: starts the agent, or a step of them.
+            environ: its environment.
+            options: of Popen.
+        """
+        pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
+        return cls(subprocess.Popen(command, env=environ, text=True, **pipes, **options))
+
+    @classmethod
     def here(cls, run: RunDir, *options: str, **environ: str) -> AgentProcess:
-        """The agent of node0 as a child of the test."""
-        command = [sys.executable, "-u", "-m", "zslurm.aegis.agent.main", str(run.path), *options]
-        return cls(command, {**os.environ, "SLURMD_NODENAME": "node0", **environ})
+        """The agent of node0."""
+        return cls(ForkedAgent([str(run.path), *options], {**os.environ, "SLURMD_NODENAME": "node0", **environ}))
 
     def _read(self) -> None:
         assert self.process.stdout is not None

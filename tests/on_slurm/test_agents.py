@@ -84,7 +84,7 @@ class Site:
             self.python, "-P", "-u", "-m", "zslurm.aegis.agent.main", self.run.path,
         ]  # fmt: skip
         self.agents.append(
-            AgentProcess(
+            AgentProcess.start(
                 command, self.cluster.environment, cwd=self.directory, extra_groups=[],
                 user=self.cluster.user.pw_uid, group=self.cluster.user.pw_gid,
             )
