@@ -1,7 +1,8 @@
-"""An agent that says and does what a test wants: `python fake_agent.py DIRECTORY RUN_DIR --generation=...`.
+"""An agent that says and does what a test wants: `python -m tests.aegis.fake_agent DIRECTORY RUN_DIR ...`.
 
-It reports as a real one does, notes every line it is told in DIRECTORY/told, and, on each node or on the one that
-is named in place of `all`, does what the file of that name in DIRECTORY asks for:
+It reports as a real one does, notes its arguments in DIRECTORY/words-NODE and every line it is told in
+DIRECTORY/told-NODE, and, on each node or on the one that is named in place of `all`, does what the file of that
+name in DIRECTORY asks for:
 
     garbage-all     write what is no report, too
     mute-all        say nothing
@@ -66,6 +67,7 @@ def main() -> None:
                     say(Answer(stamp(), command.id, True, values={"part": [2], "attempt": command.attempt}))
         os._exit(0)
 
+    (directory / f"words-{node}").write_text(" ".join(sys.argv))
     draft = directory / f"pid-{node}.{os.getpid()}"
     draft.write_text(str(os.getpid()))
     draft.rename(directory / f"pid-{node}")  # whole from the first moment: a test reads it as soon as it is there

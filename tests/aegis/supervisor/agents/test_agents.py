@@ -15,7 +15,8 @@ from typing import Any
 
 import pytest
 
-from tests.checkout import ROOT, TESTS
+from tests import forked
+from tests.checkout import ROOT
 from tests.submit.specs import run_spec
 from tests.waiting import DEADLINE_S, wait_for
 from zslurm.aegis.protocol import AgentReport, Command, Heartbeat, ProgressReport, decode_command
@@ -26,7 +27,7 @@ from zslurm.config.spec import RunSpec
 from zslurm.run.run_dir import RunDir
 from zslurm.run.supervisor_lease import read, take
 
-FAKES = TESTS / "aegis"
+FAKES = ("tests.aegis.fake_agent", "tests.aegis.fake_srun")
 NODES = ["node0", "node1", "node2"]
 SILENT_S = 4.0
 """Many times longer than what lies between two reports, also where they share the processors with much else."""
@@ -44,8 +45,8 @@ class SteeredAgents:
         self.run.config.write_text(self.spec.model_dump_json())
         self.events: list[tuple[str, dict[str, Any]]] = []
         self.heard: list[ReceivedReport] = []
-        self.environ = dict(os.environ)
-        self.program = program or (sys.executable, "-u", str(FAKES / "fake_agent.py"), str(directory))
+        self.environ = forked.environment(forked.server(), FAKES, os.environ)
+        self.program = program or (sys.executable, "-u", "-m", "tests.aegis.fake_agent", str(directory))
         self.agents = Agents(self.spec.aegis, self._event, self.program)
         self.nodes = NODES if slurm else ["here"]
 
@@ -107,7 +108,7 @@ def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[SteeredAg
     tools = tmp_path / "tools"
     tools.mkdir()
     for name, line in (
-        ("srun", f'exec {sys.executable} {FAKES}/fake_srun.py "$@"'),
+        ("srun", f'exec {sys.executable} -m tests.aegis.fake_srun "$@"'),
         ("squeue", '[ "$1" = --version ] && echo slurm-wlm 22.05.8'),
         ("sinfo", ":"),
         ("scancel", ":"),
@@ -437,7 +438,7 @@ def test_agents_that_replace_others_know_which_attempt_was_watched(slurm: Steere
     slurm.agents.attempt = 4
     os.kill(slurm.pid("node1"), signal.SIGKILL)
     slurm.wait_for_event("agent_restarted")
-    words = [Path(f"/proc/{slurm.pid(node)}/cmdline").read_text().split("\0") for node in ("node0", "node1")]
+    words = [(slurm.directory / f"words-{node}").read_text().split() for node in ("node0", "node1")]
     assert ["--attempt=0" in words[0], "--attempt=4" in words[1]] == [True, True]
 
 
