@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from tests import forked
 from tests.slurm.recordings.scripts import Calls
 from tests.submit.local_runs import LocalUser
 from tests.waiting import DEADLINE_S, wait_for
@@ -164,13 +165,8 @@ def _progress_records(pid: int) -> list[Path]:
 
 
 def _supervise(user: LocalUser, run: str, **variables: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "zslurm", "aegis", "run", str(user.run_dir(run).path)],
-        env=user.environment | variables,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    words, environment = ["aegis", "run", str(user.run_dir(run).path)], user.environment | variables
+    return forked.server().run(words, env=environment, cwd=user.directory, timeout=DEADLINE_S)
 
 
 @pytest.fixture
