@@ -12,7 +12,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
-from tests import command_server, forked
+from tests import forked
+from tests.forked import client
 from tests.submit.specs import run_spec
 from tests.waiting import DEADLINE_S, wait_for
 from zslurm.aegis.protocol import (
@@ -56,10 +57,10 @@ class ForkedAgent:
         assert self._began.wait(DEADLINE_S)
 
     def _run(self, arguments: Sequence[str], environ: Mapping[str, str]) -> None:
-        server, module = forked.server().path, "zslurm.aegis.agent.main"
-        self.returncode: int | None = command_server.ask(
-            server, arguments, environ, Path.cwd(), self._theirs, module=module, began=self._begin
-        )
+        self.returncode: int | None = client.ask(
+            str(forked.server().path), list(arguments), dict(environ), str(Path.cwd()), self._theirs,
+            module="zslurm.aegis.agent.main", began=self._begin,
+        )  # fmt: skip
 
     def _begin(self, pid: int) -> None:
         for descriptor in self._theirs:
