@@ -12,7 +12,9 @@ from typing import Any
 
 import pytest
 
+from tests import forked
 from tests.train.runs import MODEL, clean_environment
+from tests.waiting import DEADLINE_S
 from zslurm.cli.main import main
 
 PHASE = {"tokens": 960, "context": 16, "global_batch": 6, "micro_batch": 2, "lr": 1e-3}
@@ -108,6 +110,13 @@ def fresh_python(code: str, *arguments: str, cwd: Path | None = None) -> Outcome
 def fresh_zslurm(*arguments: str | Path, cwd: Path | None = None, **variables: str) -> Outcome:
     """`python -m zslurm` in a new interpreter."""
     return _finish([sys.executable, "-m", "zslurm", *map(str, arguments)], cwd, **variables)
+
+
+def separate_zslurm(*arguments: str | Path, cwd: Path, **variables: str) -> Outcome:
+    """`zslurm` in a process of its own, which has the imports behind it."""
+    environment = clean_environment() | variables
+    done = forked.server().run([*map(str, arguments)], env=environment, cwd=cwd, timeout=DEADLINE_S)
+    return Outcome(done.returncode, done.stdout, done.stderr)
 
 
 def _finish(command: list[str], cwd: Path | None, **variables: str) -> Outcome:

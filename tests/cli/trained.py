@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
+import shutil
 from pathlib import Path
 
+from tests import forked
 from tests.train import runs
-from tests.train.ranks import train_on
+from tests.waiting import DEADLINE_S
 from zslurm.train.data.build.build import build
 
 MODEL = runs.MODEL | {"vocab_size": 512, "skip_rule": "zero"}
@@ -14,8 +17,26 @@ CONTEXT = 32
 TEXT = "The quick brown fox jumps over the lazy dog. für 12 €, 東京 🙂\n"
 
 
-def trained_run(directory: Path) -> Path:
-    """A finished run of 80 steps in directory/runs/first, its data in directory/data."""
+def trained_run(directory: Path, shared_directory: Path) -> Path:
+    """A finished run of 80 steps in directory/runs/first, its data in directory/data.
+
+    It is trained once for all tests, in `shared_directory` (tests/distribution.py), and copied from there.
+    """
+    made = shared_directory / "trained"
+    with (shared_directory / "trained.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not made.exists():
+            _train(draft := shared_directory / "trained.draft")
+            draft.rename(made)
+    shutil.copytree(made, directory, dirs_exist_ok=True)
+    run = directory / "runs" / "first"
+    config = json.loads((run / "config.json").read_text())
+    config["data"]["path"] = str(directory / "data")
+    (run / "config.json").write_text(json.dumps(config))
+    return run
+
+
+def _train(directory: Path) -> None:
     texts = directory / "texts"
     texts.mkdir(parents=True)
     for number in range(4):
@@ -33,6 +54,7 @@ def trained_run(directory: Path) -> Path:
         "checkpoint": {"every_steps": 40},
     }
     (run / "config.json").write_text(json.dumps(config))
-    done = train_on(run, ranks=1)
+    done = forked.server(torch=True).run(
+        [str(run)], module="zslurm.train", env=runs.clean_environment(), cwd=directory, timeout=DEADLINE_S
+    )
     assert done.returncode == 0, done.stderr
-    return run

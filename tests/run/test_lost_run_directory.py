@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.submit.local_runs import LocalUser
+from tests.submit.local_runs import LOOK_EVERY_S, LocalUser
 from tests.waiting import wait_for
 from zslurm.checkpoint_tools import list_checkpoints
 from zslurm.run.presence import Presence
@@ -29,7 +29,8 @@ def user(tmp_path: Path) -> Iterator[LocalUser]:
 def started(user: LocalUser, **checkpoint: object) -> RunDir:
     """A run that saves every few steps, so that saves meet the missing directory too."""
     settings = {"every_steps": 5, **checkpoint}
-    user.zslurm("submit", user.write_run("lost", ranks=2, trainer="real", checkpoint=settings, aegis=QUICK))
+    run = user.write_run("lost", ranks=2, trainer="real", pace_s=0.05, checkpoint=settings, aegis=QUICK)
+    user.zslurm("submit", run)
     user.wait_for_step("lost", 7)
     return user.run_dir("lost")
 
@@ -37,7 +38,7 @@ def started(user: LocalUser, **checkpoint: object) -> RunDir:
 def test_a_run_whose_directory_is_moved_ends_without_a_save_and_says_so(user: LocalUser) -> None:
     run = started(user)
     moved = RunDir(run.path.rename(user.directory / "moved"))
-    wait_for(lambda: not user.processes(), "every process to end")
+    wait_for(lambda: not user.processes(), "every process to end", every_s=LOOK_EVERY_S)
     assert list(run.path.parent.iterdir()) == [], "nothing came back at the old place"
     (lost,) = [row for row in read_jsonl(moved.events) if row["event"] == "run_dir_lost"]
     assert lost["reason"] == f"the run directory {run.path} was moved to {moved.path}"
@@ -53,7 +54,7 @@ def test_a_run_whose_directory_is_removed_ends(user: LocalUser) -> None:
     run = started(user)
     aside = run.path.rename(user.directory / "aside")  # at one stroke, as ranks make files meanwhile
     shutil.rmtree(aside, ignore_errors=True)
-    wait_for(lambda: not user.processes(), "every process to end")
+    wait_for(lambda: not user.processes(), "every process to end", every_s=LOOK_EVERY_S)
     assert list(run.path.parent.iterdir()) == []
 
 
@@ -61,7 +62,7 @@ def test_where_a_place_is_set_the_ranks_save_there(user: LocalUser) -> None:
     rescue = user.directory / "rescued"
     run = started(user, rescue_dir=str(rescue))
     run.path.rename(user.directory / "moved")
-    wait_for(lambda: not user.processes(), "every process to end")
+    wait_for(lambda: not user.processes(), "every process to end", every_s=LOOK_EVERY_S)
     assert list(run.path.parent.iterdir()) == []
     found = list_checkpoints(rescue / "lost" / "checkpoints")
     assert found and found[0].complete

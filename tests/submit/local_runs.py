@@ -25,6 +25,9 @@ _MARK = "ZSLURM_TEST_DIRECTORY"
 LOOK_EVERY_S = 0.2
 """Between two looks at every process of the machine, or at all files of a run: the runs want the processor too."""
 
+PACE = TESTS / "faults" / "in_ranks"
+"""For PYTHONPATH of a run: a slower pace of its steps, as a plan in ZSLURM_TEST_FAULTS has it."""
+
 TAKES_SIGNALS = TESTS / "job" / "takes_signals"
 """For PYTHONPATH of a run: what a network plugin does to the signals of a rank."""
 
@@ -60,6 +63,7 @@ class LocalUser:
         ranks: int = 1,
         trainer: Literal["stand-in", "real"] = "stand-in",
         forks: bool | None = None,
+        pace_s: float = 0.0,
         **sections: dict[str, Any],
     ) -> Path:
         """A run file; JSON is YAML.
@@ -71,11 +75,18 @@ class LocalUser:
             trainer: its ranks are stand-ins (tests/stand_in) unless this is "real".
             forks: whether ranks are forked where the user forks: not those that a test stops, or whose process it
                 asks for; by default those without modules of the test on their PYTHONPATH.
+            pace_s: what each step of the trainer takes longer: so a run that a test waits for does not compute
+                all the time. Stand-ins have a pace anyway.
             sections: others of the run file, in place of what it has here.
         """
         cluster = {"name": "local"} | sections.pop("cluster", {})
         env, real = cluster.get("env", {}), trainer == "real"
         forks = self._forks and ("PYTHONPATH" not in env if forks is None else forks)
+        if pace_s:
+            place = self.directory / f"{name}-pace"
+            place.mkdir()
+            (place / "plan.json").write_text(json.dumps({"pace_s": pace_s, "faults": []}))
+            env = env | {"PYTHONPATH": str(PACE), "ZSLURM_TEST_FAULTS": str(place)}
         if not real:
             env = stand_in.environment(env)
         if forks:

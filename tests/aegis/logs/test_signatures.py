@@ -102,7 +102,7 @@ def test_no_harmless_line_is_flagged_in_a_file() -> None:
     assert {f.match.kind for f in findings_in([log])} <= {"benign_after_fault"}
 
 
-@settings(max_examples=400, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=100, deadline=None, suppress_health_check=list(HealthCheck))
 @given(st.data())
 def test_what_an_expression_matches_has_one_of_its_words(data: st.DataObject) -> None:
     """So the search for literals overlooks nothing."""

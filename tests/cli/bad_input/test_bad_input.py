@@ -15,7 +15,7 @@ from typing import Any
 import h5py
 import pytest
 
-from tests.cli.commands import PHASE, Shell, check_refused, fresh_zslurm
+from tests.cli.commands import PHASE, Shell, check_refused, separate_zslurm
 from tests.train.runs import make_corpus
 from zslurm.core.errors import Exit
 
@@ -440,10 +440,10 @@ def test_a_dry_run_of_hostile_text_runs_nothing_even_in_a_shell(shell: Shell, te
         (("status", "987654"), Exit.NOT_FOUND),
     ],
 )
-def test_a_fresh_process_refuses_alike(shell: Shell, arguments: tuple[str, ...], code: Exit) -> None:
+def test_a_process_of_its_own_refuses_alike(shell: Shell, arguments: tuple[str, ...], code: Exit) -> None:
     shell.write_run()
     before = shell.everything()
-    done = fresh_zslurm(*arguments, cwd=shell.directory, PATH="/nonexistent")
+    done = separate_zslurm(*arguments, cwd=shell.directory, PATH="/nonexistent")
     check_refused(done)
     assert done.code == code
     assert shell.everything() == before

@@ -18,7 +18,7 @@ import pytest
 
 from tests import forked
 from tests.job.fake_apptainer import FakeApptainer
-from tests.submit.local_runs import LocalUser
+from tests.submit.local_runs import PACE, LocalUser
 from tests.submit.specs import run_spec
 from tests.waiting import wait_for
 from zslurm.config.spec import RunSpec
@@ -30,6 +30,8 @@ from zslurm.job.preparation.prepare import prepare
 from zslurm.job.step import local_step, slurm_step
 from zslurm.run.run_dir import RunDir
 from zslurm.slurm.on_nodes.run_on_nodes import NodeAnswer
+
+PACE_S = 0.05
 
 
 def spec_of(directory: Path, *, cluster: dict[str, Any] | None = None, **container: Any) -> RunSpec:
@@ -263,7 +265,7 @@ def test_only_the_nodes_that_are_used_are_asked_and_each_is_named_with_its_own_w
 
 @pytest.fixture
 def user(tmp_path: Path) -> Iterator[LocalUser]:
-    person = LocalUser(tmp_path, forks=False)  # which Python a process is, is what these tests ask
+    person = LocalUser(tmp_path)  # what is inside has another PYTHONPATH: of that nothing is forked
     yield person
     person.close()
 
@@ -280,7 +282,7 @@ def forking_python(user: LocalUser) -> str:
     lines = [f"export {name}={shlex.quote(value)}" for name, value in variables.items()]
     script = user.directory / "python-in-image"
     script.write_text(
-        "\n".join(["#!/bin/sh", *lines, f'PYTHONPATH={path}:$PYTHONPATH exec {sys.executable} "$@"', ""])
+        "\n".join(["#!/bin/sh", *lines, f'PYTHONPATH={path}:{PACE}:$PYTHONPATH exec {sys.executable} "$@"', ""])
     )
     script.chmod(0o755)
     return str(script)
@@ -348,7 +350,7 @@ def test_an_image_without_torch_is_found_before_the_ranks_start(user: LocalUser,
 def test_a_request_to_stop_reaches_ranks_inside(user: LocalUser, tmp_path: Path) -> None:
     apptainer = FakeApptainer(tmp_path)
     cluster = in_container(user, apptainer, python=forking_python(user))
-    user.zslurm("submit", user.write_run("stops", trainer="real", cluster=cluster))
+    user.zslurm("submit", user.write_run("stops", trainer="real", pace_s=PACE_S, cluster=cluster))
     user.wait_for_step("stops", 2)
     user.zslurm("cancel", "stops", "--wait")
     state = user.wait_for_end("stops")
@@ -360,7 +362,7 @@ def test_a_killed_rank_inside_is_replaced_by_a_process_that_waits_inside(user: L
     apptainer = FakeApptainer(tmp_path)
     memory = {"recovery": "memory", "recovery_s": 60}
     cluster = in_container(user, apptainer, python=forking_python(user))
-    run_file = user.write_run("inside", ranks=2, trainer="real", cluster=cluster, aegis=memory)
+    run_file = user.write_run("inside", ranks=2, trainer="real", pace_s=PACE_S, cluster=cluster, aegis=memory)
     user.zslurm("submit", run_file)
 
     def python_of(rank: int) -> psutil.Process:

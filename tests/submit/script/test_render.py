@@ -331,7 +331,7 @@ def place() -> Iterator[Path]:
         yield Path(directory)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(name=HOSTILE, folder=HOSTILE_NAME, value=HOSTILE, slurm=st.booleans())
 def test_hostile_text_stays_text_in_a_shell(place: Path, name: str, folder: str, value: str, slurm: bool) -> None:
     """The whole script runs, with `env` as its supervisor; nothing else happens, and values arrive unchanged."""
@@ -379,7 +379,7 @@ def sbatch(place: Path) -> list[str]:
     return [program, "-vv"]
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(values=st.lists(HOSTILE, min_size=6, max_size=6), folder=HOSTILE_NAME)
 def test_slurm_itself_reads_back_every_value(
     place: Path, sbatch: list[str], values: list[str], folder: str

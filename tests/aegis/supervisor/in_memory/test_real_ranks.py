@@ -26,7 +26,8 @@ def test_killed_ranks_are_replaced_while_the_other_continues_with_or_without_the
 
     The run is asked to stop afterwards, and does.
     """
-    run = user.write_run("lives", ranks=2, trainer="real", aegis={"recovery": "memory", "recovery_s": 60})
+    memory = {"recovery": "memory", "recovery_s": 60}
+    run = user.write_run("lives", ranks=2, trainer="real", pace_s=0.05, aegis=memory)
     user.zslurm("submit", run)
     for count, rank in enumerate((1, 0), 1):
         since = max((event["time"] for event in user.events("lives", "recovered_in_memory")), default=0.0)
