@@ -5,20 +5,23 @@
 
 from __future__ import annotations
 
+import ctypes
 import fcntl
 import json
+import os
 import socket
 import struct
 import subprocess
-import sys
 import threading
 from pathlib import Path
 from typing import Any
 
+from tests import forked
 from tests.checkout import ROOT
 from tests.waiting import DEADLINE_S
 
 _UNSHARE = ["unshare", "--mount", "--net"]
+_CLONE_NEWNS, _CLONE_NEWNET = 0x20000, 0x40000000  # linux/sched.h
 _SIOCSIFFLAGS, _IFF_UP = 0x8914, 0x1  # linux/sockios.h, linux/if.h
 _NO_SUCH_NAME = 0x8183
 WHY_NOT = "unshare --mount --net is refused here; it takes root"
@@ -32,22 +35,30 @@ def can_run_alone() -> bool:
         return False
 
 
-def run_alone(module: str, *arguments: str) -> Any:
-    """Run a module in new namespaces; returns what it printed, which is JSON."""
-    done = subprocess.run(
-        [*_UNSHARE, sys.executable, "-m", module, *arguments], cwd=ROOT, capture_output=True, text=True,
-        check=False, timeout=DEADLINE_S,
-    )  # fmt: skip
+def run_alone(module: str, *arguments: str, torch: bool = False) -> Any:
+    """Run a module in new namespaces, forked from a process with its imports; returns what it printed, as JSON.
+
+    Args:
+        module: of the tests; it calls `set_up`.
+        arguments: its arguments.
+        torch: whether it needs torch.
+    """
+    server = forked.server(torch=torch)
+    done = server.run(arguments, module=module, env=dict(os.environ), cwd=ROOT, timeout=DEADLINE_S)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
 
 
 def set_up(folder: Path) -> None:
-    """Have a loopback interface, an empty /etc/hosts, and names from a DNS server on the loopback interface.
+    """Enter namespaces with a loopback interface, an empty /etc/hosts, and names from a DNS server there.
 
     Args:
         folder: empty; gets the files that are mounted over those of /etc.
     """
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.unshare(_CLONE_NEWNS | _CLONE_NEWNET):
+        raise OSError(ctypes.get_errno(), "unshare")
+    subprocess.run(["mount", "--make-rprivate", "/"], check=True)
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
         fcntl.ioctl(any_socket, _SIOCSIFFLAGS, struct.pack("16sh", b"lo", _IFF_UP))
     files = {"hosts": "", "resolv.conf": "nameserver 127.0.0.1\n", "nsswitch.conf": "hosts: files dns\n"}

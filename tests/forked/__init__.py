@@ -28,6 +28,7 @@ BESIDE_RANKS = (
     "zslurm.aegis.supervisor.gpu_test",
     "zslurm.job.in_memory.store_server",
     "zslurm.job.in_memory.warm_rank",
+    "zslurm.train.plan.tokens_per_second",
 )
 """They do as well."""
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from tests import forked
 from tests.train.runs import make_corpus, make_run
 from zslurm.cli.demo.length import (
     FEWEST_TOKENS,
@@ -48,6 +49,14 @@ def test_every_choice_makes_enough_steps_to_learn_in() -> None:
     assert batch_for(MOST_TOKENS) == LARGE_BATCH
 
 
+@pytest.fixture
+def forks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What measures need not wait for torch; in tests/test_demo.py it does."""
+    for name, value in forked.environment(forked.server(torch=True), forked.BESIDE_RANKS).items():
+        monkeypatch.setenv(name, value)
+
+
+@pytest.mark.usefixtures("forks")
 def test_the_machine_is_measured_by_the_model_itself(tmp_path: Path) -> None:
     config = make_run(tmp_path / "run", make_corpus(tmp_path / "tokens.h5")) / "config.json"
     machine = measure(config, 2)
@@ -55,6 +64,7 @@ def test_the_machine_is_measured_by_the_model_itself(tmp_path: Path) -> None:
     assert machine.start_s > 0
 
 
+@pytest.mark.usefixtures("forks")
 def test_a_measurement_that_fails_says_why(tmp_path: Path) -> None:
     with pytest.raises(ZslurmError, match=r"could not be measured: /\S+/nonesuch\.json: no such file"):
         measure(tmp_path / "nonesuch.json", 1)

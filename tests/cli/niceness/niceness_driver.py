@@ -1,5 +1,6 @@
-"""Run a zslurm command in a fresh process, and note the niceness of all its threads.
+"""`python -m tests.cli.niceness.niceness_driver OUT ARGUMENTS...`: run `zslurm ARGUMENTS...`, and note niceness.
 
+OUT gets that of all its threads, as JSON.
 Every thread of the process and of its descendants is looked at again and again, from the moment on in which the
 command has lowered its own niceness, if it does.
 """
@@ -10,11 +11,11 @@ import json
 import os
 import sys
 import threading
-from collections.abc import Mapping
 from pathlib import Path
 
 import psutil
 
+from zslurm.cli.main import main
 from zslurm.train import niceness
 
 SEEN: dict[str, int] = {}
@@ -39,7 +40,7 @@ def look() -> None:
 
 def watch() -> None:
     """Look until the command is over."""
-    while not OVER.wait(0.002):
+    while not OVER.wait(0.01):
         with LOCK:
             look()
 
@@ -52,27 +53,25 @@ def watch_from_here(lower: object = niceness.lower_process) -> None:
             lower(*arguments)  # type: ignore[operator]
             SEEN.clear()
 
-    niceness.lower_process = lower_and_forget
+    for module in list(sys.modules.values()):
+        if getattr(module, "lower_process", None) is lower:
+            vars(module)["lower_process"] = lower_and_forget
 
 
-def run(arguments: list[str], place: Path, environment: Mapping[str, str], out: Path) -> None:
-    """Run a command in a directory, with nothing but these variables; `out` gets what was seen, as JSON."""
-    os.environ.clear()
-    os.environ.update(environment)
-    os.chdir(place)
-    printed = os.open(out.with_suffix(".txt"), os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
-    os.dup2(printed, 1)
-    os.dup2(printed, 2)
+def run() -> None:
+    """Run the command."""
+    out = Path(sys.argv.pop(1))
     watch_from_here()
     watcher = threading.Thread(target=watch)
     watcher.start()
-    sys.argv = ["zslurm", *arguments]
     try:
-        from zslurm.cli.main import main  # now, for it keeps `lower_process`
-
         main()
     finally:
         OVER.set()
         watcher.join()
         look()
         out.write_text(json.dumps(SEEN))
+
+
+if __name__ == "__main__":
+    run()

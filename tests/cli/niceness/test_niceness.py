@@ -8,11 +8,12 @@ from pathlib import Path
 
 import pytest
 
+from tests import forked
 from tests.cli.commands import Shell
 from tests.cli.niceness import niceness_driver
 from tests.cli.trained import TEXT, trained_run
-from tests.train.ranks import forked
 from tests.train.runs import clean_environment
+from tests.waiting import DEADLINE_S
 from zslurm.core.errors import Exit
 
 # In an order in which each finds what it needs.
@@ -43,9 +44,11 @@ def place(tmp_path_factory: pytest.TempPathFactory, shared_directory: Path) -> P
 
 def niceness_of(command: str, place: Path, out: Path, **variables: str) -> set[int]:
     """The niceness of every thread and process of a command while it ran."""
-    environment = clean_environment() | variables
-    code = forked(niceness_driver.run, command.split(), place, environment, out)
-    assert code == 0, out.with_suffix(".txt").read_text()
+    done = forked.server(torch=True).run(
+        [str(out), *command.split()], module=niceness_driver.__name__,
+        env=clean_environment() | variables, cwd=place, timeout=DEADLINE_S,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
     return set(json.loads(out.read_text()).values())
 
 

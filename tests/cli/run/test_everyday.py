@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import io
-import os
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -12,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.checkpoint_tools.saves import save
-from tests.cli.commands import Outcome, Shell, fresh_zslurm
+from tests.cli.commands import Outcome, Shell, fresh_zslurm, separate_zslurm
 from tests.slurm.recordings import recorded
 from tests.submit.scripted_slurm import ScriptedSlurm
 from tests.submit.specs import run_spec
@@ -43,22 +41,8 @@ def test_hostlists_are_expanded_and_compressed(shell: Shell, monkeypatch: pytest
 
 def _completed(shell: Shell, line: str) -> list[str]:
     """What bash offers at the end of a line."""
-    words = line.split(" ")
-    done = subprocess.run(
-        [sys.executable, "-m", "zslurm"],
-        cwd=shell.directory,
-        env=os.environ
-        | {
-            "PYTHONPATH": os.pathsep.join(sys.path),
-            "_ZSLURM_COMPLETE": "complete_bash",
-            "COMP_WORDS": line,
-            "COMP_CWORD": str(len(words) - 1),
-            "PATH": "/nonexistent",
-        },
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    asked = {"_ZSLURM_COMPLETE": "complete_bash", "COMP_WORDS": line, "COMP_CWORD": str(line.count(" "))}
+    done = separate_zslurm(cwd=shell.directory, PATH="/nonexistent", **asked)
     assert done.stderr == ""
     return done.stdout.split()
 

@@ -283,6 +283,6 @@ def test_members_wait_for_each_other_until_a_further_generation_or_the_deadline(
 
 @pytest.mark.skipif(not can_run_alone(), reason=WHY_NOT)
 def test_ranks_that_connect_cost_the_server_no_dns_query(tmp_path: Path) -> None:
-    queries = run_alone(counted_look_ups.__name__, str(tmp_path))
+    queries = run_alone(counted_look_ups.__name__, str(tmp_path), torch=True)
     assert queries["plain"] > counted_look_ups.CLIENTS, "torch looks each of them up: else this test shows nothing"
     assert queries["store_server"] == 0
