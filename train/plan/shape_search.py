@@ -92,12 +92,13 @@ def _with_layers(base: ModelConfig, changes: dict[str, int], parameters: float) 
         return ModelConfig.model_validate({**base.model_dump(), **changes, "layers": layers})
 
     try:
-        two, three = (parameter_counts(model(layers)).total for layers in (2, 3))
+        two, three = (parameter_counts(model(layers)) for layers in (2, 3))
     except ValidationError:
         return None
-    layers = round(2 + (parameters - two) / (three - two))
+    layers = round(2 + (parameters - two.total) / (three.total - two.total))
     if not 1 <= layers <= _MOST_LAYERS or not 24 <= changes["hidden_size"] / layers <= 128:
         return None
-    chosen = model(layers)
-    counts = parameter_counts(chosen)
-    return Shape(chosen, counts.total, counts.active)
+    more = layers - 2  # all layers but the first are alike: to count those of a deep model takes long
+    total = two.total + more * (three.total - two.total)
+    active = two.active + more * (three.active - two.active)
+    return Shape(model(layers), total, active)
