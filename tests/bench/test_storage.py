@@ -18,7 +18,8 @@ from typing import Any
 import pytest
 import torch
 
-from tests.waiting import wait_for
+from tests import forked
+from tests.waiting import DEADLINE_S, wait_for
 from zslurm.bench import storage, storage_io, storage_space
 from zslurm.bench.measurement import BENCHMARKS, Point
 from zslurm.bench.ranks import Ranks
@@ -204,17 +205,24 @@ def test_points_that_are_left_out_do_not_break_the_others(tmp_path: Path, alone:
 # --- the command ------------------------------------------------------------------------------------------------
 
 
-def command(path: Path, *more: str) -> list[str]:
+def words(path: Path, *more: str) -> list[str]:
     sizes = ("--size", "16MiB", "--checkpoint-size", "16MiB", "--files", "20", "--depth", "4")
-    return [sys.executable, "-m", "zslurm", "bench", "storage", "--path", str(path), *sizes, *more]
+    return ["bench", "storage", "--path", str(path), *sizes, *more]
+
+
+def environment() -> dict[str, str]:
+    """Of a command whose ranks have their imports behind them."""
+    return forked.environment(forked.server(torch=True), [*forked.OTHERS, *forked.RANKS], os.environ)
+
+
+def run(path: Path, *more: str) -> subprocess.CompletedProcess[str]:
+    return forked.server(torch=True).run(words(path, *more), env=environment(), cwd=path, timeout=DEADLINE_S)
 
 
 def test_it_runs_here_on_two_ranks_and_writes_a_result(tmp_path: Path) -> None:
     place, out = tmp_path / "place", tmp_path / "result.json"
     place.mkdir()
-    done = subprocess.run(
-        [*command(place, "--quick", "--out", str(out))], capture_output=True, text=True, check=False
-    )
+    done = run(place, "--quick", "--out", str(out))
     assert done.returncode == Exit.DONE, done.stderr
     result = read_result(out)
     assert result.complete and {row["ranks"] for row in result.rows} == {2}
@@ -226,8 +234,9 @@ def test_it_runs_here_on_two_ranks_and_writes_a_result(tmp_path: Path) -> None:
 def test_nothing_is_left_where_it_is_interrupted(tmp_path: Path, signum: signal.Signals) -> None:
     place, out = tmp_path / "place", tmp_path / "result.json"
     place.mkdir()
+    command = [sys.executable, "-m", "zslurm", *words(place, "--out", str(out))]
     with subprocess.Popen(
-        command(place, "--out", str(out)), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+        command, env=environment(), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
     ) as process:
         wait_for(lambda: list(place.iterdir()), "the benchmark's directory")
         partial = out.with_name(out.name + ".partial")
@@ -250,7 +259,7 @@ def test_nothing_is_left_where_it_is_interrupted(tmp_path: Path, signum: signal.
     ],
 )
 def test_mistakes_are_one_line(tmp_path: Path, more: tuple[str, ...], line: str) -> None:
-    done = subprocess.run(command(tmp_path, *more), capture_output=True, text=True, check=False)
+    done = run(tmp_path, *more)
     assert done.returncode == Exit.USAGE
     assert line in done.stderr and len(done.stderr.splitlines()) == 1
     assert json.dumps(list(map(str, tmp_path.iterdir()))) == "[]"

@@ -7,6 +7,7 @@ import sys
 
 import pytest
 
+from tests import forked
 from tests.doctor.nodes import Node
 from zslurm.doctor.check import Outcome, Status
 
@@ -19,7 +20,9 @@ HEALTHY = {
 
 
 def test_the_cpu_is_measured_without_a_threshold(node: Node) -> None:
-    outcome = node.check("benchmark")
+    """By processes that have torch behind them and measure shortly."""
+    forks = forked.environment(forked.server(torch=True), ["zslurm.doctor.speed"])
+    outcome = node.check("benchmark", environ=forks)
     assert outcome.status is Status.PASS, outcome.reason
     assert outcome.reason.startswith("on the CPU, without a threshold: ")
     assert [len(outcome.data[name]) for name in ("gemm_tflops", "memory_gb_s")] == [2, 2]
@@ -66,9 +69,11 @@ def test_ranks_that_fail_are_reported(node: Node, monkeypatch: pytest.MonkeyPatc
     )
 
 
-def test_torch_is_imported_on_request(node: Node) -> None:
+def test_torch_is_imported_on_request(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     outcome = node.check("torch-import", gpus_per_node=0, nics=(), rails_only=False)
     assert outcome.status is Status.PASS
     assert outcome.reason.startswith("torch ")
+    node.program("python", """echo '["2.10.0", "the CPU", 0]'""")
+    monkeypatch.setattr(sys, "executable", "python")
     missing = node.check("torch-import")
     assert (missing.status, "sees 0 of 8 GPUs" in missing.reason) == (Status.FAIL, True)

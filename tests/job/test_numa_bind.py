@@ -57,8 +57,12 @@ def rank(node: FakeNode, local_rank: int, *more: str, **environ: str) -> list[An
 
 def test_a_rank_gets_the_cores_of_its_gpus_numa_node(node: FakeNode) -> None:
     for local_rank, numa, core in ((0, 0, MINE[0]), (7, 1, MINE[-1])):
-        expected = [f"bound to NUMA node {numa} of its GPU: 1 core", [core], 1]
-        assert rank(node, local_rank, "threads", **{VARIABLE: "auto"}) == expected
+        expected = [f"bound to NUMA node {numa} of its GPU: 1 core", [core]]
+        assert rank(node, local_rank, **{VARIABLE: "auto"}) == expected
+
+
+def test_a_bound_rank_takes_as_many_threads_as_it_has_cores(node: FakeNode) -> None:
+    assert rank(node, 0, "threads", **{VARIABLE: "auto"})[1:] == [[MINE[0]], 1]
 
 
 def test_the_profile_wins_over_sysfs(node: FakeNode) -> None:

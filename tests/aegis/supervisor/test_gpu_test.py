@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 
+from tests import forked
 from tests.submit.specs import run_spec
 from zslurm.aegis.supervisor import gpu_test
 from zslurm.aegis.supervisor.gpu_test import choose_device, fault_of, try_gpu, why_visible
@@ -123,7 +124,8 @@ def test_a_gpu_that_is_not_there_fails_where_the_node_should_have_it(
     tmp_path: Path, settings: dict[str, Any], environ: dict[str, str], reason: str
 ) -> None:
     """It was called healthy: the CPU had been tested in its place."""
-    tested = try_gpu("here", "0", None, run_spec(tmp_path, **settings), os.environ | environ)
+    forks = forked.environment(forked.server(torch=True), forked.BESIDE_RANKS, os.environ | environ)
+    tested = try_gpu("here", "0", None, run_spec(tmp_path, **settings), forks)
     assert tested == gpu_test.Tested(False, f"no GPU is visible, and the node should have one {reason}", None)
 
 

@@ -54,7 +54,7 @@ def test_pcie_pairs_each_gpu_with_its_nic(tmp_path: Path, layout: Layout) -> Non
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=6, deadline=None)
 @given(order=st.permutations(range(8)), seed=st.integers(0, 99))
 def test_pairing_is_one_to_one_whatever_the_names(
     tmp_path_factory: pytest.TempPathFactory, layout: Layout, order: list[int], seed: int
@@ -70,7 +70,7 @@ def test_pairing_is_one_to_one_whatever_the_names(
     assert {index: nic.device for index, nic in paired.items()} == dict(enumerate(names))
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=6, deadline=None)
 @given(order=st.permutations(range(8)))
 def test_a_real_nodes_tree_is_paired_as_amd_says(
     tmp_path_factory: pytest.TempPathFactory, order: list[int]
