@@ -7,13 +7,16 @@ sixteen ranks, a GPU error or a locked interpreter on two of them), and of torch
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
+import os
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests import forked
+from tests.aegis.detection import torch_dumps
+from tests.waiting import DEADLINE_S
 from zslurm.aegis.detection.flight_records import find_culprits, operations_of
 from zslurm.core.plain_pickle import loads_plain
 
@@ -152,24 +155,13 @@ def test_what_is_no_dump_is_refused(dump: object) -> None:
         operations_of(dump)
 
 
-_TORCH = """
-import os, sys
-os.environ["TORCH_FR_BUFFER_SIZE"] = os.environ["TORCH_NCCL_TRACE_BUFFER_SIZE"] = "10"
-import torch, torch.distributed as dist
-from torch._C._distributed_c10d import _dump_fr_trace, _dump_fr_trace_json
-dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-for _ in range(3):
-    dist.all_reduce(torch.ones(4))
-pickled, text = _dump_fr_trace(), _dump_fr_trace_json()
-sys.stdout.buffer.write(pickled + b"\\0\\0\\0SPLIT" + (text if isinstance(text, bytes) else text.encode()))
-"""
-
-
-def test_dumps_that_torch_writes_are_read() -> None:
-    made = subprocess.run([sys.executable, "-c", _TORCH], capture_output=True, check=True).stdout
-    pickled, _, text = made.partition(b"\0\0\0SPLIT")
-    for data in (pickled, text):
-        operations = operations_of(loads_plain(data))
+def test_dumps_that_torch_writes_are_read(tmp_path: Path) -> None:
+    made = forked.server(torch=True).run(
+        [str(tmp_path)], module=torch_dumps.__name__, env=dict(os.environ), cwd=tmp_path, timeout=DEADLINE_S
+    )
+    assert made.returncode == 0, made.stderr
+    for name in ("pickled", "json"):
+        operations = operations_of(loads_plain((tmp_path / name).read_bytes()))
         assert [(one.name, one.number, one.group.ranks) for one in operations] == [
             ("all_reduce", 1, (0,)), ("all_reduce", 2, (0,)), ("all_reduce", 3, (0,)),
         ]  # fmt: skip
