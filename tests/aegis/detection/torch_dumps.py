@@ -1,4 +1,4 @@
-"""`python -m tests.aegis.detection.torch_dumps FOLDER`: what torch's flight recorder writes, pickled and as JSON."""
+"""`python -m tests.aegis.detection.torch_dumps FOLDER`: what torch's flight recorder writes, in both formats."""
 
 from __future__ import annotations
 

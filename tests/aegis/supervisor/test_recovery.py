@@ -14,6 +14,8 @@ from tests.waiting import wait_for
 from zslurm.core.errors import Exit
 
 STEPS = 60
+FEW = 20
+"""Of the trainer."""
 SAVES = {"every_steps": 5}
 
 
@@ -63,14 +65,15 @@ def _decisions(user: LocalUser, run: str) -> list[str]:
 
 
 def _undisturbed(user: LocalUser, ranks: int = 2) -> list[float]:
-    run = user.write_run("undisturbed", steps=STEPS, ranks=ranks, trainer="real", checkpoint=SAVES)
+    run = user.write_run("undisturbed", steps=FEW, ranks=ranks, trainer="real", checkpoint=SAVES)
     user.zslurm("submit", run, "--wait")
     return _curve(user, "undisturbed")
 
 
 def test_a_killed_rank_costs_a_few_steps_and_no_human(user: LocalUser) -> None:
     saves = {**SAVES, "background": False}  # step 5 is saved before the next one begins
-    user.zslurm("submit", user.write_run("killed", steps=STEPS, ranks=2, trainer="real", checkpoint=saves))
+    run = user.write_run("killed", steps=FEW, ranks=2, trainer="real", pace_s=0.05, checkpoint=saves)
+    user.zslurm("submit", run)
     user.wait_for_step("killed", 7)
     user.rank(1).kill()
     state = user.wait_for_end("killed")
