@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import re
 import subprocess
@@ -121,7 +122,9 @@ def test_what_the_stand_in_lacks_it_refuses(user: LocalUser) -> None:
 def test_only_ranks_get_it(tmp_path: Path) -> None:
     """Python elsewhere in a job, and the sitecustomize of a site, see nothing of it."""
     (tmp_path / "sitecustomize.py").write_text("import sys\nsys.site_was_here = True\n")
-    code = "import sys, torch; print(sys.site_was_here, hasattr(torch, 'float32'))"
+    code = "import sys, importlib.util as util; print(sys.site_was_here, util.find_spec('torch').origin)"
     env = stand_in.environment({"PATH": "/usr/bin:/bin", "PYTHONPATH": str(tmp_path)})
     done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True)
-    assert done.stdout.split() == ["True", "True"]
+    site_was_here, torch = done.stdout.split()
+    assert site_was_here == "True"
+    assert torch == importlib.util.find_spec("torch").origin != str(stand_in.IN_RANKS / "torch_package.py")

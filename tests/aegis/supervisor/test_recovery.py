@@ -90,7 +90,8 @@ def test_a_killed_rank_costs_a_few_steps_and_no_human(user: LocalUser) -> None:
 
 def test_a_rank_that_exits_once_is_started_again(user: LocalUser) -> None:
     site = _site(user, "once", 'if rank == 0 and once("gone"): at(8, lambda: os._exit(1))')
-    user.zslurm("submit", user.write_run("once", steps=STEPS, ranks=2, checkpoint=SAVES, cluster=site), "--wait")
+    run = user.write_run("once", steps=STEPS, ranks=2, forks=True, checkpoint=SAVES, cluster=site)
+    user.zslurm("submit", run, "--wait")
     assert _decisions(user, "once") == ["restart"]
     (fault,) = [event for event in user.events("once", "fault_detected") if event["role"] == "root"]
     assert (fault["kind"], fault["rank"]) == ("rank_exit", 0)
@@ -145,7 +146,7 @@ _BROKEN_STEP = """
 
 def test_a_bug_that_comes_back_stops_the_run_for_good(user: LocalUser) -> None:
     site = _site(user, "bug", _BROKEN_STEP)
-    run = user.write_run("bug", steps=STEPS, checkpoint=SAVES, cluster=site, aegis={"retries": 1})
+    run = user.write_run("bug", steps=STEPS, forks=True, checkpoint=SAVES, cluster=site, aegis={"retries": 1})
     user.zslurm("submit", run, "--wait", exit_code=Exit.STOPPED)
     state = user.state("bug")
     assert (state["state"], state["exit_code"]) == ("failed", Exit.STOPPED)
@@ -182,7 +183,8 @@ def test_nothing_of_an_attempt_is_left_when_the_next_one_starts(user: LocalUser)
         'if once(f"left-{rank}"): import subprocess; subprocess.Popen(["sleep", "1000"], start_new_session=True)'
     )
     site = _site(user, "orphans", left)
-    user.zslurm("submit", user.write_run("orphans", steps=150, ranks=2, checkpoint=SAVES, cluster=site))
+    run = user.write_run("orphans", steps=150, ranks=2, forks=True, checkpoint=SAVES, cluster=site)
+    user.zslurm("submit", run)
     user.wait_for_step("orphans", 7)
     orphans = [process for process in user.processes() if process.name() == "sleep"]
     assert len(orphans) == 2
