@@ -18,7 +18,6 @@ import fcntl
 import gc
 import os
 from collections.abc import Generator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -64,13 +63,6 @@ _SECONDS = {
     "tests/train/test_processors.py": 60,
 }
 """About how long a group takes where that is long: the longest is begun first."""
-
-
-@pytest.fixture(scope="session")
-def shared_directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A directory that all processes of this run of the tests share."""
-    base = tmp_path_factory.getbasetemp()
-    return base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
 
 
 @pytest.hookimpl(wrapper=True)

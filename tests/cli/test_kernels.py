@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests import forked
 from tests.cli.commands import Shell
 from zslurm.cli import kernels as cli
 from zslurm.core.errors import Exit
@@ -22,9 +23,9 @@ needs_no_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="this machin
 
 
 @pytest.fixture(autouse=True)
-def cache(monkeypatch: pytest.MonkeyPatch, shared_directory: Path) -> Path:
+def cache(monkeypatch: pytest.MonkeyPatch) -> Path:
     """The cache of this run of the tests."""
-    directory = shared_directory / "kernels"
+    directory = forked.place() / "kernels"
     monkeypatch.setenv("ZSLURM_KERNEL_CACHE", str(directory))
     return directory
 

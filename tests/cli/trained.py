@@ -17,16 +17,16 @@ CONTEXT = 32
 TEXT = "The quick brown fox jumps over the lazy dog. für 12 €, 東京 🙂\n"
 
 
-def trained_run(directory: Path, shared_directory: Path) -> Path:
+def trained_run(directory: Path) -> Path:
     """A finished run of 80 steps in directory/runs/first, its data in directory/data.
 
-    It is trained once for all tests, in `shared_directory` (tests/distribution.py), and copied from there.
+    It is trained once for all processes of tests, beside the servers that they share, and copied from there.
     """
-    made = shared_directory / "trained"
-    with (shared_directory / "trained.lock").open("w") as lock:
+    made = forked.place() / "trained"
+    with made.with_suffix(".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not made.exists():
-            _train(draft := shared_directory / "trained.draft")
+            _train(draft := made.with_suffix(".draft"))
             draft.rename(made)
     shutil.copytree(made, directory, dirs_exist_ok=True)
     run = directory / "runs" / "first"

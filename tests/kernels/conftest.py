@@ -7,14 +7,15 @@ from pathlib import Path
 
 import pytest
 
+from tests import forked
 from tests.kernels.implementations import ON_A_GPU
 from zslurm.kernels.cache import CACHE_VARIABLE
 
 
 @pytest.fixture(autouse=True)
-def kernel_cache(own_environment: None, shared_directory: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def kernel_cache(own_environment: None, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The directory that this run's tests build kernels in."""
-    cache = shared_directory / "kernels"
+    cache = forked.place() / "kernels"
     monkeypatch.setenv(CACHE_VARIABLE, str(cache))
     return cache
 

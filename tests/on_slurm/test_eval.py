@@ -30,10 +30,10 @@ ONE_RANK_EACH = ("--slurm", "--nodes", "2")
 
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory: pytest.TempPathFactory, shared_directory: Path) -> Path:
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A directory with a run that was really trained."""
     directory = tmp_path_factory.mktemp("trained")
-    trained_run(directory, shared_directory)
+    trained_run(directory)
     return directory
 
 

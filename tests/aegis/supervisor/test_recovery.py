@@ -16,6 +16,8 @@ from zslurm.core.errors import Exit
 STEPS = 60
 FEW = 20
 """Of the trainer."""
+MANY = 150
+"""Without a save among them: a rank that is stopped in one may take much longer than in a step."""
 SAVES = {"every_steps": 5}
 
 
@@ -99,7 +101,7 @@ def test_a_rank_that_exits_once_is_started_again(user: LocalUser) -> None:
 
 def test_a_rank_that_hangs_is_named_and_all_stacks_are_kept(user: LocalUser) -> None:
     hang = {"setup_s": 40, "step_s": 3, "step_factor": 10}  # the first until the time of a step is known
-    run = user.write_run("hangs", steps=STEPS, ranks=2, forks=False, checkpoint=SAVES, aegis={"hang": hang})
+    run = user.write_run("hangs", steps=MANY, ranks=2, forks=False, aegis={"hang": hang})
     user.zslurm("submit", run)
     user.wait_for_step("hangs", 7)
     user.rank(1).suspend()
@@ -116,7 +118,7 @@ def test_a_rank_that_hangs_is_named_and_all_stacks_are_kept(user: LocalUser) -> 
 def test_a_rank_that_stopped_before_its_supervisor_was_replaced_is_found_by_the_next_one(user: LocalUser) -> None:
     """By the times of the steps before; the setup's limit is longer than this test may take."""
     hang = {"setup_s": 3600, "step_s": 3, "step_factor": 10}
-    run = user.write_run("adopts", steps=STEPS, ranks=2, forks=False, checkpoint=SAVES, aegis={"hang": hang})
+    run = user.write_run("adopts", steps=MANY, ranks=2, forks=False, aegis={"hang": hang})
     user.zslurm("submit", run)
     user.wait_for_step("adopts", 7)
     user.rank(1).suspend()

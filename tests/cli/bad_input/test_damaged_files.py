@@ -108,7 +108,7 @@ def _checked(document: Any, before: bytes) -> bytes:
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory, shared_directory: Path) -> Iterator[Path]:
+def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """A user's directory: a run that was really submitted (`sent`), one with a tokenizer (`first`), exports."""
     directory = tmp_path_factory.mktemp("damaged")
     person = LocalUser(directory)
@@ -116,7 +116,7 @@ def place(tmp_path_factory: pytest.TempPathFactory, shared_directory: Path) -> I
     person.zslurm("submit", run_file, "--wait")
     (directory / "profiles.yaml").write_text("cluster: {launcher: local}\n")
     person.close()
-    trained_run(directory, shared_directory)
+    trained_run(directory)
     before = Path.cwd(), dict(os.environ)
     os.environ.update({name: person.environment[name] for name in ("HOME", "XDG_CONFIG_HOME", "XDG_STATE_HOME")})
     os.environ["ZSLURM_NICE"] = "0"

@@ -11,8 +11,8 @@ from tests.cli.trained import trained_run
 
 
 @pytest.fixture(scope="session")
-def run(tmp_path_factory: pytest.TempPathFactory, shared_directory: Path) -> Path:
-    return trained_run(tmp_path_factory.mktemp("work"), shared_directory)
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return trained_run(tmp_path_factory.mktemp("work"))
 
 
 @pytest.fixture

@@ -34,10 +34,10 @@ HEAVY = {
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory, shared_directory: Path) -> Path:
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A directory with a finished run, and text to build from."""
     directory = tmp_path_factory.mktemp("niceness")
-    trained_run(directory, shared_directory)
+    trained_run(directory)
     (directory / "texts" / "more.txt").write_text(TEXT * 2000)
     return directory
 

@@ -56,6 +56,12 @@ class SteeredAgents:
     def start(self) -> None:
         self.agents.start(self.spec, self.run, "12", self.nodes, self.environ)
 
+    def stop(self) -> None:
+        """End the agents, also those that a test has blocked."""
+        self.agents.stop()
+        for file in self.directory.glob("blocked-*"):
+            file.unlink()
+
     def look(self) -> list[ReceivedReport]:
         new = self.agents.reports()
         self.heard += new
@@ -99,7 +105,7 @@ class SteeredAgents:
 def here(tmp_path: Path) -> Iterator[SteeredAgents]:
     steered = SteeredAgents(tmp_path, slurm=False)
     yield steered
-    steered.agents.stop()
+    steered.stop()
 
 
 @pytest.fixture
@@ -122,7 +128,7 @@ def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[SteeredAg
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     steered = SteeredAgents(tmp_path, slurm=True)
     yield steered
-    steered.agents.stop()
+    steered.stop()
 
 
 # --- on this machine --------------------------------------------------------------------------------------------
