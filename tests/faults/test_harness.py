@@ -62,8 +62,8 @@ def hook(place: Path) -> None:
     """Do to a forked rank, which has the trainer, what the hook does to a fresh one when it imports it."""
     os.environ["ZSLURM_TEST_FAULTS"] = str(place)
     sys.orig_argv = [sys.executable, "-m", "zslurm.train", str(place.parent)]
-    there = runpy.run_path(str(HOOK / "sitecustomize.py"))
-    there["wrap"](importlib.import_module("zslurm.train.loop"), there["Faults"](place))
+    importlib.import_module("zslurm.train.loop")
+    runpy.run_path(str(HOOK / "sitecustomize.py"))
 
 
 @pytest.fixture
