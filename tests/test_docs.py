@@ -162,6 +162,7 @@ def cluster_directory(slurm_cluster: SlurmCluster, data: Path) -> Iterator[Path]
     # Ranks that are no trainers, and not done with the README's few steps before the next command comes.
     ranks = slurm_cluster.installation().sources / "tests" / "stand_in" / stand_in.IN_RANKS.name
     env = stand_in.environment({"ZSLURM_TEST_STEP_S": "0.5"}, ranks)
+    env = slurm_cluster.forking([*forked.STAND_INS, *forked.OTHERS], env, customized=True)
     with (directory / "run.yaml").open("a") as file:
         file.write(f"cluster:\n  env: {json.dumps(env)}\n")
     configure(slurm_cluster)
@@ -179,12 +180,13 @@ def test_cluster_commands_of(document: Path, slurm_cluster: SlurmCluster, cluste
     script = installed.sources / Path(client.__file__).relative_to(ROOT)
     asking = [str(installed.python), "-I", "-S", str(script), str(slurm_cluster.commands().path)]
     zslurm = f'zslurm() {{ {shlex.join(asking)} "$@"; }}'
+    forks = slurm_cluster.forking([*forked.RANKS, *forked.OTHERS], torch=True)  # of benchmarks and checks
     for block in blocks("bash cluster", document):
         for chunk in re.split(r"^(?=zslurm (?:requeue|exec))", block.text, flags=re.MULTILINE):
             if chunk.startswith(("zslurm requeue", "zslurm exec")):
                 run = RunDir(cluster_directory / "runs" / chunk.split()[2])
                 wait_for(partial(_is_running, slurm_cluster, run), "the run to start", every_s=COMMAND_EVERY_S)
-            slurm_cluster.run(["bash", "-euo", "pipefail", "-c", f"{zslurm}\n{chunk}"], cwd=cluster_directory)
+            slurm_cluster.run(["bash", "-euo", "pipefail", "-c", f"{zslurm}\n{chunk}"], env=forks, cwd=cluster_directory)
 
 
 def _is_running(cluster: SlurmCluster, run: RunDir) -> bool:

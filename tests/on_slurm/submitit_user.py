@@ -28,8 +28,7 @@ def python(user: User, text: str) -> Any:
     shutil.copy(submitit_functions.__file__, user.directory)
     script = user.directory / "program.py"
     script.write_text(_BEGIN + textwrap.dedent(text))
-    done = user.cluster.run([user.cluster.installation().python, script], cwd=user.directory)
-    return json.loads(done.stdout.splitlines()[-1])
+    return json.loads(user.cluster.program(script).stdout.splitlines()[-1])
 
 
 def submitted(user: User, text: str) -> str:

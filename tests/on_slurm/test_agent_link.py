@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shlex
 import shutil
 import signal
 import sys
@@ -19,6 +20,7 @@ from typing import Any
 import psutil
 import pytest
 
+from tests import forked
 from tests.checkout import ROOT
 from tests.on_slurm.as_user import COMMAND_EVERY_S
 from tests.on_slurm.slurm_cluster import SlurmCluster
@@ -49,13 +51,14 @@ class WatchedJob:
         self.run = RunDir(directory / "runs" / "tiny")
         self.run.create(group_readable=False)
         self.run.config.write_text(spec.model_dump_json())
-        python = cluster.installation().python
+        python, driver = cluster.installation().python, "tests.on_slurm.agent_driver"
+        env = cluster.forking([*forked.OTHERS, driver], {"PYTHONPATH": str(ROOT), "PYTHONSAFEPATH": "1"})
         # As in the script of a run: a supervisor that dies is started again.
         script = f"""
             [ "${{SLURM_RESTART_COUNT:-0}}" = 0 ] || {{
                 echo "$SLURM_JOB_NODELIST" > {self.run.path}/started-again; exit 0; }}
-            export PYTHONPATH={ROOT} PYTHONSAFEPATH=1 TMPDIR=/tmp
-            while :; do {python} -m tests.on_slurm.agent_driver watch {self.run.path}; sleep 1; done
+            export TMPDIR=/tmp {shlex.join(f"{name}={value}" for name, value in env.items())}
+            while :; do {python} -m {driver} watch {self.run.path}; sleep 1; done
         """
         self.job_id = ""
         for path in [directory, *directory.rglob("*")]:

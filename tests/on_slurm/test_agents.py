@@ -12,6 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from tests import forked
 from tests.aegis.agent_process import AgentProcess, make_run
 from tests.on_slurm.as_user import COMMAND_EVERY_S
 from tests.on_slurm.slurm_cluster import SlurmCluster
@@ -85,7 +86,7 @@ class Site:
         ]  # fmt: skip
         self.agents.append(
             AgentProcess(
-                command, self.cluster.environment, cwd=self.directory, extra_groups=[],
+                command, self.cluster.environment | self.cluster.forking(forked.OTHERS), cwd=self.directory, extra_groups=[],
                 user=self.cluster.user.pw_uid, group=self.cluster.user.pw_gid,
             )
         )  # fmt: skip

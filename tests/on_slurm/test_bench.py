@@ -31,7 +31,7 @@ def user(slurm_cluster: SlurmCluster) -> Iterator[User]:
 
 
 def forks(user: User) -> dict[str, str]:
-    return user.cluster.forking([*forked.RANKS, *forked.OTHERS])
+    return user.cluster.forking([*forked.RANKS, *forked.OTHERS], torch=True)
 
 
 def started(user: User, *arguments: str) -> subprocess.Popen[str]:

@@ -107,7 +107,7 @@ def test_a_job_can_be_moved_off_a_node_by_its_own_user(
         "import sys; from zslurm.slurm.client import SlurmClient; from tests.waiting import wait_for\n"
         "client, job = SlurmClient(), sys.argv[1]\n"
         "client.requeue_hold(job)\n"
-        "wait_for(lambda: client.job(job).state.is_waiting, 'the job to wait')\n"
+        f"wait_for(lambda: client.job(job).state.is_waiting, 'the job to wait', every_s={COMMAND_EVERY_S})\n"
         "excluded = client.excluded_nodes(job) + ',node0'\n"
         "client.update(job, ReqNodeList='', ExcNodeList=excluded, Comment='node0 is bad')\n"
         f"client.start_in(job, {RESTART_PAUSE_S})\n"

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable, Iterator
 
 import pytest
 
 from tests.on_slurm.as_user import COMMAND_EVERY_S
 from tests.on_slurm.slurm_cluster import SlurmCluster
+from tests.on_slurm.user import directory_of
 from tests.waiting import wait_for
 from zslurm.slurm.client import SlurmClient
 
@@ -34,21 +34,15 @@ Submit = Callable[..., str]
 
 @pytest.fixture
 def submit(slurm_cluster: SlurmCluster) -> Iterator[Submit]:
-    directory = slurm_cluster.user_dir("comment-test")
-
-    def run(*options: str) -> str:
-        return slurm_cluster.sbatch("sleep 600", *options, cwd=directory)
-
-    yield run
-    slurm_cluster.restore()
-    shutil.rmtree(directory)
+    with directory_of(slurm_cluster, "comment-test") as directory:
+        yield lambda *options: slurm_cluster.sbatch("sleep 600", *options, cwd=directory)
 
 
 def tell(cluster: SlurmCluster, job_id: str, line: str = EVIL) -> str:
     """The user's own process writes the comment; what it says of failures."""
-    python = cluster.installation().python
-    done = cluster.run([python, "-c", TELL, job_id, line])
-    return done.stdout.strip()
+    program = cluster.instance.user / "comment-test" / "tell.py"
+    program.write_text(TELL)
+    return cluster.program(program, job_id, line).stdout.strip()
 
 
 def comment_of(cluster: SlurmCluster, job_id: str) -> str:

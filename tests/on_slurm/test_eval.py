@@ -14,10 +14,11 @@ from typing import Any
 import psutil
 import pytest
 
+from tests import forked
 from tests.cli.trained import trained_run
 from tests.on_slurm.as_user import COMMAND_EVERY_S
 from tests.on_slurm.slurm_cluster import SlurmCluster
-from tests.on_slurm.user import User, at_work
+from tests.on_slurm.user import User, add_to_profile, at_work
 from tests.waiting import DEADLINE_S, wait_for
 from zslurm.core.errors import Exit
 
@@ -60,6 +61,14 @@ def user(slurm_cluster: SlurmCluster, trained: Path) -> Iterator[User]:
         for path in [person.directory, *person.directory.rglob("*")]:
             shutil.chown(path, account.pw_uid, account.pw_gid)
         yield person
+
+
+@pytest.fixture
+def quick(user: User) -> User:
+    """The same user, the ranks of whose jobs are forked from a process that has torch."""
+    env = user.cluster.forking([*forked.RANKS, *forked.OTHERS], torch=True)
+    add_to_profile(user.cluster, f"  env: {json.dumps(env)}\n")
+    return user
 
 
 def write_task(user: User, name: str, documents: list[dict[str, Any]], **keys: Any) -> None:
@@ -112,7 +121,8 @@ def wait_for_ranks(job_id: str) -> dict[int, psutil.Process]:
     return wait_for(both, "all ranks to run a program", every_s=COMMAND_EVERY_S)
 
 
-def test_four_ranks_on_two_nodes_find_what_one_process_finds(user: User) -> None:
+def test_four_ranks_on_two_nodes_find_what_one_process_finds(quick: User) -> None:
+    user = quick
     tasks = ("--tasks", "choice.yaml", "written.yaml")
     alone = json.loads(user.zslurm("eval", "first", *tasks, "--json", "--samples", "alone.jsonl"))
     words = ("eval", "first", *tasks, *TWO_NODES, "--json", "--samples", "shared.jsonl", "--out", "out.json")
@@ -135,7 +145,8 @@ def test_four_ranks_on_two_nodes_find_what_one_process_finds(user: User) -> None
     assert list(tools.iterdir()) == [], "nothing is left of the job's files"
 
 
-def test_what_is_wrong_with_a_task_is_one_line_before_the_job_and_from_its_ranks(user: User) -> None:
+def test_what_is_wrong_with_a_task_is_one_line_before_the_job_and_from_its_ranks(quick: User) -> None:
+    user = quick
     code, said = user.fails("eval", "first", "--tasks", "nothing.yaml", *TWO_NODES)
     assert (code, said.count("\n")) == (Exit.USAGE, 1), "no job"
     assert said.startswith("zslurm: nothing.yaml: no such task file; shipped tasks: ")

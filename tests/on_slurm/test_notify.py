@@ -3,27 +3,23 @@
 from __future__ import annotations
 
 import json
-import shutil
 
 import pytest
 
 from tests.on_slurm.slurm_cluster import SlurmCluster
-from tests.on_slurm.test_runs import User
+from tests.on_slurm.user import at_work
 
 pytestmark = pytest.mark.slurm
 
 
 def test_the_hook_is_tried_on_a_compute_node(slurm_cluster: SlurmCluster) -> None:
-    directory = slurm_cluster.user_dir("notify-test")
-    user = User(slurm_cluster, directory)
-    user.zslurm("init", "--yes")
-    command = f"cat > {directory}/got; echo $SLURMD_NODENAME > {directory}/where"
-    run_file = user.write_run("told", aegis={"notify": {"command": command}})
-    assert user.zslurm("aegis", "notify", run_file, "--slurm") == "aegis.notify.command took the event"
-    assert json.loads((directory / "got").read_text())["run"] == "told"
-    assert (directory / "where").read_text().strip() in slurm_cluster.node_names
-    failing = user.write_run("fails", aegis={"notify": {"command": "echo no route >&2; exit 7"}})
-    code, said = user.fails("aegis", "notify", failing, "--slurm")
-    assert (code, "zslurm: aegis.notify.command: exit code 7: no route\n" in said) == (5, True)
-    slurm_cluster.restore()
-    shutil.rmtree(directory, ignore_errors=True)
+    with at_work(slurm_cluster, "notify-test") as user:
+        directory = user.directory
+        command = f"cat > {directory}/got; echo $SLURMD_NODENAME > {directory}/where"
+        run_file = user.write_run("told", aegis={"notify": {"command": command}})
+        assert user.zslurm("aegis", "notify", run_file, "--slurm") == "aegis.notify.command took the event"
+        assert json.loads((directory / "got").read_text())["run"] == "told"
+        assert (directory / "where").read_text().strip() in slurm_cluster.node_names
+        failing = user.write_run("fails", aegis={"notify": {"command": "echo no route >&2; exit 7"}})
+        code, said = user.fails("aegis", "notify", failing, "--slurm")
+        assert (code, "zslurm: aegis.notify.command: exit code 7: no route\n" in said) == (5, True)

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from tests import forked
 from tests.on_slurm.slurm_cluster import SlurmCluster
 from tests.on_slurm.test_environments import container
 from tests.on_slurm.user import User, at_work
@@ -38,12 +39,15 @@ def write(user: User, name: str, command: list[str], *, nodes: int = 2, **sectio
     work = user.directory / f"{name}-work"
     user.cluster.run(["mkdir", "-p", work])
     trainer = {"command": command, "directory": str(work), "checkpoints": "saved/*.txt", "steps": STEPS}
+    cluster = sections.pop("cluster", {})
+    modules = [*forked.OTHERS, *(() if "container" in cluster else forked.PROGRAM_RANKS)]
     body = {
         "run": {"name": name},
         "trainer": trainer | sections.pop("trainer", {}),
         "slurm": {"nodes": nodes, "ranks_per_node": 1, "time": "10:00"} | sections.pop("slurm", {}),
         "parallel": {"device": "cpu"},
         "aegis": {"grace_s": 3} | sections.pop("aegis", {}),
+        "cluster": {"env": user.cluster.forking(modules)} | cluster,
     }
     path = user.directory / f"{name}.yaml"
     path.write_text(json.dumps(body | sections, indent=1))

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
+from tests import forked
 from tests.on_slurm.as_user import COMMAND_EVERY_S
 from tests.on_slurm.rail_nodes import NICS, RailNodes
 from tests.on_slurm.slurm_cluster import SlurmCluster
-from tests.on_slurm.user import User, directory_of
+from tests.on_slurm.user import User, add_to_profile, configure, directory_of
 from tests.waiting import wait_for
 from zslurm.slurm.hostlist import expand
 
@@ -25,12 +27,11 @@ class RailUser(User):
     def __init__(self, cluster: SlurmCluster, directory: Any, nodes: RailNodes) -> None:
         super().__init__(cluster, directory)
         self.nodes = nodes
-        self.zslurm("init", "--yes")
-        profiles = cluster.instance.user / "home/.config/zslurm/clusters"
-        (profile,) = profiles.glob("*.yaml")
+        configure(cluster)
         nics = json.dumps(NICS)
-        known = f"  network: pollara\n  nics: {nics}\n  env: {{ZSLURM_SYSROOT: '{nodes.sysroot}'}}\nslurm:\n"
-        profile.write_text(profile.read_text().replace("slurm:\n", known))
+        add_to_profile(
+            cluster, f"  network: pollara\n  nics: {nics}\n  env: {{ZSLURM_SYSROOT: '{nodes.sysroot}'}}\n"
+        )
 
     def submit(self, name: str, *, nodes: int = 4, **cluster: Any) -> str:
         """Submit a run of a few steps on so many nodes; returns the job id."""
@@ -47,6 +48,11 @@ class RailUser(User):
         (found,) = [event for event in self.events(run) if event["event"] == kind]
         return found
 
+    def survey(self, *options: str) -> subprocess.CompletedProcess[str]:
+        """What `zslurm rails` says of nodes."""
+        env = self.cluster.forking(forked.OTHERS, {"ZSLURM_SYSROOT": self.nodes.sysroot})
+        return self.cluster.zslurm("rails", *options, env=env, check=False)
+
     def log(self, run: str) -> str:
         return self.zslurm("logs", run, "--supervisor")
 
@@ -62,10 +68,9 @@ def user(slurm_cluster: SlurmCluster) -> Iterator[RailUser]:
 
 def test_nodes_are_surveyed_and_the_odd_one_is_named(user: RailUser) -> None:
     user.nodes["node5"].take_nic_down("ionic_6")
-    env = {"ZSLURM_SYSROOT": user.nodes.sysroot}
-    whole = user.cluster.zslurm("rails", "--nodelist", "node[0-3]", env=env)
+    whole = user.survey("--nodelist", "node[0-3]")
     assert whole.stdout.splitlines()[0] == "node[0-3]: 4 nodes, 8 rails by the profile"
-    done = user.cluster.zslurm("rails", "--nodes", "8", env=env, check=False)
+    done = user.survey("--nodes", "8")
     assert done.returncode == 5
     assert done.stderr == "zslurm: rails are incomplete or unknown on node5\n"
     assert [line for line in done.stdout.splitlines() if line.startswith("node")] == [
@@ -73,15 +78,14 @@ def test_nodes_are_surveyed_and_the_odd_one_is_named(user: RailUser) -> None:
         "node5: 1 node, 8 rails by the profile",
     ]
     assert "  incomplete: rail 6: ionic_6 is DOWN (Disabled)" in done.stdout
-    body = json.loads(user.cluster.zslurm("rails", "--nodes", "8", "--json", env=env, check=False).stdout)
+    body = json.loads(user.survey("--nodes", "8", "--json").stdout)
     assert body["incomplete"] == ["node5"]
     assert [len(group) for group in body["groups"]] == [7, 1]
 
 
 def test_a_dead_node_is_silent_not_whole(user: RailUser) -> None:
-    env = {"ZSLURM_SYSROOT": user.nodes.sysroot}
     user.cluster.run_as_root(["scontrol", "update", "NodeName=node2", "State=DRAIN", "Reason=test"])
-    done = user.cluster.zslurm("rails", "--nodelist", "node[1-2]", "--timeout", "8", env=env, check=False)
+    done = user.survey("--nodelist", "node[1-2]", "--timeout", "8")
     assert done.returncode == 1
     assert done.stderr.startswith("zslurm: the nodes could not be asked: ")
     assert "Traceback" not in done.stderr

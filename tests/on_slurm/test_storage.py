@@ -9,6 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from tests import forked
 from tests.on_slurm.slurm_cluster import SlurmCluster
 from tests.on_slurm.user import User, at_work
 from tests.waiting import DEADLINE_S, wait_for
@@ -32,7 +33,8 @@ def test_two_nodes_measure_storage_and_leave_nothing(user: User) -> None:
     place, out = user.directory / "place", user.directory / "result.json"
     user.cluster.run(["mkdir", str(place)])
     words = ("bench", "storage", "--path", str(place), "--nodes", "2", "--quick", *SIZES, "--out", str(out))
-    done = user.cluster.zslurm(*words, cwd=user.directory, check=False)
+    forks = user.cluster.forking([*forked.RANKS, *forked.OTHERS], torch=True)
+    done = user.cluster.zslurm(*words, env=forks, cwd=user.directory, check=False)
     assert done.returncode == Exit.DONE, done.stderr
     result = read_result(out)
     assert result.complete and {(row["nodes"], row["ranks"]) for row in result.rows} == {(2, 2)}

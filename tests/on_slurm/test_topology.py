@@ -9,7 +9,7 @@ import pytest
 
 from tests.on_slurm.fixtures import running
 from tests.on_slurm.slurm_cluster import SlurmCluster
-from tests.on_slurm.user import User, at_work
+from tests.on_slurm.user import User, add_to_profile, at_work
 from zslurm.slurm.client import SlurmClient
 from zslurm.slurm.hostlist import expand
 
@@ -81,13 +81,12 @@ def test_the_profiles_leaves_suffice_where_slurm_knows_none(on_flat: User) -> No
 
 def describe_fabric(user: User, *groups: str) -> None:
     """Put a fabric of two rails into the profile: each group of nodes on two slices, of one uplink each."""
-    (profile,) = (user.cluster.instance.user / "home/.config/zslurm/clusters").glob("*.yaml")
     slices = [
         f"      - {{leaf: leaf{leaf}, rails: [{leaf % 2}], nodes: '{nodes}'}}"
         for leaf, nodes in enumerate(nodes for nodes in groups for _ in range(2))
     ]
-    fabric = "\n".join(["  fabric:", "    spines: 4", "    uplinks: 1", "    slices:", *slices, "slurm:\n"])
-    profile.write_text(profile.read_text().replace("slurm:\n", fabric))
+    fabric = ["  fabric:", "    spines: 4", "    uplinks: 1", "    slices:", *slices]
+    add_to_profile(user.cluster, "".join(f"{line}\n" for line in fabric))
 
 
 def directives_of(user: User, run: str) -> set[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -21,10 +22,13 @@ from tests.train.runs import MODEL, STEP_TOKENS, make_corpus
 from tests.waiting import DEADLINE_S, wait_for
 from zslurm.run.run_dir import RunDir
 from zslurm.slurm.hostlist import expand
-from zslurm.train.jsonl import read_jsonl
+from zslurm.train.jsonl import JsonLinesTail, read_jsonl
 
 STEPS = 12
 """Steps of a run that is to complete."""
+
+_LONGEST_PAUSE_S = 1.5
+"""Between two looks at the state of a run in whose files nothing happens."""
 
 ENDLESS = 100_000
 """Steps of a run that a test stops: no machine is so fast, and no test so slow, that it ends by itself."""
@@ -58,12 +62,15 @@ class User:
         """A run file; JSON is YAML. Its ranks are stand-ins (tests/stand_in) unless `trainer` is "real"."""
         cluster = dict(sections.get("cluster", {}))
         env = cluster.get("env", {})
-        modules = [*forked.OTHERS, *(forked.RANKS if trainer == "real" and "PYTHONPATH" not in env else ())]
+        modules, forked_ranks = list(forked.OTHERS), "PYTHONPATH" not in env
+        torch = forked_ranks and trainer == "real"
+        if forked_ranks:
+            modules += forked.RANKS if torch else forked.STAND_INS
         if trainer == "stand-in":
             in_ranks = self.cluster.installation().sources / "tests" / "stand_in" / stand_in.IN_RANKS.name
             env = stand_in.environment(env, in_ranks)
         if self._forks:
-            env = self.cluster.forking(modules, env)
+            env = self.cluster.forking(modules, env, torch=torch, customized=forked_ranks)
         sections["cluster"] = cluster | {"env": env}
         config = {
             "run": {"name": name, "seed": 3},
@@ -109,14 +116,25 @@ class User:
             return state_of(found)
 
     def wait_for_state(self, run: str, *wanted: str, deadline_s: float = DEADLINE_S) -> dict[str, Any]:
-        """The state, once it is one of these."""
+        """The state, once it is one of these.
+
+        Each look costs a command of Slurm: where nothing happens in the run's files there are ever fewer of them.
+        """
+        found = RunDir(self.directory / "runs" / run)
+        seen: list[int] = []
+        look_at, pause_s = 0.0, COMMAND_EVERY_S
 
         def there() -> dict[str, Any] | None:
+            nonlocal seen, look_at, pause_s
+            sizes, now = [_size(path) for path in (found.events, found.submissions)], time.monotonic()
+            if sizes == seen and now < look_at:
+                return None
+            pause_s = min(1.5 * pause_s, _LONGEST_PAUSE_S) if sizes == seen else COMMAND_EVERY_S
             state = self.state(run)
+            seen, look_at = sizes, time.monotonic() + pause_s
             return state if state["state"] in wanted else None
 
-        what = f"{run} to be {' or '.join(wanted)}"
-        return wait_for(there, what, deadline_s=deadline_s, every_s=COMMAND_EVERY_S)
+        return wait_for(there, f"{run} to be {' or '.join(wanted)}", deadline_s=deadline_s)
 
     def nodes_of(self, run: str) -> list[str]:
         """The nodes that Slurm gave the run: which of those that are free is Slurm's affair."""
@@ -132,10 +150,23 @@ class User:
         return int(max(row["step"] for row in self.steps(run) if row["attempt"] == attempt))
 
     def wait_for_step(self, run: str, step: int) -> None:
-        wait_for(lambda: any(row["step"] >= step for row in self.steps(run)), f"{run} to reach step {step}")
+        rows = JsonLinesTail(self.directory / "runs" / run / "metrics.jsonl")
+
+        def reached() -> bool:
+            return any(row["kind"] == "step" and row["step"] >= step for row in rows.new_records())
+
+        wait_for(reached, f"{run} to reach step {step}")
 
     def events(self, run: str) -> list[dict[str, Any]]:
         return list(read_jsonl(self.directory / "runs" / run / "events.jsonl"))
+
+
+def _size(path: Path) -> int:
+    """The size of a file; -1 where there is none."""
+    try:
+        return path.stat().st_size
+    except OSError:
+        return -1
 
 
 @contextmanager
@@ -173,6 +204,12 @@ def configure(cluster: SlurmCluster) -> None:
     else:
         cluster.zslurm("init", "--yes")
         shutil.copytree(config, written)
+
+
+def add_to_profile(cluster: SlurmCluster, text: str) -> None:
+    """Put these lines of YAML into the section `cluster` of the user's profile, which `configure` has written."""
+    (profile,) = (cluster.instance.user / "home" / ".config" / "zslurm" / "clusters").glob("*.yaml")
+    profile.write_text(profile.read_text().replace("slurm:\n", f"{text}slurm:\n"))
 
 
 def rank_process(user: User, run: str, rank: int) -> psutil.Process:
