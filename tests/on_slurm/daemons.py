@@ -15,7 +15,7 @@ from pathlib import Path
 from tests.on_slurm import processes
 from tests.on_slurm.config_files import Ports
 from tests.on_slurm.layout import Instance
-from tests.waiting import wait_for
+from tests.waiting import DEADLINE_S, wait_for
 
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
@@ -30,7 +30,7 @@ class Daemons:
     def __init__(self, instance: Instance, ports: Ports) -> None:
         self._instance = instance
         self._ports = ports
-        self._children: list[subprocess.Popen[bytes]] = []
+        self._children: dict[str, subprocess.Popen[bytes]] = {}
 
     def start_munged(self) -> None:
         directory = self._instance.munge_socket.parent
@@ -87,14 +87,18 @@ class Daemons:
 
     def stop(self, name: str) -> None:
         """End one daemon in its own orderly way, and wait until it is gone."""
-        for process in processes.daemons(self._instance, name):
-            process.terminate()
-        wait_for(lambda: not processes.daemons(self._instance, name), f"{name} to end")
+        self._children[name].terminate()
+        self._children[name].wait(DEADLINE_S)
+        wait_for(lambda: not processes.daemons(self._instance, name), f"helpers of {name} to end")
         self.reap()
+
+    def is_alive(self, name: str) -> bool:
+        """Whether a daemon that this process has started still runs; its end is collected."""
+        return name in self._children and self._children[name].poll() is None
 
     def reap(self) -> None:
         """Collect children that ended, so that none stays a zombie."""
-        self._children = [child for child in self._children if child.poll() is None]
+        self._children = {name: child for name, child in self._children.items() if child.poll() is None}
 
     def _start(
         self,
@@ -123,7 +127,7 @@ class Daemons:
                 extra_groups=None if user is None else [],
                 start_new_session=True,
             )
-        self._children.append(child)
+        self._children[name] = child
         return child
 
     def _wait(self, name: str, child: subprocess.Popen[bytes], ready: Callable[[], bool]) -> None:

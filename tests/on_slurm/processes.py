@@ -40,15 +40,6 @@ def daemons(instance: Instance, name: str) -> list[psutil.Process]:
     )
 
 
-def daemon_names(instance: Instance) -> set[str]:
-    """The daemons that are alive."""
-    names: set[str | None] = set()
-    for process in members(instance):
-        with contextlib.suppress(psutil.NoSuchProcess):  # it may end between the listing and the look
-            names.add(process.environ().get(DAEMON_MARK))
-    return {name for name in names if name is not None}
-
-
 def step_daemons(instance: Instance, node: str) -> list[psutil.Process]:
     """The slurmstepd processes of one node."""
     log = str(instance.log / f"slurmd.{node}.log")

@@ -212,7 +212,7 @@ class SlurmCluster(RunsAsUser):
 
     def start_node(self, name: str) -> None:
         """Start a killed node again and wait until the controller takes it back."""
-        if not processes.daemons(self.instance, f"slurmd.{name}"):
+        if not self._daemons.is_alive(f"slurmd.{name}"):
             self._daemons.start_node(name)
         self.wait_for_node(name, up=True)
 
@@ -227,25 +227,25 @@ class SlurmCluster(RunsAsUser):
 
     def restore(self) -> None:
         """What a test should leave behind: controller and nodes up, none drained, no jobs."""
-        self.start_controller()
-        alive = processes.daemon_names(self.instance)
+        if not self._daemons.is_alive("slurmctld"):
+            self.start_controller()
         for name in self.node_names:
-            if f"slurmd.{name}" not in alive:
+            if not self._daemons.is_alive(f"slurmd.{name}"):
                 self._daemons.start_node(name)
-        wait_for(self._is_at_rest, "every node to be idle again and no job to be left", every_s=0.2)
+        wait_for(self._is_at_rest, "every node to be idle again and no job to be left", every_s=COMMAND_EVERY_S)
 
     def _is_at_rest(self) -> bool:
         """Whether all is as it was; what is not is told so again: a job may requeue itself as it is cancelled."""
         own = f"--user={self.user.pw_name}"
-        jobs = self._states_of_jobs(own)
-        if jobs is None or jobs - {"COMPLETING"}:
-            self.run(["scancel", own], check=False)  # a job that ends by itself meanwhile is an error
+        states, jobs = self.node_states(), self._states_of_jobs(own)
+        if jobs is None:
             return False
-        states = self.node_states()
+        if jobs - {"COMPLETING"}:
+            self.run(["scancel", own], check=False)  # a job that ends by itself meanwhile is an error
         for name in (name for name, state in states.items() if state.startswith("drain")):
             with contextlib.suppress(subprocess.CalledProcessError):
                 self.run_as_root(["scontrol", "update", f"NodeName={name}", "State=RESUME"])
-        return set(states.values()) == {"idle"} and not jobs and self._states_of_jobs(own) == set()
+        return set(states.values()) == {"idle"} and not jobs
 
     def _states_of_jobs(self, option: str) -> set[str] | None:
         """The states of the jobs that squeue lists; None where it does not answer."""
@@ -258,7 +258,7 @@ class SlurmCluster(RunsAsUser):
 
     def start_controller(self) -> None:
         """Start slurmctld again; it takes its jobs up from its state directory."""
-        if not processes.daemons(self.instance, "slurmctld"):
+        if not self._daemons.is_alive("slurmctld"):
             self._daemons.start_controller()
         wait_for(self.node_states, "slurmctld to answer", every_s=COMMAND_EVERY_S)
 

@@ -195,5 +195,9 @@ def test_agents_outlive_srun_and_end_by_themselves(site: Site) -> None:
     assert len(processes) == NODES
     os.kill(agents.process.pid, signal.SIGKILL)
     assert all(process.is_running() for process in processes)
-    wait_for(lambda: site.agent_processes() == [], "the agents to give up their supervisor")
+    wait_for(
+        lambda: not any(process.is_running() for process in processes),
+        "the agents to give up their supervisor",
+        every_s=COMMAND_EVERY_S,
+    )
     assert site.state() == "RUNNING"

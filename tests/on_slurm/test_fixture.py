@@ -104,7 +104,7 @@ def test_a_checkout_that_the_user_cannot_enter_is_mirrored(slurm_cluster: SlurmC
 def test_a_killed_node_is_down_and_its_job_is_requeued(slurm_cluster: SlurmCluster, job_directory: Path) -> None:
     script = "srun --gpus-per-node=1 sleep 600"
     job = slurm_cluster.sbatch(script, "-N2", "--gpus-per-node=1", "--requeue", cwd=job_directory)
-    wait_for(lambda: processes.tasks(slurm_cluster.instance, "node1"), "the task on node1")
+    wait_for(lambda: processes.tasks(slurm_cluster.instance, "node1"), "the task on node1", every_s=COMMAND_EVERY_S)
 
     slurm_cluster.kill_node("node1")
 
@@ -118,7 +118,7 @@ def test_a_killed_node_is_down_and_its_job_is_requeued(slurm_cluster: SlurmClust
 
 def test_a_test_may_tell_the_controller_of_a_dead_node(slurm_cluster: SlurmCluster, job_directory: Path) -> None:
     job = slurm_cluster.sbatch("srun sleep 600", "-N2", "--requeue", cwd=job_directory)
-    wait_for(lambda: processes.tasks(slurm_cluster.instance, "node0"), "the task on node0")
+    wait_for(lambda: processes.tasks(slurm_cluster.instance, "node0"), "the task on node0", every_s=COMMAND_EVERY_S)
     slurm_cluster.kill_node("node0", noticed_at_once=True)
     wait_for(lambda: job_state(slurm_cluster, job) == "PENDING", "the job to be requeued", every_s=COMMAND_EVERY_S)
 
@@ -136,7 +136,7 @@ def test_the_end_leaves_no_process_no_directory_and_no_line(slurm_cluster: Slurm
     with SlurmCluster(nodes=2) as cluster:
         instance = cluster.instance
         cluster.sbatch("trap '' TERM; setsid sleep 600 & srun -n2 sleep 600", "-N2")
-        wait_for(lambda: processes.tasks(instance, "node1"), "the job to run")
+        wait_for(lambda: processes.tasks(instance, "node1"), "the job to run", every_s=COMMAND_EVERY_S)
         cluster.run(["bash", "-c", "setsid sleep 600 >/dev/null 2>&1 &"])
         assert instance.id in hosts_file.HOSTS.read_text()
     assert processes.members(instance) == []
