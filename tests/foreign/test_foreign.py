@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from tests import forked
 from tests.on_slurm.slurm_cluster import SlurmCluster
 from tests.on_slurm.user import User, at_work
 from zslurm.slurm.hostlist import expand
@@ -79,7 +80,7 @@ def submit(user: User, name: str, program: Foreign, fault: str) -> None:
             "stop_s": 10,
         },
         "slurm": {"nodes": 2, "ranks_per_node": 1, "time": "20:00", "spares": 1 if fault == "node" else 0},
-        "cluster": {"gpus_per_node": 0},
+        "cluster": {"gpus_per_node": 0, "env": user.cluster.forking([*forked.OTHERS, *forked.PROGRAM_RANKS])},
         "parallel": {"device": "cpu"},
         "aegis": {"grace_s": 5, "lost_peer_s": 90, "hang": {"setup_s": 200, "step_s": 25}},
     }

@@ -9,6 +9,8 @@ from typing import Any
 
 from tests import forked
 from tests.doctor.nodes import CLUSTER, Node
+from tests.fake_sysfs import FakeNode
+from tests.on_slurm.rail_nodes import trees
 from tests.on_slurm.slurm_cluster import SlurmCluster
 from zslurm.doctor.checks.transport import RANK_VARIABLE
 from zslurm.slurm.environment import node_name
@@ -54,14 +56,15 @@ class Site:
         self.rank = directory / "rank"
         self.rank.write_text(RANK.format(directory=directory))
         self.rank.chmod(0o755)
-        self.nodes = [self._node(name) for name in cluster.node_names]
-        (directory / "trees" / node_name() / "tmp").mkdir(parents=True)  # this machine's, the login node
+        place = directory / "trees"
+        self.nodes = [self._node(fake) for fake in trees(place, cluster.node_names).values()]
+        (place / node_name() / "tmp").mkdir(parents=True)  # this machine's, the login node
 
     def profile(self, **changes: Any) -> None:
         self.profile_file.write_text(json.dumps({"cluster": PROFILE | changes, "slurm": {"partition": "batch"}}))
 
-    def _node(self, name: str) -> Node:
-        node = Node(self.directory / "trees" / name)
+    def _node(self, fake: FakeNode) -> Node:
+        node = Node(fake.root, fake)
         node.fake.write("etc/hosts", HOSTS)
         limits = node.root / "proc/self/limits"
         limits.unlink()

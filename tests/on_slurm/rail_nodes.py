@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import shutil
+import subprocess
+from collections.abc import Sequence
 from pathlib import Path
 
 from tests.fake_sysfs import FakeNode, mi300x_pollara
@@ -11,17 +12,20 @@ from tests.on_slurm.slurm_cluster import SlurmCluster
 NICS = tuple(f"ionic_{index}" for index in range(8))
 
 
+def trees(directory: Path, names: Sequence[str]) -> dict[str, FakeNode]:
+    """The files of nodes of eight MI300X and eight Pollara NICs, alike; cp copies them in a tenth of the time."""
+    first = mi300x_pollara(directory / names[0])
+    for name in names[1:]:
+        subprocess.run(["cp", "-a", first.root, directory / name], check=True)
+    return {name: FakeNode(directory / name) for name in names}
+
+
 class RailNodes:
     """Eight MI300X and eight Pollara NICs on every node of a test cluster."""
 
     def __init__(self, cluster: SlurmCluster, directory: Path) -> None:
         self.directory = directory
-        self.nodes: dict[str, FakeNode] = {}
-        first = cluster.node_names[0]
-        self.nodes[first] = mi300x_pollara(directory / first)
-        for name in cluster.node_names[1:]:
-            shutil.copytree(directory / first, directory / name, symlinks=True)
-            self.nodes[name] = FakeNode(directory / name)
+        self.nodes = trees(directory, cluster.node_names)
 
     @property
     def sysroot(self) -> str:
