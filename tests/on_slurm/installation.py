@@ -43,13 +43,22 @@ class Installation:
 
 def find_or_make(directory: Path, run_as_user: RunAsUser) -> Installation:
     """This checkout and interpreter where the user can use them, else a mirror of them in `directory`."""
-    for name in _packages():  # here and once: the user may not, and would compile anew in each command
-        compileall.compile_dir(CHECKOUT / name, quiet=2)
     direct = Installation(Path(sys.executable), CHECKOUT)
-    packages = [str(CHECKOUT / name) for name in _packages()]
-    if run_as_user([str(direct.python), "-c", _CAN_READ_ALL, *packages]).returncode == 0:
-        return direct
-    return mirror(directory, run_as_user)
+    return direct if _is_for_all(direct, run_as_user) else mirror(directory, run_as_user)
+
+
+_usable: dict[Installation, bool] = {}
+
+
+def _is_for_all(direct: Installation, run_as_user: RunAsUser) -> bool:
+    """Return whether the ordinary user, who is the same on all clusters of this machine, can run this checkout."""
+    if direct not in _usable:
+        for name in _packages():  # here and once: the user may not, and would compile anew in each command
+            compileall.compile_dir(CHECKOUT / name, quiet=2)
+        packages = [str(CHECKOUT / name) for name in _packages()]
+        probe = run_as_user([str(direct.python), "-c", _CAN_READ_ALL, *packages])
+        _usable[direct] = probe.returncode == 0
+    return _usable[direct]
 
 
 def mirror(directory: Path, run_as_user: RunAsUser) -> Installation:

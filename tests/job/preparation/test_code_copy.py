@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
+import py_compile
+import struct
 import subprocess
 import sys
 from pathlib import Path
@@ -15,6 +18,7 @@ from tests.submit.scripted_slurm import BAD_TIME, CANCELLED, ScriptedSlurm
 from tests.submit.specs import run_spec
 from tests.train.runs import make_corpus
 from zslurm.config.spec import RunSpec
+from zslurm.core import errors
 from zslurm.core.errors import SlurmRefused, ZslurmError
 from zslurm.job.preparation import code_copy
 from zslurm.job.preparation.code_copy import job_code
@@ -105,6 +109,13 @@ def test_outside_a_checkout_only_our_packages_are_copied(
     code = job_code(spec_of(tmp_path), run)
     assert code is not None
     assert (code.path, code.directory) == (f"{run.code_copy}/packages", None)
+
+
+def test_the_copy_of_our_packages_has_byte_code_that_holds(tmp_path: Path, checkout: Path) -> None:
+    py_compile.compile(str(errors.__file__))
+    source = submit(spec_of(tmp_path)).run.code_copy / "packages" / "zslurm" / "core" / "errors.py"
+    header = Path(importlib.util.cache_from_source(str(source))).read_bytes()[8:16]
+    assert struct.unpack("<II", header) == (int(source.stat().st_mtime), source.stat().st_size)
 
 
 def test_a_new_submission_replaces_the_copy_and_a_refused_one_does_not(

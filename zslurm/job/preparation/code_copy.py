@@ -100,7 +100,8 @@ def _copy(spec: RunSpec, fresh: Path) -> list[str]:
         return []
     notes: list[str] = []
     try:
-        shutil.copytree(Path(zslurm.__file__).parent, fresh / "packages" / "zslurm", ignore=_NO_BYTE_CODE)
+        # With its byte code, which stays valid as times of files are copied too: else every rank compiles for itself.
+        shutil.copytree(Path(zslurm.__file__).parent, fresh / "packages" / "zslurm")
         checkout = checkout_around(Path.cwd()) if wanted else None
         if checkout is not None:
             notes = _copy_checkout(checkout, fresh / "work", Path(spec.run.runs_dir))
@@ -111,9 +112,6 @@ def _copy(spec: RunSpec, fresh: Path) -> list[str]:
             raise
         raise ZslurmError(f"{fresh}: cannot copy the code: {reason_of(error)}") from error
     return notes
-
-
-_NO_BYTE_CODE = shutil.ignore_patterns("__pycache__")
 
 
 def _copy_checkout(checkout: Path, target: Path, runs: Path) -> list[str]:
