@@ -53,6 +53,10 @@ WITHOUT_TORCH = (
     "zslurm.aegis.supervisor.job",
     "zslurm.aegis.supervisor.supervisor",
     "zslurm.submit.plugin.job_environment",
+    # What the stand-ins import.
+    "numpy",
+    "zslurm.checkpoint_tools",
+    "zslurm.train.sections.segments",
 )
 WITH_TORCH = (
     *WITHOUT_TORCH,

@@ -136,8 +136,16 @@ class RunsAsUser(ABC):
 
         It comes from a process that has imported zslurm and submitit.
         """
-        env = self.forking([*forked.OTHERS, file.stem], {"PYTHONPATH": str(file.parent)}, customized=True)
-        return self.run([self.installation().python, "-m", file.stem, *arguments], env=env, cwd=file.parent)
+        env = self.forking(forked.OTHERS, {"PYTHONPATH": str(file.parent)}, customized=True)
+        return _checked(
+            self.commands().run(
+                arguments,
+                env=self.environment | env,
+                cwd=file.parent,
+                module=file.stem,
+                timeout=DEFAULT_TIMEOUT_S,
+            )
+        )
 
     def zslurm(
         self,
