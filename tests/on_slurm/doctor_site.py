@@ -9,8 +9,8 @@ from typing import Any
 
 from tests import forked
 from tests.doctor.nodes import CLUSTER, Node
-from tests.fake_sysfs import FakeNode
-from tests.on_slurm.rail_nodes import trees
+from tests.fake_sysfs import FakeNode, mi300x_pollara
+from tests.on_slurm.rail_nodes import Trees
 from tests.on_slurm.slurm_cluster import SlurmCluster
 from zslurm.doctor.checks.transport import RANK_VARIABLE
 from zslurm.slurm.environment import node_name
@@ -45,6 +45,33 @@ PROFILE = CLUSTER | {
 HOSTS = "\n".join(f"10.0.2.{10 + index} node{index}" for index in range(8))
 
 
+class _Nodes:
+    """The nodes of a cluster, by their numbers; one that a test asks for has a tree of its own."""
+
+    def __init__(self, cluster: SlurmCluster, directory: Path) -> None:
+        healthy = cluster.instance.directory / "healthy"
+        if not healthy.exists():
+            _node(mi300x_pollara(healthy))
+        self._names, self._changed = cluster.node_names, dict[int, Node]()
+        self._trees = Trees(directory, self._names, healthy)
+
+    def __getitem__(self, index: int) -> Node:
+        if index not in self._changed:
+            tree = self._trees.copy(self._names[index])
+            (tree / "proc/self/limits").unlink()  # which `_node` has made a link
+            self._changed[index] = _node(FakeNode(tree))
+        return self._changed[index]
+
+
+def _node(fake: FakeNode) -> Node:
+    node = Node(fake.root, fake)
+    fake.write("etc/hosts", HOSTS)
+    limits = node.root / "proc/self/limits"
+    limits.unlink()
+    limits.symlink_to("/proc/self/limits")  # the step's own
+    return node
+
+
 class Site:
     """Nodes with their trees, the profile that fits them, and the ordinary user's doctor."""
 
@@ -56,20 +83,11 @@ class Site:
         self.rank = directory / "rank"
         self.rank.write_text(RANK.format(directory=directory))
         self.rank.chmod(0o755)
-        place = directory / "trees"
-        self.nodes = [self._node(fake) for fake in trees(place, cluster.node_names).values()]
-        (place / node_name() / "tmp").mkdir(parents=True)  # this machine's, the login node
+        self.nodes = _Nodes(cluster, directory / "trees")
+        (directory / "trees" / node_name() / "tmp").mkdir(parents=True)  # this machine's, the login node
 
     def profile(self, **changes: Any) -> None:
         self.profile_file.write_text(json.dumps({"cluster": PROFILE | changes, "slurm": {"partition": "batch"}}))
-
-    def _node(self, fake: FakeNode) -> Node:
-        node = Node(fake.root, fake)
-        node.fake.write("etc/hosts", HOSTS)
-        limits = node.root / "proc/self/limits"
-        limits.unlink()
-        limits.symlink_to("/proc/self/limits")  # the step's own
-        return node
 
     @property
     def environment(self) -> dict[str, str]:

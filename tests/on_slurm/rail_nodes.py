@@ -12,20 +12,33 @@ from tests.on_slurm.slurm_cluster import SlurmCluster
 NICS = tuple(f"ionic_{index}" for index in range(8))
 
 
-def trees(directory: Path, names: Sequence[str]) -> dict[str, FakeNode]:
-    """The files of nodes of eight MI300X and eight Pollara NICs, alike; cp copies them in a tenth of the time."""
-    first = mi300x_pollara(directory / names[0])
-    for name in names[1:]:
-        subprocess.run(["cp", "-a", first.root, directory / name], check=True)
-    return {name: FakeNode(directory / name) for name in names}
+class Trees:
+    """A directory for each node: a link to one healthy tree, of some 400 files, until a test wants to change it."""
+
+    def __init__(self, directory: Path, names: Sequence[str], healthy: Path) -> None:
+        directory.mkdir(exist_ok=True)
+        self._directory, self._healthy = directory, healthy
+        for name in names:
+            (directory / name).symlink_to(healthy)
+
+    def copy(self, name: str) -> Path:
+        """Give a node a tree of its own; returns it."""
+        place = self._directory / name
+        place.unlink()
+        subprocess.run(["cp", "-a", self._healthy, place], check=True)
+        return place
 
 
 class RailNodes:
     """Eight MI300X and eight Pollara NICs on every node of a test cluster."""
 
     def __init__(self, cluster: SlurmCluster, directory: Path) -> None:
+        healthy = cluster.instance.directory / "healthy-rails"
+        if not healthy.exists():
+            mi300x_pollara(healthy)
         self.directory = directory
-        self.nodes = trees(directory, cluster.node_names)
+        self._trees = Trees(directory, cluster.node_names, healthy)
+        self._changed: dict[str, FakeNode] = {}
 
     @property
     def sysroot(self) -> str:
@@ -33,4 +46,6 @@ class RailNodes:
         return f"{self.directory}/%n"
 
     def __getitem__(self, name: str) -> FakeNode:
-        return self.nodes[name]
+        if name not in self._changed:
+            self._changed[name] = FakeNode(self._trees.copy(name))
+        return self._changed[name]

@@ -76,7 +76,7 @@ def test_faulty_nodes_are_named_and_listed_for_exclude(site: Site) -> None:
     ]
     assert done.stdout.splitlines()[-1] == "exclude\tnode[1,3,5-6]"
     assert [*rows(done.stdout, "fail"), ["exclude", "node[1,3,5-6]"]] == documented()
-    these = [word for check in ("state", "gpu-ecc", "nics", "memlock") for word in ("--only", check)]
+    these = [word for check in ("gpu-ecc", "nics", "memlock") for word in ("--only", check)]
     assert site.doctor("-q", "--nodelist", "node[0-7]", *these).stdout == "node[1,3,5-6]\n"
     # Of its own accord the doctor asks only the nodes that could run a job now; the dead one is named.
     own = site.json(*these)
