@@ -219,6 +219,7 @@ def _command(request: dict[str, Any]) -> NoReturn:
             _customize(request["env"].get("PYTHONPATH", ""))
             sys.modules.pop(module, None)  # its body runs once more, as `__main__`
             runpy.run_module(module, run_name="__main__", alter_sys=True)
+            code = 0
     except SystemExit as ended:
         code = ended.code if isinstance(ended.code, int) else int(ended.code is not None)
     except KeyboardInterrupt:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from tests import stand_in
 from tests.job.fake_apptainer import FakeApptainer
 from tests.on_slurm.slurm_cluster import SlurmCluster
 from tests.on_slurm.user import ENDLESS, STEPS, User, at_work
@@ -26,7 +27,8 @@ def user(slurm_cluster: SlurmCluster) -> Iterator[User]:
 def container(user: User, **settings: Any) -> tuple[FakeApptainer, dict[str, Any]]:
     """An apptainer for the user, and the section `cluster` of a run inside it."""
     python = user.cluster.installation().python
-    apptainer = FakeApptainer(user.directory, python)
+    stand_ins = user.cluster.installation().sources / "tests" / "stand_in" / stand_in.IN_RANKS.name
+    apptainer = FakeApptainer(user.directory, python, path=stand_ins)
     for path in (apptainer.log, apptainer.image):
         path.chmod(0o666)
     section = {
@@ -47,7 +49,7 @@ def test_ranks_start_inside_are_requeued_and_continue(user: User) -> None:
     assert sorted(call["rank"] for call in ranks) == ["0", "1"]
     assert {tuple(call["options"]) for call in ranks} == {("--rocm",)}
     assert all({"/usr/share:/site:ro", "/dev/shm", str(user.directory)} <= set(call["binds"]) for call in ranks)
-    assert all("/runs/inside/code/packages:" in call["pythonpath"] for call in ranks)
+    assert all(call["pythonpath"].endswith("/runs/inside/code/packages") for call in ranks)
     (checked,) = [event for event in user.events("inside") if event["event"] == "container_checked"]
     assert expand(checked["nodes"]) == user.nodes_of("inside")
 

@@ -34,20 +34,24 @@ def toy(user: User, *words: object) -> list[str]:
     return [str(installation.python), str(installation.sources / "tests/submit/toy_program.py"), *map(str, words)]
 
 
-def write(user: User, name: str, command: list[str], *, nodes: int = 2, **sections: Any) -> Path:
-    """A run file for a program, which works in a directory of its own."""
+def write(
+    user: User, name: str, command: list[str], *, nodes: int = 2, forked_ranks: bool = True, **sections: Any
+) -> Path:
+    """A run file for a program, which works in a directory of its own.
+
+    Ranks that are forked, with their programs, are no children of Slurm's: it sends them no signal.
+    """
     work = user.directory / f"{name}-work"
     user.cluster.run(["mkdir", "-p", work])
     trainer = {"command": command, "directory": str(work), "checkpoints": "saved/*.txt", "steps": STEPS}
-    cluster = sections.pop("cluster", {})
-    modules = [*forked.OTHERS, *(() if "container" in cluster else forked.PROGRAM_RANKS)]
+    modules = [*forked.OTHERS, *(forked.PROGRAM_RANKS if forked_ranks else ())]
     body = {
         "run": {"name": name},
         "trainer": trainer | sections.pop("trainer", {}),
         "slurm": {"nodes": nodes, "ranks_per_node": 1, "time": "10:00"} | sections.pop("slurm", {}),
         "parallel": {"device": "cpu"},
         "aegis": {"grace_s": 3} | sections.pop("aegis", {}),
-        "cluster": {"env": user.cluster.forking(modules)} | cluster,
+        "cluster": {"env": user.cluster.forking(modules)} | sections.pop("cluster", {}),
     }
     path = user.directory / f"{name}.yaml"
     path.write_text(json.dumps(body | sections, indent=1))
@@ -92,7 +96,7 @@ def test_ranks_get_torchruns_variables_the_networks_rules_and_their_own(user: Us
 
 
 def test_all_ranks_are_asked_by_the_signal_that_the_program_wants_and_continue_after_a_requeue(user: User) -> None:
-    user.zslurm("submit", write(user, "stops", toy(user, 100_000)))
+    user.zslurm("submit", write(user, "stops", toy(user, 100_000), forked_ranks=False))
     user.wait_for_step("stops", 5)
     user.zslurm("requeue", "stops", "--now")
     wait_for(lambda: any(row["attempt"] == 2 for row in user.steps("stops")), "the second attempt to take a step")
@@ -112,7 +116,8 @@ def test_all_ranks_are_asked_by_the_signal_that_the_program_wants_and_continue_a
 
 
 def test_a_program_that_ignores_the_signal_is_killed_after_its_limit(user: User) -> None:
-    user.zslurm("submit", write(user, "ignores", toy(user, 100_000, "--deaf"), trainer={"stop_s": 1.0}))
+    run = write(user, "ignores", toy(user, 100_000, "--deaf"), forked_ranks=False, trainer={"stop_s": 1.0})
+    user.zslurm("submit", run)
     user.wait_for_step("ignores", 2)
     user.zslurm("cancel", "ignores", "--wait")
     assert user.state("ignores")["state"] == "cancelled"
@@ -186,7 +191,7 @@ def test_a_sweep_of_programs_runs_one_after_the_other(user: User) -> None:
 
 def test_a_program_runs_in_a_container(user: User) -> None:
     apptainer, cluster = container(user)
-    user.zslurm("submit", write(user, "inside", toy(user, STEPS), cluster=cluster))
+    user.zslurm("submit", write(user, "inside", toy(user, STEPS), forked_ranks=False, cluster=cluster))
     state = user.wait_for_state("inside", "completed", "failed")
     assert (state["state"], state["step"]) == ("completed", STEPS), state
     inside = [call for call in apptainer.calls if "zslurm.job.program.rank" in call["command"]]
