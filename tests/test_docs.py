@@ -21,7 +21,7 @@ from unittest.mock import patch
 
 import pytest
 
-from tests import forked, stand_in
+from tests import bench, forked, stand_in
 from tests.checkout import ROOT
 from tests.forked import client
 from tests.on_slurm.as_user import COMMAND_EVERY_S
@@ -180,7 +180,10 @@ def test_cluster_commands_of(document: Path, slurm_cluster: SlurmCluster, cluste
     script = installed.sources / Path(client.__file__).relative_to(ROOT)
     asking = [str(installed.python), "-I", "-S", str(script), str(slurm_cluster.commands().path)]
     zslurm = f'zslurm() {{ {shlex.join(asking)} "$@"; }}'
-    forks = slurm_cluster.forking([*forked.RANKS, *forked.OTHERS], torch=True)  # of benchmarks and checks
+    shortly = installed.sources / bench.IN_RANKS.relative_to(ROOT)
+    forks = slurm_cluster.forking(
+        [*forked.RANKS, *forked.OTHERS], {"PYTHONPATH": str(shortly)}, torch=True, customized=True
+    )
     for block in blocks("bash cluster", document):
         for chunk in re.split(r"^(?=zslurm (?:requeue|exec))", block.text, flags=re.MULTILINE):
             if chunk.startswith(("zslurm requeue", "zslurm exec")):

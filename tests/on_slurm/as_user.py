@@ -62,6 +62,8 @@ class RunsAsUser(ABC):
             "LANG": "C.UTF-8",
             # numpy starts a thread for each core when it is imported; nothing that tests compute is worth them.
             "OPENBLAS_NUM_THREADS": "1",
+            # Threads that spin for each other take from the others what they wait for.
+            "OMP_WAIT_POLICY": "PASSIVE",
             "LOGNAME": self.user.pw_name,
             "PATH": "/usr/local/bin:/usr/bin:/bin",
             # The sources belong to root, and `installation` has compiled them.

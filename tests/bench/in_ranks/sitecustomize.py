@@ -66,3 +66,5 @@ class Finder(importlib.abc.MetaPathFinder):
 
 
 sys.meta_path.insert(0, Finder())
+for name in [name for name in sys.modules if name.startswith("zslurm.bench.")]:
+    del sys.modules[name]  # of the process that this one was forked from: they are imported again
