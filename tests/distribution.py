@@ -25,7 +25,7 @@ import pytest
 _ON_SLURM = {
     f"tests/on_slurm/test_{name}.py": group
     for group, names in {
-        "slurm-2": "agent_link refusals runs submit_options successor",
+        "slurm-2": "agent_link agents lost_runs refusals submit_options submitit successor",
         "slurm-3": "doctor environments programs rails",
         "slurm-4": "accounting client everyday fixture outages preemption profiles topology",
     }.items()

@@ -10,6 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
+from typing import ClassVar
 
 from tests import forked
 from tests.checkout import ROOT
@@ -31,6 +32,9 @@ class RunsAsUser(ABC):
     """What a cluster can run as its ordinary user: any command, zslurm, batch scripts."""
 
     _installation: installation.Installation | None = None
+
+    _all_servers: ClassVar[dict[str, CommandServer]] = {}
+    """Of all clusters of this process, whose ordinary user is the same; each ends with the cluster that made it."""
 
     @cached_property
     def _servers(self) -> dict[str, CommandServer]:
@@ -157,14 +161,16 @@ class RunsAsUser(ABC):
         check: bool = True,
         input: str | None = None,
         timeout: float = DEFAULT_TIMEOUT_S,
+        torch: bool = False,
     ) -> subprocess.CompletedProcess[str]:
         """Run `zslurm ARGUMENTS` as the ordinary user, forked from a process that has imported it.
 
-        The options are those of `run`.
+        The options are those of `run`; with `torch` that process has imported torch too.
         """
         words = [str(argument) for argument in arguments]
         home = self.instance.user / "home"
-        result = self.commands().run(
+        server = self.ranks() if torch else self.commands()
+        result = server.run(
             words, env=self.environment | dict(env or {}), cwd=cwd or home, input=input or "", timeout=timeout
         )
         return _checked(result) if check else result
@@ -191,9 +197,9 @@ class RunsAsUser(ABC):
         return forked.environment(server, modules, env, hook, customized=customized)
 
     def _server(self, name: str, modules: Sequence[str]) -> CommandServer:
-        if name not in self._servers:
+        if name not in self._all_servers:
             python, sources = self.installation().python, self.installation().sources
-            self._servers[name] = CommandServer(
+            self._all_servers[name] = self._servers[name] = CommandServer(
                 python,
                 sources / "tests" / "command_server.py",
                 self.instance.user / f"{name}.sock",
@@ -202,12 +208,14 @@ class RunsAsUser(ABC):
                 user=self.user.pw_uid,
                 group=self.user.pw_gid,
             )
-        return self._servers[name]
+        return self._all_servers[name]
 
     def stop_commands(self) -> None:
-        """End the servers of commands and ranks, where there are any."""
+        """End the servers of commands and ranks that this cluster has made."""
         while self._servers:
-            self._servers.popitem()[1].close()
+            name, server = self._servers.popitem()
+            del self._all_servers[name]
+            server.close()
 
     def user_dir(self, name: str) -> Path:
         """A fresh directory that belongs to the ordinary user; it goes with the cluster.

@@ -7,7 +7,6 @@ the virtual environment or the interpreter. Then all of it is mirrored below the
 from __future__ import annotations
 
 import compileall
-import os
 import shutil
 import subprocess
 import sys
@@ -105,21 +104,24 @@ def _packages() -> list[str]:
 
 def _mirror_tree(source: Path, target: Path, *, copy: bool = False) -> None:
     """Mirror a tree so that everyone can read it, by hard links where they will do: a venv is a gigabyte."""
+    linked = not copy and _run("cp", "-al", source, target).returncode == 0
+    if not linked:  # or it is on another file system
+        shutil.rmtree(target, ignore_errors=True)
+        _run("cp", "-a", source, target).check_returncode()
+    private = ("!", "-perm", "-004", "-o", "-perm", "-100", "!", "-perm", "-001")
+    for name in _run("find", target, "-type", "f", "(", *private, ")").stdout.splitlines():
+        file = Path(name)
+        if linked:  # its mode is the original's
+            content, mode = file.read_bytes(), file.stat().st_mode
+            file.unlink()
+            file.write_bytes(content)
+            file.chmod(mode)
+        file.chmod(file.stat().st_mode | 0o444 | (0o111 if file.stat().st_mode & 0o100 else 0))
+    _run("find", target, "-type", "d", "-exec", "chmod", "755", "{}", "+").check_returncode()
 
-    def place(file: str, destination: str) -> None:
-        mode = Path(file).stat().st_mode
-        if not copy and mode & 0o004:
-            try:
-                os.link(file, destination)
-                return
-            except OSError:
-                pass  # another file system
-        shutil.copy2(file, destination)
-        Path(destination).chmod(mode | 0o444 | (0o111 if mode & 0o100 else 0))
 
-    shutil.copytree(source, target, symlinks=True, copy_function=place)
-    for directory, _, _ in os.walk(target):
-        Path(directory).chmod(0o755)
+def _run(*command: str | Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(command, capture_output=True, text=True)
 
 
 def _rewrite(path: Path, text: str) -> None:

@@ -24,6 +24,13 @@ def user(slurm_cluster: SlurmCluster) -> Iterator[User]:
         yield person
 
 
+@pytest.fixture
+def outside(slurm_cluster: SlurmCluster) -> Iterator[User]:
+    """A user whose supervisors and agents, which are in no container, are forked."""
+    with at_work(slurm_cluster, "environments-test") as person:
+        yield person
+
+
 def container(user: User, **settings: Any) -> tuple[FakeApptainer, dict[str, Any]]:
     """An apptainer for the user, and the section `cluster` of a run inside it."""
     python = user.cluster.installation().python
@@ -38,8 +45,9 @@ def container(user: User, **settings: Any) -> tuple[FakeApptainer, dict[str, Any
     return apptainer, section
 
 
-def test_ranks_start_inside_are_requeued_and_continue(user: User) -> None:
+def test_ranks_start_inside_are_requeued_and_continue(outside: User) -> None:
     """Signals reach the ranks through the container, so that a requeue loses no step."""
+    user = outside
     apptainer, cluster = container(user, binds=["/usr/share:/site:ro"], options=["--rocm"])
     user.zslurm("submit", user.write_run("inside", steps=ENDLESS, cluster=cluster))
     user.wait_for_step("inside", 3)
@@ -61,7 +69,8 @@ def test_ranks_start_inside_are_requeued_and_continue(user: User) -> None:
     user.zslurm("cancel", "inside", "--wait")
 
 
-def test_a_container_that_cannot_work_is_named_with_its_nodes_before_any_rank_starts(user: User) -> None:
+def test_a_container_that_cannot_work_is_named_with_its_nodes_before_any_rank_starts(outside: User) -> None:
+    user = outside
     _, cluster = container(user, image=str(user.directory / "nonesuch.sif"))
     user.zslurm("submit", user.write_run("missing", cluster=cluster))
     state = user.wait_for_state("missing", "failed", "completed")

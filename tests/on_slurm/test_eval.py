@@ -65,8 +65,8 @@ def user(slurm_cluster: SlurmCluster, trained: Path) -> Iterator[User]:
 
 @pytest.fixture
 def quick(user: User) -> User:
-    """The same user, the ranks of whose jobs are forked from a process that has torch."""
-    env = user.cluster.forking([*forked.RANKS, *forked.OTHERS], torch=True)
+    """The same user, whose jobs and their ranks are forked from a process that has torch."""
+    env = user.cluster.forking([*forked.RANKS, *forked.OTHERS, "zslurm"], torch=True)
     add_to_profile(user.cluster, f"  env: {json.dumps(env)}\n")
     return user
 
@@ -125,9 +125,9 @@ def wait_for_ranks(job_id: str) -> dict[int, psutil.Process]:
 def test_four_ranks_on_two_nodes_find_what_one_process_finds(quick: User) -> None:
     user = quick
     tasks = ("--tasks", "choice.yaml", "written.yaml")
-    alone = json.loads(user.zslurm("eval", "first", *tasks, "--json", "--samples", "alone.jsonl"))
+    alone = json.loads(user.zslurm("eval", "first", *tasks, "--json", "--samples", "alone.jsonl", torch=True))
     words = ("eval", "first", *tasks, *TWO_NODES, "--json", "--samples", "shared.jsonl", "--out", "out.json")
-    done = user.cluster.zslurm(*words, cwd=user.directory)
+    done = user.cluster.zslurm(*words, cwd=user.directory, torch=True)
     shared = json.loads(done.stdout)
     assert json.loads((user.directory / "out.json").read_text()) == shared
     assert shared["complete"] is True
@@ -148,21 +148,21 @@ def test_four_ranks_on_two_nodes_find_what_one_process_finds(quick: User) -> Non
 
 def test_what_is_wrong_with_a_task_is_one_line_before_the_job_and_from_its_ranks(quick: User) -> None:
     user = quick
-    code, said = user.fails("eval", "first", "--tasks", "nothing.yaml", *TWO_NODES)
+    code, said = user.fails("eval", "first", "--tasks", "nothing.yaml", *TWO_NODES, torch=True)
     assert (code, said.count("\n")) == (Exit.USAGE, 1), "no job"
     assert said.startswith("zslurm: nothing.yaml: no such task file; shipped tasks: ")
     (user.directory / "torn.yaml").write_text(
         json.dumps({"task": "torn", "data": "torn.jsonl", "doc_to_text": "x"})
     )
     (user.directory / "torn.jsonl").write_text('{"x": "a"}\n{"x": ')
-    code, said = user.fails("eval", "first", "--tasks", "torn.yaml", *TWO_NODES)
+    code, said = user.fails("eval", "first", "--tasks", "torn.yaml", *TWO_NODES, torch=True)
     assert (code, said) == (Exit.USAGE, f"zslurm: {user.directory}/torn.jsonl, line 2: is not JSON\n"), "no job"
-    code, said = user.fails("eval", "first", "--tasks", "wrong.yaml", *TWO_NODES)
+    code, said = user.fails("eval", "first", "--tasks", "wrong.yaml", *TWO_NODES, torch=True)
     assert code == Exit.USAGE, said
     assert said.splitlines()[1:] == [
         f"zslurm: {user.directory}/wrong.jsonl, line 6: choice 1 ('') adds no token to its question"
     ]
-    code, said = user.fails("eval", "first", "--tasks", "choice.yaml", "--nodes", "2")
+    code, said = user.fails("eval", "first", "--tasks", "choice.yaml", "--nodes", "2", torch=True)
     assert (code, said) == (
         Exit.USAGE,
         "zslurm: --nodes 2 needs --slurm, or a job of so many nodes around this command\n",

@@ -96,12 +96,12 @@ class User:
         path.write_text(json.dumps(config | sections, indent=1))
         return path
 
-    def zslurm(self, *arguments: str | Path, check: bool = True) -> str:
-        return self.cluster.zslurm(*arguments, cwd=self.directory, check=check).stdout.strip()
+    def zslurm(self, *arguments: str | Path, check: bool = True, torch: bool = False) -> str:
+        return self.cluster.zslurm(*arguments, cwd=self.directory, check=check, torch=torch).stdout.strip()
 
-    def fails(self, *arguments: str | Path) -> tuple[int, str]:
+    def fails(self, *arguments: str | Path, torch: bool = False) -> tuple[int, str]:
         """Exit code and messages of a command that must not succeed."""
-        done = self.cluster.zslurm(*arguments, cwd=self.directory, check=False)
+        done = self.cluster.zslurm(*arguments, cwd=self.directory, check=False, torch=torch)
         assert done.returncode != 0
         assert "Traceback" not in done.stderr
         return done.returncode, done.stderr

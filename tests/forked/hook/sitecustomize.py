@@ -37,5 +37,5 @@ def import_next():
 if (server := os.environ.get("ZSLURM_TEST_SERVER")) and "-m" in sys.orig_argv:
     module, *arguments = sys.orig_argv[sys.orig_argv.index("-m") + 1 :]
     if module in os.environ["ZSLURM_TEST_FORKED"].split(","):
-        stand_for_a_fork(server, module, arguments)
+        stand_for_a_fork(server, None if module == "zslurm" else module, arguments)
 import_next()
