@@ -189,7 +189,9 @@ def test_cluster_commands_of(document: Path, slurm_cluster: SlurmCluster, cluste
             if chunk.startswith(("zslurm requeue", "zslurm exec")):
                 run = RunDir(cluster_directory / "runs" / chunk.split()[2])
                 wait_for(partial(_is_running, slurm_cluster, run), "the run to start", every_s=COMMAND_EVERY_S)
-            slurm_cluster.run(["bash", "-euo", "pipefail", "-c", f"{zslurm}\n{chunk}"], env=forks, cwd=cluster_directory)
+            slurm_cluster.run(
+                ["bash", "-euo", "pipefail", "-c", f"{zslurm}\n{chunk}"], env=forks, cwd=cluster_directory
+            )
 
 
 def _is_running(cluster: SlurmCluster, run: RunDir) -> bool:

@@ -34,7 +34,7 @@ class RunsAsUser(ABC):
     _installation: installation.Installation | None = None
 
     _all_servers: ClassVar[dict[str, CommandServer]] = {}
-    """Of all clusters of this process, whose ordinary user is the same; each ends with the cluster that made it."""
+    """Of all clusters of this process, whose user is the same; each ends with the cluster that made it."""
 
     @cached_property
     def _servers(self) -> dict[str, CommandServer]:
@@ -122,7 +122,13 @@ class RunsAsUser(ABC):
 
         With `user=` Python would copy the tables of this process's memory, for ten times the processor time.
         """
-        return ["/usr/bin/setpriv", f"--reuid={self.user.pw_uid}", f"--regid={self.user.pw_gid}", "--clear-groups", "--"]
+        return [
+            "/usr/bin/setpriv",
+            f"--reuid={self.user.pw_uid}",
+            f"--regid={self.user.pw_gid}",
+            "--clear-groups",
+            "--",
+        ]
 
     def installation(self) -> installation.Installation:
         """A Python with zslurm that the ordinary user can run; made on first use where need be."""
@@ -191,7 +197,7 @@ class RunsAsUser(ABC):
         torch: bool = False,
         customized: bool = False,
     ) -> dict[str, str]:
-        """`forked.environment` of what the ordinary user starts, from a server with torch where that is asked for."""
+        """`forked.environment` of what the ordinary user starts, from a server that has imported torch or not."""
         server = self.ranks() if torch else self.commands()
         hook = self.installation().sources / forked.HOOK.relative_to(ROOT)
         return forked.environment(server, modules, env, hook, customized=customized)

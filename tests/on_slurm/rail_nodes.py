@@ -13,7 +13,7 @@ NICS = tuple(f"ionic_{index}" for index in range(8))
 
 
 class Trees:
-    """A directory for each node: a link to one healthy tree, of some 400 files, until a test wants to change it."""
+    """A directory for each node: a link to one healthy tree of some 400 files, until a test is to change it."""
 
     def __init__(self, directory: Path, names: Sequence[str], healthy: Path) -> None:
         directory.mkdir(exist_ok=True)

@@ -9,8 +9,10 @@ import pytest
 
 from tests.on_slurm.as_user import COMMAND_EVERY_S
 from tests.on_slurm.slurm_cluster import SlurmCluster
+from tests.on_slurm.test_programs import write
 from tests.on_slurm.user import User, at_work
 from tests.waiting import wait_for
+from zslurm.core.errors import Exit
 from zslurm.slurm.accounting import FORMAT, StepUsage, parse_usage
 from zslurm.slurm.jobs import FIELD_END
 
@@ -36,12 +38,8 @@ def test_finished_jobs_keep_their_state(user: User) -> None:
     waiting = user.zslurm(
         "submit", "-q", user.write_run("withdrawn", nodes=1, slurm={"flags": {"begin": "now+1hour"}})
     )
-    broken = user.zslurm(
-        "submit", "-q",
-        user.write_run(
-            "broken", nodes=1, trainer="real", parallel={"dtype": "fp32", "threads": 1, "device": "cuda"}
-        ),
-    )  # fmt: skip
+    program = write(user, "broken", ["sh", "-c", "exit 2"], nodes=1, aegis={"retries": 0})
+    broken = user.zslurm("submit", "-q", program)
     user.wait_for_state("done", "completed")
     user.wait_for_state("broken", "failed")
     # Not through zslurm: the run's own files know nothing of it, only accounting does.
@@ -50,7 +48,7 @@ def test_finished_jobs_keep_their_state(user: User) -> None:
         _wait_until_forgotten(user, job_id)
     assert user.state("done")["state"] == "completed"
     assert user.state("broken")["state"] == "failed"
-    assert user.state("broken")["exit_code"] == 2
+    assert user.state("broken")["exit_code"] == Exit.STOPPED
     assert user.state("withdrawn")["state"] == "cancelled"
 
 

@@ -84,9 +84,10 @@ class Site:
             "--ntasks-per-node=1", "--mem=0", "--cpu-bind=none", "--job-name=agents-1",
             self.python, "-P", "-u", "-m", "zslurm.aegis.agent.main", self.run.path,
         ]  # fmt: skip
+        env = self.cluster.environment | self.cluster.forking(forked.OTHERS)
         self.agents.append(
             AgentProcess(
-                command, self.cluster.environment | self.cluster.forking(forked.OTHERS), cwd=self.directory, extra_groups=[],
+                command, env, cwd=self.directory, extra_groups=[],
                 user=self.cluster.user.pw_uid, group=self.cluster.user.pw_gid,
             )
         )  # fmt: skip

@@ -85,11 +85,15 @@ def samples(user: User, name: str) -> list[dict[str, Any]]:
 
 
 def started(user: User, *arguments: str) -> tuple[subprocess.Popen[str], str]:
-    """The command in the background, and its job once it is there; the rest of stderr is still to be read."""
+    """The command in the background, and its job once it is there; the rest of stderr is still to be read.
+
+    Both are forked from a process that has torch; the ranks are not.
+    """
     account = user.cluster.user
+    forks = user.cluster.forking([*forked.OTHERS, "zslurm"], torch=True)
     argv = [str(user.cluster.installation().python), "-P", "-m", "zslurm", "eval", "first", *arguments]
     process = subprocess.Popen(
-        argv, env=user.cluster.environment, cwd=user.directory, user=account.pw_uid, group=account.pw_gid,
+        argv, env=user.cluster.environment | forks, cwd=user.directory, user=account.pw_uid, group=account.pw_gid,
         extra_groups=[], text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
     )  # fmt: skip
     assert process.stderr is not None

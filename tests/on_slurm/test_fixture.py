@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 import signal
 import subprocess
 import sys
@@ -104,7 +103,9 @@ def test_a_checkout_that_the_user_cannot_enter_is_mirrored(slurm_cluster: SlurmC
 def test_a_killed_node_is_down_and_its_job_is_requeued(slurm_cluster: SlurmCluster, job_directory: Path) -> None:
     script = "srun --gpus-per-node=1 sleep 600"
     job = slurm_cluster.sbatch(script, "-N2", "--gpus-per-node=1", "--requeue", cwd=job_directory)
-    wait_for(lambda: processes.tasks(slurm_cluster.instance, "node1"), "the task on node1", every_s=COMMAND_EVERY_S)
+    wait_for(
+        lambda: processes.tasks(slurm_cluster.instance, "node1"), "the task on node1", every_s=COMMAND_EVERY_S
+    )
 
     slurm_cluster.kill_node("node1")
 
@@ -118,7 +119,9 @@ def test_a_killed_node_is_down_and_its_job_is_requeued(slurm_cluster: SlurmClust
 
 def test_a_test_may_tell_the_controller_of_a_dead_node(slurm_cluster: SlurmCluster, job_directory: Path) -> None:
     job = slurm_cluster.sbatch("srun sleep 600", "-N2", "--requeue", cwd=job_directory)
-    wait_for(lambda: processes.tasks(slurm_cluster.instance, "node0"), "the task on node0", every_s=COMMAND_EVERY_S)
+    wait_for(
+        lambda: processes.tasks(slurm_cluster.instance, "node0"), "the task on node0", every_s=COMMAND_EVERY_S
+    )
     slurm_cluster.kill_node("node0", noticed_at_once=True)
     wait_for(lambda: job_state(slurm_cluster, job) == "PENDING", "the job to be requeued", every_s=COMMAND_EVERY_S)
 

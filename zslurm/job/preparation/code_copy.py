@@ -100,7 +100,7 @@ def _copy(spec: RunSpec, fresh: Path) -> list[str]:
         return []
     notes: list[str] = []
     try:
-        # With its byte code, which stays valid as times of files are copied too: else every rank compiles for itself.
+        # With its byte code, which holds as times of files are copied too: else every rank compiles it anew.
         shutil.copytree(Path(zslurm.__file__).parent, fresh / "packages" / "zslurm")
         checkout = checkout_around(Path.cwd()) if wanted else None
         if checkout is not None:
