@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from tests import forked
+from tests import bench, forked
+from tests.checkout import ROOT
 from tests.on_slurm.as_user import COMMAND_EVERY_S
 from tests.on_slurm.slurm_cluster import SlurmCluster
 from tests.on_slurm.user import User, at_work
@@ -30,8 +31,13 @@ def user(slurm_cluster: SlurmCluster) -> Iterator[User]:
         yield user
 
 
-def forks(user: User) -> dict[str, str]:
-    return user.cluster.forking([*forked.RANKS, *forked.OTHERS], torch=True)
+def forks(user: User, *, shortly: bool = False) -> dict[str, str]:
+    """Variables with which ranks are forked; those that measure `shortly` end soon."""
+    modules = [*forked.RANKS, *forked.OTHERS]
+    if not shortly:
+        return user.cluster.forking(modules, torch=True)
+    in_ranks = user.cluster.installation().sources / bench.IN_RANKS.relative_to(ROOT)
+    return user.cluster.forking(modules, {"PYTHONPATH": str(in_ranks)}, torch=True, customized=True)
 
 
 def started(user: User, *arguments: str) -> subprocess.Popen[str]:
@@ -62,7 +68,8 @@ def jobs_left(user: User) -> bool:
 def test_two_nodes_measure_whole_groups_and_rails_in_one_and_two_levels(user: User) -> None:
     words = ["--nodes", "2", "--min", "64KiB", "--max", "64KiB", "--out", "result.json"]
     words += ["--operation", "all_reduce", "--operation", "all_gather"]
-    done = user.cluster.zslurm(*BENCH, *words, env=forks(user), cwd=user.directory, check=False)
+    env = forks(user, shortly=True)
+    done = user.cluster.zslurm(*BENCH, *words, env=env, cwd=user.directory, check=False)
     assert done.returncode == Exit.DONE, done.stderr
     result = read_result(user.directory / "result.json")
     assert (result.complete, len(result.machine.nodes), result.machine.ranks) == (True, 2, 4)
@@ -79,12 +86,12 @@ def test_two_nodes_measure_whole_groups_and_rails_in_one_and_two_levels(user: Us
 
 def test_a_node_that_is_killed_leaves_a_part_of_the_result_and_is_named(user: User) -> None:
     out = user.directory / "lost.json"
-    bench = started(user, "--nodes", "2", "--out", str(out))
+    command = started(user, "--nodes", "2", "--out", str(out))
     wait_for_rows(out)
     victim = json.loads(out.with_name(out.name + PARTIAL).read_text().splitlines()[0])["machine"]["nodes"][1]
     user.cluster.kill_node(victim)
-    _, err = bench.communicate(timeout=DEADLINE_S)
-    assert bench.returncode == Exit.INTERRUPTED, err
+    _, err = command.communicate(timeout=DEADLINE_S)
+    assert command.returncode == Exit.INTERRUPTED, err
     assert f"not complete: 1 node lost: {victim} does not answer any more" in err
     result = read_result(out)
     assert (result.complete, result.lost_nodes) == (False, [victim])
@@ -94,11 +101,11 @@ def test_a_node_that_is_killed_leaves_a_part_of_the_result_and_is_named(user: Us
 
 def test_ctrl_c_cancels_the_job_and_keeps_what_was_measured(user: User) -> None:
     out = user.directory / "stopped.json"
-    bench = started(user, "--nodes", "1", "--out", str(out))
+    command = started(user, "--nodes", "1", "--out", str(out))
     wait_for_rows(out)
-    bench.send_signal(signal.SIGINT)
-    _, err = bench.communicate(timeout=DEADLINE_S)
-    assert bench.returncode == Exit.INTERRUPTED, err
+    command.send_signal(signal.SIGINT)
+    _, err = command.communicate(timeout=DEADLINE_S)
+    assert command.returncode == Exit.INTERRUPTED, err
     assert "not complete: stopped by Ctrl-C" in err
     result: BenchResult = read_result(out)
     assert (result.complete, bool(result.rows), result.lost_nodes) == (False, True, [])

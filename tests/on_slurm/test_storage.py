@@ -29,12 +29,15 @@ def user(slurm_cluster: SlurmCluster) -> Iterator[User]:
         yield user
 
 
+def forks(user: User) -> dict[str, str]:
+    return user.cluster.forking([*forked.RANKS, *forked.OTHERS], torch=True)
+
+
 def test_two_nodes_measure_storage_and_leave_nothing(user: User) -> None:
     place, out = user.directory / "place", user.directory / "result.json"
     user.cluster.run(["mkdir", str(place)])
     words = ("bench", "storage", "--path", str(place), "--nodes", "2", "--quick", *SIZES, "--out", str(out))
-    forks = user.cluster.forking([*forked.RANKS, *forked.OTHERS], torch=True)
-    done = user.cluster.zslurm(*words, env=forks, cwd=user.directory, check=False)
+    done = user.cluster.zslurm(*words, env=forks(user), cwd=user.directory, check=False)
     assert done.returncode == Exit.DONE, done.stderr
     result = read_result(out)
     assert result.complete and {(row["nodes"], row["ranks"]) for row in result.rows} == {(2, 2)}
@@ -66,9 +69,9 @@ def test_a_node_lost_in_mid_benchmark_leaves_a_part_of_the_result_and_no_files(u
         str(place),
     ]
     bench = subprocess.Popen(
-        [*argv, "--nodes", "2", *SIZES, *depths, "--out", str(out)], env=user.cluster.environment,
-        cwd=user.directory, user=account.pw_uid, group=account.pw_gid, extra_groups=[], text=True,
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        [*argv, "--nodes", "2", *SIZES, *depths, "--out", str(out)], cwd=user.directory,
+        env=user.cluster.environment | forks(user), user=account.pw_uid, group=account.pw_gid, extra_groups=[],
+        text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )  # fmt: skip
     partial = out.with_name(out.name + PARTIAL)
