@@ -7,7 +7,7 @@ import itertools
 import os
 import shutil
 import signal
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import hypothesis
@@ -30,6 +30,8 @@ hypothesis.settings.load_profile("any machine")
 
 pytest_plugins = ["tests.on_slurm.cluster.fixtures", "tests.distribution"]
 
+_SIGNALS = (signal.SIGHUP, signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGCONT)
+
 # What a job, a site or a user may have set in the shell that runs the tests.
 _FOREIGN = ("SLURM_", "SBATCH_", "ZSLURM_", "PMI_", "PMIX_")
 
@@ -44,6 +46,18 @@ def pytest_configure(config: pytest.Config) -> None:
         atexit.register(shutil.rmtree, forked.place(), ignore_errors=True)
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol() -> Generator[None, object, object]:
+    """Give this process its handlers of signals back after each test: what a test starts inherits ignored ones."""
+    before = {number: signal.getsignal(number) for number in _SIGNALS}
+    try:
+        return (yield)
+    finally:
+        for number, handler in before.items():
+            if handler is not None and signal.getsignal(number) is not handler:
+                signal.signal(number, handler)
 
 
 @pytest.fixture(scope="session")

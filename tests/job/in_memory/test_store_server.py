@@ -176,6 +176,10 @@ def test_a_store_without_a_supervisor_ends_some_time_after_its_step(tmp_path: Pa
     assert next(asked, None) is None, "it has served until the step was over"
 
 
+def _sleeping(process: DetachedProcess) -> list[psutil.Process]:
+    return [each for each in psutil.Process(process.record.pid).children() if each.name() == "sleep"]
+
+
 @pytest.mark.parametrize("end", ["in order", "killed", "before it began"])
 def test_a_step_is_over_however_it_ended(end: str, tmp_path: Path) -> None:
     """A step that is killed leaves no exit code: a store without a supervisor would serve for ever."""
@@ -190,7 +194,10 @@ def test_a_step_is_over_however_it_ended(end: str, tmp_path: Path) -> None:
     if end == "killed":
         process.signal_group(signal.SIGKILL)
     else:
-        wait_for(psutil.Process(process.record.pid).children, "the command")[0].terminate()
+        (command,) = wait_for(
+            lambda: _sleeping(process), "the command"
+        )  # the shell's child before that has its traps
+        command.terminate()
     wait_for(lambda: [process.reap(), step.is_over()][1], "the end of the step")
     assert attempt.step_exit.exists() == (end == "in order")
 
