@@ -3,7 +3,7 @@
 PYTHON ?= $(firstword $(wildcard /usr/bin/python3.11 /usr/bin/python3.12 /usr/bin/python3.13) python3)
 VENV := .venv
 BIN := $(VENV)/bin
-# Byte code is made of what is imported, when it is: of all that comes it takes longer than the rest of the set-up.
+# Python compiles a module when it is first imported; to compile all that pip installs takes longer than the rest.
 PIP := $(BIN)/python -m pip
 INSTALL := install --quiet --no-compile -c constraints.txt
 # What `make setup` installs besides the extra dev, for example trackers.

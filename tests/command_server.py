@@ -127,7 +127,10 @@ class CommandServer(Commands):
 
 
 def _serve(listener: socket.socket, modules: Sequence[str]) -> None:
-    """Fork a command for each connection; when whoever started this process is gone, end with the last of them."""
+    """Fork a command for each connection.
+
+    When the process that started this one is gone, no more are taken, and this one ends with the last command.
+    """
     import gc
     import importlib
     import pkgutil
@@ -140,7 +143,7 @@ def _serve(listener: socket.socket, modules: Sequence[str]) -> None:
     gc.collect()
     gc.freeze()
     asked: dict[socket.socket, int] = {}
-    """The process ids of commands, by the connections of those who asked and are there."""
+    """The process ids of commands, by the connections of clients that are still there."""
     ends: dict[int, tuple[int, socket.socket]] = {}
     """The ids and the connections, by a file that is readable when the command has ended."""
     listening: list[Any] = [listener, sys.stdin]
@@ -151,11 +154,11 @@ def _serve(listener: socket.socket, modules: Sequence[str]) -> None:
                 listening.clear()
             elif ready is listener:
                 connection, _ = listener.accept()
-                with contextlib.suppress(OSError, EOFError):  # where whoever asked has gone already
+                with contextlib.suppress(OSError, EOFError):  # the client may have gone already
                     pid = _begin(connection, [listener, *asked], list(ends))
                     asked[connection], ends[os.pidfd_open(pid)] = pid, (pid, connection)
                     connection.sendall(f"{pid}\n".encode())
-            elif ready in asked:  # whoever asked has gone, and takes the command along
+            elif ready in asked:  # its client has gone: the command is killed with it
                 os.kill(asked.pop(ready), signal.SIGKILL)
             elif ready in ends:
                 os.close(ready)
@@ -245,8 +248,11 @@ def _customize(paths: str) -> None:
     if others:
         sys.path[:0] = others
         sys.modules.pop("sitecustomize", None)
-        with contextlib.suppress(ModuleNotFoundError):
+        try:
             importlib.import_module("sitecustomize")
+        except ModuleNotFoundError as error:
+            if error.name != "sitecustomize":
+                raise
 
 
 if __name__ == "__main__":

@@ -2,9 +2,9 @@
 
 A test on a real Slurm mostly waits, a test of the trainer computes: side by side they take half the time. Tests of
 one file stay together, for they share what their module's fixtures made. The tests on a Slurm form four groups of
-files; each group runs in one process, on a cluster of its own (clusters share nothing but the machine). So do
-files that share a process with torch, which each process of tests would start for itself. The groups and the
-longest files come first, so that no process is left with a long one in the end.
+files; each group runs in one process and has a separate cluster (clusters share nothing but the machine). Files
+that share a process with torch are grouped as well: each process of tests would start another one. The groups and
+the longest files come first, so that no process is left with a long one in the end.
 
 In CI (CI=true in the environment) a failed test runs once more, and the summary lists it as RERUN: tests in every
 room start real processes, and one hiccup of a busy machine in some thousand tests should not cost a whole run.
@@ -54,7 +54,7 @@ _TOGETHER = {
     "tests/train/test_": "",
     "tests/train/": "train-2",
 }
-"""Groups of other files, by how their names begin; empty: each is one of its own."""
+"""Groups of other files, by how their names begin; with an empty name, each file is a group."""
 
 _SECONDS = {
     **dict.fromkeys(("slurm-1", "slurm-2", "slurm-3", "slurm-4"), 300),
@@ -71,8 +71,8 @@ _SECONDS = {
 def pytest_collection(session: pytest.Session) -> Generator[None, object, object]:
     """Collect after the first process has, as the others read the byte code that it leaves.
 
-    To make pytest's own byte code of the tests takes half of the time of a collection on a fresh checkout. Nothing
-    is searched for garbage meanwhile: what is imported and collected stays until the end.
+    To make pytest's own byte code of the tests takes half of the time of a collection on a fresh checkout. No
+    garbage is collected meanwhile: what is imported and collected stays until the end.
     """
     with contextlib.ExitStack() as until_collected:
         if hasattr(session.config, "workerinput"):
@@ -95,9 +95,9 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def _leave() -> None:
-    """End one of several processes, as the last of all that is done in the end.
+    """End a worker without tearing the interpreter down, after all other exit handlers.
 
-    To take apart what it has imported and collected takes it 3 seconds.
+    To free what it has imported and collected takes about 3 seconds.
     """
     sys.stdout.flush()
     sys.stderr.flush()

@@ -7,9 +7,9 @@ it. Both on one thread of this process and in processor time: the machine is sha
 seconds is disturbed more often than a product of milliseconds.
 
 Processor time too depends on what else runs: on the caches and the memory that others leave. So the two take turns
-within a turn already: a step is taken after every few of the measured calls, and a turn's ratio is the step time
-expected from its own rates over the median of its own steps. The result is the median of the turns' ratios, with
-the smallest and the largest of them.
+within a turn already: a step is taken after every few of the measured calls. The ratio of a turn is the step time
+expected from the rates measured in that turn, divided by the median time of the steps taken in it. The result is
+the median of these ratios, with the smallest and the largest.
 """
 
 from __future__ import annotations

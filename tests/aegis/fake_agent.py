@@ -1,8 +1,8 @@
 """An agent that says and does what a test wants: `python -m tests.aegis.fake_agent DIRECTORY RUN_DIR ...`.
 
-It reports as a real one does, notes its arguments in DIRECTORY/words-NODE and every line it is told in
-DIRECTORY/told-NODE, and, on each node or on the one that is named in place of `all`, does what the file of that
-name in DIRECTORY asks for:
+It reports as a real agent does, and writes its arguments to DIRECTORY/words-NODE and every line that it receives
+to DIRECTORY/told-NODE. On each node, or on the one whose name stands in place of `all`, it does what the file of
+that name in DIRECTORY asks for:
 
     garbage-all     write what is no report, too
     mute-all        say nothing

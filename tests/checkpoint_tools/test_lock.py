@@ -116,7 +116,7 @@ def _race(root: Path, ready: multiprocessing.synchronize.Barrier, won: multiproc
             won.put(False)
         else:
             won.put(True)
-        ready.wait()  # nobody ends, and so dies, before all have tried
+        ready.wait()  # a holder that has ended counts as dead: none ends before all have tried
 
 
 @pytest.mark.parametrize("stale", [False, True])

@@ -113,7 +113,7 @@ def fresh_zslurm(*arguments: str | Path, cwd: Path | None = None, **variables: s
 
 
 def separate_zslurm(*arguments: str | Path, cwd: Path, **variables: str) -> Outcome:
-    """`zslurm` in a process of its own, which has the imports behind it."""
+    """Run `zslurm` in a separate process, forked from one that has imported it."""
     environment = clean_environment() | variables
     done = forked.server().run([*map(str, arguments)], env=environment, cwd=cwd, timeout=DEADLINE_S)
     return Outcome(done.returncode, done.stdout, done.stderr)

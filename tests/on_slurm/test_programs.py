@@ -37,9 +37,9 @@ def toy(user: User, *words: object) -> list[str]:
 def write(
     user: User, name: str, command: list[str], *, nodes: int = 2, forked_ranks: bool = True, **sections: Any
 ) -> Path:
-    """A run file for a program, which works in a directory of its own.
+    """A run file for a program, which works in a separate directory.
 
-    Ranks that are forked, with their programs, are no children of Slurm's: it sends them no signal.
+    Forked ranks and their programs do not belong to the Slurm step: Slurm sends them no signal.
     """
     work = user.directory / f"{name}-work"
     user.cluster.run(["mkdir", "-p", work])

@@ -15,6 +15,7 @@ from collections.abc import Callable
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 from torch.distributed import TCPStore
 
@@ -116,7 +117,7 @@ def asked_to_stop(signum: signal.Signals, step: int) -> None:
             os.kill(os.getpid(), signum)
         return train_step(self, here)
 
-    Trainer.train_step = asked  # type: ignore[method-assign]
+    patch.object(Trainer, "train_step", asked).start()
 
 
 def forked(function: Callable[..., Any], *arguments: Any) -> int:

@@ -440,7 +440,7 @@ def test_a_dry_run_of_hostile_text_runs_nothing_even_in_a_shell(shell: Shell, te
         (("status", "987654"), Exit.NOT_FOUND),
     ],
 )
-def test_a_process_of_its_own_refuses_alike(shell: Shell, arguments: tuple[str, ...], code: Exit) -> None:
+def test_a_separate_process_refuses_alike(shell: Shell, arguments: tuple[str, ...], code: Exit) -> None:
     shell.write_run()
     before = shell.everything()
     done = separate_zslurm(*arguments, cwd=shell.directory, PATH="/nonexistent")

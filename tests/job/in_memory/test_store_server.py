@@ -177,6 +177,7 @@ def test_a_store_without_a_supervisor_ends_some_time_after_its_step(tmp_path: Pa
 
 
 def _sleeping(process: DetachedProcess) -> list[psutil.Process]:
+    """The command: before it is executed, the shell's child traps signals as the shell does."""
     return [each for each in psutil.Process(process.record.pid).children() if each.name() == "sleep"]
 
 
@@ -194,9 +195,7 @@ def test_a_step_is_over_however_it_ended(end: str, tmp_path: Path) -> None:
     if end == "killed":
         process.signal_group(signal.SIGKILL)
     else:
-        (command,) = wait_for(
-            lambda: _sleeping(process), "the command"
-        )  # the shell's child before that has its traps
+        (command,) = wait_for(lambda: _sleeping(process), "the command")
         command.terminate()
     wait_for(lambda: [process.reap(), step.is_over()][1], "the end of the step")
     assert attempt.step_exit.exists() == (end == "in order")

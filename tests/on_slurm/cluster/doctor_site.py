@@ -46,7 +46,7 @@ HOSTS = "\n".join(f"10.0.2.{10 + index} node{index}" for index in range(8))
 
 
 class _Nodes:
-    """The nodes of a cluster, by their numbers; one that a test asks for has a tree of its own."""
+    """The nodes of a cluster, by their numbers; one that a test asks for gets a separate tree."""
 
     def __init__(self, cluster: SlurmCluster, directory: Path) -> None:
         healthy = cluster.instance.directory / "healthy"

@@ -1,4 +1,4 @@
-"""Test nodes with rails: each has a tree of files of its own, below a directory that all of them see."""
+"""Test nodes with rails: each has a tree of files, below a directory that all of them see."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Trees:
             (directory / name).symlink_to(healthy)
 
     def copy(self, name: str) -> Path:
-        """Give a node a tree of its own; returns it."""
+        """Give a node a separate tree; returns it."""
         place = self._directory / name
         place.unlink()
         subprocess.run(["cp", "-a", self._healthy, place], check=True)

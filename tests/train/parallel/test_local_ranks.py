@@ -41,7 +41,7 @@ def test_ranks_have_the_environment_that_the_command_has_when_they_start(
 
 
 def start_in(directory: Path) -> None:
-    """Start ranks from a directory, and from a server of this process's own."""
+    """Start ranks from a directory, by a server that this process starts."""
     os.environ["PYTHONPATH"] = str(ROOT)
     os.environ.pop("PYTHONSAFEPATH", None)
     os.chdir(directory)

@@ -14,6 +14,7 @@ from tests.train.plan.test_memory import PHASE, SMALL, config_of
 from tests.train.ranks import in_group
 from zslurm.kernels.matmul import cpu as onednn
 from zslurm.train.context import blocks
+from zslurm.train.context.bytes import Attention
 from zslurm.train.context.context_parallel import ContextParallel
 from zslurm.train.model.zaya import Zaya, build
 from zslurm.train.parallel.world import DTYPES
@@ -27,7 +28,7 @@ class Case(NamedTuple):
     dtype: str
     batch: int
     context: int
-    attention: str
+    attention: Attention
     recompute: bool = False
 
 
@@ -73,7 +74,7 @@ def measure(group: dist.ProcessGroup, cases: tuple[Case, ...]) -> list[Measured]
     torch.set_num_threads(1)
     found = []
     for case in cases:
-        context = ContextParallel(group, case.attention)  # type: ignore[arg-type]
+        context = ContextParallel(group, case.attention)
         model = build(SMALL, 0, dtype=DTYPES[case.dtype])
         model.run_with(recompute=case.recompute)
         for parameter in model.parameters():
