@@ -103,9 +103,10 @@ class Trainer:
         self.config, self.world, self.stop = config, world, stop
         self.plan, self.step, self.work_ns = Plan(config.phases), 0, 0
         self._kernels_ran = False
+        # The ranks meet before one refuses the run: one that leaves breaks off the connecting of the others.
+        local = world.local_size if world.joined else common_local_size(world)
         check_observers(config)
         check_phases(config.model, config.phases)
-        local = world.local_size if world.joined else common_local_size(world)
         notes = check_ranks(config.phases, world.size, local)
         attempt = int(os.environ.get("ZSLURM_ATTEMPT", "0")) or 1 + last_attempt(run_dir)
         self.recovery = recovery or NoRecovery()

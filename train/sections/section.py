@@ -21,12 +21,12 @@ def _number_only(value: object) -> object:
     return value
 
 
-_LARGEST = 2**53  # larger integers are not exact in floating point, nor in other people's JSON
+LARGEST = 2**53  # larger integers are not exact in floating point, nor in other people's JSON
 _NUMBER = BeforeValidator(_number_only)
 
-Count = Annotated[int, Field(gt=0, le=_LARGEST), _NUMBER]
-ContextLength = Annotated[int, Field(ge=2, le=_LARGEST), _NUMBER]
-Whole = Annotated[int, Field(ge=0, le=_LARGEST), _NUMBER]
+Count = Annotated[int, Field(gt=0, le=LARGEST), _NUMBER]
+ContextLength = Annotated[int, Field(ge=2, le=LARGEST), _NUMBER]
+Whole = Annotated[int, Field(ge=0, le=LARGEST), _NUMBER]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False), _NUMBER]
 NonNegative = Annotated[float, Field(ge=0, allow_inf_nan=False), _NUMBER]
 Fraction = Annotated[float, Field(ge=0, lt=1), _NUMBER]

@@ -127,12 +127,12 @@ class ResultWriter:
             ConfigError: it cannot be written there.
         """
         self.path = path
-        self.partial = path.with_name(path.name + PARTIAL)
+        self.partial = _partial(path)
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            self.partial.touch()
             if path.is_dir():
                 raise IsADirectoryError(21, "it is a directory")
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self.partial.touch()
         except OSError as error:
             raise ConfigError(
                 f"{path}: the result cannot be written: {error.strerror}; name another file with --out"
@@ -172,6 +172,10 @@ class ResultWriter:
         self.partial.unlink(missing_ok=True)
 
 
+def _partial(path: Path) -> Path:
+    return path.parent / f"{path.name}{PARTIAL}"  # with_name refuses an empty name, as `--out=` gives
+
+
 def read_result(path: Path) -> BenchResult:
     """Read a result; of a benchmark that was killed, what it left, by the same name.
 
@@ -179,7 +183,7 @@ def read_result(path: Path) -> BenchResult:
         NotFound: there is no such file.
         ConfigError: it is no result of `zslurm bench`, or of a newer version.
     """
-    partial = path.with_name(path.name + PARTIAL)
+    partial = _partial(path)
     file = path if path.exists() or not partial.exists() else partial
     try:
         text = file.read_text(encoding="utf-8")

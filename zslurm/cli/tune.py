@@ -109,6 +109,8 @@ def _list(calls: list[LinearCall], *, as_json: bool) -> None:
 def _check_writable(path: Path) -> None:
     """Raise ZslurmError where the table could not be written, before minutes of tuning."""
     try:
+        if path.is_dir():
+            raise IsADirectoryError(21, "it is a directory")
         path.parent.mkdir(parents=True, exist_ok=True)
         probe = path.with_name(f".{path.name}.probe")
         probe.touch()

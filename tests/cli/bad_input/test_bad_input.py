@@ -447,3 +447,29 @@ def test_a_separate_process_refuses_alike(shell: Shell, arguments: tuple[str, ..
     check_refused(done)
     assert done.code == code
     assert shell.everything() == before
+
+
+# --- values that are no names and no numbers --------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("command", "message"),
+    [
+        (("bench", "compare", "", "other.json"), ".: cannot be read: Is a directory"),
+        (("bench", "plot", "", "plots"), ".: cannot be read: Is a directory"),
+        (("bench", "gemm", "--quick", "--out="), ": the result cannot be written: it is a directory"),
+        (("bench", "gemm", f"--m={'9' * 5000}"), f"--m {'9' * 40}: expected numbers from 1 to 1,048,576"),
+    ],
+)
+def test_an_empty_name_and_an_endless_number(shell: Shell, command: tuple[str, ...], message: str) -> None:
+    code, line = shell.fails(*command)
+    assert code == Exit.USAGE
+    assert message in line
+    assert not list(shell.directory.glob(".*partial*"))
+
+
+@pytest.mark.parametrize("context", ["1", "9" * 25])
+def test_packing_into_an_impossible_context(shell: Shell, context: str) -> None:
+    code, line = shell.fails("data", "pack", str(make_corpus(shell.directory / "tokens.h5")), f"--context={context}")
+    assert code == Exit.USAGE
+    assert "--context" in line and "should be" in line

@@ -4,14 +4,17 @@ Python imports a module of this name by itself when it finds one; `cluster.env` 
 PYTHONPATH and names, in ZSLURM_TEST_FAULTS, a directory with
 
     plan.json     {"pace_s": seconds that each step takes longer, "hold": a step before which ranks wait for the
-                  file go, "faults": [...]}; a fault is {"what", "step", "rank", "times", "code"}
+                  file go, "faults": [...]}; a fault is {"what", "step", "rank", "times", "together", "code"}:
+                  it happens so often (default: once), or with `together` to every rank of one attempt
     go            lets ranks that are held continue
     marks.jsonl   when a rank's Python started, had imported the trainer, had loaded, took its first step
     happened-*    one file for each fault that happened: it tells a fault that is to happen so often and no more
+    together-*    the attempt whose ranks have such a fault
 
 The product knows nothing of it: the hook waits for `zslurm.train.loop` and wraps two methods of its Trainer.
 """
 
+import contextlib
 import importlib
 import importlib.abc
 import importlib.util
@@ -77,6 +80,16 @@ class Faults:
         bad = [fault["number"] for fault in self.faults if fault.get("bad_node")]
         return any(file.read_text() == self.node for n in bad for file in self.place.glob(f"happened-{n}-*"))
 
+    def first_attempt(self, fault):
+        """The attempt whose ranks have this fault: that of the rank which came to it first."""
+        claim = self.place / f"together-{fault['number']}"
+        own = self.place / f"{claim.name}-{os.getpid()}"
+        own.write_text(str(self.attempt))
+        with contextlib.suppress(FileExistsError):
+            os.link(own, claim)
+        own.unlink()
+        return int(claim.read_text())
+
     def due(self, what, step=0):
         """The fault of this kind that is to happen on this rank now; None where there is none.
 
@@ -88,9 +101,11 @@ class Faults:
                 and step >= fault.get("step", 0)
                 and fault.get("rank", self.rank) == self.rank
             ):
+                if fault.get("together") and self.first_attempt(fault) != self.attempt:
+                    continue
                 before = list(self.place.glob(f"happened-{fault['number']}-*"))
                 elsewhere = fault.get("bad_node") and before and before[0].read_text() != self.node
-                if len(before) >= fault.get("times", 1) or elsewhere:
+                if (len(before) >= fault.get("times", 1) and not fault.get("together")) or elsewhere:
                     continue
                 (self.place / f"happened-{fault['number']}-{len(before)}").write_text(self.node)
                 self.mark("fault", fault=what, step=step)

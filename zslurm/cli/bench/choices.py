@@ -8,6 +8,7 @@ from zslurm.core.errors import ConfigError
 from zslurm.core.units import parse_size
 
 _MOST = 1 << 20
+_DIGITS = 20
 
 
 def chosen(option: str, given: list[str] | None, known: Sequence[str]) -> list[str]:
@@ -68,6 +69,9 @@ def numbers(option: str, given: str | None) -> list[int] | None:
     if given is None:
         return None
     parts = [part.strip().replace("_", "") for part in given.split(",")]
-    if not all(part.isdecimal() and 0 < int(part) <= _MOST for part in parts):
-        raise ConfigError(f"{option} {given}: expected numbers from 1 to {_MOST:,} with commas, such as 512,1024")
+    # Python reads no number of more than 4,300 digits.
+    if not all(part.isdecimal() and len(part) <= _DIGITS and 0 < int(part) <= _MOST for part in parts):
+        raise ConfigError(
+            f"{option} {given:.40}: expected numbers from 1 to {_MOST:,} with commas, such as 512,1024"
+        )
     return list(dict.fromkeys(int(part) for part in parts))

@@ -16,11 +16,12 @@ from zslurm.core.progress_bar import byte_bar
 from zslurm.train.data.bundle import Corpus
 from zslurm.train.data.packs.packs import Counts
 from zslurm.train.data.packs.store import store
+from zslurm.train.sections.section import LARGEST
 
 
 def pack(
     path: Bundles,
-    context: Annotated[int, Option(min=2, help="Tokens of a sequence: the context of the phase.")],
+    context: Annotated[int, Option(min=2, max=LARGEST, help="Tokens of a sequence: the context of the phase.")],
     long_documents: Annotated[
         Literal["split", "trim", "refuse"], Option(help="What becomes of documents that are longer; as in data.*.")
     ] = "split",

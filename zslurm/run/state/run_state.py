@@ -370,7 +370,8 @@ def _slurm_state(job: _Job, record: JobRecord, end: Ended | None) -> tuple[State
 def _nodes_of(run: RunDir) -> str | None:
     attempts = run.attempt_dirs()
     described = read_json(attempts[-1].description) if attempts else None
-    return described.get("nodes") if described else None
+    nodes = described.get("nodes") if described else None
+    return nodes if isinstance(nodes, str) else None
 
 
 def _progress(run: RunDir) -> dict[str, Any]:
@@ -379,6 +380,7 @@ def _progress(run: RunDir) -> dict[str, Any]:
     rows = newest_rows(run.metrics)
     attempts = run.attempt_dirs()
     step, saved = rows.step.get("step"), rows.checkpoint.get("step")
+    sources = rows.sources.get("sources")
     return {
         "attempt": attempts[-1].number if attempts else None,
         "step": step,
@@ -389,7 +391,7 @@ def _progress(run: RunDir) -> dict[str, Any]:
         "step_time_s": rows.step_time_s,
         "evaluation_step": rows.evaluation.get("step"),
         "evaluation_loss": rows.evaluation.get("loss"),
-        "sources": rows.sources.get("sources") or {},
+        "sources": sources if isinstance(sources, dict) else {},
         "checkpoint_step": saved,
         "not_shown": not_shown(config, step=step, checkpoint_step=saved) if attempts else (),
         "best_step": rows.checkpoint.get("best_step"),
