@@ -96,7 +96,7 @@ def cases() -> Iterator[Any]:
             yield pytest.param(program, fault, id=f"{program}-{fault}", marks=mark)
 
 
-@pytest.mark.parametrize(("name", "fault"), cases())
+@pytest.mark.parametrize(("name", "fault"), list(cases()))
 def test_a_foreign_trainer_ends_as_the_matrix_says(name: str, fault: str, user: User) -> None:
     program = PROGRAMS[name]
     if importlib.util.find_spec(program.needs) is None:

@@ -4,8 +4,9 @@ Python imports a module of this name by itself when it finds one; `cluster.env` 
 PYTHONPATH and names, in ZSLURM_TEST_FAULTS, a directory with
 
     plan.json     {"pace_s": seconds that each step takes longer, "hold": a step before which ranks wait for the
-                  file go, "faults": [...]}; a fault is {"what", "step", "rank", "times", "together", "code"}:
-                  it happens so often (default: once), or with `together` to every rank of one attempt
+                  file go, "faults": [...]}; a fault is {"what", "step", "rank", "times", "together", "code",
+                  "setup_s"}: it happens so often (default: once), or with `together` to every rank of one attempt;
+                  the set-up of the others takes `setup_s` longer
     go            lets ranks that are held continue
     marks.jsonl   when a rank's Python started, had imported the trainer, had loaded, took its first step
     happened-*    one file for each fault that happened: it tells a fault that is to happen so often and no more
@@ -45,6 +46,7 @@ class Faults:
         plan = json.loads((self.place / "plan.json").read_text())
         self.pace_s, self.hold = plan["pace_s"], plan.get("hold")
         self.faults = [fault | {"number": number} for number, fault in enumerate(plan["faults"])]
+        self.setup_s = sum(fault.get("setup_s", 0.0) for fault in self.faults)
         self.node = os.environ.get("SLURMD_NODENAME", "localhost")
         last = sys.orig_argv[-1]  # python -m zslurm.job.rank RUN_DIR ATTEMPT
         self.attempt = int(last) if last.isdigit() else 1 + int(os.environ.get("SLURM_RESTART_COUNT", "0"))
@@ -134,6 +136,7 @@ def wrap(loop, faults):
         faults.mark("imported")
         if fault := faults.due("exit_in_setup"):
             leave(fault)
+        time.sleep(faults.setup_s)
         init(self, *args, **kwargs)
         faults.mark("loaded", step=self.step)
 
