@@ -32,6 +32,18 @@ def test_a_rank_that_was_stopped_while_it_waited_for_others_is_named_all_the_sam
     assert "its process stopped" in fault.line
 
 
+def test_records_of_an_earlier_run_of_the_same_name_are_passed_over() -> None:
+    """Its processes were killed with the agent; nobody has cleared the memory of the node since."""
+    training = Training()
+    older = RankProgress(1, 3288, Phase.STEP, 21, -1, 1623.0, True, 20.0, False)
+    report = ProgressReport(training.stamp(0), training.attempt, (older,))
+    training.detector.feed(report, training.now + 0.1)
+    assert training.detector.check(training.now + 0.2, training.wall) == []
+    assert training.detector.step == -1
+    training.stopped[1] = training.now + 30  # its own records count
+    assert training.kinds(training.run(60)) == [("rank_hang", "node0", 1)]
+
+
 def test_several_lagging_ranks_are_each_named() -> None:
     training = Training(nodes=4)
     training.run(31)

@@ -103,6 +103,7 @@ class AttemptProgress:
     ) -> None:
         """Follow a new attempt; see `Detector.begin`."""
         self.attempt, self.began, self.adopted = attempt, now, adopted
+        self._written_from = float("-inf") if adopted else now - LATE_S
         self.ranks = [RankState(node) for node in rank_nodes]
         self.ranks_on = {
             name: frozenset(number for number, node in enumerate(rank_nodes) if node == name)
@@ -145,7 +146,7 @@ class AttemptProgress:
         node.watches = True
         if node.seen is None or report.stamp.seq != node.seq:
             node.seen, node.seq = set(), report.stamp.seq
-        for row in self.known(report):
+        for row in self.known(report, now):
             rank = self.ranks[row.rank]
             rank.row, rank.ended = row, False
             node.seen.add(row.rank)
@@ -162,9 +163,15 @@ class AttemptProgress:
                     self.over_limit.discard(number)
             node.seen = None
 
-    def known(self, report: ProgressReport) -> list[RankProgress]:
-        """Return the rows of a report that are of ranks of the attempt."""
-        return [row for row in report.ranks if row.rank < len(self.ranks)]
+    def known(self, report: ProgressReport, now: float) -> list[RankProgress]:
+        """Return the rows of a report that are of ranks of the attempt.
+
+        Records that nobody has written since it began are of an earlier run of the same name, whose processes on
+        this node were all killed.
+        """
+        return [
+            row for row in report.ranks if row.rank < len(self.ranks) and now - row.age_s >= self._written_from
+        ]
 
     def _advance(self, step: int, when: float) -> None:
         """Note that a rank has finished a step that none had finished before."""

@@ -83,7 +83,7 @@ class Detector:
         self._dead_nodes.dead.discard(name)
         if isinstance(report, ProgressReport):
             if report.ok and report.attempt == progress.attempt:
-                for row in progress.known(report):
+                for row in progress.known(report, now):
                     self._stragglers.feed(row)
                 progress.feed(report, node, now)
         elif isinstance(report, SensorReport):
