@@ -103,7 +103,7 @@ class Trainer:
         self.config, self.world, self.stop = config, world, stop
         self.plan, self.step, self.work_ns = Plan(config.phases), 0, 0
         self._kernels_ran = False
-        # The ranks meet before one refuses the run: one that leaves breaks off the connecting of the others.
+        # All ranks connect before one may refuse the run: if one exits earlier, the others fail to connect.
         local = world.local_size if world.joined else common_local_size(world)
         check_observers(config)
         check_phases(config.model, config.phases)

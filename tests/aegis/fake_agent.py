@@ -1,8 +1,8 @@
 """An agent that says and does what a test wants: `python -m tests.aegis.fake_agent DIRECTORY RUN_DIR ...`.
 
 It reports as a real agent does, and writes its arguments to DIRECTORY/words-NODE and every line that it receives
-to DIRECTORY/told-NODE. On each node, or on the one whose name stands in place of `all`, it does what the file of
-that name in DIRECTORY asks for:
+to DIRECTORY/told-NODE. A file in DIRECTORY makes it misbehave: on every node, or, with a node's name in place of
+`all`, on that node alone:
 
     garbage-all     write what is no report, too
     mute-all        say nothing

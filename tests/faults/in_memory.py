@@ -180,7 +180,7 @@ MEMORY_ROWS = (
     replace(
         _further(
             46, "rank ends while it is set up", by_itself, actions=("restart",),
-            # The others are at it for a while yet, as where there is much to load.
+            # The other ranks take longer to set up, as with a large model, and so outlive it.
             in_ranks=(_kills_itself("exit_in_setup", setup_s=4.0),), why="no step was finished yet",
         ),
         kinds=("rank_exit",),

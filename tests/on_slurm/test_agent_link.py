@@ -149,7 +149,7 @@ def test_a_killed_agent_is_replaced_and_a_dead_node_is_noticed(job: WatchedJob) 
     job.wait_for_steps()
     assert job.rows("fault") == [], "the training continued"
 
-    job.wait_for_steps(12)  # by then it is known how long a step takes: without, no halt is unusual
+    job.wait_for_steps(12)  # the detector needs a step time before it can call a halt unusual
     killed = time.time()
     job.cluster.kill_node(nodes[3])
     row = job.wait_for_row("fault", kind="node_dead")

@@ -7,6 +7,7 @@ was killed leaves FILE.partial, which `read_result` reads as a result that is no
 
 from __future__ import annotations
 
+import errno
 import json
 import time
 from pathlib import Path
@@ -130,7 +131,7 @@ class ResultWriter:
         self.partial = _partial(path)
         try:
             if path.is_dir():
-                raise IsADirectoryError(21, "it is a directory")
+                raise IsADirectoryError(errno.EISDIR, "it is a directory")
             path.parent.mkdir(parents=True, exist_ok=True)
             self.partial.touch()
         except OSError as error:

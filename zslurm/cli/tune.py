@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json as json_format
 import subprocess
 import sys
@@ -110,7 +111,7 @@ def _check_writable(path: Path) -> None:
     """Raise ZslurmError where the table could not be written, before minutes of tuning."""
     try:
         if path.is_dir():
-            raise IsADirectoryError(21, "it is a directory")
+            raise IsADirectoryError(errno.EISDIR, "it is a directory")
         path.parent.mkdir(parents=True, exist_ok=True)
         probe = path.with_name(f".{path.name}.probe")
         probe.touch()

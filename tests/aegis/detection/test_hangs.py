@@ -33,7 +33,7 @@ def test_a_rank_that_was_stopped_while_it_waited_for_others_is_named_all_the_sam
 
 
 def test_records_of_an_earlier_run_of_the_same_name_are_passed_over() -> None:
-    """Its processes were killed with the agent; nobody has cleared the memory of the node since."""
+    """Its ranks and agent were killed, so their records are still in the memory of the node."""
     training = Training()
     older = RankProgress(1, 3288, Phase.STEP, 21, -1, 1623.0, True, 20.0, False)
     report = ProgressReport(training.stamp(0), training.attempt, (older,))

@@ -74,7 +74,7 @@ def best_fit_decreasing(sizes: NDArray[np.int64], capacity: int) -> tuple[NDArra
     """
     if sizes.size and (sizes.min() < 1 or sizes.max() > capacity):
         raise ValueError(f"items of {sizes.min()} to {sizes.max()} for bins of {capacity}")
-    capacity = min(capacity, int(sizes.sum()))  # more is never filled, and what is kept of rooms grows with it
+    capacity = min(capacity, int(sizes.sum()))  # a larger bin is never filled, but needs a larger bitmap of rooms
     order = np.argsort(-sizes, kind="stable")
     different, counts = np.unique(-sizes, return_counts=True)
     rooms, opened = _Rooms(), 0

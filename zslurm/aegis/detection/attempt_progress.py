@@ -164,10 +164,10 @@ class AttemptProgress:
             node.seen = None
 
     def known(self, report: ProgressReport, now: float) -> list[RankProgress]:
-        """Return the rows of a report that are of ranks of the attempt.
+        """Return the rows of a report that belong to ranks of this attempt.
 
-        Records that nobody has written since it began are of an earlier run of the same name, whose processes on
-        this node were all killed.
+        A record that was last written before the attempt began was left behind by an earlier run at the same path,
+        whose ranks and agent on that node were killed.
         """
         return [
             row for row in report.ranks if row.rank < len(self.ranks) and now - row.age_s >= self._written_from
