@@ -17,6 +17,7 @@ TORCH_INDEX ?=
 TEXTS ?=
 PYTEST_ARGS ?=
 GPU_ARGS ?=
+GPU_PYTHON ?= 3.12
 # Children compile their byte code once, whatever the caller's shell says.
 unexport PYTHONDONTWRITEBYTECODE
 unexport PYTHONPATH
@@ -24,7 +25,7 @@ unexport PYTHONPATH
 COMMA := ,
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test soak faults lint format docs pictures site package bench gpu slurm-up slurm-down clean
+.PHONY: help setup demo test soak faults lint format docs pictures site package bench gpu gpu-wheels slurm-up slurm-down clean
 
 help: ## list the commands
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -87,15 +88,23 @@ package: $(STAMP) ## build wheel and sdist in dist/, check both, and install the
 bench: $(STAMP) ## measure; results go to benchmarks/results/
 	$(BIN)/python -m benchmarks
 
-# For example `make gpu GPU_ARGS='--minutes 30'`; `--list` shows the parts. A Python that has a torch for this GPU is
-# taken as it is, .venv first: nothing is downloaded then.
-gpu: ## build, test and measure everything that needs a GPU, in ten minutes
+# For example `make gpu GPU_ARGS='kernels --results out'`; GPU_ARGS=--list shows the parts. The first Python with a torch
+# that finds a GPU is used, .venv first. It keeps the caller's PYTHONPATH, and nothing is downloaded then.
+gpu: export PYTHONPATH := $(PYTHONPATH)
+gpu: ## build, test and measure everything that needs a GPU, in two calls of nine minutes
 	@for python in $(BIN)/python python3; do \
 		if $$python -c 'import sys, torch; sys.exit(not torch.cuda.is_available())' 2>/dev/null; then \
 			exec $$python -m benchmarks gpu $(GPU_ARGS); \
 		fi; \
 	done; \
-	$(MAKE) --no-print-directory $(STAMP) && $(BIN)/python -m benchmarks gpu $(GPU_ARGS)
+	PYTHONPATH= $(MAKE) --no-print-directory $(STAMP) && $(BIN)/python -m benchmarks gpu $(GPU_ARGS)
+
+# The packages of pyproject.toml that a Python with torch, transformers, typer and h5py may lack.
+gpu-wheels: $(STAMP) ## fill wheels/ for a GPU machine without a network; GPU_PYTHON=3.12 is that machine's Python
+	@rm -rf wheels
+	$(PIP) download --quiet --disable-pip-version-check --only-binary=:all: --implementation cp --python-version $(GPU_PYTHON) \
+		--platform manylinux2014_x86_64 --platform manylinux_2_17_x86_64 --platform manylinux_2_28_x86_64 \
+		--dest wheels -c constraints.txt pydantic yamlcore zlib-ng
 
 slurm-up: $(STAMP) ## start a real Slurm of 8 nodes on this machine (root)
 	@$(BIN)/python -m tests.on_slurm up

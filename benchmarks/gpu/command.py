@@ -1,9 +1,16 @@
-"""Run the parts on a GPU, most valuable first, and write results/gpu-CARD.json as rows come.
+"""Run the parts on a GPU, most valuable first, and write gpu-CARD.json as rows come, and gpu-CARD.md at the end.
 
-A part is a process: one that hangs, or breaks the GPU's context, loses nothing of the others. It writes each row
-when it has it, and no part takes more than its share of the time; when that is up, the rows so far are kept and
-marked, and parts that were not begun are named. Nothing is downloaded: a part whose packages are missing fails.
-With `--device cpu` everything runs with small sizes on this machine's CPU, to see that it would run.
+A part is a process: if it hangs, or breaks the GPU's context, the others keep what they have. It writes each row
+as soon as the row is measured, and takes at most its share of the time. When the time is up, rows so far are kept
+and marked, and parts that did not start are named. A result of the same card, driver and versions, in the folder of
+results or in benchmarks/results, is continued: so two calls make one result.
+
+Tables of crossovers go into the cache of kernels as soon as they are measured, where later parts read them, and
+into the result, from which a later call takes them.
+
+Nothing is downloaded. Missing packages are taken from the folder wheels/, which `make gpu-wheels` fills on a machine
+with a network; a part whose packages are missing there too fails. With `--device cpu` everything runs with small
+sizes on this machine's CPU, which shows that it would run.
 """
 
 from __future__ import annotations
@@ -24,8 +31,10 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.common import RESULTS, ROOT, machine
-from benchmarks.gpu.parts import PARTS
-from benchmarks.gpu.summary import lines_of
+from benchmarks.gpu.page import page_of
+from benchmarks.gpu.parts import GROUPS, PARTS
+from zslurm.kernels.arch import CPU
+from zslurm.kernels.cache import write_table
 from zslurm.train.allocator import DEFAULT, VARIABLES, set_allocator
 
 NO_GPU = 3
@@ -33,7 +42,9 @@ NO_GPU = 3
 SHORTEST_S = 5.0
 """With less time left no part is begun."""
 PACKAGES = ("triton", "pydantic", "yamlcore", "h5py", "zlib_ng", "transformers", "pytest", "hypothesis")
-"""What the parts import beside torch."""
+"""Packages that the parts import, torch excepted."""
+WHEELS = ROOT / "wheels"
+"""Packages that travel with the tree: `make gpu-wheels`."""
 BETWEEN_WRITES_S = 10.0
 """How often the rows of a part under way are written to the result."""
 
@@ -47,8 +58,14 @@ def main(arguments: Sequence[str]) -> int:
         return 2
     if options.list:
         for name, part in PARTS.items():
-            print(f"{name:12} {part.what}")
+            print(f"{name:18} {part.group:9} {part.what}")
         return 0
+    with tempfile.TemporaryDirectory(prefix="zslurm-gpu-wheels-") as folder:
+        add_packages(Path(folder))
+        return _run(options)
+
+
+def _run(options: argparse.Namespace) -> int:
     about = describe(options.device)
     if about is None:
         print(
@@ -57,28 +74,28 @@ def main(arguments: Sequence[str]) -> int:
             file=sys.stderr,
         )
         return NO_GPU
-    if lacking := [name for name in PACKAGES if find_spec(name) is None]:
-        print(
-            f"not installed for {sys.executable}: {', '.join(lacking)}; parts that need them fail", file=sys.stderr
-        )
     file = options.results / f"gpu-{_slug(about['card'])}.json"
-    body = run_parts(options.only or PARTS, options.device, 60 * options.minutes, file, about)
-    for line in lines_of(body):
-        print(line)
+    for names in _calls(options.groups, options.only):
+        body = run_parts(names, options.device, 60 * options.minutes, file, about)
+    print(page := "\n".join(page_of(body)))
+    file.with_suffix(".md").write_text(page + "\n")
     for name, part in body["parts"].items():
         why = f": {part['log'][-1]}" if part.get("log") else ""
-        print(f"{name:12} {part['status']}, {len(part['rows'])} rows, {part['seconds']} s{why}", file=sys.stderr)
-    print(f"wrote {file}", file=sys.stderr)
+        print(f"{name:18} {part['status']}, {len(part['rows'])} rows, {part['seconds']} s{why}", file=sys.stderr)
+    print(f"wrote {file} and {file.with_suffix('.md').name}", file=sys.stderr)
     return 1 if any(part["status"] == "failed" for part in body["parts"].values()) else 0
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m benchmarks gpu", description=__doc__)
-    parser.add_argument("--minutes", type=_minutes, default=10.0, help="time for all parts (default: %(default)s)")
+    parser.add_argument(
+        "groups", nargs="*", choices=(*GROUPS, []), metavar="GROUP", help="kernels, training (both)"
+    )
+    parser.add_argument("--minutes", type=_minutes, default=9.0, help="time for each group (default: %(default)s)")
     parser.add_argument("--only", action="append", default=[], metavar="PART", help="run this part (repeatable)")
     parser.add_argument("--device", choices=("gpu", "cpu"), default="gpu", help="cpu: small sizes, a rehearsal")
     parser.add_argument("--results", type=Path, default=RESULTS, metavar="DIR", help="where the result goes")
-    parser.add_argument("--list", action="store_true", help="list the parts, and run none")
+    parser.add_argument("--list", action="store_true", help="list the parts and exit")
     return parser
 
 
@@ -89,23 +106,60 @@ def _minutes(text: str) -> float:
     return value
 
 
+def _calls(groups: Sequence[str], only: Sequence[str]) -> list[list[str]]:
+    """Return the parts to run, in lists that share a time limit: named ones, or one list for each group."""
+    if only:
+        return [list(only)]
+    return [[name for name, part in PARTS.items() if part.group == group] for group in groups or GROUPS]
+
+
+def add_packages(folder: Path) -> None:
+    """Put packages that are missing here from the wheels of the tree into a folder, and that into PYTHONPATH."""
+    missing = [name for name in PACKAGES if find_spec(name) is None]
+    wheels = sorted(map(str, WHEELS.glob("*.whl")))
+    if missing and wheels:
+        install = [
+            "install",
+            "--quiet",
+            "--no-index",
+            "--no-deps",
+            "--no-compile",
+            "--target",
+            str(folder),
+            *wheels,
+        ]
+        done = subprocess.run([sys.executable, "-m", "pip", *install], check=False, capture_output=True, text=True)
+        if done.returncode:
+            print(f"{WHEELS.name}/ cannot be installed: {_last_line(done.stderr)}", file=sys.stderr)
+        else:
+            sys.path.append(str(folder))
+            before = os.environ.get("PYTHONPATH")
+            os.environ["PYTHONPATH"] = f"{folder}{os.pathsep}{before}" if before else str(folder)
+            missing = [name for name in missing if find_spec(name) is None]
+    if missing:
+        print(
+            f"not installed for {sys.executable}: {', '.join(missing)}; parts that need them fail "
+            "(`make gpu-wheels`, on a machine with a network, fills the folder wheels)",
+            file=sys.stderr,
+        )
+
+
 def run_parts(
     names: Iterable[str], device: str, budget_s: float, file: Path, about: dict[str, Any]
 ) -> dict[str, Any]:
-    """Run parts until the time is up; write what there is after each, and return it.
-
-    Parts that the file has already, of the same day, card and versions, stay there unless they are run again.
-    """
+    """Run parts until the time is up; write what there is after each, and return it."""
     ends = time.monotonic() + budget_s
-    about = {
+    parts = _earlier_parts(file, about)
+    body = {
         "benchmark": "gpu",
         "command": "python -m benchmarks gpu" + (" --device cpu" if device == "cpu" else ""),
         "date": time.strftime("%Y-%m-%d"),
         **about,
         "machine": machine(),
+        "parts": parts,
     }
-    parts = _parts_of(file, about)
-    body = {**about, "parts": parts}
+    for part in parts.values():
+        _keep_tables(part)
     for name in names:
         left = ends - time.monotonic()
         if left < SHORTEST_S:
@@ -115,22 +169,37 @@ def run_parts(
             print(f"== {name}: {PARTS[name].what} (up to {limit:.0f} of {left:.0f} s left)", file=sys.stderr)
 
             def keep(part: dict[str, Any], name: str = name) -> None:
-                parts[name] = part
+                parts[name] = {**part, "date": body["date"]}
                 _write(file, body)
 
             keep(run_part(name, device, limit, keep))
+            _keep_tables(parts[name])
     _write(file, body)
     return body
 
 
-def _parts_of(file: Path, about: dict[str, Any]) -> dict[str, Any]:
-    """Return the parts of an earlier result; none if it was made otherwise."""
-    try:
-        before = json.loads(file.read_text())
-    except (OSError, ValueError):
-        return {}
-    parts: dict[str, Any] = before.pop("parts", {})
-    return parts if before == about else {}
+def _earlier_parts(file: Path, about: dict[str, Any]) -> dict[str, Any]:
+    """Return the parts of an earlier result of the same card and versions; an empty dict if there is none."""
+    for earlier in (file, RESULTS / file.name):
+        try:
+            before = json.loads(earlier.read_text())
+        except (OSError, ValueError):
+            continue
+        if all(before.get(key) == value for key, value in about.items()):
+            parts: dict[str, Any] = before["parts"]
+            return parts
+    return {}
+
+
+def _keep_tables(part: dict[str, Any]) -> None:
+    """Write the tables of a part's rows into the cache of kernels; a CPU has none."""
+    for row in part["rows"]:
+        if row.get("architecture") not in (None, CPU.name):
+            for folder, table in row["tables"].items():
+                try:
+                    write_table(row["architecture"], folder, table)
+                except OSError as error:
+                    print(f"the table of {folder} cannot be kept: {error}", file=sys.stderr)
 
 
 def run_part(

@@ -1,4 +1,4 @@
-"""The parts of a GPU's ten minutes, most valuable first: each yields rows, which are kept as they come."""
+"""The parts that `make gpu` runs, in two groups, most valuable first. Each part yields rows, kept as they come."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import subprocess
 import sys
 import tempfile
 import xml.etree.ElementTree as ET
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,6 +18,10 @@ if TYPE_CHECKING:  # the parts run in processes of their own, and only those imp
 
 Rows = Iterator[dict[str, Any]]
 
+KERNELS, TRAINING = "kernels", "training"
+GROUPS = (KERNELS, TRAINING)
+"""In the order in which they run."""
+
 
 @dataclass(frozen=True)
 class Part:
@@ -26,12 +30,14 @@ class Part:
     Attributes:
         what: it does.
         run: yields its rows, on a device, with small sizes if it is a CPU.
-        share: of the whole time, the most that it may take: the parts behind it get theirs.
+        share: the largest share of its group's time that it may take, so that later parts get theirs.
+        group: "kernels" or "training".
     """
 
     what: str
     run: Callable[[torch.device], Rows]
     share: float
+    group: str
 
 
 def build(device: torch.device) -> Rows:
@@ -81,16 +87,34 @@ def figures(device: torch.device) -> Rows:
         sys.exit("\n".join(failed))
 
 
+def products(device: torch.device) -> Rows:
+    """Yield the times of grouped and symmetric products, and the tables that follow, which later parts use."""
+    yield from _timed(device, _PRODUCTS)
+
+
 def crossovers(device: torch.device) -> Rows:
-    """Yield the times of every implementation, and at last the tables that follow from them."""
+    """Yield the times of every other operation, and the tables that follow."""
+    from zslurm.kernels.dispatch import operations
+
+    folders = dict.fromkeys(name.partition(".")[0] for name in operations())
+    yield from _timed(device, [folder for folder in folders if folder not in _PRODUCTS])
+
+
+_PRODUCTS = ("grouped_gemm", "symmetric_product")
+
+
+def _timed(device: torch.device, folders: Iterable[str]) -> Rows:
+    """Yield the times of some operations, one folder after the other, each with its table."""
     from zslurm.kernels.arch import arch_of
     from zslurm.kernels.harness.bench import bench_all, tables
 
-    measured = []
-    for each in bench_all(device, small=device.type == "cpu"):
-        measured.append(each)
-        yield {**asdict(each), "fastest": each.fastest}
-    yield {"tables": tables(measured, arch_of(device))}
+    arch = arch_of(device)
+    for folder in folders:
+        measured = []
+        for each in bench_all(device, small=device.type == "cpu", only=[folder]):
+            measured.append(each)
+            yield {**asdict(each), "fastest": each.fastest}
+        yield {"tables": tables(measured, arch), "architecture": arch.name}
 
 
 def muon_step(device: torch.device) -> Rows:
@@ -183,19 +207,22 @@ def rows_of_report(report: Path) -> Rows:
 
 
 PARTS = {
-    "build": Part("compile every kernel for this GPU", build, 0.2),
-    "check": Part("compare every implementation with its reference", check, 0.2),
-    "train_step": Part("forward and backward of zaya1-1b against transformers", train_step, 0.25),
-    "profile": Part("the share of each part in a training step of zaya1-1b", profile, 0.15),
-    "figures": Part("kernels against a dense product, torch.compile, a triad and fp32", figures, 0.15),
-    "muon_step": Part("a Muon step of zaya1-8b's share at 64 ranks against torch's", muon_step, 0.2),
-    "context_attention": Part(
-        "attention in the parts of context parallelism against one flash call", context_attention, 0.1
+    "build": Part("compile every kernel for this GPU", build, 0.25, KERNELS),
+    "check": Part("compare every implementation with its reference", check, 0.2, KERNELS),
+    "products": Part(
+        "time grouped and symmetric products, for the tables of the dispatch", products, 0.3, KERNELS
     ),
-    "memory": Part("peak memory of a step of each recipe beside the plan's", memory, 0.15),
-    "staging": Part("the copy of a save under a training step", staging, 0.1),
-    "overlap": Part("reduction and gathering under a training step, on two GPUs", overlap, 0.1),
-    "tests": Part("the tests marked gpu", tests, 0.4),
-    "crossovers": Part("time every implementation, for the tables of the dispatch", crossovers, 1.0),
+    "figures": Part("kernels against a dense product, torch.compile, a triad and fp32", figures, 0.3, KERNELS),
+    "crossovers": Part("time every other operation, for the tables of the dispatch", crossovers, 1.0, KERNELS),
+    "profile": Part("the share of each part in a training step of zaya1-1b", profile, 0.2, TRAINING),
+    "train_step": Part("forward and backward of zaya1-1b against transformers", train_step, 0.3, TRAINING),
+    "muon_step": Part("a Muon step of zaya1-8b's share at 64 ranks against torch's", muon_step, 0.2, TRAINING),
+    "memory": Part("peak memory of a step of each recipe and the plan's", memory, 0.15, TRAINING),
+    "tests": Part("the tests marked gpu", tests, 0.4, TRAINING),
+    "context_attention": Part(
+        "attention in the parts of context parallelism against one flash call", context_attention, 0.1, TRAINING
+    ),
+    "staging": Part("the copy of a save under a training step", staging, 0.1, TRAINING),
+    "overlap": Part("reduction and gathering under a training step, on two GPUs", overlap, 0.1, TRAINING),
 }
-"""By name, most valuable first."""
+"""By name. The first call on a new GPU runs the kernels', whose tables the training's parts use."""

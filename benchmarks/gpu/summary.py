@@ -1,4 +1,4 @@
-"""The figures of a result of `python -m benchmarks gpu`, as lines to print and as rows for the documents."""
+"""The figures of a result of `python -m benchmarks gpu`, for its page and for the tables of the documents."""
 
 from __future__ import annotations
 
@@ -153,7 +153,7 @@ AIMS = (
     Aim("reduction that a step waits for", "not overlapped", "", _exposed("reduction")),
     Aim("gathering that a step waits for", "not overlapped", "", _exposed("gathering")),
 )
-"""What the ten minutes are for, in the order of the documents."""
+"""What `make gpu` is for, in the order of the documents."""
 
 
 def shares(body: Body) -> dict[str, dict[str, float]]:
@@ -186,23 +186,6 @@ def statuses(body: Body) -> dict[str, str]:
 
 
 _OK, _RAN = ("ok",), ("ok", "wrong", "failed")
-
-
-def lines_of(body: Body) -> Iterator[str]:
-    """Yield the figures that a result has, and what of the step's time each part takes."""
-    if body.get("card", "").startswith("rehearsal"):
-        yield "a rehearsal with small sizes on a CPU: these figures show that the program runs, and nothing else"
-    for part, words in statuses(body).items():
-        yield f"{part:20} {words}"
-    for each in AIMS:
-        found = each.found(body)
-        if found is not None:
-            against = each.what if each.peer == "-" else f"{each.what}, {each.peer}"
-            yield f"{against:78} {found}" + (f"  (aim: {each.aim})" if each.aim else "")
-    for part, of_step in shares(body).items():
-        yield f"  {part:20} {1e3 * of_step['seconds']:10.3f} ms {of_step['share']:7.1%}"
-    for row in memory_rows(body):
-        yield "  " + ", ".join(row)
 
 
 def memory_rows(body: Body) -> Iterator[tuple[str, ...]]:

@@ -14,8 +14,9 @@ import torch
 from benchmarks.__main__ import main
 from benchmarks.gpu import command
 from benchmarks.gpu.muon_step import shares
-from benchmarks.gpu.parts import PARTS, files_of_tests, rows_of_report
+from benchmarks.gpu.parts import GROUPS, PARTS, files_of_tests, rows_of_report
 from tests.checkout import ROOT
+from zslurm.kernels.cache import table_file
 from zslurm.train.allocator import DEFAULT, VARIABLES
 
 CARD = {"card": "Simulated MI300X (1/8)", "driver": "6.12.12", "torch": "2.13.0"}
@@ -42,7 +43,7 @@ def simulated(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def result_of(folder: Path) -> dict[str, Any]:
-    (file,) = folder.iterdir()
+    (file,) = folder.glob("*.json")
     assert file.name == "gpu-simulated-mi300x-1-8.json"
     body: dict[str, Any] = json.loads(file.read_text())
     return body
@@ -86,17 +87,61 @@ def test_a_part_that_hangs_is_ended_when_the_time_is_up(tmp_path: Path, monkeypa
 
 
 @pytest.mark.usefixtures("simulated")
-def test_parts_that_were_measured_before_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """So two runs of ten minutes make one result, if they are of one day, card and driver."""
-    asked = ["gpu", "--results", str(tmp_path)]
-    assert main([*asked, "--only=build", "--only=staging"]) == 0
+def test_a_second_call_continues_the_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the folder of results, or where results are committed; a result of another driver is left alone."""
+    first, second = tmp_path / "first", tmp_path / "second"
+    assert main(["gpu", "--results", str(first), "--only=build", "--only=staging"]) == 0
+    monkeypatch.setattr(command, "RESULTS", first)
     monkeypatch.setattr(command, "SHORTEST_S", 1e6)
-    assert main([*asked, "--only=build", "--only=tests"]) == 0
-    statuses = {name: part["status"] for name, part in result_of(tmp_path)["parts"].items()}
+    assert main(["gpu", "--results", str(second), "--only=build", "--only=tests"]) == 0
+    statuses = {name: part["status"] for name, part in result_of(second)["parts"].items()}
     assert statuses == {"build": "done", "staging": "done", "tests": "no time"}
+    assert result_of(second)["parts"]["build"]["date"] == result_of(first)["date"]
     monkeypatch.setattr(command, "describe", lambda device: {**CARD, "driver": "7.0"})
-    main([*asked, "--only=tests"])
-    assert list(result_of(tmp_path)["parts"]) == ["tests"]
+    main(["gpu", "--results", str(second), "--only=tests"])
+    assert list(result_of(second)["parts"]) == ["tests"]
+
+
+@pytest.mark.usefixtures("simulated")
+def test_groups_have_a_time_limit_each(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = []
+
+    def run_parts(names: Any, device: str, budget_s: float, file: Path, about: dict[str, Any]) -> dict[str, Any]:
+        calls.append((list(names), budget_s))
+        return {**about, "date": "2026-11-28", "parts": {}}
+
+    monkeypatch.setattr(command, "run_parts", run_parts)
+    kernels, training = ([name for name, part in PARTS.items() if part.group == each] for each in GROUPS)
+    assert main(["gpu", "--results", str(tmp_path), "training"]) == 0
+    assert calls == [(training, 540)]
+    calls.clear()
+    assert main(["gpu", "--results", str(tmp_path), "--minutes", "2"]) == 0
+    assert calls == [(kernels, 120), (training, 120)]
+    assert kernels.index("products") < kernels.index("figures"), "figures use the measured tables"
+
+
+def test_measured_tables_are_kept_for_later_parts_and_calls(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the cache that the dispatch reads; a later call writes them there from the result."""
+    table = {"gfx942": [{"use": "triton"}]}
+    rows = [{"operation": "symmetric_product"}, {"tables": {"symmetric_product": table}, "architecture": "gfx942"}]
+
+    def run_part(name: str, device: str, limit_s: float, keep: Any) -> dict[str, Any]:
+        if name == "figures":
+            assert json.loads(table_file("gfx942", "symmetric_product").read_text()) == table
+        return {"status": "done", "rows": rows if name == "products" else [], "seconds": 0.0}
+
+    monkeypatch.setattr(command, "run_part", run_part)
+    for machine, names in (("first", ["products", "figures"]), ("second", ["figures"])):
+        monkeypatch.setenv("ZSLURM_KERNEL_CACHE", str(tmp_path / machine))
+        command.run_parts(names, "gpu", 600, tmp_path / "result.json", CARD)
+
+
+def test_a_table_of_a_cpu_is_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ZSLURM_KERNEL_CACHE", str(tmp_path))
+    assert main(["gpu", "--device", "cpu", "--results", str(tmp_path), "--only", "products"]) == 0
+    assert not (tmp_path / "tables").exists()
 
 
 @pytest.mark.usefixtures("simulated")
@@ -127,7 +172,7 @@ def test_no_part_takes_more_than_its_share(tmp_path: Path, monkeypatch: pytest.M
     command.run_parts(PARTS, "cpu", 600, tmp_path / "result.json", CARD)
     assert limits.keys() == PARTS.keys()
     assert all(limits[name] <= 600 * part.share for name, part in PARTS.items())
-    assert limits["build"] < 150, "the parts behind it get their time"
+    assert limits["build"] <= 150, "later parts get their time"
 
 
 def test_parts_train_with_the_allocator_of_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -177,7 +222,7 @@ def test_tests_are_collected_where_the_mark_is_alone() -> None:
 def test_a_part_runs_on_a_cpu(tmp_path: Path) -> None:
     """The real one, with small sizes, in its process."""
     assert main(["gpu", "--device", "cpu", "--results", str(tmp_path), "--only", "muon_step"]) == 0
-    (file,) = tmp_path.iterdir()
+    (file,) = tmp_path.glob("*.json")
     part = json.loads(file.read_text())["parts"]["muon_step"]
     assert part["status"] == "done"
     assert [row["peer"] for row in part["rows"]] == ["torch.optim.Muon", "batched"]

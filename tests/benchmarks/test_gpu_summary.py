@@ -8,13 +8,15 @@ from typing import Any
 
 import pytest
 
+from benchmarks.gpu.page import page_of
 from benchmarks.gpu.profile import PARTS
-from benchmarks.gpu.summary import AIMS, lines_of
+from benchmarks.gpu.summary import AIMS
 from docs.tables import measured
 
 STEP = {"seconds": {"ours": 0.1, "transformers": 0.25}}
 BODY: dict[str, Any] = {
     "card": "Simulated H100",
+    "compute_units": 132,
     "driver": "580.1",
     "date": "2026-11-23",
     "parts": {
@@ -68,7 +70,34 @@ BODY: dict[str, Any] = {
         },
         "staging": {"status": "done", "rows": [{"bytes_per_s": 5.0e10}, {"hidden_share": 0.97}]},
         "overlap": {"status": "done", "rows": [{"what": "overlap", "problem": "needs 2 GPUs"}]},
-        "crossovers": {"status": "no time", "rows": []},
+        "products": {
+            "status": "done",
+            "rows": [
+                {
+                    "operation": "grouped_gemm.multiply",
+                    "case": "16 groups",
+                    "sizes": {"dtype": "bfloat16"},
+                    "seconds": {"reference": 0.002, "triton": 0.001},
+                    "flops": 3.958e11,
+                    "bytes": 1e8,
+                },
+                {"tables": {"grouped_gemm": {}}, "architecture": "sm_90"},
+            ],
+        },
+        "crossovers": {
+            "status": "no time",
+            "rows": [
+                {
+                    "operation": "muon.update",
+                    "case": f"8 x {size}",
+                    "sizes": {"dtype": "bfloat16"},
+                    "seconds": {"reference": 1e-3, "hip": 4e-4},
+                    "flops": 0.0,
+                    "bytes": moved,
+                }
+                for size, moved in ((4096, 9e8), (1024, 1e7))
+            ],
+        },
     },
 }
 FOUND = {
@@ -104,16 +133,28 @@ def test_figures_are_found_in_a_result() -> None:
     assert [each.what for each in AIMS if each.found({"parts": {}}) is not None] == []
 
 
-def test_a_result_is_printed() -> None:
-    lines = list(lines_of(BODY))
-    assert lines[:3] == [
-        "build                failed: 1 of 2 kernels",
-        "check                done: 2 of 2 right",
-        "tests                done: 7 passed, 0 failed, 1 skipped",
-    ]
-    assert any(line.split() == ["experts", "30.000", "ms", "60.0%"] for line in lines)
-    assert lines[-1] == "  zaya1-1b, 4 x 4,096, recomputed, 2.00 GiB planned, 2.00 GiB allocated, 1.000"
-    assert "a rehearsal" in next(iter(lines_of(BODY | {"card": "rehearsal-on-cpu-x86_64"})))
+def test_a_result_becomes_a_page() -> None:
+    """It has the checks, each kernel with its limit and estimate, the step, the memory, and what is missing."""
+    page = "\n".join(page_of(BODY)).splitlines()
+    assert page[:3] == ["# Simulated H100", "", "2026-11-23, driver 580.1"]
+    for line in (
+        "| build | failed: 1 of 2 kernels |",
+        "| tests | done: 7 passed, 0 failed, 1 skipped |",
+        "| grouped_gemm.multiply | 16 groups | triton | 396 TFLOPS | 40% of the peak | 28 to 33 % |",
+        "| muon.update | 8 x 4096 | hip | 2.25 TB/s | 75% of the triad | 75 to 88 % |",
+        "| AdamW's step | a triad | 0.9 | 0.93 |",
+        "| experts | 30.00 | 60.0% | 27 % |",
+        "| zaya1-1b | 4 x 4,096, recomputed | 2.00 GiB planned | 2.00 GiB allocated | 1.000 |",
+        "| crossovers | no time |",
+        "| context_attention | not run |",
+    ):
+        assert line in page, line
+    assert "A rehearsal" in "\n".join(page_of(BODY | {"card": "rehearsal-on-cpu-x86_64"}))
+
+
+def test_a_card_without_a_published_peak_has_no_share_of_it() -> None:
+    page = "\n".join(page_of(BODY | {"card": "Some GPU"}))
+    assert "| grouped_gemm.multiply | 16 groups | triton | 396 TFLOPS | - | 28 to 33 % |" in page
 
 
 def test_without_results_the_tables_have_the_rows_and_no_figures(results: Path) -> None:
