@@ -2,15 +2,15 @@
 
 A part is a process: if it hangs, or breaks the GPU's context, the others keep what they have. It writes each row
 as soon as the row is measured, and takes at most its share of the time. When the time is up, rows so far are kept
-and marked, and parts that did not start are named. A result of the same card, driver and versions, in the folder of
-results or in benchmarks/results, is continued: so two calls make one result.
+and marked, and parts that did not start are named. A result of the same card, driver and versions, in the folder
+of results or in benchmarks/results, is continued: so two calls make one result.
 
 Tables of crossovers go into the cache of kernels as soon as they are measured, where later parts read them, and
 into the result, from which a later call takes them.
 
-Nothing is downloaded. Missing packages are taken from the folder wheels/, which `make gpu-wheels` fills on a machine
-with a network; a part whose packages are missing there too fails. With `--device cpu` everything runs with small
-sizes on this machine's CPU, which shows that it would run.
+Nothing is downloaded. Missing packages are taken from the folder wheels/, which `make gpu-wheels` fills on a
+machine with a network; a part whose packages are missing there too fails. With `--device cpu` everything runs with
+small sizes on this machine's CPU, which shows that it would run.
 """
 
 from __future__ import annotations
@@ -118,17 +118,9 @@ def add_packages(folder: Path) -> None:
     missing = [name for name in PACKAGES if find_spec(name) is None]
     wheels = sorted(map(str, WHEELS.glob("*.whl")))
     if missing and wheels:
-        install = [
-            "install",
-            "--quiet",
-            "--no-index",
-            "--no-deps",
-            "--no-compile",
-            "--target",
-            str(folder),
-            *wheels,
-        ]
-        done = subprocess.run([sys.executable, "-m", "pip", *install], check=False, capture_output=True, text=True)
+        install = "-m pip install --quiet --no-index --no-deps --no-compile --target".split()
+        command = [sys.executable, *install, str(folder), *wheels]
+        done = subprocess.run(command, check=False, capture_output=True, text=True)
         if done.returncode:
             print(f"{WHEELS.name}/ cannot be installed: {_last_line(done.stderr)}", file=sys.stderr)
         else:
