@@ -117,6 +117,7 @@ def in_order(plan: StepPlan, attempt: AttemptDir, nodes: Sequence[str], ranks_pe
     """Return the same Slurm step with its ranks on its nodes in this order, the first node's first.
 
     srun sorts every list of nodes that it is given. Only a file with one line for each task decides the order.
+    The file also says how many nodes there are: since 23.11 srun refuses `--nodes` together with it.
 
     Raises:
         OSError: the file cannot be written.
@@ -124,7 +125,7 @@ def in_order(plan: StepPlan, attempt: AttemptDir, nodes: Sequence[str], ranks_pe
     lines = [node for node in nodes for _ in range(ranks_per_node)]
     attempt.hostfile.write_text("\n".join(lines) + "\n", encoding="utf-8")
     order = "--distribution=arbitrary"
-    options = [word for word in plan.command if not word.startswith("--nodelist=")]
+    options = [word for word in plan.command if not word.startswith(("--nodes=", "--nodelist="))]
     command = [order if option.startswith("--distribution=") else option for option in options]
     return StepPlan(command, plan.env | {"SLURM_HOSTFILE": str(attempt.hostfile)})
 
