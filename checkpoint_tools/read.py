@@ -228,8 +228,8 @@ class Checkpoint:
         buffer = self._buffers.get(name)
         if buffer is None:
             raise Mismatch(f"{self.path} has no buffer {name!r}")
+        span = self._span(buffer.file, name, buffer.dtype, buffer.numel, name)
         out = np.empty(buffer.shape, DTYPES[buffer.dtype])
-        span = self._span(buffer.file, name, buffer.dtype, out.size, name)
         self._read_bytes(buffer.file, span.begin, _bytes_of(out), name)
         return out
 
@@ -317,10 +317,12 @@ class Checkpoint:
 
 
 def _read_manifest(path: Path, directory: int) -> Manifest:
+    def without_waiting(name: str, flags: int) -> int:  # a FIFO would wait for a writer
+        return os.open(name, flags | os.O_NONBLOCK, dir_fd=directory)
+
     try:
-        with open(
-            layout.MANIFEST, "rb", opener=lambda name, flags: os.open(name, flags, dir_fd=directory)
-        ) as file:
+        with open(layout.MANIFEST, "rb", opener=without_waiting) as file:
+            manifest_json.check_file(path / layout.MANIFEST, os.fstat(file.fileno()))
             data = file.read()
     except FileNotFoundError:
         raise NotACheckpoint(f"{path} has no {layout.MANIFEST}: it was never committed; use another one") from None
@@ -343,6 +345,10 @@ def read_header(file: BlockFile, tensor: str | None = None) -> dict[str, Span]:
         or (length := shard_header.decode_length(bytes(opening))) > file.size - LENGTH_BYTES
     ):
         raise Damaged(file.path, "it is too short for a safetensors file", tensor)
+    if length > shard_header.MOST_BYTES:
+        raise Damaged(
+            file.path, f"its header has {counted(length, 'byte')}, more than any safetensors file", tensor
+        )
     header = bytearray(length)
     file.read_into(LENGTH_BYTES, memoryview(header), tensor)
     try:

@@ -23,6 +23,8 @@ from zslurm.checkpoint_tools.quantities import counted
 
 BLOCK_SIZE = 4 << 20
 """Bytes that one checksum covers, unless the writer chooses otherwise."""
+MOST_BLOCK_SIZE = 1 << 30
+"""A reader keeps a block in memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +60,11 @@ class Buffer:
     def key(self) -> str:
         """Return its key in the file."""
         return self.name
+
+    @property
+    def numel(self) -> int:
+        """Return the elements of the buffer."""
+        return math.prod(self.shape)
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,11 +132,25 @@ class Manifest:
             if extent.file not in files:
                 raise Incomplete(f"tensor {extent.tensor!r} is said to be in {extent.file!r}, which is no file")
         _check_coverage(self.tensors, self.extents)
+        self._check_room()
+
+    def _check_room(self) -> None:
+        """Check that each file is as large as its content is said to be: a reader reserves memory for it."""
+        needed: dict[str, int] = defaultdict(int)
+        pieces: tuple[StoredExtent | Buffer, ...] = (*self.extents, *self.buffers)
+        for piece in pieces:
+            needed[piece.file] += piece.numel * DTYPES[piece.dtype].itemsize
+        for file in self.files:
+            if needed[file.name] > file.size:
+                raise Incomplete(
+                    f"{file.name} has {counted(file.size, 'byte')}, and what it is said to hold has "
+                    f"{needed[file.name]}"
+                )
 
 
 def _check_files(files: Iterable[ShardFile], block_size: int) -> None:
-    if block_size < 1:
-        raise Incomplete(f"a block must have at least 1 byte, got {block_size}")
+    if not 1 <= block_size <= MOST_BLOCK_SIZE:
+        raise Incomplete(f"a block must have 1 to {MOST_BLOCK_SIZE} bytes, got {block_size}")
     for file in _distinct(files, "file"):
         if not layout.is_plain(file.name):
             raise Incomplete(f"{file.name!r} is not a plain file name; it will not be opened")

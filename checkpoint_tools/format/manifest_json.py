@@ -25,7 +25,9 @@ from __future__ import annotations
 import gc
 import hashlib
 import json
+import os
 import re
+import stat
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -35,9 +37,14 @@ from zslurm.checkpoint_tools.checksum import crc32
 from zslurm.checkpoint_tools.errors import Damaged, Incomplete, Mismatch, NotACheckpoint, VersionTooNew
 from zslurm.checkpoint_tools.format.manifest import Buffer, Manifest, ShardFile, StoredExtent, Tensor
 from zslurm.checkpoint_tools.plain import Unexpected, in_words, load_json
+from zslurm.checkpoint_tools.quantities import counted, show_bytes
 
 FORMAT = "zslurm-checkpoint"
 VERSION = 1
+MOST_BYTES = 128 << 20
+"""Largest manifest that is read: 50 times that of 5,000 tensors on 1,024 ranks."""
+MOST_DIMENSIONS = 64
+"""Of a tensor or buffer; numpy has no more."""
 
 _LAST_LINE = re.compile(rb',\n"crc32":"([0-9a-f]{8})"\n}\n')
 _LAST_LINE_BYTES = len(b',\n"crc32":"00000000"\n}\n')
@@ -90,6 +97,20 @@ def gc_disabled() -> Iterator[None]:
     finally:
         if enabled:
             gc.enable()
+
+
+def check_file(path: Path, found: os.stat_result) -> None:
+    """Check that the file at `path` can be a manifest, before it is read into memory.
+
+    Raises:
+        Damaged: it is no regular file, such as a link to a device, or larger than any manifest.
+    """
+    if not stat.S_ISREG(found.st_mode):
+        raise Damaged(path, "it is not a regular file")
+    if found.st_size > MOST_BYTES:
+        raise Damaged(
+            path, f"it has {show_bytes(found.st_size)}, and a manifest has at most {show_bytes(MOST_BYTES)}"
+        )
 
 
 @gc_disabled()
@@ -227,4 +248,9 @@ def _mapping(value: object) -> dict[str, Any]:
 
 
 def _shape(value: object) -> tuple[int, ...]:
-    return tuple(_natural(size) for size in _expect(value, list))
+    sizes = _expect(value, list)
+    if len(sizes) > MOST_DIMENSIONS:
+        raise Unexpected(
+            f"a shape has {counted(len(sizes), 'dimension')}, and at most {MOST_DIMENSIONS} are known"
+        )
+    return tuple(map(_natural, sizes))

@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 DATA_ALIGNMENT = 64
 """Bytes; tensor data starts at a multiple of it, counted from the start of the file."""
 
+MOST_BYTES = 100_000_000
+"""Longest header that safetensors' own library reads."""
 LENGTH_BYTES = 8
 """Bytes of the length that opens the file."""
 

@@ -22,6 +22,7 @@ from zslurm.checkpoint_tools import (
     VersionTooNew,
     list_checkpoints,
 )
+from zslurm.checkpoint_tools.format import shard_header
 
 SHARD = "shard-00001-of-00002.safetensors"
 
@@ -192,6 +193,66 @@ def test_a_manifest_that_makes_no_sense_is_damaged(tmp_path: Path, old: bytes, n
     rewrite_manifest(path, old, new)
     with pytest.raises(Damaged, match=message):
         Checkpoint.open(path)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        (b'"shape":[128]', b'"shape":[' + b"2," * 10**5 + b"1]", "a shape has 100001 dimensions, and at most 64"),
+        (b'"block_size":256', b'"block_size":%d' % (1 << 62), "a block must have 1 to 1073741824 bytes"),
+        (b'"shape":[128]', b'"shape":[4611686018427387904]', "the shards hold 128 elements"),
+        (b'"shape":[3]', b'"shape":[4611686018427387904]', r"and what it is said to hold has \d+"),
+    ],
+)
+def test_an_absurd_manifest_is_one_error(tmp_path: Path, old: bytes, new: bytes, message: str) -> None:
+    """No memory is reserved by it: all of a tensor and of a buffer must fit into the files that are there."""
+    path = save(tmp_path, 1, [Tensor("w", (128,), {"master": "F32"})])
+    rewrite_manifest(path, old, new)
+    with pytest.raises(CheckpointError, match=message):
+        Checkpoint.open(path)
+
+
+def test_extents_must_fit_into_their_files(tmp_path: Path) -> None:
+    """A reader reserves memory for a whole tensor before it reads the first byte."""
+    path = save(tmp_path, 1, [Tensor("w", (128,), {"master": "F32"})])
+    rewrite_manifest(path, b'"shape":[128]', b'"shape":[1000000064]')
+    rewrite_manifest(path, b",64,128,1,", b",64,1000000064,1,")
+    with pytest.raises(Incomplete, match=f"{SHARD} has .* bytes, and what it is said to hold has 4"):
+        Checkpoint.open(path)
+
+
+@pytest.mark.parametrize("target", ["/dev/zero", "/dev/full", "a pipe", "a directory"])
+def test_a_manifest_without_an_end_is_one_error(tmp_path: Path, target: str) -> None:
+    path = save(tmp_path, 1)
+    manifest = path / "manifest.json"
+    manifest.unlink()
+    if target == "a pipe":
+        os.mkfifo(manifest)
+    elif target == "a directory":
+        manifest.mkdir()
+    else:
+        manifest.symlink_to(target)
+    with pytest.raises(CheckpointError, match=r"not a regular file|Is a directory"):
+        Checkpoint.open(path)
+    (listing,) = list_checkpoints(tmp_path)
+    assert not listing.complete
+
+
+def test_a_huge_manifest_is_not_read(tmp_path: Path) -> None:
+    path = save(tmp_path, 1)
+    os.truncate(path / "manifest.json", 1 << 40)
+    with pytest.raises(Damaged, match=r"it has 1\.00 TiB, and a manifest has at most 128 MiB"):
+        Checkpoint.open(path)
+
+
+def test_a_huge_header_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = save(tmp_path, 1)
+    monkeypatch.setattr(shard_header, "MOST_BYTES", 10)
+    with (
+        Checkpoint.open(path) as checkpoint,
+        pytest.raises(Damaged, match=r"its header has \d+ bytes, more than any"),
+    ):
+        checkpoint.read("layers.0.norm.scale", "master", 0, 7, np.empty(7, np.float32))
 
 
 def test_a_manifest_cannot_name_files_elsewhere(tmp_path: Path) -> None:
