@@ -17,6 +17,12 @@ TORCH_INDEX ?=
 TEXTS ?=
 PYTEST_ARGS ?=
 GPU_ARGS ?=
+# For example `make soak-slurm VERSION=26.05 TESTS=tests/on_slurm/test_runs.py`; with RECORD=1 the outcome of every file
+# goes to benchmarks/results/slurm_versions.json.
+VERSION ?= 24.11
+TESTS ?= tests/on_slurm tests/faults
+SMOKE := $(patsubst %,tests/on_slurm/test_%.py,client runs topology outages) tests/faults/test_faults.py
+ON_VERSION = $(BIN)/python -m tests.on_slurm.versions $(VERSION) pytest -n 0 $(if $(RECORD),-p tests.on_slurm.version_table)
 GPU_PYTHON ?= 3.12
 # Children compile their byte code once, whatever the caller's shell says.
 unexport PYTHONDONTWRITEBYTECODE
@@ -25,7 +31,7 @@ unexport PYTHONPATH
 COMMA := ,
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test soak faults lint format docs pictures site package bench gpu gpu-wheels slurm-up slurm-down clean
+.PHONY: help setup demo test soak faults soak-slurm smoke-slurm lint format docs pictures site package bench gpu gpu-wheels slurm-up slurm-down clean
 
 help: ## list the commands
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -50,6 +56,12 @@ soak: $(STAMP) ## run the long tests as well
 
 faults: $(STAMP) ## inject every fault into a run on a real Slurm; writes benchmarks/results/faults.md (root)
 	$(BIN)/python -m pytest tests/faults tests/foreign -m 'not soak' $(PYTEST_ARGS)
+
+soak-slurm: $(STAMP) ## run TESTS on another VERSION of Slurm: 22.05, 24.11 or 26.05 (root)
+	$(ON_VERSION) $(TESTS) $(PYTEST_ARGS)
+
+smoke-slurm: $(STAMP) ## run what finds most differences between versions of Slurm, about eight minutes (root)
+	$(ON_VERSION) $(SMOKE) -k 'not test_the_run_survives or 04- or 17-' $(PYTEST_ARGS)
 
 lint: $(STAMP) ## ruff, mypy, which package may import which, tables and words of the documents
 	$(BIN)/ruff check .

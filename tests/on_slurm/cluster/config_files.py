@@ -9,10 +9,13 @@ import secrets
 import shutil
 import socket
 import stat
+import subprocess
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
 
 from tests.on_slurm.cluster.layout import Instance
+from zslurm.slurm.version import Version, parse_version
 
 GPU_TYPE = "mi300x"
 DATABASE = "slurm_acct_db"
@@ -33,6 +36,20 @@ class Timing:
     """The controller forgets a finished job after this long (and at least ten seconds)."""
 
 
+_DISABLES_CGROUPS = (23, 11, 0)
+"""Since this version slurmd needs a cgroup plugin, and cgroup.conf can turn it off."""
+
+
+@cache
+def slurm_version() -> Version:
+    """The version of Slurm on this machine."""
+    said = subprocess.run(["slurmctld", "-V"], capture_output=True, text=True, check=True).stdout
+    version = parse_version(said)
+    if version is None:
+        raise RuntimeError(f"slurmctld -V: no version in {said!r}")
+    return version
+
+
 @dataclass(frozen=True)
 class Ports:
     controller: int
@@ -46,12 +63,21 @@ def write(
     timing: Timing,
     leaf_switches: Mapping[str, str] | None = None,
     further: str = "",
+    files: Mapping[str, str] | None = None,
 ) -> None:
     """Write all that the daemons read: slurm.conf, gres.conf, slurmdbd.conf, GPU devices, munge key.
 
     With `leaf_switches` (leaf -> hostlist) also topology.conf, with one spine above them. `further` lines of
-    slurm.conf come last, where they may replace nothing that stands before them.
+    slurm.conf come last, where they may replace nothing that stands before them. `files` (name -> text) are put
+    next to slurm.conf.
     """
+    for name, text in (files or {}).items():
+        (instance.directory / "etc" / name).write_text(text, encoding="utf-8")
+    if slurm_version() >= _DISABLES_CGROUPS:
+        cgroup = instance.directory / "etc" / "cgroup.conf"
+        cgroup.write_text("CgroupPlugin=disabled\n", encoding="utf-8")
+    for node in instance.node_names:
+        (instance.directory / "spool" / node).mkdir(mode=0o755)
     if leaf_switches:
         topology = instance.directory / "etc" / "topology.conf"
         topology.write_text(_topology_conf(leaf_switches), encoding="utf-8")

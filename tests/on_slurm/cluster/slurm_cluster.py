@@ -58,6 +58,7 @@ class SlurmCluster(RunsAsUser):
         outlive_process: bool = False,
         leaf_switches: Mapping[str, str] | None = None,
         settings: str = "",
+        files: Mapping[str, str] | None = None,
     ) -> None:
         """
         Args:
@@ -68,9 +69,11 @@ class SlurmCluster(RunsAsUser):
             outlive_process: keep running when this process ends (`python -m tests.on_slurm up`).
             leaf_switches: leaf -> hostlist: Slurm knows these as its topology/tree; default: no topology.
             settings: further lines of slurm.conf: other plugins, more partitions.
+            files: further files next to slurm.conf, by name: topology.yaml, job_submit.lua.
         """
         self._settings = (nodes, gpus_per_node, accounting)
         self._further = settings
+        self._files = dict(files or {})
         self._timing = timing or Timing()
         self._outlives = outlive_process
         self._leaf_switches = leaf_switches
@@ -116,7 +119,7 @@ class SlurmCluster(RunsAsUser):
         self.start_took_s = time.monotonic() - began
 
     def _start_daemons(self, ports: config_files.Ports) -> None:
-        config_files.write(self.instance, ports, self._timing, self._leaf_switches, self._further)
+        config_files.write(self.instance, ports, self._timing, self._leaf_switches, self._further, self._files)
         for name in ("home", "tmp"):
             self.user_dir(name)
         self.write_shell()
