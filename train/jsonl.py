@@ -15,6 +15,7 @@ from typing import Any
 
 from zslurm.checkpoint_tools.plain import load_json
 
+_BLOCK = 1 << 18  # bytes that are read at once
 _NUMBER = (int, float)
 _TYPES: dict[str, Any] = {
     **dict.fromkeys(
@@ -92,8 +93,32 @@ def parse_line(line: bytes) -> dict[str, Any] | None:
 
 def _is_sound(record: dict[str, Any]) -> bool:
     """Return whether the fields that every reader uses are of their type: a damaged line may hold anything."""
-    relied_on = [(value, _TYPES[name]) for name, value in record.items() if name in _TYPES and value is not None]
-    return all(isinstance(value, kinds) and not isinstance(value, bool) for value, kinds in relied_on)
+    for name, value in record.items():
+        kinds = _TYPES.get(name)
+        if kinds is not None and value is not None and (not isinstance(value, kinds) or isinstance(value, bool)):
+            return False
+    return True
+
+
+def lines_backwards(path: Path, end: int | None = None) -> Iterator[bytes]:
+    """Yield the lines of a file with their line breaks, the last one first; none if the file is missing.
+
+    The file is read only as far as lines are taken, from byte `end` backwards (default: its size).
+    """
+    try:
+        with path.open("rb") as file:
+            position, begun = file.seek(0, os.SEEK_END) if end is None else end, b""
+            while position:
+                size = min(_BLOCK, position)
+                position -= size
+                file.seek(position)
+                lines = (file.read(size) + begun).splitlines(keepends=True)
+                begun = lines.pop(0) if lines else b""
+                yield from reversed(lines)
+            if begun:
+                yield begun
+    except FileNotFoundError:
+        return
 
 
 class JsonLinesTail:
@@ -105,13 +130,38 @@ class JsonLinesTail:
 
     def new_records(self) -> list[dict[str, Any]]:
         """Return the whole records that were appended since the last call."""
+        return list(self.iter_records())
+
+    def iter_records(self) -> Iterator[dict[str, Any]]:
+        """Yield the whole records that were appended since the last call, without keeping them in memory."""
         try:
             with self._path.open("rb") as file:
                 file.seek(self._offset)
-                block = file.read()
+                for line in file:
+                    if not line.endswith(b"\n"):
+                        return
+                    self._offset += len(line)
+                    record = parse_line(line)
+                    if record is not None:
+                        yield record
+        except FileNotFoundError:
+            return
+
+    def newest_records(self, count: int) -> list[dict[str, Any]]:
+        """Return the last whole records, oldest first, at most `count`; the next call continues behind them."""
+        records: list[dict[str, Any]] = []
+        try:
+            end = self._path.stat().st_size
         except FileNotFoundError:
             return []
-        whole = block[: block.rfind(b"\n") + 1]
-        self._offset += len(whole)
-        parsed = [parse_line(line) for line in whole.splitlines(keepends=True)]
-        return [record for record in parsed if record is not None]
+        for line in lines_backwards(self._path, end):
+            if not line.endswith(b"\n"):  # the last one is unfinished
+                end -= len(line)
+                continue
+            if len(records) == count:
+                break
+            record = parse_line(line)
+            if record is not None:
+                records.append(record)
+        self._offset = end
+        return records[::-1]

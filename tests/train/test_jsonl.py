@@ -117,3 +117,18 @@ def test_the_file_is_made_for_its_owner_and_whom_his_umask_lets_read(tmp_path: P
     finally:
         os.umask(before)
     assert (tmp_path / "lines").stat().st_mode & 0o777 == 0o600
+
+
+def test_a_tail_begins_with_the_newest_records(tmp_path: Path) -> None:
+    """And continues behind them, with the record that was unfinished."""
+    path = tmp_path / "rows.jsonl"
+    path.write_text("".join(f'{{"a":{number}}}\n' for number in range(100)) + 'damaged\n{"a":')
+    tail = JsonLinesTail(path)
+    assert tail.newest_records(2) == [{"a": 98}, {"a": 99}]
+    assert tail.new_records() == []
+    with path.open("a") as file:
+        file.write('100}\n{"a":101}\n')
+    assert tail.new_records() == [{"a": 100}, {"a": 101}]
+    assert JsonLinesTail(path).newest_records(0) == []
+    assert len(JsonLinesTail(path).newest_records(1000)) == 102
+    assert JsonLinesTail(tmp_path / "nowhere").newest_records(3) == []

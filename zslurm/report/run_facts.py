@@ -20,7 +20,8 @@ from zslurm.core.redact import redact, redact_mapping
 from zslurm.report.efficiency import Efficiency, efficiency
 from zslurm.report.timeline import Timeline, timeline
 from zslurm.run.events import Action, FaultDetected, RecoveryFailed, RecoveryStarted, Scored
-from zslurm.run.events.event import Event, from_row
+from zslurm.run.events.event import CLASSES, Event, from_row
+from zslurm.run.events.event_log import kind_of
 from zslurm.run.events.event_text import describe_cause
 from zslurm.run.metrics.columns import Metrics, read_metrics
 from zslurm.run.run_dir import RunDir
@@ -166,13 +167,18 @@ def _accounting(state: RunState, line: Timeline) -> list[StepUsage]:
 
 
 def _events(run: RunDir) -> tuple[list[Event], int]:
-    """Return what happened to a run and what people did, in order of time, and how many lines are damaged."""
+    """Return what a report shows of a run's events and of what people did, and how many lines are damaged.
+
+    Of a run of some weeks most events are about single ranks, and are not parsed.
+    """
     rows: list[dict[str, Any]] = []
     damaged = 0
     for path in (run.submissions, run.events):
         try:
             with path.open("rb") as file:
                 for line in file:
+                    if _is_left_out(line):
+                        continue
                     row = parse_line(line)
                     if row is not None:
                         rows.append(row)
@@ -199,7 +205,23 @@ def _happening(event: Event) -> Happening | None:
     return Happening(event.time, event.attempt, sort, redact(event.describe())) if sort else None
 
 
+def _is_left_out(line: bytes) -> bool:
+    """Return whether a whole line is an event that a report does not show, by its beginning."""
+    kind = kind_of(line)
+    if kind is None or not line.endswith(b"}\n"):
+        return False
+    if kind == _FAULT:
+        return b'"root"' not in line
+    return kind not in _SHOWN
+
+
 _ACTIONS = ("decision", "nodes_excluded", "recovered_in_memory", "requeued", "requeue_failed", "deputy_acted")
+_FAULT = FaultDetected.NAME.encode()
+_SHOWN = frozenset(
+    name.encode()
+    for name, cls in CLASSES.items()
+    if cls.CHANGES_STATE or name in _ACTIONS or issubclass(cls, RecoveryStarted | RecoveryFailed)
+)
 
 
 def _checkpoints(run: RunDir, metrics: Metrics) -> Iterator[SavedCheckpoint]:

@@ -8,9 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from tests.cli.commands import Shell
 from tests.run.stories import Holder, Story
 from tests.waiting import DEADLINE_S, wait_for
 from zslurm.aegis.policy.outcome import Cause
+from zslurm.cli.run import events
 from zslurm.cli.run.events import as_json, as_row, recorded_events
 from zslurm.run.events import describe
 from zslurm.submit.submit import record_action
@@ -81,6 +83,44 @@ def test_as_json_an_event_is_what_was_recorded_with_its_words(tmp_path: Path) ->
     assert (found["run"], found["run_dir"]) == ("tiny", str(story.run.path))
     assert (found["event"], found["attempt"], found["nodes"]) == ("attempt_started", 1, "node[0-1]")
     assert found["words"] == "attempt 1 started on node[0-1], 2 ranks"
+
+
+@pytest.fixture
+def long_story(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Story:
+    """A run with 6 events, where 4 are as many as are shown without being asked for."""
+    monkeypatch.setattr(events, "MOST", 4)
+    story = Story(tmp_path / "tiny").submitted()
+    for attempt in range(5):
+        story.event("step_killed", attempt=attempt, reason="it hung")
+    return story
+
+
+def attempts_in(stdout: str) -> list[str]:
+    return [line.rpartition("attempt ")[2].split()[0] for line in stdout.splitlines() if "torn down" in line]
+
+
+def test_of_many_events_the_newest_are_shown(long_story: Story, shell: Shell) -> None:
+    done = shell.zslurm.ok("events", str(long_story.run.path))
+    assert attempts_in(done.stdout) == ["2", "3", "4"], "the submission is the last event"
+    assert done.stderr == "zslurm: these are the last 4 events; --all shows every one\n"
+
+
+@pytest.mark.parametrize("options", [["--all"], ["--since", "2000-01-01"], ["-n", "10"]])
+def test_more_are_shown_if_they_are_asked_for(long_story: Story, shell: Shell, options: list[str]) -> None:
+    done = shell.zslurm.ok("events", str(long_story.run.path), *options)
+    assert attempts_in(done.stdout) == ["0", "1", "2", "3", "4"]
+    assert done.stderr == ""
+
+
+def test_programs_get_all_events(long_story: Story, shell: Shell) -> None:
+    done = shell.zslurm.ok("events", str(long_story.run.path), "--json")
+    assert len(done.stdout.splitlines()) == 6
+    assert done.stderr == ""
+
+
+def test_a_few_events_have_no_note(tmp_path: Path, shell: Shell) -> None:
+    done = shell.zslurm.ok("events", str(Story(tmp_path / "tiny").submitted().run.path))
+    assert done.stderr == ""
 
 
 def test_following_prints_what_is_there_and_what_comes_and_ends_with_the_run(tmp_path: Path) -> None:

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from zslurm.run.metrics import tail as metrics_tail
 from zslurm.run.metrics.tail import newest_rows
+from zslurm.train import jsonl
 from zslurm.train.jsonl import JsonLinesWriter
 
 
@@ -36,7 +36,7 @@ def test_the_last_row_of_each_kind_counts(tmp_path: Path) -> None:
 def test_it_does_not_matter_how_the_file_is_cut_into_blocks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, block: int
 ) -> None:
-    monkeypatch.setattr(metrics_tail, "BLOCK", block)
+    monkeypatch.setattr(jsonl, "_BLOCK", block)
     path = tmp_path / "metrics.jsonl"
     write(path, *[step(n, n / 10) for n in range(1, 25)], {"kind": "evaluation", "step": 24, "loss": 3.0})
     with path.open("ab") as file:
@@ -47,7 +47,7 @@ def test_it_does_not_matter_how_the_file_is_cut_into_blocks(
 
 
 def test_a_long_file_is_read_only_at_its_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(metrics_tail, "BLOCK", 4096)
+    monkeypatch.setattr(jsonl, "_BLOCK", 4096)
     path = tmp_path / "metrics.jsonl"
     damaged = b"\x00" * (1 << 20)
     rows = [step(n) for n in range(20)] + [{"kind": "evaluation", "step": 19, "loss": 1.0}]

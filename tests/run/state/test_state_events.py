@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +56,71 @@ def test_damaged_lines_hide_nothing(tmp_path: Path, damage: bytes) -> None:
     found = read_state_events(path)
     assert [event.tag for event in found.events] == ["attempt_started", "attempt_ended"]
     assert found.newest is not None
+
+
+LONG = [{"event": "spare_warmed", "node": "x" * 200}] * 40
+"""Events that change no state, longer than what is read again each time."""
+
+
+@pytest.fixture
+def keeps_records(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """Let even a short file be worth a record in the user's state directory, which is returned."""
+    monkeypatch.setattr(state_events, "_WORTH_KEEPING", 1000)
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    return tmp_path / "state" / "zslurm" / "events"
+
+
+def test_a_long_file_is_read_once(tmp_path: Path, keeps_records: Path) -> None:
+    path = written(tmp_path / "events.jsonl", {"event": "attempt_started", "attempt": 1}, *LONG)
+    first = read_state_events(path)
+    assert len(list(keeps_records.iterdir())) == 1
+    text = path.read_bytes()
+    path.write_bytes(text[:200] + b"~" * 1000 + text[1200:])  # what was read before is not looked at again
+    written(path, {"event": "run_ended", **FAILED})
+    second = read_state_events(path)
+    assert [event.row for event in second.events][:1] == [event.row for event in first.events]
+    assert [event.tag for event in second.events] == ["attempt_started", "run_ended"]
+    assert second.newest is not None
+    assert second.newest["event"] == "run_ended"
+
+
+@pytest.mark.parametrize("again", [(), ({"event": "attempt_started", "attempt": 9}, *LONG, *LONG)])
+def test_a_record_of_another_file_is_not_used(
+    tmp_path: Path, keeps_records: Path, again: tuple[dict[str, Any], ...]
+) -> None:
+    """A run was removed and submitted again under its name: its file is shorter, or longer, than the first."""
+    path = written(tmp_path / "events.jsonl", {"event": "attempt_started", "attempt": 1}, *LONG)
+    read_state_events(path)
+    path.unlink()
+    written(path, *again)
+    assert [event.row["attempt"] for event in read_state_events(path).events] == [9] * bool(again)
+
+
+@pytest.mark.parametrize("damage", ["", "[]", '{"offset": 1}', '{"offset": 5, "ends": "00", "rows": [1]}'])
+def test_a_damaged_record_is_made_again(tmp_path: Path, keeps_records: Path, damage: str) -> None:
+    path = written(tmp_path / "events.jsonl", {"event": "attempt_started", "attempt": 1}, *LONG)
+    read_state_events(path)
+    (record,) = keeps_records.iterdir()
+    record.write_text(damage)
+    assert [event.tag for event in read_state_events(path).events] == ["attempt_started"]
+    assert json.loads(record.read_text())["rows"]
+
+
+def test_records_that_nobody_writes_any_more_are_removed(
+    tmp_path: Path, keeps_records: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read_state_events(written(tmp_path / "old.jsonl", *LONG))
+    (old,) = keeps_records.iterdir()
+    os.utime(old, (0, 0))
+    read_state_events(written(tmp_path / "new.jsonl", *LONG))
+    assert old not in list(keeps_records.iterdir())
+
+
+def test_without_a_place_for_records_everything_is_read(tmp_path: Path, keeps_records: Path) -> None:
+    (tmp_path / "state").write_text("a file, so that no directory can be made")
+    path = written(tmp_path / "events.jsonl", {"event": "attempt_started", "attempt": 1}, *LONG)
+    for _ in range(2):
+        assert [event.tag for event in read_state_events(path).events] == ["attempt_started"]
 
 
 def test_no_file_has_no_events(tmp_path: Path) -> None:

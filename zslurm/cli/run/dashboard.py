@@ -15,11 +15,11 @@ from zslurm.cli.terminal.screen import Line, cut, paragraph, shorten_to
 from zslurm.cli.terminal.table import BAD, HEAD, QUIET, STATE_STYLES, WAITS, table_lines
 from zslurm.core.units import show_time
 from zslurm.run.events.event import from_row
+from zslurm.run.events.event_log import EventLog, time_of
 from zslurm.run.metrics.rank_times import RankTimes, read_rank_times
 from zslurm.run.metrics.tail import newest_steps
 from zslurm.run.run_dir import RunDir
 from zslurm.run.state.run_state import RunState
-from zslurm.train.jsonl import read_jsonl
 
 STEPS = 500
 """Steps that sparklines show."""
@@ -62,14 +62,9 @@ class RunPicture:
             state,
             newest_steps(run.metrics, STEPS),
             read_rank_times(attempts[-1]) if attempts else None,
-            sorted([*read_jsonl(run.submissions), *read_jsonl(run.events)], key=_when)[-_EVENTS:],
+            [row for _, row in EventLog([run]).newest(_EVENTS)],
             _last_lines(run),
         )
-
-
-def _when(event: dict[str, Any]) -> float:
-    when = event.get("time")
-    return float(when) if isinstance(when, int | float) else 0.0
 
 
 def _last_lines(run: RunDir) -> list[str]:
@@ -184,7 +179,7 @@ def _events(picture: RunPicture, width: int) -> list[Line]:
     lines: list[Line] = []
     for row in picture.events:
         text = shorten_to(from_row(row).describe(), width - 10)
-        lines.append([(f"{show_time(_when(row), '%H:%M:%S')}  ", QUIET), (text, "")])
+        lines.append([(f"{show_time(time_of(row), '%H:%M:%S')}  ", QUIET), (text, "")])
     return lines
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator, Sequence
+from itertools import chain, islice
 from json import dumps
 from typing import Annotated, Any
 
@@ -13,6 +14,7 @@ from zslurm.cli.options import TIMES, Follow, Json, SomeRuns, parse_since
 from zslurm.cli.run.polling import looks
 from zslurm.cli.terminal.screen import columns_of_terminal, print_styled
 from zslurm.cli.terminal.table import HEAD, QUIET, Column, print_table
+from zslurm.core.console import say
 from zslurm.core.units import show_time
 from zslurm.run.events import describe
 from zslurm.run.events.event import from_row
@@ -22,6 +24,8 @@ from zslurm.run.index import known_runs
 from zslurm.run.run_dir import RunDir
 
 COLUMNS = (Column("time", drop=1), Column("run"), Column("event", drop=2), Column("what", "text"))
+MOST = 1000
+"""Events that are shown if nothing else is asked for."""
 _OF_ONE_RUN = (Column("time"), Column("run", drop=2), Column("event", drop=1), Column("what", "text"))
 
 
@@ -29,38 +33,51 @@ def events(
     runs: SomeRuns = None,
     follow: Follow = False,
     tail: Annotated[
-        int | None, typer.Option("-n", "--tail", metavar="N", min=0, help="Only the last N events.")
+        int | None, typer.Option("-n", "--tail", metavar="N", min=0, help=f"Only the last N events ({MOST:,}).")
     ] = None,
+    every: Annotated[bool, typer.Option("--all", help=f"All events, not only the last {MOST:,}.")] = False,
     since: Annotated[str | None, typer.Option(metavar="TIME", help=f"Only events since: {TIMES}.")] = None,
     json: Json = False,
 ) -> None:
     """Show what happened to runs, and who did what. Starts, failures, decisions, requeues.
 
-    With --json a line of JSON for each event.
+    With --json a line of JSON for each event, all of them.
 
     Example: zslurm events my-run -f
     """
     chosen = find_all(runs) if runs else known_runs()
     earliest = None if since is None else parse_since(since)
-    found = recorded_events(chosen, tail, follow=follow, since=earliest)
-    if not follow and not json:
-        print_table(COLUMNS if len(chosen) > 1 else _OF_ONE_RUN, [as_row(*pair) for pair in found])
+    limited = tail is None and since is None and not every and not json
+    recorded = recorded_events(chosen, MOST if limited else tail, follow=follow, since=earliest)
+    several = len(chosen) > 1
+    if json:
+        for run, event in recorded:
+            print(dumps(as_json(run, event)), flush=follow)
         return
-    for run, event in found:
-        if json:
-            print(dumps(as_json(run, event)), flush=True)
-        else:
-            _print_event(as_row(run, event), several=len(chosen) > 1)
+    rows = (as_row(*pair) for pair in recorded)
+    if follow:
+        for row in rows:
+            _print_event(row, several=several)
+        return
+    table = list(islice(rows, MOST + 1))
+    if len(table) <= MOST:
+        print_table(COLUMNS if several else _OF_ONE_RUN, table)
+    else:  # too many to lay out together
+        for row in chain(table, rows):
+            _print_event(row, several=several, flush=False)
+    if limited and len(table) == MOST:
+        say(f"zslurm: these are the last {MOST:,} events; --all shows every one")
 
 
-def _print_event(row: Sequence[str], *, several: bool) -> None:
-    """Print an event while following: on a terminal as in the table, without columns that it cannot know yet."""
+def _print_event(row: Sequence[str], *, several: bool, flush: bool = True) -> None:
+    """Print an event as soon as it is known: on a terminal without aligning it with later ones."""
     if columns_of_terminal() is None:
-        print("\t".join(row), flush=True)
+        print("\t".join(row), flush=flush)
         return
     when, run, _, what = row
     print_styled([[(f"{when}  ", QUIET), *([(f"{run}  ", HEAD)] if several else []), (what, "")]])
-    sys.stdout.flush()
+    if flush:
+        sys.stdout.flush()
 
 
 def as_row(run: RunDir, event: dict[str, Any]) -> list[str]:
@@ -82,12 +99,11 @@ def recorded_events(
     When following, those that are added, too, until none of the runs is active any more.
     """
     log = EventLog(runs)
-    there = log.news(since=since)
-    yield from there if last is None else there[len(there) - min(last, len(there)) :]
+    yield from log.news(since=since) if last is None else log.newest(last, since=since)
     states = looks(runs, follow=follow)
     next(states)
     for active in states:
-        found = log.news()
-        yield from found
-        if not active and not found:
+        added = list(log.news())
+        yield from added
+        if not active and not added:
             return

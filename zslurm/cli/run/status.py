@@ -35,10 +35,10 @@ from zslurm.run.find import OrphanJob, find
 from zslurm.run.index import known_runs
 from zslurm.run.run_dir import RunDir
 from zslurm.run.state.run_state import STATES, RunState, look_all
+from zslurm.run.state.state_events import read_state_events
 from zslurm.slurm.client import SlurmClient
 from zslurm.slurm.commands import Retries
 from zslurm.slurm.hostlist import compress, expand
-from zslurm.train.jsonl import read_jsonl
 
 
 def status(
@@ -268,7 +268,7 @@ def _attempt_rows(attempts: Sequence[dict[str, Any]], state: RunState) -> Iterat
 def _attempts(state: RunState) -> Iterator[dict[str, Any]]:
     """Yield every attempt with its nodes and its end; one that has none runs, or its end was not recorded."""
     started: dict[int, dict[str, Any]] = {}
-    for event in read_jsonl(state.run.events):
+    for event in (event.row for event in read_state_events(state.run.events).events):
         if event.get("attempt") is None:
             continue
         if event.get("event") == "attempt_started":

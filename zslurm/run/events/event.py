@@ -18,6 +18,7 @@ from typing import (
     Any,
     ClassVar,
     Literal,
+    NamedTuple,
     TypeVar,
     Union,
     dataclass_transform,
@@ -142,20 +143,51 @@ def fields_of(name: str) -> Mapping[str, tuple[Any, bool]]:
     return {name: (hint, is_needed(name)) for name, hint in hints.items()}
 
 
+class _Check(NamedTuple):
+    """How a field of a kind of event is read from its row."""
+
+    name: str
+    former: str
+    hint: Any
+    needed: bool
+    plain: frozenset[type]
+    """Types of JSON whose values fit, whatever they hold: a quick check before `_fits`."""
+
+
+@cache
+def _checks(kind: str) -> list[_Check]:
+    former = CLASSES.get(kind, UnknownEvent).FORMER
+    return [
+        _Check(name, former.get(name, name), hint, needed, _plain_types(hint))
+        for name, (hint, needed) in fields_of(kind).items()
+    ]
+
+
+def _plain_types(hint: Any) -> frozenset[type]:
+    if get_origin(hint) in (Union, types.UnionType):
+        return frozenset[type]().union(*map(_plain_types, get_args(hint)))
+    if hint is float:
+        return frozenset({int, float})
+    return frozenset({hint}) if hint in (int, str, bool, types.NoneType) else frozenset()
+
+
 def from_row(row: Row) -> Event:
     """Return the event of a row; see the module for rows that do not fit."""
     cls = CLASSES.get(_tag(row), UnknownEvent)
     body = {}
-    for name, (hint, needed) in fields_of(cls.NAME).items():
-        key = name if name in row else cls.FORMER.get(name, name)
-        if key in row and _fits(row[key], hint):
-            body[name] = row[key]
+    for name, former, hint, needed, plain in _checks(cls.NAME):
+        value = row.get(name, row.get(former, _MISSING))
+        if type(value) in plain or (value is not _MISSING and _fits(value, hint)):
+            body[name] = value
         elif needed:
             cls, body = UnknownEvent, {}
             break
     event = cls(**body)
     vars(event)["_row"] = dict(row)
     return event
+
+
+_MISSING = object()
 
 
 def select(rows: Iterable[Row], *kinds: type[E]) -> Iterator[E]:

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from zslurm.train.jsonl import parse_line
+from zslurm.train.jsonl import lines_backwards, parse_line
 
 _STEPS_TO_AVERAGE = 10  # one step's time may hold a checkpoint
-BLOCK = 1 << 18
 
 
 @dataclass
@@ -35,7 +33,7 @@ class NewestRows:
 def newest_rows(path: Path) -> NewestRows:
     """The newest rows of `metrics.jsonl`; all empty where there is no such file."""
     found = NewestRows()
-    for line in _lines_backwards(path):
+    for line in lines_backwards(path):
         if b'"step"' in line and len(found.step_times) < _STEPS_TO_AVERAGE:
             _take_step(found, line)
         if not found.evaluation and b'"evaluation"' in line:
@@ -55,7 +53,7 @@ def newest_rows(path: Path) -> NewestRows:
 def newest_steps(path: Path, count: int) -> list[dict[str, Any]]:
     """The newest rows of steps, oldest first, at most `count`; of a step that was repeated the last counts."""
     found: list[dict[str, Any]] = []
-    for line in _lines_backwards(path):
+    for line in lines_backwards(path):
         row = parse_line(line) if b'"step"' in line else None
         if row is None or row.get("kind") != "step" or not isinstance(row.get("step"), int):
             continue
@@ -71,7 +69,7 @@ def last_step_at(path: Path, attempt: int) -> float | None:
 
     Every rank has finished it then: a step ends with what they compute together.
     """
-    for line in _lines_backwards(path):
+    for line in lines_backwards(path):
         row = parse_line(line) if b'"step"' in line else None
         if row is not None and row.get("kind") == "step":
             return float(row["time"]) if row.get("attempt") == attempt and "time" in row else None
@@ -83,21 +81,3 @@ def _take_step(found: NewestRows, line: bytes) -> None:
     if row is not None and row.get("kind") == "step":
         found.step = found.step or row
         found.step_times += [row["step_time_s"]] if row.get("step_time_s") is not None else []
-
-
-def _lines_backwards(path: Path) -> Iterator[bytes]:
-    """The lines of a file, the last one first, each with its line break; the file is read only as far as asked."""
-    try:
-        with path.open("rb") as file:
-            position, begun = file.seek(0, 2), b""
-            while position:
-                size = min(BLOCK, position)
-                position -= size
-                file.seek(position)
-                lines = (file.read(size) + begun).splitlines(keepends=True)
-                begun = lines.pop(0) if lines else b""
-                yield from reversed(lines)
-            if begun:
-                yield begun
-    except FileNotFoundError:
-        return

@@ -1,20 +1,25 @@
 """The events that change the state of a run, read without parsing the others.
 
-A run of some weeks writes tens of thousands of events, most of them about single ranks and sensors; `status` reads
-the files of all runs. Of an ordinary line only the kind is read. From the events that change the state follow the
-last cause, the last decision and the excluded nodes.
+A run of some weeks writes a million events, most of them about single ranks and sensors; `status` reads the files
+of all runs. Of an ordinary line only the kind is read. Of a long file only what was added since this user looked
+last is read: the state-changing rows before that are kept in the user's state directory. From the events that
+change the state follow the last cause, the last decision and the excluded nodes.
 """
 
 from __future__ import annotations
 
-import re
+import contextlib
+import hashlib
+import json
+import os
 import time
-from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
+from zslurm.core.files import read_json, write_atomically
 from zslurm.run.events import (
     AttemptStarted,
     Decided,
@@ -27,14 +32,21 @@ from zslurm.run.events import (
     RunEnded,
 )
 from zslurm.run.events.event import CLASSES, Event, from_row
+from zslurm.run.events.event_log import kind_of
 from zslurm.run.events.event_text import node_names
-from zslurm.train.jsonl import parse_line
+from zslurm.run.index import state_dir
+from zslurm.train.jsonl import lines_backwards, parse_line
 
 _KINDS = frozenset(name.encode() for name, cls in CLASSES.items() if cls.CHANGES_STATE)
-_EVENT = re.compile(rb'"event":\s?"(\w+)"')
-_HEAD = 200
-"""The kind is one of the first fields of a line."""
 _LAST = 8
+"""Lines at the end of which the newest whole one is looked for."""
+
+_WORTH_KEEPING = 1 << 20
+"""Bytes that take as long to read again as a kept record takes to write."""
+_KEPT_S = 30 * 86400.0
+"""A record that nobody has written for so long is removed."""
+_SAMPLE = 128
+"""Bytes at both ends of what was read that show whether the file is still the same."""
 
 IN_PLACE = ("restart", "swap", "shrink")
 """Actions that start the ranks again in the same job."""
@@ -54,24 +66,64 @@ class StateEvents:
 
 
 def read_state_events(path: Path) -> StateEvents:
-    """Read the state-changing events of `events.jsonl`; none where there is no such file. Skip damaged lines."""
-    events: list[Event] = []
-    last: deque[bytes] = deque(maxlen=_LAST)
+    """Read the state-changing events of `events.jsonl`; none if there is no such file. Skip damaged lines."""
+    record = _record_file(path)
+    rows, offset = _kept_rows(record, path)
+    begin = offset
     try:
         with path.open("rb") as file:
+            file.seek(offset)
             for line in file:
-                last.append(line)
-                kind = _EVENT.search(line, 0, _HEAD)
-                if (
-                    (kind is None or kind[1] in _KINDS)
-                    and (row := parse_line(line)) is not None
-                    and "event" in row
-                ):
-                    events.append(from_row(row))
+                if not line.endswith(b"\n"):
+                    break
+                offset += len(line)
+                kind = kind_of(line)
+                if (kind is None or kind in _KINDS) and (row := parse_line(line)) is not None and "event" in row:
+                    rows.append(row)
+            if offset - begin > _WORTH_KEEPING:
+                _keep_rows(record, {"offset": offset, "ends": _ends(file, offset), "rows": rows})
     except FileNotFoundError:
         return StateEvents()
-    newest = next((row for line in reversed(last) if (row := parse_line(line)) is not None), None)
-    return StateEvents(events, newest)
+    last = islice(lines_backwards(path), _LAST)
+    newest = next((row for line in last if (row := parse_line(line)) is not None), None)
+    return StateEvents([from_row(row) for row in rows], newest)
+
+
+def _record_file(path: Path) -> Path:
+    name = hashlib.sha256(os.fsencode(path.absolute())).hexdigest()[:32]
+    return state_dir() / "events" / f"{name}.json"
+
+
+def _kept_rows(record: Path, path: Path) -> tuple[list[dict[str, Any]], int]:
+    """Return the rows of a record and the byte of the file at which it ends; nothing if it is of another file."""
+    kept = read_json(record) or {}
+    rows, offset = kept.get("rows"), kept.get("offset")
+    if not (isinstance(rows, list) and isinstance(offset, int)):
+        return [], 0
+    try:
+        with path.open("rb") as file:
+            same = _ends(file, offset) == kept.get("ends")
+    except OSError:
+        return [], 0
+    return ([row for row in rows if isinstance(row, dict)], offset) if same else ([], 0)
+
+
+def _ends(file: BinaryIO, offset: int) -> str:
+    """Return the first and the last bytes before an offset, as text."""
+    file.seek(0)
+    first = file.read(min(_SAMPLE, offset))
+    file.seek(max(0, offset - _SAMPLE))
+    return (first + file.read(min(_SAMPLE, offset))).hex()
+
+
+def _keep_rows(record: Path, content: dict[str, Any]) -> None:
+    """Write a record, which only saves time: without room or permission there is none."""
+    with contextlib.suppress(OSError):
+        record.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(record, json.dumps(content))
+        for other in record.parent.glob("*.json"):
+            if time.time() - other.stat().st_mtime > _KEPT_S:
+                other.unlink(missing_ok=True)
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,110 @@
+"""Commands on long histories: `status` of 300 runs of some weeks, and events and report of a run with a million.
+
+Each command is a process, timed with its peak memory. The peer is what any reader of the file has to do: to parse
+each of its lines by Python's json, in the same run. `status` is run twice: the first time it reads every file,
+later only what was added. The aims are 1 s for `status`, 5 s for `events`, 10 s for `report`, and 300 MB.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from benchmarks.common import write_result
+from tests.run.stories import Story
+from zslurm.run.index import IndexedJob, record
+
+RUNS, EVENTS_OF_EACH, MANY = 300, 30_000, 1_000_000
+_MEASURED = """
+import resource, runpy, sys, time
+started = time.perf_counter()
+try:
+    runpy.run_module("zslurm", run_name="__main__", alter_sys=True)
+except SystemExit as end:
+    code = end.code
+peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+print(time.perf_counter() - started, peak, code or 0, file=sys.stderr)
+"""
+_PARSED = "import json, sys\nfor line in open(sys.argv[1], 'rb'):\n    json.loads(line)"
+
+
+def run(runs: int = RUNS, events_of_each: int = EVENTS_OF_EACH, many: int = MANY) -> None:
+    """Measure and write results/long_histories.json."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        os.environ["XDG_STATE_HOME"] = str(folder / "state")
+        for number in range(runs):
+            write_run(folder / f"run{number:03d}", f"local-{number + 2}", events_of_each)
+        rows = [measured("status", folder), measured("status", folder)]
+        long = write_run(folder / "long", "local-1", many)
+        rows += [
+            measured(*command, cwd=folder)
+            for command in (
+                ("status", "long"),
+                ("status", "long"),
+                ("events", "long"),
+                ("events", "long", "--all"),
+                ("events", "long", "--json"),
+                ("report", "long"),
+            )
+        ]
+        started = time.perf_counter()
+        subprocess.run([sys.executable, "-c", _PARSED, long.run.events], check=True)
+        parsed_s = time.perf_counter() - started
+        size = long.run.events.stat().st_size
+    for row in rows:
+        row["times_json"] = round(row["seconds"] / parsed_s, 3)
+    write_result(
+        "long_histories",
+        {
+            "runs": runs,
+            "events_of_each": events_of_each,
+            "events_of_long": many,
+            "bytes_of_long": size,
+            "json_of_long_s": round(parsed_s, 2),
+            "commands": rows,
+        },
+    )
+
+
+def write_run(directory: Path, job_id: str, count: int) -> Story:
+    """Write a run as some weeks leave it: nine in ten events are about single ranks."""
+    story = Story(directory).submitted(job_id).started().trained(1, 2)
+    with story.run.events.open("a") as file:
+        for number in range(count):
+            rank, when = number % 1024, story.clock + number / 10
+            fault = {"kind": "slow_rank", "role": "advisory", "scope": "rank", "source": "progress"}
+            fault |= {"line": f"rank {rank} takes 1.4 times as long as its peers", "step": number, "rank": rank}
+            ended = {"event": "ranks_ended", "ranks": [rank], "what": "Exited with exit code 1"}
+            body = ended if number % 10 == 9 else {"event": "fault_detected", "fault_time": when, **fault}
+            row = {"time": when, **body, "job_id": job_id, "attempt": 1, "node": f"node{rank // 8:03d}"}
+            file.write(json.dumps(row, separators=(",", ":")) + "\n")
+    story.clock += count / 10
+    story.ended("completed", 0)
+    record(IndexedJob(job_id, directory, "local", "local", story.clock))
+    return story
+
+
+def measured(*command: str | Path, cwd: Path | None = None) -> dict[str, Any]:
+    """Run a command of zslurm and return its wall time and peak memory."""
+    words = [str(each) for each in command if not isinstance(each, Path)]
+    cwd = cwd or next(each for each in command if isinstance(each, Path))
+    with tempfile.TemporaryFile() as out:  # output that this process keeps would count as the next one's memory
+        process = [sys.executable, "-c", _MEASURED, *words]
+        done = subprocess.run(process, cwd=cwd, stdout=out, stderr=subprocess.PIPE, text=True, check=True)
+        out.seek(0)
+        lines = sum(1 for _ in out)
+    seconds, kib, code = done.stderr.split()[-3:]
+    assert code == "0", done.stderr
+    return {
+        "command": f"zslurm {' '.join(words)}",
+        "seconds": round(float(seconds), 2),
+        "peak_mb": round(int(kib) * 1024 / 1e6),
+        "lines": lines,
+    }
