@@ -3,14 +3,38 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import sys
 from textwrap import fill
 from typing import Any
 
+# C0 but tab and line breaks, DEL and C1, which a terminal obeys; marks that change the direction of text.
+_CONTROL = re.compile("[\x00-\x08\x0b-\x0c\x0e-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069]")
+_COLOUR = "\x1b\\[[0-9;:]*m"
+_CONTROL_OR_COLOUR = re.compile(f"({_COLOUR})|({_CONTROL.pattern})")
+
+
+def harmless(text: str, *, colours: bool = False) -> str:
+    r"""Return text that a terminal shows and does not obey: control characters are written as `\x1b`.
+
+    Names and log lines come from programs and people. Line breaks and tabs stay; with `colours` colours do too.
+    """
+    if text.isprintable():
+        return text
+    if colours:
+        return _CONTROL_OR_COLOUR.sub(lambda match: match[1] or _written(match[2]), text)
+    return _CONTROL.sub(lambda match: _written(match[0]), text)
+
+
+def _written(character: str) -> str:
+    number = ord(character)
+    return f"\\x{number:02x}" if number < 256 else f"\\u{number:04x}"
+
 
 def say(text: str) -> None:
     """A message for a person, on stderr; on a terminal it is broken between words."""
+    text = harmless(text)
     if sys.stderr.isatty():
         width = shutil.get_terminal_size().columns
         text = "\n".join(_wrapped(line, width) for line in text.splitlines())

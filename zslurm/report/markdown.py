@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from zslurm.core.console import harmless
 from zslurm.report.page_parts import Bullets, Drawing, Fold, Item, Report, RunPart, Section, Table, Text, Tile
 
 
 def as_markdown(report: Report) -> str:
     """Return the report as GitHub's Markdown."""
-    return "\n".join(_lines(report)) + "\n"
+    return harmless("\n".join(_lines(report)) + "\n")
 
 
 def _lines(report: Report) -> Iterator[str]:

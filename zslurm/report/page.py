@@ -8,6 +8,7 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from zslurm import __version__
+from zslurm.core.console import harmless
 from zslurm.report.page_parts import Report
 
 _TEMPLATES = Path(__file__).parent / "templates"
@@ -24,7 +25,7 @@ def as_html(report: Report) -> str:
     )
     environment.tests["a"] = _is_a
     template = environment.get_template("page.html.j2")
-    return template.render(report=report, version=__version__)
+    return harmless(template.render(report=report, version=__version__))
 
 
 def _is_a(value: Any, kind: str) -> bool:

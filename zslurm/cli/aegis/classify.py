@@ -16,7 +16,7 @@ from zslurm.aegis.logs.lines import chunks_of
 from zslurm.api.faults import existing
 from zslurm.cli.options import Json
 from zslurm.cli.terminal.table import Column, print_table
-from zslurm.core.console import print_json
+from zslurm.core.console import harmless, print_json
 from zslurm.core.units import show_time
 from zslurm.slurm.hostlist import compress, compress_ranges
 
@@ -91,7 +91,7 @@ def _print_root(found: Diagnosis) -> None:
     uncertain = "" if found.certain else " (a consequence; its cause is not in these logs)"
     suspect = ", ".join(f"{name} {value}" for name, value in asdict(found.suspect).items() if value is not None)
     print(f"root: {root.match.kind}{uncertain}" + (f": {suspect}" if suspect else ""))
-    print(f"  {root.file}:{root.finding.number}: {root.finding.text}")
+    print(harmless(f"  {root.file}:{root.finding.number}: {root.finding.text}"))
     print(f"  {found.advice}")
 
 

@@ -12,7 +12,7 @@ from zslurm.cli.logs.merged_logs import print_merged
 from zslurm.cli.logs.rank_log import chosen_attempt, no_log, previous_attempt, print_logs
 from zslurm.cli.options import TIMES, Follow, Json, Run, parse_since
 from zslurm.cli.terminal.table import print_table
-from zslurm.core.console import print_json, say
+from zslurm.core.console import harmless, print_json, say
 from zslurm.core.errors import ConfigError
 from zslurm.run.find import find
 from zslurm.run.run_dir import RunDir
@@ -86,7 +86,7 @@ def _print_errors(run: RunDir, attempt: int | None, as_json: bool) -> None:
             say(f"{run.name}: attempt {chosen.number}; no rank of a later one recorded an error")
         print_table(COLUMNS, [error.as_row() for error in found])
         for line in details_of_root(found):
-            print(line)
+            print(harmless(line))
     else:
         which = "any attempt" if attempt is None and chosen.number > 1 else f"attempt {chosen.number}"
         say(f"{run.name}: no rank of {which} recorded an error")

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from zslurm.cli.logs.rank_log import chosen_attempt, no_log, ranks_with_logs
+from zslurm.cli.logs.rank_log import chosen_attempt, no_log, ranks_with_logs, shown_on
 from zslurm.cli.run import polling
 from zslurm.core.units import show_time
 from zslurm.run.log_times import LogTimes
@@ -140,6 +140,6 @@ def _print(lines: Iterable[LogLine], attempt: AttemptDir | None, as_json: bool) 
             out.write(json.dumps(body).encode() + b"\n")
         else:
             shown = show_time(line.when, "%m-%d %H:%M:%S")
-            out.write(f"{shown} rank {line.rank}: ".encode() + line.text + b"\n")
+            out.write(f"{shown} rank {line.rank}: ".encode() + shown_on(sys.stdout, line.text) + b"\n")
     out.flush()
     return any_line

@@ -6,8 +6,10 @@ import sys
 from collections import deque
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TextIO
 
 from zslurm.cli.run.polling import looks
+from zslurm.core.console import harmless
 from zslurm.core.errors import NotFound
 from zslurm.core.files import read_json
 from zslurm.run.log_times import LogTimes
@@ -139,7 +141,12 @@ def _print_from(path: Path, offset: int) -> int:
     return len(block)
 
 
+def shown_on(out: TextIO, block: bytes) -> bytes:
+    """Return bytes of a log as they are; for a terminal without what moves its cursor or changes its settings."""
+    return harmless(block.decode("utf-8", "replace"), colours=True).encode() if out.isatty() else block
+
+
 def _write(block: bytes) -> None:
     if block:
-        sys.stdout.buffer.write(block)
+        sys.stdout.buffer.write(shown_on(sys.stdout, block))
         sys.stdout.buffer.flush()

@@ -14,7 +14,7 @@ from zslurm.cli.options import TIMES, Follow, Json, SomeRuns, parse_since
 from zslurm.cli.run.polling import looks
 from zslurm.cli.terminal.screen import columns_of_terminal, print_styled
 from zslurm.cli.terminal.table import HEAD, QUIET, Column, print_table
-from zslurm.core.console import say
+from zslurm.core.console import harmless, say
 from zslurm.core.units import show_time
 from zslurm.run.events import describe
 from zslurm.run.events.event import from_row
@@ -72,7 +72,7 @@ def events(
 def _print_event(row: Sequence[str], *, several: bool, flush: bool = True) -> None:
     """Print an event as soon as it is known: on a terminal without aligning it with later ones."""
     if columns_of_terminal() is None:
-        print("\t".join(row), flush=flush)
+        print("\t".join(map(harmless, row)), flush=flush)
         return
     when, run, _, what = row
     print_styled([[(f"{when}  ", QUIET), *([(f"{run}  ", HEAD)] if several else []), (what, "")]])

@@ -26,7 +26,7 @@ from zslurm.cli.run.run_rows import (
 )
 from zslurm.cli.terminal.screen import Line, columns_of_terminal, paragraph, print_styled
 from zslurm.cli.terminal.table import BAD, HEAD, QUIET, STATE_STYLES, Column, print_table, table_lines
-from zslurm.core.console import print_json, say
+from zslurm.core.console import harmless, print_json, say
 from zslurm.core.errors import ConfigError, Exit, ZslurmError
 from zslurm.core.units import show_time
 from zslurm.run.events import describe
@@ -91,7 +91,7 @@ def status(
         if states:
             print_table(COLUMNS, [as_row(state) for state in states])
         for lost in orphans:
-            print(lost)
+            print(harmless(str(lost)))
     else:
         filtered = wanted or earliest is not None
         say(

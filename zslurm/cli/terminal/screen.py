@@ -13,6 +13,8 @@ from collections.abc import Iterable, Iterator
 from textwrap import wrap
 from typing import TextIO
 
+from zslurm.core.console import harmless
+
 Line = list[tuple[str, str]]
 """Pieces of a line, each with its style."""
 
@@ -60,8 +62,8 @@ def print_lines(lines: Iterable[Line]) -> None:
 
 
 def encodable(text: str) -> str:
-    """Return text as the output's encoding has it: drawings of ASCII, `?` for other characters that it lacks."""
-    encoding = sys.stdout.encoding or "ascii"
+    """Return text as the output can show it: drawings of ASCII, `?` for other characters that it lacks."""
+    encoding, text = sys.stdout.encoding or "ascii", harmless(text)
     try:
         text.encode(encoding)
     except UnicodeEncodeError:

@@ -21,6 +21,7 @@ from textwrap import wrap
 from typing import Literal
 
 from zslurm.cli.terminal.screen import Line, columns_of_terminal, print_lines, shorten_to
+from zslurm.core.console import harmless
 
 _GAP = "  "
 _LEAST_TEXT = 48
@@ -65,7 +66,7 @@ def print_table(columns: Sequence[str | Column], rows: Sequence[Sequence[str]]) 
     width = columns_of_terminal()
     if width is None:
         for row in [[column.title for column in typed], *rows]:
-            print("\t".join(" ".join(cell.split()) for cell in row))
+            print("\t".join(" ".join(harmless(cell).split()) for cell in row))
         return
     sys.stdout.flush()
     print_lines(table_lines(typed, rows, width))
