@@ -2,6 +2,7 @@
 
 project = "zslurm"
 html_title = "zslurm"
+smartquotes = False  # a reader pastes commands, and `--` is no dash
 extensions = ["myst_parser", "sphinxcontrib.mermaid"]
 html_theme = "furo"
 html_show_copyright = False

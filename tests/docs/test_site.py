@@ -48,6 +48,16 @@ def test_every_page_is_there_and_reads_from_files_alone(site: Path) -> None:
         assert not [address for address in local if not (built.parent / address).exists()], page
 
 
+def test_options_can_be_copied_from_every_page(site: Path) -> None:
+    """Typography that makes a dash of `--`, or other quotes, would break a command that a reader pastes."""
+    for page in (page for _, pages in SECTIONS for page in pages):
+        source = next(path for path in (ROOT / "docs" / page, ROOT / page) if path.exists())
+        built = (site / page).with_suffix(".html").read_text(encoding="utf-8")
+        body = built.partition("<article")[2].partition("</article>")[0]
+        changed = {character for character in "–—“”‘’" if character in body} - set(source.read_text())
+        assert not changed, page
+
+
 @pytest.mark.parametrize(
     ("source", "text", "expected"),
     [
