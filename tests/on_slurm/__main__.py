@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+from tests.checkout import ROOT
 from tests.on_slurm.cluster.layout import Instance
 from tests.on_slurm.cluster.slurm_cluster import SlurmCluster, dismantle, why_impossible
 
@@ -19,7 +20,9 @@ def main() -> int:
     up.add_argument("--nodes", type=int, default=8, metavar="N")
     up.add_argument("--accounting", action="store_true", help="with slurmdbd, so that sacct answers")
     commands.add_parser("status", help="list the clusters of this machine")
-    down = commands.add_parser("down", help="stop what `up` started, and clean what dead processes left")
+    down = commands.add_parser(
+        "down", help="stop what `up` of this checkout started, and clean what dead processes left"
+    )
     down.add_argument("directory", nargs="?", type=Path, help="only the cluster in this directory")
     down.add_argument("--all", action="store_true", help="also the clusters of tests that run right now")
     arguments = parser.parse_args()
@@ -48,7 +51,7 @@ def _down(directory: Path | None, *, in_use_too: bool) -> int:
         lambda instance: (
             instance.directory == directory
             if directory
-            else in_use_too or instance.abandoned or instance.owner_pid is None
+            else in_use_too or instance.abandoned or _is_ours(instance)
         )
     )
     for instance in stopped:
@@ -57,6 +60,11 @@ def _down(directory: Path | None, *, in_use_too: bool) -> int:
         print(f"{directory}: no such cluster", file=sys.stderr)
         return 1
     return 0
+
+
+def _is_ours(instance: Instance) -> bool:
+    """Return whether `up` of this checkout started a cluster: another checkout's is somebody else's."""
+    return instance.owner_pid is None and instance.checkout == str(ROOT)
 
 
 def _status() -> int:

@@ -9,6 +9,8 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from tests.checkout import ROOT
+
 PARENT = Path("/tmp")
 """Not TMPDIR: the path of munge's socket must be short, and `down` must find what another shell started."""
 
@@ -27,6 +29,8 @@ class Instance:
     """The process that ends with the cluster (pytest); None for one that a person started with `up`."""
     owner_started: int | None
     """The owner's start in clock ticks since boot: process ids are used again."""
+    checkout: str = ""
+    """The checkout whose tests or whose `up` started it."""
 
     @classmethod
     def create(cls, *, nodes: int, gpus_per_node: int, accounting: bool, owner_pid: int | None) -> Instance:
@@ -34,7 +38,7 @@ class Instance:
         directory = Path(tempfile.mkdtemp(prefix=PREFIX, dir=PARENT))
         directory.chmod(0o755)
         started = None if owner_pid is None else started_at_tick(owner_pid)
-        instance = cls(directory, nodes, gpus_per_node, accounting, owner_pid, started)
+        instance = cls(directory, nodes, gpus_per_node, accounting, owner_pid, started, str(ROOT))
         record = {name: value for name, value in asdict(instance).items() if name != "directory"}
         instance.file.write_text(json.dumps(record), encoding="utf-8")
         for name in ("etc", "spool", "log", "run", "dev", "munge", "user"):
