@@ -40,6 +40,7 @@ $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(PIP) $(INSTALL) --upgrade pip hatchling editables
 	$(if $(TORCH_INDEX),$(PIP) $(INSTALL) --index-url $(TORCH_INDEX) torch)
+	@$(PIP) uninstall --quiet --yes zslurm 2>/dev/null # the former name of the distribution
 	$(PIP) $(INSTALL) --no-build-isolation -e '.[dev$(addprefix $(COMMA),$(EXTRAS))]'
 	@touch $(VENV)/.installed $@
 

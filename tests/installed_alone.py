@@ -50,7 +50,7 @@ def main(programs: Path) -> int:
             wrong.append(f"zslurm {' '.join(words)}: {done.returncode}: {done.stderr}")
     for package, (extra, words) in NEEDS.items():
         done = _run(programs / "zslurm", *words)
-        line = f"this needs {package}, which is not installed here: pip install 'zslurm[{extra}]'"
+        line = f"this needs {package}, which is not installed here: pip install 'zslurm-train[{extra}]'"
         if done.returncode != 2 or line not in done.stderr or "Traceback" in done.stderr:
             wrong.append(f"zslurm {' '.join(words)}: {done.returncode}: {done.stderr}")
     print("\n".join(wrong) or "the wheel works alone, without torch")

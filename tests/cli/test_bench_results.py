@@ -164,7 +164,7 @@ def test_plots_are_named_and_without_matplotlib_there_is_one_line(
     assert done.stderr.count("plot: ") == 2
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     done = shell.zslurm("bench", "plot", "a.json", "plots")
-    assert done.code == Exit.FAILED and done.stderr.count("\n") == 1 and "zslurm[plots]" in done.stderr
+    assert done.code == Exit.FAILED and done.stderr.count("\n") == 1 and "zslurm-train[plots]" in done.stderr
 
 
 def test_env_shows_what_was_measured_here(shell: Shell, profile: Path) -> None:

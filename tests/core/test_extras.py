@@ -20,7 +20,7 @@ def zslurm(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) 
 def test_each_optional_package_names_its_extra(package: str, extra: str) -> None:
     error = missing_extra(ModuleNotFoundError(f"No module named '{package}.nn'", name=f"{package}.nn"))
     assert error is not None and error.exit_code == Exit.USAGE
-    assert f"pip install 'zslurm[{extra}]'" in str(error)
+    assert f"pip install 'zslurm-train[{extra}]'" in str(error)
 
 
 def test_a_module_of_no_extra_is_not_explained_away() -> None:
@@ -38,7 +38,7 @@ def test_a_command_that_needs_torch_is_one_line_without_it(
     done = zslurm("kernels", "check")
     assert done.code == Exit.USAGE
     assert done.stderr.startswith(
-        "zslurm: this needs torch, which is not installed here: pip install 'zslurm[train]'"
+        "zslurm: this needs torch, which is not installed here: pip install 'zslurm-train[train]'"
     )
     assert done.stderr.count("\n") == 1
 

@@ -1,7 +1,7 @@
 """Optional parts of an installation: which extra brings a package, and the line for one that is missing.
 
-`pip install zslurm` is what a login node needs. The rest is in the extras of pyproject.toml; what needs one
-imports it late, and a user without it gets one line.
+The distribution without extras is what a login node needs. The rest is in the extras of pyproject.toml; what needs
+one imports it late, and a user without it gets one line.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ class MissingExtra(ConfigError):
 
     def __init__(self, package: str) -> None:
         """Name the package and its extra."""
-        line = f"this needs {package}, which is not installed here: pip install 'zslurm[{EXTRA_OF[package]}]'"
+        extra = EXTRA_OF[package]
+        line = f"this needs {package}, which is not installed here: pip install 'zslurm-train[{extra}]'"
         builds = "; docs/install.md has the builds of PyTorch for each GPU"
         super().__init__(line + builds * (package == "torch"))
 

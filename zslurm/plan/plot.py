@@ -45,7 +45,8 @@ def draw(path: Path, plans: Sequence[Drawn], source: str) -> None:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
     except ImportError:
-        raise NoPlot(f"{path} is not drawn: matplotlib is not installed; pip install 'zslurm[plots]'") from None
+        why = "matplotlib is not installed; pip install 'zslurm-train[plots]'"
+        raise NoPlot(f"{path} is not drawn: {why}") from None
     with matplotlib.rc_context({"font.size": 9, "svg.fonttype": "none", "axes.spines.top": False}):
         figure = Figure(figsize=(11, 4), layout="constrained")
         FigureCanvasAgg(figure)

@@ -62,7 +62,7 @@ def test_what_is_drawn(tmp_path: Path, benchmark: str, rows: list[dict[str, Any]
 
 def test_without_matplotlib_there_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    with pytest.raises(NoPlots, match=r"no plots: matplotlib is not installed; pip install 'zslurm\[plots\]'"):
+    with pytest.raises(NoPlots, match=r"no plots: matplotlib is .*; pip install 'zslurm-train\[plots\]'"):
         draw(result("hbm", HBM), tmp_path)
 
 

@@ -102,7 +102,7 @@ def test_the_plot_is_a_file_and_without_matplotlib_a_line(shell: Shell, monkeypa
     assert "goodput, %" in drawn and "419 interruptions" in drawn
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     done = shell.zslurm.ok(*arguments, "other.png")
-    assert "other.png is not drawn: matplotlib is not installed; pip install 'zslurm[plots]'" in done.stderr
+    assert "other.png is not drawn: matplotlib is not installed; pip install 'zslurm-train[plots]'" in done.stderr
     assert done.stdout.startswith("nodes\t")
 
 

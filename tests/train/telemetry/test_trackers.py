@@ -134,7 +134,7 @@ def test_without_the_package_one_line_names_the_extra(
     run = make_run(tmp_path / "run", tmp_path / "tokens.h5", metrics={kind.KEY: _on(kind)})
     config: TrainConfig = load_train_config(run / "config.json")
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(ConfigError, match=rf"^metrics\.{kind.KEY}: .* pip install 'zslurm\[{kind.EXTRA}\]'"):
+    with pytest.raises(ConfigError, match=rf"^metrics\.{kind.KEY}: .* pip install 'zslurm-train\[{kind.EXTRA}\]'"):
         Trackers.check(config)
     off = make_run(tmp_path / "off", tmp_path / "tokens.h5")
     Trackers.check(load_train_config(off / "config.json"))

@@ -67,7 +67,7 @@ class _ZstdReader(io.RawIOBase):
             import zstandard
         except ImportError:
             raise DataError(
-                f"{file.path}: reading .zst needs the package zstandard: pip install 'zslurm[data]'"
+                f"{file.path}: reading .zst needs the package zstandard: pip install 'zslurm-train[data]'"
             ) from None
         self._raw = raw
         self._error = zstandard.ZstdError

@@ -31,7 +31,7 @@ def read_rows(
         from pyarrow import parquet
     except ImportError:
         raise DataError(
-            f"{path}: reading .parquet needs the package pyarrow: pip install 'zslurm[data]'"
+            f"{path}: reading .parquet needs the package pyarrow: pip install 'zslurm-train[data]'"
         ) from None
     try:
         with parquet.ParquetFile(path, page_checksum_verification=True, **_STREAMED) as file:

@@ -82,7 +82,7 @@ class Tracker:
         if cls.mode(metrics) != "off" and importlib.util.find_spec(cls.PACKAGE) is None:
             raise ConfigError(
                 f"metrics.{cls.KEY}: the {cls.PACKAGE} package is not installed; pip install "
-                f"'zslurm[{cls.EXTRA}]', or leave it off (metrics.jsonl has everything)"
+                f"'zslurm-train[{cls.EXTRA}]', or leave it off (metrics.jsonl has everything)"
             )
 
 

@@ -54,7 +54,7 @@ def draw(result: BenchResult, folder: Path) -> list[Path]:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
     except ImportError:
-        raise NoPlots("no plots: matplotlib is not installed; pip install 'zslurm[plots]'") from None
+        raise NoPlots("no plots: matplotlib is not installed; pip install 'zslurm-train[plots]'") from None
     written = []
     try:
         folder.mkdir(parents=True, exist_ok=True)

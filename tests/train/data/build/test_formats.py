@@ -207,7 +207,7 @@ def test_a_missing_library_is_named(
 ) -> None:
     source = write_rows(tmp_path / name, [{"text": "x"}])
     monkeypatch.setitem(sys.modules, package, None)
-    with pytest.raises(DataError, match=rf"needs the package {package}: pip install 'zslurm\[data\]'"):
+    with pytest.raises(DataError, match=rf"needs the package {package}: pip install 'zslurm-train\[data\]'"):
         build([source], tmp_path / "out", tokenizer=tokenizer)
 
 
