@@ -57,18 +57,9 @@ PRESETS: dict[str, FailureRates] = {
         restart=91,
         hang=7,
     ),  # GPUs 268, hosts 21, unplanned maintenance 32; software 54, dependencies 2, network 35; NCCL timeouts 7
-    "rsc1": _observed(8, 1000, "6.50 failures in 1,000 node-days of 8 A100 (arXiv 2410.21680, RSC-1)", node=6.5),
-    "rsc2": _observed(8, 1000, "2.34 failures in 1,000 node-days of 8 A100 (arXiv 2410.21680, RSC-2)", node=2.34),
-    "opt175b": _observed(
-        992,
-        60,
-        "about 105 restarts for hardware in two months on 992 A100 (arXiv 2205.01068, section 2.5)",
-        node=105,
-    ),
-    "bloom": _observed(384, 7, "1 to 2 GPU failures a week on 384 A100 (arXiv 2211.05100, section 3.4)", node=1.5),
     "none": FailureRates((0.0, 0.0, 0.0, 0.0), "no faults"),
 }
-"""Published rates by name. No rate of MI300X clusters has been published that we know of."""
+"""Published rates by name: those whose source was read. No rate of MI300X clusters has been published."""
 
 
 def by_mean_time(hours: float, gpus_per_node: int) -> FailureRates:
