@@ -28,10 +28,14 @@ from zslurm.hardware.facts import read_facts
 NICS = [f"ionic_{index}" for index in range(8)]
 ECC = "amdgpu 0000:1c:00.0: {1}uncorrectable hardware error(ERREVENT_ATHUB_INTERRUPT) detected!"
 
+EVENTS = "sys/fs/cgroup/system.slice/slurmstepd.scope/job_17/memory.events"
+
 
 @pytest.fixture
 def node(tmp_path: Path) -> FakeNode:
     fake = mi300x_pollara(tmp_path / "root")
+    fake.write("proc/self/cgroup", "0::/system.slice/slurmstepd.scope/job_17/step_1/user/task_0")
+    fake.write(EVENTS, "oom_kill 3")
     fake.write("proc/meminfo", "MemTotal: 1000 kB\nMemAvailable: 900 kB")
     fake.write("proc/vmstat", "oom_kill 3")
     (tmp_path / "kmsg").write_text(f"[    1.0] {ECC}\n")
@@ -77,7 +81,7 @@ BREAKS = [
     pytest.param(nic.make, lambda node: node.take_nic_down("ionic_3"), "nic_link_down", id="nic down"),
     pytest.param(nic.make, lambda node: node.remove_nic("ionic_3"), "nic_link_down", id="nic gone"),
     pytest.param(gpu.make, lambda node: count_ecc(node, 5), "gpu_ras_uncorrectable", id="ecc"),
-    pytest.param(host.make, lambda node: node.write("proc/vmstat", "oom_kill 4"), "host_oom", id="oom"),
+    pytest.param(host.make, lambda node: node.write(EVENTS, "oom_kill 4"), "host_oom", id="oom"),
     pytest.param(kernel_log.make, break_kernel, "gpu_ras_uncorrectable", id="kernel log"),
 ]
 

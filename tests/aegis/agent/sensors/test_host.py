@@ -16,6 +16,7 @@ from zslurm.aegis.agent.sensors.host import Host, cgroups_of_job, oom_kills, zom
 from zslurm.aegis.types import Fault
 
 V2 = "0::/system.slice/slurmstepd.scope/job_17/step_1/user/task_0"
+SLUID = "0::/system.slice/slurmstepd.scope/sEKNKTV3WPV500/step_1/user/task_0"
 V1 = "11:memory:/slurm/uid_1000/job_17/step_1/task_0\n4:cpuset:/slurm/uid_1000/job_17/step_1\n0::/"
 
 
@@ -59,18 +60,19 @@ def test_low_memory_is_told_when_it_begins_and_ends(node: FakeNode) -> None:
     assert told(host.read().faults) == [("memory_low", "advisory", True)]
 
 
-def test_a_kill_of_the_host_is_a_root_where_the_job_has_no_counter(node: FakeNode) -> None:
+def test_a_kill_of_the_host_is_no_root_if_the_job_has_no_counter(node: FakeNode) -> None:
     host = started(node)
     node.write("proc/vmstat", "oom_kill 5")
     (fault,) = host.read().faults
-    assert (fault.kind, fault.role, fault.scope, fault.node) == ("host_oom", "root", "node", "node0")
+    assert (fault.kind, fault.role, fault.scope, fault.node) == ("host_oom", "advisory", "node", "node0")
     assert fault.line == "the kernel killed 2 processes of the host: out of memory"
     assert host.read().faults == ()
 
 
-def test_a_kill_in_the_jobs_own_cgroup(node: FakeNode) -> None:
-    node.write("proc/self/cgroup", V2)
-    events = "sys/fs/cgroup/system.slice/slurmstepd.scope/job_17/memory.events"
+@pytest.mark.parametrize(("own", "job"), [(V2, "job_17"), (SLUID, "sEKNKTV3WPV500")])
+def test_a_kill_in_the_jobs_own_cgroup(node: FakeNode, own: str, job: str) -> None:
+    node.write("proc/self/cgroup", own)
+    events = f"sys/fs/cgroup/system.slice/slurmstepd.scope/{job}/memory.events"
     node.write(events, "low 0\nhigh 0\nmax 12\noom 1\noom_kill 0")
     host = started(node)
     node.write("proc/vmstat", "oom_kill 4")
@@ -95,6 +97,7 @@ def test_cgroups_of_version_1_count_each_for_itself(node: FakeNode) -> None:
     ("text", "kind", "path"),
     [
         (V2, "v2", "sys/fs/cgroup/system.slice/slurmstepd.scope/job_17"),
+        (SLUID, "v2", "sys/fs/cgroup/system.slice/slurmstepd.scope/sEKNKTV3WPV500"),
         (V1, "v1", "sys/fs/cgroup/memory/slurm/uid_1000/job_17"),
     ],
 )
@@ -103,7 +106,7 @@ def test_where_the_job_is_counted(tmp_path: Path, text: str, kind: str, path: st
 
 
 @pytest.mark.parametrize(
-    "text", ["", "0::/user.slice/session-1.scope", "garbage", ":::", "5:memory:/docker/job_x"]
+    "text", ["", "0::/user.slice/session-1.scope", "garbage", ":::", "5:memory:/docker/job_x", "0::/system.slice"]
 )
 def test_outside_a_job(tmp_path: Path, text: str) -> None:
     assert cgroups_of_job(tmp_path, text) == []

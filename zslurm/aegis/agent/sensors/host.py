@@ -2,8 +2,9 @@
 
 Kills are counted by the job's own cgroup where there is one (v2: memory.events, which counts for all below it; v1:
 memory.oom_control of each cgroup below the job's: Documentation/admin-guide/cgroup-v2.rst, cgroup-v1/memory.rst).
-Else /proc/vmstat counts them for the whole host, of any user. Kills since the attempt began count,
-whichever agent looks; the other states are reported by the first look of each agent.
+/proc/vmstat counts them for the whole host, of any job and user: such a kill is reported, but is no root cause.
+Kills since the attempt began count, whichever agent looks; the other states are reported by the first look of each
+agent.
 """
 
 from __future__ import annotations
@@ -26,7 +27,8 @@ from zslurm.hardware.page_cache import parse_meminfo
 from zslurm.hardware.sysfs import key_values, names
 
 _GIB = 1 << 30
-_JOB = re.compile(r"job_\d+")
+# A job's cgroup: since Slurm 26.05, with cgroup v2 the SLUID unless cgroup.conf has CgroupJobIdPaths=yes.
+_JOB = re.compile(r"job_\d+|s[0-9A-HJKMNP-TV-Z]{13}")
 _MANY_ZOMBIES = 20
 _MEMORY = TypeAdapter(dict[str, int])
 _ZOMBIES_EVERY = 12
@@ -80,7 +82,7 @@ class Host(Sensor):
         return Reading(faults=tuple(faults), values=measured)
 
     def _killed(self, kills: dict[str, int]) -> list[Fault]:
-        """Return new kills. Those of the job count; the whole host's only where the job has no counter."""
+        """Return new kills. Only those of the job can be why its ranks ended."""
         before, self._kills = self._kills, {**self._kills, **kills}
         for where, count in kills.items():
             self._began.setdefault(where, count)
@@ -89,7 +91,7 @@ class Host(Sensor):
         if whose is None:
             return []
         line = f"the kernel killed {counted(new[whose], 'process')} of the {whose}: out of memory"
-        role = "advisory" if whose == "host" and "job" in kills else "root"
+        role = "root" if whose == "job" else "advisory"
         return [self.context.fault(HOST_OOM, "host", line, role=role, scope="node")]
 
 
