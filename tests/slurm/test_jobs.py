@@ -7,7 +7,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 from pydantic import TypeAdapter
 
-from tests.slurm.recordings import recorded
+from tests.slurm.recordings import recorded, recorded_elsewhere
 from zslurm.core.errors import SlurmRefused
 from zslurm.slurm.jobs import (
     ExitCode,
@@ -15,6 +15,7 @@ from zslurm.slurm.jobs import (
     parse_duration,
     parse_history,
     parse_queue,
+    parse_steps,
     parse_time,
     time_limit,
 )
@@ -138,3 +139,11 @@ def test_fields_that_were_not_asked_for_are_empty() -> None:
     assert (job.state, job.nodes, job.n_nodes, job.start_time, job.exit_code) == (
         JobState.RUNNING, "", 0, None, ExitCode(0, 0),
     )  # fmt: skip
+
+
+def test_steps_of_a_job_with_a_step_manager() -> None:
+    """`squeue --steps` lists only the first two of them."""
+    assert parse_steps(recorded_elsewhere.STEPS_26_05) == {
+        "1.extern": "extern", "1.batch": "batch", "1.0": "attempt-1", "1.1": "a b",
+    }  # fmt: skip
+    assert parse_steps("") == {}

@@ -189,14 +189,16 @@ class SlurmClient(SlurmCommands):
 
     def steps(self, job_id: str) -> dict[str, str]:
         """The live Slurm steps of a job: step id (`12.0`, `12.batch`) -> step name."""
-        fields = ("StepID", "StepName")
-        arguments = ["--steps", "--noheader", f"--jobs={job_id}", f"--Format={jobs.queue_format(fields)}"]
+        # Not squeue --steps: it lists none of them if the job has a step manager (enable_stepmgr, since 24.05).
         try:
-            answer = self.run("squeue", *arguments).stdout
+            answer = self.run("scontrol", "--oneliner", "show", "step", job_id).stdout
         except NotFound:
             return {}
-        steps = jobs.split_records(answer, fields, "squeue")
-        return {step["StepID"]: step["StepName"] for step in steps}
+        except SlurmRefused as error:
+            if jobs.NO_STEPS.search(str(error)):
+                return {}
+            raise
+        return jobs.parse_steps(answer)
 
     # --- jobs: changing -------------------------------------------------------------------------------------
 

@@ -23,6 +23,9 @@ QUEUE_FIELDS = (
     "JobArrayID State Reason UserName NodeList NumNodes RestartCnt exit_code "
     "SubmitTime StartTime EndTime TimeLimit Partition Name Comment WorkDir"
 ).split()
+_STEP = re.compile(r"^StepId=(\S+) .*? Name=(.*) Network=", re.MULTILINE)
+NO_STEPS = re.compile(r"Job step \S+ not found")
+"""What scontrol says, with exit code 1, of a job that has no steps."""
 _NO_SUCH_FIELD = re.compile(r"Invalid job format specification: (\w+)")
 
 
@@ -99,6 +102,11 @@ def parse_queue(text: str, fields: Sequence[str] = QUEUE_FIELDS) -> dict[str, Jo
     """
     found = [_record(values) for values in split_records(text, fields, "squeue")]
     return {record.job_id: record for record in found}
+
+
+def parse_steps(text: str) -> dict[str, str]:
+    """The answer of `scontrol --oneliner show step JOB`: step id -> step name."""
+    return dict(_STEP.findall(text))
 
 
 def split_records(text: str, fields: Collection[str], program: str) -> Iterator[dict[str, str]]:

@@ -66,3 +66,19 @@ SQUEUE_FIELDS_20_11 = (
     "network ntpercore ntpernode ntpersocket ntperboard preempttime profile reboot reqswitch requeue resizetime "
     "restartcnt sperboard stderr stdin stdout mintime wait4switch"
 ).split()
+
+# scontrol --oneliner show step 1, of Slurm 26.05.5 with SlurmctldParameters=enable_stepmgr
+STEPS_26_05 = (
+    "StepId=1.extern UserId=0 StartTime=2026-11-28T04:32:19 TimeLimit=UNLIMITED State=RUNNING Partition=batch "
+    "NodeList=node[0-1] Nodes=2 CPUs=0 Tasks=2 Name=extern Network=(null) TRES=(null) ResvPorts=(null) "
+    "CPUFreqReq=Default SrunHost:Pid=(null):0\n"
+    "StepId=1.batch UserId=0 StartTime=2026-11-28T04:32:19 TimeLimit=UNLIMITED State=RUNNING Partition=batch "
+    "NodeList=node0 Nodes=1 CPUs=0 Tasks=1 Name=batch Network=(null) TRES=(null) ResvPorts=(null) "
+    "CPUFreqReq=Default SrunHost:Pid=(null):0\n"
+    "StepId=1.0 UserId=0 StartTime=2026-11-28T04:32:19 TimeLimit=UNLIMITED State=RUNNING Partition=batch "
+    "NodeList=node[0-1] Nodes=2 CPUs=2 Tasks=2 Name=attempt-1 Network=(null) TRES=cpu=2,mem=1000M,node=2 "
+    "ResvPorts=(null) CPUFreqReq=Default Dist=Block SrunHost:Pid=vm:155\n"
+    "StepId=1.1 UserId=0 StartTime=2026-11-28T04:32:19 TimeLimit=UNLIMITED State=RUNNING Partition=batch "
+    "NodeList=node0 Nodes=1 CPUs=1 Tasks=1 Name=a b Network=(null) TRES=cpu=1,mem=500M,node=1 ResvPorts=(null) "
+    "CPUFreqReq=Default Dist=Block SrunHost:Pid=vm:156\n"
+)
