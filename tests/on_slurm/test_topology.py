@@ -66,11 +66,11 @@ def test_slurms_leaves_are_read(on_tree: User) -> None:
     assert client.topology() == {"even": ["node0", "node2"], "odd": ["node1", "node3"]}
 
 
-def test_without_leaves_slurms_own_order_is_kept_and_recorded(on_flat: User) -> None:
+def test_without_leaves_ranks_follow_the_nodes_names_and_the_order_is_recorded(on_flat: User) -> None:
     assert SlurmClient(on_flat.cluster.environment).topology() == {}
     run_and_check(on_flat, "flat", ["node0", "node1", "node2"])
     attempt = on_flat.directory / "runs/flat/attempts/000001"
-    assert not (attempt / "hostfile").exists()
+    assert (attempt / "hostfile").read_text().split() == ["node0", "node1", "node2"]
 
 
 def test_the_profiles_leaves_suffice_where_slurm_knows_none(on_flat: User) -> None:

@@ -27,7 +27,7 @@ RUN/
     step.json           process that holds the ranks (srun, or the local launcher)
     step.log            what that process says: which task failed how
     step.exit           its exit code, by rename
-    hostfile            the node of each rank, where leaves are known    supervisor
+    hostfile            the node of each rank, with several nodes        supervisor
     rank-times.json     how long each rank takes for its own work          supervisor
     rendezvous.json     address of rank 0's store, by rename             rank 0, the store server
     store.json          how the next supervisor reaches the store server (0600)   the store server

@@ -192,11 +192,11 @@ class AttemptStarter:
             plan = local_step(job.spec, job.run, attempt, python)
         else:
             plan = slurm_step(job.spec, job.run, attempt, python, nodes)
-            if self._nodes.by_leaf:
-                nodes = self._nodes.in_rank_order(nodes)
+            nodes = self._nodes.in_rank_order(nodes) if self._nodes.by_leaf else tuple(expand(compress(nodes)))
+            if len(nodes) > 1:
+                # The order in which srun fills nodes depends on the version and the topology. A fault of a rank
+                # must be attributed to its node, so the order is always given.
                 plan = in_order(plan, attempt, nodes, job.spec.ranks_per_node)
-            else:
-                nodes = tuple(expand(compress(nodes)))  # as srun sorts them
         memory = self._memory_recovery(attempt, nodes, python)
         if memory is not None:
             plan = outliving(plan)
