@@ -7,7 +7,7 @@ from typing import Any
 
 import yaml
 
-from tests.cli.commands import Shell
+from tests.cli.commands import PHASE, Shell
 from zslurm.train.data.bundle import Corpus
 
 
@@ -62,6 +62,8 @@ def test_what_is_changed_is_a_run_file_of_the_same_run(shell: Shell) -> None:
     text = shell.zslurm.ok("config", "show", "run.yaml", "--changed", "--set", "run.seed=9").stdout
     assert "retries: 7" in text
     assert "grace_s" not in text, "a default"
+    assert "schedule" not in text, "a default of a phase"
+    assert yaml.safe_load(text)["phases"] == [PHASE]
     (shell.directory / "again.yaml").write_text(text)
     assert resolved(shell, "again.yaml") == resolved(shell, "run.yaml", "--set", "run.seed=9")
     assert yaml.safe_load(text)["run"]["seed"] == 9

@@ -84,9 +84,15 @@ class ThroughputMeter:
         self._model, self._ranks = config.model, world.size
 
     def of(self, here: Position, seconds: float, skip_share: float) -> dict[str, float | None]:
-        """Return tokens and FLOPs a second, per rank too, and MFU (None without a peak), of the step `here`.
+        """Return tokens and FLOPs a second, per rank too, and MFU, of the step `here`.
 
-        `skip_share` is the share of its choices that fell on the skip class.
+        MFU is None without a peak, and above 100 %: the peak of a CPU is measured when the run starts, and is too
+        low if other programs used the CPU then.
+
+        Args:
+            here: the step.
+            seconds: that the step took.
+            skip_share: share of its choices that fell on the skip class.
         """
         tokens_per_s = here.step_tokens / seconds
         flops = token_flops(self._model, here.phase.context, skip_share) * tokens_per_s / self._ranks
@@ -94,5 +100,5 @@ class ThroughputMeter:
             "tokens_per_s": tokens_per_s,
             "tokens_per_s_per_rank": tokens_per_s / self._ranks,
             "tflops_per_rank": flops / 1e12,
-            "mfu": None if self.peak is None else flops / self.peak,
+            "mfu": flops / self.peak if self.peak is not None and flops <= self.peak else None,
         }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import sys
-from itertools import takewhile
+from itertools import zip_longest
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -71,21 +71,33 @@ def _is_of_no_use(spec: RunSpec, path: KeyPath, origin: Origin) -> bool:
 
 
 def changed_values(resolved: load.Resolved) -> dict[str, Any]:
-    """Return the values of a run that are no defaults, as sections of a run file; a list is there as a whole."""
+    """Return the values of a run that are not defaults, as sections of a run file; a list of values is whole."""
     body = resolved.spec.model_dump(mode="json")
     values: dict[str, Any] = {}
     for path, _, origin in resolved.rows():
         if origin.layer == "default":
             continue
-        keys = list(takewhile(lambda key: isinstance(key, str), path))
-        value: Any = body
-        for key in keys:
-            value = value[key]
-        place = values
-        for key in keys[:-1]:
-            place = place.setdefault(str(key), {})
-        place[str(keys[-1])] = value
+        source: Any = body
+        target: Any = values
+        for key, following in zip_longest(path, path[1:]):
+            source = source[key]
+            inner: Any = [] if isinstance(following, int) else {}
+            if following is None or (
+                isinstance(source, list) and not all(isinstance(each, dict) for each in source)
+            ):
+                inner = source
+            target = _entered(target, key, inner)
+            if inner is source:
+                break
     return values
+
+
+def _entered(container: Any, key: str | int, inner: Any) -> Any:
+    """Return the value at a key of a mapping, or at the index of a list, which is `inner` if there is none yet."""
+    if isinstance(key, int):
+        container.extend({} for _ in range(key + 1 - len(container)))
+        return container[key]
+    return container.setdefault(key, inner)
 
 
 @app.command()

@@ -321,9 +321,10 @@ def _notes(plan: _Planned) -> list[str]:
         daly_s = daly_wall_s(
             work, plan.daly * scenario.step_s, scenario.stall_s, scenario.restart_s, plan.between_s
         )
+        interval = "the same interval" if plan.daly == steps else f"an interval of {plan.daly} instead of {steps}"
         notes.append(
-            f"Daly's formula, which knows neither the time of writing nor the queue: an interval of {plan.daly} "
-            f"instead of {steps}, goodput {100 * work / daly_s:.1f} %"
+            f"Daly's formula, which knows neither the time of writing nor the queue: {interval}, "
+            f"goodput {100 * work / daly_s:.1f} %"
         )
     if shown.unfinished:
         notes.append(

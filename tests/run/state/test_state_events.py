@@ -39,6 +39,16 @@ def test_lines_about_faults_are_not_parsed(tmp_path: Path, monkeypatch: pytest.M
     assert len(parsed) == 2
 
 
+@pytest.mark.parametrize("advisories", [1, 20])
+def test_an_advisory_fault_is_not_the_last_event(tmp_path: Path, advisories: int) -> None:
+    """A healthy run has many of them, and its last event read "fault detected"."""
+    noted = [{"event": "fault_detected", "kind": "clock_drift", "role": "advisory", "line": "0.1 s"}] * advisories
+    path = written(tmp_path / "events.jsonl", {"event": "attempt_started", "attempt": 1}, *noted)
+    newest = read_state_events(path).newest
+    assert newest is not None
+    assert newest["event"] == "attempt_started"
+
+
 def test_lines_of_another_writer_count_too(tmp_path: Path) -> None:
     path = tmp_path / "events.jsonl"
     long_first = {"why": "x" * 300, "event": "run_ended"}

@@ -99,3 +99,10 @@ def test_speed_is_tokens_and_flops_over_seconds_and_ranks(world: World) -> None:
     flops = token_flops(settings.model, 16, 0.25) * 6 * 16 / 0.5 / 8
     assert found["tflops_per_rank"] == pytest.approx(flops / 1e12)
     assert found["mfu"] == pytest.approx(flops / 1e9)
+
+
+def test_no_step_is_faster_than_its_device(world: World) -> None:
+    """A CPU that was busy when its peak was measured would have an MFU of 146 %."""
+    settings = config(metrics={"peak_tflops": 1e-3})
+    speed = ThroughputMeter(settings, world)
+    assert speed.of(Plan(settings.phases).at(3), seconds=1e-9, skip_share=0.0)["mfu"] is None

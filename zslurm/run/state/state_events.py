@@ -39,7 +39,7 @@ from zslurm.train.jsonl import lines_backwards, parse_line
 
 _KINDS = frozenset(name.encode() for name, cls in CLASSES.items() if cls.CHANGES_STATE)
 _LAST = 8
-"""Lines at the end of which the newest whole one is looked for."""
+"""Lines at the end among which the newest event is looked for."""
 
 _WORTH_KEEPING = 1 << 20
 """Bytes that take as long to read again as a kept record takes to write."""
@@ -58,7 +58,7 @@ class StateEvents:
 
     Attributes:
         events: oldest first.
-        newest: the row of the newest event of any kind.
+        newest: the row of the newest event, advisory faults excepted: a healthy run has many of them.
     """
 
     events: Sequence[Event] = ()
@@ -84,9 +84,9 @@ def read_state_events(path: Path) -> StateEvents:
                 _keep_rows(record, {"offset": offset, "ends": _ends(file, offset), "rows": rows})
     except FileNotFoundError:
         return StateEvents()
-    last = islice(lines_backwards(path), _LAST)
-    newest = next((row for line in last if (row := parse_line(line)) is not None), None)
-    return StateEvents([from_row(row) for row in rows], newest)
+    last = (parse_line(line) for line in islice(lines_backwards(path), _LAST))
+    newest = next((row for row in last if row is not None and row.get("role") != "advisory"), None)
+    return StateEvents([from_row(row) for row in rows], newest or (rows[-1] if rows else None))
 
 
 def _record_file(path: Path) -> Path:
