@@ -45,6 +45,7 @@ class ScriptedClient(SlurmClient):
         self.done: list[tuple[str, ...]] = []
         self.fails: dict[str, list[Exception]] = {}
         self.handlers: list[object] = []
+        self.excluded = "node8"
         self.notices_after = 0
         """So often Slurm is asked before it calls the dead batch node down."""
 
@@ -64,7 +65,7 @@ class ScriptedClient(SlurmClient):
         return {} if self.record is None else {self.record.job_id: self.record}
 
     def excluded_nodes(self, job_id: str) -> str:
-        return "node8"
+        return self.excluded
 
     def nodes(self) -> list[Node]:
         names = [*(f"node{number}" for number in range(3 + self.others)), "node8"]
@@ -79,15 +80,9 @@ class ScriptedClient(SlurmClient):
         self._do("requeue", job_id)
         self._becomes(JobState.PENDING)
 
-    def requeue_hold(self, job_id: str) -> None:
-        self._do("requeue_hold", job_id)
-        self._becomes(JobState.PENDING)
-
     def update(self, job_id: str, **settings: str) -> None:
         self._do("update", job_id, *(f"{name}={value}" for name, value in settings.items()))
-
-    def release(self, job_id: str) -> None:
-        self._do("release", job_id)
+        self.excluded = settings["ExcNodeList"]
 
     def cancel(self, job_id: str) -> None:
         self._do("cancel", job_id)

@@ -106,12 +106,11 @@ def test_a_job_can_be_moved_off_a_node_by_its_own_user(
     move = (
         "import sys; from zslurm.slurm.client import SlurmClient; from tests.waiting import wait_for\n"
         "client, job = SlurmClient(), sys.argv[1]\n"
-        "client.requeue_hold(job)\n"
+        "client.requeue(job)\n"
         f"wait_for(lambda: client.job(job).state.is_waiting, 'the job to wait', every_s={COMMAND_EVERY_S})\n"
         "excluded = client.excluded_nodes(job) + ',node0'\n"
         "client.update(job, ReqNodeList='', ExcNodeList=excluded, Comment='node0 is bad')\n"
         f"client.start_in(job, {RESTART_PAUSE_S})\n"
-        "client.release(job)\n"
     )
     slurm_cluster.run([slurm_cluster.installation().python, "-c", move, job_id])
     job = reaches(client, job_id, JobState.RUNNING)
@@ -149,7 +148,7 @@ def test_an_unknown_job_is_not_found(client: SlurmClient) -> None:
     assert client.job("99999") is None
     assert client.queue(["99999"]) == {}
     assert client.steps("99999") == {}
-    tell = (client.cancel, client.requeue, client.requeue_hold, client.hold, client.release, client.excluded_nodes)
+    tell = (client.cancel, client.requeue, client.hold, client.release, client.excluded_nodes)
     for method in tell:
         with pytest.raises(NotFound, match="Invalid job id"):
             method("99999")

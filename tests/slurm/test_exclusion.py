@@ -1,4 +1,4 @@
-"""Requeue without some nodes: in the safe order, done once, and never left held."""
+"""Requeue without some nodes: done once, never held, and known to be done by what Slurm shows afterwards."""
 
 from __future__ import annotations
 
@@ -8,27 +8,42 @@ import pytest
 
 from tests.slurm.recordings.scripts import Calls
 from zslurm.core.errors import SlurmRefused, SlurmUnavailable
-from zslurm.slurm.exclusion import Size, exclude_requeued, requeue_excluding, requeue_unchanged
+from zslurm.slurm.exclusion import (
+    Requeue,
+    Size,
+    exclude_requeued,
+    requeue_excluding,
+    requeue_unchanged,
+    wait_until_down,
+)
 
 
-def test_hold_change_release(tmp_path: Path) -> None:
+def test_requeue_and_change(tmp_path: Path) -> None:
     calls = Calls(tmp_path, excluded="node[0,9]")
-    assert requeue_excluding(calls.client, "12", ["node3", "node1"]) == "node[0-1,3,9]"
-    assert calls.made == ["requeuehold 12", "update JobId=12 ExcNodeList=node[0-1,3,9]", "release 12"]
+    assert requeue_excluding(calls.client, "12", ["node3", "node1"]) == Requeue("node[0-1,3,9]")
+    assert calls.made == ["requeue 12", "update JobId=12 ExcNodeList=node[0-1,3,9]"]
 
 
-def test_a_refused_change_leaves_no_held_job(tmp_path: Path) -> None:
-    calls = Calls(tmp_path, refuses="update")
-    with pytest.raises(SlurmRefused, match="Invalid node name"):
-        requeue_excluding(calls.client, "12", ["node3"])
-    assert calls.made[-1] == "release 12"
+def test_a_refused_change_leaves_a_job_that_starts_again(tmp_path: Path) -> None:
+    calls, slept = Calls(tmp_path, excluded="node9", refuses="update"), list[float]()
+    done = requeue_excluding(calls.client, "12", ["node3"], sleep=slept.append)
+    assert (done.excluded, "Invalid node name" in done.problem) == ("", True)
+    assert {call.split()[0] for call in calls.made} == {"requeue", "update"}, "it is never held"
+    assert len(slept) > 1, "Slurm may take the change once the job has left its nodes"
+
+
+def test_a_change_that_slurm_does_not_show_afterwards_was_not_made(tmp_path: Path) -> None:
+    """While a job with a dead node completes, scontrol ends with 0 and has done nothing."""
+    calls = Calls(tmp_path, ignores="update")
+    done = requeue_excluding(calls.client, "12", ["node3"], sleep=lambda _: None)
+    assert done.problem == "Slurm does not show node3 as excluded, though scontrol update said nothing"
 
 
 def test_a_refused_requeue_changes_nothing(tmp_path: Path) -> None:
-    calls = Calls(tmp_path, refuses="requeuehold")
+    calls = Calls(tmp_path, refuses="requeue")
     with pytest.raises(SlurmRefused):
         requeue_excluding(calls.client, "12", ["node3"])
-    assert calls.made == ["requeuehold 12"]
+    assert calls.made == ["requeue 12"]
 
 
 def test_a_job_that_fills_its_partition_shrinks_in_the_same_update(tmp_path: Path) -> None:
@@ -39,13 +54,13 @@ def test_a_job_that_fills_its_partition_shrinks_in_the_same_update(tmp_path: Pat
 
 def test_an_exclusion_that_expired_is_taken_back(tmp_path: Path) -> None:
     calls = Calls(tmp_path, excluded="node[0,9]")
-    assert requeue_excluding(calls.client, "12", ["node3"], expired={"node9"}) == "node[0,3]"
+    assert requeue_excluding(calls.client, "12", ["node3"], expired={"node9"}) == Requeue("node[0,3]")
 
 
 def test_a_requeue_that_was_done_though_slurm_did_not_answer_is_not_repeated(tmp_path: Path) -> None:
-    calls = Calls(tmp_path, misses="requeuehold")
-    assert requeue_excluding(calls.client, "12", ["node3"]) == "node3"
-    assert calls.made == ["requeuehold 12", "update JobId=12 ExcNodeList=node3", "release 12"]
+    calls = Calls(tmp_path, misses="requeue")
+    assert requeue_excluding(calls.client, "12", ["node3"]) == Requeue("node3")
+    assert calls.made == ["requeue 12", "update JobId=12 ExcNodeList=node3"]
 
 
 def test_a_plain_requeue_that_was_done_though_slurm_did_not_answer_is_fine(tmp_path: Path) -> None:
@@ -56,14 +71,21 @@ def test_a_plain_requeue_that_was_done_though_slurm_did_not_answer_is_fine(tmp_p
 
 
 def test_a_requeue_that_slurm_did_not_hear_of_is_for_the_caller_to_repeat(tmp_path: Path) -> None:
-    calls = Calls(tmp_path, misses="requeuehold", deaf=True)
+    calls = Calls(tmp_path, misses="requeue", deaf=True)
     with pytest.raises(SlurmUnavailable, match="it may have been done"):
         requeue_excluding(calls.client, "12", ["node3"])
-    assert calls.made == ["requeuehold 12"]
-    assert requeue_excluding(calls.client, "12", ["node3"]) == "node3"
+    assert calls.made == ["requeue 12"]
+    assert requeue_excluding(calls.client, "12", ["node3"]) == Requeue("node3")
 
 
 def test_a_job_that_left_already_is_only_changed(tmp_path: Path) -> None:
     calls = Calls(tmp_path, excluded="node9")
-    assert exclude_requeued(calls.client, "12", ["node3"]) == "node[3,9]"
-    assert calls.made == ["hold 12", "update JobId=12 ExcNodeList=node[3,9]", "release 12"]
+    assert exclude_requeued(calls.client, "12", ["node3"]) == Requeue("node[3,9]")
+    assert calls.made == ["update JobId=12 ExcNodeList=node[3,9]"]
+
+
+def test_a_site_that_hides_its_nodes_is_asked_about_them_once(tmp_path: Path) -> None:
+    calls, slept = Calls(tmp_path, hides_nodes=True), list[float]()
+    assert wait_until_down(calls.client, ["node3"], sleep=slept.append) == set()
+    assert sum(slept) >= 300, "a dead node is waited for as long as Slurm takes to notice"
+    assert len(calls.asked("sinfo")) == 1

@@ -226,10 +226,6 @@ class SlurmClient(SlurmCommands):
         """
         self.run("scontrol", "requeue", job_id, repeatable=False)
 
-    def requeue_hold(self, job_id: str) -> None:
-        """As `requeue`, but held: change it with `update`, then `release` it."""
-        self.run("scontrol", "requeuehold", job_id, repeatable=False)
-
     def hold(self, job_id: str) -> None:
         """Keep a waiting job from starting."""
         self.run("scontrol", "hold", job_id)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 
 from zslurm.core.errors import SlurmRefused, SlurmUnavailable, ZslurmError
@@ -27,6 +27,19 @@ class Size:
         tasks = self.nodes * self.tasks_per_node
         cpus = tasks * self.cpus_per_task
         return {"NumNodes": str(self.nodes), "NumTasks": str(tasks), "NumCPUs": str(cpus)}
+
+
+@dataclass(frozen=True)
+class Requeue:
+    """A job that is back in the queue.
+
+    Attributes:
+        excluded: the nodes that it excludes from now on, as Slurm shows them afterwards: a hostlist.
+        problem: why Slurm did not take the changes; empty if it did.
+    """
+
+    excluded: str = ""
+    problem: str = ""
 
 
 def has_left(job: JobRecord | None) -> bool:
@@ -52,77 +65,72 @@ def requeue_unchanged(client: SlurmClient, job_id: str) -> None:
 def requeue_excluding(
     client: SlurmClient,
     job_id: str,
-    nodes: Iterable[str],
+    nodes: Collection[str],
     *,
     expired: Collection[str] = (),
     size: Size | None = None,
-) -> str:
-    """Requeue a job without these nodes and those that it excludes already; returns all of them, as a hostlist.
+    sleep: Callable[[float], None] = time.sleep,
+) -> Requeue:
+    """Requeue a job without these nodes and those that it excludes already.
 
-    The job is held meanwhile: a plain requeue could start it before its list is changed. It is released in any
-    case. Called from inside the job, this is a race: with the requeue Slurm sends SIGTERM to every process of the
-    job, this one and its scontrol included, and SIGKILL after KillWait (30 s where the site did not change it). So
-    the caller ignores SIGTERM first, which its children inherit. Where the job was requeued already, by Slurm
-    itself or unseen because Slurm did not answer, only its settings are changed.
+    The job is never held: Slurm starts a requeued job after two minutes, and its list is changed meanwhile. A hold
+    would have to be taken back, and while a job with a dead node completes, Slurm answers a release with
+    "Unexpected message received" and exit code 0. If the list cannot be changed, the job starts all the same, and
+    its supervisor avoids the nodes or requeues it again (aegis/supervisor/attempt_starter.py).
 
-    It may use the nodes in `expired` again. With `size` it asks for that much from now on, instead of as much as
-    before: a job that fills its partition, and excludes a node of it, would wait for ever.
+    With the requeue Slurm sends SIGTERM to every process of the job, the caller and its scontrol included if they
+    are part of it, and SIGKILL after KillWait (default: 30 s). So the caller ignores SIGTERM first; its children
+    inherit that.
+
+    The job may use the nodes in `expired` again. With `size` it asks for that much from now on, instead of as much
+    as before: a job that fills its partition, and excludes a node of it, would wait for ever.
 
     Raises:
         NotFound: Slurm does not know the job.
-        SlurmUnavailable: the job may be requeued, and held; call it again.
-        SlurmRefused: from Slurm.
+        SlurmUnavailable: the job may be requeued; call it again.
+        SlurmRefused: from Slurm; the job was not requeued.
     """
-    union, changes = _changes(client, job_id, nodes, expired, size)
-    held = True
-    try:
-        client.requeue_hold(job_id)
-    except (SlurmRefused, SlurmUnavailable) as error:
-        if not has_left(client.queue([job_id]).get(job_id)):
-            raise
-        held = isinstance(error, SlurmUnavailable)
-    _change(client, job_id, changes, held=held)
-    return union
+    requeue_unchanged(client, job_id)
+    if not (nodes or expired or size is not None):
+        return Requeue()
+    return exclude_requeued(client, job_id, nodes, expired=expired, size=size, sleep=sleep)
 
 
 def exclude_requeued(
     client: SlurmClient,
     job_id: str,
-    nodes: Iterable[str],
+    nodes: Collection[str],
     *,
     expired: Collection[str] = (),
     size: Size | None = None,
-    held: bool = False,
-) -> str:
+    sleep: Callable[[float], None] = time.sleep,
+) -> Requeue:
     """As `requeue_excluding`, for a job that `has_left` already: only its settings are changed.
 
-    Where it is `held` already that is not done again: once this job was requeued, each call may be the last.
+    Slurm refuses changes while it ends the job on its nodes. So they are tried again, until Slurm shows the nodes
+    as excluded, or for 20 seconds.
     """
-    union, changes = _changes(client, job_id, nodes, expired, size)
-    _change(client, job_id, changes, held=held)
-    return union
-
-
-def _changes(
-    client: SlurmClient, job_id: str, nodes: Iterable[str], expired: Collection[str], size: Size | None
-) -> tuple[str, dict[str, str]]:
-    """The nodes that the job is to exclude, and all that changes."""
-    already = [node for node in expand(client.excluded_nodes(job_id)) if node not in expired]
-    union = compress([*already, *nodes])
-    return union, {"ExcNodeList": union} | (size.settings() if size is not None else {})
-
-
-def _change(client: SlurmClient, job_id: str, changes: Mapping[str, str], *, held: bool) -> None:
-    """Change a job, and release it in any case."""
-    try:
-        if not held:
-            client.hold(job_id)
-        client.update(job_id, **changes)
-    finally:
-        client.release(job_id)
+    shown, problem = "", ""
+    for attempt in range(_CHANGES):
+        if attempt:
+            sleep(_LOOK_S)
+        try:
+            kept = [node for node in expand(client.excluded_nodes(job_id)) if node not in expired]
+            settings = size.settings() if size is not None else {}
+            client.update(job_id, ExcNodeList=compress([*kept, *nodes]), **settings)
+            shown = client.excluded_nodes(job_id)
+        except (SlurmRefused, SlurmUnavailable) as error:
+            problem = str(error)
+            continue
+        if not (missing := set(nodes).difference(expand(shown))):
+            return Requeue(shown)
+        problem = f"Slurm does not show {compress(missing)} as excluded, though scontrol update said nothing"
+    return Requeue(shown, problem)
 
 
 _LOOK_S = 2.0
+_CHANGES = 10
+"""Times that a change of a requeued job is tried."""
 _SLURMD_TIMEOUT_S = 300.0
 _NOTICES_S = 60.0
 
@@ -155,9 +163,14 @@ def wait_until_down(
             timeout = client.scontrol_config().get("SlurmdTimeout", "").partition(" ")[0]
             patience_s = (float(timeout) if timeout.isdigit() else _SLURMD_TIMEOUT_S) + _NOTICES_S
     dead_s = dead_s or {}
+    shown = True
     while nodes:
-        with contextlib.suppress(ZslurmError):
-            down = {node.name for node in client.nodes() if node.state == "down"} & set(nodes)
+        try:
+            down = {node.name for node in client.nodes() if node.state == "down"} & set(nodes) if shown else set()
+        except SlurmRefused:  # PrivateData=nodes, whenever it is asked
+            shown = False
+        except ZslurmError:
+            pass
         awaited = {node for node in nodes if dead_s.get(node, 0.0) + waited < patience_s} - down
         if not awaited or given_up():
             break

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from zslurm.config.load import load_spec
 from zslurm.config.spec import RunSpec
-from zslurm.core.errors import ConfigError, NotFound, RunActive, SlurmUnavailable, ZslurmError
+from zslurm.core.errors import ConfigError, NotFound, RunActive, SlurmRefused, SlurmUnavailable, ZslurmError
 from zslurm.core.processes import DetachedProcess, ProcessRecord
 from zslurm.job.stop_request import StopSender
 from zslurm.job.successor import cancel_successor
@@ -18,6 +18,7 @@ from zslurm.run.run_dir import RunDir
 from zslurm.run.secrets import with_secrets
 from zslurm.run.state.run_state import RunState, last_job, look, recorded_job
 from zslurm.slurm.client import SlurmClient
+from zslurm.slurm.exclusion import exclude_requeued, has_left, requeue_unchanged
 from zslurm.slurm.hostlist import compress, expand
 from zslurm.slurm.jobs import JobRecord
 from zslurm.slurm.states import JobState
@@ -163,6 +164,8 @@ class Requeued(NamedTuple):
     job_id: str
     action: str
     """`requeue`; or `exclude` where the job waited in the queue, and only its list of nodes was changed."""
+    note: str = ""
+    """What a user should know; empty for nothing."""
 
 
 def requeue(run: RunDir, *, now: bool = False, exclude: str | None = None) -> Requeued:
@@ -196,17 +199,18 @@ def requeue(run: RunDir, *, now: bool = False, exclude: str | None = None) -> Re
         raise NotFound(
             f"{run.name}: Slurm has forgotten job {job_id}; `zslurm submit` continues the run as a new job"
         )
+    note = ""
     if exclude is None:
         action = "requeue"
         client.requeue(job_id)
         record_action(run, action, job_id, spec)
     else:
-        nodes = _nodes_to_exclude(client, exclude, spec)
+        nodes, note = _nodes_to_exclude(client, exclude, spec)
         action = _requeue_without(client, record, nodes)
         record_action(run, action, job_id, spec, excluded=compress(nodes))
     if now and action == "requeue":
         _start_now(client, job_id)
-    return Requeued(job_id, action)
+    return Requeued(job_id, action, note)
 
 
 def readmit(run: RunDir, nodes: str) -> list[str]:
@@ -241,22 +245,28 @@ def readmit(run: RunDir, nodes: str) -> list[str]:
     return found
 
 
-def _nodes_to_exclude(client: SlurmClient, exclude: str, spec: RunSpec) -> list[str]:
-    """Return the nodes of a hostlist, checked before anything is done to the job."""
-    nodes = expand(exclude)
+def _nodes_to_exclude(client: SlurmClient, exclude: str, spec: RunSpec) -> tuple[list[str], str]:
+    """Return the nodes of a hostlist, checked before anything is done to the job, and a note if they cannot be."""
+    nodes, note = expand(exclude), ""
     if not nodes:
         raise ConfigError("--exclude: no node is named")
-    known = {node.name for node in client.nodes()}
+    try:
+        known = {node.name for node in client.nodes()}
+    except SlurmRefused as error:
+        known, note = (
+            set(nodes),
+            f"names are taken as given: the site hides its nodes (PrivateData=nodes): {error}",
+        )
     if unknown := [name for name in nodes if name not in known]:
         raise NotFound(f"--exclude: the cluster has no node {compress(unknown)}")
     wanted = set(expand(spec.slurm.nodelist or ""))
     if both := sorted(wanted.intersection(nodes)):
         raise ConfigError(f"--exclude: the run asks for {compress(both)} by name (slurm.nodelist)")
-    return nodes
+    return nodes, note
 
 
 def _requeue_without(client: SlurmClient, job: JobRecord, nodes: Sequence[str]) -> str:
-    """Move a job off nodes for good: held while its list of excluded nodes grows, it cannot start on them.
+    """Move a job off nodes for good: its list of excluded nodes grows before it can start again.
 
     Returns:
         What was done: `requeue`, or `exclude` where the job only waited in the queue.
@@ -264,22 +274,19 @@ def _requeue_without(client: SlurmClient, job: JobRecord, nodes: Sequence[str]) 
     Raises:
         ZslurmError: Slurm refused or did not answer; the message has the state in which the job was left.
     """
-    job_id, requeued = job.job_id, not job.state.is_waiting
+    requeued = not job.state.is_waiting
     if requeued:
-        client.requeue_hold(job_id)
-    try:
-        # Before the job has left its nodes, its settings are those of a running job.
-        if requeued and _await_job(client, job_id, lambda record: record.state.is_waiting) is None:
-            raise NotFound(f"job {job_id}: Slurm does not know it any more")
-        excluded = compress([*expand(client.excluded_nodes(job_id)), *nodes])
-        client.update(job_id, ExcNodeList=excluded)
-        if requeued:
-            client.release(job_id)
-    except ZslurmError as error:
-        left = (
-            f"; job {job_id} is requeued and held: `zslurm release` lets it start all the same" if requeued else ""
-        )
-        raise type(error)(f"{error}{left}") from error
+        requeue_unchanged(client, job.job_id)
+    deadline = time.monotonic() + _STOPS_S
+    while (problem := exclude_requeued(client, job.job_id, nodes).problem) and time.monotonic() < deadline:
+        record = client.job(job.job_id)
+        if record is None or not has_left(record):
+            break
+    if problem:
+        left = f"job {job.job_id} is requeued, but may use these nodes" if requeued else "nothing was changed"
+        raise SlurmRefused(f"{problem}; {left}")
+    if requeued:
+        _await_job(client, job.job_id, lambda record: record.state.is_waiting)
     return "requeue" if requeued else "exclude"
 
 

@@ -23,11 +23,7 @@ from zslurm.submit.submit import record_action
 def test_the_job_is_requeued_without_its_batch_node(job: Job) -> None:
     job.client.notices_after = NEVER
     assert job.standby().act() is StandbyResult.REQUEUED
-    assert job.client.done == [
-        ("requeue_hold", "12"),
-        ("update", "12", "ExcNodeList=node[0,8]"),
-        ("release", "12"),
-    ]
+    assert job.client.done == [("requeue", "12"), ("update", "12", "ExcNodeList=node[0,8]")]
     (event,) = job.events()
     assert (event["event"], event["job_id"], event["node"], event["batch_node"]) == (
         "deputy_acted", "12", "node1", "node0",
@@ -172,24 +168,24 @@ def test_an_agent_is_needed_further_where_the_supervisor_is_heard_again(job: Job
 
 
 def test_it_tries_until_the_controller_answers(job: Job) -> None:
-    job.client.fails = {"queue": [AWAY] * 50, "requeue_hold": [AWAY]}
+    job.client.fails = {"queue": [AWAY] * 50, "requeue": [AWAY]}
     assert job.standby().act() is StandbyResult.REQUEUED
     assert len(job.events()) == 1, "said once"
 
 
-def test_a_job_is_not_left_held(job: Job) -> None:
-    """The controller goes away in the middle: it is held, and was not released."""
+def test_a_controller_that_goes_after_the_requeue_leaves_a_job_that_starts(job: Job) -> None:
     job.client.notices_after = NEVER
-    job.client.fails = {"update": [AWAY], "release": [AWAY]}
-    assert job.standby().act() in (StandbyResult.REQUEUED, StandbyResult.NOT_NEEDED)
-    assert job.client.done[-1] == ("release", "12")
+    job.client.fails = {"update": [AWAY] * 1000}
+    assert job.standby().act() is StandbyResult.REQUEUED
+    assert job.client.done == [("requeue", "12")]
+    assert "may start on node0 again" in str(job.events()[-1]["reason"])
 
 
 def test_a_refused_exclusion_is_no_reason_to_end_a_job_that_was_requeued(job: Job) -> None:
     job.client.notices_after = NEVER
-    job.client.fails = {"update": [SlurmRefused("scontrol update: slurm_update error: Invalid node name")]}
+    job.client.fails = {"update": [SlurmRefused("scontrol update: slurm_update error: Invalid node name")] * 1000}
     assert job.standby().act() is StandbyResult.REQUEUED
-    assert [name for name, *_ in job.client.done] == ["requeue_hold", "release"]
+    assert [name for name, *_ in job.client.done] == ["requeue"]
 
 
 @pytest.mark.parametrize(
@@ -198,7 +194,7 @@ def test_a_refused_exclusion_is_no_reason_to_end_a_job_that_was_requeued(job: Jo
 )
 def test_a_job_that_cannot_be_requeued_is_ended_for_its_successor(job: Job, error: Exception) -> None:
     job.client.notices_after = NEVER
-    job.client.fails = {"requeue_hold": [error]}
+    job.client.fails = {"requeue": [error]}
     assert job.standby().act() is StandbyResult.ENDED
     assert job.client.done == [("cancel", "12")]
     assert str(job.events()[-1]["reason"]).startswith("the job cannot be requeued, so it is ended")

@@ -164,7 +164,7 @@ def test_two_that_act_together_requeue_once(job: Job) -> None:
     job.while_asleep = meanwhile
     assert job.standby("node1").act() is StandbyResult.REQUEUED
     assert outcomes == [StandbyResult.LEFT_TO_ANOTHER]
-    assert [name for name, *_ in job.client.done].count("requeue_hold") == 1
+    assert [name for name, *_ in job.client.done].count("requeue") == 1
 
 
 def test_a_run_directory_that_is_away_is_asked_again(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:

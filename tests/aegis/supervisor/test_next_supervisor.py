@@ -10,7 +10,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import pytest
 
@@ -24,7 +24,10 @@ from zslurm.aegis.supervisor.agents.liveness import Liveness
 from zslurm.aegis.supervisor.attempt_starter import AttemptStarter, PendingDecision, RunningAttempt
 from zslurm.aegis.supervisor.job import Job
 from zslurm.aegis.supervisor.node_pool import Nodes
+from zslurm.aegis.supervisor.recovery import Recovery
 from zslurm.aegis.supervisor.supervisor import Supervisor
+from zslurm.aegis.types import Decision
+from zslurm.core.errors import Exit
 from zslurm.core.processes import ProcessRecord
 from zslurm.job.preparation.interpreter import Interpreter
 from zslurm.run.run_dir import RunDir
@@ -299,3 +302,53 @@ def test_an_attempt_that_trained_and_was_requeued_by_a_user_says_so(tmp_path: Pa
     successor.starter.left_over()
     cause = "the job was requeued by ada (zslurm requeue) before the end of the attempt was recorded"
     assert successor.told[-1]["cause"] == {"message": cause}
+
+
+# --- a job that Slurm started on excluded nodes ----------------------------------------------------------------
+
+
+class _Recovery(Recovery):
+    """Requeues are written down, and not made; the partition has `others` nodes that the run may use."""
+
+    def __init__(self, successor: Successor, others: int | None) -> None:
+        super().__init__(successor.job, cast(Nodes, _NodesOfSlurm(others)), None, cast(Any, None))
+        self.requeued: list[tuple[str, ...]] = []
+
+    def _put_back(self, decision: Decision) -> None:
+        self.requeued.append(decision.exclude)
+
+
+class _NodesOfSlurm:
+    every, can_requeue = ("node0", "node1", "node2", "node3"), True
+
+    def __init__(self, others: int | None) -> None:
+        self._others = others
+
+    def elsewhere(self, excluded: object) -> int | None:
+        return self._others
+
+
+@pytest.mark.parametrize(("others", "leaves"), [(4, True), (3, False), (None, False)])
+def test_a_job_that_got_excluded_nodes_is_requeued_where_it_can_start_without_them(
+    tmp_path: Path, others: int | None, leaves: bool
+) -> None:
+    successor = Successor(tmp_path)
+    successor.write("nodes_excluded", nodes="node3", reason="it died")
+    recovery = _Recovery(successor, others)
+    assert recovery.leave_excluded(("node0", "node1")) is None, "spares take its place"
+    outcome = recovery.leave_excluded(("node0", "node3"))
+    assert recovery.requeued == ([("node3",)] if leaves else [])
+    assert (outcome is not None and outcome.exit_code == Exit.INTERRUPTED) is leaves
+
+
+def test_excluded_nodes_are_used_after_some_requeues_in_vain(tmp_path: Path) -> None:
+    successor = Successor(tmp_path)
+    successor.write("nodes_excluded", nodes="node3", reason="it died")
+    for _ in range(3):
+        successor.write("attempt_started", attempt=1, nodes="node0", world_size=1)
+        successor.write("requeued", excluded="", reason="so")
+    recovery = _Recovery(successor, 8)
+    assert recovery.leave_excluded(("node3",)) is not None
+    for _ in range(2):
+        successor.write("requeued", excluded="", reason="so")
+    assert recovery.leave_excluded(("node3",)) is None, "three in a row, and Slurm gives it again"

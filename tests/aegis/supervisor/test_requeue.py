@@ -46,6 +46,7 @@ class ScriptedSlurm(SlurmClient):
         self.fails: dict[str, list[Exception]] = {}
         self.unseen: dict[str, list[Exception]] = {}
         self.handlers: list[object] = []
+        self.excluded = "node8"
 
     def can_control(self) -> bool:
         return True
@@ -68,7 +69,7 @@ class ScriptedSlurm(SlurmClient):
         return {"12": self.record}
 
     def excluded_nodes(self, job_id: str) -> str:
-        return "node8"
+        return self.excluded
 
     def nodes(self) -> list[Node]:
         return [
@@ -82,19 +83,10 @@ class ScriptedSlurm(SlurmClient):
     def requeue(self, job_id: str) -> None:
         self._requeue("requeue", JobState.COMPLETING)
 
-    def requeue_hold(self, job_id: str) -> None:
-        self._requeue("requeuehold", JobState.COMPLETING)
-
-    def hold(self, job_id: str) -> None:
-        self.done.append(("hold", job_id))
-
     def update(self, job_id: str, **settings: str) -> None:
         self._fail("update", self.fails)
         self.done.append(("update", job_id, *(f"{name}={value}" for name, value in settings.items())))
-
-    def release(self, job_id: str) -> None:
-        self._fail("release", self.fails)
-        self.done.append(("release", job_id))
+        self.excluded = settings["ExcNodeList"]
 
 
 class Requeuer:
@@ -116,7 +108,9 @@ class Requeuer:
         self.while_asleep()
 
     def requeue(self, **how: Any) -> str | None:
-        return requeue_job(self.job, DECISION, client=self.slurm, sleep=self._sleep, **how)
+        """What the job excludes; None if it was not requeued."""
+        done = requeue_job(self.job, DECISION, client=self.slurm, sleep=self._sleep, **how)
+        return done if done is None else done.excluded
 
     def died(self, node: str, ago_s: float) -> None:
         """As the events tell of it."""
@@ -146,7 +140,7 @@ def requeuer(tmp_path: Path) -> Iterator[Requeuer]:
         signal.signal(signum, handler)
 
 
-HELD = [("requeuehold", "12"), ("update", "12", "ExcNodeList=node[1,8]"), ("release", "12")]
+CHANGED = [("requeue", "12"), ("update", "12", "ExcNodeList=node[1,8]")]
 
 
 def test_the_job_is_requeued_deaf_to_slurms_termination(requeuer: Requeuer) -> None:
@@ -160,12 +154,12 @@ def test_the_job_is_requeued_deaf_to_slurms_termination(requeuer: Requeuer) -> N
 
 
 @pytest.mark.parametrize(
-    "name", ["queue", "requeuehold"], ids=["the controller is away", "the controller takes no request"]
+    "name", ["queue", "requeue"], ids=["the controller is away", "the controller takes no request"]
 )
 def test_it_tries_until_slurm_answers(requeuer: Requeuer, name: str) -> None:
     requeuer.slurm.fails = {name: [AWAY] * 50}
     assert requeuer.requeue(excluded=["node1"]) == "node[1,8]"
-    assert requeuer.slurm.done == HELD
+    assert requeuer.slurm.done == CHANGED
     (postponed,) = requeuer.events
     assert postponed[0] == "start_postponed"
     assert postponed[1]["reason"].startswith(
@@ -180,19 +174,30 @@ def test_a_requeue_that_was_done_unseen_is_not_done_again(requeuer: Requeuer) ->
 
 
 @pytest.mark.parametrize("looks_in_vain", [0, 3])
-def test_a_job_that_was_held_unseen_is_changed_and_released(requeuer: Requeuer, looks_in_vain: int) -> None:
+def test_a_job_that_was_requeued_unseen_is_changed(requeuer: Requeuer, looks_in_vain: int) -> None:
     slurm = requeuer.slurm
-    slurm.unseen = {"requeuehold": [TIMED_OUT]}
-    slurm.fails = {"update": [AWAY] * looks_in_vain, "release": [AWAY] * looks_in_vain}
+    slurm.unseen = {"requeue": [TIMED_OUT]}
+    slurm.fails = {"update": [AWAY] * looks_in_vain}
     assert requeuer.requeue(excluded=["node1"]) == "node[1,8]"
-    assert slurm.done == HELD
+    assert slurm.done == CHANGED
 
 
-def test_a_held_job_is_released_though_slurm_terminates_this_process_meanwhile(requeuer: Requeuer) -> None:
-    requeuer.slurm.fails = {"update": [AWAY] * 2, "release": [AWAY] * 2}
+def test_a_requeued_job_is_changed_though_slurm_terminates_this_process_meanwhile(requeuer: Requeuer) -> None:
+    requeuer.slurm.fails = {"update": [AWAY] * 2}
     requeuer.while_asleep = requeuer.is_cancelled
     assert requeuer.requeue(excluded=["node1"]) == "node[1,8]"
-    assert requeuer.slurm.done[-2:] == HELD[1:]
+    assert requeuer.slurm.done == CHANGED
+
+
+def test_a_job_that_takes_no_exclusion_is_requeued_all_the_same(requeuer: Requeuer) -> None:
+    refused = SlurmRefused("scontrol update: Job/step already completing or completed")
+    requeuer.slurm.fails = {"update": [refused] * 1000}
+    done = requeue_job(
+        requeuer.job, DECISION, excluded=["node1"], client=requeuer.slurm, sleep=lambda _seconds: None
+    )
+    assert done is not None
+    assert "already completing" in done.problem
+    assert requeuer.slurm.done == [("requeue", "12")], "nothing holds it"
 
 
 def test_a_refused_requeue_is_an_error(requeuer: Requeuer) -> None:
@@ -235,12 +240,12 @@ def test_a_job_that_no_longer_runs_here_is_not_requeued(requeuer: Requeuer, now:
 def test_a_job_that_slurm_has_requeued_by_itself_gets_its_exclusions(requeuer: Requeuer) -> None:
     requeuer.slurm.record = replace(RECORD, state=JobState.COMPLETING)
     assert requeuer.requeue(excluded=["node1"]) == "node[1,8]"
-    assert requeuer.slurm.done == [("hold", "12"), *HELD[1:]]
+    assert requeuer.slurm.done == CHANGED[1:]
 
 
 def test_a_cancelled_job_that_takes_no_exclusions_is_left_alone(requeuer: Requeuer) -> None:
     requeuer.slurm.record = replace(RECORD, state=JobState.COMPLETING)
-    requeuer.slurm.fails = {"update": [SlurmRefused("scontrol update: Job/step already completing or completed")]}
+    requeuer.slurm.fails = {"update": [SlurmRefused("Job/step already completing or completed")] * 1000}
     assert requeuer.requeue(excluded=["node1"]) is None
 
 

@@ -17,6 +17,8 @@ class Calls:
         refuses: pattern of scontrol's arguments that it refuses.
         misses: pattern of those that it does not answer, once, though it does what it is asked for.
         deaf: it does not do it either.
+        ignores: pattern of those that it does not do, without a message.
+        hides_nodes: the site has PrivateData=nodes.
     """
 
     def __init__(
@@ -28,13 +30,19 @@ class Calls:
         refuses: str = "never",
         misses: str = "never",
         deaf: bool = False,
+        ignores: str = "never",
+        hides_nodes: bool = False,
     ) -> None:
         self.directory, self._log = directory, directory / "calls"
         state = directory / "state"
         state.write_text("RUNNING\n")
+        shown_excluded = directory / "excluded"
+        shown_excluded.write_text(f"{excluded}\n")
         values = {"JobArrayID": job_id, "State": "$state", "RestartCnt": "0"}
         record = FIELD_END.join(values.get(field, "") for field in QUEUE_FIELDS) + RECORD_END
-        shown = f'case "$*" in *%x*) echo "{excluded}";; *) read -r state < {state}; printf "%s" "{record}";; esac'
+        show_excluded = f'read -r shown < {shown_excluded}; echo "$shown"'
+        show_job = f'read -r state < {state}; printf "%s" "{record}"'
+        shown = f'case "$*" in *%x*) {show_excluded};; *) {show_job};; esac'
         self._write("squeue", shown)
         miss = f"""case "$*" in {misses}*)
     [ -e {directory}/missed ] || {{ : > {directory}/missed; echo "Socket timed out on send/recv" >&2; exit 1; }}
@@ -43,10 +51,16 @@ esac"""
     read -r state < {state}
     [ "$state" = RUNNING ] || {{ echo "Job is pending execution" >&2; exit 1; }}
     echo COMPLETING > {state}
+esac
+case "$*" in {ignores}*) ;; *ExcNodeList=*)
+    value="$*"; value="${{value#*ExcNodeList=}}"; echo "${{value%% *}}" > {shown_excluded}
 esac"""
         refuse = f'case "$*" in {refuses}*) echo "Invalid node name specified" >&2; exit 1;; esac'
         order = [miss, obey] if deaf else [obey, miss]
         self._write("scontrol", "\n".join([f'echo "$@" >> {self._log}', refuse, *order]))
+
+        denied = 'echo "slurm_load_node: Access/permission denied" >&2; exit 1'
+        self._write("sinfo", f"echo sinfo >> {self._log}; {denied if hides_nodes else 'exit 0'}")
 
     def _write(self, program: str, script: str) -> None:
         path = self.directory / program
@@ -57,7 +71,12 @@ esac"""
     def made(self) -> list[str]:
         """What scontrol was called with, without questions."""
         calls = self._log.read_text().splitlines() if self._log.exists() else []
-        return [call for call in calls if not call.startswith("show")]
+        return [call for call in calls if not call.startswith(("show", "sinfo"))]
+
+    def asked(self, program: str) -> list[str]:
+        """Return the calls of sinfo."""
+        calls = self._log.read_text().splitlines() if self._log.exists() else []
+        return [call for call in calls if call.startswith(program)]
 
     @property
     def client(self) -> SlurmClient:

@@ -121,25 +121,9 @@ class StandbyRequeue:
 
     def _requeue(self, job: JobRecord, down: Collection[str]) -> None:
         exclude = [node for node in self._excludable(job) if node not in down]
-        if not exclude:
-            self.client.requeue(job.job_id)
-            return
-        try:
-            requeue_excluding(self.client, job.job_id, exclude)
-        except SlurmUnavailable:
-            self._release(job.job_id)
-            raise
-
-    def _release(self, job_id: str) -> None:
-        """Release the job as soon as the controller answers again: held, it would wait for ever."""
-        while True:
-            with contextlib.suppress(SlurmUnavailable):
-                job = self.client.queue([job_id]).get(job_id)
-                if job is not None and job.state is not JobState.RUNNING:
-                    with contextlib.suppress(SlurmRefused):  # it is not held
-                        self.client.release(job_id)
-                return
-            self.sleep(_PAUSE_S)
+        done = requeue_excluding(self.client, job.job_id, exclude, sleep=self.sleep)
+        if done.problem:
+            self._record(f"the job is requeued, and may start on {self.batch_node} again: {done.problem}")
 
     def _excludable(self, job: JobRecord) -> list[str]:
         """Return the batch node, where it is known, is not this one, and the partition has enough others."""

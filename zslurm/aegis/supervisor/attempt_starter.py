@@ -129,7 +129,7 @@ class AttemptStarter:
         if self._python is not None:
             return None
         self._nodes.dead |= self._nodes.taken_back()
-        nodes = self._candidates()
+        nodes = self.candidates()
         if job.on_slurm and job.spec.cluster.nics:
             outcome = check_rails(job, nodes)
             if outcome is not None or job.stop.asked:
@@ -143,15 +143,15 @@ class AttemptStarter:
     def first_nodes(self) -> tuple[str, ...]:
         """Return the nodes for the first attempt of a start of the job, spares left over.
 
-        A job that was submitted again may have got nodes that are excluded. They are used where there are no
-        others: to wait for better ones is the queue's business.
+        Excluded nodes of the job are used if there are no others, and the job could not start elsewhere
+        (`Recovery.leave_excluded`).
         """
-        nodes = self._candidates()
+        nodes = self.candidates()
         if excluded := set(nodes) & self._job.excluded():
             self._job.event("excluded_nodes_used", nodes=compress(excluded))
         return self._nodes.nearest(nodes)
 
-    def _candidates(self) -> tuple[str, ...]:
+    def candidates(self) -> tuple[str, ...]:
         """Return the nodes on which ranks may be started: without excluded ones, unless too few would be left."""
         usable, needed = self._nodes.usable(self._job.excluded()), self._nodes.needed
         enough = len(usable) >= min(needed, self._job.spec.aegis.min_nodes or needed)

@@ -123,14 +123,14 @@ class Nodes:
             self.needed,
             outlives_nodes=self._spec.outlives_nodes,
             can_requeue=self.can_requeue,
-            elsewhere=self._elsewhere(excluded) if look_elsewhere else None,
+            elsewhere=self.elsewhere(excluded) if look_elsewhere else None,
             demanded=frozenset(expand(self._spec.slurm.nodelist or "")),
             asked=len(self.every),
             work=work,
             slices=self.fabric.slices if self.fabric is not None and len(self.every) > self.needed else None,
         )
 
-    def _elsewhere(self, excluded: Collection[str]) -> int | None:
+    def elsewhere(self, excluded: Collection[str]) -> int | None:
         """Return how many nodes of its partition the job could run on, now or later; None where unknown."""
         try:
             usable = usable_nodes(self._client().nodes(), self._environ.get("SLURM_JOB_PARTITION", ""))

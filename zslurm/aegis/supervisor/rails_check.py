@@ -171,10 +171,12 @@ def _exclude(job: Job, decision: RailDecision) -> AttemptOutcome:
     for signum in (signal.SIGTERM, signal.SIGCONT, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(signum, signal.SIG_IGN)
     try:
-        excluded = requeue_excluding(SlurmClient(job.environ), job.job_id, decision.nodes)
+        done = requeue_excluding(SlurmClient(job.environ), job.job_id, decision.nodes)
     except ZslurmError as error:
         job.event("exclusion_failed", nodes=nodes, reason=str(error))
         cause = Cause(f"{reason}; it could not be excluded: {error}", node=decision.nodes[0])
         return AttemptOutcome("failed", Exit.STOPPED, cause)
-    job.event("requeued", excluded=excluded, reason=reason)
+    job.event("requeued", excluded=done.excluded, reason=reason)
+    if done.problem:
+        job.event("exclusion_failed", nodes=nodes, reason=done.problem)
     return AttemptOutcome("interrupted", Exit.INTERRUPTED, Cause(reason, node=decision.nodes[0]))

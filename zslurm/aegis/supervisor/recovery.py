@@ -24,11 +24,17 @@ from zslurm.aegis.supervisor.requeue import requeue_job
 from zslurm.aegis.supervisor.work_left import committed_step, work_left
 from zslurm.aegis.types import AttemptState, Decision, Fault, Resources, WorkLeft
 from zslurm.core.errors import Exit, ZslurmError
+from zslurm.run.events import AttemptStarted, Requeued
+from zslurm.run.events.event import select
 from zslurm.run.state.state_events import IN_PLACE
 from zslurm.slurm.hostlist import compress, expand
+from zslurm.train.jsonl import read_jsonl
 
 _AGAIN_S = 5.0
 """Seconds between two questions whether Slurm preempts the job."""
+
+_MOST_REQUEUES = 3
+"""Requeues in a row without a start of ranks, to leave excluded nodes; then the ranks start on them."""
 
 _CHECK_S = 60.0
 """Seconds that an agent gets to check its node."""
@@ -198,19 +204,8 @@ class Recovery:
 
     def _requeue(self, decision: Decision, outcome: AttemptOutcome) -> AttemptOutcome:
         """Put the job back into the queue. Slurm ends this process soon after."""
-        history, now = self.job.history(), time.time()
-        active = active_exclusions(history, now, self.settings)
-        expired = {exclusion.node for exclusion in history.exclusions} - set(active)
-        demanded = expand(self.job.spec.slurm.nodelist or "")
-        self.recorder.flush()
         try:
-            excluded = requeue_job(
-                self.job,
-                decision,
-                excluded={*active, *decision.exclude}.difference(demanded),
-                expired=expired,
-                dead=self.nodes.dead,
-            )
+            self._put_back(decision)
         except ZslurmError as error:
             self.job.event("requeue_failed", excluded=compress(decision.exclude), reason=str(error))
             if self.job.stop.preempted == "requeue":
@@ -219,9 +214,54 @@ class Recovery:
             message = outcome.cause.message if outcome.cause else decision.reason
             cause = replace(outcome.cause or Cause(""), message=f"{message}; the job cannot be requeued: {error}")
             return AttemptOutcome("failed", Exit.STOPPED, cause)
-        if excluded is not None:
-            self.job.event("requeued", excluded=excluded, reason=decision.reason)
         return AttemptOutcome("interrupted", Exit.INTERRUPTED, outcome.cause)
+
+    def _put_back(self, decision: Decision) -> None:
+        """Requeue the job, and record what it excludes from now on.
+
+        Raises:
+            ZslurmError: Slurm refused.
+        """
+        history, now = self.job.history(), time.time()
+        active = active_exclusions(history, now, self.settings)
+        expired = {exclusion.node for exclusion in history.exclusions} - set(active)
+        excluded = {*active, *decision.exclude}.difference(expand(self.job.spec.slurm.nodelist or ""))
+        self.recorder.flush()
+        done = requeue_job(self.job, decision, excluded=excluded, expired=expired, dead=self.nodes.dead)
+        if done is None:
+            return
+        self.job.event("requeued", excluded=done.excluded, reason=decision.reason)
+        if done.problem:
+            self.job.event("exclusion_failed", nodes=compress(excluded), reason=done.problem)
+
+    def leave_excluded(self, nodes: Sequence[str]) -> AttemptOutcome | None:
+        """Requeue a job whose ranks would start on excluded nodes; None if they are to start here.
+
+        Slurm did not take the exclusion, for example while it ended the job on a dead node, or the run was
+        submitted again. The nodes are used if the job could not start elsewhere, or was requeued
+        several times in vain.
+        """
+        excluded = self.job.excluded()
+        unwanted = set(nodes).intersection(excluded).difference(expand(self.job.spec.slurm.nodelist or ""))
+        if not unwanted or self.settings.mode != "act" or not self.job.on_slurm or not self.nodes.can_requeue:
+            return None
+        others = self.nodes.elsewhere(excluded)
+        if others is None or others < len(self.nodes.every) or self._requeued_in_vain() >= _MOST_REQUEUES:
+            return None
+        cause = Cause(f"Slurm started the job on {compress(unwanted)}, which the run excludes")
+        try:
+            self._put_back(Decision("requeue", f"{cause.message}; requeue", exclude=tuple(sorted(unwanted))))
+        except ZslurmError as error:
+            self.job.event("exclusion_failed", nodes=compress(unwanted), reason=str(error))
+            return None
+        return AttemptOutcome("interrupted", Exit.INTERRUPTED, cause)
+
+    def _requeued_in_vain(self) -> int:
+        """Return how often the job was requeued since ranks last started."""
+        count = 0
+        for event in select(read_jsonl(self.job.run.events), AttemptStarted, Requeued):
+            count = count + 1 if isinstance(event, Requeued) else 0
+        return count
 
     def _unfit(self, nodes: Sequence[str]) -> dict[str, str]:
         """Check spares before they replace nodes; return those that must not be used, with the reason.

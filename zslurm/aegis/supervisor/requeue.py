@@ -11,20 +11,13 @@ from dataclasses import dataclass
 from zslurm.aegis.fault_kinds import NODE_DEAD
 from zslurm.aegis.supervisor.job import Job
 from zslurm.aegis.types import Decision
-from zslurm.core.errors import SlurmRefused, SlurmUnavailable, ZslurmError
+from zslurm.core.errors import SlurmUnavailable, ZslurmError
 from zslurm.run.events import FaultDetected
 from zslurm.run.events.event import select
 from zslurm.run.state.run_state import last_job
 from zslurm.slurm.client import SlurmClient
 from zslurm.slurm.commands import Retries
-from zslurm.slurm.exclusion import (
-    Size,
-    exclude_requeued,
-    has_left,
-    requeue_excluding,
-    requeue_unchanged,
-    wait_until_down,
-)
+from zslurm.slurm.exclusion import Requeue, Size, exclude_requeued, has_left, requeue_excluding, wait_until_down
 from zslurm.train.jsonl import read_jsonl
 
 _RETRIES = Retries(attempts=2, first_pause_s=0.5)
@@ -44,7 +37,7 @@ def requeue_job(
     dead: Collection[str] = (),
     client: SlurmClient | None = None,
     sleep: Callable[[float], None] = time.sleep,
-) -> str | None:
+) -> Requeue | None:
     """Requeue the job that this process runs in, as soon as Slurm answers; call it in the main thread.
 
     Slurm then sends SIGTERM to every process of the job. This one ignores that from here on, and so does what it
@@ -61,8 +54,8 @@ def requeue_job(
         sleep: waits.
 
     Returns:
-        The nodes that the job excludes from now on, as a hostlist; None where it was not requeued from here: it
-        was cancelled meanwhile, or Slurm has ended it by itself.
+        What the job excludes from now on; None if it was not requeued from here: it was cancelled meanwhile, or
+        Slurm has ended it by itself.
 
     Raises:
         ZslurmError: Slurm refused.
@@ -70,14 +63,14 @@ def requeue_job(
     client = client or SlurmClient(job.environ, retries=_RETRIES)
     if not client.can_control():
         if job.spec.wants_successor:
-            return ""
+            return Requeue()
         raise ZslurmError("there is no scontrol on this node, and no successor was submitted (slurm.successor)")
     if job.spec.cluster.gpus_per_node and dead:
         excluded = set(excluded) - _wait_until_down(client, job, dead, sleep)
     size = None
     if decision.n_nodes:
         size = Size(decision.n_nodes, job.spec.ranks_per_node, job.spec.cpus_per_task)
-    requeue = _Requeue(client, job, tuple(excluded), tuple(expired), size)
+    requeue = _Requeue(client, job, tuple(excluded), tuple(expired), size, sleep)
     reported = ""
     while True:
         try:
@@ -105,37 +98,33 @@ class _Requeue:
     excluded: tuple[str, ...]
     expired: tuple[str, ...]
     size: Size | None
+    sleep: Callable[[float], None]
     asked: bool = False
 
-    def once(self) -> str | None:
+    def once(self) -> Requeue | None:
         """Try once. Returns what `requeue_job` does.
 
         Raises:
             SlurmUnavailable: it is not known whether it was done.
             SlurmRefused, NotFound: from Slurm.
         """
-        client, job_id, changes = self.client, self.job.job_id, self.excluded or self.expired or self.size
+        client, job_id = self.client, self.job.job_id
         record = client.queue([job_id]).get(job_id)
         if record is None or record.state.is_over:
             return None
         if has_left(record):  # requeued already, from here or by Slurm itself: only its exclusions are to be set
-            if not changes:
-                return "" if self.asked else None
-            try:
-                return exclude_requeued(
-                    client, job_id, self.excluded, expired=self.expired, size=self.size, held=self.asked
-                )
-            except SlurmRefused:
-                if self.asked:
-                    raise
-                return None
+            if not (self.excluded or self.expired or self.size):
+                return Requeue() if self.asked else None
+            done = exclude_requeued(
+                client, job_id, self.excluded, expired=self.expired, size=self.size, sleep=self.sleep
+            )
+            return None if done.problem and not self.asked else done  # it may be cancelled
         if record.restarts > self.job.restart or _is_cancelled(self.job):
             return None
         self.asked = True
-        if changes:
-            return requeue_excluding(client, job_id, self.excluded, expired=self.expired, size=self.size)
-        requeue_unchanged(client, job_id)
-        return ""
+        return requeue_excluding(
+            client, job_id, self.excluded, expired=self.expired, size=self.size, sleep=self.sleep
+        )
 
 
 @contextlib.contextmanager

@@ -153,7 +153,8 @@ class Supervisor:
             if running is None:
                 if self.job.stop.asked:
                     return self.recovery.asked_between()
-                outcome = self.starter.blocking_reason()
+                outcome = self.recovery.leave_excluded(self.starter.candidates()) if not nodes else None
+                outcome = outcome or self.starter.blocking_reason()
                 if outcome is not None:
                     break
                 try:

@@ -30,8 +30,8 @@ def requeue(
 ) -> None:
     """Put a run's job back into the queue.
 
-    The run saves, stops, and continues from that checkpoint when it starts again. With --exclude it is held
-    until the nodes are on its list, and released then, so that it cannot start on them in between.
+    The run saves, stops, and continues from that checkpoint when it starts again. With --exclude the nodes are on
+    its list before it can start.
 
     Example: zslurm requeue my-run --exclude node[3,7]
     """
@@ -40,6 +40,8 @@ def requeue(
     what = f"requeued {found.name} as" if done.action == "requeue" else f"{found.name} waits on as"
     without = f", without {exclude}" if exclude else ""
     say(f"{what} job {done.job_id}{without}")
+    if done.note:
+        say(done.note)
 
 
 def hold(runs: Runs) -> None:

@@ -1,0 +1,67 @@
+"""What is done to a run's job on a site that hides its nodes. Slurm is scripted; tests/on_slurm has a real one."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.aegis.supervisor.test_requeue import RECORD, ScriptedSlurm
+from tests.submit.specs import run_spec
+from zslurm.core.errors import NotFound, SlurmRefused
+from zslurm.run.run_dir import RunDir
+from zslurm.slurm.client import SlurmClient
+from zslurm.slurm.inventory import Node
+from zslurm.slurm.states import JobState
+from zslurm.submit import control
+from zslurm.submit.submit import record_action
+
+
+class _Slurm(ScriptedSlurm):
+    """Job 12 waits in the queue."""
+
+    def __init__(self, *, hides_nodes: bool) -> None:
+        super().__init__()
+        self.record = replace(RECORD, state=JobState.PENDING)
+        self.hides_nodes = hides_nodes
+
+    def nodes(self) -> list[Node]:
+        if self.hides_nodes:
+            raise SlurmRefused("sinfo: slurm_load_node: Access/permission denied")
+        return super().nodes()
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunDir:
+    spec = run_spec(tmp_path, cluster={"name": "lab", "launcher": "slurm"})
+    made = RunDir(tmp_path / "runs" / "tiny")
+    made.create(group_readable=False)
+    made.config.write_text(spec.model_dump_json())
+    record_action(made, "submit", "12", spec)
+    return made
+
+
+def _asks(slurm: SlurmClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(control, "SlurmClient", lambda: slurm)
+
+
+def test_nodes_that_the_site_hides_are_excluded_as_they_are_named(
+    run: RunDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slurm = _Slurm(hides_nodes=True)
+    _asks(slurm, monkeypatch)
+    done = control.requeue(run, exclude="node[1,77]")
+    assert done.action == "exclude"
+    assert "PrivateData=nodes" in done.note
+    assert slurm.done == [("update", "12", "ExcNodeList=node[1,8,77]")]
+
+
+def test_nodes_that_the_cluster_does_not_have_are_refused_where_it_shows_them(
+    run: RunDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slurm = _Slurm(hides_nodes=False)
+    _asks(slurm, monkeypatch)
+    with pytest.raises(NotFound, match="no node node77"):
+        control.requeue(run, exclude="node[1,77]")
+    assert slurm.done == []
