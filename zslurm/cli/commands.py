@@ -40,7 +40,7 @@ class Command(NamedTuple):
 
 
 _COMMANDS = (
-    Command("init", "cluster.init", "Write a cluster profile from what Slurm reports."),
+    Command("init", "cluster.init", "Write a cluster profile from what Slurm and one of its nodes report."),
     Command("doctor", "cluster.doctor", "Check this machine and the nodes."),
     Command(
         "rails",

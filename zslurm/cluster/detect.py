@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -28,11 +29,13 @@ class Detected:
         name: the cluster's.
         text: the YAML of the profile.
         partition_choices: partitions that could have been meant, the best guess first; one if Slurm has a default.
+        not_probed: why no node could be read, if the probe was optional.
     """
 
     name: str
     text: str
     partition_choices: list[str]
+    not_probed: str | None = None
 
 
 def detect(
@@ -41,6 +44,8 @@ def detect(
     partition: str | None = None,
     account: str | None = None,
     probe_timeout_s: float | None = None,
+    probe_is_optional: bool = False,
+    waiting: Callable[[str], None] = lambda job_id: None,
 ) -> Detected:
     """Describe this machine's Slurm, or the machine itself where there is none.
 
@@ -49,6 +54,8 @@ def detect(
         partition: partition to describe; default: Slurm's default one, else the first with GPUs.
         account: account to charge, where the site wants one named.
         probe_timeout_s: read a node's NICs and drivers too, and wait this long for its answer.
+        probe_is_optional: describe the cluster without the node's facts if no node answers, and say so.
+        waiting: called with the job's id while the probe waits in the queue.
 
     Raises:
         ConfigError: `name` cannot be a profile's.
@@ -77,9 +84,16 @@ def detect(
     settings = read_settings(config)
     members = Members.of(chosen, nodes)
     switches = _leaf_switches(client, settings)
-    found = None if probe_timeout_s is None else _probe(chosen, members, account, probe_timeout_s)
-    text = slurm_profile(cluster, chosen, members, settings, switches, account, found)
-    return Detected(cluster, text, choices)
+    found, not_probed = None, None
+    if probe_timeout_s is not None:
+        try:
+            found = _probe(chosen, members, account, probe_timeout_s, waiting)
+        except (SlurmRefused, SlurmUnavailable) as error:
+            if not probe_is_optional:
+                raise
+            not_probed = " ".join(str(error).split())
+    text = slurm_profile(cluster, chosen, members, settings, switches, account, found, not_probed)
+    return Detected(cluster, text, choices, not_probed)
 
 
 def _leaf_switches(client: SlurmClient, settings: SlurmSettings) -> dict[str, str]:
@@ -92,7 +106,9 @@ def _leaf_switches(client: SlurmClient, settings: SlurmSettings) -> dict[str, st
         return {}
 
 
-def _probe(partition: Partition, members: Members, account: str | None, timeout_s: float) -> Probe:
+def _probe(
+    partition: Partition, members: Members, account: str | None, timeout_s: float, waiting: Callable[[str], None]
+) -> Probe:
     from zslurm.cluster.probe import probe
 
     options = [f"--partition={partition.name}", "--time=5"]
@@ -100,7 +116,7 @@ def _probe(partition: Partition, members: Members, account: str | None, timeout_
     if members.gpus:
         kind = f"{members.gpu_type}:" if members.gpu_type else ""
         options.append(f"--gpus-per-node={kind}{members.gpus}")
-    return probe(options, timeout_s)
+    return probe(options, timeout_s, waiting)
 
 
 def _choices(partitions: list[Partition], nodes: list[Node]) -> list[str]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -69,14 +69,20 @@ class Probe:
     scontrol: bool | None = None
 
 
-def probe(options: Sequence[str], timeout_s: float) -> Probe:
+def probe(options: Sequence[str], timeout_s: float, waiting: Callable[[str], None] = lambda job_id: None) -> Probe:
     """Read one node, in a job with these options of srun; `timeout_s` includes its wait in the queue.
+
+    `waiting` is called again and again with the job's id while the job waits.
 
     Raises:
         SlurmUnavailable: no srun, or no answer from the controller.
         SlurmRefused: the node could not be asked, or its answer is none.
     """
-    (answer,) = run_on_nodes("zslurm.hardware.facts", count=1, options=options, timeout_s=timeout_s).values()
+    (answer,) = run_on_nodes(
+        "zslurm.hardware.facts", count=1, options=options, timeout_s=timeout_s, waiting=waiting
+    ).values()
+    if answer.error is not None:
+        raise SlurmRefused(f"{answer.node} could not be asked: {answer.error}")
     try:
         return probe_of(from_json(answer.value))
     except ValueError as error:

@@ -52,8 +52,12 @@ def slurm_profile(
     switches: dict[str, str],
     account: str | None,
     found: Probe | None,
+    not_probed: str | None = None,
 ) -> str:
-    """The text of a profile: values where zslurm has a key for them, comments for what a person should know."""
+    """Return the text of a profile: values for the keys of zslurm, comments for what a person should know.
+
+    `not_probed` is why no node was read, in one line.
+    """
     limits = [
         f"time limit {partition.max_time}" if partition.max_time else "no time limit",
         *([f"{partition.default_time} where a job names none"] if partition.default_time else []),
@@ -67,6 +71,7 @@ def slurm_profile(
         *(_comment(note) for note in settings.notes()),
         *(_comment(line) for line in _topology_lines(settings, switches)),
         *(_comment(note) for note in (found.notes if found else ())),
+        *([_comment(f"The network is not known: {not_probed}.")] if not_probed else []),
         "cluster:",
         *([f"  extends: {found.extends}"] if found and found.extends else []),
         f"  name: {scalar(name)}",
@@ -75,7 +80,7 @@ def slurm_profile(
         *([f"  gpu_type: {scalar(members.gpu_type)}"] if members.gpu_type else []),
         f"  cpus_per_node: {members.cpus}",
         *_switch_lines(settings, switches),
-        *_probed_lines(members, found),
+        *(_probed_lines(members, found) if found else _unprobed_lines(not_probed)),
         "  # interface: eth0         # management network, for rendezvous; needed where a node has several",
         "  # setup:                  # shell lines that run in every job first",
         "  #   - module load rocm",
@@ -114,12 +119,20 @@ def _comment(text: str) -> str:
     return "# " + "".join(character if character.isprintable() else "?" for character in text)
 
 
-def _probed_lines(members: Members, found: Probe | None) -> list[str]:
-    if found is None:
-        return ["  # `zslurm init --probe` reads NICs, rails and drivers of a node and adds them here."]
+def _unprobed_lines(reason: str | None) -> list[str]:
+    why = " (see above)" if reason else ""
+    return [
+        f"  # network:                # not known{why}: `zslurm init --probe` reads NICs and drivers of a node"
+    ]
+
+
+def _probed_lines(members: Members, found: Probe) -> list[str]:
     lines = list(_FABRIC_LINES) if found.extends == "mi300x-pollara" else []
     lines += [f"  gpu_family: {scalar(found.gpu_family)}"] if found.gpu_family and not found.extends else []
-    lines += [f"  network: {found.network}"] if found.network and not found.extends else []
+    if found.network and not found.extends:
+        lines.append(f"  network: {found.network}")
+    elif found.network is None and found.gpus:
+        lines.append("  network: other            # the node has no NIC of a kind that the RCCL rules know")
     if found.nics and found.gpus == members.gpus:
         lines.append("  nics: [" + ", ".join(scalar(nic) for nic in found.nics) + "]   # in rail order")
         if found.gpu_nics:

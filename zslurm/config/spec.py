@@ -222,8 +222,9 @@ class ClusterSection(Section):
     gpu_family: Line | None = Field(
         None, description="family of the GPUs for the RCCL rules, e.g. mi300x or h100; default: gpu_type"
     )
-    network: Literal["pollara", "broadcom", "cx7", "infiniband"] | None = Field(
-        None, description="kind of the NICs between nodes, for the RCCL rules"
+    network: Literal["pollara", "broadcom", "cx7", "infiniband", "other"] | None = Field(
+        None,
+        description="kind of the NICs between nodes, for the RCCL rules; other: none that the rules know",
     )
     rails_only: bool = Field(False, description="no path between rails: NIC i of a node reaches NICs i only")
     nics: tuple[Line, ...] = Field((), description="RDMA devices of one node in rail order: the first is rail 0's")
@@ -329,6 +330,11 @@ class ClusterSection(Section):
         if self.gpu_nics and max(self.gpu_nics) >= len(self.nics):
             raise ValueError(f"gpu_nics: {max(self.gpu_nics)} is none of the {nics} (0 is the first)")
         return self
+
+    @property
+    def rdma_network(self) -> Literal["pollara", "broadcom", "cx7", "infiniband"] | None:
+        """Return the network that the RCCL rules know; None if it is another, or not known."""
+        return None if self.network == "other" else self.network
 
     @property
     def has_rails(self) -> bool:

@@ -42,7 +42,7 @@ def ask(
     answered: dict[str, NodeAnswer] = {}
     lost: dict[str, NodeAnswer] = {}
     names, count = chosen.names, chosen.count
-    waiting = _waiting()
+    waiting = report_waiting()
     for _ in range(_LAUNCH_TRIES):
         task = replace(task, sent=time.time())
         exclude = [f"--exclude={compress(lost)}"] if lost and not names else []
@@ -81,7 +81,7 @@ def _options(site: Site, timeout_s: float, *, inside: bool) -> Iterator[str]:
         yield f"--reservation={reservation}"
 
 
-def _waiting() -> Callable[[str], None]:
+def report_waiting() -> Callable[[str], None]:
     """Return what reports at intervals why the job has not started."""
     report_at = 0.0
 

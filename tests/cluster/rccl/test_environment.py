@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from zslurm.cluster.rccl.environment import RULES, environment, left_out
+from zslurm.cluster.rccl.environment import RULES, environment, left_out, left_out_note
 from zslurm.cluster.site import resolve_profile
 from zslurm.config.spec import ClusterSection
 
@@ -163,6 +163,26 @@ def test_a_profile_without_interface_and_nics_names_the_rules_that_it_leaves_out
         "NCCL_IB_HCA is not set: the profile does not give cluster.nics (only the rails' NICs; = is an exact "
         "match, without it ionic_1 also takes ionic_10)"
     )
+
+
+def test_rules_that_wait_for_the_network_or_the_vendor_are_left_out_and_counted() -> None:
+    unknown = ClusterSection(launcher="slurm", gpus_per_node=8, gpu_type="mi300x", name="lab")
+    needs = {rule.variable: rule.needs for rule in left_out(unknown)}
+    for variable in ("NCCL_IB_HCA", "NCCL_IB_TIMEOUT", "NCCL_CROSS_NIC", "NCCL_NET_PLUGIN", "NCCL_DMABUF_ENABLE"):
+        assert needs[variable] == "cluster.network"
+    assert (left_out_note(unknown) or "").startswith("19 variables of RCCL or NCCL are not set: profile lab ")
+    nameless = {
+        rule.variable: rule.needs for rule in left_out(cluster(gpu_type=None, network=None, launcher="slurm"))
+    }
+    assert nameless["HSA_NO_SCRATCH_RECLAIM"] == "cluster.gpu_family"
+
+
+def test_another_network_decides_every_rule_of_networks() -> None:
+    other = ClusterSection(launcher="slurm", gpus_per_node=8, gpu_type="h100", network="other")
+    assert {rule.needs for rule in left_out(other)} == {"cluster.interface"}
+    assert left_out_note(other) is None
+    without_gpus = ClusterSection(launcher="slurm")
+    assert left_out_note(without_gpus) is None
 
 
 def test_nothing_is_left_out_of_a_complete_profile_of_one_that_decides_itself_and_of_one_machine() -> None:

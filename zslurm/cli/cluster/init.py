@@ -10,6 +10,7 @@ from typer import Option
 from zslurm.cluster.detect import detect
 from zslurm.cluster.profile import keep_before, profile_path, save_profile
 from zslurm.core.console import say
+from zslurm.doctor.ask import report_waiting
 
 
 def init(
@@ -17,14 +18,19 @@ def init(
     partition: Annotated[str | None, Option(help="Partition to use; default: Slurm's default one.")] = None,
     account: Annotated[str | None, Option(help="Account to charge, for the profile and for the probe.")] = None,
     probe: Annotated[
-        bool, Option("--probe", help="Ask one node for its NICs, rails and drivers, in a separate job.")
-    ] = False,
-    probe_timeout: Annotated[float, Option(metavar="SECONDS", min=1, help="Wait so long for that job.")] = 300.0,
+        bool | None,
+        Option(
+            "--probe/--no-probe",
+            help="Read network, NICs and drivers of one node in a short job. Default: try it; with --probe, "
+            "fail if no node answers.",
+        ),
+    ] = None,
+    probe_timeout: Annotated[float, Option(metavar="SECONDS", min=1, help="Wait so long for that job.")] = 120.0,
     yes: Annotated[
         bool, Option("-y", "--yes", help="Ask nothing; replace an existing profile of the name.")
     ] = False,
 ) -> None:
-    """Write a cluster profile from what Slurm reports. A profile that it replaces is kept beside it.
+    """Write a cluster profile from what Slurm and one of its nodes report. An older one is kept as FILE~.
 
     Example: zslurm init --yes
     """
@@ -36,13 +42,23 @@ def init(
     path = profile_path(found.name)
     if path.exists() and not yes:
         typer.confirm(f"{path} exists; replace it?", abort=True, err=True)
-    if probe:
+    if probe or (probe is None and choices):
         if choices:
-            say("asking one node for its NICs, rails and drivers; the job waits in the queue like any other")
-        found = detect(name=name, partition=partition, account=account, probe_timeout_s=probe_timeout)
+            optional = "" if probe else " (--no-probe: not now)"
+            say(f"reading the network of one node in a short job, for {probe_timeout:g} s at most{optional}")
+        found = detect(
+            name=name,
+            partition=partition,
+            account=account,
+            probe_timeout_s=probe_timeout,
+            probe_is_optional=not probe,
+            waiting=report_waiting(),
+        )
     kept = keep_before(path, found.text)
     save_profile(found.name, found.text, make_default=True)
     print(found.text, end="")
     if kept is not None:
         say(f"the profile that was there is kept as {kept}")
     say(f"wrote {path}; it is now the default cluster")
+    if found.not_probed is not None:
+        say(f"note: the network is not known: {found.not_probed}; try `zslurm init --probe` later")

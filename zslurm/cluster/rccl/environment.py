@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from zslurm.checkpoint_tools.quantities import counted
 from zslurm.cluster.rccl.rules import rules
 from zslurm.config.spec import ClusterSection
 
@@ -58,6 +59,11 @@ def variables_of(cluster: ClusterSection) -> dict[str, str]:
     return {setting.name: setting.value for setting in environment(cluster)}
 
 
+FIND_OUT = "`zslurm init --probe` reads a node"
+"""How a user completes a profile."""
+_NOT_PROBED = "cluster.interface"
+
+
 @dataclass(frozen=True)
 class LeftOut:
     """A rule that would apply if the profile stated more.
@@ -76,6 +82,18 @@ class LeftOut:
     def line(self) -> str:
         """The rule in one line: `NCCL_IB_HCA is not set: the profile does not give cluster.nics (...)`."""
         return f"{self.variable} is not set: the profile does not give {self.needs} ({self.reason})"
+
+
+def left_out_note(cluster: ClusterSection) -> str | None:
+    """Return one line on the variables that a probe of a node would decide; None if there are none."""
+    undecided = [rule for rule in left_out(cluster) if rule.needs != _NOT_PROBED]
+    if not undecided:
+        return None
+    keys = list(dict.fromkeys(rule.needs for rule in undecided))
+    return (
+        f"{counted(len(undecided), 'variable')} of RCCL or NCCL {'is' if len(undecided) == 1 else 'are'} not set: "
+        f"profile {cluster.name} does not give {', '.join(keys)}; {FIND_OUT}, `zslurm env --explain` lists them"
+    )
 
 
 def left_out(cluster: ClusterSection) -> list[LeftOut]:

@@ -174,11 +174,11 @@ def _timeouts(given: Mapping[str, str], cluster: ClusterSection) -> Iterator[Fin
     if patience >= _HOUR_S:
         message = f"{shown} on a peer that is gone; {wanted.ib_timeout} is {wanted.network_patience_s} s"
         yield "fault", "NCCL_IB_TIMEOUT", message
-    elif "NCCL_IB_TIMEOUT" in given and patience < wanted.network_patience_s and cluster.network:
+    elif "NCCL_IB_TIMEOUT" in given and patience < wanted.network_patience_s and cluster.rdma_network:
         message = f"{shown}: a link that flaps for longer ends the job; {wanted.ib_timeout} rides over a minute"
         yield "warning", "NCCL_IB_TIMEOUT", message
     heartbeat = number(given.get("TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC"))
-    if heartbeat is not None and cluster.network and 0 < heartbeat <= patience:
+    if heartbeat is not None and cluster.rdma_network and 0 < heartbeat <= patience:
         message = f"PyTorch ends the process before the network gives up: {shown}"
         yield "fault", "TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC", message
 

@@ -46,15 +46,15 @@ def rails(given: Mapping[str, str], cluster: ClusterSection) -> Iterator[Finding
 def gid(given: Mapping[str, str], cluster: ClusterSection) -> Iterator[FindingFields]:
     """A GID that is not RoCE v2's."""
     index = given.get("NCCL_IB_GID_INDEX")
-    if index is None or cluster.network not in ROCE or index == "-1":
+    if index is None or cluster.rdma_network not in ROCE or index == "-1":
         return
-    usual = rules().gid_index[cluster.network]
+    usual = rules().gid_index[cluster.rdma_network]
     if cluster.gid_index is not None and index != str(cluster.gid_index):
         message = f"by the profile RoCE v2 has GID index {cluster.gid_index} (cluster.gid_index)"
         yield "fault", "NCCL_IB_GID_INDEX", message
     elif cluster.gid_index is None and index != str(usual):
         message = (
-            f"RoCE v2 usually has GID index {usual} on {cluster.network}; if it is {index} here, set "
+            f"RoCE v2 usually has GID index {usual} on {cluster.rdma_network}; if it is {index} here, set "
             f"cluster.gid_index: {index} (`zslurm rails` shows it)"
         )
         yield "warning", "NCCL_IB_GID_INDEX", message
@@ -90,9 +90,9 @@ def devices(given: Mapping[str, str], cluster: ClusterSection) -> Iterator[Findi
 
 def network(given: Mapping[str, str], cluster: ClusterSection) -> Iterator[FindingFields]:
     """What leads off the fast network."""
-    if cluster.network and is_on(given, "NCCL_IB_DISABLE"):
+    if cluster.rdma_network and is_on(given, "NCCL_IB_DISABLE"):
         yield "fault", "NCCL_IB_DISABLE", "everything between nodes goes over TCP sockets"
-    if cluster.network and given.get("NCCL_NET", "").lower() == "socket":
+    if cluster.rdma_network and given.get("NCCL_NET", "").lower() == "socket":
         yield "fault", "NCCL_NET", "everything between nodes goes over TCP sockets"
     interface = given.get("NCCL_SOCKET_IFNAME", "").removeprefix("^").removeprefix("=")
     if _ADDRESS.fullmatch(interface):
@@ -116,7 +116,7 @@ def transport(given: Mapping[str, str], cluster: ClusterSection) -> Iterator[Fin
 
 def gpu_direct(given: Mapping[str, str], cluster: ClusterSection) -> Iterator[FindingFields]:
     """Neither peermem nor dma-buf: NICs cannot reach the memory of GPUs."""
-    if vendor_of(cluster) != "amd" or not cluster.network or cluster.peermem is not False:
+    if vendor_of(cluster) != "amd" or not cluster.rdma_network or cluster.peermem is not False:
         return
     through = "the nodes have no peermem, and every message between nodes goes through host memory; set 1"
     if number(given.get("NCCL_DMABUF_ENABLE")) == 0:

@@ -86,7 +86,15 @@ class When(Section):
         )
 
     def unknown(self, cluster: ClusterSection) -> str | None:
-        """Name the keys of the profile that decide whether the rule applies, where they alone are missing."""
+        """Return the key of the profile that decides whether the rule applies, if only missing keys do."""
+        if self.gpus not in (None, cluster.gpus_per_node > 0):
+            return None
+        if self.vendor is not None and cluster.gpus_per_node and vendor_of(cluster) is None:
+            return "cluster.gpu_family"
+        if self.vendor not in (None, vendor_of(cluster)):
+            return None
+        if (self.network or self.rails_only) and cluster.network is None and not cluster.rails_only:
+            return "cluster.network" if cluster.gpus_per_node else None
         if not self._holds_so_far(cluster):
             return None
         if self.rccl is not None and rccl_version(cluster) is None:
@@ -240,7 +248,7 @@ def _data(name: str) -> Any:
 def _fields_of(cluster: ClusterSection) -> dict[str, Any]:
     """What a rule's value may name; None where the profile does not know it."""
     limits = rules().limits
-    usual = rules().gid_index.get(cluster.network) if cluster.network else None
+    usual = rules().gid_index.get(cluster.rdma_network) if cluster.rdma_network else None
     return {
         "nics": ",".join(cluster.nics) or None,
         "interface": cluster.interface,

@@ -31,7 +31,7 @@ def memlock(sources: Sources) -> Outcome:
     if limit == "unlimited":
         return passed("memlock is unlimited")
     shown = f"memlock is {show_bytes(limit)}"
-    if not (cluster.nics or cluster.network or sources.facts.nics):
+    if not (cluster.nics or cluster.rdma_network or sources.facts.nics):
         return passed(f"{shown}; there is no RDMA device that needs more")
     if limit >= wanted * _GIB:
         return passed(shown)

@@ -11,7 +11,7 @@ from zslurm.checkpoint_tools.quantities import counted, show_duration
 from zslurm.cluster.rails.map import rail_map
 from zslurm.cluster.rails.types import Rail
 from zslurm.cluster.rccl.conf_files import read_conf
-from zslurm.cluster.rccl.environment import left_out, variables_of
+from zslurm.cluster.rccl.environment import FIND_OUT, left_out, variables_of
 from zslurm.cluster.rccl.finding import Finding
 from zslurm.cluster.rccl.lint import concerns_us, lint, overridden
 from zslurm.cluster.rccl.lint_network import dmabuf_by_default
@@ -92,7 +92,7 @@ def reverse_names(sources: Sources) -> Outcome | None:
 def nics(sources: Sources) -> Outcome | None:
     """Look at state and rate of each RDMA device that is a rail's, and at firmware and driver of all."""
     cluster, found = sources.cluster, sources.facts.nics
-    if not cluster.nics and not cluster.network and not found:
+    if not cluster.nics and not cluster.rdma_network and not found:
         return None
     firmware = sorted({f"{nic.driver or '?'} {nic.firmware or '?'}" for nic in found})
     facts = {"NIC driver and firmware": ", ".join(firmware) or None}
@@ -154,7 +154,7 @@ def peermem(sources: Sources) -> Outcome | None:
     Where neither works RCCL trains all the same, and copies every message between nodes through host memory.
     """
     cluster, found = sources.cluster, sources.facts.peermem
-    if vendor_of(cluster) != "amd" or not cluster.network or not sources.facts.gpus:
+    if vendor_of(cluster) != "amd" or not cluster.rdma_network or not sources.facts.gpus:
         return None
     if found is None:
         return unavailable("neither memory_peers in sysfs nor /proc/kallsyms shows whether there is peermem")
@@ -219,7 +219,7 @@ def environment(sources: Sources) -> Outcome | None:
     given = {**sources.environ, **job}
     conf = read_conf(given, sources.cluster, sources.root)
     findings = [*lint(given, sources.cluster, conf), *overridden(sources.environ, job)]
-    remedy = "complete the profile (`zslurm init --probe` reads a node), or set it in cluster.env"
+    remedy = f"complete the profile ({FIND_OUT}), or set it in cluster.env"
     problems = _of_findings(findings, "`zslurm env --explain` shows what a job gets")
     problems += [warned(rule.line, remedy) for rule in left_out(sources.cluster)]
     return worst(problems, f"{counted(len(job), 'variable is', 'variables are')} set, none is wrong")

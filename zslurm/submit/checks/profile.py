@@ -64,12 +64,12 @@ def check_profile(name: str, *, interfaces: Path = Path("/sys/class/net")) -> Re
 
 def _check_rails(cluster: ClusterSection, report: Report) -> None:
     """Check NICs against the network; that there is one for every GPU is part of being valid."""
-    if cluster.network and not cluster.nics:
+    if cluster.rdma_network and not cluster.nics:
         report.warnings.append(
             f"cluster.nics: not given, so RCCL takes every NIC it finds on {cluster.network}; "
             "`zslurm init --probe` reads them"
         )
-    elif cluster.nics and not cluster.network:
+    elif cluster.nics and cluster.network is None:
         report.warnings.append("cluster.network: not given, so no rule for these NICs applies")
     elif cluster.nics:
         report.passed.append(f"{counted(cluster.gpus_per_node, 'GPU')} and {counted(len(cluster.nics), 'NIC')}")

@@ -74,8 +74,9 @@ def describe(resolved: Resolved, *, new: bool, as_json: bool) -> str:
         f"{counted(spec.slurm.nodes, 'node')}{spares} x {counted(spec.ranks_per_node, 'rank')} on "
         f"{spec.cluster.name}; {_work(spec, order)}",
         *map(_describe_mixture, mixtures),
-        *(f"note: {note}" for note in notes),
         *_facts(seen, spec.slurm.nodes),
+        *([""] if notes else []),
+        *(f"note: {note}" for note in notes),
         "",
         "values that were given (all others are defaults: zslurm config show --origin)",
         *columns(
