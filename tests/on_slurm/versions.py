@@ -44,6 +44,7 @@ mount -t tmpfs -o mode=1777 tmpfs "$root/tmp"
 mount -t tmpfs -o mode=755 tmpfs "$root/run"
 mount -t proc proc "$root/proc"
 mount -t sysfs sysfs "$root/sys"
+if [ -d /sys/fs/cgroup ]; then mount --rbind /sys/fs/cgroup "$root/sys/fs/cgroup"; fi  # slurmd 22.05 wants one
 # The clusters change the users and the names of hosts.
 mount -t tmpfs -o mode=755 tmpfs "$root/mnt"
 cp -a "$root/etc/." "$root/mnt"

@@ -31,6 +31,14 @@ def test_a_submission_sees_where_the_cluster_is_and_nothing_of_a_job_around_it()
     assert removed == sorted(set(environment) - {"HOME", "SLURM_CONF"})
 
 
+def test_a_configless_cluster_and_slurms_own_authentication_stay() -> None:
+    """Without slurm.conf, a command finds its cluster and its user through these alone."""
+    names = ("SLURM_CONF_SERVER", "SLURM_SACK_SOCKET", "SLURM_SACK_KEY", "SLURM_SACK_JWKS", "SLURM_JWT")
+    kept = dict.fromkeys(names, "x")
+    assert scrubbed(kept | {"SLURM_NNODES": "2"}) == kept
+    assert step_environment(kept | {"SLURM_NNODES": "2"}) == kept
+
+
 def test_a_step_sees_its_job_but_no_shape_of_the_batch_script() -> None:
     environment = step_environment(BATCH | {"SLURM_CPU_BIND": "mask_cpu:0x3", "PMIX_RANK": "0"})
     assert {"SLURM_JOB_ID", "SLURM_JOBID", "SLURM_CONF", "SLURM_JOB_NODELIST", "HOME"} <= set(environment)

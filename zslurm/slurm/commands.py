@@ -147,7 +147,7 @@ def _failure(command: str, message: str, *, repeatable: bool) -> Exception:
     if any(words in message for words in _UNANSWERED):
         return _Unanswered(line) if repeatable else SlurmUnavailable(f"{line}; it may have been done")
     if any(words in message for words in _NO_CLUSTER):
-        return SlurmUnavailable(f"{line}; is SLURM_CONF right, and is this a machine of the cluster?")
+        return SlurmUnavailable(f"{line}; is SLURM_CONF (or SLURM_CONF_SERVER) right, and is this a machine of the cluster?")
     if UNKNOWN_JOB in message:
         return NotFound(line)
     return SlurmRefused(line)

@@ -18,8 +18,10 @@ T = TypeVar("T")
 
 _PREFIXES = ("SLURM_", "SLURMD_", "SBATCH_", "SRUN_", "SALLOC_", "SQUEUE_", "SACCT_", "SINFO_", "SCONTROL_")
 _LAUNCHER_PREFIXES = ("PMI_", "PMI2_", "PMIX_")
-_KEPT = {"SLURM_CONF", "SLURM_JWT"}
-"""Where the cluster is, and who the user is to it: without them a command may find no Slurm at all."""
+WHICH_CLUSTER = ("SLURM_CONF", "SLURM_CONF_SERVER")
+"""Where a command finds its cluster: a file, or a slurmctld that hands it out (configless sites)."""
+_KEPT = {*WHICH_CLUSTER, "SLURM_JWT", "SLURM_SACK_SOCKET", "SLURM_SACK_KEY", "SLURM_SACK_JWKS"}
+"""The cluster, and who the user is to it (auth/jwt, auth/slurm): without them a command may find no Slurm at all."""
 
 _SRUN_INPUTS = frozenset(
     f"SLURM_{name}"
@@ -48,7 +50,10 @@ def names_to_scrub(environ: Mapping[str, str]) -> list[str]:
 
 
 def scrubbed(environ: Mapping[str, str]) -> dict[str, str]:
-    """A copy without what a surrounding job, step or MPI launcher left; SLURM_CONF and SLURM_JWT stay."""
+    """A copy without what a surrounding job, step or MPI launcher left.
+
+    What names the cluster and the user stays: SLURM_CONF, SLURM_CONF_SERVER, SLURM_JWT, SLURM_SACK_*.
+    """
     removed = set(names_to_scrub(environ))
     return {name: value for name, value in environ.items() if name not in removed}
 

@@ -26,6 +26,7 @@ from zslurm.core.files import write_atomically
 from zslurm.core.paths import home
 from zslurm.slurm.client import SlurmClient
 from zslurm.slurm.commands import Retries
+from zslurm.slurm.environment import WHICH_CLUSTER
 from zslurm.slurm.jobs import JobRecord
 
 FRESH_S = 3.0
@@ -141,5 +142,6 @@ def _ask_accounting(client: SlurmClient, forgotten: list[str], kept: _Kept) -> s
 def cache_file() -> Path:
     """Where the view of this user and cluster is kept."""
     base = os.environ.get("XDG_CACHE_HOME")
-    cluster = hashlib.sha256(os.environ.get("SLURM_CONF", "").encode()).hexdigest()[:12]
+    place = next((os.environ[name] for name in WHICH_CLUSTER if os.environ.get(name)), "")
+    cluster = hashlib.sha256(place.encode()).hexdigest()[:12]
     return (Path(base) if base else home() / ".cache") / "zslurm" / f"queue-{os.getuid()}-{cluster}.json"
