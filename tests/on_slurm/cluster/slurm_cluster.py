@@ -185,8 +185,11 @@ class SlurmCluster(RunsAsUser):
 
     def node_states(self) -> dict[str, str]:
         """What sinfo says of every node: {'node0': 'idle', 'node1': 'down*'}; empty while nobody answers."""
-        result = self.run(["sinfo", "--noheader", "--Node", "--format=%N %T"], check=False)
-        return dict(line.split() for line in result.stdout.splitlines()) if result.returncode == 0 else {}
+        try:  # as root: PrivateData may hide the nodes from the user
+            said = self.run_as_root(["sinfo", "--noheader", "--Node", "--format=%N %T"])
+        except subprocess.CalledProcessError:
+            return {}
+        return dict(line.split() for line in said.splitlines())
 
     def kill_node(self, name: str, *, noticed_at_once: bool = False) -> None:
         """Kill a node as a power cut would: slurmd first, so that it reports nothing, then slurmstepd, then tasks.
@@ -211,13 +214,21 @@ class SlurmCluster(RunsAsUser):
         processes.kill_all(lambda: processes.tasks(instance, name))
         self._daemons.reap()
         if noticed_at_once:
+            # ReturnToService=1 keeps it so: with 2, an answer that the node gave before it died, and that slurmctld
+            # looks at a second later, makes it idle again.
             self.run_as_root(["scontrol", "update", f"NodeName={name}", "State=DOWN", "Reason=killed"])
 
     def start_node(self, name: str) -> None:
         """Start a killed node again and wait until the controller takes it back."""
         if not self._daemons.is_alive(f"slurmd.{name}"):
             self._daemons.start_node(name)
+        if self.node_states().get(name) == "down":
+            self._resume(name)
         self.wait_for_node(name, up=True)
+
+    def _resume(self, name: str) -> None:
+        with contextlib.suppress(subprocess.CalledProcessError):  # it came back by itself meanwhile
+            self.run_as_root(["scontrol", "update", f"NodeName={name}", "State=RESUME"])
 
     def wait_for_node(self, name: str, *, up: bool) -> None:
         """Wait until the controller calls the node usable, or down."""
@@ -245,9 +256,8 @@ class SlurmCluster(RunsAsUser):
             return False
         if jobs - {"COMPLETING"}:
             self.run(["scancel", own], check=False)  # a job that ends by itself meanwhile is an error
-        for name in (name for name, state in states.items() if state.startswith("drain")):
-            with contextlib.suppress(subprocess.CalledProcessError):
-                self.run_as_root(["scontrol", "update", f"NodeName={name}", "State=RESUME"])
+        for name in (name for name, state in states.items() if state == "down" or state.startswith("drain")):
+            self._resume(name)
         return set(states.values()) == {"idle"} and not jobs
 
     def _states_of_jobs(self, option: str) -> set[str] | None:
