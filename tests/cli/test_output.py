@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -91,7 +92,7 @@ def test_a_dry_run_shows_the_script_and_where_values_came_from(shell: Shell) -> 
     assert isinstance(body, dict)
     assert body["script"] == f"#!/bin/bash\n{script}"
     assert (body["nodes"], body["ranks"], body["steps"], body["launcher"]) == (3, 3, 10, "slurm")
-    assert body["values"]["slurm.nodes"] == {"value": 3, "origin": "--set slurm.nodes"}
+    assert body["values"]["slurm.nodes"] == {"value": 3, "origin": "--nodes"}
     assert body["environment"]["A"] == "b"
     assert body["run_dir"] == f"{shell.directory}/runs/tiny"
     assert shell.everything() == before
@@ -174,16 +175,47 @@ def test_init_asks_before_it_replaces_a_profile(shell: Shell, monkeypatch: pytes
     assert not path.read_text().endswith("# mine\n")
 
 
-@pytest.mark.parametrize("arguments", [["--help"], ["config", "schema"], ["template", "show", "train"]])
-def test_a_reader_that_has_gone_is_no_reason_for_a_traceback(arguments: list[str]) -> None:
-    """As in `zslurm config schema | head -1`."""
+@pytest.mark.parametrize("arguments", [["--help"], ["config", "schema"], ["template", "show", "train"], ["foo"]])
+def test_a_reader_that_has_gone_ends_a_command_as_sigpipe_does(arguments: list[str]) -> None:
+    """As in `zslurm config schema | head -1`; a command that prints nothing there is not concerned."""
     reader, writer = os.pipe()
     os.close(reader)
     command = [sys.executable, "-m", "zslurm", *arguments]
     environment = {name: value for name, value in clean_environment().items() if name != "PYTHONUNBUFFERED"}
     done = subprocess.run(command, stdout=writer, stderr=subprocess.PIPE, text=True, env=environment)
     os.close(writer)
-    assert (done.returncode, done.stderr) == (1, "")
+    if arguments == ["foo"]:
+        assert done.returncode == 2
+    else:
+        assert (done.returncode, done.stderr) == (141, "")
+
+
+def test_a_closed_stream_is_no_reason_for_a_traceback() -> None:
+    """As in `zslurm config recipes >&-`, from cron or a daemon."""
+    command = f"{sys.executable} -m zslurm config recipes"
+    for closed, code in (("<&-", 0), (">&-", 0), ("2>&-", 0), ("<&- >&- 2>&-", 0), ("--foo 2>&-", 2)):
+        shell = ["sh", "-c", f"{command} {closed}"]
+        done = subprocess.run(shell, capture_output=True, text=True, env=clean_environment())
+        assert (done.returncode, done.stderr) == (code, ""), closed
+
+
+@pytest.mark.parametrize("ignored", [False, True])
+def test_an_interrupt_while_modules_are_imported_shows_no_imports(ignored: bool, tmp_path: Path) -> None:
+    """Where the caller ignores it, as nohup and `&` in a script do, the command goes on."""
+    (tmp_path / "sitecustomize.py").write_text(
+        "import os, signal, sys\n"
+        "class Interrupts:\n"
+        "    def find_spec(self, name, path=None, target=None):\n"
+        "        if name == 'zslurm.cli.main':\n"
+        "            os.kill(os.getpid(), signal.SIGINT)\n"
+        "sys.meta_path.insert(0, Interrupts())\n"
+    )
+    trap = "trap '' INT;" if ignored else ""
+    command = f"{trap} exec {sys.executable} -m zslurm --version"
+    environment = clean_environment() | {"PYTHONPATH": str(tmp_path)}
+    done = subprocess.run(["sh", "-c", command], capture_output=True, text=True, env=environment)
+    assert done.stderr == ""
+    assert done.returncode == (0 if ignored else -signal.SIGINT)
 
 
 def test_cells_of_a_piped_table_hold_no_tabs_or_line_breaks(capsys: pytest.CaptureFixture[str]) -> None:

@@ -131,7 +131,14 @@ def test_a_section_whose_lines_are_all_commented_out_says_nothing(tmp_path: Path
         ("a b=4", "--set a b=4: expected KEY=VALUE, such as phases[0].lr=3e-4"),
         ("phases[x].lr=4", "--set phases[x].lr=4: expected KEY=VALUE, such as phases[0].lr=3e-4"),
         ("phases[1].lr=1", "--set phases[1].lr=1: there is no item [1]; the list has 1"),
-        ("model[0]=1", "--set model[0]=1: [0] reaches into something that is not a list"),
+        ("model[0]=1", "--set model[0]=1: `model` is not a list"),
+        ("phase[0].lr=1", "--set phase[0].lr=1: `phase` is not a list; did you mean `phases[0]`?"),
+        ('--nodes slurm.nodes="two"', '--nodes: slurm.nodes: expected a number, got "two"'),
+        (
+            '--job-name run.name="grün"',
+            "--job-name: run.name: must be letters, digits, '.', '_' and '-', and begin with a letter or digit "
+            '(it becomes a directory and a job name), got "grün"',
+        ),
         ("phases.lr=1", "--set phases.lr=1: phases holds no keys"),
         ("phases[0].lr.x=1", "--set phases[0].lr.x=1: phases[0].lr holds no keys"),
         ("run.name=[a", "--set run.name:1: not valid YAML: expected ',' or ']', but got '<stream end>': [a"),

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib import import_module
 from typing import Any, NamedTuple
 
@@ -152,6 +154,19 @@ def with_program(command: str, arguments: list[str]) -> list[str]:
     return [*arguments[:end], "--program", json.dumps(program)]
 
 
+class ClosedPipe(Exception):
+    """The reader of the output has gone, as in `zslurm ... | head`."""
+
+
+@contextmanager
+def _closed_pipes() -> Iterator[None]:
+    """Raise ClosedPipe if the reader of a pipe has gone: Typer takes Python's error for a failure."""
+    try:
+        yield
+    except BrokenPipeError as error:
+        raise ClosedPipe from error
+
+
 class LazyGroup(HelpGroup):
     """A group whose commands are placeholders until one is called."""
 
@@ -168,6 +183,16 @@ class LazyGroup(HelpGroup):
         if name not in COMMANDS:
             return name, command, rest
         return name, load(name), with_program(name, with_current_names(name, rest))
+
+    def make_context(self, *args: Any, **extra: Any) -> Any:
+        """Parse the command line, and print help or the version if that is asked for."""
+        with _closed_pipes():
+            return super().make_context(*args, **extra)
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run the command that is called."""
+        with _closed_pipes():
+            return super().invoke(ctx)
 
 
 def load(name: str) -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import signal
 import sys
 from typing import Annotated, NoReturn
 
@@ -11,7 +12,7 @@ import typer
 from typer.exceptions import TyperException
 
 from zslurm import __version__
-from zslurm.cli.commands import SETTINGS, LazyGroup
+from zslurm.cli.commands import SETTINGS, ClosedPipe, LazyGroup
 from zslurm.core.errors import Exit, ZslurmError
 
 app = typer.Typer(
@@ -42,16 +43,28 @@ def _options(
 
 def main() -> NoReturn:
     """Run the command line and leave with its exit code."""
+    _open_closed_streams()
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # a locale that lacks a character gets `?`, and no traceback
-    code = _run()
     try:
+        code = _run()
         sys.stdout.flush()
-    except BrokenPipeError:
-        # The reader has gone, as in `zslurm ... | head`; Python would complain of it when it exits.
+    except (BrokenPipeError, ClosedPipe):
+        # Python would complain of the closed pipe when it exits.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        code = Exit.FAILED
+        code = CLOSED_PIPE
     sys.exit(code)
+
+
+CLOSED_PIPE = 128 + signal.SIGPIPE
+"""Exit code if the reader of the output has gone: that of any program that SIGPIPE ends."""
+
+
+def _open_closed_streams() -> None:
+    """Open the null device for a standard stream that the caller closed, as in `zslurm status >&-`."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_RDWR), mode))
 
 
 def _run() -> int:
@@ -67,7 +80,8 @@ def _run() -> int:
             print(message, file=sys.stderr)
         else:
             plain = " ".join(message.replace("Value error, ", "").split()).rstrip(".")  # pydantic's prefix
-            _complain(f"{plain} (see zslurm --help, zslurm COMMAND --help)")
+            context = getattr(error, "ctx", None)
+            _complain(f"{plain} (see {context.command_path if context else 'zslurm'} --help)")
         return error.exit_code
     except typer.Abort:
         _complain("stopped")

@@ -6,6 +6,7 @@ Later layers win. Mappings merge key by key; lists and scalars replace what was 
 
 from __future__ import annotations
 
+import difflib
 import json
 import re
 from collections.abc import Callable
@@ -18,6 +19,7 @@ from zslurm.config.yaml12 import KeyPath
 from zslurm.core.errors import ConfigError
 
 _WORD = r"[A-Za-z_][A-Za-z0-9_-]*"
+_TYPED = re.compile(r"(--?[A-Za-z][a-z-]*) ")
 _PATH = re.compile(rf"{_WORD}(\.{_WORD}|\[\d+\])*")
 _PATH_PART = re.compile(rf"({_WORD})|\[(\d+)\]")
 
@@ -43,6 +45,12 @@ class Origin:
 DEFAULT = Origin("default")
 # The first words of layer names, in the order in which later ones win.
 LAYER_ORDER = ("default", "cluster", "recipe", "base", "run", "--set")
+
+
+def rank_of(origin: Origin) -> int:
+    """Return how late the layer of an origin is; every option of the command line counts as `--set`."""
+    word = origin.layer.split(" ")[0]
+    return LAYER_ORDER.index("--set" if word.startswith("-") else word)
 
 
 @dataclass
@@ -108,9 +116,14 @@ class Layers:
     def override(self, assignment: str) -> None:
         """Apply one `--set a.b[0].c=value`; the value is read as YAML.
 
+        If the value was typed as another option, the option precedes the assignment: `--job-name run.name="x"`.
+        Messages name that option then.
+
         Raises:
             ConfigError: not an assignment, or the path runs through something that is not there.
         """
+        typed = _TYPED.match(assignment)
+        assignment = assignment[typed.end() :] if typed else assignment
         text, equals, value_text = assignment.partition("=")
         path = parse_path(text) if equals else ()
         if not path:
@@ -123,7 +136,7 @@ class Layers:
         target: Any = self.data
         for depth, part in enumerate(path[:-1]):
             if isinstance(part, int):
-                _check_index(target, part, assignment)
+                self._check_index(target, path[: depth + 1], assignment)
                 target = target[part]
             elif isinstance(target, dict):
                 target = target.setdefault(part, {})
@@ -131,11 +144,22 @@ class Layers:
                 raise ConfigError(f"--set {assignment}: {show_path(path[:depth])} holds no keys")
         last = path[-1]
         if isinstance(last, int):
-            _check_index(target, last, assignment)
+            self._check_index(target, path, assignment)
         elif not isinstance(target, dict):
             raise ConfigError(f"--set {assignment}: {show_path(path[:-1])} holds no keys")
         self._forget(path)
-        target[last] = self._adopt(value, path, lambda _: Origin(f"--set {text}"))
+        target[last] = self._adopt(value, path, lambda _: Origin(typed[1] if typed else f"--set {text}"))
+
+    def _check_index(self, target: Any, path: KeyPath, assignment: str) -> None:
+        """Check that the last part of a path is the index of an item of a list."""
+        name, index = show_path(path[:-1]), path[-1]
+        if not isinstance(target, list):
+            lists = [key for key, value in self.data.items() if isinstance(value, list)]
+            near = difflib.get_close_matches(name, lists, 1, 0.5)
+            hint = f"; did you mean `{near[0]}[{index}]`?" if near else ""
+            raise ConfigError(f"--set {assignment}: `{name}` is not a list{hint}")
+        if not isinstance(index, int) or index >= len(target):
+            raise ConfigError(f"--set {assignment}: there is no item [{index}]; the list has {len(target)}")
 
     def derive(self, path: tuple[str, str], value: Any, origin: Origin) -> None:
         """Set a value that follows from another one, whose origin it has."""
@@ -161,13 +185,6 @@ class Layers:
             except (KeyError, IndexError, TypeError):
                 return DEFAULT
         return self.origin(path)
-
-
-def _check_index(target: Any, index: int, assignment: str) -> None:
-    if not isinstance(target, list):
-        raise ConfigError(f"--set {assignment}: [{index}] reaches into something that is not a list")
-    if index >= len(target):
-        raise ConfigError(f"--set {assignment}: there is no item [{index}]; the list has {len(target)}")
 
 
 def parse_path(text: str) -> KeyPath:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import json
 import re
 import types
 from typing import Any, Union, get_args, get_origin
@@ -11,7 +10,8 @@ from typing import Any, Union, get_args, get_origin
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
-from zslurm.config.layers import LAYER_ORDER, Layers, Origin, parse_path, show_path
+from zslurm.config.layers import Layers, Origin, parse_path, rank_of, show_path
+from zslurm.config.text import shown_json
 from zslurm.config.yaml12 import KeyPath
 
 
@@ -49,7 +49,7 @@ def _elsewhere(key: str, spec: type[BaseModel]) -> list[str]:
 
 
 def _shown(value: Any) -> str:
-    text = json.dumps(value, default=str)
+    text = shown_json(value)
     return text if len(text) <= 60 else text[:57] + "..."
 
 
@@ -78,9 +78,7 @@ def _latest_mentioned(message: str, path: KeyPath, layers: Layers, spec: type[Ba
     keys = rf"\b(?:{'|'.join(section.model_fields)})\b(?:\.\w[\w-]*|\[\d+\])*" if section else r"(?!)"
     paths = [(*path, *parse_path(key)) for key in re.findall(keys, message)]
     given = [layers.origins[place] for place in paths if place in layers.origins]
-    return max(
-        given, key=lambda origin: LAYER_ORDER.index(origin.layer.split(" ")[0]), default=layers.origin(path)
-    )
+    return max(given, key=rank_of, default=layers.origin(path))
 
 
 def describe(error: ValidationError, layers: Layers, spec: type[BaseModel]) -> list[str]:

@@ -20,7 +20,7 @@ from zslurm.config.aegis import AegisSection
 from zslurm.config.doctor import DoctorSection
 from zslurm.config.fabric import FabricSection
 from zslurm.config.measured import MeasuredSection
-from zslurm.config.text import as_word, one_line
+from zslurm.config.text import as_word, one_line, shown_json
 from zslurm.config.trainer import TrainerSection
 from zslurm.core.paths import LONGEST_NAME
 from zslurm.slurm.jobs import time_limit
@@ -44,7 +44,7 @@ def _matching(pattern: str, expected: str) -> AfterValidator:
 
     def check(value: str) -> str:
         if not re.fullmatch(pattern, value):
-            raise ValueError(f"{expected}, got {json.dumps(value)}")
+            raise ValueError(f"{expected}, got {shown_json(value)}")
         return value
 
     return AfterValidator(check)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import re
+from typing import Any
 
 # Control characters, everything that some program takes for the end of a line, and what UTF-8 cannot write.
 CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
@@ -18,3 +20,9 @@ def one_line(value: str) -> str:
 def as_word(value: object) -> object:
     """Take numbers that are names (an account `123`) as they were typed."""
     return str(value) if isinstance(value, int) and not isinstance(value, bool) else value
+
+
+def shown_json(value: Any) -> str:
+    """Return a value as JSON for a message: letters as they are, unless one of them cannot be printed."""
+    text = json.dumps(value, default=str, ensure_ascii=False)
+    return text if text.isprintable() else json.dumps(value, default=str)

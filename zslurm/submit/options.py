@@ -40,9 +40,10 @@ _INSTEAD = {
 }
 
 
-def assign(key: str, value: Any) -> str:
-    """Return an override that sets `key` to exactly this value."""
-    return f"{key}={json.dumps(value)}"
+def assign(key: str, value: Any, option: str | None = None) -> str:
+    """Return an override that sets `key` to exactly this value; messages name the option that it was typed as."""
+    typed = "" if option is None else f"{option} "
+    return f"{typed}{key}={json.dumps(value)}"
 
 
 def dependency(jobs: Sequence[str]) -> str | None:

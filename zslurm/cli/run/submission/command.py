@@ -92,11 +92,11 @@ def _overrides(options: SubmitOptions) -> list[str]:
     slurm = {name: value for name in _OF_SLURM if (value := getattr(options, name)) is not None}
     found = [
         *(options.overrides or []),
-        *(assign(f"slurm.{name}", value) for name, value in slurm.items()),
-        *(assign(f"slurm.flags.{name}", value) for name, value in flags.items()),
+        *(assign(f"slurm.{name}", value, f"--{name}") for name, value in slurm.items()),
+        *(assign(f"slurm.flags.{name}", value, f"--{name}") for name, value in flags.items()),
     ]
     if options.name is not None:
-        found.append(assign("run.name", options.name))
+        found.append(assign("run.name", options.name, "--job-name"))
     if options.checkpoint is not None:
         found.append(f"checkpoint.resume_from={dumps(str(find_checkpoint(options.checkpoint).absolute()))}")
     if options.profile is not None:
