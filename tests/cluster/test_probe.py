@@ -17,6 +17,7 @@ from zslurm.cluster.site import resolve_profile
 from zslurm.cluster.slurm_settings import read_settings
 from zslurm.hardware.facts import NodeFacts, read_facts
 from zslurm.slurm.inventory import Partition
+from zslurm.slurm.topology import SlurmTopology
 
 BATCH = Partition("batch", "node[0-3]", 4, True, True, timedelta(days=1), None, None)
 NICS = tuple(f"ionic_{index}" for index in range(8))
@@ -24,7 +25,8 @@ NICS = tuple(f"ionic_{index}" for index in range(8))
 
 def written(found: Probe, gpus: int = 8) -> str:
     """The profile that `init --probe` writes."""
-    return slurm_profile("lab", BATCH, Members(4, 4, gpus, "mi300x", 96), read_settings({}), {}, None, found)
+    topology = SlurmTopology()
+    return slurm_profile("lab", BATCH, Members(4, 4, gpus, "mi300x", 96), read_settings({}), topology, None, found)
 
 
 def test_pollara_nodes_extend_the_profile_for_them(tmp_path: Path, site: Path) -> None:

@@ -12,7 +12,9 @@ from zslurm.cluster.profile_writer import Members, slurm_profile
 from zslurm.cluster.slurm_settings import SlurmSettings, read_settings, usual_leaf_size
 from zslurm.config import yaml12
 from zslurm.config.aegis import AegisSection
-from zslurm.slurm.inventory import Partition, parse_config, parse_nodes
+from zslurm.slurm.hostlist import expand
+from zslurm.slurm.inventory import Partition, parse_config, parse_nodes, parse_partitions
+from zslurm.slurm.topology import SlurmTopology
 
 BATCH = Partition("batch", "node[0-3]", 4, True, True, timedelta(days=1), timedelta(minutes=10), 3)
 MEMBERS = Members(4, 4, 8, "mi300x", 32)
@@ -22,14 +24,17 @@ def settings(**config: str) -> SlurmSettings:
     return read_settings(parse_config(FULL_CONFIG) | config)
 
 
-def profile(found: SlurmSettings, switches: dict[str, str] | None = None) -> str:
-    return slurm_profile("lab", BATCH, MEMBERS, found, switches or {}, None, None)
+def profile(
+    found: SlurmSettings, kind: str = "", switches: dict[str, str] | None = None, members: Members = MEMBERS
+) -> str:
+    topology = SlurmTopology(kind, {leaf: expand(nodes) for leaf, nodes in (switches or {}).items()})
+    return slurm_profile("lab", BATCH, members, found, topology, None, None)
 
 
 def test_a_recorded_configuration() -> None:
     found = settings()
     assert found.version == (22, 5, 8)
-    assert (found.accounting, found.topology, found.requeues) == (False, "none", True)
+    assert (found.accounting, found.requeues) == (False, True)
     assert (found.preempt_mode, found.preempt_signal) == ("OFF", False)
     assert (found.kill_wait_s, found.slurmd_timeout_s, found.message_timeout_s) == (5, 10, 5)
 
@@ -87,7 +92,7 @@ def test_what_does_not_matter_is_not_noted() -> None:
 
 
 def test_limits_and_leaf_switches_are_comments() -> None:
-    text = profile(settings(TopologyPlugin="topology/tree"), {"leaf0": "node[0-1]", "leaf1": "node[2-3]"})
+    text = profile(settings(), "tree", {"leaf0": "node[0-1]", "leaf1": "node[2-3]"})
     lines = text.splitlines()
     assert lines[1] == (
         "# Partition batch: 4 nodes, 4 of them like this one; time limit 1 day, 0:00:00, "
@@ -96,9 +101,10 @@ def test_limits_and_leaf_switches_are_comments() -> None:
     assert "# Topology: tree, 2 leaf switches:" in lines
     assert "#   leaf1: node[2-3]" in lines
     assert yaml12.parse(text, "p").data["cluster"]["nodes_per_switch"] == 2
-    blocks = profile(settings(TopologyPlugin="topology/block"), {"b0": "node[0-1]", "b1": "node[2-3]"})
+    blocks = profile(settings(), "block", {"b0": "node[0-1]", "b1": "node[2-3]"})
     assert "nodes_per_switch" not in blocks
-    many = profile(settings(TopologyPlugin="topology/tree"), {f"leaf{i}": f"n{i}" for i in range(20)})
+    assert "# Topology: block, 2 groups of nodes:" in blocks.splitlines()
+    many = profile(settings(), "tree", {f"leaf{i}": f"n{i}" for i in range(20)})
     assert "#   and 4 more (scontrol show topology)" in many.splitlines()
 
 
@@ -110,7 +116,7 @@ def test_nodes_of_most_leaf_switches(sizes: list[int], usual: int | None) -> Non
 
 
 def test_the_account_is_written_where_it_is_given() -> None:
-    text = slurm_profile("lab", BATCH, MEMBERS, settings(), {}, "010", None)
+    text = slurm_profile("lab", BATCH, MEMBERS, settings(), SlurmTopology(), "010", None)
     assert yaml12.parse(text, "p").data["slurm"] == {"partition": "batch", "account": "010"}
     assert "  # account: my-account" in profile(settings()).splitlines()
 
@@ -118,3 +124,17 @@ def test_the_account_is_written_where_it_is_given() -> None:
 def test_the_members_are_what_most_nodes_are() -> None:
     assert Members.of(BATCH, parse_nodes(recorded.SINFO)) == Members(4, 4, 8, "mi300x", 32)
     assert Members.of(BATCH, []) == Members(0, 0, 0, None, 1)
+
+
+def test_a_partition_whose_nodes_are_hidden_is_described_by_what_slurm_shows_of_it() -> None:
+    """With PrivateData=nodes sinfo is refused. The partition shows GPUs if the site accounts for them."""
+    counted = (
+        "PartitionName=batch Nodes=node[0-1] State=UP TotalCPUs=64 TotalNodes=2 TRES=cpu=64,node=2,gres/gpu=16"
+    )
+    (partition,) = parse_partitions(counted)
+    assert Members.of_hidden(partition) == Members(2, 2, 8, None, 32, hidden=True)
+    (partition,) = parse_partitions(counted.replace(",gres/gpu=16", ""))
+    lines = profile(settings(), members=Members.of_hidden(partition)).splitlines()
+    assert "2 nodes, which the site does not show to users (PrivateData=nodes); " in lines[1]
+    assert "  cpus_per_node: 32" in lines
+    assert any(line.startswith("  # gpus_per_node: 8") for line in lines), "never 0, which would ask for none"

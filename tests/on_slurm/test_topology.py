@@ -63,11 +63,11 @@ def test_ranks_follow_the_profiles_leaves_instead(on_tree: User) -> None:
 
 def test_slurms_leaves_are_read(on_tree: User) -> None:
     client = SlurmClient(on_tree.cluster.environment)
-    assert client.topology() == {"even": ["node0", "node2"], "odd": ["node1", "node3"]}
+    assert client.topology().leaves == {"even": ["node0", "node2"], "odd": ["node1", "node3"]}
 
 
 def test_without_leaves_ranks_follow_the_nodes_names_and_the_order_is_recorded(on_flat: User) -> None:
-    assert SlurmClient(on_flat.cluster.environment).topology() == {}
+    assert SlurmClient(on_flat.cluster.environment).topology().leaves == {}
     run_and_check(on_flat, "flat", ["node0", "node1", "node2"])
     attempt = on_flat.directory / "runs/flat/attempts/000001"
     assert (attempt / "hostfile").read_text().split() == ["node0", "node1", "node2"]

@@ -13,6 +13,7 @@ from zslurm.config.spec import ClusterSection
 from zslurm.core.errors import NotFound
 from zslurm.slurm.client import SlurmClient
 from zslurm.slurm.hostlist import expand
+from zslurm.slurm.inventory import parse_partitions
 from zslurm.submit.checks.fabric import leaf_size_notes, strangers
 from zslurm.submit.checks.profile import Report, check_profile
 
@@ -112,24 +113,25 @@ def test_nodes_of_the_fabric_and_of_slurm() -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "plugin", "note"),
+    ("given", "word", "note"),
     [
-        (2, "topology/tree", []),
-        (None, "topology/none", []),
-        (None, "topology/tree", ["cluster.nodes_per_switch: not given, so jobs do not ask for few leaf switches"]),
-        (3, "topology/tree", ["cluster.nodes_per_switch: 3, but most leaf switches of Slurm have 2 nodes"]),
-        (3, "topology/none", ["cluster.nodes_per_switch: 3, but Slurm has no topology/tree"]),
+        (2, "SwitchName", []),
+        (None, "BlockName", []),
+        (None, "SwitchName", ["cluster.nodes_per_switch: not given, so jobs do not ask for few leaf switches"]),
+        (3, "SwitchName", ["cluster.nodes_per_switch: 3, but most leaf switches of Slurm have 2 nodes"]),
+        (3, "BlockName", ["cluster.nodes_per_switch: 3, but Slurm has no topology/tree"]),
     ],
 )
 def test_leaf_switches_of_slurm(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, given: int | None, plugin: str, note: list[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, given: int | None, word: str, note: list[str]
 ) -> None:
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
-    config = f"echo 'TopologyPlugin = {plugin}'"
-    tree = "printf 'SwitchName=a Level=0 Nodes=n[0-1]\\nSwitchName=b Level=0 Nodes=n[2-3]\\n'"
-    program = write(tmp_path / "scontrol", f'#!/bin/sh\nif [ "$2" = config ]; then {config}; else {tree}; fi\n')
+    tree = f"printf '{word}=a Nodes=n[0-1]\\n{word}=b Nodes=n[2-3]\\n'"
+    # The partition names its topology, as since 25.05.
+    program = write(tmp_path / "scontrol", f'#!/bin/sh\n[ "$*" = "show topology lab" ] && {tree}\n')
     program.chmod(0o755)
-    found = list(leaf_size_notes(ClusterSection(nodes_per_switch=given), SlurmClient()))
+    (partition,) = parse_partitions("PartitionName=batch Nodes=n[0-3] State=UP Topology=lab")
+    found = list(leaf_size_notes(ClusterSection(nodes_per_switch=given), SlurmClient(), partition))
     assert [line[: len(start)] for line, start in zip(found, note, strict=True)] == note
 
 

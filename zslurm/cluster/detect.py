@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING
 
 from zslurm.cluster.profile import profile_path
 from zslurm.cluster.profile_writer import Members, local_profile, slurm_profile
-from zslurm.cluster.slurm_settings import SlurmSettings, read_settings
+from zslurm.cluster.slurm_settings import read_settings
 from zslurm.core.errors import NotFound, SlurmRefused, SlurmUnavailable
 from zslurm.hardware.gpus import read_gpus
 from zslurm.slurm.client import SlurmClient
-from zslurm.slurm.hostlist import compress
+from zslurm.slurm.commands import HIDDEN
 from zslurm.slurm.inventory import Node, Partition
+from zslurm.slurm.topology import SlurmTopology
 
 if TYPE_CHECKING:
     from zslurm.cluster.probe import Probe
@@ -72,8 +73,8 @@ def detect(
         text = local_profile(name or "local", _local_gpus(), len(os.sched_getaffinity(0)))
         return Detected(name or "local", text, [])
     config = client.scontrol_config()
-    partitions, nodes = client.partitions(), client.nodes()
-    choices = _choices(partitions, nodes)
+    partitions, nodes = client.partitions(), _nodes(client)
+    choices = _choices(partitions, nodes or [])
     if partition is None and choices:
         partition = choices[0]
     chosen = next((found for found in partitions if found.name == partition), None)
@@ -82,8 +83,8 @@ def detect(
         raise NotFound(f"{partition}: Slurm has no such partition; partitions: {listed}")
     cluster = name or config.get("ClusterName", "slurm")
     settings = read_settings(config)
-    members = Members.of(chosen, nodes)
-    switches = _leaf_switches(client, settings)
+    members = Members.of_hidden(chosen) if nodes is None else Members.of(chosen, nodes)
+    topology = _topology(client, chosen)
     found, not_probed = None, None
     if probe_timeout_s is not None:
         try:
@@ -92,18 +93,26 @@ def detect(
             if not probe_is_optional:
                 raise
             not_probed = " ".join(str(error).split())
-    text = slurm_profile(cluster, chosen, members, settings, switches, account, found, not_probed)
+    text = slurm_profile(cluster, chosen, members, settings, topology, account, found, not_probed)
     return Detected(cluster, text, choices, not_probed)
 
 
-def _leaf_switches(client: SlurmClient, settings: SlurmSettings) -> dict[str, str]:
-    """Leaf -> hostlist, where Slurm knows and shows them."""
-    if settings.topology not in ("tree", "block"):
-        return {}
+def _nodes(client: SlurmClient) -> list[Node] | None:
+    """Return the cluster's nodes; None if the site does not show them to users (PrivateData=nodes)."""
     try:
-        return {leaf: compress(nodes) for leaf, nodes in client.topology().items()}
+        return client.nodes()
+    except SlurmRefused as error:
+        if HIDDEN in str(error):
+            return None
+        raise
+
+
+def _topology(client: SlurmClient, partition: Partition) -> SlurmTopology:
+    """Return the topology of a partition, as far as Slurm shows one."""
+    try:
+        return client.topology(partition.topology)
     except SlurmRefused:
-        return {}
+        return SlurmTopology()
 
 
 def _probe(

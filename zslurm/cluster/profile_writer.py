@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from zslurm.checkpoint_tools.quantities import counted
 from zslurm.cluster.slurm_settings import SlurmSettings, usual_leaf_size
 from zslurm.config.yaml12 import plain_scalar
-from zslurm.slurm.hostlist import expand
+from zslurm.slurm.hostlist import compress
 from zslurm.slurm.inventory import Node, Partition
+from zslurm.slurm.topology import SlurmTopology
 
 if TYPE_CHECKING:
     from zslurm.cluster.probe import Probe
@@ -27,13 +28,19 @@ _FABRIC_LINES = (
 
 @dataclass(frozen=True)
 class Members:
-    """The nodes of a partition: how many, and what most of them are."""
+    """The nodes of a partition: how many, and what most of them are.
+
+    Attributes:
+        hidden: Slurm does not show its nodes to users: GPUs and CPUs are the partition's, divided by its nodes. No
+            GPUs may then be GPUs that Slurm does not count.
+    """
 
     n_nodes: int
     n_alike: int
     gpus: int
     gpu_type: str | None
     cpus: int
+    hidden: bool = False
 
     @classmethod
     def of(cls, partition: Partition, nodes: list[Node]) -> Members:
@@ -43,13 +50,20 @@ class Members:
         (gpus, gpu_type, cpus), count = kinds.most_common(1)[0] if kinds else ((0, None, 1), 0)
         return cls(len(members), count, gpus, gpu_type, cpus)
 
+    @classmethod
+    def of_hidden(cls, partition: Partition) -> Members:
+        """Describe the nodes of a partition by what Slurm shows of the partition alone."""
+        n_nodes = max(1, partition.n_nodes)
+        gpus, cpus = (partition.gpus or 0) // n_nodes, max(1, partition.cpus // n_nodes)
+        return cls(partition.n_nodes, partition.n_nodes, gpus, None, cpus, hidden=True)
+
 
 def slurm_profile(
     name: str,
     partition: Partition,
     members: Members,
     settings: SlurmSettings,
-    switches: dict[str, str],
+    topology: SlurmTopology,
     account: str | None,
     found: Probe | None,
     not_probed: str | None = None,
@@ -64,22 +78,23 @@ def slurm_profile(
         *([f"at most {counted(partition.max_nodes, 'node')} for a job"] if partition.max_nodes else []),
     ]
     lost, version = settings.lost_peer_s, settings.version or "?"
+    if members.hidden and not members.gpus and found is not None:
+        members = replace(members, gpus=found.gpus)
     lines = [
         f"# Cluster profile of zslurm, written by `zslurm init` from Slurm {version}. Edit it freely.",
-        f"# Partition {partition.name}: {counted(members.n_nodes, 'node')}, {members.n_alike} of them like this "
-        f"one; {', '.join(limits)}.",
+        f"# Partition {partition.name}: {_described(members)}; {', '.join(limits)}.",
         *(_comment(note) for note in settings.notes()),
-        *(_comment(line) for line in _topology_lines(settings, switches)),
+        *(_comment(line) for line in _topology_lines(topology)),
         *(_comment(note) for note in (found.notes if found else ())),
         *([_comment(f"The network is not known: {not_probed}.")] if not_probed else []),
         "cluster:",
         *([f"  extends: {found.extends}"] if found and found.extends else []),
         f"  name: {scalar(name)}",
         "  launcher: slurm",
-        f"  gpus_per_node: {members.gpus}",
+        _gpus_line(members),
         *([f"  gpu_type: {scalar(members.gpu_type)}"] if members.gpu_type else []),
         f"  cpus_per_node: {members.cpus}",
-        *_switch_lines(settings, switches),
+        *_switch_lines(topology),
         *(_probed_lines(members, found) if found else _unprobed_lines(not_probed)),
         "  # interface: eth0         # management network, for rendezvous; needed where a node has several",
         "  # setup:                  # shell lines that run in every job first",
@@ -97,20 +112,35 @@ def slurm_profile(
     return "\n".join(lines) + "\n"
 
 
-def _switch_lines(settings: SlurmSettings, switches: dict[str, str]) -> list[str]:
+def _described(members: Members) -> str:
+    nodes = counted(members.n_nodes, "node")
+    if members.hidden:
+        return f"{nodes}, which the site does not show to users (PrivateData=nodes)"
+    return f"{nodes}, {members.n_alike} of them like this one"
+
+
+def _gpus_line(members: Members) -> str:
+    if members.hidden and not members.gpus:
+        return "  # gpus_per_node: 8      # enter it: Slurm does not show them, and no node was asked"
+    return f"  gpus_per_node: {members.gpus}"
+
+
+def _switch_lines(topology: SlurmTopology) -> list[str]:
     """Return how many nodes a leaf switch of Slurm's tree has: blocks are asked for in another way."""
-    size = usual_leaf_size({leaf: expand(nodes) for leaf, nodes in switches.items()})
-    if settings.topology != "tree" or size is None:
+    size = usual_leaf_size(topology.leaves)
+    if topology.kind != "tree" or size is None:
         return []
     return [f"  nodes_per_switch: {size}     # jobs ask for as few leaf switches as hold them (--switches)"]
 
 
-def _topology_lines(settings: SlurmSettings, switches: dict[str, str]) -> list[str]:
-    if settings.topology in ("none", "default", "flat"):
+def _topology_lines(topology: SlurmTopology) -> list[str]:
+    if not topology.leaves:
         return []
-    lines = [f"Topology: {settings.topology}" + (f", {len(switches)} leaf switches:" if switches else ".")]
-    lines += [f"  {switch}: {nodes}" for switch, nodes in list(switches.items())[:_SHOWN_SWITCHES]]
-    left = len(switches) - _SHOWN_SWITCHES
+    called = "leaf switches" if topology.kind == "tree" else "groups of nodes"
+    lines = [f"Topology: {topology.kind}, {len(topology.leaves)} {called}:"]
+    shown = list(topology.leaves.items())[:_SHOWN_SWITCHES]
+    lines += [f"  {leaf}: {compress(nodes)}" for leaf, nodes in shown]
+    left = len(topology.leaves) - _SHOWN_SWITCHES
     return lines + ([f"  and {left} more (scontrol show topology)"] if left > 0 else [])
 
 

@@ -1,4 +1,4 @@
-"""What Slurm's own configuration means for a run: patience with dead nodes, preemption, accounting, topology."""
+"""What Slurm's own configuration means for a run: patience with dead nodes, preemption, accounting."""
 
 from __future__ import annotations
 
@@ -35,7 +35,6 @@ class SlurmSettings:
     Attributes:
         version: None where it cannot be read.
         accounting: whether jobs are remembered (slurmdbd).
-        topology: the plugin: none, tree, block, ...
         requeues: whether jobs are requeued unless they ask not to be; ours ask for it.
         preempt_mode: OFF, CANCEL, REQUEUE, SUSPEND, ...
         preempt_signal: whether a job is sent its --signal before it is preempted.
@@ -46,7 +45,6 @@ class SlurmSettings:
 
     version: Version | None
     accounting: bool
-    topology: str
     requeues: bool
     preempt_mode: str
     preempt_signal: bool
@@ -105,7 +103,6 @@ def read_settings(config: Mapping[str, str]) -> SlurmSettings:
     return SlurmSettings(
         version=parse_version(config.get("SLURM_VERSION", "")),
         accounting=config.get("AccountingStorageType", "").rpartition("/")[2] not in ("", "none", "(null)"),
-        topology=config.get("TopologyPlugin", "").rpartition("/")[2] or "none",
         requeues=config.get("JobRequeue", "1") != "0",
         preempt_mode=config.get("PreemptMode", "OFF"),
         preempt_signal=any("send_user_signal" in config.get(key, "") for key in _PREEMPT_SIGNAL_IN),

@@ -17,7 +17,7 @@ from zslurm.slurm.accounting import StepUsage
 from zslurm.slurm.commands import UNKNOWN_JOB, SlurmCommands, message_of
 from zslurm.slurm.hostlist import compress
 from zslurm.slurm.jobs import FIELD_END, JobRecord
-from zslurm.slurm.topology import parse_topology
+from zslurm.slurm.topology import SlurmTopology, parse_topology
 from zslurm.slurm.version import Version, parse_version
 
 # Messages of sacct where the site keeps no accounts.
@@ -274,9 +274,15 @@ class SlurmClient(SlurmCommands):
         arguments = ["--Node", "--noheader", f"--nodes={compress(nodes)}", f"--Format={inventory.ADDRESS_FORMAT}"]
         return inventory.parse_addresses(self.run("sinfo", *arguments).stdout)
 
-    def topology(self) -> dict[str, list[str]]:
-        """Leaf switch -> its nodes, neighbours beside each other; empty where the site has no topology."""
-        return parse_topology(self.run("scontrol", "show", "topology").stdout)
+    def topology(self, name: str | None = None) -> SlurmTopology:
+        """The topology of this name, which a partition may have since 25.05, or the cluster's default one."""
+        named = [] if name is None else [name]
+        return parse_topology(self.run("scontrol", "show", "topology", *named).stdout)
+
+    def topology_of(self, partition: str | None) -> SlurmTopology:
+        """The topology of a partition: the one that it names, or else the cluster's default one."""
+        named = {found.name: found.topology for found in self.partitions()} if partition else {}
+        return self.topology(named.get(partition or ""))
 
     def _scancel(self, *arguments: str) -> None:
         # Without --verbose, scancel prints nothing about an unknown job, and ends with 0 in either case.

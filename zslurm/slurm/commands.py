@@ -39,6 +39,8 @@ _UNANSWERED = (
 )
 _NO_CLUSTER = ("Could not establish a configuration source", "Unable to process configuration file")
 UNKNOWN_JOB = "Invalid job id specified"
+HIDDEN = "Access/permission denied"
+"""Slurm's refusal to show what the site's PrivateData keeps from users."""
 
 _LOG = logging.getLogger(__name__)
 
@@ -147,7 +149,9 @@ def _failure(command: str, message: str, *, repeatable: bool) -> Exception:
     if any(words in message for words in _UNANSWERED):
         return _Unanswered(line) if repeatable else SlurmUnavailable(f"{line}; it may have been done")
     if any(words in message for words in _NO_CLUSTER):
-        return SlurmUnavailable(f"{line}; is SLURM_CONF (or SLURM_CONF_SERVER) right, and is this a machine of the cluster?")
+        return SlurmUnavailable(
+            f"{line}; is SLURM_CONF (or SLURM_CONF_SERVER) right, and is this a machine of the cluster?"
+        )
     if UNKNOWN_JOB in message:
         return NotFound(line)
     return SlurmRefused(line)

@@ -21,7 +21,7 @@ _LAUNCHER_PREFIXES = ("PMI_", "PMI2_", "PMIX_")
 WHICH_CLUSTER = ("SLURM_CONF", "SLURM_CONF_SERVER")
 """Where a command finds its cluster: a file, or a slurmctld that hands it out (configless sites)."""
 _KEPT = {*WHICH_CLUSTER, "SLURM_JWT", "SLURM_SACK_SOCKET", "SLURM_SACK_KEY", "SLURM_SACK_JWKS"}
-"""The cluster, and who the user is to it (auth/jwt, auth/slurm): without them a command may find no Slurm at all."""
+"""The cluster, and who the user is to it (auth/jwt, auth/slurm): without them a command may find no Slurm."""
 
 _SRUN_INPUTS = frozenset(
     f"SLURM_{name}"

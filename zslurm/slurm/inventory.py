@@ -27,6 +27,7 @@ _SYMBOLS = {
     "^": "reboot_issued",
     "~": "powered_down",
 }
+_TRES_GPUS = re.compile(r"(?:^|,)gres/gpu=(\d+)")
 _GPU = re.compile(r"gpu:(?:([^:(,]+):)?(\d+)(?=$|[(,])")
 
 
@@ -47,6 +48,12 @@ class Partition:
     """Most nodes for one job; None is no limit."""
     preempt_mode: str = ""
     """What Slurm does with its jobs when it preempts them; empty where it does not show that."""
+    topology: str | None = None
+    """Name of its topology (topology.yaml); None is the cluster's default one."""
+    cpus: int = 0
+    """Of all its nodes."""
+    gpus: int | None = None
+    """Of all its nodes; None if Slurm does not count GPUs (AccountingStorageTRES)."""
 
 
 @dataclass(frozen=True)
@@ -87,6 +94,7 @@ def parse_partitions(text: str) -> list[Partition]:
         if "PartitionName" not in values:
             continue
         max_nodes = values.get("MaxNodes", "")
+        gpus = _TRES_GPUS.search(values.get("TRES", ""))
         partitions.append(
             Partition(
                 name=values["PartitionName"],
@@ -98,6 +106,9 @@ def parse_partitions(text: str) -> list[Partition]:
                 default_time=parse_duration(values.get("DefaultTime", "")),
                 max_nodes=int(max_nodes) if max_nodes.isdecimal() else None,
                 preempt_mode=values.get("PreemptMode", ""),
+                topology=values.get("Topology"),
+                cpus=int(values.get("TotalCPUs", "0")),
+                gpus=int(gpus[1]) if gpus else None,
             )
         )
     return partitions

@@ -1,7 +1,7 @@
 """Which nodes hang on which leaf switch, and an order of nodes in which neighbours stay together.
 
 Ranks are numbered node by node, and most traffic of a ring or a tree goes to the next ranks: in leaf order it
-stays on the leaf. Slurm knows the leaves where the site uses topology/tree (switches) or topology/block.
+stays on the leaf. Slurm knows the leaves if the site uses topology/tree (switches), block, ring or torus3d.
 """
 
 from __future__ import annotations
@@ -13,6 +13,8 @@ from dataclasses import dataclass, field
 from zslurm.slurm.hostlist import compress, expand, natural_key
 
 _FIELD = re.compile(r"(\w+)=(\S*)")
+_KINDS = {"SwitchName": "tree", "BlockName": "block", "RingName": "ring", "TorusName": "torus3d"}
+"""First word of a line of `scontrol show topology` -> the topology that has such lines."""
 
 
 @dataclass
@@ -21,26 +23,41 @@ class _Switch:
     below: list[str] = field(default_factory=list)
 
 
-def parse_topology(text: str) -> dict[str, list[str]]:
-    """The answer of `scontrol show topology`: leaf -> its nodes; empty where the site has no topology.
+@dataclass(frozen=True)
+class SlurmTopology:
+    """A topology of the cluster.
 
-    Leaves that hang on one switch follow each other. Blocks count as leaves.
+    Attributes:
+        kind: tree, block, ring or torus3d; empty if Slurm knows no leaves (topology/none, flat).
+        leaves: leaf -> its nodes; leaves that hang on one switch follow each other. Blocks and rings are leaves.
+    """
+
+    kind: str = ""
+    leaves: Mapping[str, list[str]] = field(default_factory=dict)
+
+
+def parse_topology(text: str) -> SlurmTopology:
+    """Read the answer of `scontrol show topology`.
+
+    The lines show what kind it is. TopologyPlugin does not: it is topology/flat at a site with topology.yaml.
 
     Raises:
         HostlistError: a node list is none.
     """
     switches: dict[str, _Switch] = {}
+    kind = ""
     for line in text.splitlines():
         values = dict(_FIELD.findall(line))
-        name = values.get("SwitchName") or values.get("BlockName")
-        if name:
-            switches[name] = _Switch(expand(values.get("Nodes", "")), expand(values.get("Switches", "")))
+        word = next((word for word in _KINDS if values.get(word)), None)
+        if word is not None:
+            kind = _KINDS[word]
+            switches[values[word]] = _Switch(expand(values.get("Nodes", "")), expand(values.get("Switches", "")))
     children = {name for switch in switches.values() for name in switch.below}
     ordered: dict[str, list[str]] = {}
     for root in switches:
         if root not in children:
             ordered |= dict(_leaves(root, switches))
-    return ordered
+    return SlurmTopology(kind, ordered)
 
 
 def _leaves(name: str, switches: Mapping[str, _Switch]) -> Iterator[tuple[str, list[str]]]:

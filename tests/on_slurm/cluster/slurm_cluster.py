@@ -214,8 +214,8 @@ class SlurmCluster(RunsAsUser):
         processes.kill_all(lambda: processes.tasks(instance, name))
         self._daemons.reap()
         if noticed_at_once:
-            # ReturnToService=1 keeps it so: with 2, an answer that the node gave before it died, and that slurmctld
-            # looks at a second later, makes it idle again.
+            # ReturnToService=1 keeps it so. With 2, an answer that the node gave before it died makes it idle:
+            # slurmctld looks at answers up to a second later.
             self.run_as_root(["scontrol", "update", f"NodeName={name}", "State=DOWN", "Reason=killed"])
 
     def start_node(self, name: str) -> None:

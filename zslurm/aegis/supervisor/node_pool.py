@@ -35,7 +35,8 @@ class Nodes:
         self.on_slurm = spec.cluster.launcher == "slurm"
         nodes = expand(environ.get("SLURM_JOB_NODELIST", "")) if self.on_slurm else [socket.gethostname()]
         self.fabric = fabric_under(spec.cluster, nodes) if self.on_slurm else None
-        ordered = rank_order(spec.cluster, nodes, SlurmClient()) if self.on_slurm else None
+        partition = environ.get("SLURM_JOB_PARTITION")
+        ordered = rank_order(spec.cluster, nodes, SlurmClient(), partition) if self.on_slurm else None
         self.by_leaf = ordered is not None
         self.every = tuple(ordered or nodes)
         self.dead: set[str] = set()
@@ -150,11 +151,13 @@ def fabric_under(cluster: ClusterSection, nodes: Sequence[str]) -> Fabric | None
     return part if part is not None and part.slices else None
 
 
-def rank_order(cluster: ClusterSection, nodes: Sequence[str], client: SlurmClient) -> list[str] | None:
+def rank_order(
+    cluster: ClusterSection, nodes: Sequence[str], client: SlurmClient, partition: str | None = None
+) -> list[str] | None:
     """Return the nodes along the shortest ring over the slices of the profile's fabric, or else leaf by leaf.
 
     None where neither is known, and Slurm's own order does as well as any. The profile's `leaf_switches` win over
-    Slurm's topology.
+    Slurm's topology, which may be another one for each partition.
     """
     if len(nodes) < 2:
         return None
@@ -163,7 +166,7 @@ def rank_order(cluster: ClusterSection, nodes: Sequence[str], client: SlurmClien
     leaves: Mapping[str, Sequence[str]] = {leaf: expand(hosts) for leaf, hosts in cluster.leaf_switches.items()}
     if not leaves:
         try:
-            leaves = client.topology()
+            leaves = client.topology_of(partition).leaves
         except ZslurmError:
             return None  # a compute node without scontrol: the order is a matter of speed alone
     known = {node for members in leaves.values() for node in members}

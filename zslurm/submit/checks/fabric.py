@@ -6,11 +6,12 @@ from collections.abc import Iterator, Sequence
 
 from zslurm.checkpoint_tools.quantities import counted
 from zslurm.cluster.rails.fabric import fabric_of
-from zslurm.cluster.slurm_settings import read_settings, usual_leaf_size
+from zslurm.cluster.slurm_settings import usual_leaf_size
 from zslurm.config.spec import ClusterSection
 from zslurm.core.errors import ZslurmError
 from zslurm.slurm.client import SlurmClient
 from zslurm.slurm.hostlist import compress, compress_ranges, expand
+from zslurm.slurm.inventory import Partition
 
 
 def fabric_summary(cluster: ClusterSection) -> str | None:
@@ -68,14 +69,14 @@ def strangers(
     return faults, warnings
 
 
-def leaf_size_notes(cluster: ClusterSection, client: SlurmClient) -> Iterator[str]:
-    """Compare `nodes_per_switch` with Slurm's topology."""
+def leaf_size_notes(cluster: ClusterSection, client: SlurmClient, partition: Partition) -> Iterator[str]:
+    """Compare `nodes_per_switch` with Slurm's topology of the partition."""
     given = cluster.nodes_per_switch
     try:
-        tree = read_settings(client.scontrol_config()).topology == "tree"
-        size = usual_leaf_size(client.topology()) if tree else None
+        topology = client.topology(partition.topology)
     except ZslurmError:
         return
+    size = usual_leaf_size(topology.leaves) if topology.kind == "tree" else None
     if size == given:
         return
     if size is None:

@@ -113,7 +113,7 @@ def _check_slurm(spec: RunSpec, client: SlurmClient, report: Report) -> None:
     if partition is None:
         return
     members = [node for node in nodes if partition.name in node.partitions]
-    report.warnings += leaf_size_notes(spec.cluster, client)
+    report.warnings += leaf_size_notes(spec.cluster, client, partition)
     faults, warnings = strangers(spec.cluster, [node.name for node in nodes], [node.name for node in members])
     report.faults += faults
     report.warnings += warnings
