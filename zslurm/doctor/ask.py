@@ -33,7 +33,8 @@ def ask(
     """Give the chosen nodes a task; those on which no task can be started are left out the next time.
 
     All of it takes `timeout_s` at most, the wait in the queue included. With `inside` they are asked in a step of
-    the job that this runs in.
+    the job that this runs in. `sent` in an answer is the last moment at which the job still waited: the clocks of
+    nodes are compared with it.
 
     Raises:
         SlurmUnavailable, SlurmRefused: none could be asked.
@@ -42,7 +43,13 @@ def ask(
     answered: dict[str, NodeAnswer] = {}
     lost: dict[str, NodeAnswer] = {}
     names, count = chosen.names, chosen.count
-    waiting = report_waiting()
+    report, waited_until = report_waiting(), 0.0
+
+    def waiting(job_id: str) -> None:
+        nonlocal waited_until
+        waited_until = time.time()
+        report(job_id)
+
     for _ in range(_LAUNCH_TRIES):
         task = replace(task, sent=time.time())
         exclude = [f"--exclude={compress(lost)}"] if lost and not names else []
@@ -58,7 +65,11 @@ def ask(
             waiting=waiting,
         )
         refused = {name: answer for name, answer in answers.items() if CANNOT_START in (answer.error or "")}
-        new = {name: answer for name, answer in answers.items() if answer.error is None}
+        new = {
+            name: replace(answer, value={**answer.value, "sent": max(answer.value["sent"], waited_until)})
+            for name, answer in answers.items()
+            if answer.error is None
+        }
         answered |= new
         lost |= refused
         # One node that takes no task ends the whole step: what had no time to answer is asked again.

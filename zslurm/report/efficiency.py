@@ -174,7 +174,7 @@ def _cpu(ranks: _Ranks, slurm: Mapping[str, Any]) -> _Found:
     per_rank = ranks.cores / ranks.count
     whence = " (Slurm's accounting)" if ranks.by_accounting else ""
     use = Use(
-        "CPU cores", f"{busy:.1f} busy on average{whence}", f"{ranks.cores:g} of {_ranks_text(ranks)}", share
+        "CPU cores", f"{busy:.1f} busy on average{whence}", f"{ranks.cores:g} for {_ranks_text(ranks)}", share
     )
     needed = max(1, math.ceil(1.5 * busy / ranks.count))
     asked = bool(slurm.get("cpus_per_task"))
