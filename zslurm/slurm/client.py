@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import getpass
 import re
 import subprocess
 import tempfile
@@ -121,6 +122,16 @@ class SlurmClient(SlurmCommands):
             return found
         runs = self.history([job_id]).get(job_id)
         return runs[-1] if runs else None
+
+    def job_of_script(self, script: str) -> str | None:
+        """Return the id of this user's job whose batch script has this path; None if the controller shows none."""
+        fields = ("JobArrayID", "Command")
+        arguments = ["--noheader", "--states=all", f"--user={getpass.getuser()}"]
+        answer = self.run("squeue", *arguments, f"--Format={jobs.queue_format(fields)}").stdout
+        found = [
+            job["JobArrayID"] for job in jobs.split_records(answer, fields, "squeue") if job["Command"] == script
+        ]
+        return re.split(r"\D", found[0])[0] if found else None
 
     def history(self, job_ids: Sequence[str]) -> dict[str, list[JobRecord]]:
         """Every run of the jobs, oldest first: a requeued job has several. Empty without accounting."""

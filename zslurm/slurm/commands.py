@@ -134,6 +134,11 @@ class SlurmCommands:
         return result
 
 
+def may_have_arrived(message: str) -> bool:
+    """Return whether Slurm may have done what a command asked for, though it got no answer."""
+    return any(words in message for words in _UNANSWERED)
+
+
 def message_of(result: subprocess.CompletedProcess[str]) -> str:
     """Return the stderr of a command (or else its stdout) in one line; only its errors, where it marks them."""
     lines = [line.strip() for line in (result.stderr.strip() or result.stdout).splitlines() if line.strip()]
@@ -146,7 +151,7 @@ def _failure(command: str, message: str, *, repeatable: bool) -> Exception:
     line = message if message.startswith(command.split()[0]) else f"{command}: {message}"
     if any(words in message for words in _UNREACHED):
         return _Unanswered(line)
-    if any(words in message for words in _UNANSWERED):
+    if may_have_arrived(message):
         return _Unanswered(line) if repeatable else SlurmUnavailable(f"{line}; it may have been done")
     if any(words in message for words in _NO_CLUSTER):
         return SlurmUnavailable(

@@ -14,6 +14,8 @@ from zslurm.core.errors import ConfigError, NotFound, RunActive, SlurmRefused, S
 from zslurm.core.processes import DetachedProcess, ProcessRecord
 from zslurm.job.stop_request import StopSender
 from zslurm.job.successor import cancel_successor
+from zslurm.run.find import find
+from zslurm.run.identity import job_ids
 from zslurm.run.run_dir import RunDir
 from zslurm.run.secrets import with_secrets
 from zslurm.run.state.run_state import RunState, last_job, look, recorded_job
@@ -55,6 +57,34 @@ def cancel(run: RunDir, *, wait: bool = False) -> str | None:
     while wait and look(run).active:
         time.sleep(_POLL_S)
     return state.job_id
+
+
+def cancel_stray(reference: str) -> str | None:
+    """Cancel a job that works in a run's directory, and is not what the run's files call its active job.
+
+    Returns:
+        What was done, in one line; None if the reference is no id of such a job.
+
+    Raises:
+        SlurmUnavailable, SlurmRefused: from Slurm.
+    """
+    if not reference.isdecimal():
+        return None
+    try:
+        run = find(reference)
+    except NotFound:
+        return None
+    job, client = last_job(run), SlurmClient()
+    if job is not None and (job.launcher != "slurm" or (reference == job.successor and job.successor)):
+        return None
+    record = client.job(reference)
+    if record is None or not record.state.is_active:
+        return None
+    if job is not None and reference == job.job_id and look(run).active:
+        return None
+    client.cancel(reference)
+    what = "of an earlier submission" if reference in job_ids(run) else "that no submission recorded"
+    return f"cancelled job {reference} in {run.path}, {what}"
 
 
 def cancel_orphan(job: JobRecord, run: RunDir) -> str:

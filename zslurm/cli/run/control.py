@@ -68,12 +68,15 @@ def cancel(
 ) -> None:
     """Let runs save and stop; `submit` continues them.
 
-    A job whose run directory is gone is ended as scancel does.
+    A job whose run directory is gone, or that is not the run's present job, is ended as scancel does.
 
     Example: zslurm cancel my-run
     """
     found: list[RunDir | OrphanJob] = []
     for reference in runs:
+        if (stray := control.cancel_stray(reference)) is not None:
+            say(stray)
+            continue
         try:
             found.append(find_to_change(reference, "cancel"))
         except OrphanJob as orphan:

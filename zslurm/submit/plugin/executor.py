@@ -21,6 +21,8 @@ import submitit
 from submitit.core import core, utils
 
 from zslurm.core.errors import ConfigError, SlurmRefused, SlurmUnavailable, ZslurmError
+from zslurm.slurm.client import SlurmClient
+from zslurm.slurm.commands import Retries, may_have_arrived
 from zslurm.slurm.environment import names_to_scrub
 from zslurm.submit.plugin.auto import pass_parameters_on
 from zslurm.submit.plugin.job import ZslurmJob
@@ -34,6 +36,9 @@ _UNREACHABLE = (
     "Socket timed out",
     "Could not establish a configuration",
 )
+
+
+_LATER = "a job that appears later ends by itself within a minute: look with `squeue --me`, then submit again"
 
 
 class Refused(SlurmRefused, utils.FailedJobError):
@@ -216,7 +221,35 @@ class ZslurmExecutor(submitit.SlurmExecutor):
             where = error.filename or self.folder
             raise ZslurmError(f"{where}: cannot be written: {error.strerror}") from error
         except utils.FailedJobError as error:
-            raise _refusal(str(error)) from error
+            if not may_have_arrived(str(error)):
+                raise _refusal(str(error)) from error
+            return self._adopt(self._files[-1])
+
+    def _adopt(self, script: Path) -> core.Job[Any]:
+        """Return the job of a script that sbatch sent, if Slurm has it: sbatch got no answer.
+
+        Raises:
+            SlurmUnavailable: Slurm does not show one, or does not answer.
+        """
+        unknown = "sbatch got no answer from the Slurm controller"
+        try:
+            job_id = self._find(script)
+        except ZslurmError as error:
+            raise Unavailable(f"{unknown}, and it is not known whether it has a job: {error}; {_LATER}") from error
+        if job_id is None:
+            raise Unavailable(f"{unknown}, which shows no job of this submission; {_LATER}")
+        job: core.Job[Any] = self.job_class(self.folder, job_id, list(range(self._num_tasks())))
+        job.paths.move_temporary_file(script, "submission_file", keep_as_symlink=True)
+        return job
+
+    def _find(self, script: Path) -> str | None:
+        """Look for the job for half a minute: a busy controller may accept it late."""
+        client, looks = SlurmClient(), Retries(attempts=6)
+        for look in range(looks.attempts):
+            if (job_id := client.job_of_script(str(script))) is not None:
+                return job_id
+            time.sleep(looks.pause_after(look))
+        return None
 
     def _num_tasks(self) -> int:
         return self._resolve().tasks

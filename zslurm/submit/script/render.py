@@ -158,6 +158,9 @@ def template_variables(
         "job_log": ShellWord(f'{quote(str(run.logs))}/job-"$ZSLURM_JOB_ID".log'),
         "job_id": ShellWord('"$ZSLURM_JOB_ID"'),
         "supervisor_command": command or own,
+        "submitted_call": None
+        if command is not None or spec.cluster.launcher == "local"
+        else ShellWord(f'{quote(str(run.submitit))}/"$ZSLURM_JOB_ID"_submitted.pkl'),
         "supervisor_starts": _SUPERVISOR_STARTS,
         "supervisor_lived_s": _SUPERVISOR_LIVED_S,
     }

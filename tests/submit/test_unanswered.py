@@ -1,0 +1,85 @@
+"""A submission that sbatch got no answer for: its job is found by its script and adopted, or ends by itself."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.submit.scripted_slurm import ScriptedSlurm
+from tests.submit.specs import run_spec
+from tests.train.runs import make_corpus
+from zslurm.config.spec import RunSpec
+from zslurm.core.errors import SlurmUnavailable
+from zslurm.run.run_dir import RunDir
+from zslurm.run.state.run_state import last_job
+from zslurm.slurm.jobs import FIELD_END, RECORD_END
+from zslurm.submit.script.render import render
+from zslurm.submit.submit import submit
+
+TIMED_OUT = "sbatch: error: Batch job submission failed: Socket timed out on send/recv operation"
+
+
+@pytest.fixture
+def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ScriptedSlurm:
+    make_corpus(tmp_path / "tokens.h5")
+    return ScriptedSlurm(tmp_path / "slurm", monkeypatch)
+
+
+def _spec(tmp_path: Path) -> RunSpec:
+    return run_spec(tmp_path, cluster={"name": "lab", "launcher": "slurm"})
+
+
+def _times_out(slurm: ScriptedSlurm, *, looks_in_vain: int | None) -> None:
+    """sbatch gets no answer; squeue shows the job after some looks, or never."""
+    directory = slurm.directory
+    slurm.write_program("sbatch", f'echo "$1" > {directory}/script; echo "{TIMED_OUT}" >&2; exit 1')
+    record = f"4711{FIELD_END}$script{RECORD_END}"
+    shows = f'[ $looks -lt {looks_in_vain} ] || printf "%s" "{record}"' if looks_in_vain is not None else ""
+    slurm.write_program(
+        "squeue",
+        f"""read -r script < {directory}/script
+looks=0; [ ! -e {directory}/looks ] || read -r looks < {directory}/looks
+echo $((looks + 1)) > {directory}/looks
+printf "%s" "12{FIELD_END}/other/script.sh{RECORD_END}"
+{shows}""",
+    )
+
+
+@pytest.mark.parametrize("looks_in_vain", [0, 3])
+def test_a_job_that_slurm_has_all_the_same_is_adopted(
+    slurm: ScriptedSlurm, tmp_path: Path, looks_in_vain: int
+) -> None:
+    _times_out(slurm, looks_in_vain=looks_in_vain)
+    done = submit(_spec(tmp_path))
+    assert done.job_id == "4711"
+    job = last_job(done.run)
+    assert job is not None
+    assert job.job_id == "4711"
+    assert (done.run.submitit / "4711_submitted.pkl").exists(), "what the job runs"
+
+
+def test_where_slurm_shows_no_such_job_that_is_said_and_nothing_is_recorded(
+    slurm: ScriptedSlurm, tmp_path: Path
+) -> None:
+    _times_out(slurm, looks_in_vain=None)
+    spec = _spec(tmp_path)
+    with pytest.raises(SlurmUnavailable, match="shows no job of this submission; a job that appears later ends"):
+        submit(spec)
+    run = RunDir(Path(spec.run.runs_dir) / spec.run.name)
+    assert last_job(run) is None
+    assert not list(run.submitit.glob("*.pkl"))
+
+
+def test_a_job_whose_submission_was_not_recorded_ends_at_once_with_one_line(tmp_path: Path) -> None:
+    spec = _spec(tmp_path)
+    run = RunDir(Path(spec.run.runs_dir) / spec.run.name)
+    run.create(group_readable=False)
+    text = render(spec, run).text.replace("sleep 1", "sleep 0.001")
+    done = subprocess.run(
+        ["bash", "-c", text], env={"SLURM_JOB_ID": "4712", "PATH": "/usr/bin:/bin"}, capture_output=True, text=True
+    )
+    lines = [line for line in done.stdout.splitlines() if line.startswith("supervisor:")]
+    assert (done.returncode, len(lines)) == (93, 1), done.stdout + done.stderr
+    assert "job 4712 ends: its submission was not recorded" in lines[0]
