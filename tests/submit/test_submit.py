@@ -103,6 +103,15 @@ def test_ranks_with_a_gpu_and_one_core_by_default_are_reported(
     assert any("1 core" in note for note in submit(spec).notes) == reported
 
 
+def test_a_job_that_asks_for_no_time_says_which_limit_it_got(tmp_path: Path, slurm: ScriptedSlurm) -> None:
+    slurm.gives(CANCELLED)  # whose record has ten minutes
+    assert (
+        "slurm.time is not given, so Slurm gave job 6 a time limit of 0:10:00" in submit(spec_of(tmp_path)).notes
+    )
+    other = spec_of(tmp_path, run={"name": "other"}, slurm={"time": "15:00"})
+    assert not any("time limit" in note for note in submit(other).notes)
+
+
 def test_submitting_again_continues_and_reports_what_changed(tmp_path: Path, slurm: ScriptedSlurm) -> None:
     submit(spec_of(tmp_path))
     marker = tmp_path / "runs" / "tiny" / "checkpoints" / "step-00000010"
@@ -303,7 +312,7 @@ def test_phases_that_change_ahead_are_reported_and_steps_that_are_done_do_not_mo
     slurm.gives(CANCELLED)
     again = submit(longer(tmp_path, 1920))
     assert again.changed == ["phases[0].tokens: 960 -> 1920"]
-    assert again.notes == ["phases[0] (train) now has 20 steps, and had 10"]
+    assert again.notes[0] == "phases[0] (train) now has 20 steps, and had 10"
     before = contents(first.run.path)
     with pytest.raises(ConfigError, match=r"now has 5 steps, and had 10, and the 8 steps that are done") as caught:
         submit(longer(tmp_path, 480))

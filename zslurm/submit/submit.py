@@ -29,6 +29,8 @@ from zslurm.run.identity import forget_original, location
 from zslurm.run.run_dir import RunDir, not_writable
 from zslurm.run.secrets import read_secrets, without_secrets, write_secrets
 from zslurm.run.state.run_state import recorded_job
+from zslurm.slurm.client import SlurmClient
+from zslurm.slurm.commands import Retries
 from zslurm.submit.code_version import code_version
 from zslurm.submit.continuation import check_continues, refuse_active
 from zslurm.submit.submit_lock import submit_lock
@@ -125,6 +127,7 @@ def submit_prepared(prepared: Prepared) -> Submission:
             job_id, process = launch(prepared.script, run)
         notes += _indexed(job_id, run, spec)
         record_action(run, "submit", job_id, spec, changed=changed, **location(run), **process)
+        notes += _limit_note(spec, job_id)
         if spec.wants_successor:
             notes.append(_queue_successor(launch, spec, run, job_id))
         return Submission(job_id, run, continued, changed, notes)
@@ -227,6 +230,20 @@ def _queue_successor(launch: Launch, spec: RunSpec, run: RunDir, job_id: str) ->
     record_action(run, "successor", job_id, spec, successor=successor)
     _indexed(successor, run, spec)
     return f"job {successor} waits to continue the run if job {job_id} ends early"
+
+
+def _limit_note(spec: RunSpec, job_id: str) -> list[str]:
+    """Return a note on the time limit that Slurm gave a job that asked for none; nothing if that is not known."""
+    if spec.cluster.launcher != "slurm" or spec.slurm.time is not None:
+        return []
+    try:
+        job = SlurmClient(retries=Retries(attempts=1)).queue([job_id]).get(job_id)
+    except ZslurmError:
+        return []
+    if job is None:
+        return []
+    limit = "no time limit" if job.time_limit is None else f"a time limit of {job.time_limit}"
+    return [f"slurm.time is not given, so Slurm gave job {job_id} {limit}"]
 
 
 def _indexed(job_id: str, run: RunDir, spec: RunSpec) -> list[str]:
