@@ -88,6 +88,7 @@ def facts_of(checkpoint: Checkpoint, model: ModelConfig) -> Facts:
         context=phase.context,
         tokens=_tokens(data, sha256),
         dtype=config.parallel.dtype,
+        lr=phase.lr,
     )
     return Facts(settings, checkpoint.path, data, sha256, imported=False)
 

@@ -61,6 +61,7 @@ class Settings:
         rope_base: base of the rotary embedding; None where it is not known.
         context: longest sequence, in tokens; None where it is not known.
         dtype: format that the weights are meant to be computed in, "bf16" or "fp32"; None where not known.
+        lr: peak learning rate of the phase that they were saved in; None if it is not known.
     """
 
     model: ModelConfig
@@ -68,6 +69,7 @@ class Settings:
     context: int | None = None
     tokens: TokenIds = TokenIds()
     dtype: str | None = None
+    lr: float | None = None
 
 
 def inexact(model: ModelConfig) -> str | None:

@@ -11,6 +11,8 @@ import pytest
 from tests.cli.commands import Zslurm
 from tests.cli.trained import CONTEXT
 from zslurm.cli.new.run_file import LEARNING_RATE_DIVISOR
+from zslurm.cli.new.weights import nearest_recipe
+from zslurm.config import load, yaml12
 from zslurm.train.checkpointing.init_weights import open_init
 from zslurm.train.config import ModelConfig
 from zslurm.train.data.bundle import Corpus
@@ -37,7 +39,7 @@ def test_the_file_takes_model_tokenizer_and_context_from_the_weights(
         zslurm.ok("checkpoint", "export", "first", tmp_path / "hf")
         init = str(tmp_path / "hf")
     file = tmp_path / "tune.yaml"
-    zslurm.ok("new", file, "--init", init, "--pairs", pairs)
+    zslurm.ok("new", file, "--init", init, "--pairs", pairs, "--long-pairs", "trim")
     spec = _shown(zslurm, file)
     data = Corpus.open(tmp_path / "data" / "pairs")
     model = ModelConfig.model_validate(spec["model"])
@@ -48,7 +50,68 @@ def test_the_file_takes_model_tokenizer_and_context_from_the_weights(
     assert phase["rope_base"] == 5000.0
     assert 0 < phase["tokens"] <= data.token_count
     assert phase["context"] == CONTEXT
-    assert phase["lr"] == pytest.approx(8e-3 / LEARNING_RATE_DIVISOR)
+    rate = 1e-4 if kind == "hf folder" else 1e-2 / LEARNING_RATE_DIVISOR  # a folder does not state its rate
+    assert phase["lr"] == pytest.approx(rate)
+
+
+@pytest.fixture
+def folder(zslurm: Zslurm, run: Path, tmp_path: Path) -> Path:
+    """A folder of transformers whose weights were trained in bf16 with a context of 1,024."""
+    path = tmp_path / "hf"
+    zslurm.ok("checkpoint", "export", "first", path)
+    config = json.loads((path / "config.json").read_text())
+    config |= {"max_position_embeddings": 1024, "dtype": "bfloat16"}
+    (path / "config.json").write_text(json.dumps(config))
+    return path
+
+
+def test_a_folder_of_transformers_decides_context_dtype_and_a_low_learning_rate(
+    zslurm: Zslurm, folder: Path, pairs: Path, tmp_path: Path
+) -> None:
+    file = tmp_path / "tune.yaml"
+    zslurm.ok("new", file, "--init", folder, "--pairs", pairs)
+    spec = _shown(zslurm, file)
+    (phase,) = spec["phases"]
+    assert (phase["context"], spec["parallel"]["dtype"], spec["data"]["long_documents"]) == (
+        1024,
+        "bf16",
+        "refuse",
+    )
+    assert phase["lr"] <= 1e-4
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"max_position_embeddings": 131072}))
+    zslurm.ok("new", tmp_path / "long.yaml", "--init", folder, "--pairs", pairs)
+    assert _shown(zslurm, tmp_path / "long.yaml")["phases"][0]["context"] == 1024, "every pair fits into less"
+
+
+def test_pairs_that_do_not_fit_are_counted_and_refused_or_trimmed(
+    zslurm: Zslurm, run: Path, pairs: Path, tmp_path: Path
+) -> None:
+    long = json.dumps({"prompt": "def f():\n", "completion": "word " * 2000})
+    pairs.write_text(pairs.read_text() + f"{long}\n{long}\n")
+    file = tmp_path / "tune.yaml"
+    refused = zslurm("new", file, "--init", "first", "--pairs", pairs)
+    assert refused.code == 2
+    assert f"62 pairs of 62 are longer than the context of the weights, {CONTEXT} tokens" in refused.stderr
+    assert "--long-pairs trim" in refused.stderr
+    assert not file.exists()
+    trimmed = zslurm.ok("new", file, "--init", "first", "--pairs", pairs, "--long-pairs", "trim")
+    assert "62 pairs of 62" in trimmed.stderr
+    assert _shown(zslurm, file)["data"]["long_documents"] == "trim"
+
+
+def test_a_step_has_a_sequence_for_each_rank(zslurm: Zslurm, run: Path, pairs: Path, tmp_path: Path) -> None:
+    file = tmp_path / "tune.yaml"
+    zslurm.ok("new", file, "--init", "first", "--pairs", pairs, "--long-pairs", "trim", "--nodes", "48")
+    (phase,) = _shown(zslurm, file)["phases"]
+    assert phase["global_batch"] % (48 * phase["micro_batch"]) == 0
+
+
+@pytest.mark.parametrize("name", ["zaya1-tiny", "zaya1-400m", "zaya1-8b"])
+def test_the_recipe_is_that_of_the_nearest_size(name: str) -> None:
+    document = yaml12.parse(f"extends: {name}\n", "run file")
+    model = load.resolve(Path("run.yaml"), document=document).spec.model
+    assert nearest_recipe(model.model_copy(update={"layers": model.layers + 1})) == name
 
 
 def test_weights_that_are_not_there_and_data_that_are_missing_leave_no_file(

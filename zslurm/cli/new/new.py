@@ -2,18 +2,29 @@
 
 from __future__ import annotations
 
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from zslurm.cli.new.run_file import run_file_text
-from zslurm.cli.new.weights import Start, find_start
+from zslurm.checkpoint_tools.quantities import counted
+from zslurm.cli.new.run_file import Lengths, context_for, run_file_text
+from zslurm.cli.new.weights import Start, find_start, nearest_recipe
 from zslurm.cli.options import Cluster, complete_recipes
 from zslurm.config import load, yaml12
 from zslurm.core.console import say
 from zslurm.core.errors import ConfigError, NotFound
 from zslurm.core.files import write_atomically
+
+_DEFAULT_RECIPE = "zaya1-tiny"
+
+
+class LongPairs(StrEnum):
+    """What becomes of pairs that are longer than the context."""
+
+    REFUSE = "refuse"
+    TRIM = "trim"
 
 
 def new(
@@ -21,13 +32,14 @@ def new(
         "run.yaml"
     ),
     recipe: Annotated[
-        str,
+        str | None,
         typer.Option(
             metavar="RECIPE",
-            help="What the run extends; `zslurm config recipes` lists them.",
+            help="What the run extends; `zslurm config recipes` lists them. [default: zaya1-tiny; with "
+            "--init the one of the nearest size]",
             autocompletion=complete_recipes,
         ),
-    ] = "zaya1-tiny",
+    ] = None,
     name: Annotated[
         str | None, typer.Option("-J", "--job-name", metavar="NAME", help="Name of the run; default: the file's.")
     ] = None,
@@ -52,6 +64,10 @@ def new(
             help="Fine-tune: a folder of transformers, a checkpoint, or the newest one of a run.",
         ),
     ] = None,
+    long_pairs: Annotated[
+        LongPairs,
+        typer.Option(help="What becomes of pairs that are longer than the context: no file, or their end is cut."),
+    ] = LongPairs.REFUSE,
     nodes: Annotated[
         int | None, typer.Option("-N", "--nodes", metavar="N", min=1, help="Nodes of the job.")
     ] = None,
@@ -65,7 +81,7 @@ def new(
     Example: zslurm new tune.yaml --init my-model --pairs pairs.jsonl
     """
     known = load.recipes()
-    if recipe not in known:
+    if recipe is not None and recipe not in known:
         raise NotFound(f"--recipe {recipe}: there is no such recipe; there are {', '.join(known)}")
     if text and pairs:
         raise ConfigError(
@@ -74,17 +90,22 @@ def new(
     to_stdout = file == yaml12.STDIN
     if not to_stdout and file.exists():
         raise ConfigError(f"{file}: it exists; name another file, or `-` for stdout")
-    chosen = name or (file.stem if not to_stdout and file.stem != "run" else recipe)
     where = data or ("data/pairs" if pairs else "data/texts")
     start = None if init is None else find_start(init)
+    recipe = recipe or (_DEFAULT_RECIPE if start is None else nearest_recipe(start.model))
+    chosen = name or (file.stem if not to_stdout and file.stem != "run" else recipe)
     # What is wrong with the names above is found before data are built, which can take hours.
     run_file_text(recipe, file, name=chosen, data=where, nodes=nodes, cluster=cluster)
     directory = Path() if to_stdout else file.parent
     if sources := text or pairs:
         _build(sources, directory / where, recipe, start, pairs=bool(pairs))
+    lengths = None if start is None else _lengths(directory / where)
+    long = None
+    if pairs and lengths is not None and start is not None:
+        long = _check_fit(lengths, context_for(start, lengths), long_pairs)
     run_text = run_file_text(
         recipe, file, name=chosen, data=where, nodes=nodes, cluster=cluster,
-        start=start, tokens=None if start is None else _tokens(directory / where), pairs=bool(pairs),
+        start=start, lengths=lengths, pairs=bool(pairs), long=long,
     )  # fmt: skip
     if to_stdout:
         print(run_text, end="")
@@ -111,16 +132,38 @@ def _build(sources: list[Path], out: Path, recipe: str, start: Start | None, *, 
     say(describe_summary(summary))
 
 
-def _tokens(data: Path) -> int:
-    """Return how many tokens one pass over the data has.
+def _check_fit(lengths: Lengths, context: int, wanted: LongPairs) -> str:
+    """Report the pairs that are longer than the context; return the value of `data.long_documents`.
+
+    Raises:
+        ConfigError: there are some, and none may be cut.
+    """
+    long = lengths.longer_than(context + 1)
+    if not long:
+        return LongPairs.REFUSE.value
+    found = (
+        f"{counted(long, 'pair')} of {lengths.count:,} {'is' if long == 1 else 'are'} longer than the context of "
+        f"the weights, {counted(context, 'token')} (the longest has {lengths.longest:,})"
+    )
+    if wanted is LongPairs.REFUSE:
+        raise ConfigError(f"{found}: add --long-pairs trim, which cuts their end, or take them out of the file")
+    say(f"{found}: their end is cut")
+    return wanted.value
+
+
+def _lengths(data: Path) -> Lengths:
+    """Return the lengths of the documents of the data, in tokens.
 
     Raises:
         ConfigError: the data are not there, or damaged.
     """
+    import numpy as np
+
     from zslurm.cli.errors import as_user_errors
     from zslurm.train.data.bundle import Corpus  # imports h5py
 
     if not data.exists():
         raise NotFound(f"{data}: there are no data; build them with --text or --pairs, or name them with --data")
     with as_user_errors():
-        return Corpus.open(data).token_count
+        corpus = Corpus.open(data)
+        return Lengths(np.concatenate([np.diff(bundle.documents.astype(np.int64)) for bundle in corpus.bundles]))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import textwrap
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from zslurm.checkpoint_tools.quantities import counted, show_count
 from zslurm.cli.new.weights import Start
@@ -13,6 +13,10 @@ from zslurm.config import load, yaml12
 from zslurm.config.spec import RunSpec
 from zslurm.core.units import show_value
 from zslurm.train.shapes import parameter_counts
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
 _COMMENTED: dict[str, tuple[str, ...]] = {
     "checkpoint": ("every_steps", "keep_last", "keep_every"),
@@ -28,7 +32,37 @@ _WIDTH = 100
 FEWEST_STEPS = 20
 """Optimizer steps of a fine-tuning, at least: with little data its batches become smaller than the recipe's."""
 LEARNING_RATE_DIVISOR = 8
-"""A new run from trained weights learns at the recipe's rate over this."""
+"""A run from trained weights learns at the rate that they were trained with last, over this."""
+_LONG = {
+    "refuse": "a pair that is longer than the context stops the submission",
+    "trim": "the end of a pair that is longer than the context is cut",
+}
+_CONTEXT_OF_PAIRS, _CONTEXT_OF_TEXTS = 1024, 4096
+_HIGHEST_GUESS = 1e-4
+"""Learning rate of a fine-tuning at most, if that of the weights is not known."""
+
+
+class Lengths:
+    """The lengths of the documents of a corpus."""
+
+    def __init__(self, tokens: NDArray[np.int64]) -> None:
+        self._tokens = tokens
+        self.count = len(tokens)
+        self.total = int(tokens.sum())
+        self.longest = int(tokens.max(initial=0))
+
+    def longer_than(self, tokens: int) -> int:
+        """Return how many documents have more than so many tokens."""
+        return int((self._tokens > tokens).sum())
+
+
+def context_for(start: Start, lengths: Lengths | None, *, pairs: bool = True) -> int:
+    """Return the context of a fine-tuning: that of the weights, or less if every pair fits into less."""
+    needed = _CONTEXT_OF_TEXTS
+    if pairs:
+        longest = 1 if lengths is None else max(1, lengths.longest - 1)
+        needed = max(_CONTEXT_OF_PAIRS, 1 << (longest - 1).bit_length())
+    return needed if start.context is None else min(start.context, needed)
 
 
 def run_file_text(
@@ -40,8 +74,9 @@ def run_file_text(
     nodes: int | None,
     cluster: str | None,
     start: Start | None = None,
-    tokens: int | None = None,
+    lengths: Lengths | None = None,
     pairs: bool = False,
+    long: str | None = None,
 ) -> str:
     """Return the text of the run file `file` that extends a recipe, with what else is often set as comments.
 
@@ -53,15 +88,18 @@ def run_file_text(
         nodes: of the job, where they were chosen.
         cluster: the profile, where one was chosen.
         start: the weights to start from.
-        tokens: how many tokens one pass over the data has; needed with `start`.
+        lengths: of the documents of the data; needed with `start` for more than a check of the other arguments.
         pairs: whether the data are prompts with completions.
+        long: the value of `data.long_documents`; None for the default.
 
     Raises:
         ConfigError: a value is not valid, such as the name of the run.
     """
     head = f"extends: {recipe}\nrun: {{name: {json.dumps(name)}}}\ndata: {{path: {json.dumps(data)}}}\n"
     init = [] if start is None else [f"init: {json.dumps(start.init)}"]
-    training = [] if start is None else _training(_resolve(file, head), start, tokens or 0)
+    job = "" if nodes is None else f"slurm: {{nodes: {nodes}}}\n"
+    site = "" if cluster is None else f"cluster: {{name: {json.dumps(cluster)}}}\n"
+    training = [] if start is None else _training(_resolve(file, head + job + site), start, lengths, pairs=pairs)
     spec = _resolve(file, head + "\n".join([*init, *training]) + "\n")
     counts, phases = parameter_counts(spec.model), spec.phases
     tokens = sum(phase.tokens for phase in phases)
@@ -78,7 +116,8 @@ def run_file_text(
         *_comment("run", "runs_dir", spec),
         "data:",
         f"  path: {json.dumps(data)}  # made by: zslurm data build {_SOURCE[pairs]} --out {data}",
-        *(["  packing: best_fit  # whole pairs side by side, none cut, none sees another"] if pairs else []),
+        *(["  packing: best_fit  # whole pairs in a sequence, none sees another"] if pairs else []),
+        *([f"  long_documents: {long}  # {_LONG[long]}"] if long is not None else []),
         "slurm:",
         *([f"  nodes: {nodes}"] if nodes is not None else _comment("slurm", "nodes", spec)),
         *_comment("slurm", "spares", spec),
@@ -93,6 +132,8 @@ def run_file_text(
         lines += ["# phases: is a list, and a list replaces the recipe's; one value: --set phases[0].lr=3e-4"]
         lines += [f"#   {index}: {_phase(phase)}" for index, phase in enumerate(phases)]
     for section, keys in _COMMENTED.items():
+        if f"{section}:" in training:
+            continue
         lines.append(f"# {section}:")
         for key in keys:
             *about, line = _comment(section, key, spec)
@@ -104,28 +145,49 @@ def _resolve(file: Path, text: str) -> RunSpec:
     return load.resolve(file, document=yaml12.parse(text, "run file")).spec
 
 
-def _training(recipe: RunSpec, start: Start, tokens: int) -> list[str]:
+def _training(recipe: RunSpec, start: Start, lengths: Lengths | None, *, pairs: bool) -> list[str]:
     """Return the sections that trained weights ask for: their model, and a phase of one pass over the data."""
     theirs, ours = start.model.model_dump(mode="json"), recipe.model.model_dump(mode="json")
-    first = recipe.phases[0]
-    context = min(first.context, start.context or first.context)
-    micro = first.micro_batch
-    steps_at_least = tokens // (context * FEWEST_STEPS)
-    batch = max(micro, min(first.global_batch, steps_at_least // micro * micro))
+    first, tokens = recipe.phases[0], 0 if lengths is None else lengths.total
+    context = context_for(start, lengths, pairs=pairs)
+    ranks = recipe.world_size
+    most = first.global_batch * first.context // context
+    batch = max(ranks, min(most, tokens // (context * FEWEST_STEPS)))
+    micro = max(1, min(first.micro_batch * first.context // context, batch // ranks))
+    batch -= batch % (micro * ranks)
     steps = max(1, tokens // (context * batch))
     differs = [f"  {key}: {json.dumps(value)}" for key, value in theirs.items() if value != ours.get(key)]
+    lr, whose = _learning_rate(recipe, start)
+    dtype = start.dtype or recipe.parallel.dtype
     return [
         *(["model:  # that of the weights, where the recipe has another", *differs] if differs else []),
+        *(["parallel:", f"  dtype: {dtype}  # as they were trained"] if dtype != recipe.parallel.dtype else []),
         "phases:",
         f"  - tokens: {steps * batch * context}  # one pass over the data",
-        f"    context: {context}",
+        f"    context: {context}  # {_about_context(start, context)}",
         f"    global_batch: {batch}  # sequences in one optimizer step",
         f"    micro_batch: {micro}",
-        f"    lr: {first.lr / LEARNING_RATE_DIVISOR:g}  # the recipe's over {LEARNING_RATE_DIVISOR}",
+        f"    lr: {lr / LEARNING_RATE_DIVISOR:.3g}  # {whose} over {LEARNING_RATE_DIVISOR}",
         "    schedule: linear  # down to final_lr, 0 unless it is given",
         f"    warmup_steps: {steps // 20}",
         *([] if start.rope_base is None else [f"    rope_base: {start.rope_base:g}  # as they were trained"]),
     ]
+
+
+def _learning_rate(recipe: RunSpec, start: Start) -> tuple[float, str]:
+    """Return the rate that the weights were trained with last, and whose it is."""
+    if start.lr is not None:
+        return start.lr, "that of the run that trained the weights"
+    lr = min(recipe.phases[-1].lr, _HIGHEST_GUESS * LEARNING_RATE_DIVISOR)
+    return lr, "the weights do not state theirs: that of a model of about this size, at most 8e-4,"
+
+
+def _about_context(start: Start, context: int) -> str:
+    if start.context is None:
+        return "tokens; the weights do not state theirs"
+    if start.context == context:
+        return "tokens, as they were trained"
+    return f"tokens, enough for these data; they were trained with {start.context}"
 
 
 def _phase(phase: Any) -> str:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from pathlib import Path
 
 from zslurm.cli.errors import as_user_errors
+from zslurm.config import load, yaml12
 from zslurm.core.errors import ConfigError
 from zslurm.run.checkpoints import find_checkpoint
 from zslurm.train.config import ModelConfig
+from zslurm.train.shapes import parameter_counts
 
 
 @dataclass(frozen=True)
@@ -21,6 +24,8 @@ class Start:
         tokenizer: their tokenizer.json.
         rope_base: theirs; None where it is not known.
         context: longest sequence that they were trained with, in tokens; None where it is not known.
+        dtype: "bf16" or "fp32", in which they were trained; None if it is not known.
+        lr: peak learning rate that they were trained with last; None if it is not known.
     """
 
     init: str
@@ -28,6 +33,8 @@ class Start:
     tokenizer: Path
     rope_base: float | None
     context: int | None
+    dtype: str | None = None
+    lr: float | None = None
 
 
 def find_start(reference: str) -> Start:
@@ -54,4 +61,18 @@ def find_start(reference: str) -> Start:
         tokenizer=files.file,
         rope_base=settings.rope_base,
         context=settings.context,
+        dtype=settings.dtype,
+        lr=settings.lr,
     )
+
+
+def nearest_recipe(model: ModelConfig) -> str:
+    """Return the name of the recipe whose model has about as many parameters."""
+    size = parameter_counts(model).total
+
+    def ratio(name: str) -> float:
+        document = yaml12.parse(f"extends: {name}\n", "run file")
+        recipe = load.resolve(Path("run.yaml"), document=document).spec.model
+        return abs(math.log(parameter_counts(recipe).total / size))
+
+    return min(load.recipes(), key=ratio)
