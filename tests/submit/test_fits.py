@@ -1,0 +1,79 @@
+"""What a GPU cannot hold or compute is refused before the queue, with a setting that fits."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from zslurm.config import yaml12
+from zslurm.config.spec import RunSpec
+from zslurm.core.errors import ConfigError
+from zslurm.submit.checks.fits import LONGEST_MATH, check_fits
+from zslurm.submit.resolve import resolve_run
+from zslurm.train.model.attention_backends import choice
+
+
+def spec_of(recipe: str, *overrides: str, cluster: str = "mi300x-pollara") -> RunSpec:
+    document = yaml12.parse(f"extends: {recipe}\n", "run file")
+    return resolve_run(None, cluster=cluster, overrides=overrides, document=document).spec
+
+
+@pytest.mark.parametrize("recipe", ["zaya1-tiny", "zaya1-100m", "zaya1-1b", "zaya1-3b"])
+def test_each_recipe_fits_on_a_node(recipe: str) -> None:
+    assert check_fits(spec_of(recipe)) == []
+
+
+def test_a_batch_that_cannot_fit_is_refused_with_one_that_does() -> None:
+    large = ("slurm.nodes=128", "phases[0].micro_batch=64")
+    with pytest.raises(ConfigError, match=r"643 GiB at the peak .*, and each mi300x has 192 GiB") as refusal:
+        check_fits(spec_of("zaya1-8b", *large))
+    advice = re.search(r"set phases\[0\]\.micro_batch to (\d+) ", str(refusal.value))
+    assert advice is not None
+    assert check_fits(spec_of("zaya1-8b", large[0], f"phases[0].micro_batch={advice[1]}")) == []
+
+
+def test_recomputation_is_advised_if_no_batch_is_small_enough() -> None:
+    single = "phases=[{tokens: 1e9, context: 131072, global_batch: 64, micro_batch: 1, lr: 1e-4}]"
+    with pytest.raises(ConfigError, match=r"set parallel\.recompute to true"):
+        check_fits(spec_of("zaya1-8b", "slurm.nodes=8", single))
+
+
+def test_a_plan_that_may_be_too_high_refuses_nothing() -> None:
+    (note,) = check_fits(spec_of("zaya1-1b", "phases[0].micro_batch=128", "parallel.compile=true"))
+    assert "compiled layers and packages for attention may take less" in note
+
+
+def test_little_memory_left_is_a_note() -> None:
+    (note,) = check_fits(spec_of("zaya1-1b", "phases[0].micro_batch=64", "phases[0].context=4600"))
+    assert "little is left" in note
+
+
+@pytest.mark.parametrize(
+    ("overrides", "refused"),
+    [
+        (["data.packing=best_fit"], True),
+        (["data.isolate_documents=true"], True),
+        (["data.packing=best_fit", f"phases[0].context={LONGEST_MATH}"], False),
+        (["data.packing=best_fit", "phases[0].context_parallel=2"], False),
+        (["data.packing=best_fit", "parallel.attention=flash_attn"], False),
+        ([], False),
+    ],
+)
+def test_documents_kept_apart_in_long_sequences_are_refused_on_amd(overrides: list[str], refused: bool) -> None:
+    spec = spec_of("zaya1-100m", *overrides)
+    if refused:
+        with pytest.raises(ConfigError, match=rf"set phases\[0\]\.context to {LONGEST_MATH}"):
+            check_fits(spec)
+    else:
+        check_fits(spec)
+    check_fits(spec_of("zaya1-100m", *overrides, cluster="h100-ib"))
+
+
+def test_the_limit_is_that_of_the_trainer() -> None:
+    assert LONGEST_MATH == choice.LONGEST_MATH
+
+
+def test_gpus_whose_memory_is_not_known_refuse_nothing() -> None:
+    large = ("phases[0].micro_batch=128", "cluster.gpu_family=null", "cluster.gpu_type=gpu")
+    assert check_fits(spec_of("zaya1-1b", *large)) == []

@@ -1,0 +1,106 @@
+"""Refuse before the queue what a GPU cannot hold, and what its attention kernels cannot run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from zslurm.checkpoint_tools.quantities import counted, show_bytes
+from zslurm.cluster.rccl.rules import vendor_of
+from zslurm.config.spec import RunSpec
+from zslurm.core.errors import ConfigError
+from zslurm.submit.size import card_of
+from zslurm.train.plan.memory import LEFT_FREE, MemoryPlan, plan_memory, with_least_recompute
+
+LONGEST_MATH = 2048
+"""Tokens that attention with a mask may span on an AMD GPU: that of `train/model/attention_backends/choice.py`."""
+
+
+def check_fits(spec: RunSpec) -> list[str]:
+    """Refuse a run that its GPUs cannot hold or compute; return what is worth knowing, a line each.
+
+    Raises:
+        ConfigError: with the nearest setting that fits.
+    """
+    _check_attention(spec)
+    memory = card_of(spec, None, "").memory
+    if memory is None:
+        return []
+    plan = _plan(spec, memory)
+    if plan.peak <= (1 - LEFT_FREE) * memory:
+        return []
+    gpu = f"{spec.cluster.gpu_family or spec.cluster.gpu_type} has {show_bytes(memory)}"
+    need = f"memory of a rank: {show_bytes(plan.peak)} at the peak ({plan.peak_moment}), and each {gpu}"
+    if plan.peak <= memory:
+        return [f"{need}: little is left for the allocator and the network's library"]
+    better = next(
+        (
+            f"set {changes} ({show_bytes(smaller.peak)})"
+            for changes, other in _smaller(spec)
+            if (smaller := _plan(other, memory)).peak <= (1 - LEFT_FREE) * memory
+        ),
+        "no smaller batch, recomputation or number of nodes is enough: take a smaller model or a shorter context",
+    )
+    if _is_estimate(spec):
+        return [f"{need}; compiled layers and packages for attention may take less, else {better}"]
+    raise ConfigError(f"{need}: the run does not fit; {better}")
+
+
+def _check_attention(spec: RunSpec) -> None:
+    """Raise ConfigError if documents are kept apart in sequences that torch cannot attend over on AMD GPUs."""
+    if vendor_of(spec.cluster) != "amd" or spec.parallel.attention not in ("auto", "sdpa"):
+        return
+    for index, phase in enumerate(spec.phases):
+        if spec.data.isolates(phase) and phase.context > LONGEST_MATH and phase.context_parallel == 1:
+            key = "isolate_documents: true" if spec.data.isolate_documents else "packing: best_fit"
+            raise ConfigError(
+                f"phases[{index}].context is {phase.context} and data.{key} keeps documents apart: on AMD GPUs "
+                f"torch then writes out all scores of a sequence, and the run is refused above "
+                f"{counted(LONGEST_MATH, 'token')}; set phases[{index}].context to {LONGEST_MATH}, or "
+                "parallel.attention to flash_attn or aiter if the job's environment has it"
+            )
+
+
+def _is_estimate(spec: RunSpec) -> bool:
+    """Return whether the plan counts more than the run may take."""
+    packages = spec.parallel.attention not in ("auto", "sdpa")
+    return bool(spec.parallel.compile) or (packages and any(map(spec.data.isolates, spec.phases)))
+
+
+def _plan(spec: RunSpec, memory: int) -> MemoryPlan:
+    ranks, local = spec.world_size, spec.ranks_per_node
+    return plan_memory(
+        with_least_recompute(spec, ranks, memory, on_cpu=False, local=local), ranks, on_cpu=False, local=local
+    )
+
+
+def _smaller(spec: RunSpec) -> Iterator[tuple[str, RunSpec]]:
+    """Yield settings that take less memory, those first that cost least, each with its run."""
+    yield from _smaller_batches(spec)
+    if spec.parallel.recompute not in (True, "auto"):
+        recomputing = spec.model_copy(update={"parallel": spec.parallel.model_copy(update={"recompute": True})})
+        yield "parallel.recompute to true", recomputing
+        for changes, other in _smaller_batches(recomputing):
+            yield f"parallel.recompute to true and {changes}", other
+    nodes = spec.slurm.nodes
+    batch = min(phase.global_batch * phase.context_parallel for phase in spec.phases)
+    while nodes * 2 * spec.ranks_per_node <= batch:
+        nodes *= 2
+        slurm = spec.slurm.model_copy(update={"nodes": nodes})
+        yield f"slurm.nodes to {nodes}", spec.model_copy(update={"slurm": slurm})
+
+
+def _smaller_batches(spec: RunSpec) -> Iterator[tuple[str, RunSpec]]:
+    """Yield the run with half, a quarter, ... of the largest microbatch, in tokens, of its phases."""
+    phases = list(spec.phases)
+    changed: dict[int, int] = {}
+    while True:
+        index = max(range(len(phases)), key=lambda each: phases[each].micro_batch * phases[each].context)
+        if phases[index].micro_batch == 1:
+            return
+        half = phases[index].micro_batch // 2
+        while phases[index].global_batch % half or any(s.global_batch % half for s in phases[index].segments):
+            half -= 1
+        changed[index] = half
+        phases[index] = phases[index].model_copy(update={"micro_batch": half})
+        shown = " and ".join(f"phases[{each}].micro_batch to {size}" for each, size in sorted(changed.items()))
+        yield shown, spec.model_copy(update={"phases": tuple(phases)})
