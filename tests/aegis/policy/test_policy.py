@@ -19,7 +19,7 @@ from tests.aegis.attempts import (
 from tests.aegis.policy.decisions import EVERY, GOES_ON, WITH_SPARE, decided
 from zslurm.aegis.fault_kinds import FAULT_KINDS, fault_kind
 from zslurm.aegis.policy.policy import MOST_REFUSALS
-from zslurm.aegis.types import Exclusion, History, Incident
+from zslurm.aegis.types import Exclusion, Fault, History, Incident
 
 
 def test_every_kind_of_fault_is_in_one_of_the_groups_that_are_tested_here() -> None:
@@ -141,6 +141,11 @@ class TestNextStart:
         assert waits == [30.0, 60.0, 120.0]
 
 
+def bug_on_rank_3(**fields: Any) -> Fault:
+    bug = fault("user_error", rank=3, step=50, source="rank")
+    return replace(bug, line="IndexError: index 7", **fields) if "line" not in fields else replace(bug, **fields)
+
+
 class TestLimits:
     @pytest.mark.parametrize("kind", [kind for kind in GOES_ON if kind not in HARDWARE])
     def test_it_stops_when_the_budget_is_spent(self, kind: str) -> None:
@@ -178,11 +183,26 @@ class TestLimits:
         assert decision.reason == "node1: a rank was killed; 1 failure without a new checkpoint; aegis.retries: 0"
 
     def test_the_same_error_after_the_same_step_is_named(self) -> None:
-        bug = fault("user_error", step=50, source="rank")
+        bug = fault("host_oom", step=50, source="rank")
         decision = decided(bug, past=history(*[incident(bug)] * 3))
-        assert decision.reason == (
-            "node1, after step 50: error of the program; the same error after the same step 4 times"
-        )
+        assert decision.reason.endswith("the same error after the same step 4 times")
+
+    def test_an_error_of_the_program_that_comes_back_stops_the_run(self) -> None:
+        """Neither another start nor another node changes what the program computes."""
+        bug = bug_on_rank_3(line="IndexError: index 7 is out of range")
+        decision = decided(bug, past=history(incident(bug)))
+        assert decision.action == "stop"
+        assert "the same error as in attempt" in decision.reason
+        assert "on rank 3, and no step more: IndexError: index 7" in decision.reason
+
+    @pytest.mark.parametrize("now", [{"rank": 2}, {"step": 51}, {"line": "KeyError: 'x'"}], ids=str)
+    def test_another_error_or_one_after_more_steps_is_tried_again(self, now: dict[str, Any]) -> None:
+        past = history(incident(bug_on_rank_3()))
+        assert decided(bug_on_rank_3(**now), past=past, there=WITH_SPARE).action != "stop"
+
+    def test_a_new_checkpoint_lets_an_error_of_the_program_be_tried_again(self) -> None:
+        bug = bug_on_rank_3()
+        assert decided(bug, past=history(incident(bug)), step=41).action == "restart"
 
     @pytest.mark.parametrize("kind", STOPPING)
     def test_what_no_start_can_change_stops_at_once(self, kind: str) -> None:

@@ -12,11 +12,12 @@ may refuse a step in a row.
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from zslurm.aegis.fault_kinds import SLURM_PREEMPT, SLURM_REQUEUE, SLURM_TIME_LIMIT, STRAGGLER
+from zslurm.aegis.fault_kinds import SLURM_PREEMPT, SLURM_REQUEUE, SLURM_TIME_LIMIT, STRAGGLER, USER_ERROR
 from zslurm.aegis.policy.attribution import Attribution, attribute
 from zslurm.aegis.policy.history import active_exclusions, since_last_end, starts_since, without_progress
 from zslurm.aegis.policy.shrinking import expected_wait_s, weigh
@@ -32,6 +33,8 @@ MOST_REFUSALS, _REFUSED_WAIT_S, _LONGEST_REFUSED_S = 12, 5.0, 120.0
 """Times in a row that Slurm may refuse a step, and the pauses between two of them, from the first, doubled each
 time, to the longest: 16 minutes in all, longer than Slurm takes to notice a dead node (SlurmdTimeout)."""
 _TIME_IS_UP = frozenset({"SIGUSR1", "SIGUSR2"})
+_NUMBER = re.compile(r"0x[0-9a-f]+|\d+")
+"""What differs between two occurrences of one error: addresses, times, indices."""
 _BY_SLURM = frozenset({"srun", "slurm"})
 """Sources that are believed when they say what Slurm did; a program's log may say anything."""
 
@@ -144,7 +147,26 @@ class _Case:
             return self._stop("another start would end in the same way")
         if then == "gpu_oom" and self.settings.gpu_oom == "stop":
             return self._stop("another start would end in the same way (aegis.gpu_oom: stop)")
-        return self._computed_again()
+        return self._raised_again() or self._computed_again()
+
+    def _raised_again(self) -> Decision | None:
+        """Where the program's own error came back on the same rank, and the run came no further meanwhile."""
+        root = self.cause.root
+        if root is None or root.kind != USER_ERROR or root.source != "rank":
+            return None
+        before = [
+            incident.attempt
+            for incident in without_progress(self.history, self.attempt_state.committed_step)
+            if incident.root is not None
+            and (incident.root.kind, incident.root.rank) == (root.kind, root.rank)
+            and _NUMBER.sub("", incident.root.line) == _NUMBER.sub("", root.line)
+            and _steps(incident.root) >= _steps(root)
+        ]
+        if not before:
+            return None
+        return self._stop(
+            f"the same error as in attempt {before[-1]} on rank {root.rank}, and no step more: {root.line}"
+        )
 
     def _computed_again(self) -> Decision | None:
         """Where a numeric failure came back bit for bit: unless its GPU turns out to be broken, it would again."""
@@ -351,6 +373,10 @@ class _Case:
 
     def _reason(self, how: str) -> str:
         return f"{self.cause.what}; {how}"
+
+
+def _steps(root: Fault) -> int:
+    return -1 if root.step is None else root.step
 
 
 def _is_by_slurm(root: Fault | None) -> bool:
