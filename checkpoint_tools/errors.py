@@ -7,8 +7,11 @@ a `zslurm.Error`, and all survive pickling, so that a background writer's error 
 from __future__ import annotations
 
 import errno
+import os
+from contextlib import suppress
 from pathlib import Path
 
+from zslurm.checkpoint_tools.quantities import show_bytes
 from zslurm.error import Error
 
 _OUT_OF_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
@@ -70,8 +73,16 @@ def write_failed(path: Path, cause: OSError) -> WriteFailed:
     """Return the `WriteFailed` (or `NoSpace`) for what `cause` means for a save at `path`."""
     what = f"cannot write {path}: {cause.strerror or cause}"
     if cause.errno in _OUT_OF_ROOM:
-        return NoSpace(f"{what}; earlier checkpoints are untouched: free space or keep fewer of them")
+        return NoSpace(f"{what}{_free(path)}; earlier checkpoints are untouched: free space or keep fewer of them")
     return WriteFailed(f"{what}; earlier checkpoints are untouched: correct the cause and save again")
+
+
+def _free(path: Path) -> str:
+    """Return what is free on the file system of a path, for messages; empty if that is unknown."""
+    with suppress(OSError):
+        space = os.statvfs(path.parent)
+        return f" ({show_bytes(space.f_bavail * space.f_frsize)} free)"
+    return ""
 
 
 def read_failed(path: Path, cause: OSError) -> ReadFailed:

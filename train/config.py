@@ -289,7 +289,9 @@ class CheckpointConfig(Section):
         1800.0, description="seconds that a save may take before training waits for it, when the next one is due"
     )
     failures: Whole = Field(
-        3, description="failed saves in a row that a run survives; one more, or a failed last save, ends it"
+        3,
+        description="failed saves in a row that a run survives; one more, or a failed last save, ends it. A full "
+        "disk pauses saves instead",
     )
     resume_from: str | None = Field(
         None,

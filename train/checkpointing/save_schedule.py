@@ -5,7 +5,8 @@ ranks in every step anyway:
 
     busy        some rank has not finished the save before: the one that is due waits, training does not
     overdue     it has taken longer than checkpoint.longest_delay_s: now training waits, on every rank
-    failures    saves that failed in a row, as rank 0 counts: more than checkpoint.failures end the run
+    failures    saves that failed in a row, as rank 0 counts: more than checkpoint.failures end the run.
+                Those for which there was no space do not count: saves are paused until there is
 
 The last save of a run, and the one that it makes when it is asked to stop, are waited for.
 """
@@ -55,6 +56,7 @@ class SaveSchedule:
         self._request: SaveRequest | None = None
         self._pending = self._busy = self._overdue = False
         self._failures = 0
+        self._reason = ""  # of the last save that failed
         self.stall_s = 0.0
 
     def signals(self) -> tuple[float, float, float]:
@@ -73,7 +75,7 @@ class SaveSchedule:
         if sums[2] > self._config.failures:
             raise TrainError(
                 f"checkpoint: {counted(int(sums[2]), 'save')} in a row failed, more than checkpoint.failures "
-                f"({self._config.failures}) allows; the reasons are above, older checkpoints are untouched"
+                f"({self._config.failures}) allows; older checkpoints are untouched{self._why()}"
             )
 
     @property
@@ -119,12 +121,15 @@ class SaveSchedule:
             self.report()
             return
         self._progress.update(phase=Phase.SAVE)
-        before = self._failures
+        self._reason = ""
         self._wait()
         self._checkpointer.writer.wait_for_snapshot()
         self._progress.update(phase=Phase.STEP)
-        if wait and self._failures > before:
-            raise TrainError("checkpoint: the last save failed (reason above); older checkpoints are untouched")
+        if wait and self._reason:
+            raise TrainError(f"checkpoint: the last save failed; older checkpoints are untouched{self._why()}")
+
+    def _why(self) -> str:
+        return f"; the last one: {self._reason}" if self._reason else ""
 
     def report(self) -> None:
         """Report how far the save in progress has come since the last call; never waits."""
@@ -142,7 +147,12 @@ class SaveSchedule:
             self._progress.update(checkpoint=CheckpointState[reached.state])
         if done:
             self._progress.update(committed_step=reached.step)
-        self._failures = 0 if done else self._failures + failed
+        if done:
+            self._failures, self._reason = 0, ""
+        elif failed:
+            self._reason = reached.reason
+            # A full disk pauses saves: what the run holds in memory is worth more than its end.
+            self._failures += not reached.full
         best = (self._request.cursor.get("best") or {}) if self._request is not None else {}
         self._record(
             "checkpoint",

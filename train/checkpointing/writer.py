@@ -21,6 +21,7 @@ answer is an error.
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections.abc import Callable, Collection, Sequence
@@ -38,6 +39,7 @@ from zslurm.checkpoint_tools import (
     CheckpointError,
     Entry,
     Manifest,
+    NoSpace,
     ShardReport,
     WriteFailed,
     begin,
@@ -46,6 +48,7 @@ from zslurm.checkpoint_tools import (
     write_shard,
 )
 from zslurm.checkpoint_tools.plain import reason_of
+from zslurm.checkpoint_tools.quantities import show_bytes
 from zslurm.train.checkpointing.snapshot import Snapshot
 from zslurm.train.niceness import lower_thread
 
@@ -74,6 +77,7 @@ class Reached:
     bytes: int = 0  # of this rank's state or shard; of all shards when COMMITTED
     path: Path | None = None  # the checkpoint, when COMMITTED
     reason: str = ""  # why, when FAILED
+    full: bool = False  # it FAILED because the disk or the quota is full
 
 
 @dataclass(frozen=True)
@@ -143,6 +147,7 @@ class CheckpointWriter:
         self.gave_up = False
         self._staged = True
         self._saves = 0
+        self._full = False  # the last save found no space
         self._requested = 0.0
         self._thread = threading.Thread(target=self._run, name="checkpoint writer", daemon=True)
         self._thread.start()
@@ -218,7 +223,8 @@ class CheckpointWriter:
             try:
                 self._save(request)
             except Exception as error:  # whatever it is: training continues, and reads it
-                self._report(request, SaveState.FAILED, reason=reason_of(error))
+                self._full = isinstance(error, NoSpace)
+                self._report(request, SaveState.FAILED, reason=reason_of(error), full=self._full)
             finally:
                 self._idle.set()
 
@@ -228,7 +234,7 @@ class CheckpointWriter:
         first = self._rank == 0
         if first:
             nonce = f"{self._nonce}-{self._saves}"
-            store.set("directory", attempt(lambda: str(begin(self._present_root(), request.step, nonce))))
+            store.set("directory", attempt(lambda: str(begin(self._root_with_space(), request.step, nonce))))
         directory = Path(self._wait(store, "directory", "rank 0"))
         reports: list[ShardReport] = []
 
@@ -247,7 +253,24 @@ class CheckpointWriter:
             store.set("committed", attempt(lambda: self._commit(store, directory, request)))
         path, _, size = self._wait(store, "committed", "rank 0").rpartition(" ")
         self._hooks.committed(request)
+        self._full = False
         self._report(request, SaveState.COMMITTED, int(size), Path(path))
+
+    def _root_with_space(self) -> Path:
+        """Return where to save now; after a save that found the disk full only if a whole one fits.
+
+        Raises:
+            NoSpace: it does not: nothing is written, so that what is left stays for logs and records.
+            WriteFailed: see `_present_root`.
+        """
+        root = self._present_root()
+        needed = self._ranks * sum(array.nbytes for array in self._snapshot.arrays.values())
+        if self._full and (free := free_bytes(root)) < needed:
+            raise NoSpace(
+                f"{root}: {show_bytes(free)} free, and a checkpoint needs about {show_bytes(needed)}: saves are "
+                "paused until there is space; No space left on device"
+            )
+        return root
 
     def _present_root(self) -> Path:
         """Return where to save now: in the run's own directory, or in `rescue` where that is gone.
@@ -305,14 +328,15 @@ class CheckpointWriter:
             pause = min(2 * pause, _POLL_S[1])
         kind, _, answer = store.get(key).decode().partition(" ")
         if kind != "ok":
-            raise CheckpointError(answer)
+            raise NoSpace(answer) if kind == "full" else CheckpointError(answer)
         return answer
 
     def _report(
-        self, request: WriteRequest, state: SaveState, size: int = 0, path: Path | None = None, *, reason: str = ""
-    ) -> None:
+        self, request: WriteRequest, state: SaveState, size: int = 0, path: Path | None = None, *,
+        reason: str = "", full: bool = False,
+    ) -> None:  # fmt: skip
         seconds = time.monotonic() - self._requested
-        self._reached.put(Reached(request.step, state, seconds, size, path, reason))
+        self._reached.put(Reached(request.step, state, seconds, size, path, reason, full))
 
 
 def attempt(action: Callable[[], str]) -> str:
@@ -320,4 +344,10 @@ def attempt(action: Callable[[], str]) -> str:
     try:
         return "ok " + action()
     except Exception as error:  # the others must not wait for an answer that does not come
-        return f"failed {reason_of(error)}"
+        return f"{'full' if isinstance(error, NoSpace) else 'failed'} {reason_of(error)}"
+
+
+def free_bytes(path: Path) -> int:
+    """Return the bytes that this user may still write to a file system."""
+    space = os.statvfs(path)
+    return space.f_bavail * space.f_frsize

@@ -6,7 +6,11 @@
 
 from __future__ import annotations
 
+import errno
+import logging
+import os
 import time
+from collections import deque
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -15,6 +19,8 @@ from zslurm.train.jsonl import JsonLinesWriter, read_jsonl
 from zslurm.train.telemetry.observer import ObservedRun, Observer
 
 _NAME = "metrics.jsonl"
+_MOST_WAITING = 10_000
+_LOG = logging.getLogger(__name__)
 
 
 class MetricsFile(Observer):
@@ -28,6 +34,8 @@ class MetricsFile(Observer):
         """
         self._attempt = attempt
         self._lines = JsonLinesWriter(path)
+        self._full = False
+        self._waiting: deque[dict[str, Any]] = deque(maxlen=_MOST_WAITING)
 
     @classmethod
     def create(cls, run: ObservedRun) -> MetricsFile | None:
@@ -35,12 +43,22 @@ class MetricsFile(Observer):
         return cls(run.run_dir / _NAME, run.attempt) if run.world.is_first else None
 
     def recorded(self, kind: str, fields: Mapping[str, Any]) -> None:
-        """Append one line.
+        """Append one line; while the disk is full, lines wait in memory, the newest 10,000 of them.
 
         Raises:
-            OSError: the disk is full or the file system is gone.
+            OSError: the file system is gone.
         """
-        self._lines.append({"kind": kind, "attempt": self._attempt, **fields, "time": time.time()})
+        self._waiting.append({"kind": kind, "attempt": self._attempt, **fields, "time": time.time()})
+        try:
+            while self._waiting:
+                self._lines.append(self._waiting[0])
+                self._waiting.popleft()
+        except OSError as error:
+            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                raise
+            if not self._full:
+                _LOG.warning("metrics wait in memory: %s: %s", _NAME, os.strerror(error.errno))
+        self._full = bool(self._waiting)
 
     def finish(self, give_up: Callable[[], bool]) -> None:
         """Close the file."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,9 +16,14 @@ from zslurm.aegis.detection.rank_exits import (
     faults_in_step_log,
     faults_of_failure,
     forget_former_end,
+    full_disk,
     rank_ends,
 )
+from zslurm.aegis.fault_kinds import STORAGE_FULL
 from zslurm.aegis.logs.signatures import Signatures
+from zslurm.aegis.root_cause import first_cause, roots_of
+from zslurm.aegis.types import AttemptState
+from zslurm.config.aegis import AegisSection
 from zslurm.core.files import read_json
 from zslurm.run.run_dir import AttemptDir
 from zslurm.slurm.on_nodes.srun_output import TaskFailure
@@ -111,3 +117,27 @@ def test_options_that_srun_refuses_are_the_users_only_in_the_first_attempt(tmp_p
         (fault,) = faults_in_step_log(attempt)
         assert (fault.kind, fault.source) == (kind, "srun")
         json.dumps(fault.fields())
+
+
+def _space(monkeypatch: pytest.MonkeyPatch, free: int) -> None:
+    space = SimpleNamespace(f_bavail=free // 4096, f_frsize=4096, f_files=1000, f_favail=10)
+    monkeypatch.setattr("os.statvfs", lambda path: space)
+
+
+def test_a_full_disk_explains_a_rank_that_could_not_write_why_it_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ended = [fault_of_end(end(error="TrainError", message="the save failed"), NODES, Signatures.load())]
+    _space(monkeypatch, 1 << 30)
+    assert full_disk(tmp_path, ended) == []
+    _space(monkeypatch, 8192)
+    (full,) = full_disk(tmp_path, ended)
+    assert (full.kind, full.line) == (STORAGE_FULL, f"{tmp_path}: No space left on device (8.00 KiB free)")
+    state = AttemptState(time.time(), 1, "failed", (*ended, full), -1)
+    assert first_cause(roots_of(state, AegisSection())) == full
+
+
+def test_a_full_disk_does_not_hide_a_better_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _space(monkeypatch, 0)
+    oom = end(error="OutOfMemoryError", message="HIP out of memory. Tried to allocate 3 GiB.")
+    assert full_disk(tmp_path, [fault_of_end(oom, NODES, Signatures.load())]) == []

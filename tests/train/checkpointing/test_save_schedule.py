@@ -13,9 +13,12 @@ from tests.train.ranks import train_on
 from tests.train.runs import losses_of, make_corpus
 from tests.train.runs import make_run as make_any_run
 from tests.waiting import wait_for
+from zslurm.aegis.fault_kinds import STORAGE_FULL
+from zslurm.aegis.logs.signatures import Signatures
 from zslurm.checkpoint_tools import (
     NoSpace,
     ShardReport,
+    WriteFailed,
     acquire,
     list_checkpoints,
     local_tier,
@@ -151,16 +154,42 @@ def _full_disk() -> None:
         raise NoSpace("the disk is full")
 
     vars(writer_module)["write_shard"] = full
+    vars(writer_module)["free_bytes"] = lambda path: 1000
+
+
+def _broken_disk() -> None:
+    def broken(*arguments: Any) -> ShardReport:
+        raise WriteFailed("cannot write shard: Input/output error")
+
+    vars(writer_module)["write_shard"] = broken
 
 
 def test_too_many_failed_saves_end_the_run_on_every_rank(tmp_path: Path, corpus: Path) -> None:
     checkpoint = {"every_steps": 1, "failures": 1, "background": False}
     run = make_run(tmp_path / "run", corpus, steps=9, checkpoint=checkpoint)
-    done = train_on(run, ranks=2, prepare=_full_disk)
+    done = train_on(run, ranks=2, prepare=_broken_disk)
     assert done.returncode == 1
     assert done.stderr.count("2 saves in a row failed, more than checkpoint.failures (1) allows") == 2
+    assert "Input/output error" in done.stderr, "the cause is in the message"
     assert len(losses_of(run)) < 9
     assert saved_steps(run) == []
+
+
+def test_a_full_disk_pauses_saves_and_training_continues(tmp_path: Path, corpus: Path) -> None:
+    """The message of the last save has what the supervisor needs: no space, where, how much is free and needed."""
+    checkpoint = {"every_steps": 1, "failures": 1, "background": False}
+    run = make_run(tmp_path / "run", corpus, steps=6, checkpoint=checkpoint)
+    done = train_on(run, ranks=2, prepare=_full_disk)
+    assert done.returncode == 1
+    assert len(losses_of(run)) == 6, "all steps were trained"
+    first, *others = [row["reason"] for row in records(run) if row["state"] == "FAILED"]
+    assert first == "the disk is full"
+    assert others
+    assert all("1000 B free, and a checkpoint needs about" in reason for reason in others), others
+    message = next(line for line in done.stderr.splitlines() if "the last save failed" in line)
+    match = Signatures.load().match(message)
+    assert match is not None
+    assert match.kind == STORAGE_FULL
 
 
 def test_a_failed_last_save_is_a_failed_run(tmp_path: Path, corpus: Path) -> None:

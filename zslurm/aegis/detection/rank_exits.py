@@ -6,6 +6,7 @@ more than the signal does (a GPU that hangs, a memory access fault). Where it do
 
 from __future__ import annotations
 
+import os
 import re
 import time
 from collections.abc import Mapping, Sequence
@@ -24,6 +25,7 @@ from zslurm.aegis.fault_kinds import (
     SLURM_CANCELLED,
     SLURM_LAUNCH_CONFIG,
     SLURM_STEP_REFUSED,
+    STORAGE_FULL,
     USER_ERROR,
     FaultKind,
 )
@@ -31,6 +33,7 @@ from zslurm.aegis.logs.scanner import faults_in
 from zslurm.aegis.logs.signatures import Signatures
 from zslurm.aegis.root_cause import is_orderly, reports_lost_peer
 from zslurm.aegis.types import Fault, Role, Scope
+from zslurm.checkpoint_tools.quantities import show_bytes
 from zslurm.core.errors import Exit
 from zslurm.core.files import read_json
 from zslurm.job.program.ending import CHILD_KILLED
@@ -38,6 +41,8 @@ from zslurm.run.run_dir import AttemptDir
 from zslurm.slurm.on_nodes.srun_output import TaskFailure, cancelled_step
 
 _TAIL = 1 << 16
+_FULL_BYTES = 1 << 20
+"""With less space free a file system is full: records of a run take less."""
 _MOST_LOGS = 64
 """Logs that are read after an attempt: of a thousand ranks that lost a peer, the first few show as much as all."""
 
@@ -193,6 +198,26 @@ def late_faults(
         for end in rank_ends(attempt)
         if not is_orderly(end) and end["rank"] not in named
     ]
+
+
+def full_disk(directory: Path, known: Sequence[Fault]) -> list[Fault]:
+    """Return the fault that the file system of a run is full, if nothing else explains the end of an attempt.
+
+    The rank that it ended can write neither its record nor the last lines of its log.
+    """
+    if any(f.role == "root" and not (f.kind.vague or f.kind.unexplained) for f in known):
+        return []
+    try:
+        space = os.statvfs(directory)
+    except OSError:
+        return []
+    free, no_files = space.f_bavail * space.f_frsize, space.f_files > 0 and space.f_favail == 0
+    if free >= _FULL_BYTES and not no_files:
+        return []
+    what = "no more files can be made" if no_files else f"{show_bytes(free)} free"
+    line = f"{directory}: No space left on device ({what})"
+    ends = [fault.time for fault in known if fault.role == "root" and fault.source in OF_RANKS]
+    return [Fault.of_kind(STORAGE_FULL, min(ends, default=time.time()) - 0.001, "log", line)]
 
 
 def _tail(path: Path) -> bytes:

@@ -18,6 +18,7 @@ from zslurm.aegis.detection.rank_exits import (
     cancelled,
     faults_in_step_log,
     faults_of_failure,
+    full_disk,
     late_faults,
     node_failed,
     rank_ends,
@@ -335,6 +336,8 @@ class FaultCollector:
         self.note(late_faults(self.attempt, self.faults, self.rank_nodes(), Signatures.load()))
         if not self.has_root(outcome):
             self.note(faults_in_step_log(self.attempt))
+        if outcome.outcome == "failed":
+            self.note(full_disk(self.job.run.path, self.faults))
 
     def note_early_exits(self) -> bool:
         """Find ranks that exited with 0 before the end of the run and recorded nothing; returns whether there are.
