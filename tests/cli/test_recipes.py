@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 
+import pytest
+
 from tests.cli.commands import Shell
 from zslurm.config.load import recipes
 from zslurm.core.errors import Exit
@@ -51,3 +53,37 @@ def test_a_recipe_that_there_is_not_is_exit_code_3(shell: Shell) -> None:
         "zslurm: no recipe is called `zaya1-9b`; did you mean `zaya1-8b`?",
     )
     assert shell.fails("config", "recipes", "x")[1].endswith(f"there are: {', '.join(recipes())}")
+
+
+@pytest.mark.parametrize(
+    "command", [["plan", "run", "--nodes", "128", "--runs", "2"], ["plan", "memory", "--dp", "1024"], ["size"]]
+)
+def test_a_recipe_is_planned_by_its_name_without_a_profile(
+    shell: Shell, monkeypatch: pytest.MonkeyPatch, command: list[str]
+) -> None:
+    monkeypatch.delenv("ZSLURM_CLUSTER", raising=False)
+    done = shell.zslurm(*command, "zaya1-8b")
+    assert done.code == 0, done.stderr
+    assert "planned for the profile mi300x-pollara" in done.stderr
+    own = shell.zslurm(*command, "zaya1-8b", "--cluster", "h100-ib")
+    assert (own.code, "planned for" in own.stderr) == (0, False)
+
+
+def test_a_dry_run_of_a_recipe_needs_no_data_and_a_submission_does(shell: Shell) -> None:
+    command = ["submit", "zaya1-8b", "--nodes", "128", "--cluster", "mi300x-pollara"]
+    shown = shell.zslurm(*command, "--dry-run")
+    assert shown.code == 0, shown.stderr
+    lines = shown.stdout.splitlines()
+    assert lines[1].startswith("# 128 nodes x 8 ranks on mi300x-pollara; 801684 steps, 13.2T tokens")
+    notes = [number for number, line in enumerate(lines) if line.startswith("# note: ")]
+    assert "no data are named yet" in lines[notes[0]]
+    assert next(number for number, line in enumerate(lines) if line.startswith("# memory of a rank")) < notes[0]
+    code, line = shell.fails(*command)
+    assert code == Exit.USAGE
+    assert "data.path: required" in line
+
+
+def test_a_file_wins_over_a_recipe_of_its_name(shell: Shell) -> None:
+    (shell.directory / "zaya1-8b").write_text("extends: zaya1-tiny\nrun: {name: mine}\n")
+    shown = json.loads(shell.zslurm("config", "show", "zaya1-8b", "--json", "--cluster", "local").stdout)
+    assert (shown["run"]["name"], shown["model"]["layers"]) == ("mine", 4)

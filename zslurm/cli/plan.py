@@ -11,6 +11,7 @@ from zslurm.checkpoint_tools.quantities import counted, show_bytes, show_count, 
 from zslurm.cli.errors import as_user_errors
 from zslurm.cli.options import Cluster, Json, RunFile, Set
 from zslurm.cli.plan_run import run
+from zslurm.cli.planned_cluster import planned_cluster
 from zslurm.cli.terminal.table import print_table
 from zslurm.config.spec import RunSpec
 from zslurm.core.console import print_json, say
@@ -48,6 +49,7 @@ def memory(
 
     Example: zslurm plan memory run.yaml --dp 8 --dp 1024 --gpu-memory 192
     """
+    cluster = planned_cluster(run_file, cluster, overrides or [])
     spec = resolve_run(run_file, cluster=cluster, overrides=overrides or []).spec
     on_cpu, counts = trains_on_cpus(spec), dict.fromkeys(dp or [spec.world_size])
     limit = None if gpu_memory is None else int(gpu_memory * 2**30)
@@ -204,6 +206,7 @@ def io(
 
     Example: zslurm plan io run.yaml --step-time 2.5
     """
+    cluster = planned_cluster(run_file, cluster, overrides or [])
     spec = resolve_run(run_file, cluster=cluster, overrides=overrides or []).spec
     plan = plan_storage(spec, step_time=step_time, ranks=spec.world_size)
     budget, source = _budget(spec, iops)

@@ -14,6 +14,7 @@ import typer
 from zslurm.checkpoint_tools.quantities import counted, show_count, show_duration
 from zslurm.cli.errors import as_user_errors
 from zslurm.cli.options import Cluster, Json, RunFile, Set
+from zslurm.cli.planned_cluster import planned_cluster
 from zslurm.cli.terminal.table import Column, print_table
 from zslurm.config.spec import RunSpec
 from zslurm.core.console import print_json, say
@@ -167,6 +168,7 @@ def _preset(name: str) -> FailureRates:
 def _specs(
     run_file: Path, cluster: str | None, nodes: Sequence[int] | None, overrides: list[str]
 ) -> list[RunSpec]:
+    cluster = planned_cluster(run_file, cluster, overrides)
     if nodes is None:
         return [resolve_run(run_file, cluster=cluster, overrides=overrides).spec]
     return [

@@ -13,6 +13,7 @@ import typer
 from zslurm.checkpoint_tools.quantities import counted, show_count
 from zslurm.cli.options import Cluster, Json, RunFile, Set
 from zslurm.cli.plan import trains_on_cpus
+from zslurm.cli.planned_cluster import planned_cluster
 from zslurm.cli.terminal.table import Column, print_table
 from zslurm.config.spec import RunSpec
 from zslurm.core.console import print_json, say
@@ -53,6 +54,7 @@ def size(
 
     Example: zslurm size run.yaml --rates gemm.json --strict
     """
+    cluster = planned_cluster(run_file, cluster, overrides or [])
     spec = resolve_run(run_file, cluster=cluster, overrides=overrides or []).spec
     on_cpu, table = trains_on_cpus(spec), _table(rates, spec)
     _check_contexts(spec)

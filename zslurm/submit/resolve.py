@@ -10,7 +10,7 @@ from typing import Any
 
 from zslurm.cluster.profile import default_name, profile_layers
 from zslurm.config import yaml12
-from zslurm.config.load import Resolved, resolve
+from zslurm.config.load import Resolved, recipes, resolve
 
 
 def _named_in(document: yaml12.Document) -> str | None:
@@ -28,6 +28,11 @@ def _named_by(overrides: Sequence[str]) -> str | None:
         if key == "cluster.name":
             return value
     return None
+
+
+def _is_recipe(run_file: Path) -> bool:
+    """Return whether a word means a shipped recipe, and no file."""
+    return str(run_file) in recipes() and not run_file.exists()
 
 
 def _name_of(program: Sequence[str]) -> str:
@@ -48,7 +53,8 @@ def resolve_run(
     """Resolve a run file over the profile `cluster`, else the one that it or --set names, else the default.
 
     Args:
-        run_file: the run file; None: there is none, the run is a program and has its name.
+        run_file: the run file, or the name of a recipe if there is no file of that name; None: there is none, the
+            run is a program and has its name.
         cluster: name of the profile.
         overrides: `KEY=VALUE` assignments.
         program: a command that trains in the place of zslurm's own trainer; it wins over the run file's.
@@ -62,6 +68,8 @@ def resolve_run(
         named = [f"run.name={json.dumps(_name_of(program))}"] if run_file is None and document is None else []
         overrides = [*named, f"trainer.command={json.dumps(list(program))}", *overrides]
     file = run_file or (yaml12.STDIN if document is None else Path("run"))
+    if document is None and run_file is not None and _is_recipe(run_file):
+        document = yaml12.parse(f"extends: {run_file}\nrun: {{name: {run_file}}}\n", f"recipe {run_file}")
     if document is None:
         document = yaml12.read(run_file) if run_file is not None else yaml12.Document({}, {})
     name = cluster or _named_by(overrides) or _named_in(document) or default_name()

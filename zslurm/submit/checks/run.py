@@ -60,10 +60,14 @@ def _check_time(spec: RunSpec) -> None:
         )
 
 
-def check_data(spec: RunSpec) -> DataOrder | None:
+_NO_DATA = "no data are named yet (data.path): what depends on them was not checked, and submit refuses the run"
+
+
+def check_data(spec: RunSpec, *, needed: bool = True) -> DataOrder | None:
     """Open the run's data, its validation data and its tasks, as the trainer will; returns the data's order.
 
-    None for another program than zslurm's trainer, which has its own data; the program itself is checked.
+    None for another program than zslurm's trainer, which has its own data; the program itself is checked. None as
+    well if the run names no data and they are not `needed`.
 
     Raises:
         ConfigError: there is none, it is damaged, it does not fit the model or the phases, or its parts were made
@@ -71,6 +75,8 @@ def check_data(spec: RunSpec) -> DataOrder | None:
     """
     if spec.trainer is not None:
         check_program(spec)
+        return None
+    if not needed and spec.data.path is None and not spec.data.sources:
         return None
     with _as_config_error():
         data = TrainingData.open(spec.data)
@@ -93,10 +99,10 @@ def check_data(spec: RunSpec) -> DataOrder | None:
     return order
 
 
-def check_steps(spec: RunSpec, order: DataOrder, continues: RunDir | None) -> list[str]:
+def check_steps(spec: RunSpec, order: DataOrder | None, continues: RunDir | None) -> list[str]:
     """Check the run's steps, and what it starts or continues from; returns what is worth knowing, a line each.
 
-    A run that is continued without having a checkpoint starts anew.
+    A run that is continued without having a checkpoint starts anew. Without `order` the data are not compared.
 
     Raises:
         ConfigError: a node has fewer GPUs than ranks; a phase's context_parallel ranks have no place in a node, or
@@ -109,6 +115,8 @@ def check_steps(spec: RunSpec, order: DataOrder, continues: RunDir | None) -> li
         check_phases(spec.model, spec.phases)
         saved = list_checkpoints(continues.checkpoints) if continues is not None else []
         newest = next((found.path for found in saved if found.complete), None)
+        if order is None:
+            return notes
         if newest is not None:
             with Checkpoint.open(newest, check_files=False) as checkpoint:
                 manifest = checkpoint.manifest
@@ -140,12 +148,13 @@ def notes_on(spec: RunSpec, order: DataOrder | None, *, continues: RunDir | None
         ConfigError: see `check_steps`.
         RunCompleted: nothing is left to train.
     """
-    if order is None:
+    if spec.trainer is not None:
         with _as_config_error():
             _check_gpus(spec)
         notes = notes_on_program(spec, continues)
     else:
-        notes = [*order.notes(), *check_steps(spec, order, continues=continues)]
+        about_data = [_NO_DATA] if order is None else order.notes()
+        notes = [*about_data, *check_steps(spec, order, continues=continues)]
     cluster = spec.cluster
     cores_are_known = cluster.launcher == "local" or spec.slurm.cpus_per_task or cluster.cpus_per_node
     if cluster.gpus_per_node and not cores_are_known:

@@ -31,6 +31,7 @@ from zslurm.submit.script.render import job_settings
 from zslurm.submit.submit import Prepared, prepare
 from zslurm.train.data.order import DataOrder
 from zslurm.train.data.training_data import ALONE
+from zslurm.train.schedule import Plan
 
 _PATIENCE_S = 15.0
 
@@ -45,7 +46,7 @@ def describe(resolved: Resolved, *, new: bool, as_json: bool) -> str:
     """
     spec = resolved.spec
     prepared = prepare(spec, new=new)
-    order = check_data(spec)
+    order = check_data(spec, needed=False)
     notes = [
         *notes_on(spec, order, continues=prepared.continues),
         *(f"left out of the environment: {rule.line}" for rule in left_out(spec.cluster)),
@@ -100,12 +101,12 @@ def describe(resolved: Resolved, *, new: bool, as_json: bool) -> str:
 
 def _work(spec: RunSpec, order: DataOrder | None) -> str:
     """Describe what is to be done: steps and tokens, or the program."""
-    if order is None:
-        assert spec.trainer is not None
+    if spec.trainer is not None:
         return f"in {spec.trainer.directory}: {shlex.join(spec.trainer.command)}"
-    tokens = order.plan.total_tokens
+    tokens = Plan(spec.phases).total_tokens
     shown = counted(tokens, "token", shown=show_count(tokens))
-    return f"{counted(spec.total_steps, 'step')}, {shown} of {show_count(order.data.token_count)} in the data"
+    there = "" if order is None else f" of {show_count(order.data.token_count)} in the data"
+    return f"{counted(spec.total_steps, 'step')}, {shown}{there}"
 
 
 def _facts(seen: dict[str, Any], nodes: int) -> list[str]:

@@ -16,7 +16,11 @@ class SubmitOptions:
     """What `zslurm submit` takes on its command line."""
 
     run_file: Annotated[
-        Path | None, Argument(metavar="[RUN_FILE]", help="The YAML run file; may be left out before a program.")
+        Path | None,
+        Argument(
+            metavar="[RUN_FILE]",
+            help="The YAML run file, or the name of a recipe; may be left out before a program.",
+        ),
     ] = None
     sbatch_options: Annotated[
         list[str] | None,
