@@ -71,6 +71,13 @@ def test_the_ranks_of_a_node_move_to_a_spare_with_enough_warm_processes() -> Non
         (RANKS, "n4", (), "no rank is on n4"),
         (RANKS, "n0", ("n4",), "no spare node has 2 warm processes"),
         (replace(RANKS, dead=frozenset({"n4"})), "n0", (), "no spare node has 2 warm processes"),
+        (
+            replace(RANKS, warm={"n0": ["n0/w1"], "n4": ["n4/w4"]}, coming={"n4": 1}),
+            "n0",
+            (),
+            "no spare node has 2 warm processes",
+        ),
+        (replace(RANKS, warm={}, coming={"n4": 2}), "n0", (), "no spare node has 2 warm processes"),
         (replace(RANKS, nodes=("n0",) * 4), "n0", (), "every rank is on n0, so no other node keeps their state"),
     ],
 )

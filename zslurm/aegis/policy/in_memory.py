@@ -150,7 +150,7 @@ def plan_move(ranks: Ranks, node: str, *, unfit: Collection[str] = ()) -> InMemo
         return InMemory(reason=f"every rank is on {node}, so no other node keeps their state")
     free = {name: list(warm) for name, warm in ranks.warm.items() if name not in {*ranks.dead, *unfit, node}}
     place = _spare_for(len(moved), free, ranks)
-    if place is None:
+    if place is None or len(free.get(place, ())) < len(moved):  # it may get them yet
         return InMemory(reason=f"no spare node has {counted(len(moved), 'warm process', 'warm processes')}")
     members, nodes = list(ranks.members), list(ranks.nodes)
     for rank in moved:
