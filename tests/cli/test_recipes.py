@@ -87,3 +87,10 @@ def test_a_file_wins_over_a_recipe_of_its_name(shell: Shell) -> None:
     (shell.directory / "zaya1-8b").write_text("extends: zaya1-tiny\nrun: {name: mine}\n")
     shown = json.loads(shell.zslurm("config", "show", "zaya1-8b", "--json", "--cluster", "local").stdout)
     assert (shown["run"]["name"], shown["model"]["layers"]) == ("mine", 4)
+
+
+def test_a_recipe_of_a_similar_name_is_advised(shell: Shell) -> None:
+    code, message = shell.fails("plan", "memory", "zaya1-9b")
+    assert (code, message) == (
+        Exit.NOT_FOUND, "zslurm: zaya1-9b: no such file; did you mean the recipe zaya1-8b?",
+    )  # fmt: skip

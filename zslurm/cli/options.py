@@ -153,7 +153,12 @@ def parse_since(text: str) -> float:
 
 _RUNS = "Names, directories or job ids"
 
-RunFile = Annotated[Path, Argument(metavar="RUN_FILE", help="The YAML run file, or the name of a recipe.")]
+RunFile = Annotated[
+    Path,
+    Argument(
+        metavar="RUN_FILE", help="The YAML run file, or the name of a recipe.", autocompletion=complete_recipes
+    ),
+]
 Run = Annotated[
     str, Argument(metavar="RUN", help="A run's name, its directory, or a job id.", autocompletion=complete_runs)
 ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import json
 import re
 from collections.abc import Sequence
@@ -11,6 +12,7 @@ from typing import Any
 from zslurm.cluster.profile import default_name, profile_layers
 from zslurm.config import yaml12
 from zslurm.config.load import Resolved, recipes, resolve
+from zslurm.core.errors import NotFound
 
 
 def _named_in(document: yaml12.Document) -> str | None:
@@ -70,6 +72,9 @@ def resolve_run(
     file = run_file or (yaml12.STDIN if document is None else Path("run"))
     if document is None and run_file is not None and _is_recipe(run_file):
         document = yaml12.parse(f"extends: {run_file}\nrun: {{name: {run_file}}}\n", f"recipe {run_file}")
+    if run_file is not None and document is None and run_file != yaml12.STDIN and not run_file.exists():
+        near = difflib.get_close_matches(str(run_file), recipes(), n=1)
+        raise NotFound(f"{run_file}: no such file" + (f"; did you mean the recipe {near[0]}?" if near else ""))
     if document is None:
         document = yaml12.read(run_file) if run_file is not None else yaml12.Document({}, {})
     name = cluster or _named_by(overrides) or _named_in(document) or default_name()
