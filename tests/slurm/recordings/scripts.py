@@ -71,7 +71,7 @@ esac"""
     def made(self) -> list[str]:
         """What scontrol was called with, without questions."""
         calls = self._log.read_text().splitlines() if self._log.exists() else []
-        return [call for call in calls if not call.startswith(("show", "sinfo"))]
+        return [call for call in calls if not call.startswith(("show", "--oneliner show", "sinfo"))]
 
     def asked(self, program: str) -> list[str]:
         """Return the calls of sinfo."""
