@@ -137,3 +137,11 @@ def test_a_machine_without_gpus_and_nics(tmp_path: Path) -> None:
     (tmp_path / "root/proc").mkdir(parents=True)
     health = check_node(context(tmp_path / "root", disk_free_gb=0.0))
     assert health.problems == ()
+
+
+def test_zombies_of_a_user_are_no_reason_to_refuse_a_node(node: Node) -> None:
+    for pid in range(5000, 5030):
+        node.fake.write(f"proc/{pid}/stat", f"{pid} (python) Z 1 " + "0 " * 48)
+    health = check_node(at(node))
+    assert health.problems == ()
+    assert any("30 zombies of this user" in note for note in health.notes), health

@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -234,3 +235,11 @@ def test_its_thread_ends_with_the_agent(tmp_path: Path) -> None:
     wait_for(lambda: done, "the checkpoint to be read")
     stop.set()
     wait_for(lambda: "warm-spare" not in [thread.name for thread in threading.enumerate()], "the thread's end")
+
+
+def test_an_excluded_node_reads_nothing(tmp_path: Path) -> None:
+    at = spare(tmp_path)
+    checkpoint(at.run, "step-00000400")
+    row = {"time": time.time(), "event": "nodes_excluded", "job_id": "7", "nodes": "node0", "reason": "its NIC"}
+    at.run.events.write_text(json.dumps(row) + "\n")
+    assert warmer(at).look() is None

@@ -12,12 +12,13 @@ from zslurm.aegis.agent.gpu_tool import ToolSources
 from zslurm.aegis.agent.sensor import NodeContext, Sensor
 from zslurm.aegis.agent.sensors.disk import Disk
 from zslurm.aegis.agent.sensors.host import Host
-from zslurm.aegis.fault_kinds import DISK_LOW, STORAGE_FAULT
+from zslurm.aegis.fault_kinds import DISK_LOW, STORAGE_FAULT, ZOMBIES
 from zslurm.doctor.check import Check, Outcome, Status, failed, passed, unavailable, warned
 from zslurm.doctor.node import node_checks, run_checks
 from zslurm.hardware.node_sources import Sources, Task
 
-_OF_STORAGE = frozenset({DISK_LOW, STORAGE_FAULT})
+_NO_REASON = frozenset({DISK_LOW, STORAGE_FAULT, ZOMBIES})
+"""Faults for which no node is refused: all nodes share a file system, and zombies hold nothing."""
 DOCTOR_CHECKS = ("gpu-count", "gpu-idle", "gpu-ecc", "gpu-pages", "nics", "rails", "disk")
 
 
@@ -48,7 +49,7 @@ def check_node(context: NodeContext) -> Health:
 
 
 def _check(name: str, sensor: Sensor, mounted: Path | None = None) -> Check:
-    """Return the first look of a sensor as a check. A shared file system that fails is no fault of the node.
+    """Return the first look of a sensor as a check.
 
     Args:
         name: of the check.
@@ -67,8 +68,8 @@ def _check(name: str, sensor: Sensor, mounted: Path | None = None) -> Check:
         reading = sensor.read()
         if reading.faults:
             reason = "; ".join(fault.line for fault in reading.faults)
-            shared = all(fault.kind in _OF_STORAGE for fault in reading.faults)
-            return warned(reason, "") if shared else failed(reason, "")
+            usable = all(fault.kind in _NO_REASON for fault in reading.faults)
+            return warned(reason, "") if usable else failed(reason, "")
         return passed("") if reading.ok else unavailable(reading.why)
 
     return Check(name, "system", f"what the sensor of {name} reads", "node", examine)

@@ -25,11 +25,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from zslurm.aegis.agent.sensor import NodeContext
+from zslurm.aegis.policy.history import active_exclusions, history_of
 from zslurm.checkpoint_tools.format import layout
 from zslurm.checkpoint_tools.listing import newest_committed
 from zslurm.core.files import read_json
 from zslurm.hardware import page_cache
+from zslurm.run.state.state_events import read_state_events
 from zslurm.slurm.hostlist import expand
+from zslurm.train.jsonl import read_jsonl
 from zslurm.train.niceness import lower_thread
 
 SHARE_OF_ROOM = 0.5
@@ -111,7 +114,7 @@ class SpareWarmer:
             return False
 
     def _spares(self, attempt: int) -> int:
-        """Return how many nodes of the job the attempt leaves unused; 0 where this one is used, or none began."""
+        """Return how many spares the attempt has; 0 if this node is used or excluded, or no attempt began."""
         if not attempt or self._context.cluster.launcher != "slurm":
             return 0
         if self._known[0] != attempt:
@@ -119,9 +122,15 @@ class SpareWarmer:
             if described is None or not isinstance(described.get("nodes"), str):
                 return 0
             used, job = expand(described["nodes"]), self._context.environ.get("SLURM_JOB_NODELIST", "")
-            unused = 0 if self._context.node in used else max(1, len(set(expand(job)).difference(used)))
-            self._known = attempt, unused
+            spares = set(expand(job) or [self._context.node]).difference(used, self._excluded())
+            self._known = attempt, len(spares) if self._context.node in spares else 0
         return self._known[1]
+
+    def _excluded(self) -> set[str]:
+        """Return the nodes that the run does not use now."""
+        run = self._context.run
+        rows = [*(event.row for event in read_state_events(run.events).events), *read_jsonl(run.submissions)]
+        return set(active_exclusions(history_of(rows), time.time(), self._context.aegis))
 
     def _rate(self) -> float:
         """Return the bytes a second of this spare."""

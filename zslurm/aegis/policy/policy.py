@@ -28,6 +28,7 @@ from zslurm.cluster.rails.fabric import Fabric
 from zslurm.config.aegis import AegisSection
 from zslurm.slurm.hostlist import compress
 
+SLURM_REQUEUES = "Slurm puts the job back into the queue"
 _HOUR_S = 3600.0
 MOST_REFUSALS, _REFUSED_WAIT_S, _LONGEST_REFUSED_S = 12, 5.0, 120.0
 """Times in a row that Slurm may refuse a step, and the pauses between two of them, from the first, doubled each
@@ -98,7 +99,7 @@ def decide(
     if preempted == "cancel":
         return Decision("finish", "Slurm preempts the job and cancels it (PreemptMode=CANCEL)", root)
     if attempt_state.requeued or said & {SLURM_REQUEUE, SLURM_PREEMPT}:
-        return Decision("finish", "Slurm puts the job back into the queue", root)
+        return Decision("finish", SLURM_REQUEUES, root)
     if asked is not None and not time_is_up:
         return Decision("finish", f"asked to stop ({asked})", root)
     if time_is_up:

@@ -6,6 +6,7 @@ to know, a GPU is tested or a spare is checked where it asks for one, and what i
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Sequence
 from dataclasses import replace
@@ -14,7 +15,7 @@ from zslurm.aegis.fault_kinds import CONFIG_ERROR, GPU_TEST_FAILED
 from zslurm.aegis.notify.recorder import Recorder
 from zslurm.aegis.policy.history import active_exclusions
 from zslurm.aegis.policy.outcome import AttemptOutcome, Cause
-from zslurm.aegis.policy.policy import decide
+from zslurm.aegis.policy.policy import SLURM_REQUEUES, decide
 from zslurm.aegis.supervisor.agents.agents import Agents
 from zslurm.aegis.supervisor.fault_collector import FaultCollector
 from zslurm.aegis.supervisor.gpu_test import try_gpu
@@ -36,6 +37,7 @@ _AGAIN_S = 5.0
 _MOST_REQUEUES = 3
 """Requeues in a row without a start of ranks, to leave excluded nodes; then the ranks start on them."""
 
+_LOOK_S = 0.2
 _CHECK_S = 60.0
 """Seconds that an agent gets to check its node."""
 
@@ -136,6 +138,8 @@ class Recovery:
         self, decision: Decision, outcome: AttemptOutcome
     ) -> tuple[AttemptOutcome | None, tuple[str, ...]]:
         """Do what was decided; return how the run ends in this job, or the nodes on which to start again."""
+        if decision.action == "finish" and decision.reason == SLURM_REQUEUES and outcome.outcome != "completed":
+            return replace(outcome, outcome="interrupted", exit_code=Exit.INTERRUPTED), ()
         if decision.action == "finish" or self.settings.mode != "act":
             return outcome, ()
         stop = self.job.stop
@@ -263,6 +267,23 @@ class Recovery:
             count = count + 1 if isinstance(event, Requeued) else 0
         return count
 
+    def check_spares(self, nodes: Sequence[str]) -> None:
+        """Check the job's spares in a thread, as `_unfit` does when they are used, and record what is wrong.
+
+        None is excluded: what is wrong may be over when a spare is needed.
+        """
+        if self.agents is not None and nodes and self.settings.mode == "act":
+            work = threading.Thread(
+                target=self._check_spares, args=(self.agents, nodes), name="spares", daemon=True
+            )
+            work.start()
+
+    def _check_spares(self, agents: Agents, nodes: Sequence[str]) -> None:
+        deadline = time.monotonic() + _CHECK_S
+        while agents.liveness.never_heard(nodes) and time.monotonic() < deadline and not agents.over:
+            time.sleep(_LOOK_S)
+        self._unfit(nodes)
+
     def _unfit(self, nodes: Sequence[str]) -> dict[str, str]:
         """Check spares before they replace nodes; return those that must not be used, with the reason.
 
@@ -276,6 +297,8 @@ class Recovery:
         for node in nodes:
             answer = answers.get(node)
             reason = "its agent does not answer" if answer is None else "" if answer.ok else answer.why
+            if self.agents.over:  # nothing can be recorded any more
+                break
             self.job.event("spare_checked", node=node, ok=not reason, reason=reason or None)
             if reason:
                 found[node] = reason

@@ -163,6 +163,8 @@ class Supervisor:
                     return AttemptOutcome("failed", error.exit_code, Cause(str(error)))
                 if running is None:
                     continue
+                if not nodes:
+                    self.recovery.check_spares(self._spares(running))
             outcome, nodes = self.watch_attempt(running)
             running = None
         return outcome
@@ -195,6 +197,9 @@ class Supervisor:
             self.job.pause(_AGAIN_S)
         return None
 
+    def _spares(self, running: RunningAttempt) -> list[str]:
+        return [node for node in self.nodes.usable(self.job.excluded()) if node not in running.nodes]
+
     def _restore_config(self) -> None:
         """Write config.json again where the program has changed it: trainers save a file of that name."""
         run, spec = self.job.run, self.job.spec
@@ -217,7 +222,7 @@ class Supervisor:
             ranks = [node for node in running.nodes for _ in range(self.job.spec.ranks_per_node)]
             known = recent_step_times(self.job.run, number) if running.adopted else ()
             self.detector.begin(number, ranks, time.monotonic(), adopted=running.adopted, step_times=known)
-        spares = len(set(self.nodes.usable(self.job.excluded())) - set(running.nodes))
+        spares = len(self._spares(running))
         collected = FaultCollector(self.job, running, self.agents, self.detector, self.reported)
         monitor = AttemptMonitor(collected, spares)
         outcome = monitor.until_end()

@@ -47,7 +47,10 @@ class Decided(Event, name="decision", changes_state=True):
         action = self.action
         verb = "decided:" if action == "finish" else _NOT_DONE.get(self.mode, "decided to")
         which = f"attempt {self.attempt}: " if self.attempt is not None else ""
-        text = f"{which}{verb} {_ACTIONS.get(action, action)}"
+        what = _ACTIONS.get(action, action)
+        if action == "finish" and str(self.reason).startswith("Slurm puts the job back"):
+            what = "nothing to do here"
+        text = f"{which}{verb} {what}"
         if action in ("swap", "shrink", "restart"):
             text += self.on_nodes
         if action == "requeue" and self.n_nodes:

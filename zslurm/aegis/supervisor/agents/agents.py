@@ -232,6 +232,11 @@ class Agents:
         taken = [link.write(line, _WRITE_S) for link in self.liveness.present_links()]
         return all(taken)
 
+    @property
+    def over(self) -> bool:
+        """Return whether the supervisor has ended its agents."""
+        return self._over.is_set()
+
     def ask(
         self,
         do: CommandName,

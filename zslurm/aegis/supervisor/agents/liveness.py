@@ -107,6 +107,11 @@ class Liveness:
             for node in nodes:
                 self.nodes.pop(node, None)
 
+    def never_heard(self, nodes: Iterable[str]) -> list[str]:
+        """Return those of these nodes whose agents have not reported yet."""
+        with self.lock:
+            return [name for name in nodes if name in self.nodes and self.nodes[name].last_heard is None]
+
     def present_links(self) -> list[AgentLink]:
         """Return the commands that are being read now."""
         with self.lock:

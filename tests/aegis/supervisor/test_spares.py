@@ -1,0 +1,54 @@
+"""Spares are checked when the job starts, by the check that decides on them when they are used."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, cast
+
+from tests.submit.specs import run_spec
+from tests.waiting import wait_for
+from zslurm.aegis.protocol import Answer, Stamp
+from zslurm.aegis.supervisor.agents.agents import Agents
+from zslurm.aegis.supervisor.job import Job
+from zslurm.aegis.supervisor.recovery import Recovery
+from zslurm.run.run_dir import RunDir
+
+
+class _Agents:
+    """node4's agent finds something; that of node5 never answers."""
+
+    over = False
+
+    def __init__(self) -> None:
+        self.looks = 3
+        self.liveness = self
+
+    def any_responding(self) -> bool:
+        return True
+
+    def never_heard(self, nodes: Sequence[str]) -> list[str]:
+        self.looks -= 1
+        return [] if self.looks <= 0 else ["node4"]
+
+    def ask(self, do: str, nodes: Sequence[str], *, timeout_s: float) -> dict[str, Answer]:
+        assert (do, self.looks) == ("check", 0), "agents that only start are waited for"
+        stamp = Stamp("node4", 1, 1.0, 1.0)
+        answers = {"node3": Answer(stamp, 1, True, "", {}), "node4": Answer(stamp, 1, False, "nics: ionic_2", {})}
+        return {node: answers[node] for node in nodes if node in answers}
+
+
+def test_an_unusable_spare_is_reported_when_the_job_starts(tmp_path: Path) -> None:
+    told: list[dict[str, Any]] = []
+    spec = run_spec(tmp_path, slurm={"nodes": 2, "spares": 3}, cluster={"name": "lab", "launcher": "slurm"})
+    run = RunDir(tmp_path / "runs" / "tiny")
+    job = Job(run, spec, {}, "7", 0, lambda kind, **fields: told.append({"event": kind, **fields}))
+    recovery = Recovery(job, cast(Any, None), cast(Agents, _Agents()), cast(Any, None))
+    recovery.check_spares(["node3", "node4", "node5"])
+    wait_for(lambda: len(told) == 3, "three spares to be checked")
+    assert [(row["node"], row["ok"], row["reason"]) for row in told] == [
+        ("node3", True, None),
+        ("node4", False, "nics: ionic_2"),
+        ("node5", False, "its agent does not answer"),
+    ]
+    assert {row["event"] for row in told} == {"spare_checked"}, "it may be well when it is needed"
