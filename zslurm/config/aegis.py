@@ -78,7 +78,10 @@ class NotifySettings(Section):
         "job's environment",
     )
     events: tuple[str, ...] = Field(
-        ("fault_detected", "decision", "nodes_excluded", "run_ended"),
+        (
+            *("fault_detected", "decision", "nodes_excluded", "exclusion_failed", "requeue_failed"),
+            *("start_postponed", "spare_checked", "run_ended"),
+        ),
         description="kinds of events that are sent",
     )
     timeout_s: Positive = Field(10.0, description="after which one notification is given up")

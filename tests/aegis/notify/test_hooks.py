@@ -365,3 +365,23 @@ def _dribble(listening: socket.socket, done: threading.Event) -> None:
         connection.sendall(b"HTTP/1.1 200 OK\r\nX-Slow: ")
         while not done.wait(0.02):
             connection.sendall(b"a")
+
+
+@pytest.mark.parametrize(
+    ("row", "sent"),
+    [
+        ({"event": "spare_checked", "node": "node4", "ok": False, "reason": "NIC ionic_2 is down"}, True),
+        ({"event": "spare_checked", "node": "node4", "ok": True}, False),
+        ({"event": "requeue_failed", "reason": "no scontrol"}, True),
+        ({"event": "exclusion_failed", "nodes": "node4", "reason": "no"}, True),
+        ({"event": "start_postponed", "reason": "/runs: No space left on device"}, True),
+    ],
+    ids=str,
+)
+def test_by_default_what_waits_for_a_person_is_sent(tmp_path: Path, row: dict[str, Any], sent: bool) -> None:
+    """The default of aegis.notify.events."""
+    target = tmp_path / "sent"
+    notifier = Notifier(NotifySettings(command=f"cat >> {target}"), "first", environ=dict(os.environ))
+    notifier.notify(from_row({"time": 1.0, "job_id": "7", **row}))
+    notifier.close(DEADLINE_S)
+    assert target.exists() is sent

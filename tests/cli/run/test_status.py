@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,7 +13,7 @@ import pytest
 from tests.cli.commands import Shell
 from tests.run.stories import STEPS, Holder, Story
 from zslurm.aegis.policy.outcome import Cause
-from zslurm.cli.run.run_rows import COLUMNS, as_json, as_row
+from zslurm.cli.run.run_rows import COLUMNS, as_json, as_row, waits_for_person
 from zslurm.cli.run.status import details, details_as_json
 from zslurm.core.units import show_time
 from zslurm.run.state.run_state import RunState, look, look_all
@@ -381,3 +383,26 @@ def test_runs_are_chosen_by_state_and_by_time(shell: Shell) -> None:
     assert shell.zslurm.ok("status", "--state", "running").stderr == "no such runs\n"
     assert "did you mean failed" in shell.fails("status", "--state", "faled")[1]
     assert "expected 30m" in shell.fails("status", "--since", "yesterday")[1]
+
+
+def test_a_run_that_waits_for_a_person_is_shown_first(tmp_path: Path, shell: Shell) -> None:
+    well = look(Story(tmp_path / "well").submitted().started().trained(9, saved=9).ended("interrupted", 75).run)
+    story = Story(tmp_path / "failed").submitted().started().trained(9).ended("failed", 137, KILLED)
+    with JsonLinesWriter(story.run.events) as events:
+        events.append({"event": "exclusion_failed", "time": time.time(), "nodes": "node1"})
+    failed = look(story.run)
+    assert not waits_for_person(well)
+    assert waits_for_person(failed)
+    assert waits_for_person(replace(well, state="held", reason="JobHeldUser"))
+    old = {"event": "run_ended", "time": time.time() - 10 * 86400}
+    assert not waits_for_person(replace(failed, last_event=old)), "it is history"
+    shown = shell.zslurm.ok("status", well.run.path, failed.run.path).stdout
+    assert shown.index("failed") < shown.index("well")
+
+
+def test_a_job_that_cannot_start_its_ranks_says_why(tmp_path: Path) -> None:
+    state = look(Story(tmp_path / "tiny").submitted().started().run)
+    postponed = {"event": "start_postponed", "time": time.time(), "reason": "/runs: No space left on device"}
+    waits = replace(state, state="running", last_event=postponed)
+    assert waits_for_person(waits)
+    assert cells(waits)["note"] == "no ranks run: /runs: No space left on device"

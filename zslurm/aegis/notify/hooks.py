@@ -30,7 +30,7 @@ from zslurm.aegis.notify.queue import DeliveryQueue
 from zslurm.checkpoint_tools.plain import reason_of
 from zslurm.config.aegis import NotifySettings
 from zslurm.core.redact import is_secret_name, redact, redact_mapping
-from zslurm.run.events import FaultDetected, NotifyFailed, describe
+from zslurm.run.events import FaultDetected, NotifyFailed, SpareChecked, describe
 from zslurm.run.events.event import Event
 from zslurm.run.state.state_events import without_replay_fields
 
@@ -106,6 +106,8 @@ class Notifier:
         return sum(queue.close(deadline - time.monotonic()) for queue in self._queues)
 
     def _is_news(self, event: Event) -> bool:
+        if isinstance(event, SpareChecked):
+            return not event.ok
         if not isinstance(event, FaultDetected):
             return True
         if event.role not in ("root", "advisory"):

@@ -33,6 +33,25 @@ COLUMNS = (
 _WAITING = ("pending", "requeued", "held")
 
 
+_FAILED = ("failed", "lost", "timeout", "node-failed", "out-of-memory")
+_RECENT_S = 3 * 86400.0
+
+
+def waits_for_person(state: RunState) -> bool:
+    """Return whether nothing happens to a run until a person acts: it failed, is held, or cannot start ranks."""
+    if state.state == "held" or _without_ranks(state):
+        return True
+    ended = float((state.last_event or {}).get("time") or state.submitted or 0.0)
+    return state.state in _FAILED and time.time() - ended < _RECENT_S
+
+
+def _without_ranks(state: RunState) -> str:
+    """Return why a job that runs cannot start ranks; empty if it does not wait."""
+    event = state.last_event or {}
+    waits = state.state == "running" and event.get("event") == "start_postponed"
+    return f"no ranks run: {event.get('reason') or 'their start is postponed'}" if waits else ""
+
+
 def as_row(state: RunState) -> list[str]:
     """Return one line of the table."""
     return [
@@ -104,13 +123,24 @@ def show_mfu(state: RunState) -> str:
 
 def note(state: RunState) -> str:
     """Return what a run's figures do not show: why it failed, or why it waits and until when."""
+    if postponed := _without_ranks(state):
+        return postponed
     if state.state in _WAITING and state.reason:
-        return _preempted(state) + why(state) + _start(state)
+        return _preempted(state) + why(state) + _start(state) + _after_fault(state)
     if state.state == "preempted":
         return _preempted(state) + saved(state)
     if not state.cause and not state.reason and state.state == "interrupted":
         return saved(state)
     return (_preempted(state) + why(state)).removesuffix("; ") or _survived(state)
+
+
+def _after_fault(state: RunState) -> str:
+    """Note why a job that waits was requeued, if a fault of its last attempt was the reason."""
+    cause, decision = state.aegis.last_cause, state.aegis.last_decision or {}
+    requeued = decision.get("action") == "requeue" and state.aegis.preempted is None
+    if not cause or not requeued or cause.get("attempt") not in (None, state.attempt):
+        return ""
+    return f"; requeued after: {describe_root(cause)}"
 
 
 def saved(state: RunState) -> str:

@@ -23,6 +23,7 @@ from zslurm.cli.run.run_rows import (
     show_mfu,
     stale_line,
     time_left,
+    waits_for_person,
 )
 from zslurm.cli.terminal.screen import Line, columns_of_terminal, paragraph, print_styled
 from zslurm.cli.terminal.table import BAD, HEAD, QUIET, STATE_STYLES, Column, print_table, table_lines
@@ -57,6 +58,8 @@ def status(
 ) -> None:
     """Show your runs, or everything about one.
 
+    Runs that wait for a person come first: held ones, and those that failed in the last three days.
+
     Exit code 4 where Slurm does not answer: the states are those of its last answer then, with their age on
     stderr.
 
@@ -79,6 +82,7 @@ def status(
         states = [each for each in states if each.state in wanted]
     if earliest is not None:
         states = [each for each in states if _last_change(each) >= earliest]
+    states.sort(key=lambda each: not waits_for_person(each))
     alone = states[0] if runs and len(states) == 1 and not orphans else None
     asks_slurm = alone is not None and alone.active and alone.launcher == "slurm" and not stale
     excluded = _excluded(alone.job_id) if alone is not None and asks_slurm else None
