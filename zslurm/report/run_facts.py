@@ -108,10 +108,11 @@ class RunFacts:
     @property
     def cause(self) -> str:
         """The root of the run's failure in one line, or of one that it survived; empty where there is none."""
-        cause = self.state.cause or self.state.aegis.last_cause
+        present = self.state.present_cause
+        cause = present or self.state.aegis.last_cause
         if not cause or not cause.get("message"):
             return ""
-        return f"{'' if self.state.cause else 'last failure: '}{redact(describe_cause(cause))}"
+        return f"{'' if present else 'last failure: '}{redact(describe_cause(cause))}"
 
 
 def read_runs(runs: Sequence[RunDir]) -> list[RunFacts]:

@@ -236,3 +236,12 @@ def test_an_event_of_an_outcome_leaves_out_what_is_not_known() -> None:
         "cause": {"message": "Killed", "rank": 3, "node": "node1", "exit_code": 137},
     }
     assert outcome_of(0).fields() == {"outcome": "completed", "exit_code": 0, "cause": None}
+
+
+def test_a_warning_of_srun_is_never_the_cause() -> None:
+    warning = "srun: warning: can't run 1 processes on 2 nodes, setting nnodes to 1\n"
+    assert outcome_of(1, warning).cause == Cause("the step ended without a word", exit_code=1)
+    error = "srun: error: Unable to create step: Job credential expired\n"
+    cause = outcome_of(1, warning + error).cause
+    assert cause is not None
+    assert cause.message == error.strip()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ import pytest
 from tests.cli.commands import Shell
 from tests.run.stories import Holder, Story
 from zslurm.aegis.policy.outcome import Cause
+from zslurm.cli.run.run_rows import note
 from zslurm.cli.run.why import explain_run
 from zslurm.run.run_dir import RunDir
 from zslurm.run.state.run_state import look
@@ -122,3 +124,35 @@ def test_rm_refuses_a_run_that_is_active_and_removes_none_then(shell: Shell) -> 
     assert code == 1
     assert "`zslurm cancel busy --wait` ends it" in message
     assert resting.exists
+
+
+def test_a_cancelled_run_was_cancelled_whatever_its_ranks_said_meanwhile(tmp_path: Path) -> None:
+    cause = Cause("the Slurm step was cancelled (scancel)", rank=0, node="node0", exit_code=1)
+    story = Story(tmp_path / "tiny").submitted().started().trained(9, saved=9).cancelled()
+    answer = explain_run(look(story.ended("interrupted", 75, cause).run))
+    assert "It was cancelled." in answer.text
+    assert "root cause" not in answer.text
+
+
+def test_a_fault_that_was_repaired_is_not_why_a_run_stopped_later(tmp_path: Path) -> None:
+    story = Story(tmp_path / "tiny").submitted().started().trained(9, saved=9)
+    story.event("attempt_ended", attempt=1, outcome="failed", exit_code=1, cause={"message": RAS["line"]})
+    story.event("decision", attempt=1, action="swap", mode="act", reason="so", root=RAS)
+    story.started(2).trained(12, attempt=2, saved=12).ended("interrupted", 75, attempt=2)
+    answer = explain_run(look(story.run))
+    assert (answer.kind, answer.cause) == (None, "")
+    assert "It was asked to save and stop." in answer.text
+
+
+def test_a_requeued_run_names_the_fault_before_it_and_what_it_waits_for(tmp_path: Path) -> None:
+    story = Story(tmp_path / "tiny").submitted().started().trained(9, saved=9)
+    dead = RAS | {"kind": "node_dead", "line": "node node1 is dead", "scope": "node", "gpu": None}
+    story.event("attempt_ended", attempt=1, outcome="failed", exit_code=1, cause={"message": dead["line"]})
+    story.event("decision", attempt=1, action="requeue", mode="act", reason="so", root=dead)
+    for state in ("requeued", "held"):
+        waits = replace(look(story.run), state=state, reason="BeginTime")
+        answer = explain_run(waits)
+        assert "equeued after: " in answer.text
+        assert "node1" in answer.text
+        assert "node node1 is dead" in answer.text
+        assert "node node1 is dead" in note(waits)

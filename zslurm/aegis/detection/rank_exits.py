@@ -38,7 +38,7 @@ from zslurm.core.errors import Exit
 from zslurm.core.files import read_json
 from zslurm.job.program.ending import CHILD_KILLED
 from zslurm.run.run_dir import AttemptDir
-from zslurm.slurm.on_nodes.srun_output import TaskFailure, cancelled_step
+from zslurm.slurm.on_nodes.srun_output import TaskFailure, cancelled_step, is_warning
 
 _TAIL = 1 << 16
 _FULL_BYTES = 1 << 20
@@ -150,7 +150,8 @@ def faults_in_step_log(attempt: AttemptDir) -> list[Fault]:
     what an earlier step or a dead node had: "Memory required by task is not available", just after a controller
     came back, or before Slurm has noticed that the node is dead.
     """
-    found = faults_in(_tail(attempt.step_log).splitlines(), "srun")
+    lines = _tail(attempt.step_log).splitlines()
+    found = faults_in([line for line in lines if not is_warning(line.decode("utf-8", "replace"))], "srun")
     roots = [fault for fault in found if fault.role == "root" and not fault.cleared]
     if attempt.number == 1:
         return roots

@@ -13,7 +13,7 @@ from typing import Any
 from zslurm.aegis.root_cause import earliest_root, is_orderly, reports_lost_peer, root_failure
 from zslurm.aegis.types import EndedAs
 from zslurm.core.errors import Exit
-from zslurm.slurm.on_nodes.srun_output import TaskFailure
+from zslurm.slurm.on_nodes.srun_output import TaskFailure, is_warning
 
 
 @dataclass(frozen=True)
@@ -95,7 +95,8 @@ def attempt_outcome(
     errors = sorted((end for end in rank_ends if not is_orderly(end)), key=earliest_root)
     if errors:
         return AttemptOutcome("failed", int(errors[0]["exit_code"]), _from_rank_end(errors[0]))
-    words = " ".join(step_log_tail.split()) or "the step ended without a word"
+    lines = [line for line in step_log_tail.splitlines() if not is_warning(line)]
+    words = " ".join(" ".join(lines).split()) or "the step ended without a word"
     return AttemptOutcome("failed", step_exit, Cause(words[-500:], exit_code=step_exit))
 
 

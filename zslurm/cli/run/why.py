@@ -110,7 +110,7 @@ def explain_run(state: RunState) -> Answer:
         return Answer(state, False, None, "", f"{state.run.name} did not die: it is {note(state)}.", "")
     if state.active and state.state != "unknown":
         return _alive(state)
-    cause = state.cause or (state.aegis.last_cause if state.state != "cancelled" else None) or {}
+    cause = state.present_cause
     kind = _kind(state, cause)
     line = describe_cause(cause) if cause else ""
     simple, advice = _BY_STATE.get(state.state, ("", ""))
@@ -190,8 +190,9 @@ def _saved(state: RunState) -> str:
 
 def _kind(state: RunState, cause: dict[str, Any]) -> FaultKind | None:
     """Return the kind of the root: as Aegis recorded it, else by the line."""
-    recorded = str((state.aegis.last_cause or {}).get("kind", ""))
-    if recorded in FAULT_KINDS:
+    last = state.aegis.last_cause or {}
+    recorded = str(last.get("kind", ""))
+    if recorded in FAULT_KINDS and cause and last.get("attempt") in (None, state.attempt):
         return FAULT_KINDS[recorded]
     match = Signatures.load().match(str(cause.get("message", ""))) if cause else None
     return match.kind if match is not None and match.role == "root" else None

@@ -111,6 +111,15 @@ class RunState:
         """True while the run has a job that runs or may yet run; also while that cannot be found out."""
         return self.state in ACTIVE or self.state == "unknown"
 
+    @property
+    def present_cause(self) -> dict[str, Any]:
+        """Why the run ended; empty if a person ended it, or only faults are known that were repaired."""
+        if self.state == "cancelled":
+            return {}
+        last = self.aegis.last_cause
+        present = last is not None and last.get("attempt") in (None, self.attempt)
+        return self.cause or (last if last is not None and present else {})
+
 
 _SLURM_STATES: dict[JobState, State] = {
     JobState.SUSPENDED: "suspended",

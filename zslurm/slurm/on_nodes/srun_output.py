@@ -27,6 +27,7 @@ _CANCELLED = re.compile(r"\*\*\* STEP (?P<step>\S+) ON \S+ CANCELLED AT \S+(?P<d
 
 CANNOT_START = "tasks cannot be started"
 """What a reason of `launch_failures` begins with."""
+_WARNING = re.compile(r"\s*(?:\d+: )?srun: (?:warning|info|debug\d?): ")
 
 
 @dataclass(frozen=True)
@@ -77,3 +78,8 @@ def cancelled_step(text: str, first_task: str) -> str | None:
     if any(match["due"] for match in cancelled):
         return None
     return cancelled[-1]["step"] if cancelled else ""
+
+
+def is_warning(line: str) -> bool:
+    """Return whether a line of srun only warns: it is never why a step ended."""
+    return _WARNING.match(line) is not None
