@@ -45,12 +45,12 @@ def submit_run(options: SubmitOptions) -> None:
     elif options.json:
         print_json({"job_id": done.job_id, "run_dir": str(done.run.path), "continued": done.continued})
     else:
-        for line in (*(f"changed: {key}" for key in done.changed), *(f"note: {note}" for note in done.notes)):
-            say(line)
         what = "continued" if done.continued else "submitted"
         say(f"{what} {name} as job {done.job_id}; run directory {done.run.path}")
         if not options.wait:
             say(f"follow it with: zslurm logs -f {name}    state: zslurm status {name}")
+        for line in (*(f"changed: {key}" for key in done.changed), *(f"note: {note}" for note in done.notes)):
+            say(line)
     if options.wait:
         raise typer.Exit(follow(done.run, done.job_id))
 
