@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import shlex
 from typing import Any
 
+import pytest
 import yaml
 
 from tests.cli.commands import PHASE, Shell
@@ -26,9 +28,10 @@ def test_a_new_run_file_is_commented_and_valid_for_each_recipe(shell: Shell) -> 
         assert spec["data"]["path"] == f"{shell.directory}/tokens.h5"
 
 
-def test_every_commented_key_can_be_taken_in(shell: Shell) -> None:
+@pytest.mark.parametrize("recipe", ["zaya1-100m", "zaya1-8b"])
+def test_every_commented_key_can_be_taken_in(shell: Shell, recipe: str) -> None:
     """Each `# key: value` becomes part of the file; what it says is what holds already, or an example."""
-    shell.zslurm.ok("new", "run.yaml", "--recipe", "zaya1-100m")
+    shell.zslurm.ok("new", "run.yaml", "--recipe", recipe)
     lines = (shell.directory / "run.yaml").read_text().splitlines()
     taken = []
     for line in lines:
@@ -40,14 +43,16 @@ def test_every_commented_key_can_be_taken_in(shell: Shell) -> None:
     assert (spec["slurm"]["time"], spec["slurm"]["partition"], spec["slurm"]["account"]) == (
         "24:00:00", "gpu", "my-account",
     )  # fmt: skip
+    assert any("batch_ramp" in line for line in taken) == (recipe == "zaya1-8b")
+    assert not [line for line in taken if line.startswith("# phases:")]
     before = resolved(shell, "run.yaml")
     for section in ("model", "phases", "checkpoint", "optim", "parallel", "metrics", "aegis", "evaluation"):
         assert spec[section] == before[section], section
 
 
 def _is_key(line: str) -> bool:
-    key, colon, value = line.strip().partition(":")
-    return bool(colon) and key.isidentifier() and key != "phases" and (value == "" or value.startswith(" "))
+    key, colon, value = line.strip().removeprefix("- ").partition(":")
+    return bool(colon) and key.isidentifier() and (value == "" or value.startswith(" "))
 
 
 def test_a_file_is_not_replaced_and_an_unknown_recipe_is_named(shell: Shell) -> None:
@@ -70,6 +75,18 @@ def test_what_is_changed_is_a_run_file_of_the_same_run(shell: Shell) -> None:
     body = json.loads(shell.zslurm.ok("config", "show", "run.yaml", "--changed", "--json").stdout)
     assert body["slurm"]["account"] == "1e5"
     assert "--origin" in shell.fails("config", "show", "run.yaml", "--changed", "--origin")[1]
+
+
+def test_the_commands_that_new_prints_work_without_a_profile(
+    shell: Shell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("ZSLURM_CLUSTER", raising=False)
+    (shell.directory / "TEXTS").write_text(" ".join(f"word{n % 97} of line {n}" for n in range(30000)))
+    build, see = shell.zslurm.ok("new", "run.yaml").stderr.splitlines()
+    for line in (build, see):
+        command = shlex.split(line.partition(": ")[2])
+        assert command.pop(0) == "zslurm"
+        shell.zslurm.ok(*command)
 
 
 def test_texts_become_the_data_of_the_run(shell: Shell) -> None:

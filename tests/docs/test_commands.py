@@ -11,6 +11,7 @@ import os
 import re
 import shlex
 import shutil
+import statistics
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -30,6 +31,9 @@ from tests.on_slurm.cluster.user import configure
 from tests.waiting import wait_for
 from zslurm.run.run_dir import RunDir
 from zslurm.run.state.run_state import look
+from zslurm.train.data.build.inspect import unigram_entropy
+from zslurm.train.data.bundle import Corpus
+from zslurm.train.jsonl import read_jsonl
 
 BASE = [ROOT / "README.md", ROOT / "docs" / "start-laptop.md"]
 """Whose commands run first: the others continue from what they leave."""
@@ -135,6 +139,14 @@ def run_locally(block: Block, directory: Path, programs: dict[str, str]) -> None
 def test_the_readmes_local_run_completes(local: Path) -> None:
     assert (local / "runs" / "first" / "metrics.jsonl").exists()
     assert list((local / "runs" / "first" / "checkpoints").glob("step-*"))
+
+
+def test_the_readmes_run_learns_more_than_frequencies(data: Path, programs: dict[str, str]) -> None:
+    command = "zslurm submit run.yaml --cluster local --wait --set run.name=learns"
+    run_locally(Block("README.md", "bash", command), data.parent, programs)
+    rows = list(read_jsonl(data.parent / "runs" / "learns" / "metrics.jsonl"))
+    losses = [row["loss"] for row in rows if row["kind"] == "step"]
+    assert statistics.mean(losses[-10:]) < unigram_entropy(Corpus.open(data)) - 1
 
 
 @pytest.mark.parametrize("document", [d for d in with_blocks("bash") if d not in BASE], ids=lambda path: path.name)

@@ -12,9 +12,10 @@ from zslurm.checkpoint_tools.quantities import counted
 from zslurm.cli.new.run_file import Lengths, context_for, run_file_text
 from zslurm.cli.new.weights import Start, find_start, nearest_recipe
 from zslurm.cli.options import Cluster, complete_recipes
+from zslurm.cluster.profile import default_name
 from zslurm.config import load, yaml12
 from zslurm.core.console import say
-from zslurm.core.errors import ConfigError, NotFound
+from zslurm.core.errors import ConfigError, NoProfile, NotFound
 from zslurm.core.files import write_atomically
 
 _DEFAULT_RECIPE = "zaya1-tiny"
@@ -114,7 +115,25 @@ def new(
         write_atomically(file, run_text)
     except OSError as error:
         raise ConfigError(f"{file}: cannot be written: {error.strerror}") from error
-    say(f"wrote {file}; see what it would do with: zslurm submit {file} --dry-run")
+    if not (directory / where).exists():
+        size = _vocab_size(recipe)
+        say(f"build its data first: zslurm data build TEXTS --vocab-size {size} --out {directory / where}")
+    site = "" if cluster is not None or _has_profile() else " --cluster local"
+    say(f"wrote {file}; see what it would do with: zslurm submit {file}{site} --dry-run")
+
+
+def _vocab_size(recipe: str) -> int:
+    file = yaml12.parse(f"extends: {recipe}\n", "run file")
+    return load.resolve(Path("run.yaml"), document=file).spec.model.vocab_size
+
+
+def _has_profile() -> bool:
+    """Return whether a cluster profile applies if none is named."""
+    try:
+        default_name()
+    except NoProfile:
+        return False
+    return True
 
 
 def _build(sources: list[Path], out: Path, recipe: str, start: Start | None, *, pairs: bool) -> None:
@@ -124,10 +143,7 @@ def _build(sources: list[Path], out: Path, recipe: str, start: Start | None, *, 
 
     fields = Fields(prompt_key="prompt", completion_key="completion") if pairs else Fields()
     tokenizer = None if start is None else start.tokenizer
-    vocab_size = None
-    if start is None:
-        file = yaml12.parse(f"extends: {recipe}\n", "run file")
-        vocab_size = load.resolve(Path("run.yaml"), document=file).spec.model.vocab_size
+    vocab_size = _vocab_size(recipe) if start is None else None
     summary = make_bundle(sources, out, fields=fields, tokenizer=tokenizer, vocab_size=vocab_size)
     say(describe_summary(summary))
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import textwrap
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from zslurm.checkpoint_tools.quantities import counted, show_count
 from zslurm.cli.new.weights import Start
 from zslurm.config import load, yaml12
 from zslurm.config.spec import RunSpec
 from zslurm.core.units import show_value
+from zslurm.train.sections.phases import PhaseConfig
 from zslurm.train.shapes import parameter_counts
 
 if TYPE_CHECKING:
@@ -28,6 +29,7 @@ _COMMENTED: dict[str, tuple[str, ...]] = {
 }
 """Keys that many runs change, which the file names with their present values, as comments."""
 _SOURCE = {False: "TEXTS", True: "PAIRS --prompt-key prompt --completion-key completion"}
+"""What data are built from."""
 _WIDTH = 100
 FEWEST_STEPS = 20
 """Optimizer steps of a fine-tuning, at least: with little data its batches become smaller than the recipe's."""
@@ -102,6 +104,7 @@ def run_file_text(
     training = [] if start is None else _training(_resolve(file, head + job + site), start, lengths, pairs=pairs)
     spec = _resolve(file, head + "\n".join([*init, *training]) + "\n")
     counts, phases = parameter_counts(spec.model), spec.phases
+    tokenizer = f"--vocab-size {spec.model.vocab_size}" if start is None else f"--tokenizer {start.tokenizer}"
     tokens = sum(phase.tokens for phase in phases)
     lines = [
         f"# A run of {recipe}: {counted(counts.total, 'parameter', shown=show_count(counts.total))}, "
@@ -115,7 +118,7 @@ def run_file_text(
         *_comment("run", "seed", spec),
         *_comment("run", "runs_dir", spec),
         "data:",
-        f"  path: {json.dumps(data)}  # made by: zslurm data build {_SOURCE[pairs]} --out {data}",
+        f"  path: {json.dumps(data)}  # made by: zslurm data build {_SOURCE[pairs]} {tokenizer} --out {data}",
         *(["  packing: best_fit  # whole pairs in a sequence, none sees another"] if pairs else []),
         *([f"  long_documents: {long}  # {_LONG[long]}"] if long is not None else []),
         "slurm:",
@@ -129,8 +132,8 @@ def run_file_text(
         lines += ["cluster:", f"  name: {json.dumps(cluster)}"]
     lines += training
     if start is None:
-        lines += ["# phases: is a list, and a list replaces the recipe's; one value: --set phases[0].lr=3e-4"]
-        lines += [f"#   {index}: {_phase(phase)}" for index, phase in enumerate(phases)]
+        lines += ["# phases:  # this list replaces the recipe's; one value: --set phases[0].lr=3e-4"]
+        lines += [f"# {line}" for phase in phases for line in _phase(phase)]
     for section, keys in _COMMENTED.items():
         if f"{section}:" in training:
             continue
@@ -190,11 +193,11 @@ def _about_context(start: Start, context: int) -> str:
     return f"tokens, enough for these data; they were trained with {start.context}"
 
 
-def _phase(phase: Any) -> str:
-    return (
-        f"{phase.name}: tokens {show_count(phase.tokens)}, context {phase.context}, global_batch "
-        f"{phase.global_batch}, micro_batch {phase.micro_batch}, lr {phase.lr:g}"
-    )
+def _phase(phase: PhaseConfig) -> list[str]:
+    """Return the keys of a phase that are no defaults, as lines of a list of YAML."""
+    given = phase.model_dump(mode="json", exclude_defaults=True)
+    first, *others = [f"{key}: {json.dumps(value)}" for key, value in {"name": phase.name, **given}.items()]
+    return [f"  - {first}", *(f"    {line}" for line in others)]
 
 
 def _comment(section: str, key: str, spec: RunSpec, example: str | None = None) -> list[str]:
