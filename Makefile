@@ -21,7 +21,7 @@ GPU_ARGS ?=
 # goes to benchmarks/results/slurm_versions.json.
 VERSION ?= 24.11
 TESTS ?= tests/on_slurm tests/faults
-SMOKE := $(patsubst %,tests/on_slurm/test_%.py,client runs topology outages) tests/faults/test_faults.py
+SMOKE := $(patsubst %,tests/on_slurm/test_%.py,client runs topology sites outages) tests/faults/test_faults.py
 ON_VERSION = $(BIN)/python -m tests.on_slurm.versions $(VERSION) pytest -n 0 $(if $(RECORD),-p tests.on_slurm.version_table)
 GPU_PYTHON ?= 3.12
 # Children compile their byte code once, whatever the caller's shell says.
