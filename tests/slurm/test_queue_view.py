@@ -183,3 +183,15 @@ def test_each_cluster_has_a_view_of_its_own(slurm: Slurm, monkeypatch: pytest.Mo
 def test_only_its_owner_can_read_it(slurm: Slurm) -> None:
     look()
     assert cache_file().parent.stat().st_mode & 0o077 == 0
+
+
+def test_an_empty_answer_is_no_end_of_what_was_active(slurm: Slurm, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("time.sleep", lambda seconds: None)
+    assert look().jobs["4"].state is JobState.RUNNING
+    slurm.works("")
+    seen = look(not_before=time.time())
+    assert seen.jobs["4"].state is JobState.RUNNING, "as Slurm said last"
+    assert seen.problem is not None
+    slurm._write("squeue", "echo slurm_load_jobs error: Invalid job id specified >&2; exit 1")
+    age(3600)
+    assert "4" not in look(not_before=time.time()).jobs

@@ -86,3 +86,18 @@ def test_slurm_that_is_away_or_not_there_is_said(slurm: ScriptedSlurm, monkeypat
     (slurm.directory / "sbatch").unlink()
     with pytest.raises(ConfigError, match="leave --slurm out to run the command here"):
         run_as_job(["checkpoint", "verify", "x"])
+
+
+def test_a_controller_that_is_away_while_the_job_runs_does_not_end_it(
+    slurm: ScriptedSlurm, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(as_job, "ASK_SLURM_EVERY_S", -1.0)
+    monkeypatch.setattr(as_job, "POLL_S", 0.0)
+    asked = slurm.directory / "asked"
+    job_does(slurm, f'echo "$place" > {slurm.directory}/place')
+    slurm.write_program(
+        "squeue",
+        f'read -r place < {slurm.directory}/place; [ -e {asked} ] && echo 0 > "$place/exit-code"; : > {asked}; '
+        "echo Unable to contact slurm controller >&2; exit 1",
+    )
+    assert run_as_job(["checkpoint", "verify", "x"]) == 0

@@ -7,17 +7,20 @@ import getpass
 import re
 import subprocess
 import tempfile
+import time
 from collections.abc import Sequence
-from dataclasses import dataclass
-from datetime import datetime
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Literal
 
-from zslurm.core.errors import NotFound, SlurmRefused
+from zslurm.core.errors import NotFound, SlurmRefused, SlurmUnavailable, ZslurmError
 from zslurm.slurm import accounting, inventory, jobs
 from zslurm.slurm.accounting import StepUsage
 from zslurm.slurm.commands import UNKNOWN_JOB, SlurmCommands, message_of
 from zslurm.slurm.hostlist import compress
 from zslurm.slurm.jobs import FIELD_END, JobRecord
+from zslurm.slurm.states import JobState
 from zslurm.slurm.topology import SlurmTopology, parse_topology
 from zslurm.slurm.version import Version, parse_version
 
@@ -27,6 +30,10 @@ _NO_ACCOUNTING = ("accounting storage is disabled", "not running a supported acc
 _START = re.compile(
     r"Job \d+ to start at (?P<time>\S+) .*?\bon (?:nodes? )?(?P<nodes>\S+)(?: in partition (?P<part>\S+))?"
 )
+
+PreemptMode = Literal["requeue", "cancel"]
+_REQUEUED_WITHIN = timedelta(minutes=2)
+"""For so long after its end a preempted job may return to the queue."""
 
 
 @dataclass(frozen=True)
@@ -97,20 +104,57 @@ class SlurmClient(SlurmCommands):
         A field that this version of squeue does not know costs one more call, once: it is asked without.
 
         With `job_ids` only these, of which unknown ones are left out; with `user` only this user's, or those of
-        several, with commas between them.
+        several, with commas between them. A job that Slurm preempts in order to requeue it counts as requeued.
+
+        Raises:
+            SlurmUnavailable: squeue succeeds, but says nothing about the jobs, not even that they are unknown.
         """
         if job_ids is not None and not job_ids:
             return {}
         chosen = [] if job_ids is None else [f"--jobs={','.join(job_ids)}"]
         chosen += [] if user is None else [f"--user={user}"]
+        records = self._queue(chosen)
+        if records is None:
+            return {}
+        if not records and job_ids is not None and user is None:
+            records = self._last_of(job_ids)
+        return {job_id: self._if_preempted(record) for job_id, record in records.items()}
+
+    def _last_of(self, job_ids: Sequence[str]) -> dict[str, JobRecord]:
+        """Ask about the last of these jobs alone: only then does the controller say that a job is unknown.
+
+        Raises:
+            SlurmUnavailable: it says nothing. An empty answer is no end of a job.
+        """
+        for attempt in range(self._retries.attempts):
+            if attempt:
+                time.sleep(self._retries.pause_after(attempt - 1))
+            records = self._queue([f"--jobs={job_ids[-1]}"])
+            if records is None:
+                return {}
+            if records:
+                return self._queue([f"--jobs={','.join(job_ids)}"]) or records
+        raise SlurmUnavailable(f"squeue says nothing about job {job_ids[-1]}, not even that it is unknown")
+
+    def _queue(self, chosen: Sequence[str]) -> dict[str, JobRecord] | None:
+        """Call squeue; None if the controller says that the one job is unknown."""
         try:
             answer = self._ask_queue(chosen)
             if unknown := jobs.unknown_fields(answer.stderr):
                 self._queue_fields = [name for name in self._queue_fields if name.lower() not in unknown]
                 answer = self._ask_queue(chosen)
         except NotFound:  # squeue fails where a single job is asked for, and unknown
-            return {}
+            return None
         return jobs.parse_queue(answer.stdout, self._queue_fields)
+
+    def _if_preempted(self, record: JobRecord) -> JobRecord:
+        """Return a job as requeued if it was just preempted and Slurm will put it back into the queue."""
+        ended = record.end_time
+        if record.state is not JobState.PREEMPTED or (ended and datetime.now(UTC) - ended > _REQUEUED_WITHIN):
+            return record
+        if self.preempt_mode(record) == "cancel" or self._field(record.job_id, "Requeue") == "0":
+            return record
+        return replace(record, state=JobState.REQUEUED)
 
     def _ask_queue(self, chosen: Sequence[str]) -> subprocess.CompletedProcess[str]:
         arguments = ["--noheader", "--states=all", f"--Format={jobs.queue_format(self._queue_fields)}"]
@@ -190,6 +234,24 @@ class SlurmClient(SlurmCommands):
         arguments = ["--noheader", "--parsable2", "show", "qos", f"name={qos}", "format=PreemptMode"]
         return self.run("sacctmgr", *arguments).stdout.strip()
 
+    def preempt_mode(self, record: JobRecord) -> PreemptMode:
+        """The PreemptMode that holds for a job: of its QoS or its partition, by PreemptType, or the cluster's.
+
+        Where that cannot be found out, `requeue`: Slurm refuses it where it does not want it.
+        """
+        try:
+            config = self.scontrol_config()
+            mode, kind = config.get("PreemptMode", ""), config.get("PreemptType", "")
+            own = ""
+            if kind.endswith("partition_prio"):
+                own = next((p.preempt_mode for p in self.partitions() if p.name == record.partition), "")
+            elif kind.endswith("qos"):
+                own = self.qos_preempt_mode(record.job_id)
+        except ZslurmError:
+            return "requeue"
+        mode = own if own.lower() not in ("", "cluster") else mode
+        return "cancel" if "CANCEL" in mode.upper() else "requeue"
+
     def _field(self, job_id: str, name: str) -> str:
         """One field of squeue for one job; empty where it knows neither."""
         arguments = ["--noheader", "--states=all", f"--jobs={job_id}", f"--Format={name}:0"]
@@ -200,7 +262,9 @@ class SlurmClient(SlurmCommands):
 
     def steps(self, job_id: str) -> dict[str, str]:
         """The live Slurm steps of a job: step id (`12.0`, `12.batch`) -> step name."""
-        # Not squeue --steps: it lists none of them if the job has a step manager (enable_stepmgr, since 24.05).
+        if self.find("scontrol") is None:
+            return self._steps_in_queue(job_id)
+        # squeue --steps lists none of them if the job has a step manager (enable_stepmgr, since 24.05).
         try:
             answer = self.run("scontrol", "--oneliner", "show", "step", job_id).stdout
         except NotFound:
@@ -210,6 +274,17 @@ class SlurmClient(SlurmCommands):
                 return {}
             raise
         return jobs.parse_steps(answer)
+
+    def _steps_in_queue(self, job_id: str) -> dict[str, str]:
+        """As `steps`, on compute nodes that have squeue and no scontrol."""
+        fields = ("StepID", "StepName")
+        arguments = ["--steps", "--noheader", f"--jobs={job_id}", f"--Format={jobs.queue_format(fields)}"]
+        try:
+            answer = self.run("squeue", *arguments).stdout
+        except NotFound:
+            return {}
+        steps = jobs.split_records(answer, fields, "squeue")
+        return {step["StepID"]: step["StepName"] for step in steps}
 
     # --- jobs: changing -------------------------------------------------------------------------------------
 

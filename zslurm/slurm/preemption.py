@@ -10,13 +10,9 @@ nodes. A job that waits in the queue again has none. All seen with Slurm 22.05.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
 
-from zslurm.core.errors import ZslurmError
-from zslurm.slurm.client import SlurmClient
+from zslurm.slurm.client import PreemptMode, SlurmClient
 from zslurm.slurm.jobs import JobRecord
-
-Mode = Literal["requeue", "cancel"]
 
 
 @dataclass(frozen=True)
@@ -31,7 +27,7 @@ class Preemption:
     """
 
     time: float
-    mode: Mode
+    mode: PreemptMode
     done: bool
     ends_at: float | None = None
 
@@ -53,7 +49,7 @@ def find_preemption(client: SlurmClient, job_id: str, restart: int) -> Preemptio
         return None
     if not record.state.is_over and record.restarts <= restart and _runs(record):
         ends_at = record.end_time.timestamp() if record.end_time is not None else None
-        return Preemption(began.timestamp(), _mode(client, record), done=False, ends_at=ends_at)
+        return Preemption(began.timestamp(), client.preempt_mode(record), done=False, ends_at=ends_at)
     requeued = record.restarts > restart or record.state.is_waiting
     return Preemption(began.timestamp(), "requeue" if requeued else "cancel", done=True)
 
@@ -61,22 +57,3 @@ def find_preemption(client: SlurmClient, job_id: str, restart: int) -> Preemptio
 def _runs(record: JobRecord) -> bool:
     """Whether the job is not on its way out of its nodes."""
     return record.state.is_on_nodes and record.state.name not in ("COMPLETING", "STAGE_OUT")
-
-
-def _mode(client: SlurmClient, record: JobRecord) -> Mode:
-    """The PreemptMode that holds for a job: of its QoS or its partition, by PreemptType, or the cluster's.
-
-    Where that cannot be found out, `requeue`: Slurm refuses it where it does not want it.
-    """
-    try:
-        config = client.scontrol_config()
-        mode, kind = config.get("PreemptMode", ""), config.get("PreemptType", "")
-        own = ""
-        if kind.endswith("partition_prio"):
-            own = next((p.preempt_mode for p in client.partitions() if p.name == record.partition), "")
-        elif kind.endswith("qos"):
-            own = client.qos_preempt_mode(record.job_id)
-    except ZslurmError:
-        return "requeue"
-    mode = own if own.lower() not in ("", "cluster") else mode
-    return "cancel" if "CANCEL" in mode.upper() else "requeue"

@@ -113,8 +113,11 @@ def view(job_ids: Collection[str], users: Collection[str], not_before: float) ->
     if kept.is_pausing(now):
         return QueueView(known, kept.asked, kept.problem)
     client = SlurmClient(timeout_s=_PATIENCE_S, retries=Retries(attempts=1))
+    active = [job_id for job_id, job in kept.jobs.items() if job.state.is_active]
     try:
         kept.jobs = client.queue(user=",".join(kept.users))
+        if not kept.jobs and active:  # an empty answer is no end of them
+            kept.jobs = client.queue(active)
     except ZslurmError as error:
         kept.failures, kept.failed, kept.problem = kept.failures + 1, time.time(), str(error)
         kept.write(path)

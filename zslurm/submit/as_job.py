@@ -6,6 +6,7 @@ directory, which all nodes must share as they share the home; its exit code is t
 
 from __future__ import annotations
 
+import contextlib
 import shlex
 import shutil
 import sys
@@ -17,7 +18,7 @@ from pathlib import Path
 from zslurm.cluster.profile import LOCAL, default_name
 from zslurm.config.spec import RunSpec
 from zslurm.core.console import say
-from zslurm.core.errors import ConfigError, ZslurmError
+from zslurm.core.errors import ConfigError, SlurmUnavailable, ZslurmError
 from zslurm.run.index import state_dir
 from zslurm.run.secrets import split_secrets, write_secrets
 from zslurm.slurm.client import SlurmClient
@@ -155,9 +156,10 @@ def _follow(client: SlurmClient, folder: Path, job_id: str) -> int:
             break
         if time.monotonic() - asked > ASK_SLURM_EVERY_S:
             asked = time.monotonic()
-            record = client.job(job_id)
-            over = record is None or record.state.is_over
-            state = JobState.UNKNOWN if record is None else record.state
+            with contextlib.suppress(SlurmUnavailable):  # the job goes on
+                record = client.job(job_id)
+                over = record is None or record.state.is_over
+                state = JobState.UNKNOWN if record is None else record.state
         time.sleep(POLL_S)
     text = exit_code.read_text().strip() if exit_code.exists() else ""
     if not text.isdigit():

@@ -56,8 +56,19 @@ def test_a_job_that_slurm_has_forgotten_is_over(slurm: ScriptedSlurm) -> None:
     watcher = Watcher()
     queue_shows(slurm, {"7": "RUNNING"})
     assert states(watcher, "7") == [("RUNNING", False)]
-    queue_shows(slurm, {})
+    slurm.write_program("squeue", "echo slurm_load_jobs error: Invalid job id specified >&2; exit 1")
     assert states(watcher, "7") == [(FORGOTTEN, True)]
+
+
+def test_an_answer_that_lacks_a_job_is_not_its_end(slurm: ScriptedSlurm, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("time.sleep", lambda seconds: None)
+    watcher = Watcher()
+    queue_shows(slurm, {"7": "RUNNING", "8": "RUNNING"})
+    states(watcher, "7", "8")
+    queue_shows(slurm, {"8": "RUNNING"})
+    assert states(watcher, "7", "8") == [("RUNNING", False), ("RUNNING", False)]
+    queue_shows(slurm, {})
+    assert states(watcher, "7", "8") == [("RUNNING", False), ("RUNNING", False)]
 
 
 def test_a_controller_that_does_not_answer_changes_no_state(

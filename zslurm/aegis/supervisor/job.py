@@ -15,9 +15,9 @@ from zslurm.config.spec import RunSpec
 from zslurm.core.errors import ConfigError, SlurmUnavailable, ZslurmError
 from zslurm.run.presence import Presence
 from zslurm.run.run_dir import RunDir
-from zslurm.slurm.client import SlurmClient
+from zslurm.slurm.client import PreemptMode, SlurmClient
 from zslurm.slurm.commands import Retries
-from zslurm.slurm.preemption import Mode, Preemption, find_preemption
+from zslurm.slurm.preemption import Preemption, find_preemption
 from zslurm.train.jsonl import read_jsonl
 
 _ANSWER_S = 5.0
@@ -46,7 +46,7 @@ class StopRequest:
         return self.signum is not None or self.preemption is not None
 
     @property
-    def preempted(self) -> Mode | None:
+    def preempted(self) -> PreemptMode | None:
         """What Slurm does with the job where it preempts it."""
         return self.preemption.mode if self.preemption is not None else None
 

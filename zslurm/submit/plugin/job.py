@@ -5,6 +5,7 @@ On a site without accounting submitit never learns that a job has died, and wait
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 import subprocess
 import time
@@ -72,7 +73,8 @@ class Watcher(slurm.SlurmInfoWatcher):
         from zslurm.slurm.client import SlurmClient
 
         try:
-            records = SlurmClient().queue(sorted({job.split("_")[0] for job in jobs}))
+            client = SlurmClient()
+            records = client.queue(sorted({job.split("_")[0] for job in jobs}))
         except ZslurmError as error:
             logger.get_logger().warning(f"squeue does not answer, states may be old: {error}")
             return
@@ -82,7 +84,10 @@ class Watcher(slurm.SlurmInfoWatcher):
                 self._info_dict[job] = {"JobID": job, "State": record.state.name, "NodeList": record.nodes}
                 known.add(job)
         for job in jobs & self._queued - known:
-            self._info_dict[job] = {"JobID": job, "State": FORGOTTEN}
+            # That an answer lacks a job is not its end: the controller must say that the job is unknown.
+            with contextlib.suppress(ZslurmError):
+                if not client.queue([job]):
+                    self._info_dict[job] = {"JobID": job, "State": FORGOTTEN}
         self._queued |= known
 
     def clear(self) -> None:

@@ -110,12 +110,13 @@ def here(tmp_path: Path) -> Iterator[SteeredAgents]:
 
 @pytest.fixture
 def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[SteeredAgents]:
-    """Behind a script that is called srun; squeue knows its version and no step, sinfo no node."""
+    """Behind a script that is called srun; squeue knows its version, scontrol no step, and sinfo no node."""
     tools = tmp_path / "tools"
     tools.mkdir()
     for name, line in (
         ("srun", f'exec {sys.executable} -m tests.aegis.fake_srun "$@"'),
         ("squeue", '[ "$1" = --version ] && echo slurm-wlm 22.05.8'),
+        ("scontrol", "echo 'Job step 12. not found'; exit 1"),
         ("sinfo", ":"),
         ("scancel", ":"),
     ):
@@ -129,6 +130,11 @@ def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[SteeredAg
     steered = SteeredAgents(tmp_path, slurm=True)
     yield steered
     steered.stop()
+
+
+def step(number: str, name: str) -> str:
+    """A line of `scontrol --oneliner show step`."""
+    return f"StepId={number} UserId=1 State=RUNNING Tasks=1 Name={name} Network=(null) TRES=(null)\n"
 
 
 # --- on this machine --------------------------------------------------------------------------------------------
@@ -407,16 +413,16 @@ def test_agents_of_an_srun_that_gave_up_are_ended_as_soon_as_slurm_answers(slurm
     ended, away = slurm.directory / "ended", slurm.directory / "away"
     steps = slurm.directory / "steps"
     steps.touch()
-    (slurm.directory / "tools" / "squeue").write_text(
-        '#!/bin/sh\n[ "$1" = --version ] && echo slurm-wlm 22.05.8 && exit\n'
-        f"[ -e {away} ] && {{ echo 'squeue: error: Unable to contact slurm controller' >&2; exit 1; }}\n"
+    (slurm.directory / "tools" / "scontrol").write_text(
+        "#!/bin/sh\n"
+        f"[ -e {away} ] && {{ echo 'scontrol: error: Unable to contact slurm controller' >&2; exit 1; }}\n"
         f"cat {steps}\n"
     )
     (slurm.directory / "tools" / "scancel").write_text(f'#!/bin/sh\necho "$*" >> {ended}\n')
     slurm.start()
     slurm.wait_for_event("agents_started")
     away.touch()
-    steps.write_text(f"12.1\x1fagents-{slurm.agents.generation}\x1e\n")
+    steps.write_text(step("12.1", f"agents-{slurm.agents.generation}"))
     (link,) = slurm.agents.liveness.present_links()
     os.kill(link.pid, signal.SIGKILL)
     slurm.wait_for_event("agent_lost")
@@ -460,10 +466,8 @@ def test_an_old_slurm_has_no_agents_and_the_supervisor_goes_on(slurm: SteeredAge
 
 
 def test_a_slow_controller_delays_nothing(slurm: SteeredAgents) -> None:
-    """squeue --steps and sinfo hang: agents start, beat and are replaced all the same."""
-    (slurm.directory / "tools" / "squeue").write_text(
-        '#!/bin/sh\n[ "$1" = --version ] && echo slurm-wlm 22.05.8 || exec sleep 60\n'
-    )
+    """scontrol and sinfo hang: agents start, beat and are replaced all the same."""
+    (slurm.directory / "tools" / "scontrol").write_text("#!/bin/sh\nexec sleep 60\n")
     (slurm.directory / "tools" / "sinfo").write_text("#!/bin/sh\nexec sleep 60\n")
     slurm.start()
     slurm.wait_for_event("agents_started")
@@ -477,11 +481,8 @@ def test_a_slow_controller_delays_nothing(slurm: SteeredAgents) -> None:
 
 def test_steps_of_earlier_supervisors_are_ended_and_no_others(slurm: SteeredAgents) -> None:
     steps = {"12.0": "attempt-1", "12.1": "agents-older", "12.2": f"agents-{slurm.agents.generation}", "12.3": "x"}
-    said = "".join(f"{number}\x1f{name}\x1e\n" for number, name in steps.items())
-    (slurm.directory / "steps").write_text(said)
-    (slurm.directory / "tools" / "squeue").write_text(
-        f'#!/bin/sh\n[ "$1" = --version ] && echo slurm-wlm 22.05.8 || cat {slurm.directory}/steps\n'
-    )
+    (slurm.directory / "steps").write_text("".join(step(number, name) for number, name in steps.items()))
+    (slurm.directory / "tools" / "scontrol").write_text(f"#!/bin/sh\ncat {slurm.directory}/steps\n")
     ended = slurm.directory / "ended"
     (slurm.directory / "tools" / "scancel").write_text(f'#!/bin/sh\necho "$*" >> {ended}\n')
     slurm.start()
