@@ -124,7 +124,7 @@ class SlurmClient(SlurmCommands):
         """Ask about the last of these jobs alone: only then does the controller say that a job is unknown.
 
         Raises:
-            SlurmUnavailable: it says nothing. An empty answer is no end of a job.
+            SlurmUnavailable: it does not. An empty answer is no end of a job.
         """
         for attempt in range(self._retries.attempts):
             if attempt:
