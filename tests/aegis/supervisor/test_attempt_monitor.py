@@ -346,6 +346,29 @@ def test_ranks_that_stopped_unasked_are_not_taken_for_a_persons_wish_while_slurm
     assert (monitor.job.stop.preempted, monitor.job.stop.signum, away.asked) == ("requeue", None, 3)
 
 
+def test_ranks_that_stop_before_the_signal_is_passed_on_are_known_to_be_preempted(
+    tmp_path: Path, run: RunDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A preemption without a grace time signals all at once: ranks, and the supervisor between two polls."""
+    for rank in range(3):
+        end = {"rank": rank, "node": f"node{rank}", "exit_code": 75, "time": time.time(), "signal": "SIGTERM"}
+        write_atomically(run.attempt(1).rank_end(rank), json.dumps(end))
+    printed = "\n".join(f"srun: error: node{rank}: task {rank}: Exited with exit code 75" for rank in range(3))
+    events: list[dict[str, Any]] = []
+    monitor = _monitor(tmp_path, _step(run, printed, "exit 75"), Speakers({}), events)
+
+    def preempted(job: Job) -> bool:
+        job.stop.preemption = Preemption(1.0, "cancel", done=True)
+        return True
+
+    monkeypatch.setattr(Job, "look_for_preemption", preempted)
+    monkeypatch.setattr(stop_forwarder.StopForwarder, "forward", lambda forwarder: None)
+    monitor.job.stop.signum = signal.SIGTERM
+    assert monitor.until_end().outcome == "interrupted"
+    assert monitor.job.stop.preempted == "cancel"
+    assert [event["signal"] for event in events if event["event"] == "signal"] == ["SIGTERM"]
+
+
 def test_the_former_process_of_a_replaced_rank_may_end_late(tmp_path: Path, run: RunDir) -> None:
     """It froze, and ends when it wakes up; the rank itself trains elsewhere."""
     running = _step(run, "srun: error: node1: task 1: Exited with exit code 1", "sleep 60")

@@ -127,7 +127,7 @@ class AttemptMonitor:
             return self._abandon(lost)
         collected.note_early_exits()
         outcome = self._outcome(why)
-        if outcome.outcome == "interrupted" and not job.stop.asked:
+        if outcome.outcome == "interrupted" and job.stop.preemption is None:
             self._stop.find_who_asked(rank_ends(self._running.attempt))
         if outcome.outcome not in _ORDERLY:
             self._clear()

@@ -64,12 +64,14 @@ class StopForwarder:
             self._look_again_at = time.monotonic() + LOOK_AGAIN_S
 
     def find_who_asked(self, rank_ends: Sequence[Mapping[str, Any]]) -> None:
-        """Find out who asked ranks that have saved and stopped though we did not ask them: Slurm, or a person.
+        """Find out who asked ranks that have saved and stopped before we asked them: Slurm, or a person.
 
         Where Slurm does not answer for a while, it is asked again: a preemption that is taken for a person's wish
-        would end the run.
+        would end the run. A signal that has reached us as well is recorded, if the ranks ended before `forward`.
         """
         job, deadline = self._job, time.monotonic() + _ANSWER_BY_S
+        if job.stop.name is not None and job.stop.deadline is None:
+            job.event("signal", signal=job.stop.name, attempt=self._number)
         while not job.look_for_preemption() and not job.stop.asked and time.monotonic() < deadline:
             time.sleep(job.spec.aegis.poll_s)
         names = [str(end["signal"]) for end in rank_ends if end.get("signal")]
