@@ -88,9 +88,13 @@ def ends_preempted(user: User, name: str, job_id: str) -> None:
     state = user.wait_for_state(name, "preempted", "requeued", "failed", "interrupted", "cancelled")
     assert (state["state"], state["active"], state["job_id"]) == ("preempted", False, job_id), state
     assert state["checkpoint_step"] == user.stopped_at(name)
-    line = user.zslurm("status", name).splitlines()[1]
-    assert "preempted at" in line
-    assert "submit again to continue" in line
+
+    def line() -> str:
+        return user.zslurm("status", name).splitlines()[1]
+
+    # Slurm calls the job preempted while its supervisor still ends.
+    wait_for(lambda: "preempted at" in line(), "the preemption to be recorded", every_s=COMMAND_EVERY_S)
+    assert "submit again to continue" in line()
 
 
 @pytest.mark.soak
