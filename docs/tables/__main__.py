@@ -29,6 +29,7 @@ from docs.tables import (
     reference,
     site,
     source,
+    versions,
 )
 from docs.tables.markdown import ROOT
 
@@ -37,23 +38,22 @@ _TABLE = re.compile(
     r"(?P<begin><!-- table: (?P<name>[\w-]+) -->\n)(?P<text>.*?)(?P<end><!-- end of table -->)", re.S
 )
 
-_SUBJECTS = (aegis, clusters, evaluation, failures, recipes, flagship, measured, python, reference, site, source)
+_SUBJECTS = (
+    aegis,
+    clusters,
+    evaluation,
+    failures,
+    recipes,
+    flagship,
+    measured,
+    python,
+    reference,
+    site,
+    source,
+    versions,
+)
 TABLES: dict[str, Callable[[], str]] = {
-    function.__name__.replace("_", "-"): function
-    for subject in (
-        aegis,
-        clusters,
-        evaluation,
-        failures,
-        recipes,
-        flagship,
-        measured,
-        python,
-        reference,
-        site,
-        source,
-    )
-    for function in subject.TABLES
+    function.__name__.replace("_", "-"): function for subject in _SUBJECTS for function in subject.TABLES
 }
 """By the name in the documents."""
 

@@ -11,7 +11,7 @@ import pytest
 
 from tests.faults.checks import curve, spread_of_twins
 from tests.faults.harness import PARTITION, FaultRun, Trainer
-from tests.faults.kept_results import commit
+from tests.faults.kept_results import commit, place
 from tests.faults.nodes import FaultNodes
 from tests.faults.table import Table
 from tests.on_slurm.cluster.slurm_cluster import SlurmCluster
@@ -113,6 +113,6 @@ def undisturbed_ranks(tmp_path_factory: pytest.TempPathFactory) -> UndisturbedRa
 def table() -> Iterator[Table]:
     """Collects what was measured, and writes it down."""
     commit()  # before files change while the tests run
-    rows = Table()
+    rows = Table(place())
     yield rows
     rows.write()

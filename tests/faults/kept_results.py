@@ -13,6 +13,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from benchmarks.common import RESULTS
+from tests.on_slurm.cluster.config_files import slurm_version
 from zslurm.submit.code_version import code_version
 
 Rows = dict[Any, dict[str, Any] | None]
@@ -45,6 +47,14 @@ def commit() -> str:
     changed = [line for line in diff.splitlines() if line.startswith("diff --git ")]
     others = [line for line in changed if " b/benchmarks/results/" not in line]
     return f"{(version['git_commit'] or 'unknown')[:9]}{'+' if others else ''}"
+
+
+def place() -> Path:
+    """Where results of this version of Slurm are kept: a folder for each that is newer than 22.05."""
+    year, month, _ = slurm_version()
+    found = RESULTS if (year, month) == (22, 5) else RESULTS / f"slurm-{year}.{month:02d}"
+    found.mkdir(exist_ok=True)
+    return found
 
 
 def today() -> str:

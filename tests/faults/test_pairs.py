@@ -14,7 +14,7 @@ import pytest
 from tests.faults import checks, further
 from tests.faults.conftest import Undisturbed
 from tests.faults.harness import FaultRun, Trainer
-from tests.faults.kept_results import commit, today
+from tests.faults.kept_results import commit, place, today
 from tests.faults.matrix import Injected, Row, by_itself
 from tests.faults.nodes import FaultNodes
 from tests.faults.pair_table import PairEntry, PairTable
@@ -34,7 +34,7 @@ _ALL = [pytest.param(pair, id=pair.id, marks=() if pair.sample else pytest.mark.
 def pair_table() -> Iterator[PairTable]:
     """Collects what came of each, and writes it down."""
     commit()  # before files change while the tests run
-    rows = PairTable()
+    rows = PairTable(place())
     yield rows
     rows.write()
 
