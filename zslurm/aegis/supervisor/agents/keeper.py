@@ -103,7 +103,7 @@ class AgentKeeper:
                     self.mark_lost(name, mine[name], why, now)
             if link.stuck_for(now) > _STUCK_S:
                 for name, node in mine.items():
-                    self.mark_lost(name, node, "srun takes no more commands for its agents", now)
+                    self.mark_lost(name, node, "the step of its agents takes no more commands", now)
                 self._end(link)
             elif link.over or not mine:
                 self._end(link)
@@ -143,7 +143,7 @@ class AgentKeeper:
         try:
             link = self._launcher.start(nodes, next(self._numbers), watched, self._on_line)
         except OSError as error:
-            self.unavailable(f"{error.filename or 'srun'}: {error.strerror}")
+            self.unavailable(f"{error.filename or 'the step'}: {error.strerror}")
             for name in nodes:
                 known[name].could_not_start(time.monotonic())
             return

@@ -77,7 +77,7 @@ class WarmPool:
                 exit_file=attempt.path / f"warm-{first:05d}.exit",
             )
         except OSError as error:
-            return f"{error.filename or 'srun'}: {error.strerror}"
+            return f"{error.filename or 'the step'}: {error.strerror}"
         self._note(_Step(process, first), nodes, per_node)
         return ""
 
