@@ -44,14 +44,15 @@ def test_a_waiting_run_is_held_and_released(user: User) -> None:
     assert (state["state"], state["reason"]) == ("held", "JobHeldUser")
     assert "`zslurm release` lets it start" in state["reason_words"]
     user.zslurm("hold", "waits")
-    user.zslurm("release", "waits")
+    assert user.zslurm("release", "waits").startswith("released job ")
     assert user.state("waits")["state"] == "pending"
+    assert user.zslurm("release", "waits").strip().endswith(" of waits is not held; it waits")
     user.zslurm("cancel", "waits")
     user.wait_for_state("waits", "cancelled")
     code, message = user.fails("release", "waits")
     assert (code, "is over (cancelled); nothing to release" in message) == (1, True)
     shown = [event["action"] for event in map(json.loads, _json_lines(user, "waits")) if "action" in event]
-    assert shown == ["submit", "hold", "release", "cancel"]
+    assert shown == ["submit", "hold", "release", "release", "cancel"]
 
 
 def _json_lines(user: User, run: str) -> list[str]:

@@ -9,7 +9,7 @@ import pytest
 
 from tests.aegis.supervisor.test_requeue import RECORD, ScriptedSlurm
 from tests.submit.specs import run_spec
-from zslurm.core.errors import NotFound, SlurmRefused
+from zslurm.core.errors import NotFound, RunActive, SlurmRefused
 from zslurm.run.run_dir import RunDir
 from zslurm.slurm.client import SlurmClient
 from zslurm.slurm.inventory import Node
@@ -64,4 +64,21 @@ def test_nodes_that_the_cluster_does_not_have_are_refused_where_it_shows_them(
     _asks(slurm, monkeypatch)
     with pytest.raises(NotFound, match="no node node77"):
         control.requeue(run, exclude="node[1,77]")
+    assert slurm.done == []
+
+
+def test_a_run_that_was_requeued_before_starts_now(run: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
+    slurm = _Slurm(hides_nodes=False)
+    _asks(slurm, monkeypatch)
+    assert control.requeue(run, now=True).action == "start"
+    ((name, job_id, setting),) = slurm.done
+    assert (name, job_id, setting.startswith("StartTime=now+")) == ("update", "12", True)
+
+
+def test_a_held_run_is_not_started_by_a_requeue(run: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
+    slurm = _Slurm(hides_nodes=False)
+    slurm.record = replace(slurm.record, reason="JobHeldUser")
+    _asks(slurm, monkeypatch)
+    with pytest.raises(RunActive, match=r"^tiny: job 12 is held; `zslurm release tiny` lets it start$"):
+        control.requeue(run, now=True)
     assert slurm.done == []

@@ -145,12 +145,12 @@ def hold(run: RunDir) -> str:
     return state.job_id or ""
 
 
-def release(run: RunDir) -> str:
-    """Let a held run start; returns the job id. One that waits unheld is fine. Raises as `hold`."""
+def release(run: RunDir) -> tuple[str, bool]:
+    """Let a held run start; returns the job id, and whether the job was held. Raises as `hold`."""
     state = _waiting_state(run, "release")
     SlurmClient().release(state.job_id or "")
     record_action(run, "release", state.job_id or "", load_spec(run.config))
-    return state.job_id or ""
+    return state.job_id or "", state.state == "held"
 
 
 def _waiting_state(run: RunDir, what: str) -> RunState:
@@ -193,7 +193,7 @@ class Requeued(NamedTuple):
 
     job_id: str
     action: str
-    """`requeue`; or `exclude` where the job waited in the queue, and only its list of nodes was changed."""
+    """`requeue`; for a job in the queue `exclude` (its list of nodes was changed) or `start` (its start time)."""
     note: str = ""
     """What a user should know; empty for nothing."""
 
@@ -201,7 +201,8 @@ class Requeued(NamedTuple):
 def requeue(run: RunDir, *, now: bool = False, exclude: str | None = None) -> Requeued:
     """Start the run's job again: it continues from its last checkpoint.
 
-    With `now` without the pause that Slurm makes before a requeued job may start. `exclude` is a hostlist of
+    With `now` without the pause that Slurm makes before a requeued job may start, also if the job was requeued
+    before. `exclude` is a hostlist of
     nodes that it must not use from now on, besides those excluded already.
 
     Raises:
@@ -209,6 +210,7 @@ def requeue(run: RunDir, *, now: bool = False, exclude: str | None = None) -> Re
         ConfigError: nodes are to be excluded that the run asks for, or from a local run.
         RunCompleted: it has trained all its steps.
         ZslurmError: it is a copy of another run, whose job it is.
+        RunActive: with `now`, its job is held.
         SlurmUnavailable, SlurmRefused: from Slurm.
     """
     _refuse_copy(run, "requeue")
@@ -230,7 +232,12 @@ def requeue(run: RunDir, *, now: bool = False, exclude: str | None = None) -> Re
             f"{run.name}: Slurm has forgotten job {job_id}; `zslurm submit` continues the run as a new job"
         )
     note = ""
-    if exclude is None:
+    if exclude is None and now and record.state.is_waiting:
+        action = "start"
+        if record.state is JobState.REQUEUE_HOLD or "held" in record.reason.lower():
+            raise RunActive(f"{run.name}: job {job_id} is held; `zslurm release {run.name}` lets it start")
+        client.start_in(job_id, _RESTART_AFTER_S)
+    elif exclude is None:
         action = "requeue"
         client.requeue(job_id)
         record_action(run, action, job_id, spec)

@@ -86,7 +86,7 @@ class ScriptedSlurm(SlurmClient):
     def update(self, job_id: str, **settings: str) -> None:
         self._fail("update", self.fails)
         self.done.append(("update", job_id, *(f"{name}={value}" for name, value in settings.items())))
-        self.excluded = settings["ExcNodeList"]
+        self.excluded = settings.get("ExcNodeList", self.excluded)
 
 
 class Requeuer:

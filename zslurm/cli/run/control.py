@@ -37,6 +37,9 @@ def requeue(
     """
     found = find_to_change(run, "requeue")
     done = control.requeue(found, now=now, exclude=exclude)
+    if done.action == "start":
+        say(f"{found.name} waits in the queue as job {done.job_id} and may start now")
+        return
     what = f"requeued {found.name} as" if done.action == "requeue" else f"{found.name} waits on as"
     without = f", without {exclude}" if exclude else ""
     say(f"{what} job {done.job_id}{without}")
@@ -59,7 +62,10 @@ def release(runs: Runs) -> None:
     Example: zslurm release my-run
     """
     for run in dict.fromkeys(find_to_change(reference, "release") for reference in runs):
-        say(f"released job {control.release(run)} of {run.name}")
+        job_id, held = control.release(run)
+        say(
+            f"released job {job_id} of {run.name}" if held else f"job {job_id} of {run.name} is not held; it waits"
+        )
 
 
 def cancel(
