@@ -8,21 +8,8 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from zslurm.slurm.version import OLDEST, OVERLAP_SHARES_GPUS, Version, parse_version
+from zslurm.slurm.version import LACKS, Version, parse_version
 
-# What a Slurm before each version lacks. It sets SLURM_JOB_END_TIME in a job since 23.02 (its RELEASE_NOTES).
-_LACKS = (
-    (OLDEST, ", the oldest whose output was looked at."),
-    (
-        OVERLAP_SHARES_GPUS,
-        ": spare nodes and agents beside the ranks need a step that shares their GPUs; a plainer watch takes "
-        "their place.",
-    ),
-    (
-        (23, 2, 0),
-        ": a job does not know its end (SLURM_JOB_END_TIME); it saves when Slurm's signal comes.",
-    ),
-)
 # Slurm 22.05 reads `preempt_send_user_signal` of the first, newer versions also `send_user_signal` of the second.
 _PREEMPT_SIGNAL_IN = ("SlurmctldParameters", "PreemptParameters")
 _SECONDS = re.compile(r"(\d+)")
@@ -88,7 +75,7 @@ class SlurmSettings:
 
     def _on_version(self) -> list[str]:
         version = self.version
-        older = [(since, lack) for since, lack in _LACKS if version is not None and version < since]
+        older = [(since, lack) for since, lack in LACKS if version is not None and version < since]
         return [f"Slurm {version} is older than {Version(since)}{lack}" for since, lack in older]
 
 

@@ -9,7 +9,23 @@ _VERSION = re.compile(r"(?:^|\s)(\d{2})\.(\d{1,2})(?:\.(\d+))?")
 OLDEST = (20, 11, 0)
 """The oldest whose output forms were looked at."""
 OVERLAP_SHARES_GPUS = (22, 5, 0)
-"""From here on a step with --overlap uses the GPUs that another step of the job holds (RELEASE_NOTES of 22.05)."""
+"""Since this version a step with --overlap uses GPUs that another step of the job holds (its RELEASE_NOTES)."""
+SETS_JOB_END_TIME = (23, 2, 0)
+"""Since this version a job finds SLURM_JOB_END_TIME in its environment (its RELEASE_NOTES)."""
+
+LACKS = (
+    (OLDEST, ", the oldest whose output was looked at."),
+    (
+        OVERLAP_SHARES_GPUS,
+        ": spare nodes and agents beside the ranks need a step that shares their GPUs; a plainer watch takes "
+        "their place.",
+    ),
+    (
+        SETS_JOB_END_TIME,
+        ": a job does not know its end (SLURM_JOB_END_TIME); it saves when Slurm's signal comes.",
+    ),
+)
+"""What a Slurm before each version lacks, as `zslurm init` notes it in the profile."""
 
 
 class Version(tuple[int, int, int]):
