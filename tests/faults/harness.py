@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import psutil
-from torch.distributed import TCPStore
+from torch.distributed import PrefixStore, TCPStore
 
 from tests.faults.nodes import FaultNodes
 from tests.on_slurm.cluster import processes
@@ -141,7 +141,7 @@ class FaultRun:
         """How many have registered in the store of the present attempt, those that have become ranks included."""
         address = json.loads(RunDir(self.path).attempt(self.attempt()).rendezvous.read_text())
         store = TCPStore(address["host"], int(address["port"]), is_master=False, wait_for_workers=False)
-        return store.add(WARM, 0)
+        return PrefixStore(address["secret"], store).add(WARM, 0)
 
     def recoveries(self) -> list[dict[str, Any]]:
         """Its recoveries in memory."""

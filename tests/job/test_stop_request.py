@@ -14,9 +14,9 @@ import pytest
 
 from tests.submit.local_runs import TAKES_SIGNALS, LocalUser
 from tests.waiting import DEADLINE_S, wait_for
-from zslurm.core.files import write_atomically
+from zslurm.core.files import read_json, write_atomically
 from zslurm.core.processes import DetachedProcess
-from zslurm.job.stop_request import KEY, StopListener, StopSender, add_to_key, address_of
+from zslurm.job.stop_request import KEY, StopListener, StopSender, add_to_key, address_of, publish, stop_key
 from zslurm.run.run_dir import RunDir
 
 # --- the store ---------------------------------------------------------------------------------------------------
@@ -29,11 +29,20 @@ def test_a_key_that_is_set_without_torch_is_seen_with_it(libuv: bool) -> None:
 
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, use_libuv=libuv)
     address = address_of("127.0.0.1", store.port)
+    key = stop_key(address.pop("secret"))
     assert address == {"host": "127.0.0.1", "port": store.port, "takes_stop": True}
-    assert not store.check([KEY])
-    assert add_to_key("127.0.0.1", store.port)
-    assert store.check([KEY])
-    assert add_to_key("127.0.0.1", store.port), "a second request does no harm"
+    assert not store.check([key])
+    assert add_to_key("127.0.0.1", store.port, key)
+    assert store.check([key])
+    assert add_to_key("127.0.0.1", store.port, key), "a second request does no harm"
+
+
+def test_the_address_and_its_secret_are_read_by_the_owner_alone(tmp_path: Path) -> None:
+    first, second = address_of("127.0.0.1", 1), address_of("127.0.0.1", 1)
+    assert first["secret"] != second["secret"]
+    publish(tmp_path / "address.json", first)
+    assert (tmp_path / "address.json").stat().st_mode & 0o777 == 0o600
+    assert read_json(tmp_path / "address.json") == first
 
 
 def test_an_address_where_nothing_answers_takes_no_request() -> None:
@@ -55,8 +64,10 @@ class _Store:
 
 def test_a_listener_asks_once_there_is_a_request() -> None:
     store, asked = _Store(), threading.Event()
-    listener = StopListener(store, asked.set)
-    store.keys.add(KEY)
+    listener = StopListener(store, "5ec2e7", asked.set)
+    store.keys |= {KEY, stop_key(""), stop_key("a guess")}
+    assert not asked.wait(1.0), "whoever does not know the secret"
+    store.keys.add(stop_key("5ec2e7"))
     assert asked.wait(DEADLINE_S)
     listener.close()
 
@@ -65,7 +76,7 @@ def test_a_listener_ends_with_its_store_and_when_it_is_closed() -> None:
     for gone in (True, False):
         store, asked = _Store(), threading.Event()
         store.gone = gone
-        listener = StopListener(store, asked.set)
+        listener = StopListener(store, "", asked.set)
         listener.close()
         assert not asked.is_set()
 
@@ -102,11 +113,11 @@ def test_a_request_before_the_store_is_there_arrives_later(
     sender = StopSender(run.attempt(1), process)
     assert not sender.send()
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    write_atomically(
-        run.attempt(1).rendezvous, f'{{"host": "127.0.0.1", "port": {store.port}, "takes_stop": true}}'
+    publish(
+        run.attempt(1).rendezvous, {"host": "127.0.0.1", "port": store.port, "takes_stop": True, "secret": "s"}
     )
     assert sender.send()
-    assert store.check([KEY])
+    assert store.check([stop_key("s")])
     run.attempt(1).rendezvous.unlink()
     assert sender.send(), "what has arrived is not asked again, also where the run's directory is gone"
     assert not (run.path / "asked").exists(), "no signal was needed"

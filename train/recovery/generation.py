@@ -2,7 +2,8 @@
 
 Generation 0 is the start of an attempt. After a fault the supervisor has its store server
 (zslurm/job/in_memory/store_server.py) publish the next one: the members in the order of their ranks, and the ranks
-whose process is another one than before. Everything between the server and the processes is a key of its store:
+whose process is another one than before. Everything between the server and the processes is a key of its store.
+The keys begin with a secret of the attempt: who merely reaches the port can neither lose ranks nor move them:
 
     newest          number of the newest generation                       server
     generation/N    the generation, as JSON                               server, before `newest`
@@ -29,6 +30,9 @@ from typing import Any
 
 RECOVERY_VARIABLE = "ZSLURM_RECOVERY"
 """Environment variable of ranks and warm processes: `memory` where there is a store server for them."""
+
+SECRET_VARIABLE = "ZSLURM_STORE_SECRET"
+"""Environment variable of ranks and warm processes with the secret that all keys of their recovery begin with."""
 
 MEMBER_VARIABLE = "ZSLURM_MEMBER"
 """Environment variable with the name of a process among the members, NODE/SLOT."""

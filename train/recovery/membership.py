@@ -28,6 +28,7 @@ from zslurm.train.recovery.generation import (
 )
 from zslurm.train.recovery.moves import PlannedMoves
 from zslurm.train.recovery.no_recovery import RecoveryFailed
+from zslurm.train.recovery.warm import with_secret
 from zslurm.train.recovery.watcher import Watcher
 
 _CONNECTIONS = 3
@@ -210,7 +211,7 @@ def own_name() -> str:
 
 
 def _connect(host: str, port: int) -> dist.Store:
-    return CONNECTIONS.take(host, port, timedelta(seconds=60))
+    return with_secret(CONNECTIONS.take(host, port, timedelta(seconds=60)))
 
 
 def _address_towards(host: str, port: int) -> str:

@@ -9,9 +9,23 @@ from collections.abc import Callable, MutableMapping
 import torch.distributed as dist
 
 from zslurm.train.recovery.facts import Facts
-from zslurm.train.recovery.generation import FACTS, NEWEST, WARM, Generation, generation_key, warm_key
+from zslurm.train.recovery.generation import (
+    FACTS,
+    NEWEST,
+    SECRET_VARIABLE,
+    WARM,
+    Generation,
+    generation_key,
+    warm_key,
+)
 
 _POLL_S = 0.01
+
+
+def with_secret(store: dist.Store) -> dist.Store:
+    """Return the part of a store that only processes of the attempt know; all of it if there is no secret."""
+    secret = os.environ.get(SECRET_VARIABLE)
+    return dist.PrefixStore(secret, store) if secret else store
 
 
 def wait_to_join(store: dist.Store, member: str, over: Callable[[], bool]) -> Generation | None:

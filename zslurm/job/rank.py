@@ -28,13 +28,13 @@ from zslurm.core.redact import redact
 from zslurm.job.numa_bind import bind
 from zslurm.job.own_address import rendezvous_host
 from zslurm.job.rank_setup import close_progress, map_environment, open_progress
-from zslurm.job.stop_request import StopListener, address_of
+from zslurm.job.stop_request import StopListener, address_of, publish
 from zslurm.run.log_times import keep_times
 from zslurm.run.run_dir import AttemptDir, RunDir
 from zslurm.train.allocator import set_allocator
 from zslurm.train.errors import Diverged, MovedOff, TrainError
 from zslurm.train.progress import last_step
-from zslurm.train.recovery.generation import MEMBER_VARIABLE, RECOVERY_VARIABLE, member_name
+from zslurm.train.recovery.generation import MEMBER_VARIABLE, RECOVERY_VARIABLE, SECRET_VARIABLE, member_name
 from zslurm.train.stop import StopRequest
 
 RENDEZVOUS_TIMEOUT_S = 900.0
@@ -55,7 +55,7 @@ def rendezvous(attempt: AttemptDir, environ: MutableMapping[str, str]) -> Any:
 
         host = rendezvous_host(environ)
         store = TCPStore(host, 0, is_master=True, wait_for_workers=False)
-        write_atomically(attempt.rendezvous, json.dumps(address_of(host, store.port)) + "\n")
+        publish(attempt.rendezvous, address_of(host, store.port))
     deadline = time.monotonic() + RENDEZVOUS_TIMEOUT_S
     address = read_json(attempt.rendezvous)
     while address is None:
@@ -67,6 +67,7 @@ def rendezvous(attempt: AttemptDir, environ: MutableMapping[str, str]) -> Any:
         address = read_json(attempt.rendezvous)
     environ["MASTER_ADDR"] = address["host"]
     environ["MASTER_PORT"] = str(address["port"])
+    environ[SECRET_VARIABLE] = str(address.get("secret", ""))
     # torchrun's own way to say that the store is already there and every rank is a client of it.
     environ["TORCHELASTIC_USE_AGENT_STORE"] = "True"
     return store
@@ -77,7 +78,7 @@ def _listen_for_stop(environ: MutableMapping[str, str], stop: StopRequest) -> St
     from torch.distributed import TCPStore
 
     client = TCPStore(environ["MASTER_ADDR"], int(environ["MASTER_PORT"]), is_master=False, wait_for_workers=False)
-    return StopListener(client, stop.ask)
+    return StopListener(client, environ[SECRET_VARIABLE], stop.ask)
 
 
 def _record_end(

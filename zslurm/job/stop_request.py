@@ -5,6 +5,9 @@ their own in the ranks (train/stop.py). srun passes no real-time signal on, and 
 answers. Not by a file: a request must also reach ranks whose file system is away. The store is there before the
 first collective, whatever the launcher or container, and it keeps the key: a request that comes early waits.
 
+The name of the key ends with a secret of the attempt. It is in the file with the store's address, which only the
+owner of the run can read: who merely reaches the port cannot stop the run.
+
 The supervisor does not import torch, so it sends the few bytes of TCPStore's own protocol itself. Rank 0 tries
 that on its store before it publishes the address. Where a later torch has another protocol the address does not
 offer it, and the supervisor falls back to SIGUSR2.
@@ -13,14 +16,17 @@ offer it, and the supervisor falls back to SIGUSR2.
 from __future__ import annotations
 
 import contextlib
+import json
+import secrets
 import signal
 import socket
 import struct
 import threading
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any, Protocol
 
-from zslurm.core.files import read_json
+from zslurm.core.files import read_json, write_atomically
 from zslurm.core.processes import DetachedProcess
 from zslurm.run.run_dir import AttemptDir
 
@@ -38,7 +44,7 @@ _MAGIC = 0x3C85F7CE
 _PREFIX = "/"
 
 
-def add_to_key(host: str, port: int, key: str = KEY, timeout_s: float = _TIMEOUT_S) -> bool:
+def add_to_key(host: str, port: int, key: str, timeout_s: float = _TIMEOUT_S) -> bool:
     """Add 1 to a key of a TCPStore; returns whether the store confirmed it."""
     name = (_PREFIX + key).encode("ascii")
     request = struct.pack("=BIBQ", _VALIDATE, _MAGIC, _ADD, len(name)) + name + struct.pack("=q", 1)
@@ -51,8 +57,23 @@ def add_to_key(host: str, port: int, key: str = KEY, timeout_s: float = _TIMEOUT
 
 
 def address_of(host: str, port: int) -> dict[str, Any]:
-    """Return what rank 0 publishes of its store, with whether `add_to_key` works on it."""
-    return {"host": host, "port": port, "takes_stop": add_to_key(host, port, _TRIAL_KEY, _TRIAL_S)}
+    """Return what rank 0 publishes of its store: with a new secret, and whether `add_to_key` works on it."""
+    takes_stop = add_to_key(host, port, _TRIAL_KEY, _TRIAL_S)
+    return {"host": host, "port": port, "takes_stop": takes_stop, "secret": secrets.token_hex(16)}
+
+
+def publish(path: Path, address: Mapping[str, Any]) -> None:
+    """Write the address of an attempt's store to a file that only its owner can read.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    write_atomically(path, json.dumps(address) + "\n", private=True)
+
+
+def stop_key(secret: str) -> str:
+    """Return the key of a request to stop."""
+    return f"{KEY}/{secret}"
 
 
 class StopSender:
@@ -78,7 +99,8 @@ class StopSender:
             self._process.signal_group(signal.SIGUSR2)
             return False
         port = self._address.get("stop_port", self._address["port"])  # a program has no store: job/program
-        self._arrived = add_to_key(str(self._address["host"]), int(port))
+        key = stop_key(str(self._address.get("secret", "")))
+        self._arrived = add_to_key(str(self._address["host"]), int(port), key)
         return self._arrived
 
 
@@ -93,14 +115,15 @@ class Store(Protocol):
 class StopListener:
     """A thread of rank 0 that looks for a request in the store; the other ranks learn it in their all-reduce."""
 
-    def __init__(self, store: Store, ask: Callable[[], None]) -> None:
+    def __init__(self, store: Store, secret: str, ask: Callable[[], None]) -> None:
         """Begin to look.
 
         Args:
             store: a client that nothing else uses: each waits for its answers under one lock.
+            secret: of the attempt.
             ask: called once, when there is a request.
         """
-        self._store, self._ask = store, ask
+        self._store, self._key, self._ask = store, stop_key(secret), ask
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._look, name="stop-request", daemon=True)
         self._thread.start()
@@ -113,7 +136,7 @@ class StopListener:
     def _look(self) -> None:
         while not self._over.wait(_POLL_S):
             try:
-                if self._store.check([KEY]):
+                if self._store.check([self._key]):
                     self._ask()
                     return
             except RuntimeError:  # torch's DistStoreError and DistNetworkError: the store is in this very process

@@ -6,6 +6,7 @@ import signal
 import socket
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -13,7 +14,7 @@ from typing import Any
 
 import psutil
 import pytest
-from torch.distributed import HashStore, TCPStore
+from torch.distributed import HashStore, PrefixStore, Store, TCPStore
 
 from tests.job.in_memory import counted_look_ups
 from tests.own_network import WHY_NOT, can_run_alone, run_alone
@@ -22,11 +23,13 @@ from zslurm.core.files import read_json
 from zslurm.core.processes import DetachedProcess, ProcessRecord
 from zslurm.job.in_memory.store_client import StoreClient
 from zslurm.job.in_memory.store_server import Requests, Step, StoreServer
-from zslurm.job.stop_request import add_to_key
+from zslurm.job.stop_request import add_to_key, stop_key
 from zslurm.run.run_dir import AttemptDir
 from zslurm.train.recovery.copies.agreement import check_in
 from zslurm.train.recovery.generation import (
     NEWEST,
+    OFF,
+    SECRET_VARIABLE,
     WARM,
     Generation,
     failed,
@@ -51,8 +54,18 @@ class Server:
         self.client = StoreClient.start([sys.executable], host="127.0.0.1", attempt=self.attempt)
         assert self.client.wait_until_listening(120)
         assert self.client.port is not None
-        self.store = TCPStore("127.0.0.1", self.client.port, is_master=False, wait_for_workers=False)
+        self.store = self.connect()
         self.events: list[dict[str, Any]] = []
+
+    def connect(self) -> Store:
+        """A connection of a process that knows the secret."""
+        assert self.client.port is not None
+        store = TCPStore("127.0.0.1", self.client.port, is_master=False, wait_for_workers=False)
+        return PrefixStore(self.secret, store)
+
+    @property
+    def secret(self) -> str:
+        return str((read_json(self.attempt.rendezvous) or {})["secret"])
 
     def event(self, kind: str) -> dict[str, Any]:
         """The next event of a kind, once it is there."""
@@ -80,7 +93,9 @@ def test_the_whole_exchange(server: Server) -> None:
     address = read_json(server.attempt.rendezvous)
     assert address is not None
     assert (address["port"], address["takes_stop"]) == (server.client.port, True)
-    assert add_to_key("127.0.0.1", address["port"]), "the supervisor's request to stop reaches this store"
+    assert add_to_key("127.0.0.1", address["port"], stop_key(server.secret)), (
+        "the supervisor's request to stop reaches this store"
+    )
 
     server.store.set(warm_key(server.store.add(WARM, 1)), "n1/w0")
     assert server.event("warm") == {"event": "warm", "member": "n1/w0"}
@@ -216,6 +231,7 @@ def test_ranks_that_cannot_be_recovered_in_memory_are_reported_with_the_reason(
     """As where their NCCL is one that crashes when it is aborted."""
     monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
     monkeypatch.setenv("MASTER_PORT", str(server.client.port))
+    monkeypatch.setenv(SECRET_VARIABLE, server.secret)
     report_off("NCCL 2.28.5 crashes when it is aborted")
     assert server.event("off") == {"event": "off", "reason": "NCCL 2.28.5 crashes when it is aborted"}
 
@@ -239,17 +255,30 @@ def test_a_server_that_fails_at_once_is_distinguished_from_one_that_was_stopped_
     assert not stopped.never_listened
 
 
+def test_who_does_not_know_the_secret_changes_nothing(server: Server) -> None:
+    """The keys of a recovery without the secret are others: no process reads them."""
+    assert server.client.port is not None
+    stranger = TCPStore("127.0.0.1", server.client.port, is_master=False, wait_for_workers=False)
+    stranger.set(OFF, "anybody")
+    stranger.set(warm_key(stranger.add(WARM, 1)), "n9/w9")
+    time.sleep(0.5)  # the server looks every 0.1 s
+    server.events += server.client.poll()
+    assert not [
+        event for event in server.events if event.get("reason") == "anybody" or event.get("member") == "n9/w9"
+    ]
+    assert server.attempt.rendezvous.stat().st_mode & 0o777 == 0o600
+
+
 class Waiting:
     """A member that waits for the others of its generation, over its own connection."""
 
     def __init__(self, server: Server, generation: Generation) -> None:
         self.ended_with: BaseException | None = None
-        assert server.client.port is not None
-        store = TCPStore("127.0.0.1", server.client.port, is_master=False, wait_for_workers=False)
+        store = server.connect()
         self._thread = threading.Thread(target=self._wait, args=(store, generation), daemon=True)
         self._thread.start()
 
-    def _wait(self, store: TCPStore, generation: Generation) -> None:
+    def _wait(self, store: Store, generation: Generation) -> None:
         try:
             check_in(store, generation, 0, over=lambda: False)
         except RuntimeError as error:

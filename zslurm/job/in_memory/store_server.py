@@ -18,7 +18,8 @@ and what it gets, from standard output:
     {"event": "failed", "number": 1, "rank": 1, "reason": "..."}         also at the deadline: who did not come
     {"event": "refused", "number": 1, "reason": "..."}                   a line that is no request, or is too late
 
-With --rendezvous the address is written to a file, where ranks and the supervisor's request to stop find it.
+With --rendezvous the address is written to a file, where ranks and the supervisor's request to stop find it, with
+the secret that the keys of the store begin with.
 
 When the supervisor dies its store stays, for the ranks train on. The next supervisor connects to the port in the
 file of --control, on the same node, sends the token that is there as well, and has the same exchange from then on.
@@ -59,7 +60,7 @@ from typing import Any
 from zslurm.checkpoint_tools.quantities import counted
 from zslurm.core.files import write_atomically
 from zslurm.core.processes import DetachedProcess
-from zslurm.job.stop_request import address_of
+from zslurm.job.stop_request import address_of, publish
 from zslurm.train.recovery.generation import (
     NEWEST,
     OFF,
@@ -97,18 +98,19 @@ def main(argv: list[str] | None = None) -> int:
     signal.signal(signal.SIGPIPE, signal.SIG_IGN)
     for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP):
         signal.signal(signum, signal.SIG_IGN)  # Slurm sends them to the whole job; they are meant for the ranks
-    from torch.distributed import DistNetworkError, TCPStore
+    from torch.distributed import DistNetworkError, PrefixStore, TCPStore
 
     try:
-        address = socket.getaddrinfo(options.host, None, proto=socket.IPPROTO_TCP)[0][4][0]
+        number = socket.getaddrinfo(options.host, None, proto=socket.IPPROTO_TCP)[0][4][0]
         look_up_no_names()
-        store = TCPStore(str(address), options.port, is_master=True, wait_for_workers=False)
+        store = TCPStore(str(number), options.port, is_master=True, wait_for_workers=False)
     except (OSError, DistNetworkError) as error:
         print(f"error: store server: {options.host}:{options.port}: {str(error).splitlines()[0]}", file=sys.stderr)
         return 1
+    address = address_of(options.host, store.port)
     if options.rendezvous is not None:
-        write_atomically(options.rendezvous, json.dumps(address_of(options.host, store.port)) + "\n")
-    server, requests = StoreServer(store), Requests()
+        publish(options.rendezvous, address)
+    server, requests = StoreServer(PrefixStore(address["secret"], store)), Requests()
     server.emit({"event": "listening", "host": options.host, "port": store.port})
     requests.read(sys.stdin)
     if options.control is not None:

@@ -68,7 +68,7 @@ def _wait(run: RunDir, attempt: AttemptDir, stop: StopRequest) -> tuple[Any, Any
     from zslurm.train.config import load_train_config
     from zslurm.train.parallel.store_connections import CONNECTIONS
     from zslurm.train.parallel.world import cpu_threads
-    from zslurm.train.recovery.warm import take_place, wait_to_join
+    from zslurm.train.recovery.warm import take_place, wait_to_join, with_secret
 
     environ = os.environ
     config = load_train_config(run.config)
@@ -77,7 +77,8 @@ def _wait(run: RunDir, attempt: AttemptDir, stop: StopRequest) -> tuple[Any, Any
     warm_up(model, config)
     rendezvous(attempt, environ)
     host, port = environ["MASTER_ADDR"], int(environ["MASTER_PORT"])
-    store = TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=timedelta(seconds=60))
+    served = TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=timedelta(seconds=60))
+    store = with_secret(served)
     CONNECTIONS.keep(host, port, _CONNECTIONS)
     generation = wait_to_join(store, environ[MEMBER_VARIABLE], over=lambda: stop.asked)
     if generation is None:

@@ -6,17 +6,18 @@ Rank 0 also opens the stop channel (stop_channel.py) and publishes its port besi
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import random
+import secrets
 import socket
 import time
 from collections.abc import MutableMapping
 from typing import Any
 
-from zslurm.core.files import read_json, write_atomically
+from zslurm.core.files import read_json
 from zslurm.job.own_address import rendezvous_host
 from zslurm.job.program.stop_channel import StopServer
+from zslurm.job.stop_request import publish
 from zslurm.run.run_dir import AttemptDir
 
 RENDEZVOUS_TIMEOUT_S = 900.0
@@ -51,9 +52,10 @@ def rendezvous(attempt: AttemptDir, environ: MutableMapping[str, str]) -> tuple[
     server = None
     if environ["RANK"] == "0":
         host = rendezvous_host(environ)
-        server = StopServer(int(environ["WORLD_SIZE"]))
+        secret = secrets.token_hex(16)
+        server = StopServer(int(environ["WORLD_SIZE"]), secret)
         address = {"host": host, "port": free_port(host), "takes_stop": True, "stop_port": server.port}
-        write_atomically(attempt.rendezvous, json.dumps(address) + "\n")
+        publish(attempt.rendezvous, address | {"secret": secret})
     deadline = time.monotonic() + RENDEZVOUS_TIMEOUT_S
     while (found := read_json(attempt.rendezvous)) is None:
         if time.monotonic() > deadline:

@@ -9,6 +9,7 @@ signal itself sends the same message: one rank that knows is enough.
 from __future__ import annotations
 
 import contextlib
+import hmac
 import resource
 import selectors
 import socket
@@ -17,7 +18,7 @@ import threading
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from zslurm.job.stop_request import KEY, add_to_key
+from zslurm.job.stop_request import add_to_key, stop_key
 
 _JOIN, _STOP = b"\x01", b"\x02"
 _HEADER = struct.Struct("=BIBQ")
@@ -29,12 +30,13 @@ _SPARE_FILES = 256
 class StopServer:
     """Rank 0's end: takes requests to stop, and passes them on to all who have joined."""
 
-    def __init__(self, world_size: int) -> None:
-        """Listen on a free port; `world_size` ranks may join.
+    def __init__(self, world_size: int, secret: str) -> None:
+        """Listen on a free port; `world_size` ranks may join, and who knows the secret may ask to stop.
 
         Raises:
             OSError: no socket can be opened.
         """
+        self._key = stop_key(secret)
         soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
         if soft != resource.RLIM_INFINITY and soft < world_size + _SPARE_FILES:
             with contextlib.suppress(ValueError, OSError):
@@ -80,10 +82,12 @@ class StopServer:
                 self._send(connection, _STOP)
         elif (key := _requested(read)) is not None:
             self._read[connection] = b""
-            if key == KEY:
-                self._requests += 1
-                for peer in list(self._joined):
-                    self._send(peer, _STOP)
+            if not hmac.compare_digest(key.encode(), self._key.encode()):
+                self._forget(connection)
+                return
+            self._requests += 1
+            for peer in list(self._joined):
+                self._send(peer, _STOP)
             self._send(connection, struct.pack("=q", max(self._requests, 1)))
 
     def _send(self, connection: socket.socket, message: bytes) -> None:
@@ -128,7 +132,7 @@ def join(address: Mapping[str, Any], ask: Callable[[], None]) -> None:
 
 def pass_on(address: Mapping[str, Any]) -> bool:
     """Send a request that reached this rank alone to all others; returns whether rank 0 has it."""
-    return add_to_key(str(address["host"]), int(address["stop_port"]))
+    return add_to_key(str(address["host"]), int(address["stop_port"]), stop_key(str(address["secret"])))
 
 
 def _connection(address: Mapping[str, Any]) -> socket.socket:
