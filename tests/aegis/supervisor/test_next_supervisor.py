@@ -18,6 +18,7 @@ from tests.submit.scripted_slurm import RUNNING, ScriptedSlurm
 from tests.submit.specs import run_spec
 from zslurm.aegis.detection.detector import Detector
 from zslurm.aegis.policy.outcome import AttemptOutcome
+from zslurm.aegis.policy.policy import SLURM_REQUEUES
 from zslurm.aegis.supervisor import attempt_starter as module
 from zslurm.aegis.supervisor import supervisor as supervisor_module
 from zslurm.aegis.supervisor.agents.liveness import Liveness
@@ -352,3 +353,13 @@ def test_excluded_nodes_are_used_after_some_requeues_in_vain(tmp_path: Path) -> 
     for _ in range(2):
         successor.write("requeued", excluded="", reason="so")
     assert recovery.leave_excluded(("node3",)) is None, "three in a row, and Slurm gives it again"
+
+
+@pytest.mark.parametrize("mode", ["act", "observe"])
+def test_a_job_that_slurm_requeues_by_itself_did_not_fail(tmp_path: Path, mode: str) -> None:
+    recovery = _Recovery(Successor(tmp_path, {"mode": mode}), 8)
+    outcome, nodes = recovery.carry_out(Decision("finish", SLURM_REQUEUES), AttemptOutcome("failed", 137))
+    assert outcome is not None
+    assert (outcome.outcome, outcome.exit_code, nodes) == ("interrupted", Exit.INTERRUPTED, ())
+    stopped, _ = recovery.carry_out(Decision("finish", "the run is complete"), AttemptOutcome("completed", 0))
+    assert stopped == AttemptOutcome("completed", 0)

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from tests.checkout import ROOT
+from zslurm.aegis.policy.policy import SLURM_REQUEUES
 from zslurm.aegis.types import Decision, Fault
 from zslurm.run.events import KINDS, AttemptEnded, StopAsked, describe
 from zslurm.run.events.event import CLASSES, UnknownEvent, fields_of, from_row, select
@@ -109,6 +110,10 @@ SAID = [
         "attempt 3: decided to stop for good: 3 failures without progress",
     ),
     (decided(Decision("finish", "completed")), "attempt 3: decided: nothing more to do: completed"),
+    (
+        decided(Decision("finish", SLURM_REQUEUES)),
+        "attempt 3: decided: nothing to do here: Slurm puts the job back into the queue",
+    ),
     (
         decided(Decision("restart", "NaN again", test_gpu=("node3", "2"))),
         "attempt 3: decided to start again in place, from step 120, after a test of GPU 2 on node3: NaN again",
