@@ -82,6 +82,8 @@ def test_nodes_hidden_from_users() -> None:
         assert "\n  # gpus_per_node: 8" in profile
         add_to_profile(user.cluster, "  gpus_per_node: 8\n")
         completes(user)
+        checked = user.zslurm("cluster", "check")
+        assert "ok: sbatch accepts a job of this profile" in checked
 
 
 def test_jobs_that_slurm_does_not_requeue_by_itself() -> None:

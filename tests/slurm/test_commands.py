@@ -162,3 +162,13 @@ def test_the_version_costs_no_question_to_the_controller(tmp_path: Path, program
     program("squeue", "echo no such thing")
     with pytest.raises(SlurmRefused, match="no version in `no such thing`"):
         client(tmp_path).version()
+
+
+def test_what_the_site_hides_is_named(tmp_path: Path, program: Program) -> None:
+    """PrivateData=nodes: a refusal that names the policy; of a job it stays as it is."""
+    program("sinfo", "echo 'slurm_load_node: Access/permission denied' >&2; exit 1")
+    with pytest.raises(SlurmRefused, match=r"denied; the site hides this from its users \(PrivateData\)$"):
+        client(tmp_path).nodes()
+    program("scontrol", "echo 'Access/permission denied for job 7' >&2; exit 1")
+    with pytest.raises(SlurmRefused, match=r"denied for job 7$"):
+        client(tmp_path).update("7", Comment="x")

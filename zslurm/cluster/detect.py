@@ -14,7 +14,6 @@ from zslurm.cluster.slurm_settings import read_settings
 from zslurm.core.errors import NotFound, SlurmRefused, SlurmUnavailable
 from zslurm.hardware.gpus import read_gpus
 from zslurm.slurm.client import SlurmClient
-from zslurm.slurm.commands import HIDDEN
 from zslurm.slurm.inventory import Node, Partition
 from zslurm.slurm.topology import SlurmTopology
 
@@ -73,7 +72,7 @@ def detect(
         text = local_profile(name or "local", _local_gpus(), len(os.sched_getaffinity(0)))
         return Detected(name or "local", text, [])
     config = client.scontrol_config()
-    partitions, nodes = client.partitions(), _nodes(client)
+    partitions, nodes = client.partitions(), client.nodes_if_shown()
     choices = _choices(partitions, nodes or [])
     if partition is None and choices:
         partition = choices[0]
@@ -95,16 +94,6 @@ def detect(
             not_probed = " ".join(str(error).split())
     text = slurm_profile(cluster, chosen, members, settings, topology, account, found, not_probed)
     return Detected(cluster, text, choices, not_probed)
-
-
-def _nodes(client: SlurmClient) -> list[Node] | None:
-    """Return the cluster's nodes; None if the site does not show them to users (PrivateData=nodes)."""
-    try:
-        return client.nodes()
-    except SlurmRefused as error:
-        if HIDDEN in str(error):
-            return None
-        raise
 
 
 def _topology(client: SlurmClient, partition: Partition) -> SlurmTopology:

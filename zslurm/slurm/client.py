@@ -17,7 +17,7 @@ from typing import Literal
 from zslurm.core.errors import NotFound, SlurmRefused, SlurmUnavailable, ZslurmError
 from zslurm.slurm import accounting, inventory, jobs
 from zslurm.slurm.accounting import StepUsage
-from zslurm.slurm.commands import UNKNOWN_JOB, SlurmCommands, message_of
+from zslurm.slurm.commands import HIDDEN, UNKNOWN_JOB, SlurmCommands, message_of
 from zslurm.slurm.hostlist import compress
 from zslurm.slurm.jobs import FIELD_END, JobRecord
 from zslurm.slurm.states import JobState
@@ -354,6 +354,15 @@ class SlurmClient(SlurmCommands):
         """The nodes that this user may see."""
         arguments = ["--Node", "--noheader", f"--Format={inventory.NODE_FORMAT}"]
         return inventory.parse_nodes(self.run("sinfo", *arguments).stdout)
+
+    def nodes_if_shown(self) -> list[inventory.Node] | None:
+        """The nodes that this user may see; None if the site shows no nodes to its users (PrivateData=nodes)."""
+        try:
+            return self.nodes()
+        except SlurmRefused as error:
+            if HIDDEN in str(error):
+                return None
+            raise
 
     def slurmd_addresses(self, nodes: Sequence[str]) -> dict[str, tuple[str, int]]:
         """Host and port of the slurmd of each of these nodes, as far as Slurm knows them."""

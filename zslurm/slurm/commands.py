@@ -159,4 +159,6 @@ def _failure(command: str, message: str, *, repeatable: bool) -> Exception:
         )
     if UNKNOWN_JOB in message:
         return NotFound(line)
+    if HIDDEN in message and command in ("sinfo", "squeue", "scontrol show"):
+        return SlurmRefused(f"{line}; the site hides this from its users (PrivateData)")
     return SlurmRefused(line)

@@ -21,7 +21,10 @@ def named_nodes(request: Request, site: Site) -> list[str]:
         NotFound: a named node does not exist.
         ConfigError: there are not so many usable nodes.
     """
-    nodes = {node.name: node for node in SlurmClient().nodes()}
+    shown = SlurmClient().nodes_if_shown()
+    if shown is None:  # Slurm answers for names and numbers when the job is submitted
+        return expand(request.nodelist) if request.nodelist is not None else []
+    nodes = {node.name: node for node in shown}
     if request.nodelist is not None:
         names = list(dict.fromkeys(expand(request.nodelist)))
         if unknown := [name for name in names if name not in nodes]:
