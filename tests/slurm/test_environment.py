@@ -39,6 +39,15 @@ def test_a_configless_cluster_and_slurms_own_authentication_stay() -> None:
     assert step_environment(kept | {"SLURM_NNODES": "2"}) == kept
 
 
+def test_no_variable_of_an_option_of_a_newer_srun_reaches_a_step() -> None:
+    names = (
+        "SLURM_CONSOLIDATE_SEGMENTS", "SLURM_SPREAD_SEGMENTS", "SLURM_EXTERNAL_LAUNCHER", "SLURM_CONTAINER",
+        "SLURM_OOM_KILL_STEP", "SLURM_SRUN_REDUCE_TASK_EXIT_MSG", "SLURM_GRES", "SLURM_GPUS_PER_NODE",
+    )  # fmt: skip
+    job = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "node[0-1]"}
+    assert step_environment(job | dict.fromkeys(names, "x")) == job
+
+
 def test_a_step_sees_its_job_but_no_shape_of_the_batch_script() -> None:
     environment = step_environment(BATCH | {"SLURM_CPU_BIND": "mask_cpu:0x3", "PMIX_RANK": "0"})
     assert {"SLURM_JOB_ID", "SLURM_JOBID", "SLURM_CONF", "SLURM_JOB_NODELIST", "HOME"} <= set(environment)

@@ -84,15 +84,16 @@ def detect(
     settings = read_settings(config)
     members = Members.of_hidden(chosen) if nodes is None else Members.of(chosen, nodes)
     topology = _topology(client, chosen)
+    option = _gpu_option(client, chosen, members, account)
     found, not_probed = None, None
     if probe_timeout_s is not None:
         try:
-            found = _probe(chosen, members, account, probe_timeout_s, waiting)
+            found = _probe(chosen, members, account, probe_timeout_s, waiting, option)
         except (SlurmRefused, SlurmUnavailable) as error:
             if not probe_is_optional:
                 raise
             not_probed = " ".join(str(error).split())
-    text = slurm_profile(cluster, chosen, members, settings, topology, account, found, not_probed)
+    text = slurm_profile(cluster, chosen, members, settings, topology, account, found, not_probed, option)
     return Detected(cluster, text, choices, not_probed)
 
 
@@ -105,16 +106,42 @@ def _topology(client: SlurmClient, partition: Partition) -> SlurmTopology:
 
 
 def _probe(
-    partition: Partition, members: Members, account: str | None, timeout_s: float, waiting: Callable[[str], None]
+    partition: Partition,
+    members: Members,
+    account: str | None,
+    timeout_s: float,
+    waiting: Callable[[str], None],
+    option: str,
 ) -> Probe:
     from zslurm.cluster.probe import probe
 
     options = [f"--partition={partition.name}", "--time=5"]
     options += [f"--account={account}"] if account else []
     if members.gpus:
-        kind = f"{members.gpu_type}:" if members.gpu_type else ""
-        options.append(f"--gpus-per-node={kind}{members.gpus}")
+        options.append(_gpu_request(members, option))
     return probe(options, timeout_s, waiting)
+
+
+def _gpu_option(client: SlurmClient, partition: Partition, members: Members, account: str | None) -> str:
+    """Return the first form of a request for a node's GPUs that sbatch accepts; nothing is submitted."""
+    forms = ("gpus-per-node", "gres", "gpus-per-task")
+    if not members.gpus or not client.can_test():
+        return forms[0]
+    options = [f"--partition={partition.name}", "--time=5", "--nodes=1", "--ntasks-per-node=1"]
+    options += [f"--account={account}"] if account else []
+    for form in forms:
+        try:
+            client.run("sbatch", "--test-only", *options, _gpu_request(members, form), "--wrap=true")
+        except SlurmRefused:
+            continue
+        return form
+    return forms[0]  # refused for another reason
+
+
+def _gpu_request(members: Members, option: str) -> str:
+    """Return sbatch's option for all GPUs of a node, for one task on it."""
+    kind = f"{members.gpu_type}:" if members.gpu_type else ""
+    return f"--{option}={'gpu:' if option == 'gres' else ''}{kind}{members.gpus}"
 
 
 def _choices(partitions: list[Partition], nodes: list[Node]) -> list[str]:

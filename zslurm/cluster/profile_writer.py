@@ -67,10 +67,12 @@ def slurm_profile(
     account: str | None,
     found: Probe | None,
     not_probed: str | None = None,
+    gpu_option: str = "gpus-per-node",
 ) -> str:
     """Return the text of a profile: values for the keys of zslurm, comments for what a person should know.
 
-    `not_probed` is why no node was read, in one line.
+    `not_probed` is why no node was read, in one line. `gpu_option` is the form of request for GPUs
+    that the site takes.
     """
     limits = [
         f"time limit {partition.max_time}" if partition.max_time else "no time limit",
@@ -93,6 +95,7 @@ def slurm_profile(
         "  launcher: slurm",
         _gpus_line(members),
         *([f"  gpu_type: {scalar(members.gpu_type)}"] if members.gpu_type else []),
+        *([f"  gpu_option: {gpu_option}"] if gpu_option != "gpus-per-node" else []),
         f"  cpus_per_node: {members.cpus}",
         *_switch_lines(topology),
         *(_probed_lines(members, found) if found else _unprobed_lines(not_probed)),

@@ -22,6 +22,7 @@ from zslurm.config.fabric import FabricSection
 from zslurm.config.measured import MeasuredSection
 from zslurm.config.text import as_word, one_line, shown_json
 from zslurm.config.trainer import TrainerSection
+from zslurm.core.errors import ConfigError
 from zslurm.core.paths import LONGEST_NAME
 from zslurm.slurm.jobs import time_limit
 from zslurm.train.config import ModelConfig, RunIdentity, TrainConfig
@@ -209,6 +210,10 @@ class ClusterSection(Section):
     launcher: Literal["slurm", "local"] = Field("local", description="run as a Slurm job, or on this machine")
     gpus_per_node: Whole = Field(0, description="GPUs of one node")
     gpu_type: Line | None = Field(None, description="type of the GPUs as Slurm names it, e.g. mi300x")
+    gpu_option: Literal["gpus-per-node", "gres", "gpus-per-task"] = Field(
+        "gpus-per-node",
+        description="sbatch's option for the GPUs of a job; `zslurm init` finds the form that the site accepts",
+    )
     cpus_per_node: Count | None = Field(None, description="cores of one node")
     interface: Line | None = Field(None, description="management network interface, for rendezvous")
     storage_interface: Line | None = Field(
@@ -357,6 +362,22 @@ class ClusterSection(Section):
         if not gpus:
             return None
         return f"{self.gpu_type}:{gpus}" if self.gpu_type else str(gpus)
+
+    def gpu_flag(self, request: str | None, tasks: int = 1) -> tuple[str, str | None]:
+        """Return the option of a job for GPUs of each node (`mi300x:8`), in the form that the site accepts.
+
+        Raises:
+            ConfigError: `tasks` of a node cannot share its GPUs evenly, which gpus-per-task needs.
+        """
+        if request is None or self.gpu_option == "gpus-per-node":
+            return "gpus-per-node", request
+        if self.gpu_option == "gres":
+            return "gres", f"gpu:{request}"
+        kind, colon, count = request.rpartition(":")
+        if int(count) % tasks:
+            shared = f"{counted(int(count), 'GPU')} cannot be divided by {counted(tasks, 'rank')} of a node"
+            raise ConfigError(f"cluster.gpu_option: {shared}, as gpus-per-task needs")
+        return "gpus-per-task", f"{kind}{colon}{int(count) // tasks}"
 
     def srun_gpu_options(self) -> list[str]:
         """Return srun's options for a step whose tasks all see every GPU of their node."""

@@ -83,7 +83,11 @@ def ask(
 
 def _options(site: Site, timeout_s: float, *, inside: bool) -> Iterator[str]:
     """Options of srun: whole nodes with all their GPUs, for as short as possible."""
-    yield from site.cluster.srun_gpu_options()
+    cluster = site.cluster
+    if inside or cluster.gpu_option != "gres" or not cluster.gpu_request:
+        yield from cluster.srun_gpu_options()
+    else:
+        yield from (f"--gres=gpu:{cluster.gpu_request}", "--gpu-bind=none")
     if inside:
         return
     yield from ("--exclusive", "--mem=0", f"--time={math.ceil(timeout_s / 60) + 1}")

@@ -22,7 +22,7 @@ from zslurm.slurm.hostlist import compress
 from zslurm.slurm.jobs import FIELD_END, JobRecord
 from zslurm.slurm.states import JobState
 from zslurm.slurm.topology import SlurmTopology, parse_topology
-from zslurm.slurm.version import Version, parse_version
+from zslurm.slurm.version import Version, parse_version, test_only_is_safe
 
 # Messages of sacct where the site keeps no accounts.
 _NO_ACCOUNTING = ("accounting storage is disabled", "not running a supported accounting_storage plugin")
@@ -87,14 +87,27 @@ class SlurmClient(SlurmCommands):
     def estimate_start(self, script: str) -> StartEstimate | None:
         """When and where Slurm would start a batch script; None where it does not show it. Nothing is submitted.
 
+        Versions of Slurm that the question can crash are not asked.
+
         Raises:
             SlurmRefused: it would never start; Slurm's reason.
         """
+        if not self.can_test():
+            return None
         with tempfile.NamedTemporaryFile("w", encoding="utf-8", suffix=".sh") as file:
             file.write(script)
             file.flush()
             done = self.run("sbatch", "--test-only", file.name)
         return parse_estimate(done.stderr + done.stdout)
+
+    def can_test(self) -> bool:
+        """Whether `sbatch --test-only` is here and safe with this version of Slurm."""
+        if self.find("sbatch") is None:
+            return False
+        try:
+            return test_only_is_safe(self.version())
+        except ZslurmError:  # no version that can be read, as of a wrapper
+            return True
 
     # --- jobs: asking ---------------------------------------------------------------------------------------
 

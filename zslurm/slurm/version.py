@@ -27,6 +27,14 @@ LACKS = (
 )
 """What a Slurm before each version lacks, as `zslurm init` notes it in the profile."""
 
+_TEST_ONLY_CRASHES = (((23, 11, 0), (24, 11, 2)), ((25, 5, 0), (25, 11, 7)))
+"""From, and before: versions in which `sbatch --test-only` can crash slurmctld."""
+
+
+def test_only_is_safe(version: tuple[int, int, int]) -> bool:
+    """Return whether `sbatch --test-only` may be called."""
+    return not any(first <= version < repaired for first, repaired in _TEST_ONLY_CRASHES)
+
 
 class Version(tuple[int, int, int]):
     """`22.05.8` as numbers, to be compared."""

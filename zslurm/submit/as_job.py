@@ -106,7 +106,7 @@ def _script(spec: RunSpec, folder: Path, words: Sequence[str], cores: int, shape
         ("nodes", str(shape.nodes)),
         ("ntasks-per-node", "1"),
         ("cpus-per-task", str(cores)),
-        ("gpus-per-node", spec.cluster.gpu_request_of(shape.gpus)),
+        spec.cluster.gpu_flag(spec.cluster.gpu_request_of(shape.gpus)),
         ("time", shape.time),
         *((key, getattr(slurm, key)) for key in ("partition", "account", "qos", "constraint", "exclude")),
         ("output", str(folder / _OUTPUT)),

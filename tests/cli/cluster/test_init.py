@@ -96,3 +96,33 @@ def test_submission_counts_the_variables_that_the_profile_leaves_open(shell: She
     )
     listed = shell.zslurm("submit", "run.yaml", "--cluster", "lab", "--new", "--dry-run").stdout
     assert listed.count("# note: left out of the environment: ") == 21, "those of the interface are listed too"
+
+
+@pytest.mark.parametrize(
+    ("refused", "version", "form"),
+    [
+        ("--gpus-per-node*", "22.05.8", "gres"),
+        ("--gpus-per-node*|--gres*", "22.05.8", "gpus-per-task"),
+        ("nothing", "22.05.8", None),
+        ("*", "22.05.8", None),
+        ("--gpus-per-node*", "24.11.1", None),
+        ("--gpus-per-node*", "25.11.6", None),
+        ("--gpus-per-node*", "26.05.5", "gres"),
+    ],
+)
+def test_init_finds_the_form_of_requests_for_gpus_that_the_site_accepts(
+    shell: Shell, slurm: ScriptedSlurm, refused: str, version: str, form: str | None
+) -> None:
+    """It asks `sbatch --test-only`, which can crash slurmctld of some versions: those are not asked."""
+    asked = slurm.directory / "asked"
+    slurm.write_program("squeue", f"echo slurm {version}")
+    slurm.write_program(
+        "sbatch",
+        f'echo "$@" >> {asked}; for word; do case $word in {refused}) echo "sbatch: error: use another form" >&2; '
+        "exit 1;; esac; done",
+    )
+    done = shell.zslurm("init", "--yes", "--no-probe", "--name", "lab")
+    assert done.code == 0, done.stderr
+    lines = [line.strip() for line in done.stdout.splitlines()]
+    assert [line for line in lines if line.startswith("gpu_option:")] == ([f"gpu_option: {form}"] if form else [])
+    assert asked.exists() is not version.startswith(("24.11", "25.11"))

@@ -468,3 +468,41 @@ def test_every_shipped_template_can_be_named_and_shown() -> None:
     for name, template in templates.items():
         assert find_template(name) == template
         assert template.source.endswith("\n")
+
+
+@pytest.mark.parametrize(
+    ("form", "directive"),
+    [
+        ("gpus-per-node", ("gpus-per-node", "mi300x:8")),
+        ("gres", ("gres", "gpu:mi300x:8")),
+        ("gpus-per-task", ("gpus-per-task", "mi300x:4")),
+    ],
+)
+def test_gpus_are_asked_for_in_the_form_of_the_site(tmp_path: Path, form: str, directive: tuple[str, str]) -> None:
+    cluster = {"name": "lab", "launcher": "slurm", "gpus_per_node": 8, "gpu_type": "mi300x", "gpu_option": form}
+    spec = run_spec(tmp_path, slurm={"ranks_per_node": 2}, cluster=cluster)
+    found = [option for option in directives(spec, run_dir(spec)) if option[0].startswith(("gpus", "gres"))]
+    assert found == [directive]
+
+
+@pytest.mark.parametrize("flags", [{"gres": "gpu:4"}, {"gres": "nvme:1,gpu:mi300x:8"}, {"gpus": "8"}])
+@pytest.mark.parametrize("form", ["gpus-per-node", "gres"])
+def test_a_second_request_for_gpus_is_refused(tmp_path: Path, flags: dict[str, str], form: str) -> None:
+    """Slurm 26.05 ends with "mutually exclusive"."""
+    cluster = {"name": "lab", "launcher": "slurm", "gpus_per_node": 8, "gpu_option": form}
+    spec = run_spec(tmp_path, slurm={"flags": flags}, cluster=cluster)
+    with pytest.raises(ConfigError, match=rf"^slurm\.flags\.{next(iter(flags))}: .*by --{form} already"):
+        directives(spec, run_dir(spec))
+
+
+def test_other_generic_resources_join_those_of_the_profile(tmp_path: Path) -> None:
+    cluster = {"name": "lab", "launcher": "slurm", "gpus_per_node": 8, "gpu_option": "gres"}
+    spec = run_spec(tmp_path, slurm={"flags": {"gres": "nvme:1"}}, cluster=cluster)
+    assert [value for flag, value in directives(spec, run_dir(spec)) if flag == "gres"] == ["gpu:8,nvme:1"]
+
+
+def test_gpus_that_the_ranks_cannot_share_evenly_have_no_request_per_task(tmp_path: Path) -> None:
+    cluster = {"name": "lab", "launcher": "slurm", "gpus_per_node": 8, "gpu_option": "gpus-per-task"}
+    spec = run_spec(tmp_path, slurm={"ranks_per_node": 3}, cluster=cluster)
+    with pytest.raises(ConfigError, match=r"^cluster\.gpu_option: 8 GPUs cannot be divided by 3 ranks of a node"):
+        directives(spec, run_dir(spec))

@@ -191,6 +191,9 @@ def _gpus(count: int, kind: str | None) -> str:
 
 def _check_accepted(spec: RunSpec, report: Report) -> None:
     """Ask Slurm about account, QoS, constraint and every flag of the profile; nothing is submitted."""
+    if not SlurmClient().can_test():
+        report.warnings.append("this version of Slurm can crash on `sbatch --test-only`: no job was tried")
+        return
     options = [
         f"--{flag}" if value is True else f"--{flag}={value}"
         for flag, value in directives(spec, RunDir(Path("/nonexistent/run")))

@@ -177,7 +177,7 @@ def _options(resolved: Resolved, given: Mapping[str, Any], minutes: int) -> Iter
         ("nodes", str(slurm.nodes)),
         ("ntasks-per-node", str(slurm.ranks_per_node) if slurm.ranks_per_node else None),
         ("cpus-per-task", str(slurm.cpus_per_task) if slurm.cpus_per_task else None),
-        ("gpus-per-node", gpus),
+        spec.cluster.gpu_flag(gpus, slurm.ranks_per_node or 1),
         ("mem", slurm.mem),
         ("time", slurm.time or str(minutes)),
         *((key, getattr(slurm, key)) for key in "partition account qos constraint nodelist exclude".split()),

@@ -73,6 +73,9 @@ def _excluded_nodes(spec: RunSpec, run: RunDir) -> str | None:
     return compress([*expand(spec.slurm.exclude or ""), *broken])
 
 
+_GPU_FLAGS = frozenset(("gpus", "gpus-per-node", "gpus-per-task", "gpus-per-socket"))
+
+
 def directives(spec: RunSpec, run: RunDir, *, start_over: bool = False) -> list[tuple[str, str | bool]]:
     """Return the #SBATCH options of a run, whose directory need not exist, in the order in which they are shown.
 
@@ -84,7 +87,7 @@ def directives(spec: RunSpec, run: RunDir, *, start_over: bool = False) -> list[
         ("nodes", str(slurm.nodes + slurm.spares)),
         ("ntasks-per-node", str(spec.ranks_per_node)),
         ("cpus-per-task", str(spec.cpus_per_task)),
-        ("gpus-per-node", spec.cluster.gpu_request),
+        spec.cluster.gpu_flag(spec.cluster.gpu_request, spec.ranks_per_node),
         *((key, getattr(slurm, key)) for key in "mem time partition account qos constraint nodelist".split()),
         ("exclude", spec.slurm.exclude if start_over else _excluded_nodes(spec, run)),
         ("output", str(run.logs / "job-%j.log")),
@@ -97,7 +100,28 @@ def directives(spec: RunSpec, run: RunDir, *, start_over: bool = False) -> list[
         ("switches", None if "switches" in slurm.flags else switches_request(spec)),
     ]
     options += [(flag, value) for flag, value in slurm.flags.items() if value is not False]
-    return [(flag, value) for flag, value in options if value is not None]
+    return _one_gpu_request([(flag, value) for flag, value in options if value is not None])
+
+
+def _one_gpu_request(options: list[tuple[str, str | bool]]) -> list[tuple[str, str | bool]]:
+    """Return the options with one --gres, if there are two.
+
+    Raises:
+        ConfigError: GPUs are asked for in two forms, which Slurm 26.05 refuses.
+    """
+    of_gpus = [flag for flag, value in options if flag in _GPU_FLAGS or (flag == "gres" and "gpu" in str(value))]
+    if len(of_gpus) > 1:
+        first, second = of_gpus[:2]
+        raise ConfigError(
+            f"slurm.flags.{second}: the job asks for GPUs by --{first} already (cluster.gpus_per_node); leave the "
+            "flag out, or set cluster.gpu_option to the form that your site wants"
+        )
+    gres = [str(value) for flag, value in options if flag == "gres"]
+    if len(gres) < 2:
+        return options
+    at = next(index for index, (flag, _) in enumerate(options) if flag == "gres")
+    rest = [option for option in options if option[0] != "gres"]
+    return [*rest[:at], ("gres", ",".join(gres)), *rest[at:]]
 
 
 def job_settings(
