@@ -40,3 +40,11 @@ def test_every_reason_that_was_recorded_is_explained() -> None:
     waiting = [job for job in parse_queue(recorded.SQUEUE).values() if job.state.is_waiting]
     assert {job.reason for job in waiting} == {"BeginTime", "job requeued in held state", "JobHeldUser"}
     assert all(explain(job.reason).startswith(f"{job.reason}: ") for job in waiting)
+
+
+@pytest.mark.parametrize(
+    "reason",
+    ["ReservationInvalid", "SchedDefer", "MpiPortsBusy", "NvidiaImexChannels", "DeadLine", "RaisedSignal"],
+)
+def test_reasons_of_newer_versions_have_a_meaning(reason: str) -> None:
+    assert explain(reason).startswith(f"{reason}: ")
