@@ -16,6 +16,7 @@ from tests.aegis.standby_job import AWAY, NEVER, RECORD, Job, check, no_command
 from zslurm.aegis.agent.standby import STAGGER_S, StandbySupervisor
 from zslurm.aegis.agent.standby_requeue import StandbyResult
 from zslurm.core.errors import SlurmRefused
+from zslurm.slurm.inventory import Node
 from zslurm.slurm.states import JobState
 from zslurm.submit.submit import record_action
 
@@ -43,6 +44,17 @@ def test_on_a_full_partition_the_batch_node_is_not_excluded(job: Job) -> None:
     job.client.others = 0
     assert job.standby().act() is StandbyResult.REQUEUED
     assert job.client.done == [("requeue", "12")]
+
+
+def test_where_the_site_hides_its_nodes_the_job_is_requeued_and_not_ended(
+    job: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def hidden() -> list[Node]:
+        raise SlurmRefused("sinfo: slurm_load_node: Access/permission denied")
+
+    monkeypatch.setattr(job.client, "nodes", hidden)
+    assert job.standby().act() is StandbyResult.REQUEUED
+    assert job.client.done == [("requeue", "12"), ("update", "12", "ExcNodeList=node[0,8]")]
 
 
 @pytest.mark.parametrize("environ", [{"ZSLURM_BATCH_NODE": ""}, {"ZSLURM_BATCH_NODE": "node1"}])

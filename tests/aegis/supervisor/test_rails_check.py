@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from tests.fake_sysfs import mi300x_pollara
+from tests.slurm.recordings.scripts import Calls
 from tests.submit.specs import run_spec
 from zslurm.aegis.policy.outcome import AttemptOutcome
 from zslurm.aegis.supervisor import rails_check
@@ -185,6 +186,19 @@ def test_where_excluding_would_not_help_it_stops_and_says_why(
     )
     assert decision.action == "refuse"
     assert decision.reason == f"node3: rail 6: ionic_6 is DOWN (Disabled){why}"
+
+
+def test_where_the_site_hides_its_nodes_the_faulty_one_is_excluded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answers(tmp_path, monkeypatch, down=[6])
+    calls = Calls(tmp_path, job_id="7", hides_nodes=True)
+    monkeypatch.setitem(JOB, "PATH", str(calls.directory))
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
+    outcome, events = check(tmp_path, "exclude")
+    assert (outcome is not None and outcome.exit_code) == Exit.INTERRUPTED
+    assert calls.made == ["requeue 7", "update JobId=7 ExcNodeList=node0"]
+    assert [event["event"] for event in events] == ["rails_incomplete", "nodes_excluded", "requeued"]
 
 
 def test_exclusion_ends_however_many_nodes_are_bad() -> None:

@@ -126,11 +126,17 @@ class StandbyRequeue:
             self._record(f"the job is requeued, and may start on {self.batch_node} again: {done.problem}")
 
     def _excludable(self, job: JobRecord) -> list[str]:
-        """Return the batch node, where it is known, is not this one, and the partition has enough others."""
+        """Return the batch node, where it is known, is not this one, and the partition has enough others.
+
+        Where the site hides its nodes (PrivateData=nodes) it is not known how many others there are.
+        """
         if self.batch_node is None or self.batch_node == self.node:
             return []
+        shown = self.client.nodes_if_shown()
+        if shown is None:
+            return [self.batch_node]
         avoided = {self.batch_node, *expand(self.client.excluded_nodes(job.job_id))}
-        usable = usable_nodes(self.client.nodes(), job.partition) - avoided
+        usable = usable_nodes(shown, job.partition) - avoided
         return [self.batch_node] if len(usable) >= job.n_nodes else []
 
     def _job(self) -> JobRecord | None:

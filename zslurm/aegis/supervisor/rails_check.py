@@ -62,7 +62,7 @@ def decide(
     incomplete: Mapping[str, RailMap],
     *,
     needed: int,
-    usable: Collection[str] = (),
+    usable: Collection[str] | None = (),
     demanded: Collection[str] = (),
     excluded_before: Collection[str] = (),
 ) -> RailDecision:
@@ -72,7 +72,8 @@ def decide(
         policy: `cluster.rail_policy`.
         incomplete: the faulty nodes of the job and their maps.
         needed: nodes that the run needs.
-        usable: nodes on which the job could run, now or later, without those that it excludes already.
+        usable: nodes on which the job could run, now or later, without those that it excludes already; None
+            where the site hides its nodes.
         demanded: nodes that the job insists on (`slurm.nodelist`).
         excluded_before: nodes that were excluded from this job for this reason.
     """
@@ -81,7 +82,7 @@ def decide(
     reason, faulty = faults(incomplete), tuple(incomplete)
     if policy != "exclude":
         return RailDecision("start" if policy == "warn" else "refuse", reason, faulty)
-    left = len(set(usable) - set(faulty))
+    left = needed if usable is None else len(set(usable) - set(faulty))
     if back := set(faulty) & set(excluded_before):
         why = f"{compress(back)} was excluded before and is in the job again"
     elif wanted := set(faulty) & set(demanded):
@@ -148,16 +149,18 @@ def _decide(job: Job, found: RailReadings) -> RailDecision:
     client = SlurmClient(environ)
     try:
         already = set(expand(client.excluded_nodes(job.job_id)))
-        usable = usable_nodes(client.nodes(), environ.get("SLURM_JOB_PARTITION", ""))
+        shown = client.nodes_if_shown()
     except ZslurmError as error:
         reason = f"{faults(found.incomplete)}; it cannot be excluded: {error}"
         return RailDecision("refuse", reason, tuple(found.incomplete))
+    partition = environ.get("SLURM_JOB_PARTITION", "")
+    usable = None if shown is None else usable_nodes(shown, partition) - already
     ours = [event for event in select(read_jsonl(job.run.events), NodesExcluded) if event.job_id == job.job_id]
     return decide(
         "exclude",
         found.incomplete,
         needed=needed,
-        usable=usable - already,
+        usable=usable,
         demanded=expand(job.spec.slurm.nodelist or ""),
         excluded_before=already.union(*(node_names(event.nodes) for event in ours)),
     )
