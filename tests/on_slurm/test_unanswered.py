@@ -33,7 +33,7 @@ def test_a_job_that_no_submission_recorded_is_found_by_its_script_and_cancelled(
     late = user.cluster.run([*waits, run.script], cwd=user.directory).stdout.strip()
     with patch.dict(os.environ, {"SLURM_CONF": str(user.cluster.slurm_conf)}):
         client = SlurmClient()
-        with patch("getpass.getuser", return_value=user.cluster.user.pw_name):
+        with patch("os.getuid", return_value=user.cluster.user.pw_uid):
             assert client.job_of_script(str(run.script)) == late
             assert client.job_of_script(f"{run.script}x") is None
         said = user.cluster.zslurm("cancel", late, cwd=user.directory).stderr

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 from pathlib import Path
 
@@ -11,9 +12,10 @@ from tests.submit.scripted_slurm import ScriptedSlurm
 from tests.submit.specs import run_spec
 from tests.train.runs import make_corpus
 from zslurm.config.spec import RunSpec
-from zslurm.core.errors import SlurmUnavailable
+from zslurm.core.errors import SlurmRefused, SlurmUnavailable
 from zslurm.run.run_dir import RunDir
 from zslurm.run.state.run_state import last_job
+from zslurm.slurm.client import SlurmClient
 from zslurm.slurm.jobs import FIELD_END, RECORD_END
 from zslurm.submit.script.render import render
 from zslurm.submit.submit import submit
@@ -31,18 +33,18 @@ def _spec(tmp_path: Path) -> RunSpec:
     return run_spec(tmp_path, cluster={"name": "lab", "launcher": "slurm"})
 
 
-def _times_out(slurm: ScriptedSlurm, *, looks_in_vain: int | None) -> None:
+def _times_out(slurm: ScriptedSlurm, *, looks_in_vain: int | None, state: str = "PENDING") -> None:
     """sbatch gets no answer; squeue shows the job after some looks, or never."""
     directory = slurm.directory
     slurm.write_program("sbatch", f'echo "$1" > {directory}/script; echo "{TIMED_OUT}" >&2; exit 1')
-    record = f"4711{FIELD_END}$script{RECORD_END}"
+    record = f"4711{FIELD_END}{state}{FIELD_END}$script{RECORD_END}"
     shows = f'[ $looks -lt {looks_in_vain} ] || printf "%s" "{record}"' if looks_in_vain is not None else ""
     slurm.write_program(
         "squeue",
         f"""read -r script < {directory}/script
 looks=0; [ ! -e {directory}/looks ] || read -r looks < {directory}/looks
 echo $((looks + 1)) > {directory}/looks
-printf "%s" "12{FIELD_END}/other/script.sh{RECORD_END}"
+printf "%s" "12{FIELD_END}RUNNING{FIELD_END}/other/script.sh{RECORD_END}"
 {shows}""",
     )
 
@@ -60,6 +62,19 @@ def test_a_job_that_slurm_has_all_the_same_is_adopted(
     assert (done.run.submitit / "4711_submitted.pkl").exists(), "what the job runs"
 
 
+@pytest.mark.parametrize("state", ["FAILED", "COMPLETING"])
+def test_a_job_that_has_ended_is_not_adopted(slurm: ScriptedSlurm, tmp_path: Path, state: str) -> None:
+    _times_out(slurm, looks_in_vain=0, state=state)
+    with pytest.raises(SlurmRefused, match=r"got no answer .*, and its job 4711 ended; submit again"):
+        submit(_spec(tmp_path))
+
+
+def test_a_user_without_a_passwd_entry_is_asked_for_by_number(slurm: ScriptedSlurm) -> None:
+    slurm.write_program("squeue", f'echo "$*" > {slurm.directory}/asked')
+    assert SlurmClient().job_of_script("/some/script.sh") is None
+    assert f"--user={os.getuid()} " in (slurm.directory / "asked").read_text()
+
+
 def test_where_slurm_shows_no_such_job_that_is_said_and_nothing_is_recorded(
     slurm: ScriptedSlurm, tmp_path: Path
 ) -> None:
@@ -72,14 +87,15 @@ def test_where_slurm_shows_no_such_job_that_is_said_and_nothing_is_recorded(
     assert not list(run.submitit.glob("*.pkl"))
 
 
-def test_a_job_whose_submission_was_not_recorded_ends_at_once_with_one_line(tmp_path: Path) -> None:
+def test_a_job_whose_submission_was_not_recorded_waits_for_sbatch_and_ends_with_one_line(tmp_path: Path) -> None:
     spec = _spec(tmp_path)
     run = RunDir(Path(spec.run.runs_dir) / spec.run.name)
     run.create(group_readable=False)
-    text = render(spec, run).text.replace("sleep 1", "sleep 0.001")
+    text = render(spec, run).text.replace("sleep 1", "echo waited")
     done = subprocess.run(
         ["bash", "-c", text], env={"SLURM_JOB_ID": "4712", "PATH": "/usr/bin:/bin"}, capture_output=True, text=True
     )
     lines = [line for line in done.stdout.splitlines() if line.startswith("supervisor:")]
     assert (done.returncode, len(lines)) == (93, 1), done.stdout + done.stderr
     assert "job 4712 ends: its submission was not recorded" in lines[0]
+    assert done.stdout.count("waited") > 100, "the MessageTimeout of Slurm, for which sbatch waits"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import getpass
+import os
 import re
 import subprocess
 import tempfile
@@ -20,7 +20,7 @@ from zslurm.slurm.accounting import StepUsage
 from zslurm.slurm.commands import HIDDEN, UNKNOWN_JOB, SlurmCommands, message_of
 from zslurm.slurm.hostlist import compress
 from zslurm.slurm.jobs import FIELD_END, JobRecord
-from zslurm.slurm.states import JobState
+from zslurm.slurm.states import JobState, parse_state
 from zslurm.slurm.topology import SlurmTopology, parse_topology
 from zslurm.slurm.version import Version, parse_version, test_only_is_safe
 
@@ -43,6 +43,10 @@ class StartEstimate:
     time: datetime
     nodes: str
     partition: str | None
+
+
+class SubmissionEnded(SlurmRefused):
+    """The job of a submission that got no answer has ended."""
 
 
 def parse_estimate(text: str) -> StartEstimate | None:
@@ -181,14 +185,24 @@ class SlurmClient(SlurmCommands):
         return runs[-1] if runs else None
 
     def job_of_script(self, script: str) -> str | None:
-        """Return the id of this user's job whose batch script has this path; None if the controller shows none."""
-        fields = ("JobArrayID", "Command")
-        arguments = ["--noheader", "--states=all", f"--user={getpass.getuser()}"]
+        """Return the id of this user's job whose batch script has this path; None if the controller shows none.
+
+        Raises:
+            SubmissionEnded: the job has ended, so that nothing can be adopted.
+        """
+        fields = ("JobArrayID", "State", "Command")
+        arguments = ["--noheader", "--states=all", f"--user={os.getuid()}"]
         answer = self.run("squeue", *arguments, f"--Format={jobs.queue_format(fields)}").stdout
-        found = [
-            job["JobArrayID"] for job in jobs.split_records(answer, fields, "squeue") if job["Command"] == script
-        ]
-        return re.split(r"\D", found[0])[0] if found else None
+        found = {
+            re.split(r"\D", job["JobArrayID"])[0]: parse_state(job["State"])
+            for job in jobs.split_records(answer, fields, "squeue")
+            if job["Command"] == script
+        }
+        # A job that completes so early has ended: nothing requeues it.
+        active = [key for key, state in found.items() if not state.is_over and state is not JobState.COMPLETING]
+        if found and not active:
+            raise SubmissionEnded(f"its job {next(iter(found))} ended; submit again")
+        return active[0] if active else None
 
     def history(self, job_ids: Sequence[str]) -> dict[str, list[JobRecord]]:
         """Every run of the jobs, oldest first: a requeued job has several. Empty without accounting."""

@@ -21,7 +21,7 @@ import submitit
 from submitit.core import core, utils
 
 from zslurm.core.errors import ConfigError, SlurmRefused, SlurmUnavailable, ZslurmError
-from zslurm.slurm.client import SlurmClient
+from zslurm.slurm.client import SlurmClient, SubmissionEnded
 from zslurm.slurm.commands import Retries, may_have_arrived
 from zslurm.slurm.environment import names_to_scrub
 from zslurm.submit.plugin.auto import pass_parameters_on
@@ -230,10 +230,13 @@ class ZslurmExecutor(submitit.SlurmExecutor):
 
         Raises:
             SlurmUnavailable: Slurm does not show one, or does not answer.
+            SlurmRefused: the job has ended.
         """
         unknown = "sbatch got no answer from the Slurm controller"
         try:
             job_id = self._find(script)
+        except SubmissionEnded as error:
+            raise Refused(f"{unknown}, and {error}") from error
         except ZslurmError as error:
             raise Unavailable(f"{unknown}, and it is not known whether it has a job: {error}; {_LATER}") from error
         if job_id is None:
