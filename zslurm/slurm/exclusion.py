@@ -69,6 +69,7 @@ def requeue_excluding(
     *,
     expired: Collection[str] = (),
     size: Size | None = None,
+    on_requeued: Callable[[], None] = lambda: None,
     sleep: Callable[[float], None] = time.sleep,
 ) -> Requeue:
     """Requeue a job without these nodes and those that it excludes already.
@@ -84,6 +85,7 @@ def requeue_excluding(
 
     The job may use the nodes in `expired` again. With `size` it asks for that much from now on, instead of as much
     as before: a job that fills its partition, and excludes a node of it, would wait for ever.
+    `on_requeued` is called before the list is changed: Slurm may kill the caller meanwhile.
 
     Raises:
         NotFound: Slurm does not know the job.
@@ -91,6 +93,7 @@ def requeue_excluding(
         SlurmRefused: from Slurm; the job was not requeued.
     """
     requeue_unchanged(client, job_id)
+    on_requeued()
     if not (nodes or expired or size is not None):
         return Requeue()
     return exclude_requeued(client, job_id, nodes, expired=expired, size=size, sleep=sleep)
@@ -111,8 +114,11 @@ def exclude_requeued(
     as excluded, or for 20 seconds.
     """
     shown, problem = "", ""
+    deadline = time.monotonic() + _CHANGES * _LOOK_S
     for attempt in range(_CHANGES):
         if attempt:
+            if time.monotonic() > deadline:  # the answers took that long
+                break
             sleep(_LOOK_S)
         try:
             kept = [node for node in expand(client.excluded_nodes(job_id)) if node not in expired]

@@ -20,6 +20,7 @@ from zslurm.aegis.detection.detector import Detector
 from zslurm.aegis.policy.outcome import AttemptOutcome
 from zslurm.aegis.policy.policy import SLURM_REQUEUES
 from zslurm.aegis.supervisor import attempt_starter as module
+from zslurm.aegis.supervisor import recovery as recovery_module
 from zslurm.aegis.supervisor import supervisor as supervisor_module
 from zslurm.aegis.supervisor.agents.liveness import Liveness
 from zslurm.aegis.supervisor.attempt_starter import AttemptStarter, PendingDecision, RunningAttempt
@@ -353,6 +354,24 @@ def test_excluded_nodes_are_used_after_some_requeues_in_vain(tmp_path: Path) -> 
     for _ in range(2):
         successor.write("requeued", excluded="", reason="so")
     assert recovery.leave_excluded(("node3",)) is None, "three in a row, and Slurm gives it again"
+
+
+def test_a_requeue_is_recorded_though_slurm_kills_the_job_while_its_list_is_changed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    successor = Successor(tmp_path)
+    successor.write("nodes_excluded", nodes="node3", reason="it died", expires=time.time() + 600)
+
+    def killed(*_: object, on_requeued: Any, **__: object) -> None:
+        on_requeued()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(recovery_module, "requeue_job", killed)
+    nodes = SimpleNamespace(every=("node0", "node3"), can_requeue=True, dead=set(), elsewhere=lambda _: 8)
+    recorder = SimpleNamespace(flush=lambda: None)
+    with pytest.raises(KeyboardInterrupt):
+        Recovery(successor.job, cast(Any, nodes), None, cast(Any, recorder)).leave_excluded(("node3",))
+    assert [event["event"] for event in successor.told] == ["requeued"]
 
 
 @pytest.mark.parametrize("mode", ["act", "observe"])

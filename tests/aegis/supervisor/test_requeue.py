@@ -140,6 +140,15 @@ def requeuer(tmp_path: Path) -> Iterator[Requeuer]:
         signal.signal(signum, handler)
 
 
+def test_the_requeue_is_reported_before_the_list_is_changed(requeuer: Requeuer) -> None:
+    """Slurm may kill this process while the change is refused."""
+    done: list[list[tuple[str, ...]]] = []
+    requeuer.slurm.fails = {"update": [SlurmRefused("Job/step already completing")]}
+    requeuer.requeue(excluded=["node1"], on_requeued=lambda: done.append(list(requeuer.slurm.done)))
+    assert done == [[("requeue", "12")]]
+    assert requeuer.slurm.done == CHANGED
+
+
 CHANGED = [("requeue", "12"), ("update", "12", "ExcNodeList=node[1,8]")]
 
 

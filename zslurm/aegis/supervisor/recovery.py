@@ -231,10 +231,21 @@ class Recovery:
         expired = {exclusion.node for exclusion in history.exclusions} - set(active)
         excluded = {*active, *decision.exclude}.difference(expand(self.job.spec.slurm.nodelist or ""))
         self.recorder.flush()
-        done = requeue_job(self.job, decision, excluded=excluded, expired=expired, dead=self.nodes.dead)
+        recorded = False
+
+        def record(nodes: str) -> None:
+            nonlocal recorded
+            if not recorded:
+                self.job.event("requeued", excluded=nodes, reason=decision.reason)
+            recorded = True
+
+        done = requeue_job(
+            self.job, decision, excluded=excluded, expired=expired, dead=self.nodes.dead,
+            on_requeued=lambda: record(compress(excluded)),
+        )  # fmt: skip
         if done is None:
             return
-        self.job.event("requeued", excluded=done.excluded, reason=decision.reason)
+        record(done.excluded)
         if done.problem:
             self.job.event("exclusion_failed", nodes=compress(excluded), reason=done.problem)
 

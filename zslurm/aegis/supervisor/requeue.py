@@ -35,6 +35,7 @@ def requeue_job(
     excluded: Collection[str] = (),
     expired: Collection[str] = (),
     dead: Collection[str] = (),
+    on_requeued: Callable[[], None] = lambda: None,
     client: SlurmClient | None = None,
     sleep: Callable[[float], None] = time.sleep,
 ) -> Requeue | None:
@@ -50,6 +51,8 @@ def requeue_job(
         excluded: nodes that it must not use from now on.
         expired: nodes whose exclusion has expired: it may use them again.
         dead: nodes of the job that died while it ran.
+        on_requeued: called once the job is requeued, before its exclusions are changed; Slurm may kill this
+            process meanwhile.
         client: Slurm.
         sleep: waits.
 
@@ -70,7 +73,7 @@ def requeue_job(
     size = None
     if decision.n_nodes:
         size = Size(decision.n_nodes, job.spec.ranks_per_node, job.spec.cpus_per_task)
-    requeue = _Requeue(client, job, tuple(excluded), tuple(expired), size, sleep)
+    requeue = _Requeue(client, job, tuple(excluded), tuple(expired), size, on_requeued, sleep)
     reported = ""
     while True:
         try:
@@ -98,6 +101,7 @@ class _Requeue:
     excluded: tuple[str, ...]
     expired: tuple[str, ...]
     size: Size | None
+    on_requeued: Callable[[], None]
     sleep: Callable[[float], None]
     asked: bool = False
 
@@ -115,6 +119,8 @@ class _Requeue:
         if has_left(record):  # requeued already, from here or by Slurm itself: only its exclusions are to be set
             if not (self.excluded or self.expired or self.size):
                 return Requeue() if self.asked else None
+            if self.asked:
+                self.on_requeued()
             done = exclude_requeued(
                 client, job_id, self.excluded, expired=self.expired, size=self.size, sleep=self.sleep
             )
@@ -123,8 +129,9 @@ class _Requeue:
             return None
         self.asked = True
         return requeue_excluding(
-            client, job_id, self.excluded, expired=self.expired, size=self.size, sleep=self.sleep
-        )
+            client, job_id, self.excluded, expired=self.expired, size=self.size,
+            on_requeued=self.on_requeued, sleep=self.sleep,
+        )  # fmt: skip
 
 
 @contextlib.contextmanager
