@@ -9,7 +9,7 @@ import pytest
 
 from tests.aegis.supervisor.test_requeue import RECORD, ScriptedSlurm
 from tests.submit.specs import run_spec
-from zslurm.core.errors import NotFound, RunActive, SlurmRefused
+from zslurm.core.errors import NotFound, RunActive, SlurmRefused, SlurmUnavailable
 from zslurm.run.run_dir import RunDir
 from zslurm.slurm.client import SlurmClient
 from zslurm.slurm.inventory import Node
@@ -73,6 +73,32 @@ def test_a_run_that_was_requeued_before_starts_now(run: RunDir, monkeypatch: pyt
     assert control.requeue(run, now=True).action == "start"
     ((name, job_id, setting),) = slurm.done
     assert (name, job_id, setting.startswith("StartTime=now+")) == ("update", "12", True)
+
+
+def test_a_run_that_still_leaves_its_nodes_after_a_requeue_starts_once_it_waits(
+    run: RunDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slurm = _Slurm(hides_nodes=False)
+    waits, slurm.record = slurm.record, replace(slurm.record, state=JobState.COMPLETING)
+    _asks(slurm, monkeypatch)
+    monkeypatch.setattr("time.sleep", lambda _: setattr(slurm, "record", waits))
+    assert control.requeue(run, now=True).action == "start"
+    assert [deed[0] for deed in slurm.done] == ["update"]
+
+
+def test_a_waiting_run_starts_now_without_the_nodes(run: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
+    slurm = _Slurm(hides_nodes=False)
+    _asks(slurm, monkeypatch)
+    assert control.requeue(run, now=True, exclude="node1").action == "exclude"
+    assert [deed[2].partition("=")[0] for deed in slurm.done] == ["ExcNodeList", "StartTime"]
+
+
+def test_a_release_that_slurm_did_not_take_is_no_release(tmp_path: Path) -> None:
+    scontrol = tmp_path / "scontrol"
+    scontrol.write_text("#!/bin/sh\necho 'Unexpected message received for job 12' >&2\n")
+    scontrol.chmod(0o755)
+    with pytest.raises(SlurmUnavailable, match="Unexpected message received for job 12; job 12 was not released"):
+        SlurmClient({"PATH": str(tmp_path)}).release("12")
 
 
 def test_a_held_run_is_not_started_by_a_requeue(run: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:

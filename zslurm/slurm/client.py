@@ -344,8 +344,14 @@ class SlurmClient(SlurmCommands):
         self.run("scontrol", "hold", job_id)
 
     def release(self, job_id: str) -> None:
-        """Let a held job start."""
-        self.run("scontrol", "release", job_id)
+        """Let a held job start.
+
+        Raises:
+            SlurmUnavailable: scontrol ends with 0, but the controller took nothing: a dead node of the job ends.
+        """
+        done = self.run("scontrol", "release", job_id)
+        if "Unexpected message received" in done.stderr + done.stdout:
+            raise SlurmUnavailable(f"{message_of(done)}; job {job_id} was not released: try again in a minute")
 
     def start_in(self, job_id: str, seconds: int) -> None:
         """Let a requeued job, once it is PENDING, start after this time in place of Slurm's two minutes.

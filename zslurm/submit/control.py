@@ -232,10 +232,14 @@ def requeue(run: RunDir, *, now: bool = False, exclude: str | None = None) -> Re
             f"{run.name}: Slurm has forgotten job {job_id}; `zslurm submit` continues the run as a new job"
         )
     note = ""
+    if exclude is None and now and record.state is JobState.COMPLETING:  # it may have been requeued just now
+        leaves = (JobState.COMPLETING, JobState.REQUEUED)
+        record = _await_job(client, job_id, lambda record: record.state not in leaves) or record
+    held = record.state is JobState.REQUEUE_HOLD or "held" in record.reason.lower()
+    if now and held and record.state.is_waiting:
+        raise RunActive(f"{run.name}: job {job_id} is held; `zslurm release {run.name}` lets it start")
     if exclude is None and now and record.state.is_waiting:
         action = "start"
-        if record.state is JobState.REQUEUE_HOLD or "held" in record.reason.lower():
-            raise RunActive(f"{run.name}: job {job_id} is held; `zslurm release {run.name}` lets it start")
         client.start_in(job_id, _RESTART_AFTER_S)
     elif exclude is None:
         action = "requeue"
@@ -247,6 +251,8 @@ def requeue(run: RunDir, *, now: bool = False, exclude: str | None = None) -> Re
         record_action(run, action, job_id, spec, excluded=compress(nodes))
     if now and action == "requeue":
         _start_now(client, job_id)
+    elif now and action == "exclude":
+        client.start_in(job_id, _RESTART_AFTER_S)
     return Requeued(job_id, action, note)
 
 
