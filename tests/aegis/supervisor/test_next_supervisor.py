@@ -8,6 +8,7 @@ import signal
 import socket
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, ClassVar, cast
@@ -354,6 +355,22 @@ def test_excluded_nodes_are_used_after_some_requeues_in_vain(tmp_path: Path) -> 
     for _ in range(2):
         successor.write("requeued", excluded="", reason="so")
     assert recovery.leave_excluded(("node3",)) is None, "three in a row, and Slurm gives it again"
+
+
+@pytest.mark.parametrize(
+    "narrowed", [{"constraint": "mi300x"}, {"nodelist": "node[0-2]"}, {"flags": {"reservation": "spring"}}]
+)
+def test_a_job_that_may_use_only_some_nodes_is_not_requeued_for_others(
+    tmp_path: Path, narrowed: dict[str, Any]
+) -> None:
+    successor = Successor(tmp_path)
+    slurm = successor.job.spec.slurm.model_copy(update=narrowed)
+    spec = successor.job.spec.model_copy(update={"slurm": slurm})
+    successor.job = replace(successor.job, spec=spec)
+    successor.write("nodes_excluded", nodes="node3", reason="it died")
+    recovery = _Recovery(successor, 8)
+    assert recovery.leave_excluded(("node0", "node3")) is None
+    assert recovery.requeued == []
 
 
 def test_a_requeue_is_recorded_though_slurm_kills_the_job_while_its_list_is_changed(

@@ -37,6 +37,9 @@ _AGAIN_S = 5.0
 _MOST_REQUEUES = 3
 """Requeues in a row without a start of ranks, to leave excluded nodes; then the ranks start on them."""
 
+_NARROWING_FLAGS = frozenset("reservation nodefile switches contiguous gres tmp mincpus".split())
+"""Options of sbatch (`slurm.flags`) with which a job may not use every node of its partition."""
+
 _LOOK_S = 0.2
 _CHECK_S = 60.0
 """Seconds that an agent gets to check its node."""
@@ -260,6 +263,8 @@ class Recovery:
         unwanted = set(nodes).intersection(excluded).difference(expand(self.job.spec.slurm.nodelist or ""))
         if not unwanted or self.settings.mode != "act" or not self.job.on_slurm or not self.nodes.can_requeue:
             return None
+        if self._is_narrowed():
+            return None
         others = self.nodes.elsewhere(excluded)
         if others is None or others < len(self.nodes.every) or self._requeued_in_vain() >= _MOST_REQUEUES:
             return None
@@ -270,6 +275,11 @@ class Recovery:
             self.job.event("exclusion_failed", nodes=compress(unwanted), reason=str(error))
             return None
         return AttemptOutcome("interrupted", Exit.INTERRUPTED, cause)
+
+    def _is_narrowed(self) -> bool:
+        """Return whether the job may use only some nodes of its partition; how many is not known here."""
+        slurm = self.job.spec.slurm
+        return bool(slurm.constraint or slurm.nodelist or _NARROWING_FLAGS.intersection(slurm.flags))
 
     def _requeued_in_vain(self) -> int:
         """Return how often the job was requeued since ranks last started."""
