@@ -101,6 +101,21 @@ def test_a_release_that_slurm_did_not_take_is_no_release(tmp_path: Path) -> None
         SlurmClient({"PATH": str(tmp_path)}).release("12")
 
 
+def test_a_job_that_was_cancelled_meanwhile_is_not_recorded_as_requeued(
+    run: RunDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slurm = _Slurm(hides_nodes=False)
+    slurm.record = replace(RECORD, state=JobState.COMPLETING)
+    _asks(slurm, monkeypatch)
+    monkeypatch.setattr(
+        "time.sleep", lambda _: setattr(slurm, "record", replace(RECORD, state=JobState.CANCELLED))
+    )
+    before = run.submissions.read_text()
+    with pytest.raises(SlurmRefused, match="job 12 ended meanwhile"):
+        control.requeue(run, exclude="node1")
+    assert run.submissions.read_text() == before
+
+
 def test_a_held_run_is_not_started_by_a_requeue(run: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
     slurm = _Slurm(hides_nodes=False)
     slurm.record = replace(slurm.record, reason="JobHeldUser")

@@ -325,6 +325,12 @@ def _requeue_without(client: SlurmClient, job: JobRecord, nodes: Sequence[str]) 
         record = client.job(job.job_id)
         if record is None or not has_left(record):
             break
+    if requeued:
+        record = client.job(job.job_id)
+        if record is not None and record.state is JobState.COMPLETING:
+            record = _await_job(client, job.job_id, lambda record: record.state is not JobState.COMPLETING)
+        if record is None or record.state.is_over:
+            raise SlurmRefused(f"job {job.job_id} ended meanwhile (was it cancelled?); it is not requeued")
     if problem:
         left = f"job {job.job_id} is requeued, but may use these nodes" if requeued else "nothing was changed"
         raise SlurmRefused(f"{problem}; {left}")
