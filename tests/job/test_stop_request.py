@@ -45,6 +45,12 @@ def test_the_address_and_its_secret_are_read_by_the_owner_alone(tmp_path: Path) 
     assert read_json(tmp_path / "address.json") == first
 
 
+def test_ranks_of_a_version_without_a_secret_are_asked_by_their_key() -> None:
+    """An upgrade in place: the next supervisor takes over ranks that look at the old key."""
+    assert stop_key("") == KEY
+    assert stop_key("abc") == f"{KEY}/abc"
+
+
 def test_an_address_where_nothing_answers_takes_no_request() -> None:
     assert address_of("127.0.0.1", 1)["takes_stop"] is False
 

@@ -67,6 +67,14 @@ def test_several_jobs_that_are_all_forgotten(slurm: Slurm) -> None:
     assert slurm.client.queue(["6", "7"]) == {}
 
 
+def test_one_forgotten_job_is_no_end_of_the_others(slurm: Slurm, tmp_path: Path) -> None:
+    """An empty answer about two jobs, of which the last is forgotten: the first runs."""
+    shown = record("6", "RUNNING")
+    first = f'[ -e {tmp_path}/once ] || {{ : > {tmp_path}/once; exit 0; }}; printf "%s" "{shown}"'
+    slurm.write("squeue", f'case "$*" in *--jobs=6,7*) {first};; *) {UNKNOWN};; esac')
+    assert slurm.client.queue(["6", "7"])["6"].state is JobState.RUNNING
+
+
 def config(mode: str) -> str:
     return f'case "$*" in *config*) printf "PreemptMode = {mode}\\nPreemptType = preempt/qos\\n";; esac'
 

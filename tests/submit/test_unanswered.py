@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.submit.scripted_slurm import ScriptedSlurm
+from tests.submit.scripted_slurm import RUNNING, ScriptedSlurm
 from tests.submit.specs import run_spec
 from tests.train.runs import make_corpus
 from zslurm.config.spec import RunSpec
@@ -17,6 +17,7 @@ from zslurm.run.run_dir import RunDir
 from zslurm.run.state.run_state import last_job
 from zslurm.slurm.client import SlurmClient
 from zslurm.slurm.jobs import FIELD_END, RECORD_END
+from zslurm.submit.control import cancel_stray
 from zslurm.submit.script.render import render
 from zslurm.submit.submit import submit
 
@@ -99,3 +100,14 @@ def test_a_job_whose_submission_was_not_recorded_waits_for_sbatch_and_ends_with_
     assert (done.returncode, len(lines)) == (93, 1), done.stdout + done.stderr
     assert "job 4712 ends: its submission was not recorded" in lines[0]
     assert done.stdout.count("waited") > 100, "the MessageTimeout of Slurm, for which sbatch waits"
+
+
+def test_a_directory_whose_name_is_a_number_is_meant_before_a_job(
+    slurm: ScriptedSlurm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`zslurm cancel 4` of a run whose directory was renamed to 4 must not end job 4, which is another run's."""
+    slurm.gives(RUNNING)
+    run = submit(_spec(tmp_path)).run
+    run.path.rename(run.path.with_name(RUNNING))
+    monkeypatch.chdir(run.path.parent)
+    assert cancel_stray(RUNNING) is None

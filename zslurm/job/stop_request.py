@@ -72,8 +72,8 @@ def publish(path: Path, address: Mapping[str, Any]) -> None:
 
 
 def stop_key(secret: str) -> str:
-    """Return the key of a request to stop."""
-    return f"{KEY}/{secret}"
+    """Return the key of a request to stop; without a secret that of ranks of a version before there was one."""
+    return f"{KEY}/{secret}" if secret else KEY
 
 
 class StopSender:

@@ -140,6 +140,8 @@ class SlurmClient(SlurmCommands):
     def _last_of(self, job_ids: Sequence[str]) -> dict[str, JobRecord]:
         """Ask about the last of these jobs alone: only then does the controller say that a job is unknown.
 
+        If it is unknown, the controller answers, and what it says about the others is believed the second time.
+
         Raises:
             SlurmUnavailable: it does not. An empty answer is no end of a job.
         """
@@ -147,10 +149,10 @@ class SlurmClient(SlurmCommands):
             if attempt:
                 time.sleep(self._retries.pause_after(attempt - 1))
             records = self._queue([f"--jobs={job_ids[-1]}"])
-            if records is None:
+            if records is None and len(job_ids) == 1:
                 return {}
-            if records:
-                return self._queue([f"--jobs={','.join(job_ids)}"]) or records
+            if records is None or records:
+                return self._queue([f"--jobs={','.join(job_ids)}"]) or records or {}
         raise SlurmUnavailable(f"squeue says nothing about job {job_ids[-1]}, not even that it is unknown")
 
     def _queue(self, chosen: Sequence[str]) -> dict[str, JobRecord] | None:

@@ -74,6 +74,8 @@ def cancel_stray(reference: str) -> str | None:
         run = find(reference)
     except NotFound:
         return None
+    if reference in (run.name, run.path.name):
+        return None  # the name of a run, whatever job has this number
     job, client = last_job(run), SlurmClient()
     if job is not None and (job.launcher != "slurm" or (reference == job.successor and job.successor)):
         return None

@@ -34,7 +34,7 @@ def _named_by(overrides: Sequence[str]) -> str | None:
 
 def _is_recipe(run_file: Path) -> bool:
     """Return whether a word means a shipped recipe, and no file."""
-    return str(run_file) in recipes() and not run_file.exists()
+    return str(run_file) in recipes() and not run_file.is_file()
 
 
 def _name_of(program: Sequence[str]) -> str:

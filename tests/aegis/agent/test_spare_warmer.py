@@ -243,3 +243,14 @@ def test_an_excluded_node_reads_nothing(tmp_path: Path) -> None:
     row = {"time": time.time(), "event": "nodes_excluded", "job_id": "7", "nodes": "node0", "reason": "its NIC"}
     at.run.events.write_text(json.dumps(row) + "\n")
     assert warmer(at).look() is None
+
+
+def test_a_node_that_is_excluded_in_mid_attempt_reads_nothing_any_more(tmp_path: Path) -> None:
+    at = spare(tmp_path)
+    checkpoint(at.run, "step-00000400")
+    reader = warmer(at)
+    assert reader.look() is not None
+    row = {"time": time.time(), "event": "nodes_excluded", "job_id": "7", "nodes": "node0", "reason": "its NIC"}
+    at.run.events.write_text(json.dumps(row) + "\n")
+    checkpoint(at.run, "step-00000500")
+    assert reader.look() is None

@@ -177,7 +177,7 @@ def test_without_devices_nothing_is_claimed(tmp_path: Path) -> None:
 
 def test_a_container_must_have_zslurm_and_what_its_installation_brings() -> None:
     """`train` and `checkpoint_tools` are import names of a checkout only."""
-    required = {re.split(r"[^\w-]", line)[0] for line in importlib.metadata.requires("zslurm") or ()}
+    required = {re.split(r"[^\w-]", line)[0] for line in importlib.metadata.requires("zslurm-train") or ()}
     assert set(NEEDED) - {"zslurm"} <= required
 
 

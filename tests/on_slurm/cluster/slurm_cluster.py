@@ -291,4 +291,12 @@ def _dismantle(instance: Instance) -> None:
     """Kill the members, then remove what was added to the machine. Call it under `machine_lock`."""
     processes.kill_all(lambda: processes.members(instance))
     hosts_file.remove(instance.id)
+    for mount in _mounts_below(instance.directory):  # a full disk of a test that was killed
+        subprocess.run(["umount", "--lazy", mount], check=False)
     shutil.rmtree(instance.directory)
+
+
+def _mounts_below(directory: Path) -> list[str]:
+    """Return what is mounted in a directory, the innermost first."""
+    points = [line.split()[1] for line in Path("/proc/mounts").read_text().splitlines()]
+    return sorted((point for point in points if point.startswith(f"{directory}/")), reverse=True)

@@ -106,6 +106,17 @@ def test_a_record_of_another_file_is_not_used(
     assert [event.row["attempt"] for event in read_state_events(path).events] == [9] * bool(again)
 
 
+def test_a_record_of_another_version_is_made_again_and_is_private(tmp_path: Path, keeps_records: Path) -> None:
+    """A version that knew fewer kinds left rows out; causes and paths are for their owner alone."""
+    path = written(tmp_path / "events.jsonl", {"event": "attempt_started", "attempt": 1}, *LONG)
+    read_state_events(path)
+    (record,) = keeps_records.iterdir()
+    assert record.stat().st_mode & 0o077 == 0
+    kept = json.loads(record.read_text())
+    record.write_text(json.dumps(kept | {"kinds": kept["kinds"][1:], "rows": []}))
+    assert [event.tag for event in read_state_events(path).events] == ["attempt_started"]
+
+
 @pytest.mark.parametrize("damage", ["", "[]", '{"offset": 1}', '{"offset": 5, "ends": "00", "rows": [1]}'])
 def test_a_damaged_record_is_made_again(tmp_path: Path, keeps_records: Path, damage: str) -> None:
     path = written(tmp_path / "events.jsonl", {"event": "attempt_started", "attempt": 1}, *LONG)

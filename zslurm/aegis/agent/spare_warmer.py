@@ -82,7 +82,7 @@ class SpareWarmer:
         """
         self._context, self._attempt, self._stop, self._done = context, attempt, stop, done
         self._halted_in = -1
-        self._known = (0, 0)
+        self._known = ((0, 0), 0)
         self._last, self._last_at = ("", 0), 0.0  # the checkpoint that was read, and when
 
     def start(self) -> None:
@@ -117,14 +117,21 @@ class SpareWarmer:
         """Return how many spares the attempt has; 0 if this node is used or excluded, or no attempt began."""
         if not attempt or self._context.cluster.launcher != "slurm":
             return 0
-        if self._known[0] != attempt:
+        if self._known[0] != (attempt, self._events_size()):
             described = read_json(self._context.run.attempt(attempt).description)
             if described is None or not isinstance(described.get("nodes"), str):
                 return 0
             used, job = expand(described["nodes"]), self._context.environ.get("SLURM_JOB_NODELIST", "")
             spares = set(expand(job) or [self._context.node]).difference(used, self._excluded())
-            self._known = attempt, len(spares) if self._context.node in spares else 0
+            key = attempt, self._events_size()  # a node may be excluded in mid-attempt
+            self._known = key, len(spares) if self._context.node in spares else 0
         return self._known[1]
+
+    def _events_size(self) -> int:
+        try:
+            return self._context.run.events.stat().st_size
+        except OSError:
+            return 0
 
     def _excluded(self) -> set[str]:
         """Return the nodes that the run does not use now."""

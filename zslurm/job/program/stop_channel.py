@@ -132,7 +132,7 @@ def join(address: Mapping[str, Any], ask: Callable[[], None]) -> None:
 
 def pass_on(address: Mapping[str, Any]) -> bool:
     """Send a request that reached this rank alone to all others; returns whether rank 0 has it."""
-    return add_to_key(str(address["host"]), int(address["stop_port"]), stop_key(str(address["secret"])))
+    return add_to_key(str(address["host"]), int(address["stop_port"]), stop_key(str(address.get("secret", ""))))
 
 
 def _connection(address: Mapping[str, Any]) -> socket.socket:

@@ -38,6 +38,8 @@ from zslurm.run.index import state_dir
 from zslurm.train.jsonl import lines_backwards, parse_line
 
 _KINDS = frozenset(name.encode() for name, cls in CLASSES.items() if cls.CHANGES_STATE)
+_KINDS_READ = sorted(kind.decode() for kind in _KINDS)
+"""The kinds of a record's rows: a record of another version may lack some."""
 _LAST = 8
 """Lines at the end among which the newest event is looked for."""
 
@@ -81,7 +83,8 @@ def read_state_events(path: Path) -> StateEvents:
                 if (kind is None or kind in _KINDS) and (row := parse_line(line)) is not None and "event" in row:
                     rows.append(row)
             if offset - begin > _WORTH_KEEPING:
-                _keep_rows(record, {"offset": offset, "ends": _ends(file, offset), "rows": rows})
+                content = {"kinds": _KINDS_READ, "offset": offset, "ends": _ends(file, offset), "rows": rows}
+                _keep_rows(record, content)
     except FileNotFoundError:
         return StateEvents()
     last = (parse_line(line) for line in islice(lines_backwards(path), _LAST))
@@ -98,7 +101,7 @@ def _kept_rows(record: Path, path: Path) -> tuple[list[dict[str, Any]], int]:
     """Return the rows of a record and the byte of the file at which it ends; nothing if it is of another file."""
     kept = read_json(record) or {}
     rows, offset = kept.get("rows"), kept.get("offset")
-    if not (isinstance(rows, list) and isinstance(offset, int)):
+    if not (isinstance(rows, list) and isinstance(offset, int)) or kept.get("kinds") != _KINDS_READ:
         return [], 0
     try:
         with path.open("rb") as file:
@@ -120,7 +123,7 @@ def _keep_rows(record: Path, content: dict[str, Any]) -> None:
     """Write a record, which only saves time: without room or permission there is none."""
     with contextlib.suppress(OSError):
         record.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(record, json.dumps(content))
+        write_atomically(record, json.dumps(content), private=True)
         for other in record.parent.glob("*.json"):
             if time.time() - other.stat().st_mtime > _KEPT_S:
                 other.unlink(missing_ok=True)
