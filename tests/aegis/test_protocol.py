@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -56,8 +57,9 @@ def test_a_report_comes_back_as_it_was(report: Report) -> None:
 
 def test_a_rank_that_waits_for_its_peers_and_one_that_does_not_say() -> None:
     waits = RankProgress(3, 17, Phase.STEP, 40, 39, 0.25, waiting=True, work_s=12.5, halted=True)
-    (line,) = encode_report(ProgressReport(STAMP, 3, (waits,)))
-    assert decode_report(line) == ProgressReport(STAMP, 3, (waits,))
+    gone = replace(waits, halted=False, gone=True)
+    (line,) = encode_report(ProgressReport(STAMP, 3, (waits, gone)))
+    assert decode_report(line) == ProgressReport(STAMP, 3, (waits, gone))
     short = MARK + json.dumps(good_body() | {"ranks": [[3, 17, 1, 40, 39, 0.25]]})
     assert decode_report(short) == ProgressReport(STAMP, 3, (RankProgress(3, 17, Phase.STEP, 40, 39, 0.25),))
 

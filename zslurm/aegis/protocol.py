@@ -52,6 +52,7 @@ class RankProgress:
         waiting: it has done its own part of the step and waits for its peers.
         work_s: seconds of its own work per microbatch, summed over the steps of the attempt.
         halted: its process is stopped, by SIGSTOP or a debugger.
+        gone: its process has ended, though the record does not say so; only if the agent saw it alive before.
     """
 
     rank: int
@@ -63,6 +64,7 @@ class RankProgress:
     waiting: bool = False
     work_s: float = 0.0
     halted: bool = False
+    gone: bool = False
 
 
 @dataclass(frozen=True)
@@ -321,10 +323,15 @@ def _stamp_fields(stamp: Stamp) -> dict[str, Any]:
     return {"node": stamp.node, "seq": stamp.seq, "t": round(stamp.t, 3), "mono": round(stamp.mono, 3)}
 
 
+_HALTED, _GONE = 1, 2
+"""Bits of the last value in the row of a rank. Older versions read any of them as `halted`."""
+
+
 def _row(rank: RankProgress) -> list[Any]:
     row = [rank.rank, rank.pid, int(rank.phase), rank.step, rank.committed_step, round(rank.age_s, 2)]
     row += [int(rank.waiting), round(rank.work_s, 4)]
-    return [*row, 1] if rank.halted else row
+    state = _HALTED * rank.halted + _GONE * rank.gone
+    return [*row, state] if state else row
 
 
 def _short(text: str, longest: int = _LONGEST_TEXT) -> str:
@@ -405,11 +412,13 @@ def _report(body: Mapping[str, Any]) -> Report:
 
 
 _OF_RANK: Sequence[Callable[[Any], Any]] = (
-    int, int, lambda phase: Phase(int(phase)), int, int, float, bool, float, bool,
+    int, int, lambda phase: Phase(int(phase)), int, int, float, bool, float, int,
 )  # fmt: skip
-"""Types of the values in the row of a rank, in the order of the fields of RankProgress."""
+"""Types of the values in the row of a rank, in the order of RankProgress; `halted` and `gone` are one."""
 
 
 def _rank(row: Sequence[Any]) -> RankProgress:
     whole = [*row, *(0, 0.0, 0)[len(row) - 6 :]]
-    return RankProgress(*(kind(value) for kind, value in zip(_OF_RANK, whole, strict=True)))
+    values: list[Any] = [kind(value) for kind, value in zip(_OF_RANK, whole, strict=True)]
+    state = values.pop()
+    return replace(RankProgress(*values), halted=bool(state & _HALTED), gone=bool(state & _GONE))

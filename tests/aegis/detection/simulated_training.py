@@ -40,6 +40,8 @@ class Training:
     """Since when the collective itself hangs: all have done their own part."""
     halted: set[int] = field(default_factory=set)
     """Ranks whose process is stopped."""
+    gone: set[int] = field(default_factory=set)
+    """Ranks whose process has ended, by the agent of their node."""
     phase: Phase = Phase.STEP
     own_s: dict[int, float] = field(default_factory=dict)
     """Seconds of own work per microbatch, where they differ from 1."""
@@ -82,7 +84,9 @@ class Training:
         age = max(0.0, self.now - when)
         first, last = self.slow_steps
         work = step + (self.own_s.get(rank, 1.0) - 1.0) * max(0, min(step, last) - first)
-        return RankProgress(rank, 100 + rank, self.phase, step, -1, age, waiting, work, rank in self.halted)
+        return RankProgress(
+            rank, 100 + rank, self.phase, step, -1, age, waiting, work, rank in self.halted, rank in self.gone
+        )
 
     def stamp(self, node: int) -> Stamp:
         return Stamp(f"node{node}", int(self.now), self.wall, self.now)

@@ -30,6 +30,7 @@ from pathlib import Path
 from zslurm.aegis.agent.attempt_baselines import NodeMemory
 from zslurm.aegis.agent.commands import handle
 from zslurm.aegis.agent.outbox import Outbox
+from zslurm.aegis.agent.rank_processes import RankProcesses
 from zslurm.aegis.agent.sensor import Make, NodeContext, Reading, all_sensors
 from zslurm.aegis.agent.sensor_runner import SensorRunner
 from zslurm.aegis.agent.sensors.progress import ranks_in
@@ -183,12 +184,15 @@ class Agent:
         self._send(AgentReport(self._stamp(), "warmed", asdict(done)))
 
     def _report_progress(self) -> None:
+        processes: RankProcesses | None = None
         while not self._stop.wait(self._context.settings.progress_s):
             attempt = self.attempt
             directory = self._context.run.attempt(attempt).progress(self._context.environ)
+            if processes is None or processes.attempt.number != attempt:
+                processes = RankProcesses(self._context.run.attempt(attempt), self._context.environ)
             self._pauses.tick()
             try:
-                ranks = ranks_in(directory, paused_since=self._pauses.since) if attempt else ()
+                ranks = ranks_in(directory, None, self._pauses.since, processes.is_gone) if attempt else ()
                 self._send(ProgressReport(self._stamp(), attempt, ranks))
             except Exception as error:  # whatever it is: a node that reports nothing any more is taken for dead
                 why = f"the ranks' progress cannot be read: {reason_of(error)}"

@@ -21,6 +21,12 @@ LATE_S = 3.0
 """A look at a second's distance, the way of a report, a step in flight: so much later than the last report of a
 dead node's agent a peer's progress may still show."""
 
+GONE_S = 10.0
+"""Seconds in which srun may still report how a rank ended whose process is gone."""
+
+_GONE_HANG_S = GONE_S + 5.0
+"""Seconds for which ranks without progress count as waiting for one whose process is gone."""
+
 _STEP_TIMES = 50
 # Times of steps are taken over at least this long, so that the way of a report does not matter.
 _SAMPLE_S = 1.0
@@ -37,11 +43,15 @@ class RankState:
         node: where it is.
         row: its progress as reported last; None before the first report.
         ended: it had a record and has none any more: it ended in order.
+        gone_since: when the agent of its node first reported that its process has ended without saying so.
+        former_pid: of the process that was this rank on the node before; its record may still be there.
     """
 
     node: str
     row: RankProgress | None = None
     ended: bool = False
+    gone_since: float | None = None
+    former_pid: int | None = None
 
     @property
     def position(self) -> tuple[int, bool]:
@@ -132,6 +142,8 @@ class AttemptProgress:
         for node in self.nodes.values():
             node.heard = None if node.heard is None else min(now, node.heard + away)
         self.began, self.front_moved = self.began + away, self.front_moved + away
+        for rank in self.ranks:
+            rank.gone_since = None if rank.gone_since is None else rank.gone_since + away
         return True
 
     def hear(self, name: str, now: float) -> NodeState:
@@ -149,6 +161,13 @@ class AttemptProgress:
         for row in self.known(report, now):
             rank = self.ranks[row.rank]
             rank.row, rank.ended = row, False
+            is_gone = (
+                row.gone
+                and row.phase is not Phase.DONE
+                and row.pid != rank.former_pid
+                and report.stamp.node == rank.node
+            )
+            rank.gone_since = (now if rank.gone_since is None else rank.gone_since) if is_gone else None
             node.seen.add(row.rank)
             if row.age_s > self.limit(row.phase):
                 self.over_limit.add(row.rank)
@@ -159,7 +178,7 @@ class AttemptProgress:
         if not report.more:
             for number in self.ranks_on.get(report.stamp.node, frozenset()) - node.seen:
                 if self.ranks[number].row is not None:
-                    self.ranks[number].ended = True
+                    self.ranks[number].ended, self.ranks[number].gone_since = True, None
                     self.over_limit.discard(number)
             node.seen = None
 
@@ -189,7 +208,8 @@ class AttemptProgress:
 
     def move(self, rank: int, node: str) -> None:
         """Note that another process, on this node, is a rank of the attempt from now on."""
-        self.ranks[rank] = RankState(node)
+        row = self.ranks[rank].row
+        self.ranks[rank] = RankState(node, former_pid=None if row is None else row.pid)
         self.over_limit.discard(rank)
         self.ranks_on = {
             name: frozenset(number for number, state in enumerate(self.ranks) if state.node == name)
@@ -214,6 +234,15 @@ class AttemptProgress:
             Phase.ALIVE: hang.step_s,
         }
         return limits.get(phase, float("inf"))
+
+    def gone(self, now: float) -> dict[int, float]:
+        """Return the ranks whose processes ended long enough ago for srun to report it, with the seconds since."""
+        since = {number: rank.gone_since for number, rank in enumerate(self.ranks) if rank.gone_since is not None}
+        return {number: now - when for number, when in since.items() if now - when >= GONE_S}
+
+    def waits_for_gone(self, now: float) -> bool:
+        """Return whether the process of a rank went so recently that a halt of the others is no hang yet."""
+        return any(rank.gone_since is not None and now - rank.gone_since < _GONE_HANG_S for rank in self.ranks)
 
     def unheard_s(self, name: str, now: float) -> float:
         """Return the seconds since a node's agent reported last."""

@@ -65,6 +65,10 @@ class Detector:
         """The last step that any rank has finished in this attempt; -1 before the first."""
         return self._progress.front
 
+    def gone(self, now: float) -> dict[int, float]:
+        """Return the ranks whose processes ended long enough ago for srun to report it, with the seconds since."""
+        return self._progress.gone(now)
+
     def move(self, rank: int, node: str) -> None:
         """Note that another process, on this node, is a rank of the attempt from now on."""
         self._progress.move(rank, node)
@@ -122,11 +126,13 @@ class Detector:
         return found
 
     def _check_halt(self, now: float, wall: float) -> list[Fault]:
-        """Return dead nodes, else ranks that hang: a rank that waits for a dead node does not hang."""
+        """Return dead nodes, else ranks that hang: none hangs that waits for a dead node or a lost rank."""
         progress, suspects = self._progress, self._dead_nodes.suspects(now)
         unheard = progress.unheard(now)
         if suspects and any(progress.ranks[number].node not in unheard for number in progress.over_limit):
             return self._dead_nodes.by_passed_limit(suspects, now, wall)
         if suspects or self._dead_nodes.dead & progress.ranks_on.keys():  # not one whose ranks are elsewhere now
+            return []
+        if progress.waits_for_gone(now):
             return []
         return self._hangs.check(now, wall)

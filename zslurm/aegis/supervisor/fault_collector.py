@@ -28,7 +28,7 @@ from zslurm.aegis.logs.signatures import Signatures
 from zslurm.aegis.policy.history import fault_of
 from zslurm.aegis.policy.outcome import AttemptOutcome, stopped_in_order
 from zslurm.aegis.protocol import AgentReport
-from zslurm.aegis.root_cause import roots_of
+from zslurm.aegis.root_cause import is_orderly, roots_of
 from zslurm.aegis.supervisor.agents.agents import Agents
 from zslurm.aegis.supervisor.attempt_starter import RunningAttempt
 from zslurm.aegis.supervisor.job import Job
@@ -50,6 +50,9 @@ from zslurm.run.metrics.tail import last_step_at, newest_rows
 from zslurm.run.run_dir import AttemptDir
 from zslurm.slurm.on_nodes.srun_output import TaskFailure, failed_nodes, task_failures
 from zslurm.train.jsonl import read_jsonl
+
+GONE = "its process is gone, by the agent of its node; srun has not reported its end"
+"""What is recorded of a rank that only an agent reports to have ended."""
 
 _RECORDS_S = 5.0
 """How long the record of a rank that has ended may take to be seen on a shared file system."""
@@ -88,6 +91,8 @@ class FaultCollector:
     overcome_nodes: set[str] = field(default_factory=set)
     _changes: list[tuple[frozenset[int], bool]] = field(default_factory=list)
     """The ranks that each recovery has replaced, and whether it has left them out instead."""
+    _left_in_order: set[int] = field(default_factory=set)
+    """Ranks that recorded an end in order, and whose progress is still there."""
     _read: int = 0
     """How many ends of ranks were taken from srun's output."""
     _asked_before: bool = False
@@ -180,18 +185,22 @@ class FaultCollector:
         It may have died between the two records of a failure, the end of the ranks and the fault.
         """
         recorded, explained = 0, True
+        by_agents: list[TaskFailure] = []
         kinds = (FaultDetected, RanksEnded, StepKilled, StopAsked, RecoveredInMemory, RanksMoved)
         for event in select(read_jsonl(self.job.run.events), *kinds):
             if event.row.get("attempt") != self.attempt.number:
                 continue
             if isinstance(event, RecoveredInMemory):
                 self.overcome(event.ranks or (), self.dead_nodes, left_out=event.world_size is not None)
-                explained = True
+                by_agents, explained = [], True
             elif isinstance(event, RanksMoved):
                 self.overcome(event.ranks, (), left={event.off})
             elif isinstance(event, RanksEnded):
                 if event.row.get("warm"):
                     self.lost |= set(event.ranks)
+                elif event.row.get("by_agent"):
+                    by_agents.append(TaskFailure(event.node, tuple(event.ranks), event.what))
+                    continue
                 else:
                     recorded += 1
                 explained = False
@@ -206,6 +215,8 @@ class FaultCollector:
         self.failures = [known for failure in taken if (known := self._of_ranks(failure)) is not None]
         if self.failures and not explained and not self._stopped_in_order(self.failures[-1]):
             self._note_failure(self.failures[-1])
+        reported = {rank for failure in self.failures for rank in failure.ranks}
+        self.failures += [failure for failure in by_agents if not reported & set(failure.ranks)]
         for failure in self.failures:
             if not self._stopped_in_order(failure):
                 self.failed_at = time.monotonic()
@@ -216,8 +227,30 @@ class FaultCollector:
         for failure in task_failures(read_step_log(self.attempt))[self._read :]:
             self._read += 1
             if (known := self._of_ranks(failure)) is not None:
+                self._replace_by(known)
                 self.note_end(known)
         self.collect_from_nodes()
+        self._note_gone()
+
+    def _note_gone(self) -> None:
+        """Take the ranks whose processes are gone by their agents, and whose ends srun has not reported in time.
+
+        While slurmctld is away srun may not hear of them (26.05). A rank that recorded an end in order is none of
+        them: it could only not remove its progress any more.
+        """
+        gone, nodes = self.detector.gone(time.monotonic()), self.rank_nodes()
+        for rank in sorted(gone.keys() - self.lost - self._left_in_order):
+            end = read_json(self.attempt.rank_end(rank))
+            if end is not None and is_orderly(end):
+                self._left_in_order.add(rank)
+                continue
+            self.note_end(TaskFailure(nodes[rank], (rank,), GONE), gone[rank], by_agent=True)
+
+    def _replace_by(self, failure: TaskFailure) -> None:
+        """Forget what agents reported of ranks, now that srun reports how these ended."""
+        self.failures = [
+            known for known in self.failures if known.what != GONE or not set(known.ranks) & set(failure.ranks)
+        ]
 
     def _of_ranks(self, failure: TaskFailure) -> TaskFailure | None:
         """Return a failure of tasks of the step as one of ranks; None where they are none any more.
@@ -238,8 +271,8 @@ class FaultCollector:
             rank -= sum(other < rank for other in gone) if left_out else 0
         return rank
 
-    def note_end(self, failure: TaskFailure, **more: Any) -> None:
-        """Take the bad end of ranks; `more` are further fields of its event."""
+    def note_end(self, failure: TaskFailure, ago_s: float = 0.0, **more: Any) -> None:
+        """Take the bad end of ranks, `ago_s` seconds ago; `more` are further fields of its event."""
         self.failures.append(failure)
         self.job.event(
             "ranks_ended", attempt=self.attempt.number, ranks=list(failure.ranks), node=failure.node,
@@ -250,7 +283,7 @@ class FaultCollector:
         self.lost |= set(failure.ranks)
         self.failed_at = self.failed_at or time.monotonic()
         self.note_cancelled()
-        self._note_failure(failure)
+        self._note_failure(failure, ago_s)
 
     def overcome(
         self, ranks: Iterable[int], dead: Iterable[str], *, left: Collection[str] = (), left_out: bool = False
@@ -279,8 +312,13 @@ class FaultCollector:
         if not self.lost:
             self.failed_at = None
 
-    def _note_failure(self, failure: TaskFailure) -> None:
-        self.note(faults_of_failure(self.attempt, failure, self.rank_nodes(), Signatures.load()))
+    def _note_failure(self, failure: TaskFailure, ago_s: float = 0.0) -> None:
+        faults = faults_of_failure(self.attempt, failure, self.rank_nodes(), Signatures.load())
+        # What a rank recorded, and a line of its log, have times of their own.
+        self.note(
+            replace(fault, time=fault.time - ago_s, source="agent") if ago_s and fault.line == GONE else fault
+            for fault in faults
+        )
 
     def _stopped_in_order(self, failure: TaskFailure) -> bool:
         """Return whether these ranks saved and stopped."""

@@ -68,11 +68,12 @@ class FaultDetected(Event, name="fault_detected"):
 
 
 class RanksEnded(Event, name="ranks_ended"):
-    """Srun reported that ranks ended badly."""
+    """Srun, or the agent of their node (`by_agent`), reported that ranks ended badly."""
 
     ranks: list[int]
     node: str
     what: str
+    by_agent: bool | None = None
 
     def _sentence(self) -> str:
         return f"{rank_list(self.ranks)} on {self.node}: {self.what}"

@@ -31,7 +31,10 @@ def records(directory: Path) -> list[Progress]:
 
 
 def ranks_in(
-    directory: Path, now_ns: int | None = None, paused_since: Callable[[float], float] = lambda _when: 0.0
+    directory: Path,
+    now_ns: int | None = None,
+    paused_since: Callable[[float], float] = lambda _when: 0.0,
+    is_gone: Callable[[int], bool] = lambda _pid: False,
 ) -> tuple[RankProgress, ...]:
     """Return the records as they are reported.
 
@@ -39,6 +42,7 @@ def ranks_in(
         directory: see `AttemptDir.progress`.
         now_ns: the monotonic clock, which all processes of a node share; default: now.
         paused_since: seconds for which the job was suspended after a time; they count for no rank's age.
+        is_gone: whether the process of a rank has ended; see `RankProcesses`.
 
     Raises:
         OSError: the directory is there and cannot be read.
@@ -49,7 +53,7 @@ def ranks_in(
         RankProgress(
             record.rank, record.pid, record.phase, record.step, record.committed_step,
             _age_s(record, now_ns, paused_since), record.waiting, record.work_ns / 1e9,
-            _is_halted(record.pid),
+            _is_halted(record.pid), is_gone(record.pid),
         )
         for record in found
     )  # fmt: skip

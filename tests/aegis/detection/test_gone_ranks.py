@@ -1,0 +1,79 @@
+"""Ranks whose processes are gone by the agents of their nodes, and of which srun has reported nothing."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.aegis.detection.simulated_training import Training
+from zslurm.aegis.detection.attempt_progress import GONE_S
+from zslurm.train.progress import Phase
+
+
+def _with_gone(rank: int, **training: object) -> Training:
+    """A training in which the process of a rank has just ended."""
+    made = Training(**training)  # type: ignore[arg-type]
+    made.run(31)
+    made.stopped[rank] = made.now
+    made.gone = {rank}
+    return made
+
+
+def test_a_rank_is_gone_once_srun_has_had_time_to_report_it() -> None:
+    training = _with_gone(3)
+    training.run(round(GONE_S))
+    assert training.detector.gone(training.now) == {}
+    training.run(2)
+    assert training.detector.gone(training.now) == {3: pytest.approx(GONE_S + 1, abs=0.5)}
+
+
+def test_a_rank_that_removes_its_progress_in_time_has_ended_in_order() -> None:
+    training = _with_gone(3)
+    training.run(5)
+    training.missing = {3}
+    training.run(60)
+    assert training.detector.gone(training.now) == {}
+
+
+def test_a_rank_that_was_done_is_not_gone() -> None:
+    training = _with_gone(3)
+    training.phase = Phase.DONE
+    training.run(60)
+    assert training.detector.gone(training.now) == {}
+
+
+def test_time_in_which_the_job_was_suspended_is_no_time_for_srun() -> None:
+    training = _with_gone(3)
+    training.run(2)
+    training.now += 600
+    training.run(5)
+    assert training.detector.gone(training.now) == {}
+    training.run(10)
+    assert set(training.detector.gone(training.now)) == {3}
+
+
+def test_the_record_of_a_process_that_was_replaced_says_nothing_of_the_next_one() -> None:
+    """Until the next process writes a record of its own, that of the former one is still there."""
+    training = _with_gone(3)
+    training.run(20)
+    training.move(3, 1)
+    training.run(60)
+    assert training.detector.gone(training.now) == {}
+    training.move(3, 0)  # on another node; the agent of the former node still reads the old record
+    training.moved.clear()
+    training.run(60)
+    assert training.detector.gone(training.now) == {}
+
+
+def test_a_rank_whose_process_is_gone_does_not_hang() -> None:
+    """Even if its limit passes before the time in which srun may report it."""
+    training = _with_gone(3)
+    training.gone = set()
+    assert training.run(18) == []
+    training.gone = {3}
+    assert training.run(round(GONE_S) + 3) == []
+    assert set(training.detector.gone(training.now)) == {3}
+
+
+def test_ranks_that_wait_longer_for_a_rank_that_was_not_taken_as_killed_hang() -> None:
+    training = _with_gone(3)
+    assert training.kinds(training.run(60)) == [("rank_hang", "node1", 3)]

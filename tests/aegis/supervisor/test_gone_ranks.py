@@ -1,0 +1,128 @@
+"""What follows if a rank's process is gone by its agent, and srun has not reported it."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from tests.submit.specs import run_spec
+from zslurm.aegis.detection.attempt_progress import GONE_S
+from zslurm.aegis.detection.detector import Detector
+from zslurm.aegis.protocol import ProgressReport, RankProgress, Stamp
+from zslurm.aegis.supervisor.agents.agents import Agents
+from zslurm.aegis.supervisor.attempt_starter import RunningAttempt
+from zslurm.aegis.supervisor.fault_collector import GONE, FaultCollector
+from zslurm.aegis.supervisor.job import Job
+from zslurm.core.processes import DetachedProcess
+from zslurm.run.run_dir import RunDir
+from zslurm.train.progress import Phase
+
+NODES = ("node0", "node1")
+
+
+class Quiet:
+    """In place of Agents: they report nothing more."""
+
+    def reports(self) -> list[Any]:
+        return []
+
+    def trouble(self) -> dict[str, str]:
+        return {}
+
+    def witness_reports(self) -> dict[str, Any]:
+        return {}
+
+    @property
+    def liveness(self) -> Quiet:
+        return self
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunDir:
+    made = RunDir(tmp_path / "runs" / "tiny")
+    made.create(group_readable=False)
+    made.attempt(1).logs.mkdir(parents=True)
+    made.attempt(1).ranks.mkdir()
+    return made
+
+
+def _collector(tmp_path: Path, run: RunDir, events: list[dict[str, Any]]) -> FaultCollector:
+    """The faults of an attempt in which rank 1 is gone since a second before srun's time is up."""
+    spec = run_spec(tmp_path, slurm={"nodes": 2, "ranks_per_node": 1})
+
+    def event(kind: str, /, **fields: Any) -> None:
+        events.append({"event": kind, **fields})
+
+    job = Job(run, spec, {}, "local-1", 0, event)
+    now, detector = time.monotonic(), Detector(spec.aegis)
+    detector.begin(1, NODES, now - 60)
+    for ago in range(round(GONE_S) + 1, -1, -1):
+        for rank, node in enumerate(NODES):
+            row = RankProgress(rank, 100 + rank, Phase.STEP, 7, -1, 1.0, gone=rank == 1)
+            stamp = Stamp(node, 20 - ago, time.time() - ago, now - ago)
+            detector.feed(ProgressReport(stamp, 1, (row,)), now - ago)
+    process = DetachedProcess.adopt(run.attempt(1).path / "step.json", run.attempt(1).path / "step.exit")
+    running = RunningAttempt(run.attempt(1), cast(DetachedProcess, process), NODES)
+    return FaultCollector(job, running, cast(Agents, Quiet()), detector)
+
+
+def test_a_rank_that_is_gone_was_killed_even_if_srun_is_silent(tmp_path: Path, run: RunDir) -> None:
+    events: list[dict[str, Any]] = []
+    collected = _collector(tmp_path, run, events)
+    for _ in range(2):
+        collected.collect()
+    (fault,) = collected.faults
+    assert (fault.kind, fault.role, fault.rank, fault.node) == ("rank_killed", "root", 1, "node1")
+    assert time.time() - fault.time == pytest.approx(GONE_S + 1, abs=5), (
+        "when it ended, not when srun's time was up"
+    )
+    assert (collected.lost, collected.failed_at is not None) == ({1}, True)
+    (ended,) = [event for event in events if event["event"] == "ranks_ended"]
+    assert (ended["ranks"], ended["what"], ended["by_agent"]) == ([1], GONE, True)
+
+
+def test_the_last_lines_of_its_log_say_why(tmp_path: Path, run: RunDir) -> None:
+    run.attempt(1).rank_log(1).write_text("torch.OutOfMemoryError: HIP out of memory. Tried to allocate 2 GiB\n")
+    collected = _collector(tmp_path, run, [])
+    collected.collect()
+    assert [(fault.kind, fault.rank) for fault in collected.faults] == [("gpu_oom", 1)]
+
+
+def test_a_rank_that_recorded_an_end_in_order_was_not_killed(tmp_path: Path, run: RunDir) -> None:
+    run.attempt(1).rank_end(1).write_text(json.dumps({"rank": 1, "node": "node1", "exit_code": 0, "time": 1.0}))
+    collected = _collector(tmp_path, run, [])
+    collected.collect()
+    assert (collected.faults, collected.lost, collected.failed_at) == ([], set(), None)
+
+
+def test_what_srun_reports_first_is_all(tmp_path: Path, run: RunDir) -> None:
+    run.attempt(1).step_log.write_text("srun: error: node1: task 1: Segmentation fault\n")
+    collected = _collector(tmp_path, run, [])
+    collected.collect()
+    assert [fault.line for fault in collected.faults] == ["Segmentation fault"]
+
+
+def test_what_srun_reports_later_replaces_the_word_of_the_agent(tmp_path: Path, run: RunDir) -> None:
+    collected = _collector(tmp_path, run, [])
+    collected.collect()
+    run.attempt(1).step_log.write_text("srun: error: node1: task 1: Segmentation fault\n")
+    collected.collect()
+    assert [failure.what for failure in collected.failures] == ["Segmentation fault"]
+    assert collected.lost == {1}
+
+
+def test_the_next_supervisor_knows_it_and_reports_it_once(tmp_path: Path, run: RunDir) -> None:
+    events: list[dict[str, Any]] = []
+    _collector(tmp_path, run, events).collect()
+    run.events.write_text("".join(json.dumps(event) + "\n" for event in events))
+    again: list[dict[str, Any]] = []
+    collected = _collector(tmp_path, run, again)
+    collected.resume()
+    collected.collect()
+    assert again == []
+    assert (collected.lost, [failure.what for failure in collected.failures]) == ({1}, [GONE])
+    assert collected.failed_at is not None
