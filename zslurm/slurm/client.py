@@ -140,7 +140,7 @@ class SlurmClient(SlurmCommands):
     def _last_of(self, job_ids: Sequence[str]) -> dict[str, JobRecord]:
         """Ask about the last of these jobs alone: only then does the controller say that a job is unknown.
 
-        If it is unknown, the controller answers, and what it says about the others is believed the second time.
+        If that job is unknown, the controller answers, and its second answer about the others is believed.
 
         Raises:
             SlurmUnavailable: it does not. An empty answer is no end of a job.
