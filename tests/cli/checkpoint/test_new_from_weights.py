@@ -107,6 +107,28 @@ def test_a_step_has_a_sequence_for_each_rank(zslurm: Zslurm, run: Path, pairs: P
     assert phase["global_batch"] % (48 * phase["micro_batch"]) == 0
 
 
+@pytest.mark.parametrize("chosen", ["by an option", "as the default"])
+def test_a_step_has_a_sequence_for_each_rank_of_the_profile(
+    zslurm: Zslurm, run: Path, pairs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, chosen: str
+) -> None:
+    file = tmp_path / "tune.yaml"
+    options = ["--cluster", "mi300x-pollara"] if chosen == "by an option" else []
+    if not options:
+        monkeypatch.setenv("ZSLURM_CLUSTER", "mi300x-pollara")
+    zslurm.ok("new", file, "--init", "first", "--pairs", pairs, "--long-pairs", "trim", "--nodes", "4", *options)
+    (phase,) = zslurm.ok("config", "show", file, "--json", "--cluster", "mi300x-pollara").json["phases"]
+    assert phase["global_batch"] >= 32
+    assert phase["global_batch"] % (32 * phase["micro_batch"]) == 0
+
+
+def test_a_profile_that_does_not_exist_is_refused_before_data_are_built(
+    zslurm: Zslurm, run: Path, pairs: Path, tmp_path: Path
+) -> None:
+    refused = zslurm("new", tmp_path / "tune.yaml", "--init", "first", "--pairs", pairs, "--cluster", "nowhere")
+    assert (refused.code, "nowhere" in refused.stderr) == (3, True)
+    assert not (tmp_path / "data").exists()
+
+
 @pytest.mark.parametrize("name", ["zaya1-tiny", "zaya1-400m", "zaya1-8b"])
 def test_the_recipe_is_that_of_the_nearest_size(name: str) -> None:
     document = yaml12.parse(f"extends: {name}\n", "run file")

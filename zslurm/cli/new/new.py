@@ -96,7 +96,7 @@ def new(
     recipe = recipe or (_DEFAULT_RECIPE if start is None else nearest_recipe(start.model))
     chosen = name or (file.stem if not to_stdout and file.stem != "run" else recipe)
     # What is wrong with the names above is found before data are built, which can take hours.
-    run_file_text(recipe, file, name=chosen, data=where, nodes=nodes, cluster=cluster)
+    run_file_text(recipe, file, name=chosen, data=where, nodes=nodes, cluster=cluster, start=start)
     directory = Path() if to_stdout else file.parent
     if sources := text or pairs:
         _build(sources, directory / where, recipe, start, pairs=bool(pairs))

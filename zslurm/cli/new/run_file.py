@@ -11,7 +11,9 @@ from zslurm.checkpoint_tools.quantities import counted, show_count
 from zslurm.cli.new.weights import Start
 from zslurm.config import load, yaml12
 from zslurm.config.spec import RunSpec
+from zslurm.core.errors import NoProfile
 from zslurm.core.units import show_value
+from zslurm.submit.resolve import resolve_run
 from zslurm.train.sections.phases import PhaseConfig
 from zslurm.train.shapes import parameter_counts
 
@@ -96,12 +98,13 @@ def run_file_text(
 
     Raises:
         ConfigError: a value is not valid, such as the name of the run.
+        NotFound: with `start`, there is no such profile.
     """
     head = f"extends: {recipe}\nrun: {{name: {json.dumps(name)}}}\ndata: {{path: {json.dumps(data)}}}\n"
     init = [] if start is None else [f"init: {json.dumps(start.init)}"]
-    job = "" if nodes is None else f"slurm: {{nodes: {nodes}}}\n"
-    site = "" if cluster is None else f"cluster: {{name: {json.dumps(cluster)}}}\n"
-    training = [] if start is None else _training(_resolve(file, head + job + site), start, lengths, pairs=pairs)
+    training = []
+    if start is not None:
+        training = _training(resolve_on_cluster(recipe, nodes, cluster), start, lengths, pairs=pairs)
     spec = _resolve(file, head + "\n".join([*init, *training]) + "\n")
     counts, phases = parameter_counts(spec.model), spec.phases
     tokenizer = f"--vocab-size {spec.model.vocab_size}" if start is None else f"--tokenizer {start.tokenizer}"
@@ -142,6 +145,23 @@ def run_file_text(
             *about, line = _comment(section, key, spec)
             lines += [*(f"# {each}" for each in about), f"# {line.replace('# ', '', 1)}"]
     return "\n".join(lines) + "\n"
+
+
+def resolve_on_cluster(recipe: str, nodes: int | None, cluster: str | None) -> RunSpec:
+    """Return the run of a recipe on a cluster, whose profile decides the ranks of a node.
+
+    Without `cluster` it is the default profile; if there is none, a node has one rank.
+
+    Raises:
+        ConfigError: the profile is not valid, or there are several and none is the default.
+        NotFound: there is no such profile.
+    """
+    job = "" if nodes is None else f"slurm: {{nodes: {nodes}}}\n"
+    document = yaml12.parse(f"extends: {recipe}\nrun: {{name: {recipe}}}\n{job}", "run file")
+    try:
+        return resolve_run(None, cluster=cluster, document=document).spec
+    except NoProfile:
+        return load.resolve(Path("run"), document=document).spec
 
 
 def _resolve(file: Path, text: str) -> RunSpec:
