@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from zslurm.checkpoint_tools.quantities import counted
-from zslurm.cli.new.run_file import Lengths, context_for, run_file_text
+from zslurm.cli.new.run_file import Context, Lengths, context_for, resolve_on_cluster, run_file_text
 from zslurm.cli.new.weights import Start, find_start, nearest_recipe
 from zslurm.cli.options import Cluster, complete_recipes
 from zslurm.cluster.profile import default_name
@@ -103,7 +103,8 @@ def new(
     lengths = None if start is None else _lengths(directory / where)
     long = None
     if pairs and lengths is not None and start is not None:
-        long = _check_fit(lengths, context_for(start, lengths), long_pairs)
+        spec = resolve_on_cluster(recipe, nodes, cluster)
+        long = _check_fit(lengths, context_for(spec, start, lengths), long_pairs)
     run_text = run_file_text(
         recipe, file, name=chosen, data=where, nodes=nodes, cluster=cluster,
         start=start, lengths=lengths, pairs=bool(pairs), long=long,
@@ -148,18 +149,18 @@ def _build(sources: list[Path], out: Path, recipe: str, start: Start | None, *, 
     say(describe_summary(summary))
 
 
-def _check_fit(lengths: Lengths, context: int, wanted: LongPairs) -> str:
+def _check_fit(lengths: Lengths, context: Context, wanted: LongPairs) -> str:
     """Report the pairs that are longer than the context; return the value of `data.long_documents`.
 
     Raises:
         ConfigError: there are some, and none may be cut.
     """
-    long = lengths.longer_than(context + 1)
+    long = lengths.longer_than(context.tokens + 1)
     if not long:
         return LongPairs.REFUSE.value
     found = (
-        f"{counted(long, 'pair')} of {lengths.count:,} {'is' if long == 1 else 'are'} longer than the context of "
-        f"the weights, {counted(context, 'token')} (the longest has {lengths.longest:,})"
+        f"{counted(long, 'pair')} of {lengths.count:,} {'is' if long == 1 else 'are'} longer than the context "
+        f"{context.limit}, {counted(context.tokens, 'token')} (the longest has {lengths.longest:,})"
     )
     if wanted is LongPairs.REFUSE:
         raise ConfigError(f"{found}: add --long-pairs trim, which cuts their end, or take them out of the file")

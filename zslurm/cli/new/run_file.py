@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import textwrap
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,6 +14,7 @@ from zslurm.config import load, yaml12
 from zslurm.config.spec import RunSpec
 from zslurm.core.errors import NoProfile
 from zslurm.core.units import show_value
+from zslurm.submit.checks.fits import longest_apart
 from zslurm.submit.resolve import resolve_run
 from zslurm.train.sections.phases import PhaseConfig
 from zslurm.train.shapes import parameter_counts
@@ -42,6 +44,8 @@ _LONG = {
     "trim": "the end of a pair that is longer than the context is cut",
 }
 _CONTEXT_OF_PAIRS, _CONTEXT_OF_TEXTS = 1024, 4096
+_OF_WEIGHTS = "of the weights"
+_ON_AMD = "on AMD GPUs if pairs are kept apart"
 _HIGHEST_GUESS = 1e-4
 """Learning rate of a fine-tuning at most, if that of the weights is not known."""
 
@@ -60,13 +64,39 @@ class Lengths:
         return int((self._tokens > tokens).sum())
 
 
-def context_for(start: Start, lengths: Lengths | None, *, pairs: bool = True) -> int:
-    """Return the context of a fine-tuning: that of the weights, or less if every pair fits into less."""
+@dataclass(frozen=True)
+class Context:
+    """The context of a new run.
+
+    Attributes:
+        tokens: how many.
+        limit: what it is the longest context of, such as `of the weights`; empty if the data need no more.
+    """
+
+    tokens: int
+    limit: str = ""
+
+
+def context_for(recipe: RunSpec, start: Start, lengths: Lengths | None, *, pairs: bool = True) -> Context:
+    """Return the context of a fine-tuning: that of the weights, or less.
+
+    It is less if every pair fits into less, or if the GPUs cannot keep pairs apart in such long sequences.
+
+    Args:
+        recipe: the run of the recipe on its cluster.
+        start: the weights.
+        lengths: of the documents; None if they are not known yet.
+        pairs: whether the data are prompts with completions.
+    """
     needed = _CONTEXT_OF_TEXTS
     if pairs:
         longest = 1 if lengths is None else max(1, lengths.longest - 1)
         needed = max(_CONTEXT_OF_PAIRS, 1 << (longest - 1).bit_length())
-    return needed if start.context is None else min(start.context, needed)
+    context = Context(needed)
+    if start.context is not None and start.context <= context.tokens:
+        context = Context(start.context, _OF_WEIGHTS)
+    apart = longest_apart(recipe) if pairs else None
+    return context if apart is None or context.tokens <= apart else Context(apart, _ON_AMD)
 
 
 def run_file_text(
@@ -172,7 +202,8 @@ def _training(recipe: RunSpec, start: Start, lengths: Lengths | None, *, pairs: 
     """Return the sections that trained weights ask for: their model, and a phase of one pass over the data."""
     theirs, ours = start.model.model_dump(mode="json"), recipe.model.model_dump(mode="json")
     first, tokens = recipe.phases[0], 0 if lengths is None else lengths.total
-    context = context_for(start, lengths, pairs=pairs)
+    chosen = context_for(recipe, start, lengths, pairs=pairs)
+    context = chosen.tokens
     ranks = recipe.world_size
     most = first.global_batch * first.context // context
     batch = max(ranks, min(most, tokens // (context * FEWEST_STEPS)))
@@ -187,7 +218,7 @@ def _training(recipe: RunSpec, start: Start, lengths: Lengths | None, *, pairs: 
         *(["parallel:", f"  dtype: {dtype}  # as they were trained"] if dtype != recipe.parallel.dtype else []),
         "phases:",
         f"  - tokens: {steps * batch * context}  # one pass over the data",
-        f"    context: {context}  # {_about_context(start, context)}",
+        f"    context: {context}  # {_about_context(start, chosen)}",
         f"    global_batch: {batch}  # sequences in one optimizer step",
         f"    micro_batch: {micro}",
         f"    lr: {lr / LEARNING_RATE_DIVISOR:.3g}  # {whose} over {LEARNING_RATE_DIVISOR}",
@@ -205,12 +236,15 @@ def _learning_rate(recipe: RunSpec, start: Start) -> tuple[float, str]:
     return lr, "the weights do not state theirs: that of a model of about this size, at most 8e-4,"
 
 
-def _about_context(start: Start, context: int) -> str:
-    if start.context is None:
-        return "tokens; the weights do not state theirs"
-    if start.context == context:
+def _about_context(start: Start, context: Context) -> str:
+    if context.limit == _OF_WEIGHTS:
         return "tokens, as they were trained"
-    return f"tokens, enough for these data; they were trained with {start.context}"
+    theirs = (
+        "the weights do not state theirs" if start.context is None else f"they were trained with {start.context}"
+    )
+    if context.limit:
+        return f"tokens, the most {context.limit}; {theirs}"
+    return f"tokens; {theirs}" if start.context is None else f"tokens, enough for these data; {theirs}"
 
 
 def _phase(phase: PhaseConfig) -> list[str]:

@@ -45,17 +45,24 @@ def check_fits(spec: RunSpec) -> list[str]:
     raise ConfigError(f"{need}: the run does not fit; {better}")
 
 
+def longest_apart(spec: RunSpec) -> int | None:
+    """Return the longest context in which the run's GPUs can keep documents apart; None if there is no limit."""
+    torch_on_amd = vendor_of(spec.cluster) == "amd" and spec.parallel.attention in ("auto", "sdpa")
+    return LONGEST_MATH if torch_on_amd and spec.parallel.device != "cpu" else None
+
+
 def _check_attention(spec: RunSpec) -> None:
     """Raise ConfigError if documents are kept apart in sequences that torch cannot attend over on AMD GPUs."""
-    if vendor_of(spec.cluster) != "amd" or spec.parallel.attention not in ("auto", "sdpa"):
+    longest = longest_apart(spec)
+    if longest is None:
         return
     for index, phase in enumerate(spec.phases):
-        if spec.data.isolates(phase) and phase.context > LONGEST_MATH and phase.context_parallel == 1:
+        if spec.data.isolates(phase) and phase.context > longest and phase.context_parallel == 1:
             key = "isolate_documents: true" if spec.data.isolate_documents else "packing: best_fit"
             raise ConfigError(
                 f"phases[{index}].context is {phase.context} and data.{key} keeps documents apart: on AMD GPUs "
                 f"torch then writes out all scores of a sequence, and the run is refused above "
-                f"{counted(LONGEST_MATH, 'token')}; set phases[{index}].context to {LONGEST_MATH}, or "
+                f"{counted(longest, 'token')}; set phases[{index}].context to {longest}, or "
                 "parallel.attention to flash_attn or aiter if the job's environment has it"
             )
 
