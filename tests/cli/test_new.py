@@ -98,3 +98,22 @@ def test_texts_become_the_data_of_the_run(shell: Shell) -> None:
     assert resolved(shell, "run.yaml")["data"]["path"] == f"{shell.directory}/mine"
     assert shell.fails("new", "other.yaml", "--text", "nowhere")[0] == 3
     assert not (shell.directory / "other.yaml").exists()
+
+
+def test_pairs_are_compared_with_the_context_of_the_recipe(shell: Shell) -> None:
+    rows = [{"prompt": f"def f{n}():\n", "completion": f"Return {n}. " * (200 if n < 2 else 1)} for n in range(60)]
+    (shell.directory / "pairs.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    refused = shell.zslurm("new", "run.yaml", "--pairs", "pairs.jsonl")
+    assert refused.code == 2
+    assert "2 pairs of 60 are longer than the context of the recipe, 256 tokens" in refused.stderr
+    assert not (shell.directory / "run.yaml").exists()
+    shell.zslurm.ok("new", "run.yaml", "--pairs", "pairs.jsonl", "--long-pairs", "trim")
+    assert resolved(shell, "run.yaml")["data"]["long_documents"] == "trim"
+    (shell.directory / "pairs.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows[2:]))
+    shell.zslurm.ok("new", "short.yaml", "--pairs", "pairs.jsonl", "--data", "short")
+    assert resolved(shell, "short.yaml")["data"]["long_documents"] == "refuse"
+
+
+def test_long_pairs_without_pairs_are_refused(shell: Shell) -> None:
+    code, line = shell.fails("new", "run.yaml", "--long-pairs", "trim")
+    assert (code, "there are no pairs; name their files with --pairs" in line) == (2, True)

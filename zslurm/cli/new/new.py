@@ -66,9 +66,12 @@ def new(
         ),
     ] = None,
     long_pairs: Annotated[
-        LongPairs,
-        typer.Option(help="What becomes of pairs that are longer than the context: no file, or their end is cut."),
-    ] = LongPairs.REFUSE,
+        LongPairs | None,
+        typer.Option(
+            help="What becomes of pairs that are longer than the context: no file, or their end is cut. "
+            "[default: refuse]"
+        ),
+    ] = None,
     nodes: Annotated[
         int | None, typer.Option("-N", "--nodes", metavar="N", min=1, help="Nodes of the job.")
     ] = None,
@@ -88,6 +91,8 @@ def new(
         raise ConfigError(
             "give --text or --pairs, not both; zslurm data build makes each, and docs/mixtures.md mixes"
         )
+    if long_pairs is not None and not pairs:
+        raise ConfigError(f"--long-pairs {long_pairs.value}: there are no pairs; name their files with --pairs")
     to_stdout = file == yaml12.STDIN
     if not to_stdout and file.exists():
         raise ConfigError(f"{file}: it exists; name another file, or `-` for stdout")
@@ -96,15 +101,16 @@ def new(
     recipe = recipe or (_DEFAULT_RECIPE if start is None else nearest_recipe(start.model))
     chosen = name or (file.stem if not to_stdout and file.stem != "run" else recipe)
     # What is wrong with the names above is found before data are built, which can take hours.
-    run_file_text(recipe, file, name=chosen, data=where, nodes=nodes, cluster=cluster, start=start)
+    run_file_text(recipe, file, name=chosen, data=where, nodes=nodes, cluster=cluster)
+    resolved = resolve_on_cluster(recipe, nodes, cluster) if start is not None or pairs else None
     directory = Path() if to_stdout else file.parent
     if sources := text or pairs:
         _build(sources, directory / where, recipe, start, pairs=bool(pairs))
-    lengths = None if start is None else _lengths(directory / where)
+    lengths = None if resolved is None else _lengths(directory / where)
     long = None
-    if pairs and lengths is not None and start is not None:
-        spec = resolve_on_cluster(recipe, nodes, cluster)
-        long = _check_fit(lengths, context_for(spec, start, lengths), long_pairs)
+    if pairs and resolved is not None and lengths is not None:
+        context = context_for(resolved, start, lengths)
+        long = _check_fit(lengths, context, long_pairs or LongPairs.REFUSE)
     run_text = run_file_text(
         recipe, file, name=chosen, data=where, nodes=nodes, cluster=cluster,
         start=start, lengths=lengths, pairs=bool(pairs), long=long,

@@ -44,6 +44,7 @@ _LONG = {
     "trim": "the end of a pair that is longer than the context is cut",
 }
 _CONTEXT_OF_PAIRS, _CONTEXT_OF_TEXTS = 1024, 4096
+_OF_RECIPE = "of the recipe"
 _OF_WEIGHTS = "of the weights"
 _ON_AMD = "on AMD GPUs if pairs are kept apart"
 _HIGHEST_GUESS = 1e-4
@@ -77,17 +78,20 @@ class Context:
     limit: str = ""
 
 
-def context_for(recipe: RunSpec, start: Start, lengths: Lengths | None, *, pairs: bool = True) -> Context:
-    """Return the context of a fine-tuning: that of the weights, or less.
+def context_for(recipe: RunSpec, start: Start | None, lengths: Lengths | None, *, pairs: bool = True) -> Context:
+    """Return the context of a run file: that of the weights or less, or the shortest of the recipe's phases.
 
-    It is less if every pair fits into less, or if the GPUs cannot keep pairs apart in such long sequences.
+    It is less than that of the weights if every pair fits into less, or if the GPUs cannot keep pairs apart in
+    such long sequences.
 
     Args:
         recipe: the run of the recipe on its cluster.
-        start: the weights.
+        start: the weights; None if the phases are the recipe's.
         lengths: of the documents; None if they are not known yet.
         pairs: whether the data are prompts with completions.
     """
+    if start is None:
+        return Context(min(phase.context for phase in recipe.phases), _OF_RECIPE)
     needed = _CONTEXT_OF_TEXTS
     if pairs:
         longest = 1 if lengths is None else max(1, lengths.longest - 1)
