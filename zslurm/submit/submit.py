@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic import ValidationError
 
 from zslurm.cluster.gemm_tables import table_of
+from zslurm.cluster.rccl.environment import left_out_note
 from zslurm.config.load import load_spec
 from zslurm.config.spec import RunSection, RunSpec
 from zslurm.core.errors import ConfigError, ZslurmError
@@ -114,6 +115,8 @@ def submit_prepared(prepared: Prepared) -> Submission:
     with submit_lock(run):
         changed = _check_existing(prepared, order)
         notes = notes_on(spec, order, continues=prepared.continues)
+        if (unset := left_out_note(spec.cluster)) is not None:
+            notes.append(unset)
         continued = _clear_way(prepared)
         run.create(group_readable=spec.run.group_readable)
         if (recorded := recorded_job(run)) is not None and recorded.original is not None:

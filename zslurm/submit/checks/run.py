@@ -10,7 +10,6 @@ from zslurm.checkpoint_tools import Checkpoint, CheckpointError, list_checkpoint
 from zslurm.checkpoint_tools.quantities import counted
 from zslurm.cluster.gemm_tables import table_of
 from zslurm.cluster.rccl.conf_files import read_conf
-from zslurm.cluster.rccl.environment import left_out_note
 from zslurm.cluster.rccl.lint import lint, overridden
 from zslurm.cluster.xgmi import xgmi_costs
 from zslurm.config.spec import RunSpec
@@ -173,8 +172,6 @@ def notes_on(spec: RunSpec, order: DataOrder | None, *, continues: RunDir | None
         notes += check_fits(spec)
     if spec.trainer is None:
         notes += [*untuned(spec), *off_measured(spec), *(line for _, line in xgmi_costs(spec))]
-    if (left_out := left_out_note(cluster)) is not None:
-        notes.append(left_out)
     return [*notes, *_lint_environment(spec)]
 
 
