@@ -161,6 +161,20 @@ def test_the_network_is_known_by_the_nics_driver(
     assert (found.extends, found.network) == (extends, network)
 
 
+def test_only_nics_of_an_unknown_driver_make_another_network(tmp_path: Path, site: Path) -> None:
+    mi300x_pollara(tmp_path)
+    facts = read_facts(tmp_path)
+    for nics, network in (
+        (tuple(replace(nic, driver="efa") for nic in facts.nics), "other"),
+        (tuple(replace(nic, driver=None) for nic in facts.nics), None),
+        ((), None),
+    ):
+        text = written(probe_of(replace(facts, nics=nics)))
+        own("lab", text)
+        assert resolve_profile("lab").spec.cluster.network == network
+        assert ("# network: " in text) == (network is None)
+
+
 def test_another_gpu_gets_the_network_but_not_the_profile(tmp_path: Path, site: Path) -> None:
     mi300x_pollara(tmp_path)
     facts = read_facts(tmp_path)

@@ -51,6 +51,7 @@ class Probe:
         ainic_transport: only where ROCm's version does not imply it.
         peermem: see `NodeFacts`.
         scontrol: whether jobs find scontrol on their nodes; None is unknown.
+        unknown_nics: whether the node has NICs, and the RCCL rules know the driver of none.
     """
 
     extends: str | None
@@ -67,6 +68,7 @@ class Probe:
     ainic_transport: Transport | None = None
     peermem: bool | None = None
     scontrol: bool | None = None
+    unknown_nics: bool = False
 
 
 def probe(options: Sequence[str], timeout_s: float, waiting: Callable[[str], None] = lambda job_id: None) -> Probe:
@@ -118,6 +120,7 @@ def probe_of(facts: NodeFacts) -> Probe:
         ainic_transport="generic" if missing else None,
         peermem=facts.peermem if network is not None else None,
         scontrol=facts.scontrol,
+        unknown_nics=network is None and any(nic.pci and nic.driver for nic in facts.nics),
     )
 
 

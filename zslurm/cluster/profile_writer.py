@@ -164,8 +164,10 @@ def _probed_lines(members: Members, found: Probe) -> list[str]:
     lines += [f"  gpu_family: {scalar(found.gpu_family)}"] if found.gpu_family and not found.extends else []
     if found.network and not found.extends:
         lines.append(f"  network: {found.network}")
+    elif found.unknown_nics:
+        lines.append("  network: other            # the RCCL rules know the driver of no NIC of the node")
     elif found.network is None and found.gpus:
-        lines.append("  network: other            # the node has no NIC of a kind that the RCCL rules know")
+        lines.append("  # network:                # not known: the probe saw no NIC whose driver it can read")
     if found.nics and found.gpus == members.gpus:
         lines.append("  nics: [" + ", ".join(scalar(nic) for nic in found.nics) + "]   # in rail order")
         if found.gpu_nics:
