@@ -188,6 +188,7 @@ def test_as_json_everything_is_there(tmp_path: Path) -> None:
         "recovered_in_memory": 0,
         "planned_moves": 0,
         "preempted": None,
+        "postponed": None,
     }
 
 
@@ -400,9 +401,12 @@ def test_a_run_that_waits_for_a_person_is_shown_first(tmp_path: Path, shell: She
     assert shown.index("failed") < shown.index("well")
 
 
-def test_a_job_that_cannot_start_its_ranks_says_why(tmp_path: Path) -> None:
-    state = look(Story(tmp_path / "tiny").submitted().started().run)
-    postponed = {"event": "start_postponed", "time": time.time(), "reason": "/runs: No space left on device"}
-    waits = replace(state, state="running", last_event=postponed)
+def test_a_job_that_cannot_start_its_ranks_says_why_until_an_attempt_starts(tmp_path: Path) -> None:
+    story = Story(tmp_path / "tiny").submitted().event("start_postponed", reason="/runs: No space left on device")
+    story.event("spare_checked", node="node1", ok=True)
+    waits = replace(look(story.run), state="running")
     assert waits_for_person(waits)
     assert cells(waits)["note"] == "no ranks run: /runs: No space left on device"
+    started = replace(look(story.started().run), state="running")
+    assert not waits_for_person(started)
+    assert "no ranks run" not in cells(started)["note"]

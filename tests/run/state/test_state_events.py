@@ -198,3 +198,26 @@ def test_excluded_are_nodes_whose_exclusion_still_holds() -> None:
     failed = {"event": "exclusion_failed", "nodes": "node1", "reason": "no"}
     assert view(excluded("node1", expires=101.0), failed).excluded == ()
     assert view(excluded("node[", expires=101.0), excluded(None), excluded(7)).excluded == (), "damaged"
+
+
+REPLACED = {"generation": 1, "ranks": [0], "step": 3, "rolled_back": 0}
+
+
+@pytest.mark.parametrize(
+    ("later", "waits"),
+    [
+        ({"event": "spare_checked", "node": "node1", "ok": True}, True),
+        ({"event": "attempt_ended", "attempt": 1, **FAILED}, True),
+        ({"event": "attempt_started", "attempt": 1, "nodes": "node1", "world_size": 1}, False),
+        ({"event": "supervisor_started", "host": "node1"}, False),
+        ({"event": "recovered_in_memory", "attempt": 1, **REPLACED}, False),
+        ({"event": "run_ended", **FAILED}, False),
+    ],
+)
+def test_a_start_is_postponed_until_ranks_or_another_supervisor_start(
+    tmp_path: Path, later: dict[str, Any], waits: bool
+) -> None:
+    path = written(tmp_path / "events.jsonl", {"event": "start_postponed", "reason": "no space"}, later)
+    events = read_state_events(path).events
+    assert (aegis_view(events, "7").postponed is not None) == waits
+    assert aegis_view(events, "8").postponed is None

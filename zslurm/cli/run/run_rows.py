@@ -47,9 +47,10 @@ def waits_for_person(state: RunState) -> bool:
 
 def _without_ranks(state: RunState) -> str:
     """Return why a job that runs cannot start ranks; empty if it does not wait."""
-    event = state.last_event or {}
-    waits = state.state == "running" and event.get("event") == "start_postponed"
-    return f"no ranks run: {event.get('reason') or 'their start is postponed'}" if waits else ""
+    event = state.aegis.postponed
+    if state.state != "running" or event is None:
+        return ""
+    return f"no ranks run: {event.get('reason') or 'their start is postponed'}"
 
 
 def as_row(state: RunState) -> list[str]:

@@ -59,7 +59,7 @@ class RunDirLost(Event, name="run_dir_lost"):
     rescue_dir: str | None = None
 
 
-class StartPostponed(Event, name="start_postponed"):
+class StartPostponed(Event, name="start_postponed", changes_state=True):
     """The ranks cannot be started yet."""
 
     TEXT = "the ranks cannot be started yet{event.because}"

@@ -30,6 +30,8 @@ from zslurm.run.events import (
     RanksMoved,
     RecoveredInMemory,
     RunEnded,
+    StartPostponed,
+    SupervisorStarted,
 )
 from zslurm.run.events.event import CLASSES, Event, from_row
 from zslurm.run.events.event_log import kind_of
@@ -139,6 +141,7 @@ class AegisView:
         last_decision: the newest event `decision` of this job, without the fields for a replay.
         excluded: nodes that the run does not use now.
         preempted: the event `preempted` of this job, where no attempt has started since.
+        postponed: the newest event `start_postponed` of this job, if no ranks and no supervisor started since.
         restarts_in_place: how often the ranks were started again without Slurm's queue, in this job.
         recovered_in_memory: how often lost ranks were replaced while the others continued, in this job.
         planned_moves: how often ranks moved off a node at a step's boundary, in this job.
@@ -148,6 +151,7 @@ class AegisView:
     last_decision: dict[str, Any] | None = None
     excluded: tuple[str, ...] = ()
     preempted: dict[str, Any] | None = None
+    postponed: dict[str, Any] | None = None
     restarts_in_place: int = 0
     recovered_in_memory: int = 0
     planned_moves: int = 0
@@ -166,6 +170,7 @@ def aegis_view(
         last_cause=_last_cause(mine),
         last_decision=without_replay_fields(decisions[-1].row) if decisions else None,
         preempted=_preempted(mine),
+        postponed=_postponed(mine),
         excluded=_excluded(events, job_id, time.time() if now is None else now, readmitted or {}),
         restarts_in_place=sum(decision.acted and decision.action in IN_PLACE for decision in decisions),
         recovered_in_memory=sum(isinstance(event, RecoveredInMemory) for event in mine),
@@ -180,6 +185,17 @@ def _preempted(events: Sequence[Event]) -> dict[str, Any] | None:
         if isinstance(event, Preempted):
             found = event.row
         elif isinstance(event, AttemptStarted):
+            found = None
+    return found
+
+
+def _postponed(events: Sequence[Event]) -> dict[str, Any] | None:
+    """Return why the ranks cannot be started; None if an attempt runs, or the reason was of an earlier start."""
+    found: dict[str, Any] | None = None
+    for event in events:
+        if isinstance(event, StartPostponed):
+            found = event.row
+        elif isinstance(event, AttemptStarted | SupervisorStarted | RecoveredInMemory | RunEnded):
             found = None
     return found
 
