@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import random
+import re
 import tracemalloc
 from pathlib import Path
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.aegis.logs.log_samples import RECORDED
+from tests.aegis.logs.log_samples import EVERY, RECORDED
 from zslurm.aegis.logs.scanner import Finding, LogScanner, faults_in, findings_in
 
 OOM = b"torch.OutOfMemoryError: HIP out of memory. Tried to allocate 3.31 GiB."
@@ -181,3 +183,19 @@ def test_a_file_and_its_lines_tell_the_same(tmp_path: Path) -> None:
     path = tmp_path / "log"
     path.write_bytes(b"\n".join(lines) + b"\n")
     assert list(faults_in(path, "log", time=lambda: 0.0)) == list(faults_in(lines, "log", time=lambda: 0.0))
+
+
+_OF_SLURMSTEPD = re.compile(r"slurmstepd: (?=error: )")
+SLURMSTEPD = [line for line in dict.fromkeys(sample.line for sample in EVERY) if _OF_SLURMSTEPD.search(line)]
+
+
+@pytest.mark.parametrize("line", SLURMSTEPD)
+def test_slurmstepd_without_its_name_means_the_same(line: str) -> None:
+    """Slurm 26.05 writes the batch step's errors with a time and without the program's name."""
+    nameless = _OF_SLURMSTEPD.sub("[2026-11-28T05:00:00.123] ", line, count=1)
+
+    def meaning(text: str) -> list[tuple[object, ...]]:
+        faults = faults_in([text.encode()], "log", node="of-the-log")
+        return [(fault.kind, fault.role, fault.scope, fault.node, fault.rank) for fault in faults]
+
+    assert meaning(nameless) == meaning(line)

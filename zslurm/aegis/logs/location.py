@@ -49,7 +49,7 @@ _NODE = [
     re.compile(rf"^\s*host +: {_HOST}\s*$"),  # torchrun
     re.compile(rf"\bpdsh@\S+: {_HOST}: "),  # DeepSpeed's launcher
     re.compile(rf"\bnode name: {_HOST} has been marked|\bat node \(ID: \w+, IP: {_HOST.replace('node', 'node2')}"),
-    re.compile(rf"slurmstepd: error: +(?:mpi/\w+: \w+: )?{_HOST} \[\d+\]"),
+    re.compile(rf"(?:slurmstepd:|\d\]) error: +(?:mpi/\w+: \w+: )?{_HOST} \[\d+\]"),
     re.compile(rf"\b[Nn]ode(?:: |s? ){_HOST}(?=,| (?:is |are )?not responding|\s*$)"),
     re.compile(rf"^(?:\d+: )?[A-Z][a-z]{{2}} [ \d]\d \d\d:\d\d:\d\d {_HOST} [\w./-]+(?:\[\d+\])?:"),
     re.compile(rf"^(?:\d+: )?\d{{4}}-\d\d-\d\dT\S+ {_HOST} kernel:"),

@@ -53,6 +53,7 @@ _RETRIED = re.compile(
 )
 _OF_LAUNCHER = re.compile(
     r"\b(?:srun|slurmstepd|salloc|sbatch): |\b(?:mpirun|mpiexec|prterun)\b|\bpdsh@|has been marked dead because"
+    r"|^error: +(?:\*\*\* (?:JOB|STEP) |mpi/\w+: |Prolog )"  # slurmstepd since Slurm 26.05
 )
 _TRACEBACK = "Traceback (most recent call last)"
 _CHAINED = ("During handling of the above exception", "was the direct cause of the following exception")

@@ -164,8 +164,8 @@ class Signatures:
         if _CODE.match(without_labels(text)):
             return None
         observed = without_guesses(body_of(text))
-        if _SLURM_LOG.search(text):
-            observed = f"slurmd: {_STEP_LABEL.sub('', observed)}"
+        if (slurm := _SLURM_LOG.search(text)) is not None:
+            observed = f"{'slurmstepd' if slurm['stamp'] else 'slurmd'}: {_STEP_LABEL.sub('', observed)}"
         rule = self._rule_of(observed, kernel)
         return _placed(rule.match, text) if rule is not None else None
 
@@ -246,9 +246,11 @@ _GUESS = re.compile(
 _CODE = re.compile(r"^\s+(?:raise|assert|return|print|logger|logging|self|if|elif|with|for|except|await|yield)\b")
 
 # The files that Slurm's daemons write do not name the daemon: [2026-02-02T12:00:00.123] [4242.0] error: ...
+# Since Slurm 26.05 the batch step's lines in a job's log do not either, so such a line is read as slurmstepd's.
 # Syslog does, but its stamp is cut off together with the daemon's name.
 _SLURM_LOG = re.compile(
-    r"(?:\[\d{4}-\d\d-\d\dT[\d:]{8}\.\d{3}\]|\bslurm\w*\[\d+\]:) (?:\[\d+\.\w+\] )?(?:error|fatal): "
+    r"(?:(?P<stamp>\[\d{4}-\d\d-\d\dT[\d:]{8}\.\d{3}\])|\bslurm\w*\[\d+\]:) "
+    r"(?:\[\d+\.\w+\] )?(?:error|fatal): "
 )
 _STEP_LABEL = re.compile(r"^\[\d+\.\w+\] ")
 
