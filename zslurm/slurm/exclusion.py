@@ -147,6 +147,7 @@ def wait_until_down(
     *,
     dead_s: Mapping[str, float] | None = None,
     given_up: Callable[[], bool] = lambda: False,
+    on_hidden: Callable[[float], None] = lambda _: None,
     sleep: Callable[[float], None] = time.sleep,
 ) -> set[str]:
     """Wait until Slurm itself calls dead nodes down: SlurmdTimeout after their last message, up to a minute more.
@@ -157,6 +158,9 @@ def wait_until_down(
 
     `dead_s` are the seconds for which a node has been dead already: one that Slurm did not call down in all that
     time it never will, or it has come back since. Waiting ends where `given_up` returns True.
+
+    If the site hides its nodes (PrivateData=nodes), Slurm is asked once, `on_hidden` is called with the seconds
+    that are left to wait, and then they pass without a question.
 
     Returns:
         Those that are down. They need not be excluded: Slurm starts nothing there. And they cannot be: a job that
@@ -169,17 +173,19 @@ def wait_until_down(
             timeout = client.scontrol_config().get("SlurmdTimeout", "").partition(" ")[0]
             patience_s = (float(timeout) if timeout.isdigit() else _SLURMD_TIMEOUT_S) + _NOTICES_S
     dead_s = dead_s or {}
-    shown = True
+    hidden = reported = False
     while nodes:
-        try:
-            down = {node.name for node in client.nodes() if node.state == "down"} & set(nodes) if shown else set()
-        except SlurmRefused:  # PrivateData=nodes, whenever it is asked
-            shown = False
-        except ZslurmError:
-            pass
+        if not hidden:
+            with contextlib.suppress(ZslurmError):
+                shown = client.nodes_if_shown()
+                hidden = shown is None
+                down = {node.name for node in shown or () if node.state == "down"} & set(nodes)
         awaited = {node for node in nodes if dead_s.get(node, 0.0) + waited < patience_s} - down
         if not awaited or given_up():
             break
+        if hidden and not reported:
+            reported = True
+            on_hidden(patience_s - waited - min(dead_s.get(node, 0.0) for node in awaited))
         sleep(_LOOK_S)
         waited += _LOOK_S
     return down

@@ -185,6 +185,13 @@ def test_it_tries_until_the_controller_answers(job: Job) -> None:
     assert len(job.events()) == 1, "said once"
 
 
+def test_a_requeue_that_slurm_did_not_answer_is_tried_again_without_another_wait(job: Job) -> None:
+    job.client.notices_after = NEVER
+    job.client.fails = {"requeue": [AWAY, AWAY]}
+    assert job.standby().act() is StandbyResult.REQUEUED
+    assert [seconds for seconds in job.slept if seconds == 2.0] == [2.0] * 180, "SlurmdTimeout and a minute, once"
+
+
 def test_a_controller_that_goes_after_the_requeue_leaves_a_job_that_starts(job: Job) -> None:
     job.client.notices_after = NEVER
     job.client.fails = {"update": [AWAY] * 1000}

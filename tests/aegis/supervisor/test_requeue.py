@@ -5,6 +5,7 @@ What Slurm says is scripted here; tests/on_slurm has a real one.
 
 from __future__ import annotations
 
+import re
 import signal
 import time
 from collections.abc import Callable, Iterator
@@ -42,6 +43,7 @@ class ScriptedSlurm(SlurmClient):
         super().__init__({"PATH": "/nowhere"})
         self.record = RECORD
         self.down: set[str] = set()
+        self.hides_nodes = False
         self.done: list[tuple[str, ...]] = []
         self.fails: dict[str, list[Exception]] = {}
         self.unseen: dict[str, list[Exception]] = {}
@@ -72,6 +74,8 @@ class ScriptedSlurm(SlurmClient):
         return self.excluded
 
     def nodes(self) -> list[Node]:
+        if self.hides_nodes:
+            raise SlurmRefused("sinfo: slurm_load_node: Access/permission denied")
         return [
             Node(name, "down" if name in self.down else "idle", frozenset(), 8, None, 96, 1, ("main",), "")
             for name in ("node0", "node1", "node2")
@@ -291,6 +295,29 @@ def test_dead_nodes_are_not_waited_for_beyond_the_time_limit(requeuer: Requeuer,
     assert requeuer.requeue(dead={"node1"}) == ""
     assert (requeuer.slept_s > 0) is waits
     assert requeuer.slurm.done == [("requeue", "12")]
+
+
+def test_a_wait_for_nodes_that_the_site_hides_names_the_policy_once(requeuer: Requeuer) -> None:
+    """A node that died is waited for once, by the time since then, and not before every requeue."""
+    requeuer.slurm.hides_nodes = True
+    requeuer.died("node1", ago_s=60.0)
+    assert requeuer.requeue(dead={"node1"}) == ""
+    assert 298 <= requeuer.slept_s <= 302, "SlurmdTimeout and a minute since it died"
+    ((event, fields),) = requeuer.events
+    assert event == "start_postponed"
+    assert re.fullmatch(
+        r"the job is requeued in (?:299|300) s: until then Slurm notices that node1 died, and the site "
+        r"hides its nodes from users \(PrivateData=nodes\)",
+        fields["reason"],
+    )
+
+    waited_s = requeuer.slept_s
+    requeuer.died("node1", ago_s=400.0)
+    rows = requeuer.job.run.events.read_text().splitlines()
+    requeuer.job.run.events.write_text(rows[-1] + "\n")
+    requeuer.slurm.record = RECORD
+    assert requeuer.requeue(dead={"node1"}) == ""
+    assert (requeuer.slept_s, len(requeuer.events)) == (waited_s, 1)
 
 
 def test_what_is_down_already_is_known_without_waiting(requeuer: Requeuer) -> None:

@@ -68,9 +68,12 @@ class StandbyRequeue:
     blocking_reason: Callable[[], StandbyResult | None]
     sleep: Callable[[float], None]
     _recorded: set[str] = field(default_factory=set)
+    _waited_s: float = 0.0
+    """Seconds that were waited for Slurm to call the batch node down."""
 
     def until_done(self) -> StandbyResult:
         """Requeue or end the job; repeated while Slurm does not answer, until nothing must be done any more."""
+        self._waited_s = 0.0
         while (reason := self.blocking_reason()) is None:
             try:
                 return self._requeue_or_end()
@@ -93,10 +96,7 @@ class StandbyRequeue:
             job = self._job()
             if job is None:
                 return StandbyResult.NOT_NEEDED
-            down = wait_until_down(
-                self.client, [self.batch_node] if self.batch_node else [],
-                given_up=lambda: self.blocking_reason() is not None, sleep=self.sleep,
-            )  # fmt: skip
+            down = self._wait_until_down()
             if (reason := self.blocking_reason()) is not None:
                 return reason
             if self._job() is None:
@@ -118,6 +118,20 @@ class StandbyRequeue:
         with contextlib.suppress(NotFound):
             self.client.cancel(self.job_id)
         return StandbyResult.ENDED
+
+    def _wait_until_down(self) -> set[str]:
+        """Wait until Slurm calls the batch node down; what was waited before a failed requeue counts."""
+        if self.batch_node is None:
+            return set()
+
+        def sleep(seconds: float) -> None:
+            self._waited_s += seconds
+            self.sleep(seconds)
+
+        return wait_until_down(
+            self.client, [self.batch_node], dead_s={self.batch_node: self._waited_s},
+            given_up=lambda: self.blocking_reason() is not None, sleep=sleep,
+        )  # fmt: skip
 
     def _requeue(self, job: JobRecord, down: Collection[str]) -> None:
         exclude = [node for node in self._excludable(job) if node not in down]

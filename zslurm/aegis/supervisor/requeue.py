@@ -18,6 +18,7 @@ from zslurm.run.state.run_state import last_job
 from zslurm.slurm.client import SlurmClient
 from zslurm.slurm.commands import Retries
 from zslurm.slurm.exclusion import Requeue, Size, exclude_requeued, has_left, requeue_excluding, wait_until_down
+from zslurm.slurm.hostlist import compress
 from zslurm.train.jsonl import read_jsonl
 
 _RETRIES = Retries(attempts=2, first_pause_s=0.5)
@@ -168,11 +169,20 @@ def _wait_until_down(
         record = client.queue([job.job_id]).get(job.job_id)
         if record is not None and record.end_time is not None:
             ends_at = record.end_time.timestamp()
+
+    def record_wait(seconds: float) -> None:
+        reason = (
+            f"the job is requeued in {seconds:.0f} s: until then Slurm notices that {compress(dead)} died, and "
+            "the site hides its nodes from users (PrivateData=nodes)"
+        )
+        job.event("start_postponed", reason=reason)
+
     return wait_until_down(
         client,
         dead,
         dead_s=_dead_s(job),
         given_up=lambda: _is_cancelled(job) or time.time() > ends_at - _BEFORE_LIMIT_S,
+        on_hidden=record_wait,
         sleep=sleep,
     )
 
