@@ -23,6 +23,7 @@ def slurm(
     kind: str = "preempt/partition_prio",
     cluster_mode: str = "REQUEUE",
     partition_mode: str = "REQUEUE",
+    qos: str = "low-qos",
     qos_mode: str | None = None,
 ) -> SlurmClient:
     """Slurm with job 7 in the partition `low`."""
@@ -31,14 +32,14 @@ def slurm(
     }  # fmt: skip
     record = FIELD_END.join(values.get(field, "") for field in QUEUE_FIELDS) + RECORD_END
     commands = {
-        "squeue": f"""case "$*" in *PreemptTime*) echo "{preempted}";; *=QOS*) echo "low-qos";;
+        "squeue": f"""case "$*" in *PreemptTime*) echo "{preempted}";; *=QOS*) echo "{qos}";;
 *) printf "%s" "{record}";; esac""",
         "scontrol": f"""case "$*" in
 *partition*) echo "PartitionName=low Nodes=n1 TotalNodes=1 PreemptMode={partition_mode} State=UP";;
 *config*) printf "PreemptMode             = {cluster_mode}\\nPreemptType             = {kind}\\n";; esac""",
     }
     if qos_mode is not None:
-        commands["sacctmgr"] = f'case "$*" in *name=low-qos*) echo "{qos_mode}";; esac'
+        commands["sacctmgr"] = f'case "$*" in *name={qos}*) echo "{qos_mode}";; esac'
     for program, script in commands.items():
         path = directory / program
         path.write_text(f"#!/bin/sh\n{script}\n")
@@ -68,6 +69,26 @@ def test_the_grace_time(tmp_path: Path) -> None:
         ({"kind": "preempt/qos", "qos_mode": "cluster", "cluster_mode": "CANCEL"}, "cancel"),
         ({"kind": "preempt/qos", "qos_mode": "requeue", "cluster_mode": "CANCEL"}, "requeue"),
         ({"kind": "preempt/qos", "cluster_mode": "CANCEL"}, "cancel"),
+        ({"kind": "preempt/qos", "qos": "low-qos,high", "qos_mode": "cancel\ncancel"}, "cancel"),
+        ({"kind": "preempt/qos", "qos": "low-qos,high", "qos_mode": "cancel\nrequeue"}, "requeue"),
+        (
+            {
+                "kind": "preempt/qos",
+                "qos": "low-qos,high",
+                "qos_mode": "cluster\ncancel",
+                "cluster_mode": "CANCEL",
+            },
+            "cancel",
+        ),
+        (
+            {
+                "kind": "preempt/qos",
+                "qos": "low-qos,high",
+                "qos_mode": "cluster\nrequeue",
+                "cluster_mode": "CANCEL",
+            },
+            "requeue",
+        ),
     ],
 )
 def test_what_slurm_will_do_is_the_mode_that_holds_for_the_job(

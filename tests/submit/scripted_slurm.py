@@ -23,6 +23,8 @@ NO_CONTROLLER = (
 )
 # sbatch --time=soon
 BAD_TIME = "sbatch: error: Invalid --time specification\n"
+# sbatch --nodes=9 on eight nodes, since 24.11
+TOO_MANY_NODES = "sbatch: error: Batch job submission failed: Requested node configuration is not available\n"
 
 
 class ScriptedSlurm:

@@ -18,6 +18,7 @@ from zslurm.job.step import slurm_step
 from zslurm.run.run_dir import RunDir
 from zslurm.submit.options import dependency, sbatch_flags
 from zslurm.submit.script.render import directives
+from zslurm.submit.slurm_launcher import check_slurm
 from zslurm.submit.submit import submit
 
 
@@ -136,6 +137,24 @@ def test_spares_need_a_slurm_that_can_share_gpus(
     ):
         submit(spec)
     assert not (tmp_path / "runs").exists()
+    slurm.says_version("slurm-wlm 22.05.8")
+    assert submit(spec).job_id == FORGOTTEN
+
+
+@pytest.mark.parametrize("bind", ["rank", "verbose,rank"])
+def test_a_binding_by_rank_that_slurm_would_ignore_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bind: str
+) -> None:
+    make_corpus(tmp_path / "tokens.h5")
+    slurm = ScriptedSlurm(tmp_path / "bin", monkeypatch)
+    slurm.says_version("slurm 24.11.5")
+    cluster = {"name": "lab", "launcher": "slurm"}
+    spec = run_spec(tmp_path, slurm={"cpu_bind": bind}, cluster=cluster)
+    with pytest.raises(ConfigError, match=r"^slurm\.cpu_bind: .*this is 24\.11\.5; .*map_cpu.*none"):
+        submit(spec)
+    assert not (tmp_path / "runs").exists()
+    for words in ("rank_ldom", "map_cpu:0,1", "none"):
+        check_slurm(run_spec(tmp_path, slurm={"cpu_bind": words}, cluster=cluster))
     slurm.says_version("slurm-wlm 22.05.8")
     assert submit(spec).job_id == FORGOTTEN
 

@@ -10,7 +10,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.submit.scripted_slurm import BAD_TIME, CANCELLED, FORGOTTEN, NO_CONTROLLER, RUNNING, ScriptedSlurm
+from tests.submit.scripted_slurm import (
+    BAD_TIME,
+    CANCELLED,
+    FORGOTTEN,
+    NO_CONTROLLER,
+    RUNNING,
+    TOO_MANY_NODES,
+    ScriptedSlurm,
+)
 from tests.submit.specs import run_spec
 from tests.train.hub.models import MemoryWeights, random_weights
 from tests.train.runs import MODEL, make_corpus
@@ -206,6 +214,14 @@ def test_an_active_run_is_refused(tmp_path: Path, slurm: ScriptedSlurm, new: boo
     ("words", "error", "code", "message"),
     [
         (BAD_TIME, SlurmRefused, Exit.FAILED, "sbatch refused the job: Invalid --time specification"),
+        (
+            TOO_MANY_NODES,
+            SlurmRefused,
+            Exit.FAILED,
+            "sbatch refused the job: Batch job submission failed: Requested node configuration is not available: "
+            "the partition does not have so many nodes with these GPUs, CPUs, memory and features; ask for fewer, "
+            "or for another partition (`sinfo` lists them)",
+        ),
         (
             NO_CONTROLLER,
             SlurmUnavailable,

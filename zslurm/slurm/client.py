@@ -255,13 +255,16 @@ class SlurmClient(SlurmCommands):
         """Since when Slurm preempts a job; None where it does not, or does not know the job or the field."""
         return jobs.parse_time(self._field(job_id, "PreemptTime"))
 
-    def qos_preempt_mode(self, job_id: str) -> str:
-        """The PreemptMode of a job's QoS; empty where it has none or accounting does not show it."""
+    def _qos_preempt_modes(self, job_id: str) -> set[str]:
+        """The PreemptModes of a job's QoS; empty if it has none, or accounting does not show it.
+
+        Since Slurm 24.11 a job may have several (`high,low`), and which of them counts is not shown.
+        """
         qos = self._field(job_id, "QOS")
         if qos in ("", "(null)", "N/A") or self.find("sacctmgr") is None:
-            return ""
+            return set()
         arguments = ["--noheader", "--parsable2", "show", "qos", f"name={qos}", "format=PreemptMode"]
-        return self.run("sacctmgr", *arguments).stdout.strip()
+        return {line.strip() for line in self.run("sacctmgr", *arguments).stdout.splitlines()}
 
     def preempt_mode(self, record: JobRecord) -> PreemptMode:
         """The PreemptMode that holds for a job: of its QoS or its partition, by PreemptType, or the cluster's.
@@ -271,15 +274,15 @@ class SlurmClient(SlurmCommands):
         try:
             config = self.scontrol_config()
             mode, kind = config.get("PreemptMode", ""), config.get("PreemptType", "")
-            own = ""
+            own: set[str] = set()
             if kind.endswith("partition_prio"):
-                own = next((p.preempt_mode for p in self.partitions() if p.name == record.partition), "")
+                own = {p.preempt_mode for p in self.partitions() if p.name == record.partition}
             elif kind.endswith("qos"):
-                own = self.qos_preempt_mode(record.job_id)
+                own = self._qos_preempt_modes(record.job_id)
         except ZslurmError:
             return "requeue"
-        mode = own if own.lower() not in ("", "cluster") else mode
-        return "cancel" if "CANCEL" in mode.upper() else "requeue"
+        modes = {mode if one.lower() in ("", "cluster") else one for one in own or {mode}}
+        return "cancel" if all("CANCEL" in one.upper() for one in modes) else "requeue"
 
     def _field(self, job_id: str, name: str) -> str:
         """One field of squeue for one job; empty where it knows neither."""

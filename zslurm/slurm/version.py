@@ -12,6 +12,8 @@ OVERLAP_SHARES_GPUS = (22, 5, 0)
 """Since this version a step with --overlap uses GPUs that another step of the job holds (its RELEASE_NOTES)."""
 SETS_JOB_END_TIME = (23, 2, 0)
 """Since this version a job finds SLURM_JOB_END_TIME in its environment (its RELEASE_NOTES)."""
+NO_RANK_BINDING = (24, 11, 0)
+"""Since this version srun ignores `--cpu-bind=rank` ("Rank binding is obsolete")."""
 
 LACKS = (
     (OLDEST, ", the oldest whose output was looked at."),

@@ -17,7 +17,7 @@ from zslurm.config.spec import RunSpec
 from zslurm.core.errors import ConfigError, SlurmUnavailable
 from zslurm.run.run_dir import RunDir
 from zslurm.slurm.client import SlurmClient
-from zslurm.slurm.version import OVERLAP_SHARES_GPUS
+from zslurm.slurm.version import NO_RANK_BINDING, OVERLAP_SHARES_GPUS
 from zslurm.submit.plugin.executor import ZslurmExecutor
 from zslurm.submit.script.render import JobScript
 
@@ -48,7 +48,7 @@ def check_slurm(spec: RunSpec) -> None:
 
     Raises:
         SlurmUnavailable: there is no sbatch here.
-        ConfigError: this Slurm is too old.
+        ConfigError: this Slurm is too old, or no longer has an option.
     """
     if shutil.which("sbatch") is None:
         raise SlurmUnavailable(
@@ -58,6 +58,12 @@ def check_slurm(spec: RunSpec) -> None:
         raise ConfigError(
             "slurm.spares and aegis.min_nodes: need Slurm 22.05 or newer, where steps can share a job's GPUs; "
             f"this is {version}; leave them out, and a failed node costs a requeue"
+        )
+    binds_by_rank = "rank" in spec.slurm.cpu_bind.lower().split(",")
+    if binds_by_rank and (version := SlurmClient().version()) >= NO_RANK_BINDING:
+        raise ConfigError(
+            f"slurm.cpu_bind: srun ignores `rank` since Slurm 24.11, and this is {version}; list the cores with "
+            "map_cpu:..., or use none: then slurm.numa_bind binds each rank to the cores of its GPU"
         )
 
 

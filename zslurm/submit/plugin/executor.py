@@ -264,7 +264,16 @@ def _refusal(text: str) -> Refused | Unavailable:
     words = "; ".join(line.removeprefix("sbatch: ").removeprefix("error: ") for line in lines)
     if any(phrase in text for phrase in _UNREACHABLE):
         return Unavailable(f"sbatch: the Slurm controller does not answer: {words}")
-    return Refused(f"sbatch refused the job: {words or ' '.join(text.split())}")
+    advice = _NEVER_AVAILABLE_ADVICE if _NEVER_AVAILABLE in text else ""
+    return Refused(f"sbatch refused the job: {words or ' '.join(text.split())}{advice}")
+
+
+_NEVER_AVAILABLE = "Requested node configuration is not available"
+"""Also for more nodes than the partition has, which versions before 24.11 put into the queue."""
+_NEVER_AVAILABLE_ADVICE = (
+    ": the partition does not have so many nodes with these GPUs, CPUs, memory and features; ask for fewer, or "
+    "for another partition (`sinfo` lists them)"
+)
 
 
 pass_parameters_on(ZslurmExecutor.name())
