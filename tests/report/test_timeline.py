@@ -93,3 +93,46 @@ def test_recovery_in_memory_is_a_part_of_its_own(tmp_path: Path) -> None:
     assert found.seconds["recovery"] == pytest.approx(0.5)
     assert found.seconds["between"] == pytest.approx(1.5)
     assert (found.attempts[0].kept, found.attempts[0].lost) == (10, 1)
+
+
+def requeued(directory: Path) -> TimedStory:
+    """An attempt of 40 steps that ended 100 s after the submission, of a job with a number."""
+    story = submitted_at_zero(directory)
+    story.job_id = "4711"
+    story.at(10).started(1)
+    story.at(20).steps(range(1, 41))
+    story.at(100).event("attempt_ended", attempt=1, outcome="interrupted", exit_code=75)
+    return story
+
+
+def started_again(story: TimedStory) -> Timeline:
+    story.at(600).started(2)
+    story.at(610).steps(range(41, 61), attempt=2)
+    story.at(650).ended("completed", 0, attempt=2)
+    return of(story)
+
+
+def test_a_job_that_waits_for_a_dead_node_before_its_requeue_holds_its_nodes(tmp_path: Path) -> None:
+    story = requeued(tmp_path / "run")
+    story.at(460).event("requeued", attempt=None, excluded="", reason="so")
+    story.at(461).event("run_ended", attempt=None, outcome="interrupted", exit_code=75)
+    found = started_again(story)
+    assert found.seconds["down"] == pytest.approx(360)
+    assert found.seconds["queue"] == pytest.approx(10 + 140)
+    assert found.goodput == pytest.approx(120 / (651 - 150))
+    assert sum(span.seconds for span in found.spans) == pytest.approx(651)
+
+
+def test_a_job_that_slurm_requeued_by_itself_waits_in_the_queue(tmp_path: Path) -> None:
+    story = requeued(tmp_path / "run")
+    story.at(101).event("run_ended", attempt=None, outcome="interrupted", exit_code=75)
+    found = started_again(story)
+    assert found.seconds["queue"] == pytest.approx(10 + 499)
+    assert found.goodput_with_queue == pytest.approx(120 / 651)
+
+
+def test_a_run_that_was_cancelled_waits_for_nothing(tmp_path: Path) -> None:
+    story = requeued(tmp_path / "run")
+    story.at(101).event("run_ended", attempt=None, outcome="interrupted", exit_code=75)
+    story.at(102).event("cancel", attempt=None)
+    assert started_again(story).seconds["queue"] == pytest.approx(10)

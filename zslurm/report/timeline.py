@@ -250,24 +250,33 @@ def _waits(marks: Sequence[Event], attempts: Sequence[Attempt], now: float | Non
     spans: list[Span] = []
     since: float | None = None  # from when on the run was active and no attempt's
     part = "queue"
+    left: RunEnded | None = None  # the end of a run that Slurm may requeue by itself, without an event
     for event in marks:
         if isinstance(event, Submitted):  # the job before is gone: `submit` refuses while there is one
-            since, part = event.time, "queue"
+            since, part, left = event.time, "queue", None
         elif isinstance(event, Requeued | RequeuedByUser):
+            if since is None:
+                since = event.time
+            elif part == "down" and event.time > since:  # the job held its nodes until then
+                spans.append(Span("down", since, event.time))
+                since = event.time
             part = "queue"
-            since = event.time if since is None else since
         elif isinstance(event, AttemptStarted):
+            if since is None and left is not None and left.job_id == event.job_id:
+                since, part = left.time, "queue"
             if since is not None and event.time > since:
                 spans.append(Span(part, since, event.time))
-            since, part = ended[event.attempt], "down"
+            since, part, left = ended[event.attempt], "down", None
         elif isinstance(event, Cancelled):
             if since is not None and event.time > since:
                 spans.append(Span(part, since, event.time))
                 since = None
+            left = None
         elif isinstance(event, RunEnded):
             if since is not None and event.time > since and part == "down":
                 spans.append(Span("end", since, event.time))
-            since = None if part == "down" else since
+            if part == "down":
+                since, left = None, event if event.outcome == "interrupted" else None
     if now is not None and since is not None and not any(attempt.outcome == "running" for attempt in attempts):
         spans.append(Span(part, since, max(now, since)))
     return spans
