@@ -36,7 +36,7 @@ def test_only_sections_that_the_run_uses_are_shown(shell: Shell, run_file: Path)
     [
         ("optim.weight_decay=0.5", "optim: belongs to zslurm's own trainer"),
         ("checkpoint.every_steps=3", "checkpoint: belongs to zslurm's own trainer"),
-        ("trainer.stop_s=700", "trainer.stop_s (700) must be less than aegis.save_s (600)"),
+        ("trainer.stop_s=700", "trainer.stop_s (700 s) must be less than aegis.save_s (600 s)"),
         ("trainer.progress.rank=-2", "greater than or equal to -1"),
         ("trainer.command=[]", "at least one item"),
     ],
@@ -52,3 +52,10 @@ def test_a_dry_run_has_the_steps_of_the_program_and_notes_on_its_hangs(shell: Sh
     assert any("a hang is noticed only if" in note for note in body["notes"])
     grows = shell.zslurm("submit", run_file, "--dry-run", "--json", "--set", "trainer.progress.grows=log").stdout
     assert "180 s without growth count as a hang (aegis.hang.step_s)" in grows
+
+
+def test_a_stop_that_slurm_would_not_wait_for_is_noted_in_seconds(shell: Shell, run_file: Path) -> None:
+    on_slurm = ("--set", "cluster.launcher=slurm", "--set", "trainer.stop_s=400")
+    body = json.loads(shell.zslurm("submit", run_file, "--dry-run", "--json", *on_slurm).stdout)
+    (note,) = (note for note in body["notes"] if "trainer.stop_s" in note)
+    assert note.startswith("trainer.stop_s (400 s) is longer than slurm.save_margin_s (300 s): ")

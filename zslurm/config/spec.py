@@ -465,8 +465,8 @@ class ProgramSpec(RunSpec):
             raise ValueError("aegis.recovery: memory needs zslurm's own trainer; use restart")
         if self.trainer is not None and self.trainer.stop_s >= self.aegis.save_s:
             raise ValueError(
-                f"trainer.stop_s ({self.trainer.stop_s:g}) must be less than aegis.save_s "
-                f"({self.aegis.save_s:g}), after which everything is killed; raise aegis.save_s"
+                f"trainer.stop_s ({self.trainer.stop_s:g} s) must be less than aegis.save_s "
+                f"({self.aegis.save_s:g} s), after which everything is killed; raise aegis.save_s"
             )
         return self
 

@@ -54,8 +54,8 @@ def notes_on_program(spec: RunSpec, continues: RunDir | None) -> list[str]:
         notes.append(_NO_CHECKPOINTS.format(spec.aegis.retries))
     if spec.cluster.launcher == "slurm" and trainer.stop_s > spec.slurm.save_margin_s:
         notes.append(
-            f"trainer.stop_s ({trainer.stop_s:g}) is longer than slurm.save_margin_s "
-            f"({spec.slurm.save_margin_s}): at the time limit Slurm kills the program before it had time to stop"
+            f"trainer.stop_s ({trainer.stop_s:g} s) is longer than slurm.save_margin_s "
+            f"({spec.slurm.save_margin_s} s): at the time limit Slurm kills the program before it had time to stop"
         )
     return notes
 
