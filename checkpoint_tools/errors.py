@@ -14,7 +14,7 @@ from pathlib import Path
 from zslurm.checkpoint_tools.quantities import show_bytes
 from zslurm.error import Error
 
-_OUT_OF_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+_OUT_OF_SPACE = {errno.ENOSPC, errno.EDQUOT}
 
 
 class CheckpointError(Error):
@@ -66,19 +66,21 @@ class WriteFailed(CheckpointError):
 
 
 class NoSpace(WriteFailed):
-    """The file system, quota or file-size limit is full. Act: free space, or keep fewer checkpoints."""
+    """The file system or the quota is full. Act: free space, or keep fewer checkpoints."""
 
 
 def write_failed(path: Path, cause: OSError) -> WriteFailed:
     """Return the `WriteFailed` (or `NoSpace`) for what `cause` means for a save at `path`."""
     what = f"cannot write {path}: {cause.strerror or cause}"
-    if cause.errno in _OUT_OF_ROOM:
-        return NoSpace(f"{what}{_free(path)}; earlier checkpoints are untouched: free space or keep fewer of them")
-    return WriteFailed(f"{what}; earlier checkpoints are untouched: correct the cause and save again")
+    if cause.errno in _OUT_OF_SPACE:
+        free = _free(path) if cause.errno == errno.ENOSPC else ""  # a quota can be full where the disk is not
+        return NoSpace(f"{what}{free}; earlier checkpoints are untouched: free space or keep fewer of them")
+    advice = "raise `ulimit -f`" if cause.errno == errno.EFBIG else "correct the cause"
+    return WriteFailed(f"{what}; earlier checkpoints are untouched: {advice} and save again")
 
 
 def _free(path: Path) -> str:
-    """Return what is free on the file system of a path, for messages; empty if that is unknown."""
+    """Return the free space of a path's file system as words for a message; empty if it cannot be read."""
     with suppress(OSError):
         space = os.statvfs(path.parent)
         return f" ({show_bytes(space.f_bavail * space.f_frsize)} free)"
