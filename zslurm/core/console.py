@@ -9,21 +9,21 @@ import sys
 from textwrap import fill
 from typing import Any
 
-# C0 but tab and line breaks, DEL and C1, which a terminal obeys; marks that change the direction of text.
-_CONTROL = re.compile("[\x00-\x08\x0b-\x0c\x0e-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069]")
-_COLOUR = "\x1b\\[[0-9;:]*m"
-_CONTROL_OR_COLOUR = re.compile(f"({_COLOUR})|({_CONTROL.pattern})")
+# C0 but tab and line feed, DEL and C1, which a terminal obeys; marks that change the direction of text.
+_CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]")
+_OF_LOGS = "\x1b\\[[0-9;:]*m|\r"  # colours, and the return to the start of a line with which progress bars work
+_CONTROL_OR_OF_LOGS = re.compile(f"({_OF_LOGS})|({_CONTROL.pattern})")
 
 
-def harmless(text: str, *, colours: bool = False) -> str:
+def harmless(text: str, *, log: bool = False) -> str:
     r"""Return text that a terminal shows and does not obey: control characters are written as `\x1b`.
 
-    Names and log lines come from programs and people. Line breaks and tabs stay; with `colours` colours do too.
+    Names and log lines come from programs and people. Line feeds and tabs stay; with `log` so do colours and `\r`.
     """
     if text.isprintable():
         return text
-    if colours:
-        return _CONTROL_OR_COLOUR.sub(lambda match: match[1] or _written(match[2]), text)
+    if log:
+        return _CONTROL_OR_OF_LOGS.sub(lambda match: match[1] or _written(match[2]), text)
     return _CONTROL.sub(lambda match: _written(match[0]), text)
 
 

@@ -11,7 +11,7 @@ import pytest
 from tests.cli.commands import Shell
 from tests.run.stories import Story
 from zslurm.aegis.policy.outcome import Cause
-from zslurm.cli.logs.rank_log import shown_on
+from zslurm.cli.logs.rank_log import incomplete_end, shown_on
 from zslurm.core.console import harmless, say
 from zslurm.run.run_dir import RunDir
 
@@ -77,6 +77,8 @@ def test_a_message_is_harmless(capsys: pytest.CaptureFixture[str]) -> None:
         (TITLE, r"\x1b]0;owned\x07"),
         ("\x1b[31mred\x1b[0m", r"\x1b[31mred\x1b[0m"),
         ("\u202eabc", r"\u202eabc"),
+        ("\u061cabc", r"\u061cabc"),
+        ("failed\rall is well", r"failed\x0dall is well"),
         ("é 日本 ✓", "é 日本 ✓"),
     ],
 )
@@ -92,3 +94,20 @@ def test_a_log_keeps_its_colours_on_a_terminal_and_everything_in_a_pipe() -> Non
     line = f"\x1b[31;1mred\x1b[0m {TITLE}\x1b[2J progress\r\n".encode()
     assert shown_on(io.StringIO(), line) == line
     assert shown_on(Terminal(), line) == b"\x1b[31;1mred\x1b[0m \\x1b]0;owned\\x07\\x1b[2J progress\r\n"
+
+
+@pytest.mark.parametrize(
+    ("block", "left"),
+    [
+        ("whole ✓".encode(), 0),
+        ("whole é".encode(), 0),
+        ("✓".encode()[:2], 2),
+        ("é".encode()[:1], 1),
+        ("😀".encode()[:3], 3),
+        (b"text \x1b[31", 4),
+        (b"text \x1b[31m", 0),
+        (b"caf\xe9 latin", 0),
+    ],
+)
+def test_what_a_terminal_cannot_show_yet_waits_for_its_end(block: bytes, left: int) -> None:
+    assert incomplete_end(block) == left

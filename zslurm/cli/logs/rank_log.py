@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections import deque
 from collections.abc import Sequence
@@ -118,8 +119,7 @@ def _print_tail(path: Path, last_lines: int | None, since: float | None) -> int:
             file.seek(_offset_at(path, since))
         block: bytes = file.read() if last_lines is None else b"".join(deque(file, maxlen=last_lines))
         end = file.tell()
-    _write(block)
-    return end
+    return end - _write(block)
 
 
 def _offset_at(path: Path, since: float) -> int:
@@ -137,16 +137,31 @@ def _print_from(path: Path, offset: int) -> int:
     with path.open("rb") as file:
         file.seek(offset)
         block = file.read()
-    _write(block)
-    return len(block)
+    return len(block) - _write(block)
 
 
 def shown_on(out: TextIO, block: bytes) -> bytes:
-    """Return bytes of a log as they are; for a terminal without what moves its cursor or changes its settings."""
-    return harmless(block.decode("utf-8", "replace"), colours=True).encode() if out.isatty() else block
+    """Return bytes of a log as they are; for a terminal, sequences other than colours are written out."""
+    return harmless(block.decode("utf-8", "replace"), log=True).encode() if out.isatty() else block
 
 
-def _write(block: bytes) -> None:
+# A character of UTF-8 or a colour of which the end was not written yet.
+_INCOMPLETE = re.compile(
+    rb"(?:[\xc2-\xdf]|[\xe0-\xef][\x80-\xbf]?|[\xf0-\xf4][\x80-\xbf]{0,2}|\x1b(?:\[[0-9;:]*)?)\Z"
+)
+
+
+def incomplete_end(block: bytes) -> int:
+    """Return how many bytes at the end of a log belong to a character or colour that is not complete yet."""
+    match = _INCOMPLETE.search(block, max(0, len(block) - 64))
+    return len(match[0]) if match else 0
+
+
+def _write(block: bytes) -> int:
+    """Print bytes of a log; return how many of its last ones a terminal has to wait for."""
+    left = incomplete_end(block) if sys.stdout.isatty() else 0
+    block = block[: len(block) - left]
     if block:
         sys.stdout.buffer.write(shown_on(sys.stdout, block))
         sys.stdout.buffer.flush()
+    return left
