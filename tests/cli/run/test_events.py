@@ -102,7 +102,20 @@ def attempts_in(stdout: str) -> list[str]:
 def test_of_many_events_the_newest_are_shown(long_story: Story, shell: Shell) -> None:
     done = shell.zslurm.ok("events", str(long_story.run.path))
     assert attempts_in(done.stdout) == ["2", "3", "4"], "the submission is the last event"
-    assert done.stderr == "zslurm: these are the last 4 events; --all shows every one\n"
+    assert done.stderr == "these are the last 4 events; --all shows every one\n"
+
+
+def test_nothing_is_left_out_of_as_many_events_as_are_shown(
+    long_story: Story, shell: Shell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(events, "MOST", 6)
+    done = shell.zslurm.ok("events", str(long_story.run.path))
+    assert (attempts_in(done.stdout), done.stderr) == (["0", "1", "2", "3", "4"], "")
+
+
+def test_all_events_and_the_last_ones_exclude_each_other(long_story: Story, shell: Shell) -> None:
+    code, line = shell.fails("events", str(long_story.run.path), "--all", "-n", "2")
+    assert (code, line) == (2, "zslurm: --all and -n: give one of them")
 
 
 @pytest.mark.parametrize("options", [["--all"], ["--since", "2000-01-01"], ["-n", "10"]])

@@ -15,6 +15,7 @@ from zslurm.cli.run.polling import looks
 from zslurm.cli.terminal.screen import columns_of_terminal, print_styled
 from zslurm.cli.terminal.table import HEAD, QUIET, Column, print_table
 from zslurm.core.console import harmless, say
+from zslurm.core.errors import ConfigError
 from zslurm.core.units import show_time
 from zslurm.run.events import describe
 from zslurm.run.events.event import from_row
@@ -45,10 +46,12 @@ def events(
 
     Example: zslurm events my-run -f
     """
+    if every and tail is not None:
+        raise ConfigError("--all and -n: give one of them")
     chosen = find_all(runs) if runs else known_runs()
     earliest = None if since is None else parse_since(since)
     limited = tail is None and since is None and not every and not json
-    recorded = recorded_events(chosen, MOST if limited else tail, follow=follow, since=earliest)
+    recorded = recorded_events(chosen, MOST + 1 if limited else tail, follow=follow, since=earliest)
     several = len(chosen) > 1
     if json:
         for run, event in recorded:
@@ -60,13 +63,14 @@ def events(
             _print_event(row, several=several)
         return
     table = list(islice(rows, MOST + 1))
+    if limited and len(table) > MOST:
+        say(f"these are the last {MOST:,} events; --all shows every one")
+        del table[0]
     if len(table) <= MOST:
         print_table(COLUMNS if several else _OF_ONE_RUN, table)
     else:  # too many to lay out together
         for row in chain(table, rows):
             _print_event(row, several=several, flush=False)
-    if limited and len(table) == MOST:
-        say(f"zslurm: these are the last {MOST:,} events; --all shows every one")
 
 
 def _print_event(row: Sequence[str], *, several: bool, flush: bool = True) -> None:
