@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import io
 import json
+import os
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 
@@ -67,6 +72,34 @@ def test_a_recipe_is_planned_by_its_name_without_a_profile(
     assert "planned for the profile mi300x-pollara" in done.stderr
     own = shell.zslurm(*command, "zaya1-8b", "--cluster", "h100-ib")
     assert (own.code, "planned for" in own.stderr) == (0, False)
+
+
+@pytest.mark.parametrize("cluster", [[], ["--cluster", "h100-ib"]])
+@pytest.mark.parametrize(
+    "command", [["plan", "run", "--nodes", "2", "--nodes", "4", "--runs", "2"], ["plan", "memory"], ["size"]]
+)
+def test_a_run_file_from_standard_input_is_planned(
+    shell: Shell, monkeypatch: pytest.MonkeyPatch, command: list[str], cluster: list[str]
+) -> None:
+    """It can be read only once, also if it is resolved several times."""
+    monkeypatch.delenv("ZSLURM_CLUSTER", raising=False)
+    monkeypatch.setattr(sys, "stdin", io.StringIO("extends: zaya1-8b\nrun: {name: mine}\n"))
+    done = shell.zslurm(*command, "-", *cluster)
+    assert done.code == 0, done.stderr
+
+
+def test_a_pipe_is_planned(shell: Shell, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    with ThreadPoolExecutor() as writer:
+        written = writer.submit((tmp_path / "pipe").write_text, "extends: zaya1-8b\nrun: {name: mine}\n")
+        done = shell.zslurm("size", str(tmp_path / "pipe"))
+        written.result()
+    assert done.code == 0, done.stderr
+
+
+def test_a_directory_does_not_hide_the_recipe_of_its_name(shell: Shell) -> None:
+    (shell.directory / "zaya1-8b").mkdir()
+    assert shell.zslurm("size", "zaya1-8b").code == 0
 
 
 def test_a_dry_run_of_a_recipe_needs_no_data_and_a_submission_does(shell: Shell) -> None:

@@ -11,11 +11,10 @@ from zslurm.checkpoint_tools.quantities import counted, show_bytes, show_count, 
 from zslurm.cli.errors import as_user_errors
 from zslurm.cli.options import Cluster, Json, RunFile, Set
 from zslurm.cli.plan_run import run
-from zslurm.cli.planned_cluster import planned_cluster
+from zslurm.cli.planned_run import planned_run
 from zslurm.cli.terminal.table import print_table
 from zslurm.config.spec import RunSpec
 from zslurm.core.console import print_json, say
-from zslurm.submit.resolve import resolve_run
 from zslurm.train.config import Recompute
 from zslurm.train.plan.io import PUBLISHED_BUDGET, Reads, StoragePlan, plan_storage
 from zslurm.train.plan.memory import LEFT_FREE, MemoryPlan, plan_memory, with_least_recompute
@@ -49,8 +48,7 @@ def memory(
 
     Example: zslurm plan memory run.yaml --dp 8 --dp 1024 --gpu-memory 192
     """
-    cluster = planned_cluster(run_file, cluster, overrides or [])
-    spec = resolve_run(run_file, cluster=cluster, overrides=overrides or []).spec
+    spec = planned_run(run_file, cluster, overrides or [])
     on_cpu, counts = trains_on_cpus(spec), dict.fromkeys(dp or [spec.world_size])
     limit = None if gpu_memory is None else int(gpu_memory * 2**30)
     recompute, names = spec.parallel.recompute, [phase.name for phase in spec.phases]
@@ -206,8 +204,7 @@ def io(
 
     Example: zslurm plan io run.yaml --step-time 2.5
     """
-    cluster = planned_cluster(run_file, cluster, overrides or [])
-    spec = resolve_run(run_file, cluster=cluster, overrides=overrides or []).spec
+    spec = planned_run(run_file, cluster, overrides or [])
     plan = plan_storage(spec, step_time=step_time, ranks=spec.world_size)
     budget, source = _budget(spec, iops)
     if json:

@@ -14,7 +14,7 @@ import typer
 from zslurm.checkpoint_tools.quantities import counted, show_count, show_duration
 from zslurm.cli.errors import as_user_errors
 from zslurm.cli.options import Cluster, Json, RunFile, Set
-from zslurm.cli.planned_cluster import planned_cluster
+from zslurm.cli.planned_run import planned_runs
 from zslurm.cli.terminal.table import Column, print_table
 from zslurm.config.spec import RunSpec
 from zslurm.core.console import print_json, say
@@ -26,7 +26,6 @@ from zslurm.plan.plot import NoPlot, draw
 from zslurm.plan.study import Prediction, Study
 from zslurm.plan.young_daly import daly_wall_s
 from zslurm.run.find import find
-from zslurm.submit.resolve import resolve_run
 from zslurm.submit.size import card_of, run_size
 from zslurm.train.plan.rates import Rates
 
@@ -168,13 +167,10 @@ def _preset(name: str) -> FailureRates:
 def _specs(
     run_file: Path, cluster: str | None, nodes: Sequence[int] | None, overrides: list[str]
 ) -> list[RunSpec]:
-    cluster = planned_cluster(run_file, cluster, overrides)
     if nodes is None:
-        return [resolve_run(run_file, cluster=cluster, overrides=overrides).spec]
-    return [
-        resolve_run(run_file, cluster=cluster, overrides=[*overrides, f"slurm.nodes={count}"]).spec
-        for count in dict.fromkeys(nodes)
-    ]
+        return planned_runs(run_file, cluster, [overrides])
+    counts = dict.fromkeys(nodes)
+    return planned_runs(run_file, cluster, [[*overrides, f"slurm.nodes={count}"] for count in counts])
 
 
 def _inputs(spec: RunSpec, given: Given, took: Measured | None, cluster_nodes: int | None) -> Inputs:

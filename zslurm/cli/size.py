@@ -13,12 +13,11 @@ import typer
 from zslurm.checkpoint_tools.quantities import counted, show_count
 from zslurm.cli.options import Cluster, Json, RunFile, Set
 from zslurm.cli.plan import trains_on_cpus
-from zslurm.cli.planned_cluster import planned_cluster
+from zslurm.cli.planned_run import planned_run
 from zslurm.cli.terminal.table import Column, print_table
 from zslurm.config.spec import RunSpec
 from zslurm.core.console import print_json, say
 from zslurm.core.errors import ConfigError, Exit
-from zslurm.submit.resolve import resolve_run
 from zslurm.submit.size import Card, PhaseSize, RunSize, card_of, proposals, run_size
 from zslurm.train.context.layout import check_phases
 from zslurm.train.errors import ConfigError as TrainConfigError
@@ -54,8 +53,7 @@ def size(
 
     Example: zslurm size run.yaml --rates gemm.json --strict
     """
-    cluster = planned_cluster(run_file, cluster, overrides or [])
-    spec = resolve_run(run_file, cluster=cluster, overrides=overrides or []).spec
+    spec = planned_run(run_file, cluster, overrides or [])
     on_cpu, table = trains_on_cpus(spec), _table(rates, spec)
     _check_contexts(spec)
     card = card_of(spec, gpu_memory, table.device if table else "", on_cpu=on_cpu)

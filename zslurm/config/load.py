@@ -99,8 +99,11 @@ def _stack(
     stack: list[tuple[yaml12.Document, str, str]] = []
     seen = {file if path is None else path.resolve()}
     while True:
-        data = document.data if isinstance(document.data, dict) else {}
-        base = data.pop("extends", None)
+        base = None
+        if isinstance(document.data, dict):
+            data = dict(document.data)  # a caller may resolve its document again
+            base = data.pop("extends", None)
+            document = replace(document, data=data)
         stack.insert(0, (document, layer, file))
         if base is None:
             return stack
