@@ -10,6 +10,7 @@ import errno
 import json
 import os
 from collections.abc import Callable, Iterator
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -112,7 +113,7 @@ def lines_backwards(path: Path, end: int | None = None) -> Iterator[bytes]:
                 size = min(_BLOCK, position)
                 position -= size
                 file.seek(position)
-                lines = (file.read(size) + begun).splitlines(keepends=True)
+                lines = BytesIO(file.read(size) + begun).readlines()  # divides at \n only
                 begun = lines.pop(0) if lines else b""
                 yield from reversed(lines)
             if begun:

@@ -130,5 +130,12 @@ def test_a_tail_begins_with_the_newest_records(tmp_path: Path) -> None:
         file.write('100}\n{"a":101}\n')
     assert tail.new_records() == [{"a": 100}, {"a": 101}]
     assert JsonLinesTail(path).newest_records(0) == []
+    path.write_bytes(b'{"a":1}\n{"a":2}\rdamaged\n{"a":3}\rtail')
+    tail = JsonLinesTail(path)
+    assert tail.newest_records(5) == [{"a": 1}], "a line ends only at a line feed"
+    with path.open("a") as file:
+        file.write('\n{"a":4}\n')
+    assert tail.new_records() == [{"a": 4}]
+    path.write_text("".join(f'{{"a":{number}}}\n' for number in range(102)))
     assert len(JsonLinesTail(path).newest_records(1000)) == 102
     assert JsonLinesTail(tmp_path / "nowhere").newest_records(3) == []
