@@ -42,7 +42,7 @@ from zslurm.checkpoint_tools.quantities import counted, show_bytes
 FORMAT = "zslurm-checkpoint"
 VERSION = 1
 MOST_BYTES = 128 << 20
-"""Largest manifest that is read: 50 times that of 5,000 tensors on 1,024 ranks."""
+"""Size of the largest manifest that is read: 50 times the manifest of 5,000 tensors on 1,024 ranks."""
 MOST_DIMENSIONS = 64
 """Of a tensor or buffer; numpy has no more."""
 

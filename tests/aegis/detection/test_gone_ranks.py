@@ -52,7 +52,7 @@ def test_time_in_which_the_job_was_suspended_is_no_time_for_srun() -> None:
 
 
 def test_the_record_of_a_process_that_was_replaced_says_nothing_of_the_next_one() -> None:
-    """Until the next process writes a record of its own, that of the former one is still there."""
+    """The record of a process stays until the next process writes its own."""
     training = _with_gone(3)
     training.run(20)
     training.move(3, 1)

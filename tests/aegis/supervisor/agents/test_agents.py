@@ -466,7 +466,7 @@ def test_an_old_slurm_has_no_agents_and_the_supervisor_goes_on(slurm: SteeredAge
 
 
 def test_a_slow_controller_delays_nothing(slurm: SteeredAgents) -> None:
-    """scontrol and sinfo hang: agents start, beat and are replaced all the same."""
+    """If scontrol and sinfo hang, agents still start, send heartbeats and are replaced."""
     (slurm.directory / "tools" / "scontrol").write_text("#!/bin/sh\nexec sleep 60\n")
     (slurm.directory / "tools" / "sinfo").write_text("#!/bin/sh\nexec sleep 60\n")
     slurm.start()
