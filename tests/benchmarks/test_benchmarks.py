@@ -9,8 +9,8 @@ import pytest
 from benchmarks.__main__ import main, modules
 from benchmarks.common import RESULTS
 
-OF_TESTS = {"faults", "fault_pairs"}
-"""Results that `make faults` writes."""
+OF_TESTS = {"faults", "fault_pairs", "slurm_versions"}
+"""Results that `make faults` and `make soak-slurm` write."""
 
 
 def test_each_result_is_of_a_benchmark() -> None:
