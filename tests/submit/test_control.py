@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,6 +15,7 @@ from zslurm.core.errors import NotFound, RunActive, SlurmRefused, SlurmUnavailab
 from zslurm.run.run_dir import RunDir
 from zslurm.slurm.client import SlurmClient
 from zslurm.slurm.inventory import Node
+from zslurm.slurm.jobs import JobRecord
 from zslurm.slurm.states import JobState
 from zslurm.submit import control
 from zslurm.submit.submit import record_action
@@ -44,6 +47,19 @@ def run(tmp_path: Path) -> RunDir:
 
 def _asks(slurm: SlurmClient, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(control, "SlurmClient", lambda: slurm)
+
+
+def _becomes_while_waiting(slurm: _Slurm, record: JobRecord, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Change the job when this thread sleeps; threads that other tests left behind sleep as before."""
+    tested, pause = threading.get_ident(), time.sleep
+
+    def sleep(seconds: float) -> None:
+        if threading.get_ident() == tested:
+            slurm.record = record
+        else:
+            pause(seconds)
+
+    monkeypatch.setattr("time.sleep", sleep)
 
 
 def test_nodes_that_the_site_hides_are_excluded_as_they_are_named(
@@ -81,7 +97,7 @@ def test_a_run_that_still_leaves_its_nodes_after_a_requeue_starts_once_it_waits(
     slurm = _Slurm(hides_nodes=False)
     waits, slurm.record = slurm.record, replace(slurm.record, state=JobState.COMPLETING)
     _asks(slurm, monkeypatch)
-    monkeypatch.setattr("time.sleep", lambda _: setattr(slurm, "record", waits))
+    _becomes_while_waiting(slurm, waits, monkeypatch)
     assert control.requeue(run, now=True).action == "start"
     assert [deed[0] for deed in slurm.done] == ["update"]
 
@@ -107,9 +123,7 @@ def test_a_job_that_was_cancelled_meanwhile_is_not_recorded_as_requeued(
     slurm = _Slurm(hides_nodes=False)
     slurm.record = replace(RECORD, state=JobState.COMPLETING)
     _asks(slurm, monkeypatch)
-    monkeypatch.setattr(
-        "time.sleep", lambda _: setattr(slurm, "record", replace(RECORD, state=JobState.CANCELLED))
-    )
+    _becomes_while_waiting(slurm, replace(RECORD, state=JobState.CANCELLED), monkeypatch)
     before = run.submissions.read_text()
     with pytest.raises(SlurmRefused, match="job 12 ended meanwhile"):
         control.requeue(run, exclude="node1")
