@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from tests.aegis.detection.simulated_training import Training
 from zslurm.aegis.detection.attempt_progress import GONE_S
+from zslurm.aegis.protocol import ProgressReport
 from zslurm.train.progress import Phase
 
 
@@ -77,3 +80,34 @@ def test_a_rank_whose_process_is_gone_does_not_hang() -> None:
 def test_ranks_that_wait_longer_for_a_rank_that_was_not_taken_as_killed_hang() -> None:
     training = _with_gone(3)
     assert training.kinds(training.run(60)) == [("rank_hang", "node1", 3)]
+
+
+def test_a_rank_that_goes_on_writing_is_not_gone() -> None:
+    """Its agent looks at another process: in a container the rank has pids of its own."""
+    training = Training()
+    training.run(31)
+    training.gone = {3}
+    training.run(60)
+    assert training.detector.gone(training.now) == {}
+    assert training.found == []
+
+
+def test_the_record_on_a_node_that_a_rank_has_left_says_nothing_of_it() -> None:
+    """A process that was stuck in a device call could not remove its record, which its agent still reports."""
+    training = Training(nodes=3)
+    training.run(31)
+    stale = replace(training.record(1), pid=77)
+    training.detector.feed(ProgressReport(training.stamp(0), 1, (stale,)), training.now + 0.15)
+    training.move(1, 2)
+    left_at = training.now
+    for _ in range(120):
+        training.second()
+        old = replace(stale, age_s=stale.age_s + training.now - left_at)
+        training.detector.feed(ProgressReport(training.stamp(0), 1, (old,)), training.now + 0.15)
+    assert [fault for fault in training.found if fault.rank == 1] == []
+    training.stopped[1], training.gone = training.now, {1}
+    for _ in range(round(GONE_S) + 2):
+        training.second()
+        old = replace(stale, age_s=stale.age_s + training.now - left_at)
+        training.detector.feed(ProgressReport(training.stamp(0), 1, (old,)), training.now + 0.15)
+    assert set(training.detector.gone(training.now)) == {1}

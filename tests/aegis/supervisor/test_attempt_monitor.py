@@ -18,6 +18,7 @@ from tests.aegis.supervisor.in_memory.test_memory_recovery import Pool, Store
 from tests.submit.specs import run_spec
 from tests.waiting import wait_for
 from zslurm.aegis.detection.detector import Detector
+from zslurm.aegis.detection.early_exits import LINE
 from zslurm.aegis.detection.witnesses import WitnessReport
 from zslurm.aegis.policy.attribution import attribute
 from zslurm.aegis.protocol import AgentReport, Answer, ProgressReport, RankProgress, Stamp
@@ -26,7 +27,7 @@ from zslurm.aegis.supervisor import stop_forwarder
 from zslurm.aegis.supervisor.agents.agents import Agents, ReceivedReport
 from zslurm.aegis.supervisor.attempt_monitor import AttemptMonitor
 from zslurm.aegis.supervisor.attempt_starter import RunningAttempt
-from zslurm.aegis.supervisor.fault_collector import FaultCollector
+from zslurm.aegis.supervisor.fault_collector import GONE, FaultCollector
 from zslurm.aegis.supervisor.in_memory.memory_recovery import MemoryRecovery
 from zslurm.aegis.supervisor.in_memory.rank_places import RankPlaces
 from zslurm.aegis.supervisor.job import Job
@@ -344,6 +345,19 @@ def test_ranks_that_stopped_unasked_are_not_taken_for_a_persons_wish_while_slurm
     monitor = _monitor(tmp_path, _step(run, printed, "exit 75"), Speakers({}))
     assert monitor.until_end().outcome == "interrupted"
     assert (monitor.job.stop.preempted, monitor.job.stop.signum, away.asked) == ("requeue", None, 3)
+
+
+def test_a_rank_that_exited_with_0_was_not_killed_if_its_agent_saw_it_go(tmp_path: Path, run: RunDir) -> None:
+    for rank in (0, 2):
+        end = {"rank": rank, "node": f"node{rank}", "exit_code": 1, "time": time.time(), "step": 7}
+        lost = {"error": "RuntimeError", "message": "Connection closed by peer"}
+        write_atomically(run.attempt(1).rank_end(rank), json.dumps(end | lost))
+    printed = "\n".join(f"srun: error: node{rank}: task {rank}: Exited with exit code 1" for rank in (0, 2))
+    gone = {"event": "ranks_ended", "ranks": [1], "node": "node1", "what": GONE, "by_agent": True}
+    run.events.write_text(json.dumps(gone | {"attempt": 1, "time": time.time()}) + "\n")
+    outcome = _monitor(tmp_path, _step(run, printed, "exit 1"), Speakers({})).until_end()
+    assert outcome.cause is not None
+    assert (outcome.cause.rank, outcome.cause.message) == (1, LINE)
 
 
 def test_ranks_that_stop_before_the_signal_is_passed_on_are_known_to_be_preempted(

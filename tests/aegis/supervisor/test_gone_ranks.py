@@ -62,7 +62,8 @@ def _collector(tmp_path: Path, run: RunDir, events: list[dict[str, Any]]) -> Fau
     detector.begin(1, NODES, now - 60)
     for ago in range(round(GONE_S) + 1, -1, -1):
         for rank, node in enumerate(NODES):
-            row = RankProgress(rank, 100 + rank, Phase.STEP, 7, -1, 1.0, gone=rank == 1)
+            age = 1.0 + (round(GONE_S) + 1 - ago) * (rank == 1)  # it writes nothing any more
+            row = RankProgress(rank, 100 + rank, Phase.STEP, 7, -1, age, gone=rank == 1)
             stamp = Stamp(node, 20 - ago, time.time() - ago, now - ago)
             detector.feed(ProgressReport(stamp, 1, (row,)), now - ago)
     process = DetachedProcess.adopt(run.attempt(1).path / "step.json", run.attempt(1).path / "step.exit")

@@ -27,6 +27,9 @@ GONE_S = 10.0
 _GONE_HANG_S = GONE_S + 5.0
 """Seconds for which ranks without progress count as waiting for one whose process is gone."""
 
+_WROTE_LATER_S = 2.0
+"""How much later than the report that its process is gone a record must be written to prove that it is not."""
+
 _STEP_TIMES = 50
 # Times of steps are taken over at least this long, so that the way of a report does not matter.
 _SAMPLE_S = 1.0
@@ -45,6 +48,9 @@ class RankState:
         ended: it had a record and has none any more: it ended in order.
         gone_since: when the agent of its node first reported that its process has ended without saying so.
         former_pid: of the process that was this rank on the node before; its record may still be there.
+        living_pid: of a process that wrote its record after its agent had called it gone. The agent looks at
+            another process then (ranks may have a pid namespace), and is not believed about this one.
+        left: nodes on which it was before.
     """
 
     node: str
@@ -52,6 +58,8 @@ class RankState:
     ended: bool = False
     gone_since: float | None = None
     former_pid: int | None = None
+    living_pid: int | None = None
+    left: frozenset[str] = frozenset()
 
     @property
     def position(self) -> tuple[int, bool]:
@@ -161,12 +169,10 @@ class AttemptProgress:
         for row in self.known(report, now):
             rank = self.ranks[row.rank]
             rank.row, rank.ended = row, False
-            is_gone = (
-                row.gone
-                and row.phase is not Phase.DONE
-                and row.pid != rank.former_pid
-                and report.stamp.node == rank.node
-            )
+            if rank.gone_since is not None and now - row.age_s > rank.gone_since + _WROTE_LATER_S:
+                rank.living_pid = row.pid
+            is_gone = row.gone and row.phase is not Phase.DONE
+            is_gone = is_gone and row.pid not in (rank.former_pid, rank.living_pid)
             rank.gone_since = (now if rank.gone_since is None else rank.gone_since) if is_gone else None
             node.seen.add(row.rank)
             if row.age_s > self.limit(row.phase):
@@ -186,10 +192,15 @@ class AttemptProgress:
         """Return the rows of a report that belong to ranks of this attempt.
 
         A record that was last written before the attempt began was left behind by an earlier run at the same path,
-        whose ranks and agent on that node were killed.
+        whose ranks and agent on that node were killed. One on a node that the rank has left is of a process that
+        could not remove it.
         """
         return [
-            row for row in report.ranks if row.rank < len(self.ranks) and now - row.age_s >= self._written_from
+            row
+            for row in report.ranks
+            if row.rank < len(self.ranks)
+            and now - row.age_s >= self._written_from
+            and report.stamp.node not in self.ranks[row.rank].left
         ]
 
     def _advance(self, step: int, when: float) -> None:
@@ -208,8 +219,9 @@ class AttemptProgress:
 
     def move(self, rank: int, node: str) -> None:
         """Note that another process, on this node, is a rank of the attempt from now on."""
-        row = self.ranks[rank].row
-        self.ranks[rank] = RankState(node, former_pid=None if row is None else row.pid)
+        former = self.ranks[rank]
+        left = (former.left | {former.node}) - {node}
+        self.ranks[rank] = RankState(node, former_pid=None if former.row is None else former.row.pid, left=left)
         self.over_limit.discard(rank)
         self.ranks_on = {
             name: frozenset(number for number, state in enumerate(self.ranks) if state.node == name)

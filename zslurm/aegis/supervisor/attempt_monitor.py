@@ -20,7 +20,7 @@ from zslurm.aegis.policy.policy import alarm
 from zslurm.aegis.root_cause import without_overcome
 from zslurm.aegis.supervisor.agents.agents import Agents
 from zslurm.aegis.supervisor.attempt_starter import RunningAttempt
-from zslurm.aegis.supervisor.fault_collector import FaultCollector, read_step_log
+from zslurm.aegis.supervisor.fault_collector import GONE, FaultCollector, read_step_log
 from zslurm.aegis.supervisor.hanging_ranks import HangingRanks, dump_stacks
 from zslurm.aegis.supervisor.in_memory.planned_moves import PlannedMoves, spares_for_alarm
 from zslurm.aegis.supervisor.stop_forwarder import StopForwarder
@@ -351,10 +351,17 @@ class AttemptMonitor:
             Cause(fault.line, fault.rank, fault.node, int(Exit.DONE), fault.step)
             for fault in collected.early_exits
         ]
+        exited = {cause.rank for cause in early}
+        # An agent sees that a process is gone, and not how: a rank that exited with 0 was not killed.
+        failures = [
+            known
+            for known in collected.failures
+            if known.what != GONE or not (None in exited or exited & set(known.ranks))
+        ]
         outcome = attempt_outcome(
             128 + signal.SIGKILL if code is None else code,
             ends,
-            collected.failures,
+            failures,
             dead,
             log[-2000:],
             killed_because,
