@@ -78,7 +78,9 @@ def find_files(
 
     Args:
         sources: files, taken as they are, and directories, searched recursively.
-        glob: what a file in a directory must match, as `PurePath.match` does: "*.py", "docs/*.md".
+        glob: what a file in a directory must match, as `PurePath.match` does: "*.py", "docs/*.md". Hidden files
+            and directories (`.env`, `.cache`) and backups of editors (`notes.md~`) are left out unless a part of
+            the pattern begins with a dot: they hold secrets and caches rather than text.
         excluded: names of directories below a source that are not entered.
         ours: directories that are not entered either: what is built is no source.
         locks: files that are left out, with those whose names continue theirs (drafts of locks).
@@ -120,13 +122,18 @@ def _walk(top: Path, glob: str, excluded: frozenset[str], ours: set[str]) -> Ite
         raise error
 
     matches = []
+    hidden = any(part.startswith(".") for part in PurePath(glob).parts)
     for directory, directories, names in os.walk(top, onerror=fail):
         directories[:] = [
             name
             for name in directories
-            if name not in excluded and os.path.realpath(Path(directory, name)) not in ours
+            if name not in excluded
+            and (hidden or not name.startswith("."))
+            and os.path.realpath(Path(directory, name)) not in ours
         ]
         for path in (Path(directory, name) for name in names):
+            if not hidden and (path.name.startswith(".") or path.name.endswith("~")):
+                continue
             if path.relative_to(top).match(glob) and path.is_file():
                 matches.append(path)
     return iter(sorted(matches, key=lambda path: path.relative_to(top).parts))

@@ -47,7 +47,9 @@ def build(
         int | None, Option(min=512, max=1 << 24, help="Train a BPE tokenizer of this size on the text.")
     ] = None,
     tokenizer: Annotated[Path | None, Option(help="Use this tokenizer.json instead of training one.")] = None,
-    glob: Annotated[str, Option(help="Which files of a directory.")] = "*",
+    glob: Annotated[
+        str, Option(help="Which files of a directory; hidden ones only if it begins with a dot.")
+    ] = "*",
     text_key: Annotated[str, Option(help="What holds the text of a .jsonl line.")] = "text",
     text_column: Annotated[str, Option(help="What holds the text of a .parquet row.")] = "text",
     prompt_key: Annotated[

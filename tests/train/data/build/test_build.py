@@ -121,6 +121,22 @@ def test_sources_are_filtered_and_read_once(texts: Path, tmp_path: Path) -> None
     assert firsts == ["third", "first", "second"]
 
 
+def test_hidden_files_are_read_only_if_they_are_asked_for(texts: Path, tmp_path: Path) -> None:
+    """They hold passwords and caches."""
+    (texts / ".env").write_text("API_KEY=hunter2")
+    (texts / "a.txt~").write_text("backup")
+    write_texts(texts / ".cache", x="cached")
+
+    def words(name: str, *sources: Path, glob: str = "*") -> str:
+        build([*sources], tmp_path / name, vocab_size=300, glob=glob)
+        return " ".join(texts_of(Corpus.open(tmp_path / name)))
+
+    assert not any(word in words("all", texts) for word in ("hunter2", "backup", "cached"))
+    assert "hunter2" in words("named", texts / ".env", texts)
+    assert "hunter2" in words("asked", texts, glob=".env")
+    assert "cached" in words("below", texts, glob=".cache/*")
+
+
 def test_paths_that_are_not_utf8_work(texts: Path, tmp_path: Path) -> None:
     strange = texts.rename(tmp_path / os.fsdecode(b"caf\xe9"))
     first = build([strange], tmp_path / "out", vocab_size=300)
