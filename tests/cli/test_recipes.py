@@ -5,9 +5,11 @@ from __future__ import annotations
 import io
 import json
 import os
+import re
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -95,6 +97,29 @@ def test_a_pipe_is_planned(shell: Shell, tmp_path: Path) -> None:
         done = shell.zslurm("size", str(tmp_path / "pipe"))
         written.result()
     assert done.code == 0, done.stderr
+
+
+def test_a_run_file_of_nearly_this_name_is_proposed(shell: Shell) -> None:
+    shell.write_run()
+    assert shell.fails("size", "runn.yaml") == (3, "zslurm: runn.yaml: no such file; did you mean run.yaml?")
+
+
+def test_a_batch_that_this_machine_cannot_hold_is_noted(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+    shell.write_run()
+    few = SimpleNamespace(total=2**10)
+    assert "this machine has" not in "".join(notes_of(shell))
+    monkeypatch.setattr("psutil.virtual_memory", lambda: few)
+    (line,) = [line for line in notes_of(shell) if "this machine has" in line]
+    assert re.fullmatch(
+        r"memory of \d ranks?: .* at the peak, and this machine has 1\.00 KiB: (set|take) .*", line
+    ), line
+
+
+def notes_of(shell: Shell) -> list[str]:
+    done = shell.zslurm("submit", "run.yaml", "--cluster", "local", "--dry-run", "--json")
+    assert done.code == 0, done.stderr
+    notes: list[str] = json.loads(done.stdout)["notes"]
+    return notes
 
 
 def test_a_directory_does_not_hide_the_recipe_of_its_name(shell: Shell) -> None:

@@ -96,7 +96,9 @@ def test_an_active_run_is_refused_requeued_and_cancelled(user: LocalUser) -> Non
     assert user.zslurm("submit", "-q", run_file).stdout == "local-1\n"
     user.wait_for_step("busy", 2)
     refused = user.zslurm("submit", run_file, exit_code=1)
-    assert refused.stderr.startswith("zslurm: busy: the run is running as job local-1; `zslurm cancel busy` first")
+    assert refused.stderr.startswith(
+        "zslurm: busy: the run is running as job local-1; `zslurm cancel busy --wait` first"
+    )
     assert "the run is running" in user.zslurm("submit", run_file, "--new", exit_code=1).stderr
 
     assert user.zslurm("requeue", "busy").stderr == "requeued busy as job local-2\n"

@@ -57,8 +57,8 @@ def refuse_active(run: RunDir) -> None:
     state = look(run)
     if state.active:
         raise RunActive(
-            f"{run.name}: the run is {state.state} as job {state.job_id}; `zslurm cancel {run.name}` first, "
-            "or give the new run another name"
+            f"{run.name}: the run is {state.state} as job {state.job_id}; `zslurm cancel {run.name} --wait` "
+            "first, or give the new run another name"
         )
 
 

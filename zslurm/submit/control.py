@@ -361,4 +361,6 @@ def _await_job(client: SlurmClient, job_id: str, settled: Callable[[JobRecord], 
         if record is None or settled(record):
             return record
         time.sleep(1.0)
-    raise RunActive(f"job {job_id} did not stop within {_STOPS_S / 60:g} minutes; it is requeued")
+    raise RunActive(
+        f"job {job_id} still leaves its nodes after {_STOPS_S / 60:g} minutes; `squeue -j {job_id}` shows it"
+    )

@@ -73,8 +73,10 @@ def resolve_run(
     if document is None and run_file is not None and _is_recipe(run_file):
         document = yaml12.parse(f"extends: {run_file}\nrun: {{name: {run_file}}}\n", f"recipe {run_file}")
     if run_file is not None and document is None and run_file != yaml12.STDIN and not run_file.exists():
-        near = difflib.get_close_matches(str(run_file), recipes(), n=1)
-        raise NotFound(f"{run_file}: no such file" + (f"; did you mean the recipe {near[0]}?" if near else ""))
+        files = {str(file): "" for file in run_file.parent.glob("*.y*ml")}
+        known = dict.fromkeys(recipes(), "the recipe ") | files
+        near = difflib.get_close_matches(str(run_file), known, n=1)
+        raise NotFound(f"{run_file}: no such file" + "".join(f"; did you mean {known[one]}{one}?" for one in near))
     if document is None:
         document = yaml12.read(run_file) if run_file is not None else yaml12.Document({}, {})
     name = cluster or _named_by(overrides) or _named_in(document) or default_name()

@@ -101,7 +101,7 @@ def print_logs(
     states = looks([run], follow=follow)
     if not next(states) and path is None:
         raise no_log(run)
-    offset = _print_tail(path, last_lines, since) if path else 0
+    offset = _print_tail(path, last_lines, since, follow=follow) if path else 0
     for active in states:
         newest = _log_path(run, rank, attempt, supervisor)
         if newest is not None and newest != path:
@@ -112,14 +112,14 @@ def print_logs(
             break
 
 
-def _print_tail(path: Path, last_lines: int | None, since: float | None) -> int:
+def _print_tail(path: Path, last_lines: int | None, since: float | None, *, follow: bool) -> int:
     """Print the file, or its last lines; returns how far it was read."""
     with path.open("rb") as file:
         if since is not None:
             file.seek(_offset_at(path, since))
         block: bytes = file.read() if last_lines is None else b"".join(deque(file, maxlen=last_lines))
         end = file.tell()
-    return end - _write(block)
+    return end - _write(block, whole=follow)
 
 
 def _offset_at(path: Path, since: float) -> int:
@@ -137,7 +137,7 @@ def _print_from(path: Path, offset: int) -> int:
     with path.open("rb") as file:
         file.seek(offset)
         block = file.read()
-    return len(block) - _write(block)
+    return len(block) - _write(block, whole=True)
 
 
 def shown_on(out: TextIO, block: bytes) -> bytes:
@@ -157,9 +157,9 @@ def incomplete_end(block: bytes) -> int:
     return len(match[0]) if match else 0
 
 
-def _write(block: bytes) -> int:
-    """Print bytes of a log; return how many of its last ones a terminal has to wait for."""
-    left = incomplete_end(block) if sys.stdout.isatty() else 0
+def _write(block: bytes, *, whole: bool) -> int:
+    """Print bytes of a log, on a terminal only `whole` characters and colours; return how many are left."""
+    left = incomplete_end(block) if whole and sys.stdout.isatty() else 0
     block = block[: len(block) - left]
     if block:
         sys.stdout.buffer.write(shown_on(sys.stdout, block))

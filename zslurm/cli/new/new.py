@@ -102,7 +102,9 @@ def new(
     chosen = name or (file.stem if not to_stdout and file.stem != "run" else recipe)
     # What is wrong with the names above is found before data are built, which can take hours.
     run_file_text(recipe, file, name=chosen, data=where, nodes=nodes, cluster=cluster)
-    resolved = resolve_on_cluster(recipe, nodes, cluster) if start is not None or pairs else None
+    # Without weights only the recipe's context matters, which needs no profile.
+    profile = cluster or (None if start is not None else "local")
+    resolved = resolve_on_cluster(recipe, nodes, profile) if start is not None or pairs else None
     directory = Path() if to_stdout else file.parent
     if sources := text or pairs:
         _build(sources, directory / where, recipe, start, pairs=bool(pairs))

@@ -11,6 +11,7 @@ from zslurm.core.console import say
 from zslurm.core.errors import Exit
 from zslurm.job.exec_command import exec_on_nodes
 from zslurm.run.find import OrphanJob, find, find_to_change
+from zslurm.run.state.run_state import look
 from zslurm.submit import control
 from zslurm.submit.move import answers_to, ask_to_move
 
@@ -92,7 +93,12 @@ def cancel(
             say(control.cancel_orphan(run.job, run.run))
             continue
         job_id = control.cancel(run, wait=wait)
-        say(f"cancelled job {job_id} of {run.name}" if job_id else f"{run.name} is not active; nothing to cancel")
+        if not job_id:
+            say(f"{run.name} is not active; nothing to cancel")
+        elif not wait and look(run).active:
+            say(f"cancelled job {job_id} of {run.name}: it saves and stops; `--wait` waits until then")
+        else:
+            say(f"cancelled job {job_id} of {run.name}")
 
 
 def move(

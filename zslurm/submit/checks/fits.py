@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import psutil
+
 from zslurm.checkpoint_tools.quantities import counted, show_bytes
 from zslurm.cluster.rccl.rules import vendor_of
 from zslurm.config.spec import RunSpec
@@ -43,6 +45,24 @@ def check_fits(spec: RunSpec) -> list[str]:
     if _is_estimate(spec):
         return [f"{need}; compiled layers and packages for attention may take less, else {better}"]
     raise ConfigError(f"{need}: the run does not fit; {better}")
+
+
+def check_fits_here(spec: RunSpec) -> list[str]:
+    """Return a line if all ranks of a local run on CPUs need more memory than this machine has."""
+    memory, ranks = psutil.virtual_memory().total, spec.world_size
+
+    def total(of: RunSpec) -> int:
+        config = with_least_recompute(of, ranks, None, on_cpu=True, local=ranks)
+        return ranks * plan_memory(config, ranks, on_cpu=True, local=ranks).peak
+
+    needed = total(spec)
+    if needed <= memory:
+        return []
+    fitting = next((changes for changes, other in _smaller_batches(spec) if total(other) <= memory), "")
+    return [
+        f"memory of {counted(ranks, 'rank')}: {show_bytes(needed)} at the peak, and this machine has "
+        f"{show_bytes(memory)}: " + (f"set {fitting}" if fitting else "take a smaller model or a shorter context")
+    ]
 
 
 def longest_apart(spec: RunSpec) -> int | None:

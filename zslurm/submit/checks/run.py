@@ -19,7 +19,7 @@ from zslurm.job.preparation.container import check_container
 from zslurm.run.run_dir import RunDir
 from zslurm.run.secrets import refuse_misplaced_secrets
 from zslurm.slurm.jobs import time_limit
-from zslurm.submit.checks.fits import check_fits
+from zslurm.submit.checks.fits import check_fits, check_fits_here
 from zslurm.submit.checks.gemm_tuning import untuned
 from zslurm.submit.checks.measured import off_measured
 from zslurm.submit.checks.program import check_program, notes_on_program
@@ -170,6 +170,8 @@ def notes_on(spec: RunSpec, order: DataOrder | None, *, continues: RunDir | None
         )
     if spec.trainer is None and on_gpus:
         notes += check_fits(spec)
+    if spec.trainer is None and not on_gpus and cluster.launcher == "local":
+        notes += check_fits_here(spec)
     if spec.trainer is None:
         notes += [*untuned(spec), *off_measured(spec), *(line for _, line in xgmi_costs(spec))]
     return [*notes, *_lint_environment(spec)]
