@@ -7,6 +7,7 @@ from typing import Any
 
 from zslurm.aegis.types import AttemptState, Fault, History, Incident, Resources, Role, Scope
 from zslurm.config.aegis import AegisSection
+from zslurm.run.exclusions import Exclusion
 
 NOW = 1_800_000_000.0
 NODES = ("node0", "node1", "node2", "node3")
@@ -54,6 +55,11 @@ def incident(
     excluded: tuple[str, ...] = (),
 ) -> Incident:
     return Incident(NOW - ago, 1, action, root, step, excluded)
+
+
+def excluded(*nodes: str, ago: float = 60.0, lasts: float = 7 * 86400.0) -> dict[str, Exclusion]:
+    """Return exclusions of some nodes, as a history has them."""
+    return {node: Exclusion((node,), "bad", NOW - ago, NOW - ago + lasts) for node in nodes}
 
 
 def history(*incidents: Incident, **more: Any) -> History:

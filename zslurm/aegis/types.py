@@ -7,12 +7,13 @@ decision. Everything here is plain data that goes into an event and comes back f
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Literal
 
 from zslurm.aegis.fault_kinds import FaultKind, fault_kind
 from zslurm.aegis.fault_kinds import Role as Role
 from zslurm.aegis.fault_kinds import Scope as Scope
+from zslurm.run.exclusions import Exclusion
 
 Action = Literal["finish", "restart", "swap", "shrink", "requeue", "stop"]
 """What to do after an attempt: nothing more (it completed, or was asked to stop), start the ranks again on the
@@ -71,7 +72,7 @@ class Fault:
 
     def fields(self) -> dict[str, Any]:
         """As fields of an event; without what is not known."""
-        body = {field.name: getattr(self, field.name) for field in fields(self)} | {"kind": str(self.kind)}
+        body = {each.name: getattr(self, each.name) for each in fields(self)} | {"kind": str(self.kind)}
         return {name: value for name, value in body.items() if value is not None and value is not False}
 
     @classmethod
@@ -81,7 +82,7 @@ class Fault:
         Raises:
             TypeError: a field that every fault has is missing.
         """
-        names = {field.name for field in fields(cls)}
+        names = {each.name for each in fields(cls)}
         return cls(**{name: value for name, value in fields_of_event.items() if name in names})
 
 
@@ -107,26 +108,12 @@ class Incident:
 
 
 @dataclass(frozen=True)
-class Exclusion:
-    """A node that the run must not use.
-
-    Attributes:
-        node: its name.
-        since: UNIX seconds.
-        reason: one line.
-    """
-
-    node: str
-    since: float
-    reason: str
-
-
-@dataclass(frozen=True)
 class History:
     """What the run went through, read from its events; oldest first."""
 
     incidents: tuple[Incident, ...] = ()
-    exclusions: tuple[Exclusion, ...] = ()
+    exclusions: Mapping[str, Exclusion] = field(default_factory=dict)
+    """Each node that was excluded, with its newest exclusion, expired ones among them."""
     starts: tuple[float, ...] = ()
     """When each attempt was started, UNIX seconds."""
     waits: tuple[float, ...] = ()
@@ -280,7 +267,7 @@ class Decision:
     @classmethod
     def of(cls, row: Mapping[str, Any]) -> Decision | None:
         """Back from a row `decision`; None where it is not whole."""
-        known = {field.name for field in fields(cls)}
+        known = {each.name for each in fields(cls)}
         body: dict[str, Any] = {
             name: tuple(value) if isinstance(value, list) else value
             for name, value in row.items()

@@ -14,12 +14,13 @@ from tests.aegis.attempts import (
     NOW,
     STOPPING,
     UNEXPLAINED,
+    excluded,
     fault,
     history,
     incident,
 )
 from tests.aegis.policy.decisions import WITH_SPARE, decided, past_of, raised
-from zslurm.aegis.types import Alarm, Exclusion
+from zslurm.aegis.types import Alarm
 
 
 class TestExclusion:
@@ -86,7 +87,7 @@ class TestExclusion:
         assert decision.reason.startswith("node1, NIC ionic_3: the link of a NIC is down")
 
     def test_a_node_that_is_excluded_already_is_not_excluded_again(self) -> None:
-        past = history(exclusions=(Exclusion("node1", NOW - 60, "bad"),))
+        past = history(exclusions=excluded("node1"))
         assert decided(fault("gpu_ras_uncorrectable"), past=past, there=WITH_SPARE).exclude == ()
 
     def test_a_spare_that_broke_while_it_waited_is_excluded_and_is_no_root(self) -> None:
@@ -100,7 +101,7 @@ class TestExclusion:
         assert decided(broken, killed, there=WITH_SPARE, says={"max_excluded": 0}).exclude == ()
 
     def test_an_expired_exclusion_counts_no_more(self) -> None:
-        past = history(exclusions=tuple(Exclusion(f"old{i}", NOW - 8 * 86400, "bad") for i in range(9)))
+        past = history(exclusions=excluded(*(f"old{i}" for i in range(9)), ago=8 * 86400))
         assert decided(fault("gpu_ras_uncorrectable"), past=past, there=WITH_SPARE).action == "swap"
 
 

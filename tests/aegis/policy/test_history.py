@@ -8,18 +8,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.aegis.attempts import NOW, SETTINGS, fault, incident, settings
+from tests.aegis.attempts import NOW, fault, incident
 from tests.aegis.recorded import Recorder
 from zslurm.aegis.policy.history import (
-    active_exclusions,
     fault_in,
     history_of,
     roots_before,
     starts_since,
     without_progress,
 )
-from zslurm.aegis.types import Exclusion, Fault, History
+from zslurm.aegis.types import Fault, History
 from zslurm.run.events.event_text import node_names
+from zslurm.run.exclusions import active_exclusions
 
 
 def test_decisions_that_were_acted_on_are_the_incidents() -> None:
@@ -30,7 +30,7 @@ def test_decisions_that_were_acted_on_are_the_incidents() -> None:
         (2, "swap", 30, ("node1",)),
     ]
     assert [i.root.kind for i in past.incidents if i.root] == ["rank_killed", "node_dead"]
-    assert [e.node for e in past.exclusions] == ["node1"]
+    assert set(past.exclusions) == {"node1"}
     assert len(past.starts) == 2
 
 
@@ -43,7 +43,7 @@ def test_an_exclusion_is_known_from_its_event_as_well_as_from_the_decision() -> 
     recorder = Recorder().failed("node_dead", "swap", exclude=["node1"])
     recorder.event("nodes_excluded", nodes="node[1,7]", reason="rails").event("nodes_excluded", nodes=["x"])
     past = history_of(recorder.rows)
-    assert active_exclusions(past, recorder.clock, SETTINGS).keys() == {"node1", "node7", "x"}
+    assert active_exclusions(past.exclusions, recorder.clock).keys() == {"node1", "node7", "x"}
 
 
 def test_where_nothing_says_what_was_saved_it_is_no_more_than_before() -> None:
@@ -97,14 +97,6 @@ def test_a_damaged_fault_is_none(damage: dict[str, Any]) -> None:
 ))  # fmt: skip
 def test_a_fault_comes_back_as_it_was(one: Fault) -> None:
     assert fault_in(one.fields()) == one
-
-
-def test_exclusions_expire() -> None:
-    past = History(exclusions=(Exclusion("a", NOW - 100, "bad"), Exclusion("b", NOW - 10, "bad")))
-    assert active_exclusions(past, NOW, settings(exclude_for_s=50)).keys() == {"b"}
-    assert active_exclusions(past, NOW, settings(exclude_for_s=500)).keys() == {"a", "b"}
-    again = History(exclusions=(*past.exclusions, Exclusion("a", NOW - 1, "worse")))
-    assert active_exclusions(again, NOW, settings(exclude_for_s=50))["a"].reason == "worse"
 
 
 def test_failures_without_progress_are_those_since_the_newest_checkpoint() -> None:

@@ -12,6 +12,7 @@ from tests.aegis.attempts import (
     NODES,
     NOW,
     STOPPING,
+    excluded,
     fault,
     history,
     incident,
@@ -19,7 +20,7 @@ from tests.aegis.attempts import (
 from tests.aegis.policy.decisions import EVERY, GOES_ON, WITH_SPARE, decided
 from zslurm.aegis.fault_kinds import FAULT_KINDS, fault_kind
 from zslurm.aegis.policy.policy import MOST_REFUSALS
-from zslurm.aegis.types import Exclusion, Fault, History, Incident
+from zslurm.aegis.types import Fault, History, Incident
 
 
 def test_every_kind_of_fault_is_in_one_of_the_groups_that_are_tested_here() -> None:
@@ -219,14 +220,14 @@ class TestLimits:
         assert decided(fault("rank_killed"), past=history(starts=earlier)).action == "restart"
 
     def test_too_many_exclusions(self) -> None:
-        past = history(exclusions=tuple(Exclusion(f"x{i}", NOW - 60, "bad") for i in range(8)))
+        past = history(exclusions=excluded(*(f"x{i}" for i in range(8))))
         decision = decided(fault("gpu_bad_pages"), past=past, there=WITH_SPARE)
         assert (decision.action, decision.exclude) == ("stop", ())
         assert "aegis.max_excluded: 8" in decision.reason
         assert decided(fault("user_error"), past=past, there=WITH_SPARE).action == "restart"
 
     def test_a_dead_node_beyond_that_is_left_to_slurm(self) -> None:
-        past = history(exclusions=tuple(Exclusion(f"x{i}", NOW - 60, "bad") for i in range(8)))
+        past = history(exclusions=excluded(*(f"x{i}" for i in range(8))))
         decision = decided(fault("node_dead"), past=past, there={"alive": ("node0", "node2", "node3")})
         assert (decision.action, decision.exclude) == ("requeue", ())
 

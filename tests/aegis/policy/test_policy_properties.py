@@ -9,12 +9,12 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.aegis.attempts import BLAMELESS, NODES, NOW, attempt_state, fault, incident, settings
+from tests.aegis.attempts import BLAMELESS, NODES, NOW, attempt_state, excluded, fault, incident, settings
 from zslurm.aegis.fault_kinds import FAULT_KINDS
-from zslurm.aegis.policy.history import active_exclusions
 from zslurm.aegis.policy.policy import MOST_REFUSALS, alarm, decide
 from zslurm.aegis.root_cause import without_overcome
 from zslurm.aegis.types import AttemptState, Decision, Exclusion, Fault, History, Incident, Resources, WorkLeft
+from zslurm.run.exclusions import active_exclusions
 
 ALL_NODES = (*NODES, "node4", "node5")
 SETTINGS = st.builds(
@@ -45,9 +45,7 @@ INCIDENTS = st.builds(
 HISTORIES = st.builds(
     History,
     st.lists(INCIDENTS, max_size=6).map(tuple),
-    st.lists(st.sampled_from(ALL_NODES[3:]), max_size=4).map(
-        lambda nodes: tuple(Exclusion(node, NOW - 100.0, "bad") for node in nodes)
-    ),
+    st.lists(st.sampled_from(ALL_NODES[3:]), max_size=4).map(lambda nodes: excluded(*nodes, ago=100.0)),
     st.lists(st.floats(0, 7000), max_size=14).map(lambda ago: tuple(NOW - each for each in sorted(ago)[::-1])),
 )
 SECONDS = st.none() | st.floats(0, 1e5)
@@ -111,7 +109,7 @@ def test_exclusions_are_few_and_never_without_evidence(
     decision = decide(now, past, there, says)
     if not decision.exclude:
         return
-    known = active_exclusions(past, NOW, says)
+    known = active_exclusions(past.exclusions, NOW)
     assert not set(decision.exclude) & known.keys()
     assert len(decision.exclude) + len(known) <= says.max_excluded
     for node in decision.exclude:
@@ -202,17 +200,17 @@ def test_a_run_that_always_fails_stops(
     Between two failures that count, Slurm may refuse the step some times.
     """
     incidents: list[Incident] = []
-    exclusions: list[Exclusion] = []
+    exclusions: dict[str, Exclusion] = {}
     for attempt in range((says.retries + says.max_excluded + 2) * MOST_REFUSALS):
-        past = History(tuple(incidents), tuple(exclusions))
+        past = History(tuple(incidents), exclusions)
         there = Resources(
-            tuple(node for node in ALL_NODES if node not in active_exclusions(past, NOW, says)), NODES[:3], 3,
+            tuple(node for node in ALL_NODES if node not in active_exclusions(past.exclusions, NOW)), NODES[:3], 3,
             outlives_nodes=outlives, can_requeue=can_requeue, elsewhere=elsewhere,
         )  # fmt: skip
         decision: Decision = decide(attempt_state(found[attempt % len(found)], step=-1), past, there, says)
         if decision.action in ("stop", "finish"):
             return
         incidents.append(Incident(NOW, attempt, decision.action, decision.root, -1, decision.exclude))
-        exclusions.extend(Exclusion(node, NOW, decision.reason) for node in decision.exclude)
+        exclusions |= excluded(*decision.exclude, ago=0.0)
         assert len(exclusions) <= says.max_excluded
     raise AssertionError("it never ends")

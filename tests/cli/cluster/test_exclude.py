@@ -6,9 +6,11 @@ import time
 
 from tests.cli.commands import Shell
 from tests.run.stories import Story
-from zslurm.aegis.policy.history import active_exclusions, history_of
+from zslurm.aegis.supervisor.job import Job
 from zslurm.run.events import describe
 from zslurm.run.state.run_state import look
+from zslurm.slurm.hostlist import expand
+from zslurm.submit.script.render import directives
 from zslurm.train.jsonl import read_jsonl
 
 
@@ -34,9 +36,30 @@ def test_ls_lists_nodes_with_their_reason_and_rm_takes_one_back(shell: Shell) ->
     rows = [line.split("\t") for line in shell.zslurm.ok("cluster", "exclude", "ls").stdout.splitlines()]
     assert [row[:3] for row in rows[1:]] == [["node3", "tiny", "Aegis"]]
     assert look(story.run).aegis.excluded == ("node3",)
-    rows_of = [*read_jsonl(story.run.events), *read_jsonl(story.run.submissions)]
-    assert set(active_exclusions(history_of(rows_of), time.time(), story.spec.aegis)) == {"node3"}, "the policy"
-    assert describe(rows_of[-1]).startswith("node[7,9] may be used again, by ")
+    assert excluded_everywhere(shell, story) == {"node3"}
+    *_, last = read_jsonl(story.run.submissions)
+    assert describe(last).startswith("node[7,9] may be used again, by ")
+
+
+def excluded_everywhere(shell: Shell, story: Story) -> set[str]:
+    """Return the excluded nodes; the policy, `status`, the script and `exclude ls` must agree about them."""
+    found = Job.of(story.run, {"ZSLURM_JOB_ID": "local-1"}, lambda *_, **__: None).excluded()
+    assert set(look(story.run).aegis.excluded) == found
+    listed = shell.zslurm.ok("cluster", "exclude", "ls", story.run.name, "--json").json
+    assert {node for each in listed for node in expand(each["nodes"])} == found
+    assert set(expand(str(dict(directives(story.spec, story.run)).get("exclude", "")))) == found
+    return found
+
+
+def test_what_the_policy_avoids_is_shown_and_what_is_over_counts_nowhere(shell: Shell) -> None:
+    story = excluding(shell)
+    story.event("nodes_excluded", nodes="node[4-5]", reason="over", expires=time.time() - 1)
+    story.event("nodes_excluded", nodes="node6", reason="an older version wrote no end")
+    story.event("exclusion_failed", nodes="node9", reason="Slurm did not answer; the run avoids it all the same")
+    story.event("decision", attempt=1, action="requeue", mode="act", exclude=["node8"], reason="not recorded yet")
+    assert excluded_everywhere(shell, story) == {"node3", "node6", "node7", "node8", "node9"}
+    story.event("nodes_excluded", nodes="node8", reason="for a short time", expires=time.time() - 1)
+    assert excluded_everywhere(shell, story) == {"node3", "node6", "node7", "node9"}
 
 
 def test_a_node_that_fails_again_is_excluded_again(shell: Shell) -> None:

@@ -192,11 +192,10 @@ def test_excluded_are_nodes_whose_exclusion_still_holds() -> None:
         "node1",
         "node2",
     )
-    assert view(excluded("node1"), excluded("node2", job_id="6")).excluded == ("node1",), (
-        "without an end: this job's"
-    )
+    assert view(excluded("node1"), excluded("node2", job_id="6")).excluded == ("node1", "node2"), "without an end"
     failed = {"event": "exclusion_failed", "nodes": "node1", "reason": "no"}
-    assert view(excluded("node1", expires=101.0), failed).excluded == ()
+    assert view(excluded("node1", expires=101.0), failed).excluded == ("node1",), "the policy avoids it"
+    assert view(excluded("node1", expires=101.0), excluded("node1", expires=99.0)).excluded == (), "the newest"
     assert view(excluded("node[", expires=101.0), excluded(None), excluded(7)).excluded == (), "damaged"
 
 

@@ -25,11 +25,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from zslurm.aegis.agent.sensor import NodeContext
-from zslurm.aegis.policy.history import active_exclusions, history_of
 from zslurm.checkpoint_tools.format import layout
 from zslurm.checkpoint_tools.listing import newest_committed
 from zslurm.core.files import read_json
 from zslurm.hardware import page_cache
+from zslurm.run.events import Readmitted
+from zslurm.run.events.event import select
+from zslurm.run.exclusions import active_exclusions, exclusions_in
 from zslurm.run.state.state_events import read_state_events
 from zslurm.slurm.hostlist import expand
 from zslurm.train.jsonl import read_jsonl
@@ -136,8 +138,8 @@ class SpareWarmer:
     def _excluded(self) -> set[str]:
         """Return the nodes that the run does not use now."""
         run = self._context.run
-        rows = [*(event.row for event in read_state_events(run.events).events), *read_jsonl(run.submissions)]
-        return set(active_exclusions(history_of(rows), time.time(), self._context.aegis))
+        events = [*read_state_events(run.events).events, *select(read_jsonl(run.submissions), Readmitted)]
+        return set(active_exclusions(exclusions_in(events), time.time()))
 
     def _rate(self) -> float:
         """Return the bytes a second of this spare."""

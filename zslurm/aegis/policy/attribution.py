@@ -11,10 +11,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from zslurm.aegis.fault_kinds import UNKNOWN, FaultKind
-from zslurm.aegis.policy.history import active_exclusions, roots_before
+from zslurm.aegis.policy.history import roots_before
 from zslurm.aegis.root_cause import believable, ends_of, first_cause, taken_back
 from zslurm.aegis.types import AttemptState, Fault, History
 from zslurm.config.aegis import AegisSection
+from zslurm.run.exclusions import active_exclusions
 
 
 @dataclass(frozen=True)
@@ -58,7 +59,7 @@ def attribute(
 ) -> Attribution:
     """Choose the root among `roots`, by time (`roots_of`), and the nodes that are excluded for it."""
     roots = believable(roots, attempt_state)
-    known = active_exclusions(history, attempt_state.now, settings)
+    known = active_exclusions(history.exclusions, attempt_state.now)
     certain = [fault for fault in roots if fault.kind.certain]
     leading = [fault for fault in roots if fault.kind.then == "requeue"] + certain
     if leading:

@@ -9,11 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, cast, get_args
 
-from zslurm.aegis.types import Action, Exclusion, Fault, History, Incident, Role, Scope
-from zslurm.config.aegis import AegisSection
+from zslurm.aegis.types import Action, Fault, History, Incident, Role, Scope
 from zslurm.run.events import AttemptStarted, Decided, FaultDetected, NodesExcluded, Readmitted, Requeued
 from zslurm.run.events.event import select
-from zslurm.run.events.event_text import node_names
+from zslurm.run.exclusions import exclusions_in
 
 _ENDS: tuple[Action, ...] = ("finish", "stop")
 NOTHING_SAVED = -1
@@ -25,13 +24,12 @@ def history_of(events: Iterable[Mapping[str, Any]]) -> History:
     An incident is a decision that was acted on; without a `committed_step`, that of the one before counts.
     """
     incidents: list[Incident] = []
-    exclusions: list[Exclusion] = []
     starts: list[float] = []
     waits: list[float] = []
-    readmitted: dict[str, float] = {}
     requeued: Requeued | None = None
     saved = NOTHING_SAVED
-    for event in select(events, AttemptStarted, NodesExcluded, Decided, Requeued, Readmitted):
+    selected = list(select(events, AttemptStarted, NodesExcluded, Decided, Requeued, Readmitted))
+    for event in selected:
         if "time" not in vars(event):  # damaged
             continue
         if isinstance(event, AttemptStarted):
@@ -41,21 +39,11 @@ def history_of(events: Iterable[Mapping[str, Any]]) -> History:
             requeued = None
         elif isinstance(event, Requeued):
             requeued = event
-        elif isinstance(event, Readmitted):
-            readmitted |= dict.fromkeys(node_names(event.nodes), event.time)
-        elif isinstance(event, NodesExcluded):
-            reason = event.reason or ""
-            exclusions.extend(Exclusion(node, event.time, reason) for node in node_names(event.nodes))
         elif isinstance(event, Decided) and event.acted and event.action in get_args(Action):
             incident = _incident(event, saved)
             saved = incident.committed_step
             incidents.append(incident)
-            known = {exclusion.node for exclusion in exclusions if exclusion.since >= event.time}
-            exclusions.extend(
-                Exclusion(node, event.time, event.reason or "") for node in incident.excluded if node not in known
-            )
-    exclusions = [each for each in exclusions if each.since > readmitted.get(each.node, -1.0)]
-    return History(tuple(incidents), tuple(exclusions), tuple(starts), tuple(waits))
+    return History(tuple(incidents), exclusions_in(selected), tuple(starts), tuple(waits))
 
 
 def _incident(event: Decided, saved: int) -> Incident:
@@ -86,15 +74,6 @@ def fault_of(event: FaultDetected) -> Fault | None:
     """Return the fault of an event, whose own `time` is that of the record; None where it is damaged."""
     row = event.row
     return fault_in({**row, "time": row.get("fault_time", row.get("time"))})
-
-
-def active_exclusions(history: History, now: float, settings: AegisSection) -> dict[str, Exclusion]:
-    """The nodes that must not be used now, each with its newest exclusion; expired ones are gone."""
-    return {
-        exclusion.node: exclusion
-        for exclusion in history.exclusions
-        if exclusion.since + settings.exclude_for_s > now
-    }
 
 
 def since_last_end(history: History) -> Iterator[Incident]:

@@ -19,13 +19,14 @@ from typing import Literal
 
 from zslurm.aegis.fault_kinds import SLURM_PREEMPT, SLURM_REQUEUE, SLURM_TIME_LIMIT, STRAGGLER, USER_ERROR
 from zslurm.aegis.policy.attribution import Attribution, attribute
-from zslurm.aegis.policy.history import active_exclusions, since_last_end, starts_since, without_progress
+from zslurm.aegis.policy.history import since_last_end, starts_since, without_progress
 from zslurm.aegis.policy.shrinking import expected_wait_s, weigh
 from zslurm.aegis.root_cause import roots_of
 from zslurm.aegis.types import Alarm, AttemptState, Decision, Fault, History, Resources
 from zslurm.checkpoint_tools.quantities import counted
 from zslurm.cluster.rails.fabric import Fabric
 from zslurm.config.aegis import AegisSection
+from zslurm.run.exclusions import active_exclusions
 from zslurm.slurm.hostlist import compress
 
 SLURM_REQUEUES = "Slurm puts the job back into the queue"
@@ -211,7 +212,7 @@ class _Case:
             return self._stop(
                 f"{counted(starts, 'start')} within an hour; aegis.restarts_per_hour: {settings.restarts_per_hour}"
             )
-        excluded = len(active_exclusions(self.history, now, settings))
+        excluded = len(active_exclusions(self.history.exclusions, now))
         if self.cause.exclude and excluded + len(self.cause.exclude) > settings.max_excluded:
             already = counted(excluded, "node is", "nodes are")
             why = f"{already} excluded already; aegis.max_excluded: {settings.max_excluded}"
@@ -242,7 +243,7 @@ class _Case:
         waiting = replace(self.attempt_state, nodes=spares)
         broken = {f.node for f in roots_of(waiting, settings) if f.kind.certain}
         room = (
-            settings.max_excluded - len(active_exclusions(self.history, now, settings)) - len(self.cause.exclude)
+            settings.max_excluded - len(active_exclusions(self.history.exclusions, now)) - len(self.cause.exclude)
         )
         return tuple(node for node in spares if node in broken)[: max(0, room)]
 

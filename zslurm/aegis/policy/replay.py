@@ -16,7 +16,7 @@ from typing import Any, cast, get_args
 from pydantic import Field, TypeAdapter, ValidationError
 
 from zslurm.aegis.fault_kinds import NODE_DEAD, SLURM_NODE_FAIL
-from zslurm.aegis.policy.history import NOTHING_SAVED, active_exclusions, fault_of, history_of
+from zslurm.aegis.policy.history import NOTHING_SAVED, fault_of, history_of
 from zslurm.aegis.policy.policy import alarm, decide
 from zslurm.aegis.types import AttemptState, Decision, EndedAs, Resources
 from zslurm.config.aegis import AegisSection
@@ -27,6 +27,7 @@ from zslurm.core.files import read_json
 from zslurm.run.events import AttemptEnded, AttemptStarted, Decided, FaultDetected, StepKilled, StopAsked
 from zslurm.run.events.event import select
 from zslurm.run.events.event_text import node_names
+from zslurm.run.exclusions import active_exclusions
 from zslurm.train.jsonl import read_jsonl
 from zslurm.train.sections.section import Section
 
@@ -205,7 +206,7 @@ def resources_in(recorded: object) -> Resources | None:
 def _assumed(attempt: _Attempt, needed: int, settings: AegisSection, attempt_state: AttemptState) -> Resources:
     """What there may have been: the nodes of the attempt, without the dead ones, and a queue."""
     dead = {fault.node for fault in attempt.faults if fault.kind in (NODE_DEAD, SLURM_NODE_FAIL)}
-    gone = dead | active_exclusions(attempt.history, attempt_state.now, settings).keys()
+    gone = dead | active_exclusions(attempt.history.exclusions, attempt_state.now).keys()
     alive = tuple(node for node in attempt.nodes if node not in gone)
     return Resources(alive, attempt.nodes, needed, outlives_nodes=True)
 

@@ -177,13 +177,9 @@ class AttemptMonitor:
 
     def _exclude(self, dead: Iterable[str]) -> None:
         """Record that nodes which died are not used from now on, as after an attempt that they end."""
-        nodes, expires = compress(sorted(dead)), time.time() + self.job.spec.aegis.exclude_for_s
         resized = self._memory is not None and self._memory.resized
         how = "the ranks of the others continue" if resized else "its ranks continue on a spare"
-        reason = f"{nodes} died, and {how}"
-        self.job.event(
-            "nodes_excluded", nodes=nodes, reason=reason, expires=expires, attempt=self._running.attempt.number
-        )
+        self.job.exclude(dead, f"{compress(dead)} died, and {how}", self._running.attempt.number)
 
     def _runs(self) -> bool:
         """Return whether the attempt has ranks that have not ended: in its step, or in steps of warm processes.

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from zslurm.aegis.policy.history import active_exclusions, history_of
+from zslurm.aegis.policy.history import history_of
 from zslurm.aegis.types import History
 from zslurm.config.load import load_spec
 from zslurm.config.spec import RunSpec
 from zslurm.core.errors import ConfigError, SlurmUnavailable, ZslurmError
+from zslurm.run.exclusions import active_exclusions
 from zslurm.run.presence import Presence
 from zslurm.run.run_dir import RunDir
 from zslurm.slurm.client import PreemptMode, SlurmClient
 from zslurm.slurm.commands import Retries
+from zslurm.slurm.hostlist import compress
 from zslurm.slurm.preemption import Preemption, find_preemption
 from zslurm.train.jsonl import read_jsonl
 
@@ -162,4 +164,10 @@ class Job:
 
     def excluded(self) -> set[str]:
         """Return the nodes that the run must not use now."""
-        return set(active_exclusions(self.history(), time.time(), self.spec.aegis))
+        return set(active_exclusions(self.history().exclusions, time.time()))
+
+    def exclude(self, nodes: Iterable[str], reason: str, attempt: int | None = None) -> None:
+        """Record that the run does not use some nodes from now on, until `aegis.exclude_for_s` is over."""
+        expires = time.time() + self.spec.aegis.exclude_for_s
+        known = {} if attempt is None else {"attempt": attempt}
+        self.event("nodes_excluded", nodes=compress(nodes), reason=reason, expires=expires, **known)

@@ -9,6 +9,7 @@ found (`decide`).
 from __future__ import annotations
 
 import signal
+import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -21,7 +22,7 @@ from zslurm.cluster.rails.types import RailMap
 from zslurm.core.errors import Exit, ZslurmError
 from zslurm.run.events import NodesExcluded
 from zslurm.run.events.event import select
-from zslurm.run.events.event_text import node_names
+from zslurm.run.exclusions import active_exclusions, exclusions_in
 from zslurm.slurm.client import SlurmClient
 from zslurm.slurm.exclusion import requeue_excluding
 from zslurm.slurm.hostlist import by_reason, compress, expand
@@ -155,21 +156,21 @@ def _decide(job: Job, found: RailReadings) -> RailDecision:
         return RailDecision("refuse", reason, tuple(found.incomplete))
     partition = environ.get("SLURM_JOB_PARTITION", "")
     usable = None if shown is None else usable_nodes(shown, partition) - already
-    ours = [event for event in select(read_jsonl(job.run.events), NodesExcluded) if event.job_id == job.job_id]
+    of_job = [event for event in select(read_jsonl(job.run.events), NodesExcluded) if event.job_id == job.job_id]
     return decide(
         "exclude",
         found.incomplete,
         needed=needed,
         usable=usable,
         demanded=expand(job.spec.slurm.nodelist or ""),
-        excluded_before=already.union(*(node_names(event.nodes) for event in ours)),
+        excluded_before=already.union(active_exclusions(exclusions_in(of_job), time.time())),
     )
 
 
 def _exclude(job: Job, decision: RailDecision) -> AttemptOutcome:
     """Put the job back into the queue without the faulty nodes. Slurm ends this process soon after."""
     nodes, reason = compress(decision.nodes), decision.reason
-    job.event("nodes_excluded", nodes=nodes, reason=reason)
+    job.exclude(decision.nodes, reason)
     # Slurm terminates every process of the job now; what is started from here ignores that as well.
     for signum in (signal.SIGTERM, signal.SIGCONT, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(signum, signal.SIG_IGN)

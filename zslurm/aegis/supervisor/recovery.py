@@ -13,7 +13,6 @@ from dataclasses import replace
 
 from zslurm.aegis.fault_kinds import CONFIG_ERROR, GPU_TEST_FAILED
 from zslurm.aegis.notify.recorder import Recorder
-from zslurm.aegis.policy.history import active_exclusions
 from zslurm.aegis.policy.outcome import AttemptOutcome, Cause
 from zslurm.aegis.policy.policy import SLURM_REQUEUES, decide
 from zslurm.aegis.supervisor.agents.agents import Agents
@@ -27,6 +26,7 @@ from zslurm.aegis.types import AttemptState, Decision, Fault, Resources, WorkLef
 from zslurm.core.errors import Exit, ZslurmError
 from zslurm.run.events import AttemptStarted, Requeued
 from zslurm.run.events.event import select
+from zslurm.run.exclusions import active_exclusions
 from zslurm.run.state.state_events import IN_PLACE
 from zslurm.slurm.hostlist import compress, expand
 from zslurm.train.jsonl import read_jsonl
@@ -82,7 +82,7 @@ class Recovery:
         while True:
             history = self.job.history()
             attempt_state = collected.attempt_state(outcome)
-            excluded = set(active_exclusions(history, attempt_state.now, settings))
+            excluded = set(active_exclusions(history.exclusions, attempt_state.now))
             # A job that excludes nodes must not ask for more than are left.
             look = bool(excluded) or any(f.role == "root" and f.scope != "user" for f in attempt_state.faults)
             work = self._work_left(attempt_state.committed_step) if look else None
@@ -97,7 +97,7 @@ class Recovery:
             if not broken:
                 return decision, resources
             for node, reason in broken.items():
-                self._exclude([node], f"spare {node} is not fit: {reason}", running.attempt.number)
+                self.job.exclude([node], f"spare {node} is not fit: {reason}", running.attempt.number)
 
     def _work_left(self, committed: int) -> WorkLeft | None:
         """Return what is left to train after a checkpoint, where the run may continue with fewer nodes."""
@@ -130,12 +130,7 @@ class Recovery:
             resources=resources.fields(),
         )
         if decision.exclude and self.settings.mode == "act":
-            self._exclude(decision.exclude, decision.reason, attempt_state.attempt)
-
-    def _exclude(self, nodes: Sequence[str], reason: str, attempt: int) -> None:
-        """Record that nodes are not used from now on."""
-        expires = time.time() + self.settings.exclude_for_s
-        self.job.event("nodes_excluded", nodes=compress(nodes), reason=reason, expires=expires, attempt=attempt)
+            self.job.exclude(decision.exclude, decision.reason, attempt_state.attempt)
 
     def carry_out(
         self, decision: Decision, outcome: AttemptOutcome
@@ -189,7 +184,7 @@ class Recovery:
         attempt_state = AttemptState(
             now, number, "interrupted", (), step, job.stop.name, job.stop.requeued, preempted=job.stop.preempted
         )
-        excluded = set(active_exclusions(history, now, settings))
+        excluded = set(active_exclusions(history.exclusions, now))
         resources = self.nodes.resources(excluded, (), look_elsewhere=bool(excluded))
         decision = decide(attempt_state, history, resources, settings)
         if decision.action == "finish":
@@ -230,8 +225,8 @@ class Recovery:
             ZslurmError: Slurm refused.
         """
         history, now = self.job.history(), time.time()
-        active = active_exclusions(history, now, self.settings)
-        expired = {exclusion.node for exclusion in history.exclusions} - set(active)
+        active = active_exclusions(history.exclusions, now)
+        expired = set(history.exclusions) - set(active)
         excluded = {*active, *decision.exclude}.difference(expand(self.job.spec.slurm.nodelist or ""))
         self.recorder.flush()
         recorded = False

@@ -9,12 +9,12 @@ from typing import Annotated
 
 import typer
 
-from zslurm.aegis.policy.history import active_exclusions, history_of
 from zslurm.cli.options import Json, Run, SomeRuns
 from zslurm.cli.terminal.table import Column, print_table
 from zslurm.core.console import print_json, say
 from zslurm.core.errors import ZslurmError
 from zslurm.core.units import show_time
+from zslurm.run.exclusions import Exclusion, active_exclusions, read_exclusions
 from zslurm.run.find import find_all, find_to_change
 from zslurm.run.index import known_runs
 from zslurm.run.run_dir import RunDir
@@ -23,8 +23,6 @@ from zslurm.slurm.client import SlurmClient
 from zslurm.slurm.commands import Retries
 from zslurm.slurm.hostlist import compress, expand
 from zslurm.submit.control import readmit
-from zslurm.submit.submit import spec_of
-from zslurm.train.jsonl import read_jsonl
 
 app = typer.Typer(help="Nodes that runs do not use any more: list them, allow them again.", no_args_is_help=True)
 
@@ -83,17 +81,12 @@ def excluded_nodes(state: RunState) -> Iterator[Excluded]:
     """Yield the nodes that Aegis excludes from a run now, and those that are on the list of its job besides."""
     run = state.run
     by_aegis: set[str] = set()
-    try:
-        settings = spec_of(run).aegis
-    except ZslurmError:
-        return
-    groups: dict[tuple[float, str], list[str]] = {}
-    history = history_of([*read_jsonl(run.events), *read_jsonl(run.submissions)])
-    for node, exclusion in active_exclusions(history, time.time(), settings).items():
+    groups: dict[Exclusion, list[str]] = {}
+    for node, exclusion in active_exclusions(read_exclusions(run), time.time()).items():
         by_aegis.add(node)
-        groups.setdefault((exclusion.since, exclusion.reason), []).append(node)
-    for (since, reason), nodes in groups.items():
-        yield Excluded(compress(nodes), run.name, "Aegis", since, since + settings.exclude_for_s, reason)
+        groups.setdefault(exclusion, []).append(node)
+    for exclusion, nodes in groups.items():
+        yield Excluded(compress(nodes), run.name, "Aegis", exclusion.since, exclusion.expires, exclusion.reason)
     if listed := sorted(_on_list_of_job(state) - by_aegis):
         yield Excluded(compress(listed), run.name, "job", None, None, "slurm.exclude, or requeue --exclude")
 

@@ -70,7 +70,7 @@ class Decided(Event, name="decision", changes_state=True):
 
 
 class NodesExcluded(Event, name="nodes_excluded", changes_state=True):
-    """The run does not use some nodes any more, until `expires`; without it, never in this job."""
+    """The run does not use some nodes any more, until `expires`; older versions recorded none for rails."""
 
     nodes: Nodes
     expires: float | None = None
@@ -87,7 +87,7 @@ class ExcludedNodesUsed(Event, name="excluded_nodes_used"):
     nodes: Nodes
 
 
-class ExclusionFailed(Event, name="exclusion_failed", changes_state=True):
+class ExclusionFailed(Event, name="exclusion_failed"):
     """Slurm did not take an exclusion."""
 
     TEXT = "{event.node_list} could not be excluded{event.because}"

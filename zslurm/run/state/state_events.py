@@ -24,8 +24,6 @@ from zslurm.run.events import (
     AttemptStarted,
     Decided,
     Ended,
-    ExclusionFailed,
-    NodesExcluded,
     Preempted,
     RanksMoved,
     RecoveredInMemory,
@@ -35,7 +33,7 @@ from zslurm.run.events import (
 )
 from zslurm.run.events.event import CLASSES, Event, from_row
 from zslurm.run.events.event_log import kind_of
-from zslurm.run.events.event_text import node_names
+from zslurm.run.exclusions import active_exclusions, exclusions_in
 from zslurm.run.index import state_dir
 from zslurm.train.jsonl import lines_backwards, parse_line
 
@@ -171,7 +169,7 @@ def aegis_view(
         last_decision=without_replay_fields(decisions[-1].row) if decisions else None,
         preempted=_preempted(mine),
         postponed=_postponed(mine),
-        excluded=_excluded(events, job_id, time.time() if now is None else now, readmitted or {}),
+        excluded=tuple(active_exclusions(exclusions_in(events, readmitted), time.time() if now is None else now)),
         restarts_in_place=sum(decision.acted and decision.action in IN_PLACE for decision in decisions),
         recovered_in_memory=sum(isinstance(event, RecoveredInMemory) for event in mine),
         planned_moves=sum(isinstance(event, RanksMoved) for event in mine),
@@ -226,20 +224,3 @@ def _last_cause(events: Sequence[Event]) -> dict[str, Any] | None:
         attempt = event.row.get("attempt", cause["attempt"] if cause is not None else None)
         cause = known | {"attempt": attempt, "time": event.row.get("time")}
     return cause
-
-
-def _excluded(
-    events: Sequence[Event], job_id: str, now: float, readmitted: Mapping[str, float]
-) -> tuple[str, ...]:
-    """Nodes whose exclusion has not expired; one without an end holds for the job that excluded them."""
-    until: dict[str, float] = {}
-    for event in events:
-        if isinstance(event, NodesExcluded):
-            expires = event.expires
-            if expires is None:
-                expires = float("inf") if event.job_id == job_id else 0.0
-            nodes = [node for node in node_names(event.nodes) if event.time > readmitted.get(node, -1.0)]
-            until |= dict.fromkeys(nodes, expires)
-        elif isinstance(event, ExclusionFailed):
-            until |= dict.fromkeys(node_names(event.nodes), 0.0)
-    return tuple(node for node, end in until.items() if end > now)

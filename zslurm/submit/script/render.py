@@ -19,19 +19,17 @@ from typing import Any
 
 import jinja2
 
-from zslurm.aegis.policy.history import active_exclusions, history_of
-from zslurm.aegis.types import History
 from zslurm.cluster.rccl.environment import Setting, environment
 from zslurm.config.spec import RunSpec
 from zslurm.core.errors import ConfigError
 from zslurm.core.quoting import ShellWord, quote
 from zslurm.job.preparation.code_copy import job_code
+from zslurm.run.exclusions import active_exclusions, read_exclusions
 from zslurm.run.run_dir import RunDir
 from zslurm.run.secrets import split_secrets
 from zslurm.slurm.hostlist import compress, expand
 from zslurm.submit.script.rail_lines import rail_lines, switches_request
 from zslurm.submit.script.templates import Template, TemplateEnvironment, find_template
-from zslurm.train.jsonl import read_jsonl
 
 _SUPERVISOR_STARTS = 20
 """How often a supervisor that dies is started, with none between that lived for _SUPERVISOR_LIVED_S."""
@@ -63,11 +61,10 @@ def _excluded_nodes(spec: RunSpec, run: RunDir) -> str | None:
     A node that the run asks for by name is never excluded.
     """
     try:
-        history = history_of([*read_jsonl(run.events), *read_jsonl(run.submissions)])
+        exclusions = read_exclusions(run)
     except OSError:  # the supervisor, which writes there, reports it
-        history = History()
-    found = active_exclusions(history, time.time(), spec.aegis)
-    broken = set(found) - set(expand(spec.slurm.nodelist or ""))
+        exclusions = {}
+    broken = set(active_exclusions(exclusions, time.time())) - set(expand(spec.slurm.nodelist or ""))
     if not broken:
         return spec.slurm.exclude
     return compress([*expand(spec.slurm.exclude or ""), *broken])

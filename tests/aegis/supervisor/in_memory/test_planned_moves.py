@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -25,13 +26,12 @@ class Moving(Site):
     def __init__(self, directory: Path, *, memory: bool = True, **aegis: Any) -> None:
         super().__init__(directory, **aegis)
         self.run = RunDir(directory)
-        self.job = cast(
-            Job,
-            SimpleNamespace(
-                run=self.run, spec=self.memory.job.spec, job_id="7", on_slurm=False,
-                stop=SimpleNamespace(asked=False), event=self.memory.job.event,
-            ),
+        job = SimpleNamespace(
+            run=self.run, spec=self.memory.job.spec, job_id="7", on_slurm=False,
+            stop=SimpleNamespace(asked=False), event=self.memory.job.event,
         )  # fmt: skip
+        self.job = cast(Job, job)
+        job.exclude = partial(Job.exclude, self.job)
         self.moves = PlannedMoves(self.job, 1, self.memory if memory else None)
 
     def ask(self, off: str, request: str = "r1", job_id: str = "7") -> None:

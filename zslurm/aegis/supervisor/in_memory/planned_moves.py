@@ -180,9 +180,7 @@ class PlannedMoves:
         self._job.event("move_refused", attempt=self._attempt, off=wish.node, reason=reason, request=wish.request)
 
     def _exclude(self, wish: _Wish) -> None:
-        expires = time.time() + self._job.spec.aegis.exclude_for_s
-        reason = f"the ranks moved off it: {wish.reason}"
-        self._job.event("nodes_excluded", nodes=wish.node, reason=reason, expires=expires, attempt=self._attempt)
+        self._job.exclude([wish.node], f"the ranks moved off it: {wish.reason}", self._attempt)
 
     def _ask_slurm(self) -> list[Node]:
         client = SlurmClient(self._job.environ, timeout_s=_ANSWER_S, retries=Retries(attempts=1))
