@@ -410,3 +410,14 @@ def test_a_job_that_cannot_start_its_ranks_says_why_until_an_attempt_starts(tmp_
     started = replace(look(story.started().run), state="running")
     assert not waits_for_person(started)
     assert "no ranks run" not in cells(started)["note"]
+
+
+def test_a_fault_after_which_no_step_was_finished_is_noted(tmp_path: Path) -> None:
+    line = "torch has tried for 68 s to resolve the name node9: gai error: -2 - Name or service not known"
+    fault = {"attempt": 1, "kind": "net_config", "scope": "node", "source": "log", "node": "node1", "line": line}
+    story = Story(tmp_path / "tiny").submitted().started().event("fault_detected", role="root", **fault)
+    fault_only = cells(replace(look(story.run), state="running", reason=None))["note"]
+    assert "ago, no step since: net config on node1: torch has tried for 68 s" in fault_only
+    assert "no step since" not in cells(replace(look(story.trained(3).run), state="running", reason=None))["note"]
+    story.event("fault_detected", role="root", cleared=True, **fault)
+    assert "no step since" not in cells(replace(look(story.run), state="running", reason=None))["note"]

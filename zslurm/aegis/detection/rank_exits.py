@@ -135,7 +135,7 @@ def _unexplained(failure: TaskFailure, rank: int) -> Fault:
 def faults_in_rank_log(attempt: AttemptDir, rank: int, node: str | None) -> list[Fault]:
     """Return the roots in the last lines of a rank's log; lines without a stamp count as written just now."""
     now, begun = time.time(), _begun(attempt)
-    found = faults_in(_tail(attempt.rank_log(rank)).splitlines(), "log", node=node, rank=rank)
+    found = faults_in(tail(attempt.rank_log(rank)).splitlines(), "log", node=node, rank=rank)
     return [
         fault if begun <= fault.time <= now else replace(fault, time=now)
         for fault in found
@@ -150,7 +150,7 @@ def faults_in_step_log(attempt: AttemptDir) -> list[Fault]:
     what an earlier step or a dead node had: "Memory required by task is not available", just after a controller
     came back, or before Slurm has noticed that the node is dead.
     """
-    lines = _tail(attempt.step_log).splitlines()
+    lines = tail(attempt.step_log).splitlines()
     found = faults_in([line for line in lines if not is_warning(line.decode("utf-8", "replace"))], "srun")
     roots = [fault for fault in found if fault.role == "root" and not fault.cleared]
     if attempt.number == 1:
@@ -167,7 +167,7 @@ def cancelled(attempt: AttemptDir) -> Fault | None:
     Ask before the supervisor itself ends the step, which srun reports with the same message.
     """
     step = cancelled_step(
-        _tail(attempt.step_log).decode("utf-8", "replace"), _tail(attempt.rank_log(0)).decode("utf-8", "replace")
+        tail(attempt.step_log).decode("utf-8", "replace"), tail(attempt.rank_log(0)).decode("utf-8", "replace")
     )
     if step is None:
         return None
@@ -221,11 +221,12 @@ def full_disk(directory: Path, known: Sequence[Fault]) -> list[Fault]:
     return [Fault.of_kind(STORAGE_FULL, min(ends, default=time.time()) - 0.001, "log", line)]
 
 
-def _tail(path: Path) -> bytes:
+def tail(path: Path, size: int = _TAIL) -> bytes:
+    """Return the last bytes of a log; nothing if it cannot be read."""
     try:
         with path.open("rb") as file:
             file.seek(0, 2)
-            file.seek(max(0, file.tell() - _TAIL))
-            return file.read(_TAIL)
+            file.seek(max(0, file.tell() - size))
+            return file.read(size)
     except OSError:
         return b""

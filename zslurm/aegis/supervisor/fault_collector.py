@@ -13,6 +13,7 @@ from typing import Any
 
 from zslurm.aegis.detection.detector import Detector
 from zslurm.aegis.detection.early_exits import early_exits
+from zslurm.aegis.detection.name_lookups import failed_lookups
 from zslurm.aegis.detection.rank_exits import (
     OF_RANKS,
     cancelled,
@@ -22,8 +23,16 @@ from zslurm.aegis.detection.rank_exits import (
     late_faults,
     node_failed,
     rank_ends,
+    tail,
 )
-from zslurm.aegis.fault_kinds import EARLY_EXIT, NODE_DEAD, RANK_HANG, SENSOR_UNAVAILABLE, SLURM_CANCELLED
+from zslurm.aegis.fault_kinds import (
+    EARLY_EXIT,
+    NET_CONFIG,
+    NODE_DEAD,
+    RANK_HANG,
+    SENSOR_UNAVAILABLE,
+    SLURM_CANCELLED,
+)
 from zslurm.aegis.logs.signatures import Signatures
 from zslurm.aegis.policy.history import fault_of
 from zslurm.aegis.policy.outcome import AttemptOutcome, stopped_in_order
@@ -56,6 +65,9 @@ GONE = "its process is gone, by the agent of its node; srun has not reported its
 
 _RECORDS_S = 5.0
 """How long the record of a rank that has ended may take to be seen on a shared file system."""
+
+_LOOKUPS_EVERY_S, _MOST_LOGS, _LOOKUP_BYTES = 5.0, 64, 1 << 14
+"""How often to look for names that cannot be resolved, and how many logs, and bytes of each, to read for that."""
 
 
 @dataclass
@@ -99,6 +111,10 @@ class FaultCollector:
     """An earlier supervisor has asked this attempt to stop."""
     _killed_before: bool = False
     """An earlier supervisor has ended the step."""
+    _lookups_at: float = 0.0
+    """When to look for names that cannot be resolved, monotonic seconds."""
+    _next_log: int = 0
+    """The node, by its place among those of the attempt, whose log is read next for that."""
 
     def __post_init__(self) -> None:
         """Begin to measure the ranks."""
@@ -231,6 +247,7 @@ class FaultCollector:
                 self.note_end(known)
         self.collect_from_nodes()
         self._note_gone()
+        self._note_failed_lookups()
 
     def _note_gone(self) -> None:
         """Take the ranks whose processes are gone by their agents, and whose ends srun has not reported in time.
@@ -245,6 +262,31 @@ class FaultCollector:
                 self._left_in_order.add(rank)
                 continue
             self.note_end(TaskFailure(nodes[rank], (rank,), GONE), gone[rank], by_agent=True)
+
+    def _note_failed_lookups(self) -> None:
+        """Before the first step, find the nodes on which torch has tried for long to resolve a name.
+
+        Of each node one rank's log is read, and of many nodes some at a time.
+        """
+        if self.detector.step >= 0 or time.monotonic() < self._lookups_at:
+            return
+        self._lookups_at = time.monotonic() + _LOOKUPS_EVERY_S
+        known = {fault.node for fault in self.faults if fault.kind == NET_CONFIG}
+        ranks: dict[str, int] = {}
+        for rank, node in enumerate(self.rank_nodes()):
+            ranks.setdefault(node, rank)
+        nodes = list(ranks)
+        chosen, self._next_log = nodes[self._next_log :][:_MOST_LOGS], self._next_log + _MOST_LOGS
+        if self._next_log >= len(nodes):
+            self._next_log = 0
+        for node in chosen:
+            failed = failed_lookups(tail(self.attempt.rank_log(ranks[node]), _LOOKUP_BYTES).splitlines())
+            if node in known or failed is None:
+                continue
+            lasted = failed.last - failed.first
+            if lasted >= self.job.spec.aegis.tolerate_s:
+                line = f"torch has tried for {lasted:.0f} s to resolve the name {failed.name}: {failed.reason}"
+                self.note([Fault.of_kind(NET_CONFIG, failed.first, "log", line, scope="node", node=node)])
 
     def _replace_by(self, failure: TaskFailure) -> None:
         """Forget what agents reported of ranks, now that srun reports how these ended."""

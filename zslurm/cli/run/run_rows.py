@@ -10,6 +10,7 @@ from zslurm.checkpoint_tools.quantities import show_count, show_duration
 from zslurm.cli.terminal.table import Column
 from zslurm.core.units import show_time
 from zslurm.run.events.event_text import describe_cause, describe_fault
+from zslurm.run.metrics.tail import newest_steps
 from zslurm.run.run_dir import RunDir
 from zslurm.run.state.run_state import RunState
 from zslurm.slurm.jobs import JobRecord
@@ -132,7 +133,21 @@ def note(state: RunState) -> str:
         return _preempted(state) + saved(state)
     if not state.cause and not state.reason and state.state == "interrupted":
         return saved(state)
-    return (_preempted(state) + why(state)).removesuffix("; ") or _survived(state)
+    return (
+        (_preempted(state) + why(state)).removesuffix("; ") or _fault_without_progress(state) or _survived(state)
+    )
+
+
+def _fault_without_progress(state: RunState) -> str:
+    """Return the fault that is the newest event of a run that runs and has finished no step since."""
+    event = state.last_event or {}
+    is_root = event.get("event") == "fault_detected" and event.get("role") == "root" and not event.get("cleared")
+    if state.state != "running" or not is_root:
+        return ""
+    when = float(event.get("time") or 0.0)
+    if any(float(step.get("time") or 0.0) > when for step in newest_steps(state.run.metrics, 1)):
+        return ""
+    return f"fault {show_duration(time.time() - when)} ago, no step since: {describe_fault(event)}"
 
 
 def _after_fault(state: RunState) -> str:
