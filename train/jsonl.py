@@ -58,6 +58,10 @@ class JsonLinesWriter:
             os.ftruncate(self._fd, os.fstat(self._fd).st_size - written)
             raise OSError(errno.ENOSPC, "no space for a whole line")
 
+    def size(self) -> int:
+        """Return the bytes in the file."""
+        return os.fstat(self._fd).st_size
+
     def close(self) -> None:
         """Close the file."""
         os.close(self._fd)

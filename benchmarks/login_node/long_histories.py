@@ -1,8 +1,9 @@
 """Commands on long histories: `status` of 300 runs of some weeks, and events and report of a run with a million.
 
 Each command is a process, timed with its peak memory. The peer is what any reader of the file has to do: to parse
-each of its lines by Python's json, in the same run. `status` is run twice: the first time it reads every file,
-later only what was added. The aims are 1 s for `status`, 5 s for `events`, 10 s for `report`, and 300 MB.
+each of its lines by Python's json, in the same run. `status` is run twice on files of a supervisor, which keeps
+the rows that change the state, and before that once on files without such a record, as earlier versions left them:
+then it reads every line. The aims are 1 s for `status`, 5 s for `events`, 10 s for `report`, and 300 MB.
 """
 
 from __future__ import annotations
@@ -19,8 +20,11 @@ from typing import Any
 from benchmarks.common import write_result
 from tests.run.stories import Story
 from zslurm.run.index import IndexedJob, record
+from zslurm.run.state.state_events import keep_state_events
 
 RUNS, EVENTS_OF_EACH, MANY = 300, 30_000, 1_000_000
+_UNKEPT = 4000
+"""Events, nearly a MiB, that the supervisor wrote since it kept the state-changing rows last."""
 _MEASURED = """
 import resource, runpy, sys, time
 started = time.perf_counter()
@@ -28,8 +32,8 @@ try:
     runpy.run_module("zslurm", run_name="__main__", alter_sys=True)
 except SystemExit as end:
     code = end.code
-peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-print(time.perf_counter() - started, peak, code or 0, file=sys.stderr)
+took, used = time.perf_counter() - started, resource.getrusage(resource.RUSAGE_SELF)
+print(took, used.ru_utime + used.ru_stime, used.ru_maxrss, code or 0, file=sys.stderr)
 """
 _PARSED = "import json, sys\nfor line in open(sys.argv[1], 'rb'):\n    json.loads(line)"
 
@@ -41,7 +45,14 @@ def run(runs: int = RUNS, events_of_each: int = EVENTS_OF_EACH, many: int = MANY
         os.environ["XDG_STATE_HOME"] = str(folder / "state")
         for number in range(runs):
             write_run(folder / f"run{number:03d}", f"local-{number + 2}", events_of_each)
-        rows = [measured("status", folder), measured("status", folder)]
+        kept = sorted(folder.glob("*/state-events.json"))
+        texts = [path.read_text() for path in kept]
+        for path in kept:
+            path.unlink()
+        rows = [measured("status", folder) | {"files": "of earlier versions"}]
+        for path, text in zip(kept, texts, strict=True):
+            path.write_text(text)
+        rows += [measured("status", folder), measured("status", folder)]
         long = write_run(folder / "long", "local-1", many)
         rows += [
             measured(*command, cwd=folder)
@@ -85,6 +96,9 @@ def write_run(directory: Path, job_id: str, count: int) -> Story:
             body = ended if number % 10 == 9 else {"event": "fault_detected", "fault_time": when, **fault}
             row = {"time": when, **body, "job_id": job_id, "attempt": 1, "node": f"node{rank // 8:03d}"}
             file.write(json.dumps(row, separators=(",", ":")) + "\n")
+            if number == count - _UNKEPT:
+                file.flush()
+                keep_state_events(story.run.events)  # as the supervisor does for every MiB
     story.clock += count / 10
     story.ended("completed", 0)
     record(IndexedJob(job_id, directory, "local", "local", story.clock))
@@ -92,7 +106,7 @@ def write_run(directory: Path, job_id: str, count: int) -> Story:
 
 
 def measured(*command: str | Path, cwd: Path | None = None) -> dict[str, Any]:
-    """Run a command of zslurm and return its wall time and peak memory."""
+    """Run a command of zslurm and return its wall time, processor time and peak memory."""
     words = [str(each) for each in command if not isinstance(each, Path)]
     cwd = cwd or next(each for each in command if isinstance(each, Path))
     with tempfile.TemporaryFile() as out:  # output that this process keeps would count as the next one's memory
@@ -100,11 +114,12 @@ def measured(*command: str | Path, cwd: Path | None = None) -> dict[str, Any]:
         done = subprocess.run(process, cwd=cwd, stdout=out, stderr=subprocess.PIPE, text=True, check=True)
         out.seek(0)
         lines = sum(1 for _ in out)
-    seconds, kib, code = done.stderr.split()[-3:]
+    seconds, processor_s, kib, code = done.stderr.split()[-4:]
     assert code == "0", done.stderr
     return {
         "command": f"zslurm {' '.join(words)}",
         "seconds": round(float(seconds), 2),
+        "processor_s": round(float(processor_s), 2),
         "peak_mb": round(int(kib) * 1024 / 1e6),
         "lines": lines,
     }

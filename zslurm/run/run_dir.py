@@ -13,6 +13,7 @@ RUN/
   agent.json            process of the agent, on the local launcher      supervisor
   deputy-ID-N-M.json    who acts for a supervisor that is gone           an agent
   events.jsonl          what happened and what was decided               supervisor; the standby
+  state-events.json     its rows that change the run's state             supervisor; status
   job-ID.exit           exit code of the run, once job ID is over        supervisor
   logs/job-ID.log       output of the batch script and supervisor        the job
   metrics.jsonl         loss, speed, checkpoints, evaluations            rank 0

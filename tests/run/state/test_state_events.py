@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from zslurm.aegis.notify import recorder
+from zslurm.run.events import event_log
 from zslurm.run.events.event import from_row
+from zslurm.run.run_dir import RunDir
 from zslurm.run.state import state_events
 from zslurm.run.state.state_events import aegis_view, read_state_events
 from zslurm.train.jsonl import JsonLinesWriter, parse_line, read_jsonl
@@ -31,7 +33,8 @@ def test_lines_about_faults_are_not_parsed(tmp_path: Path, monkeypatch: pytest.M
         tmp_path / "events.jsonl", {"event": "attempt_started", "attempt": 1}, *noise, {"event": "signal"}
     )
     parsed: list[bytes] = []
-    monkeypatch.setattr(state_events, "parse_line", lambda line: parsed.append(line) or parse_line(line))
+    for module in (event_log, state_events):
+        monkeypatch.setattr(module, "parse_line", lambda line: parsed.append(line) or parse_line(line))
     found = read_state_events(path)
     assert [event.tag for event in found.events] == ["attempt_started"]
     assert found.newest is not None
@@ -56,6 +59,16 @@ def test_lines_of_another_writer_count_too(tmp_path: Path) -> None:
     assert [event.row for event in read_state_events(path).events] == list(read_jsonl(path))
 
 
+def test_a_line_is_read_once_and_in_its_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Wherever a block of the file ends, and also if a line holds another event."""
+    root = {"event": "run_ended"}
+    events = [{"event": "decision", "action": "stop", "attempt": n, "root": root} for n in range(9)]
+    path = written(tmp_path / "events.jsonl", *events)
+    for size in (1, 50, 200):
+        monkeypatch.setattr(event_log, "_BLOCK", size)
+        assert [event.attempt for event in read_state_events(path).events] == list(range(9))
+
+
 @pytest.mark.parametrize(
     "damage", [b"", b'{"time":9,"event":"run_en', b"\x00" * 50 + b"\n", b"[]\n", b'{"a":1}\n']
 )
@@ -73,17 +86,16 @@ LONG = [{"event": "spare_warmed", "node": "x" * 200}] * 40
 
 
 @pytest.fixture
-def keeps_records(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
-    """Let even a short file be worth a record in the user's state directory, which is returned."""
-    monkeypatch.setattr(state_events, "_WORTH_KEEPING", 1000)
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
-    return tmp_path / "state" / "zslurm" / "events"
+def record(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """Let even a short file be worth a record; return the record of `events.jsonl`."""
+    monkeypatch.setattr(state_events, "WORTH_KEEPING", 1000)
+    return tmp_path / "state-events.json"
 
 
-def test_a_long_file_is_read_once(tmp_path: Path, keeps_records: Path) -> None:
+def test_a_long_file_is_read_once(tmp_path: Path, record: Path) -> None:
     path = written(tmp_path / "events.jsonl", {"event": "attempt_started", "attempt": 1}, *LONG)
     first = read_state_events(path)
-    assert len(list(keeps_records.iterdir())) == 1
+    assert record.exists()
     text = path.read_bytes()
     path.write_bytes(text[:200] + b"~" * 1000 + text[1200:])  # what was read before is not looked at again
     written(path, {"event": "run_ended", **FAILED})
@@ -96,52 +108,62 @@ def test_a_long_file_is_read_once(tmp_path: Path, keeps_records: Path) -> None:
 
 @pytest.mark.parametrize("again", [(), ({"event": "attempt_started", "attempt": 9}, *LONG, *LONG)])
 def test_a_record_of_another_file_is_not_used(
-    tmp_path: Path, keeps_records: Path, again: tuple[dict[str, Any], ...]
+    tmp_path: Path, record: Path, again: tuple[dict[str, Any], ...]
 ) -> None:
-    """A run was removed and submitted again under its name: its file is shorter, or longer, than the first."""
+    """A person put another file in the place of the first: a shorter, or a longer one."""
     path = written(tmp_path / "events.jsonl", {"event": "attempt_started", "attempt": 1}, *LONG)
     read_state_events(path)
+    assert record.exists()
     path.unlink()
     written(path, *again)
     assert [event.row["attempt"] for event in read_state_events(path).events] == [9] * bool(again)
 
 
-def test_a_record_of_another_version_is_made_again_and_is_private(tmp_path: Path, keeps_records: Path) -> None:
-    """A version that knew fewer kinds left rows out; causes and paths are for their owner alone."""
+def test_a_record_of_another_version_is_made_again(tmp_path: Path, record: Path) -> None:
+    """A version that knew fewer kinds left rows out."""
     path = written(tmp_path / "events.jsonl", {"event": "attempt_started", "attempt": 1}, *LONG)
     read_state_events(path)
-    (record,) = keeps_records.iterdir()
-    assert record.stat().st_mode & 0o077 == 0
     kept = json.loads(record.read_text())
     record.write_text(json.dumps(kept | {"kinds": kept["kinds"][1:], "rows": []}))
     assert [event.tag for event in read_state_events(path).events] == ["attempt_started"]
 
 
-@pytest.mark.parametrize("damage", ["", "[]", '{"offset": 1}', '{"offset": 5, "ends": "00", "rows": [1]}'])
-def test_a_damaged_record_is_made_again(tmp_path: Path, keeps_records: Path, damage: str) -> None:
+@pytest.mark.parametrize(
+    "damage",
+    [
+        "",
+        "[]",
+        '{"offset": 1}',
+        '{"offset": 5, "ends": "00", "rows": [1]}',
+        '{"offset": -1, "ends": "", "rows": []}',
+    ],
+)
+def test_a_damaged_record_is_made_again(tmp_path: Path, record: Path, damage: str) -> None:
     path = written(tmp_path / "events.jsonl", {"event": "attempt_started", "attempt": 1}, *LONG)
     read_state_events(path)
-    (record,) = keeps_records.iterdir()
     record.write_text(damage)
     assert [event.tag for event in read_state_events(path).events] == ["attempt_started"]
     assert json.loads(record.read_text())["rows"]
 
 
-def test_records_that_nobody_writes_any_more_are_removed(
-    tmp_path: Path, keeps_records: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    read_state_events(written(tmp_path / "old.jsonl", *LONG))
-    (old,) = keeps_records.iterdir()
-    os.utime(old, (0, 0))
-    read_state_events(written(tmp_path / "new.jsonl", *LONG))
-    assert old not in list(keeps_records.iterdir())
-
-
-def test_without_a_place_for_records_everything_is_read(tmp_path: Path, keeps_records: Path) -> None:
-    (tmp_path / "state").write_text("a file, so that no directory can be made")
+def test_without_a_place_for_the_record_everything_is_read(tmp_path: Path, record: Path) -> None:
+    (record / "in the way").mkdir(parents=True)
     path = written(tmp_path / "events.jsonl", {"event": "attempt_started", "attempt": 1}, *LONG)
     for _ in range(2):
         assert [event.tag for event in read_state_events(path).events] == ["attempt_started"]
+
+
+def test_the_supervisor_keeps_the_record(tmp_path: Path, record: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first `status` of a run of some weeks must not read all of its events."""
+    monkeypatch.setattr(recorder, "WORTH_KEEPING", 1000)
+    with recorder.Recorder(RunDir(tmp_path)) as events:
+        events.event("attempt_started", attempt=1)
+        assert not record.exists()
+        for _ in LONG:
+            events.event("agent_lost", node="x" * 200)
+    kept = json.loads(record.read_text())
+    assert [row["event"] for row in kept["rows"]] == ["attempt_started"]
+    assert (tmp_path / "events.jsonl").stat().st_size - kept["offset"] <= 2000
 
 
 def test_no_file_has_no_events(tmp_path: Path) -> None:

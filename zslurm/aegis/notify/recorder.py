@@ -17,6 +17,7 @@ from zslurm.config.spec import RunSpec
 from zslurm.core.redact import redact_mapping
 from zslurm.run.events.event import from_row
 from zslurm.run.run_dir import RunDir
+from zslurm.run.state.state_events import WORTH_KEEPING, keep_state_events
 from zslurm.train.jsonl import JsonLinesWriter
 
 _LOG = logging.getLogger(__name__)
@@ -38,6 +39,7 @@ class Recorder:
         self._unwritten: list[dict[str, Any]] = []
         self._notifiers: list[Notifier | JobComment] = []
         self._job_id = ""
+        self._kept = 0  # bytes of the file when its state-changing rows were kept last
 
     def open(self, spec: RunSpec, job_id: str, environ: Mapping[str, str]) -> None:
         """Know the job, and whom to notify."""
@@ -59,6 +61,9 @@ class Recorder:
                 while self._unwritten:
                     self._file.append(self._unwritten[0])
                     del self._unwritten[0]
+                if self._file.size() - self._kept > WORTH_KEEPING:
+                    self._kept = self._file.size()
+                    keep_state_events(self._run.events)
         for notifier in self._notifiers:
             notifier.notify(made)
         shown = " ".join(f"{key}={json.dumps(value)}" for key, value in fields.items() if value is not None)

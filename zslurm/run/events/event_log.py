@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import heapq
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from pathlib import Path
-from typing import Any, TypeVar
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from typing import Any, BinaryIO
 
-from zslurm.run.events.event import Event, select
 from zslurm.run.run_dir import RunDir
 from zslurm.train.jsonl import JsonLinesTail, parse_line
 
-E = TypeVar("E", bound=Event)
 _KIND = re.compile(rb'"event":\s?"(\w+)"')
+_BLOCK = 1 << 18
+"""Bytes that are read at once."""
 _HEAD = 200
 """Bytes of a line that hold the kind, which is one of the first fields."""
 
@@ -60,15 +59,30 @@ def kind_of(line: bytes) -> bytes | None:
     return match[1] if match else None
 
 
-def read_events(path: Path, *kinds: type[E]) -> Iterator[E]:
-    """Yield the events of some kinds in a run's events.jsonl, oldest first; none if there is no such file.
+def blocks_of_lines(file: BinaryIO) -> Iterator[bytes]:
+    """Yield the rest of a file in blocks of whole lines, without an unfinished last line."""
+    while block := file.read(_BLOCK):
+        block += file.readline()
+        if not block.endswith(b"\n"):
+            block = block[: block.rfind(b"\n") + 1]
+        yield block
 
-    Lines of other kinds are not parsed: a run of some weeks writes a million, most of them about single ranks.
+
+def pattern_of_kinds(kinds: Collection[str]) -> re.Pattern[bytes]:
+    """Return what `rows_of_kinds` looks for."""
+    return re.compile(rb'"event": ?"(?:%b)"' % "|".join(sorted(kinds)).encode())
+
+
+def rows_of_kinds(block: bytes, pattern: re.Pattern[bytes]) -> Iterator[dict[str, Any]]:
+    """Yield the rows of some kinds in a block of lines, without damaged ones; other lines are not parsed.
+
+    A run of some weeks writes a million lines, most of them about single ranks.
     """
-    names = {kind.NAME.encode() for kind in kinds}
-    try:
-        with path.open("rb") as file:
-            rows = (parse_line(line) for line in file if kind_of(line) in names)
-            yield from select((row for row in rows if row is not None), *kinds)
-    except FileNotFoundError:
-        return
+    end = 0
+    for match in pattern.finditer(block):
+        if match.start() < end:  # the same line names a kind twice
+            continue
+        begin, end = block.rfind(b"\n", 0, match.start()) + 1, block.find(b"\n", match.end()) + 1
+        row = parse_line(block[begin:end])
+        if row is not None and "event" in row:
+            yield row

@@ -1,17 +1,16 @@
 """The events that change the state of a run, read without parsing the others.
 
 A run of some weeks writes a million events, most of them about single ranks and sensors; `status` reads the files
-of all runs. Of an ordinary line only the kind is read. Of a long file only what was added since this user looked
-last is read: the state-changing rows before that are kept in the user's state directory. From the events that
-change the state follow the last cause, the last decision and the excluded nodes.
+of all runs. Lines of other kinds are passed over unparsed. The state-changing rows of a long file are kept in
+state-events.json next to it, with the byte up to which they were read: only what was added since is read. The
+supervisor keeps that record, so that the first `status` of many runs is as quick as the next.
+From the events that change the state follow the last cause, the last decision and the excluded nodes.
 """
 
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import json
-import os
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -32,21 +31,17 @@ from zslurm.run.events import (
     SupervisorStarted,
 )
 from zslurm.run.events.event import CLASSES, Event, from_row
-from zslurm.run.events.event_log import kind_of
+from zslurm.run.events.event_log import blocks_of_lines, pattern_of_kinds, rows_of_kinds
 from zslurm.run.exclusions import active_exclusions, exclusions_in
-from zslurm.run.index import state_dir
 from zslurm.train.jsonl import lines_backwards, parse_line
 
-_KINDS = frozenset(name.encode() for name, cls in CLASSES.items() if cls.CHANGES_STATE)
-_KINDS_READ = sorted(kind.decode() for kind in _KINDS)
-"""The kinds of a record's rows: a record of another version may lack some."""
+_KINDS = frozenset(name for name, cls in CLASSES.items() if cls.CHANGES_STATE)
+_PATTERN = pattern_of_kinds(_KINDS)
 _LAST = 8
 """Lines at the end among which the newest event is looked for."""
 
-_WORTH_KEEPING = 1 << 20
-"""Bytes that take as long to read again as a kept record takes to write."""
-_KEPT_S = 30 * 86400.0
-"""A record that nobody has written for so long is removed."""
+WORTH_KEEPING = 1 << 20
+"""Bytes that take as long to read again as a record takes to write."""
 _SAMPLE = 128
 """Bytes at both ends of what was read that show whether the file is still the same."""
 
@@ -69,22 +64,8 @@ class StateEvents:
 
 def read_state_events(path: Path) -> StateEvents:
     """Read the state-changing events of `events.jsonl`; none if there is no such file. Skip damaged lines."""
-    record = _record_file(path)
-    rows, offset = _kept_rows(record, path)
-    begin = offset
     try:
-        with path.open("rb") as file:
-            file.seek(offset)
-            for line in file:
-                if not line.endswith(b"\n"):
-                    break
-                offset += len(line)
-                kind = kind_of(line)
-                if (kind is None or kind in _KINDS) and (row := parse_line(line)) is not None and "event" in row:
-                    rows.append(row)
-            if offset - begin > _WORTH_KEEPING:
-                content = {"kinds": _KINDS_READ, "offset": offset, "ends": _ends(file, offset), "rows": rows}
-                _keep_rows(record, content)
+        rows = _read_rows(path)
     except FileNotFoundError:
         return StateEvents()
     last = (parse_line(line) for line in islice(lines_backwards(path), _LAST))
@@ -92,16 +73,42 @@ def read_state_events(path: Path) -> StateEvents:
     return StateEvents([from_row(row) for row in rows], newest or (rows[-1] if rows else None))
 
 
-def _record_file(path: Path) -> Path:
-    name = hashlib.sha256(os.fsencode(path.absolute())).hexdigest()[:32]
-    return state_dir() / "events" / f"{name}.json"
+def keep_state_events(path: Path) -> None:
+    """Bring the record next to `events.jsonl` up to date, if enough was added to it.
+
+    Raises:
+        OSError: the file cannot be read.
+    """
+    _read_rows(path)
+
+
+def _read_rows(path: Path) -> list[dict[str, Any]]:
+    """Return the state-changing rows, from the record and what was added since; keep them if that is much."""
+    record = path.with_name("state-events.json")
+    rows, begin = _kept_rows(record, path)
+    with path.open("rb") as file:
+        file.seek(begin)
+        end = begin
+        for block in blocks_of_lines(file):
+            rows += rows_of_kinds(block, _PATTERN)
+            end += len(block)
+        if end - begin > WORTH_KEEPING:
+            content = {"kinds": sorted(_KINDS), "offset": end, "ends": _ends(file, end), "rows": rows}
+            with contextlib.suppress(OSError):  # it only saves time: a full disk or a run of others has none
+                write_atomically(record, json.dumps(content))
+    return rows
 
 
 def _kept_rows(record: Path, path: Path) -> tuple[list[dict[str, Any]], int]:
-    """Return the rows of a record and the byte of the file at which it ends; nothing if it is of another file."""
+    """Return the rows of a record and the byte of the file at which it ends; nothing if it is of another file.
+
+    A record of another version may lack kinds.
+    """
     kept = read_json(record) or {}
     rows, offset = kept.get("rows"), kept.get("offset")
-    if not (isinstance(rows, list) and isinstance(offset, int)) or kept.get("kinds") != _KINDS_READ:
+    if kept.get("kinds") != sorted(_KINDS) or not isinstance(rows, list):
+        return [], 0
+    if not isinstance(offset, int) or offset < 0:
         return [], 0
     try:
         with path.open("rb") as file:
@@ -117,16 +124,6 @@ def _ends(file: BinaryIO, offset: int) -> str:
     first = file.read(min(_SAMPLE, offset))
     file.seek(max(0, offset - _SAMPLE))
     return (first + file.read(min(_SAMPLE, offset))).hex()
-
-
-def _keep_rows(record: Path, content: dict[str, Any]) -> None:
-    """Write a record, which only saves time: without room or permission there is none."""
-    with contextlib.suppress(OSError):
-        record.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(record, json.dumps(content), private=True)
-        for other in record.parent.glob("*.json"):
-            if time.time() - other.stat().st_mtime > _KEPT_S:
-                other.unlink(missing_ok=True)
 
 
 @dataclass(frozen=True)
