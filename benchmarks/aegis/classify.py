@@ -28,7 +28,7 @@ from typing import Any
 
 from benchmarks.common import RESULTS, ROOT, export, write_result
 from tests.aegis.logs.log_samples import BATCHES, BATCHES_BLIND, COMPOSED, FORMS, FURTHER, RECORDED, Sample
-from zslurm.aegis.fault_kinds import fault_kind
+from zslurm.aegis.fault_kinds import rule_of
 from zslurm.aegis.logs.classify import classify
 from zslurm.aegis.logs.lines import chunks_of
 from zslurm.aegis.logs.scanner import findings_in
@@ -202,7 +202,7 @@ def _count(directory: Path, line_by_line: bool) -> dict[str, Any]:
         for part in data.splitlines() if line_by_line else [data]:
             kinds = [found.match.kind for found in findings_in([part]) if found.match.role == "root"]
             roots.update(kinds)
-            exclude.update(kind for kind in kinds if fault_kind(kind).exclude_after is not None)
+            exclude.update(kind for kind in kinds if rule_of(kind).exclude_after is not None)
     return {"files": len(files), "lines": lines, "roots": dict(roots), "roots_that_exclude": dict(exclude)}
 
 

@@ -8,7 +8,7 @@ from importlib import resources
 from pydantic import BaseModel
 
 from docs.tables.markdown import table
-from zslurm.aegis.fault_kinds import FAULT_KINDS, FaultKind, fault_kind
+from zslurm.aegis.fault_kinds import FAULT_RULES, FaultKind, FaultRule, rule_of
 from zslurm.aegis.policy.policy import MOST_REFUSALS
 from zslurm.config import yaml12
 from zslurm.config.aegis import AegisSection
@@ -56,22 +56,22 @@ _THEN = {
 def responses() -> str:
     """Return how each kind of fault is answered."""
     head = ("fault", "meaning", "while it runs", "in memory", "excludes its node", "afterwards")
-    return table(head, (_response(kind) for kind in FAULT_KINDS.values() if not kind.advisory))
+    return table(head, (_response(kind, rule) for kind, rule in FAULT_RULES.items() if not rule.advisory))
 
 
-def _response(kind: FaultKind) -> tuple[str, ...]:
-    excludes, in_memory = _EXCLUDES[kind.exclude_after], "yes" if kind.in_memory else ""
-    if kind.lasting:
+def _response(kind: FaultKind, rule: FaultRule) -> tuple[str, ...]:
+    excludes, in_memory = _EXCLUDES[rule.exclude_after], "yes" if rule.in_memory else ""
+    if rule.lasting:
         excludes += ", or if it lasts"
-    if kind.must_leave:
+    if rule.must_leave:
         excludes += ", or stops"
-    return f"`{kind}`", kind.message, _WHILE_RUNNING[kind.while_running], in_memory, excludes, _THEN[kind.then]
+    return f"`{kind}`", rule.message, _WHILE_RUNNING[rule.while_running], in_memory, excludes, _THEN[rule.then]
 
 
 def advisory_kinds() -> str:
     """Return the kinds of fault that are never a root cause."""
-    advisory = [kind for kind in FAULT_KINDS.values() if kind.advisory]
-    return table(("kind", "meaning"), ((f"`{kind}`", kind.message) for kind in advisory))
+    rows = ((f"`{kind}`", rule.message) for kind, rule in FAULT_RULES.items() if rule.advisory)
+    return table(("kind", "meaning"), rows)
 
 
 _SCOPES = {
@@ -90,8 +90,9 @@ def log_classes() -> str:
     """Return the classes of log lines, by what is broken and the role."""
     text = resources.files("zslurm.aegis.logs").joinpath("signatures.yaml").read_text(encoding="utf-8")
     found: dict[tuple[str, str], list[str]] = {}
-    for kind in map(fault_kind, yaml12.parse(text, "signatures.yaml").data["kinds"]):
-        found.setdefault((kind.scope, kind.role), []).append(f"`{kind}`")
+    for kind in yaml12.parse(text, "signatures.yaml").data["kinds"]:
+        rule = rule_of(kind)
+        found.setdefault((rule.scope, rule.role), []).append(f"`{kind}`")
     order = list(_SCOPES)
     rows = sorted(found.items(), key=lambda row: order.index(row[0][0]))
     return table(

@@ -78,10 +78,10 @@ def _may_be_root(fault: Fault, ends: Sequence[Fault], attempt_state: AttemptStat
     if fault.kind == STRAGGLER:
         return settings.straggler.act and fault.node in attempt_state.nodes
     # While it runs, a collective operation that timed out is a reason to end the attempt, whoever it waited for.
-    if fault.role != "root" and not (running and fault.kind.waits and fault.role == "cascade"):
+    if fault.role != "root" and not (running and fault.rule.waits and fault.role == "cascade"):
         return False
     elsewhere = fault.node is not None and fault.node not in attempt_state.nodes
-    if attempt_state.nodes and elsewhere and fault.kind.exclude_after is not None:
+    if attempt_state.nodes and elsewhere and fault.rule.exclude_after is not None:
         return False  # on a spare, perhaps
     if (end := taken_back(fault, ends)) is not None:
         return not running and not _overcome(fault, end, attempt_state, settings)
@@ -90,14 +90,14 @@ def _may_be_root(fault: Fault, ends: Sequence[Fault], attempt_state: AttemptStat
 
 def _stays(fault: Fault) -> bool:
     """True for a state that lasts until something takes it back, though the run continues."""
-    return fault.kind.while_running == "give up" or fault.kind.lasting or fault.source in _ENDS_OF_RANKS
+    return fault.rule.while_running == "give up" or fault.rule.lasting or fault.source in _ENDS_OF_RANKS
 
 
 def taken_back(fault: Fault, ends: Sequence[Fault]) -> Fault | None:
     """Return the first of `ends`, by time, that takes a fault back: of its kind and location, or its network."""
 
     def over(end: Fault) -> bool:
-        same = end.kind == fault.kind or (end.kind.of_network and fault.kind.of_network)
+        same = end.kind == fault.kind or (end.rule.of_network and fault.rule.of_network)
         places = ((end.node, fault.node), (end.nic, fault.nic), (end.gpu, fault.gpu), (end.rank, fault.rank))
         agree = all(one == other for one, other in places if one is not None and other is not None)
         return same and agree
@@ -124,17 +124,17 @@ def first_cause(roots: Sequence[Fault]) -> Fault | None:
     """Return the earliest of those that are neither slow nor waiting, or what explains it; else the earliest."""
     if not roots:
         return None
-    active = [fault for fault in roots if not fault.kind.waits and fault.kind != STRAGGLER]
+    active = [fault for fault in roots if not fault.rule.waits and fault.kind != STRAGGLER]
     slow = [fault for fault in roots if fault.kind == STRAGGLER]
     root = next(iter(active or [fault for fault in roots if fault not in slow] or slow))
-    if not root.kind.unexplained:
+    if not root.rule.unexplained:
         return root
     return next((fault for fault in active if _explains(fault, root)), root)
 
 
 def _explains(fault: Fault, end: Fault) -> bool:
     """True where a fault explains why a rank ended, though it was noticed later."""
-    if fault.kind.unexplained:
+    if fault.rule.unexplained:
         return False
     if fault.kind == SLURM_CANCELLED and fault.source in _OF_SLURM:  # every rank of the step
         return True
@@ -144,7 +144,7 @@ def _explains(fault: Fault, end: Fault) -> bool:
         return fault.rank == end.rank
     if fault.kind == STORAGE_FAULT and fault.node is None:
         return end.kind == RANK_HANG
-    return fault.kind.explains_rank_ends and (fault.node is None or fault.node == end.node)
+    return fault.rule.explains_rank_ends and (fault.node is None or fault.node == end.node)
 
 
 # --- what ranks recorded when they ended -----------------------------------------------------------------------
@@ -207,8 +207,8 @@ def root_of_log(faults: Sequence[Fault]) -> tuple[Fault | None, bool]:
     roots = [(n, fault) for n, fault in enumerate(faults) if fault.role == "root"]
     first = next((fault for n, fault in roots if not _passed(fault, faults, n + 1)), None)
     if first is not None:
-        if first.kind.vague:
-            first = next((fault for _, fault in roots if fault.kind.logged_late), first)
+        if first.rule.vague:
+            first = next((fault for _, fault in roots if fault.rule.logged_late), first)
         return first, True
     for role in ("cascade", "teardown"):
         found = [fault for fault in faults if fault.role == role]
@@ -228,7 +228,7 @@ def _named(faults: Sequence[Fault]) -> Fault | None:
 
 def _passed(fault: Fault, faults: Sequence[Fault], after: int) -> bool:
     """True for a fault that ended before anything followed from it; `faults` are read from `after` on."""
-    if not fault.kind.may_pass:
+    if not fault.rule.may_pass:
         return False
     for later in islice(faults, after, None):
         if later.cleared and later.kind == fault.kind and _same(later.nic, fault.nic):

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Literal
 
-from zslurm.aegis.fault_kinds import FaultKind, fault_kind
+from zslurm.aegis.fault_kinds import FaultKind, FaultRule, rule_of
 from zslurm.aegis.fault_kinds import Role as Role
 from zslurm.aegis.fault_kinds import Scope as Scope
 from zslurm.run.exclusions import Exclusion
@@ -29,7 +29,7 @@ class Fault:
     """One thing that was noticed.
 
     Attributes:
-        kind: its kind (aegis/fault_kinds.py); a name of a kind becomes that kind.
+        kind: its kind (aegis/fault_kinds.py); one of another version may be in no table.
         role: its part in the failure.
         scope: what is broken where it is a root.
         time: UNIX seconds when it happened, or else was noticed.
@@ -58,21 +58,22 @@ class Fault:
     cleared: bool = False
     fingerprint: str | None = None
 
-    def __post_init__(self) -> None:
-        """Look the kind up where it came as a name, from an event or a report."""
-        if not isinstance(self.kind, FaultKind):
-            object.__setattr__(self, "kind", fault_kind(self.kind))
+    @property
+    def rule(self) -> FaultRule:
+        """What its kind means, and what is done about it."""
+        return rule_of(self.kind)
 
     @classmethod
     def of_kind(cls, kind: FaultKind, time: float, source: str, line: str, **more: Any) -> Fault:
         """Return a fault with the role and the scope of its kind, where `more` has no others."""
+        rule = rule_of(kind)
         return cls(
-            **{"role": kind.role, "scope": kind.scope} | more, kind=kind, time=time, source=source, line=line
+            **{"role": rule.role, "scope": rule.scope} | more, kind=kind, time=time, source=source, line=line
         )
 
     def fields(self) -> dict[str, Any]:
         """As fields of an event; without what is not known."""
-        body = {each.name: getattr(self, each.name) for each in fields(self)} | {"kind": str(self.kind)}
+        body = {each.name: getattr(self, each.name) for each in fields(self)}
         return {name: value for name, value in body.items() if value is not None and value is not False}
 
     @classmethod

@@ -8,6 +8,7 @@ from __future__ import annotations
 import pytest
 
 from tests.aegis.logs.log_samples import FORMS, RECORDED
+from zslurm.aegis.fault_kinds import rule_of
 from zslurm.aegis.logs.hardware_names import names_of
 from zslurm.aegis.logs.scanner import findings_in
 from zslurm.aegis.logs.signatures import Match, Signatures
@@ -59,12 +60,12 @@ def test_a_line_of_another_system_is_no_root(line: str) -> None:
 )
 def test_words_that_name_no_hardware_of_this_cluster_exclude_nothing(line: str) -> None:
     found = match_of(line)
-    assert found is None or found.role != "root" or found.kind.exclude_after is None
+    assert found is None or found.role != "root" or rule_of(found.kind).exclude_after is None
 
 
 def test_every_rule_that_excludes_at_once_or_the_second_time_requires_a_name() -> None:
     for rule in Signatures.load().rules:
-        excludes = rule.match.kind.exclude_after in (1, 2)
+        excludes = rule_of(rule.match.kind).exclude_after in (1, 2)
         if rule.match.role == "root" and excludes and rule.match.kind != "node_dead":
             assert rule.names is not None, rule.any
 

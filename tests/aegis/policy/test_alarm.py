@@ -17,7 +17,7 @@ from tests.aegis.attempts import (
     incident,
 )
 from tests.aegis.policy.decisions import raised
-from zslurm.aegis.fault_kinds import FAULT_KINDS, fault_kind
+from zslurm.aegis.fault_kinds import FAULT_RULES
 from zslurm.aegis.root_cause import without_overcome
 
 
@@ -28,7 +28,7 @@ class TestAlarm:
         assert given.give_up
         assert given.exclude == (() if kind == "rank_hang" else ("node1",))
 
-    @pytest.mark.parametrize("kind", [k for k in FAULT_KINDS if fault_kind(k).while_running == "record"])
+    @pytest.mark.parametrize("kind", [k for k, rule in FAULT_RULES.items() if rule.while_running == "record"])
     def test_lets_it_run(self, kind: str) -> None:
         assert not raised(fault(kind, ago=900.0), spares=1).give_up
 

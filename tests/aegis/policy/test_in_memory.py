@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from zslurm.aegis.fault_kinds import FAULT_KINDS, FaultKind
+from zslurm.aegis.fault_kinds import FAULT_RULES, GPU_RAS_UNCORRECTABLE, FaultKind
 from zslurm.aegis.policy.in_memory import Ranks, plan_in_memory
 from zslurm.aegis.types import Fault
 
@@ -22,7 +22,7 @@ def _ranks(*lost: int, **more: object) -> Ranks:
 
 
 def _faults(*kinds: str) -> list[Fault]:
-    return [Fault.of_kind(FAULT_KINDS[kind], 1.0, "srun", "it happened") for kind in kinds]
+    return [Fault.of_kind(FaultKind(kind), 1.0, "srun", "it happened") for kind in kinds]
 
 
 def _reason(ranks: Ranks, kinds: Sequence[str] = ("rank_killed",)) -> str:
@@ -116,7 +116,7 @@ def test_the_ranks_wait_where_processes_are_missing(ranks: Ranks, start: dict[st
     assert (plan.possible, plan.reason, plan.waits, plan.start) == (False, "", True, start)
 
 
-@pytest.mark.parametrize("kind", [kind for kind in FAULT_KINDS.values() if kind.role == "root"], ids=str)
+@pytest.mark.parametrize("kind", [kind for kind, rule in FAULT_RULES.items() if rule.role == "root"], ids=str)
 def test_every_kind_of_fault(kind: FaultKind) -> None:
     survivable = {"rank_killed", "rank_exit", "crash_segv", "host_oom", "node_dead", "slurm_node_fail"}
     assert (_reason(_ranks(2), (str(kind),)) == "") == (str(kind) in survivable)
@@ -159,7 +159,7 @@ def test_a_spare_that_was_begun_with_stays_the_place_of_its_node() -> None:
 
 def test_what_happens_on_a_node_without_ranks_keeps_no_rank_from_being_replaced() -> None:
     killed = _faults("rank_killed")
-    memory = Fault.of_kind(FAULT_KINDS["gpu_ras_uncorrectable"], 1.0, "sysfs", "an error", node="n9")
+    memory = Fault.of_kind(GPU_RAS_UNCORRECTABLE, 1.0, "sysfs", "an error", node="n9")
     assert plan_in_memory(_ranks(2), [*killed, memory], most_tries=3).possible
     here = replace(memory, node="n1")
     assert not plan_in_memory(_ranks(2), [*killed, here], most_tries=3).possible

@@ -18,14 +18,14 @@ from tests.aegis.attempts import (
     incident,
 )
 from tests.aegis.policy.decisions import EVERY, GOES_ON, WITH_SPARE, decided
-from zslurm.aegis.fault_kinds import FAULT_KINDS, fault_kind
+from zslurm.aegis.fault_kinds import FAULT_RULES, rule_of
 from zslurm.aegis.policy.policy import MOST_REFUSALS
 from zslurm.aegis.types import Fault, History, Incident
 
 
 def test_every_kind_of_fault_is_in_one_of_the_groups_that_are_tested_here() -> None:
     scheduler = {"slurm_time_limit", "slurm_requeue", "slurm_preempt", "slurm_task_failure", "slurm_step_refused"}
-    responses = {kind for kind in FAULT_KINDS.values() if not kind.advisory}
+    responses = {kind for kind, rule in FAULT_RULES.items() if not rule.advisory}
     assert responses == {*EVERY, *scheduler, "straggler", "orphans_many"}
 
 
@@ -39,7 +39,7 @@ class TestNextStart:
         decision = decided(fault(kind), there=WITH_SPARE)
         assert (decision.action, decision.nodes, decision.exclude) == ("restart", NODES[:3], ())
         assert decision.reason.endswith("1 of 3 without a new checkpoint, after 30 s") == (
-            fault_kind(kind).then == "wait"
+            rule_of(kind).then == "wait"
         )
 
     def test_with_a_spare_that_the_job_has_even_where_it_dies_with_its_nodes(self) -> None:

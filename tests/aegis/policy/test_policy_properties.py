@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.aegis.attempts import BLAMELESS, NODES, NOW, attempt_state, excluded, fault, incident, settings
-from zslurm.aegis.fault_kinds import FAULT_KINDS
+from zslurm.aegis.fault_kinds import FAULT_RULES
 from zslurm.aegis.policy.policy import MOST_REFUSALS, alarm, decide
 from zslurm.aegis.root_cause import without_overcome
 from zslurm.aegis.types import AttemptState, Decision, Exclusion, Fault, History, Incident, Resources, WorkLeft
@@ -25,7 +25,7 @@ SETTINGS = st.builds(
 )  # fmt: skip
 FAULTS = st.builds(
     fault,
-    st.sampled_from([*FAULT_KINDS, "a_kind_of_the_future"]),
+    st.sampled_from([*FAULT_RULES, "a_kind_of_the_future"]),
     st.none() | st.sampled_from(NODES),
     ago=st.floats(0, 4000),
     role=st.sampled_from(["root", "root", "root", "cascade", "teardown", "advisory", "benign"]),
@@ -114,7 +114,7 @@ def test_exclusions_are_few_and_never_without_evidence(
     assert len(decision.exclude) + len(known) <= says.max_excluded
     for node in decision.exclude:
         against = [f for f in now.faults if f.node == node and not f.cleared and f.role in ("root", "advisory")]
-        assert any(f.kind.exclude_after is not None for f in against)
+        assert any(f.rule.exclude_after is not None for f in against)
 
 
 @given(

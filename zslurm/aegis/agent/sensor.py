@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from zslurm.aegis.fault_kinds import FaultKind
+from zslurm.aegis.fault_kinds import FaultKind, rule_of
 from zslurm.aegis.types import Fault, Role
 from zslurm.config.aegis import AegisSection, SensorSettings
 from zslurm.config.spec import ClusterSection
@@ -87,7 +87,7 @@ class Change:
 
     def fault(self, context: NodeContext, source: str, device: str, **more: Any) -> Fault:
         """Return the fault; `more` names the device in a field."""
-        role, line = self.role or self.kind.role, f"{device} {self.message}"
+        role, line = self.role or rule_of(self.kind).role, f"{device} {self.message}"
         return context.fault(self.kind, source, line, role=role, cleared=self.cleared, **more)
 
 

@@ -206,7 +206,7 @@ def full_disk(directory: Path, known: Sequence[Fault]) -> list[Fault]:
 
     The rank that it ended can write neither its record nor the last lines of its log.
     """
-    if any(f.role == "root" and not (f.kind.vague or f.kind.unexplained) for f in known):
+    if any(f.role == "root" and not (f.rule.vague or f.rule.unexplained) for f in known):
         return []
     try:
         space = os.statvfs(directory)

@@ -141,7 +141,7 @@ def _rises(known: Fault, fault: Fault) -> bool:
 
 def _has_an_end(fault: Fault) -> bool:
     """Whether the sensor also reports when it is over; a line of a log never does."""
-    return fault.kind.reports_end and fault.source not in ("kernel_log", "log")
+    return fault.rule.reports_end and fault.source not in ("kernel_log", "log")
 
 
 def _unavailable(node: str, sensor: str, line: str, time: float, *, cleared: bool = False) -> Fault:

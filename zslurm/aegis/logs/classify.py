@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
+from zslurm.aegis.fault_kinds import FaultKind, rule_of
 from zslurm.aegis.logs.scanner import Finding, as_fault, findings_in
 from zslurm.aegis.logs.signatures import Match
 from zslurm.aegis.root_cause import root_of_log
@@ -119,7 +120,11 @@ def _read(name: str, chunks: Iterable[bytes]) -> tuple[list[Line], int]:
 def _without_idle_ends(lines: Sequence[Line]) -> list[Line]:
     """Leave out ends of faults whose begin was not seen: every link comes up once when a node boots."""
     seen = {line.match.kind for line in lines}
-    return [line for line in lines if (ended := line.match.clears) is None or not ended.may_pass or ended in seen]
+
+    def is_kept(ended: FaultKind | None) -> bool:
+        return ended is None or ended in seen or not rule_of(ended).may_pass
+
+    return [line for line in lines if is_kept(line.match.clears)]
 
 
 def _suspect(root: Line, lines: Sequence[Line]) -> Suspect:

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 import yaml
 
-from zslurm.aegis.fault_kinds import FAULT_KINDS, PCIE_ERROR, FaultKind
+from zslurm.aegis.fault_kinds import FAULT_RULES, PCIE_ERROR, FaultKind, rule_of
 from zslurm.aegis.logs.hardware_names import names_of
 from zslurm.aegis.logs.lines import MAX_LINE, body_of, without_labels
 from zslurm.aegis.logs.location import location_of
@@ -178,7 +178,9 @@ class Signatures:
             words, expression, rule = self._expressions[number]
             if rule is refused or not any(word in lowered for word in words):
                 continue
-            if (kernel and not rule.match.kind.in_kernel_log) or not _compiled(expression).search(observed):
+            if kernel and not rule_of(rule.match.kind).in_kernel_log:
+                continue
+            if not _compiled(expression).search(observed):
                 continue
             if rule.names is not None and not names_of(rule.names).search(observed):
                 refused = rule
@@ -213,7 +215,8 @@ _LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
 def _rules(kind: str, body: Mapping[str, Any]) -> list[Rule]:
-    of_kind = Match(known := _known(kind), known.role, known.scope, advice=known.advice)
+    meaning = rule_of(known := _known(kind))
+    of_kind = Match(known, meaning.role, meaning.scope, advice=meaning.advice)
     rules = []
     for row in body["rules"]:
         own = {name: row[name] for name in ("role", "scope", "advice") if name in row}
@@ -231,9 +234,9 @@ def _rules(kind: str, body: Mapping[str, Any]) -> list[Rule]:
 
 def _known(name: str) -> FaultKind:
     """Raises TableError."""
-    if name not in FAULT_KINDS:
+    if name not in FAULT_RULES:
         raise TableError(f"signatures.yaml: there is no kind `{name}` in zslurm/aegis/fault_kinds.py")
-    return FAULT_KINDS[name]
+    return FaultKind(name)
 
 
 _GUESS = re.compile(

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from zslurm.aegis.fault_kinds import UNKNOWN, FaultKind
+from zslurm.aegis.fault_kinds import UNKNOWN, FaultRule, rule_of
 from zslurm.aegis.policy.history import roots_before
 from zslurm.aegis.root_cause import believable, ends_of, first_cause, taken_back
 from zslurm.aegis.types import AttemptState, Fault, History
@@ -33,16 +33,16 @@ class Attribution:
     test_gpu: tuple[str, str] | None = None
 
     @property
-    def kind(self) -> FaultKind:
-        """The kind of the root."""
-        return UNKNOWN if self.root is None else self.root.kind
+    def rule(self) -> FaultRule:
+        """The rule of the root's kind."""
+        return rule_of(UNKNOWN if self.root is None else self.root.kind)
 
     @property
     def what(self) -> str:
         """What happened and where, as the beginning of a line."""
         root = self.root
         if root is None:
-            return self.kind.message
+            return self.rule.message
         place = [
             root.node,
             None if root.gpu is None else f"GPU {root.gpu}",
@@ -51,7 +51,7 @@ class Attribution:
             f"after step {root.step}" if root.step is not None and root.step > 0 else None,
         ]
         where = ", ".join(part for part in place if part)
-        return f"{where}: {self.kind.message}" if where else self.kind.message
+        return f"{where}: {self.rule.message}" if where else self.rule.message
 
 
 def attribute(
@@ -60,8 +60,8 @@ def attribute(
     """Choose the root among `roots`, by time (`roots_of`), and the nodes that are excluded for it."""
     roots = believable(roots, attempt_state)
     known = active_exclusions(history.exclusions, attempt_state.now)
-    certain = [fault for fault in roots if fault.kind.certain]
-    leading = [fault for fault in roots if fault.kind.then == "requeue"] + certain
+    certain = [fault for fault in roots if fault.rule.certain]
+    leading = [fault for fault in roots if fault.rule.then == "requeue"] + certain
     if leading:
         nodes = dict.fromkeys(fault.node for fault in certain if fault.node is not None)
         exclude = tuple(node for node in nodes if node not in known)
@@ -69,9 +69,9 @@ def attribute(
     root = first_cause(roots)
     if root is None:
         return Attribution(None)
-    if root.kind.then == "test":
+    if root.rule.then == "test":
         return Attribution(root, test_gpu=_to_test(root, attempt_state, history, settings))
-    if root.kind.exclude_after is None or root.node is None:
+    if root.rule.exclude_after is None or root.node is None:
         return Attribution(root)
     if len({fault.node for fault in roots if fault.kind == root.kind and fault.node is not None}) > 1:
         return Attribution(replace(root, node=None, gpu=None, nic=None))
@@ -84,13 +84,13 @@ def _proven(root: Fault, node: str, attempt_state: AttemptState, history: Histor
     """True where the root speaks against its node often enough."""
     ends = ends_of(attempt_state.faults)
     lasted = attempt_state.now - root.time >= settings.tolerate_s and taken_back(root, ends) is None
-    if root.kind.exclude_after == 1 or (root.kind.lasting and lasted):
+    if root.rule.exclude_after == 1 or (root.rule.lasting and lasted):
         return True
-    times = root.kind.exclude_after or 0
+    times = root.rule.exclude_after or 0
     before = [
         fault
         for fault in roots_before(history, node, attempt_state.now - settings.exclude_for_s)
-        if 0 < (fault.kind.exclude_after or 0) <= times
+        if 0 < (fault.rule.exclude_after or 0) <= times
     ]
     if root.step is not None and {fault.step for fault in before} == {root.step}:
         return False  # always after the same step: a program that fails there, on whatever node

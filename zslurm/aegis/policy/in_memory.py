@@ -174,11 +174,11 @@ def _blocking_reason(ranks: Ranks, faults: Collection[Fault], most_tries: int) -
 
     def elsewhere(fault: Fault) -> bool:
         """Return whether it is of a node without ranks, a spare or one that they have left."""
-        return fault.node is not None and fault.node not in ranks.nodes and fault.kind.exclude_after is not None
+        return fault.node is not None and fault.node not in ranks.nodes and fault.rule.exclude_after is not None
 
     over = [fault for fault in faults if fault.kind == RANK_HANG and fault.rank in ranks.ended]
     roots = [fault for fault in faults if fault.role == "root" and fault not in over and not elsewhere(fault)]
-    if other := next((fault for fault in roots if not fault.kind.in_memory), None):
+    if other := next((fault for fault in roots if not fault.rule.in_memory), None):
         return why_not_in_memory(other)
     if len(ranks.lost) == size:
         return "no rank survived"
@@ -195,7 +195,7 @@ def _blocking_reason(ranks: Ranks, faults: Collection[Fault], most_tries: int) -
 
 def why_not_in_memory(fault: Fault) -> str:
     """Return why the ranks cannot continue in memory after a fault that ends their attempt."""
-    return f"{fault.kind.message}: {_OF_KIND.get(fault.kind, 'every rank must be started again')}"
+    return f"{fault.rule.message}: {_OF_KIND.get(fault.kind, 'every rank must be started again')}"
 
 
 _OF_KIND: Mapping[FaultKind, str] = {

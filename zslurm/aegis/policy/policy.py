@@ -53,7 +53,7 @@ def alarm(attempt_state: AttemptState, history: History, settings: AegisSection,
     chosen = attribute(found, attempt_state, history, settings)
     if chosen.root is None:
         return Alarm(True, None, "no node of the attempt answers")
-    tolerated = chosen.kind.while_running == "tolerate"
+    tolerated = chosen.rule.while_running == "tolerate"
     lasted = f" for more than {settings.tolerate_s:g} s" if tolerated else ""
     return Alarm(True, chosen.root, f"{chosen.what}{lasted}", chosen.exclude)
 
@@ -61,7 +61,7 @@ def alarm(attempt_state: AttemptState, history: History, settings: AegisSection,
 def _ends_it(fault: Fault, attempt_state: AttemptState, settings: AegisSection, spares: int) -> bool:
     if fault.kind == STRAGGLER:
         return spares > 0
-    while_running = fault.kind.while_running
+    while_running = fault.rule.while_running
     lasted = attempt_state.now - fault.time >= settings.tolerate_s
     return while_running == "give up" or (while_running == "tolerate" and lasted)
 
@@ -91,7 +91,7 @@ def decide(
     if len(resources.nodes) <= resources.needed:  # no spare: a slow node is better than none
         roots = [fault for fault in roots if fault.kind != STRAGGLER]
     if time_is_up:  # Slurm kills what has not ended by then
-        roots = [fault for fault in roots if not fault.kind.unexplained and fault.kind != SLURM_TIME_LIMIT]
+        roots = [fault for fault in roots if not fault.rule.unexplained and fault.kind != SLURM_TIME_LIMIT]
     chosen = attribute(roots, attempt_state, history, settings)
     case = _Case(attempt_state, history, resources, settings, chosen, time_is_up)
     root = case.cause.root
@@ -144,7 +144,7 @@ class _Case:
 
     def hopeless(self) -> Decision | None:
         """Where no other start can end better."""
-        then = self.cause.kind.then
+        then = self.cause.rule.then
         if then == "stop":
             return self._stop("another start would end in the same way")
         if then == "gpu_oom" and self.settings.gpu_oom == "stop":
@@ -241,7 +241,7 @@ class _Case:
         now, settings = self.attempt_state.now, self.settings
         spares = tuple(node for node in self.resources.nodes if node not in self.resources.in_use)
         waiting = replace(self.attempt_state, nodes=spares)
-        broken = {f.node for f in roots_of(waiting, settings) if f.kind.certain}
+        broken = {f.node for f in roots_of(waiting, settings) if f.rule.certain}
         room = (
             settings.max_excluded - len(active_exclusions(self.history.exclusions, now)) - len(self.cause.exclude)
         )
@@ -249,7 +249,7 @@ class _Case:
 
     def go_on(self) -> Decision:
         """The cheapest way to continue."""
-        if self.cause.kind.then == "requeue":
+        if self.cause.rule.then == "requeue":
             return self._requeue()
         there, least = self.resources, self.settings.min_nodes
         usable = [node for node in there.nodes if node not in self.cause.exclude + self.bad_spares()]
@@ -312,7 +312,7 @@ class _Case:
         """The same nodes again."""
         count, wait = len(self._failures()), None
         how = f"restart in place, {count} of {self.settings.retries} without a new checkpoint"
-        if self.cause.kind.then == "wait":
+        if self.cause.rule.then == "wait":
             wait = min(self.settings.retry_wait_s * 2.0 ** min(count - 1, 16), _HOUR_S)
             how += f", after {wait:g} s"
         if self.cause.test_gpu is not None:
@@ -357,7 +357,7 @@ class _Case:
     def _without_exclusion(self, why: str) -> Decision:
         """Keep a node that should be excluded: restart with it, within the budget; requeue where it is dead."""
         there = self.resources
-        if self.cause.kind.must_leave:
+        if self.cause.rule.must_leave:
             return self._stop(why)
         case = replace(self, cause=replace(self.cause, exclude=()))
         if stop := case._budget_spent():
@@ -388,7 +388,7 @@ def _is_by_slurm(root: Fault | None) -> bool:
 
 def _is_refused(root: Fault | None) -> bool:
     """Return whether an attempt ended before it began, because Slurm refused its step."""
-    return root is not None and root.kind.then == "ask again"
+    return root is not None and root.rule.then == "ask again"
 
 
 def refusals_in_a_row(history: History) -> int:

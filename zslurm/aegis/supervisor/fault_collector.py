@@ -346,7 +346,7 @@ class FaultCollector:
         self.faults = [
             fault
             for fault in self.faults
-            if not fault.kind.in_memory
+            if not fault.rule.in_memory
             and fault.role not in ("cascade", "teardown")
             and fault.node not in left
             and not (fault.kind == RANK_HANG and fault.rank in gone)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from zslurm.aegis.fault_kinds import FAULT_KINDS, FaultKind
+from zslurm.aegis.fault_kinds import FAULT_RULES, FaultKind, rule_of
 from zslurm.aegis.logs.signatures import Signatures
 from zslurm.cli.options import Json, Run
 from zslurm.cli.run.run_rows import note, time_left
@@ -122,7 +122,7 @@ def explain_run(state: RunState) -> Answer:
         _saved(state),
     ]
     if cause:
-        known = f"{kind.advice} " if kind is not None else ""
+        known = f"{rule_of(kind).advice} " if kind is not None else ""
         output = _OUTPUT if cause.get("rank") is not None else ""
         known = known.replace("{", "{{").replace("}", "}}")
         advice = f"{known}{output}{'then' if known else 'when it is fixed,'} {_CONTINUE}"
@@ -165,7 +165,8 @@ def _ended(state: RunState) -> str:
 def _because(line: str, kind: FaultKind | None) -> str:
     if not line:
         return ""
-    named = f" ({kind.message})" if kind is not None and kind.message.lower() not in line.lower() else ""
+    message = rule_of(kind).message if kind is not None else ""
+    named = f" ({message})" if message.lower() not in line.lower() else ""
     return f"The root cause{named}: {line.rstrip('.')}."
 
 
@@ -192,7 +193,7 @@ def _kind(state: RunState, cause: dict[str, Any]) -> FaultKind | None:
     """Return the kind of the root: as Aegis recorded it, else by the line."""
     last = state.aegis.last_cause or {}
     recorded = str(last.get("kind", ""))
-    if recorded in FAULT_KINDS and cause and last.get("attempt") in (None, state.attempt):
-        return FAULT_KINDS[recorded]
+    if recorded in FAULT_RULES and cause and last.get("attempt") in (None, state.attempt):
+        return FaultKind(recorded)
     match = Signatures.load().match(str(cause.get("message", ""))) if cause else None
     return match.kind if match is not None and match.role == "root" else None

@@ -16,6 +16,7 @@ from tests.waiting import wait_for
 from zslurm.aegis.agent.gpu_tool import ToolSources, ask_amd_smi, parse_throttling
 from zslurm.aegis.agent.sensor import Reading
 from zslurm.aegis.agent.sensors.gpu import Gpus, GpuState, changes, make, worth_reporting
+from zslurm.aegis.fault_kinds import rule_of
 from zslurm.aegis.types import Fault
 from zslurm.hardware.facts import read_facts
 
@@ -329,6 +330,10 @@ def test_throttling_is_told_when_it_begins_and_ends() -> None:
     cool, hot = GpuState(throttled=()), GpuState(throttled=("memory too hot",))
     (begun,) = changes(cool, hot)
     (over,) = changes(hot, cool)
-    assert (begun.kind, begun.role or begun.kind.role, begun.cleared) == ("gpu_throttled", "advisory", False)
+    assert (begun.kind, begun.role or rule_of(begun.kind).role, begun.cleared) == (
+        "gpu_throttled",
+        "advisory",
+        False,
+    )
     assert over.cleared
     assert changes(hot, hot) == changes(cool, cool) == changes(hot, GpuState()) == []
