@@ -6,7 +6,6 @@ can leave at most one unfinished last line, which readers skip and the next writ
 
 from __future__ import annotations
 
-import errno
 import json
 import os
 from collections.abc import Callable, Iterator
@@ -41,6 +40,7 @@ class JsonLinesWriter:
         Raises:
             OSError: the file cannot be opened or written.
         """
+        self._path = path
         self._fd = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)
         size = os.fstat(self._fd).st_size
         if size and os.pread(self._fd, 1, size - 1) != b"\n":
@@ -50,13 +50,17 @@ class JsonLinesWriter:
         """Append one record, or nothing.
 
         Raises:
-            OSError: the disk is full or the file system is gone.
+            OSError: the disk or a quota is full, the file may not grow, or the file system is gone.
         """
         line = json.dumps(record, separators=(",", ":"), allow_nan=True).encode() + b"\n"
-        written = os.write(self._fd, line)
-        if written < len(line):
-            os.ftruncate(self._fd, os.fstat(self._fd).st_size - written)
-            raise OSError(errno.ENOSPC, "no space for a whole line")
+        written = 0
+        try:
+            while written < len(line):  # after a part of a line, the next write says why there was no more
+                written += os.write(self._fd, line[written:])
+        except OSError as error:
+            if written:
+                os.ftruncate(self._fd, os.fstat(self._fd).st_size - written)
+            raise OSError(error.errno, error.strerror, str(self._path)) from error
 
     def size(self) -> int:
         """Return the bytes in the file."""

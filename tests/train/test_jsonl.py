@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import subprocess
 import sys
@@ -53,6 +54,30 @@ def test_text_with_line_breaks_stays_on_one_line(tmp_path: Path) -> None:
         lines.append({"text": "one\ntwo\u2028three é"})
     assert list(read_jsonl(tmp_path / "lines")) == [{"text": "one\ntwo\u2028three é"}]
     assert (tmp_path / "lines").read_bytes().count(b"\n") == 1
+
+
+@pytest.mark.parametrize("refusal", [errno.ENOSPC, errno.EDQUOT, errno.EFBIG])
+def test_a_line_that_fits_in_part_is_removed_and_the_system_says_why(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refusal: int
+) -> None:
+    path, write, calls = tmp_path / "lines", os.write, 0
+    lines = JsonLinesWriter(path)
+    lines.append({"a": 1})
+
+    def refuse_after_three_bytes(descriptor: int, data: bytes) -> int:
+        nonlocal calls
+        calls += 1
+        if calls == 1:
+            return write(descriptor, data[:3])
+        raise OSError(refusal, os.strerror(refusal))
+
+    monkeypatch.setattr(os, "write", refuse_after_three_bytes)
+    with pytest.raises(OSError, match=str(path)) as raised:
+        lines.append({"a": 2})
+    monkeypatch.setattr(os, "write", write)
+    assert raised.value.errno == refusal
+    lines.append({"a": 3})
+    assert path.read_bytes() == b'{"a":1}\n{"a":3}\n'
 
 
 def test_a_tail_gets_each_record_once_and_an_unfinished_one_when_it_is_whole(tmp_path: Path) -> None:

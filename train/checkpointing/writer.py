@@ -54,6 +54,7 @@ from zslurm.train.niceness import lower_thread
 
 _LOWEST_IO = 7  # of the best-effort class: last in the queue, but never starved as the idle class may be
 _GIVEN_UP = "it was given up, for the ranks regroup"
+_NEEDS = "a checkpoint needs about"
 _POLL_S = (0.005, 0.25)  # seconds between two looks at a key: first, and at most
 
 
@@ -223,8 +224,10 @@ class CheckpointWriter:
             try:
                 self._save(request)
             except Exception as error:  # whatever it is: training continues, and reads it
-                self._full = isinstance(error, NoSpace)
-                self._report(request, SaveState.FAILED, reason=reason_of(error), full=self._full)
+                self._full, reason = isinstance(error, NoSpace), reason_of(error)
+                if self._full and _NEEDS not in reason:
+                    reason += f"; {_NEEDS} {show_bytes(self._needed_bytes())}"
+                self._report(request, SaveState.FAILED, reason=reason, full=self._full)
             finally:
                 self._idle.set()
 
@@ -264,13 +267,17 @@ class CheckpointWriter:
             WriteFailed: see `_present_root`.
         """
         root = self._present_root()
-        needed = self._ranks * sum(array.nbytes for array in self._snapshot.arrays.values())
+        needed = self._needed_bytes()
         if self._full and (free := free_bytes(root)) < needed:
             raise NoSpace(
-                f"{root}: {show_bytes(free)} free, and a checkpoint needs about {show_bytes(needed)}: saves are "
+                f"{root}: {show_bytes(free)} free, and {_NEEDS} {show_bytes(needed)}: saves are "
                 "paused until there is space; No space left on device"
             )
         return root
+
+    def _needed_bytes(self) -> int:
+        """Return about how many bytes a checkpoint has."""
+        return self._ranks * sum(array.nbytes for array in self._snapshot.arrays.values())
 
     def _present_root(self) -> Path:
         """Return where to save now: in the run's own directory, or in `rescue` where that is gone.

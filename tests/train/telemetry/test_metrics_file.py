@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +13,14 @@ from zslurm.train.jsonl import JsonLinesWriter, read_jsonl
 from zslurm.train.telemetry.metrics_file import MetricsFile
 
 
-def test_lines_wait_in_memory_while_the_disk_is_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("refusal", [errno.ENOSPC, errno.EDQUOT])
+def test_lines_wait_in_memory_while_the_disk_is_full(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refusal: int
+) -> None:
     metrics, append = MetricsFile(tmp_path / "metrics.jsonl", 1), JsonLinesWriter.append
 
     def full(writer: JsonLinesWriter, record: dict[str, Any]) -> None:
-        raise OSError(errno.ENOSPC, "no space for a whole line")
+        raise OSError(refusal, "no space for a whole line")
 
     metrics.recorded("step", {"step": 1})
     monkeypatch.setattr(JsonLinesWriter, "append", full)
@@ -27,12 +31,15 @@ def test_lines_wait_in_memory_while_the_disk_is_full(tmp_path: Path, monkeypatch
     assert [row["step"] for row in read_jsonl(tmp_path / "metrics.jsonl")] == [1, 2, 3, 4]
 
 
-def test_a_file_system_that_is_gone_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("refusal", [errno.EIO, errno.EFBIG])
+def test_what_does_not_pass_by_itself_is_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refusal: int
+) -> None:
     metrics = MetricsFile(tmp_path / "metrics.jsonl", 1)
 
-    def gone(writer: JsonLinesWriter, record: dict[str, Any]) -> None:
-        raise OSError(errno.EIO, "Input/output error")
+    def refuse(writer: JsonLinesWriter, record: dict[str, Any]) -> None:
+        raise OSError(refusal, os.strerror(refusal))
 
-    monkeypatch.setattr(JsonLinesWriter, "append", gone)
-    with pytest.raises(OSError, match="Input/output error"):
+    monkeypatch.setattr(JsonLinesWriter, "append", refuse)
+    with pytest.raises(OSError, match=os.strerror(refusal)):
         metrics.recorded("step", {"step": 1})
