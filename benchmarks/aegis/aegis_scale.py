@@ -21,7 +21,7 @@ from typing import Any
 import psutil
 
 from benchmarks.common import ROOT, write_result
-from zslurm.aegis.detection.detector import Detector
+from zslurm.aegis.core.detection.detector import Detector
 from zslurm.aegis.protocol import AgentReport, ProgressReport, RankProgress, SensorReport, Stamp, encode_report
 from zslurm.aegis.supervisor.agents.agents import Agents
 from zslurm.aegis.types import Fault

@@ -40,8 +40,8 @@ from torch.distributed import TCPStore
 
 from benchmarks.common import write_result
 from benchmarks.models import recipe
+from zslurm.aegis.core.policy.in_memory import Ranks, plan_in_memory
 from zslurm.aegis.fault_kinds import RANK_KILLED
-from zslurm.aegis.policy.in_memory import Ranks, plan_in_memory
 from zslurm.aegis.types import Fault
 from zslurm.checkpoint_tools import partition
 from zslurm.job.in_memory.store_client import StoreClient

@@ -8,8 +8,8 @@ from importlib import resources
 from pydantic import BaseModel
 
 from docs.tables.markdown import table
+from zslurm.aegis.core.policy.policy import MOST_REFUSALS
 from zslurm.aegis.fault_kinds import FAULT_RULES, FaultKind, FaultRule, rule_of
-from zslurm.aegis.policy.policy import MOST_REFUSALS
 from zslurm.config import yaml12
 from zslurm.config.aegis import AegisSection
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.train.runs import MODEL, STEP_TOKENS
-from zslurm.aegis.policy.outcome import AttemptOutcome, Cause
+from zslurm.aegis.core.policy.outcome import AttemptOutcome, Cause
 from zslurm.config.spec import RunSpec
 from zslurm.core.processes import ProcessRecord
 from zslurm.run.run_dir import RunDir

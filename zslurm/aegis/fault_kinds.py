@@ -64,7 +64,7 @@ class FaultRule:
         may_pass: in a log it is no root where its end is logged before anything follows from it.
         in_kernel_log: a kernel's log can show it.
         in_memory: the other ranks may continue in their processes, with another one in place of those that it
-            took (aegis/policy/in_memory.py).
+            took (aegis/core/policy/in_memory.py).
     """
 
     role: Role

@@ -17,12 +17,12 @@ import pytest
 from tests.aegis.supervisor.in_memory.test_memory_recovery import Pool, Store
 from tests.submit.specs import run_spec
 from tests.waiting import wait_for
-from zslurm.aegis.detection.detector import Detector
-from zslurm.aegis.detection.early_exits import LINE
-from zslurm.aegis.detection.witnesses import WitnessReport
-from zslurm.aegis.policy.attribution import attribute
+from zslurm.aegis.core.detection.detector import Detector
+from zslurm.aegis.core.detection.early_exits import LINE
+from zslurm.aegis.core.detection.witnesses import WitnessReport
+from zslurm.aegis.core.policy.attribution import attribute
+from zslurm.aegis.core.root_cause import roots_of
 from zslurm.aegis.protocol import AgentReport, Answer, ProgressReport, RankProgress, Stamp
-from zslurm.aegis.root_cause import roots_of
 from zslurm.aegis.supervisor import stop_forwarder
 from zslurm.aegis.supervisor.agents.agents import Agents, ReceivedReport
 from zslurm.aegis.supervisor.attempt_monitor import AttemptMonitor

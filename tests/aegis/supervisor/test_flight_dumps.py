@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.aegis.detection.test_flight_records import WORLD, Recorders
+from tests.aegis.core.detection.test_flight_records import WORLD, Recorders
 from zslurm.aegis.supervisor.flight_dumps import described, examine, hangs
 from zslurm.run.run_dir import AttemptDir, RunDir
 

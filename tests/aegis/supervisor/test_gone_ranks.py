@@ -10,8 +10,8 @@ from typing import Any, cast
 import pytest
 
 from tests.submit.specs import run_spec
-from zslurm.aegis.detection.attempt_progress import GONE_S
-from zslurm.aegis.detection.detector import Detector
+from zslurm.aegis.core.detection.attempt_progress import GONE_S
+from zslurm.aegis.core.detection.detector import Detector
 from zslurm.aegis.protocol import ProgressReport, RankProgress, Stamp
 from zslurm.aegis.supervisor.agents.agents import Agents
 from zslurm.aegis.supervisor.attempt_starter import RunningAttempt

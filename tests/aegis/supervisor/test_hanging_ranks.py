@@ -10,7 +10,7 @@ from typing import cast
 
 import pytest
 
-from tests.aegis.detection.test_flight_records import WORLD, Recorders
+from tests.aegis.core.detection.test_flight_records import WORLD, Recorders
 from tests.aegis.supervisor.in_memory.test_memory_recovery import Site
 from zslurm.aegis.fault_kinds import RANK_HANG, STORAGE_FAULT
 from zslurm.aegis.protocol import Answer, Stamp

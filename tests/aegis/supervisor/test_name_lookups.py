@@ -10,8 +10,8 @@ from typing import Any, cast
 import pytest
 
 from tests.submit.specs import run_spec
-from zslurm.aegis.detection.detector import Detector
-from zslurm.aegis.detection.name_lookups import failed_lookups
+from zslurm.aegis.core.detection.detector import Detector
+from zslurm.aegis.core.detection.name_lookups import failed_lookups
 from zslurm.aegis.protocol import ProgressReport, RankProgress, Stamp
 from zslurm.aegis.supervisor import fault_collector
 from zslurm.aegis.supervisor.attempt_starter import RunningAttempt

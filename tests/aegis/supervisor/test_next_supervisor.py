@@ -17,9 +17,9 @@ import pytest
 
 from tests.submit.scripted_slurm import RUNNING, ScriptedSlurm
 from tests.submit.specs import run_spec
-from zslurm.aegis.detection.detector import Detector
-from zslurm.aegis.policy.outcome import AttemptOutcome
-from zslurm.aegis.policy.policy import SLURM_REQUEUES
+from zslurm.aegis.core.detection.detector import Detector
+from zslurm.aegis.core.policy.outcome import AttemptOutcome
+from zslurm.aegis.core.policy.policy import SLURM_REQUEUES
 from zslurm.aegis.supervisor import attempt_starter as module
 from zslurm.aegis.supervisor import recovery as recovery_module
 from zslurm.aegis.supervisor import supervisor as supervisor_module

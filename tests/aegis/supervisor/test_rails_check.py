@@ -13,7 +13,7 @@ import pytest
 from tests.fake_sysfs import mi300x_pollara
 from tests.slurm.recordings.scripts import Calls
 from tests.submit.specs import run_spec
-from zslurm.aegis.policy.outcome import AttemptOutcome
+from zslurm.aegis.core.policy.outcome import AttemptOutcome
 from zslurm.aegis.supervisor import rails_check
 from zslurm.aegis.supervisor.job import Job, StopRequest
 from zslurm.aegis.supervisor.rails_check import RailDecision, decide, faults

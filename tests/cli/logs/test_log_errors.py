@@ -10,7 +10,7 @@ import pytest
 
 from tests.cli.commands import Zslurm
 from tests.run.stories import Story
-from zslurm.aegis.policy.outcome import Cause
+from zslurm.aegis.core.policy.outcome import Cause
 from zslurm.cli.logs.log_errors import details_of_root, rank_errors
 from zslurm.train.jsonl import JsonLinesWriter
 

@@ -11,7 +11,7 @@ import pytest
 from tests.cli.commands import Shell
 from tests.run.stories import Holder, Story
 from tests.waiting import DEADLINE_S, wait_for
-from zslurm.aegis.policy.outcome import Cause
+from zslurm.aegis.core.policy.outcome import Cause
 from zslurm.cli.run import events
 from zslurm.cli.run.events import as_json, as_row, recorded_events
 from zslurm.run.events import describe

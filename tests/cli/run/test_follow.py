@@ -10,7 +10,7 @@ import pytest
 
 from tests.run.stories import STEPS, Holder, Story
 from tests.waiting import DEADLINE_S, wait_for
-from zslurm.aegis.policy.outcome import Cause
+from zslurm.aegis.core.policy.outcome import Cause
 from zslurm.cli.run import follow as module
 from zslurm.cli.run.follow import follow, recovery_line
 from zslurm.run.state import rest

@@ -10,7 +10,7 @@ import pytest
 
 from tests.cli.commands import Shell
 from tests.run.stories import Story
-from zslurm.aegis.policy.outcome import Cause
+from zslurm.aegis.core.policy.outcome import Cause
 from zslurm.cli.logs.rank_log import incomplete_end, shown_on
 from zslurm.core.console import harmless, say
 from zslurm.run.run_dir import RunDir

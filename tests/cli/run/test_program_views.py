@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.run.stories import Story
-from zslurm.aegis.policy.outcome import Cause
+from zslurm.aegis.core.policy.outcome import Cause
 from zslurm.cli.run.dashboard import RunPicture, draw_run
 from zslurm.cli.run.run_rows import as_json, as_row
 from zslurm.cli.run.status import details

@@ -12,7 +12,7 @@ import pytest
 
 from tests.cli.commands import Shell
 from tests.run.stories import STEPS, Holder, Story
-from zslurm.aegis.policy.outcome import Cause
+from zslurm.aegis.core.policy.outcome import Cause
 from zslurm.cli.run.run_rows import COLUMNS, as_json, as_row, waits_for_person
 from zslurm.cli.run.status import details, details_as_json
 from zslurm.core.units import show_time

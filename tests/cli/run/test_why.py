@@ -10,7 +10,7 @@ import pytest
 
 from tests.cli.commands import Shell
 from tests.run.stories import Holder, Story
-from zslurm.aegis.policy.outcome import Cause
+from zslurm.aegis.core.policy.outcome import Cause
 from zslurm.cli.run.run_rows import note
 from zslurm.cli.run.why import explain_run
 from zslurm.run.run_dir import RunDir

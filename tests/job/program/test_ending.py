@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from zslurm.aegis.detection.rank_exits import fault_of_end
 from zslurm.aegis.logs.signatures import Signatures
+from zslurm.aegis.supervisor.rank_exits import fault_of_end
 from zslurm.job.program.ending import CHILD_KILLED, error_in
 
 TRACEBACK = """step 3

@@ -15,7 +15,7 @@ import sys
 import time
 from pathlib import Path
 
-from zslurm.aegis.detection.detector import Detector
+from zslurm.aegis.core.detection.detector import Detector
 from zslurm.aegis.supervisor.agents.agents import Agents
 from zslurm.config.load import load_spec
 from zslurm.core.processes import ProcessRecord

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tests.checkout import ROOT
-from zslurm.aegis.policy.policy import SLURM_REQUEUES
+from zslurm.aegis.core.policy.policy import SLURM_REQUEUES
 from zslurm.aegis.types import Decision, Fault
 from zslurm.run.events import KINDS, AttemptEnded, StopAsked, describe
 from zslurm.run.events.event import CLASSES, UnknownEvent, fields_of, from_row, select

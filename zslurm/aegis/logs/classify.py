@@ -15,9 +15,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from zslurm.aegis.fault_kinds import FaultKind, rule_of
+from zslurm.aegis.logs.root_of_log import root_of_log
 from zslurm.aegis.logs.scanner import Finding, as_fault, findings_in
 from zslurm.aegis.logs.signatures import Match
-from zslurm.aegis.root_cause import root_of_log
 from zslurm.slurm.on_nodes.srun_output import task_failures
 
 _KEPT = 10_000

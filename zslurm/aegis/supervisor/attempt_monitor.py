@@ -13,16 +13,16 @@ from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 
-from zslurm.aegis.detection.rank_exits import forget_former_end, rank_ends
+from zslurm.aegis.core.policy.outcome import AttemptOutcome, Cause, attempt_outcome
+from zslurm.aegis.core.policy.policy import alarm
+from zslurm.aegis.core.root_cause import without_overcome
 from zslurm.aegis.fault_kinds import STRAGGLER
-from zslurm.aegis.policy.outcome import AttemptOutcome, Cause, attempt_outcome
-from zslurm.aegis.policy.policy import alarm
-from zslurm.aegis.root_cause import without_overcome
 from zslurm.aegis.supervisor.agents.agents import Agents
 from zslurm.aegis.supervisor.attempt_starter import RunningAttempt
 from zslurm.aegis.supervisor.fault_collector import GONE, FaultCollector, read_step_log
 from zslurm.aegis.supervisor.hanging_ranks import HangingRanks, dump_stacks
 from zslurm.aegis.supervisor.in_memory.planned_moves import PlannedMoves, spares_for_alarm
+from zslurm.aegis.supervisor.rank_exits import forget_former_end, rank_ends
 from zslurm.aegis.supervisor.stop_forwarder import StopForwarder
 from zslurm.aegis.supervisor.teardown import clear, patience_s
 from zslurm.aegis.types import Alarm, Fault

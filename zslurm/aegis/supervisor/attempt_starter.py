@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from zslurm.aegis.core.policy.outcome import AttemptOutcome, Cause
+from zslurm.aegis.core.policy.shrinking import expected_wait_s, weigh
 from zslurm.aegis.fault_kinds import NODE_DEAD
-from zslurm.aegis.policy.outcome import AttemptOutcome, Cause
-from zslurm.aegis.policy.shrinking import expected_wait_s, weigh
 from zslurm.aegis.supervisor.in_memory import adoption
 from zslurm.aegis.supervisor.in_memory.adoption import adopt_memory
 from zslurm.aegis.supervisor.in_memory.memory_recovery import MemoryRecovery

@@ -11,10 +11,26 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from zslurm.aegis.detection.detector import Detector
-from zslurm.aegis.detection.early_exits import early_exits
-from zslurm.aegis.detection.name_lookups import failed_lookups
-from zslurm.aegis.detection.rank_exits import (
+from zslurm.aegis.core.detection.detector import Detector
+from zslurm.aegis.core.detection.early_exits import early_exits
+from zslurm.aegis.core.detection.name_lookups import failed_lookups
+from zslurm.aegis.core.policy.history import fault_of
+from zslurm.aegis.core.policy.outcome import AttemptOutcome, stopped_in_order
+from zslurm.aegis.core.root_cause import is_orderly, roots_of
+from zslurm.aegis.fault_kinds import (
+    EARLY_EXIT,
+    NET_CONFIG,
+    NODE_DEAD,
+    RANK_HANG,
+    SENSOR_UNAVAILABLE,
+    SLURM_CANCELLED,
+)
+from zslurm.aegis.logs.signatures import Signatures
+from zslurm.aegis.protocol import AgentReport
+from zslurm.aegis.supervisor.agents.agents import Agents
+from zslurm.aegis.supervisor.attempt_starter import RunningAttempt
+from zslurm.aegis.supervisor.job import Job
+from zslurm.aegis.supervisor.rank_exits import (
     OF_RANKS,
     cancelled,
     faults_in_step_log,
@@ -25,22 +41,6 @@ from zslurm.aegis.detection.rank_exits import (
     rank_ends,
     tail,
 )
-from zslurm.aegis.fault_kinds import (
-    EARLY_EXIT,
-    NET_CONFIG,
-    NODE_DEAD,
-    RANK_HANG,
-    SENSOR_UNAVAILABLE,
-    SLURM_CANCELLED,
-)
-from zslurm.aegis.logs.signatures import Signatures
-from zslurm.aegis.policy.history import fault_of
-from zslurm.aegis.policy.outcome import AttemptOutcome, stopped_in_order
-from zslurm.aegis.protocol import AgentReport
-from zslurm.aegis.root_cause import is_orderly, roots_of
-from zslurm.aegis.supervisor.agents.agents import Agents
-from zslurm.aegis.supervisor.attempt_starter import RunningAttempt
-from zslurm.aegis.supervisor.job import Job
 from zslurm.aegis.supervisor.rank_times_writer import RankTimesWriter
 from zslurm.aegis.supervisor.work_left import committed_step
 from zslurm.aegis.types import AttemptState, Fault

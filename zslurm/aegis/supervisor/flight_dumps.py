@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
-from zslurm.aegis.detection.flight_records import Culprits, Operation, find_culprits, operations_of
+from zslurm.aegis.core.detection.flight_records import Culprits, Operation, find_culprits, operations_of
 from zslurm.aegis.fault_kinds import RANK_HANG
 from zslurm.aegis.types import Fault
 from zslurm.checkpoint_tools.quantities import counted

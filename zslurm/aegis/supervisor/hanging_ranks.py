@@ -11,9 +11,9 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 
-from zslurm.aegis.detection.flight_records import Culprits
+from zslurm.aegis.core.detection.flight_records import Culprits
+from zslurm.aegis.core.policy.hanging import Witnesses, who_hangs
 from zslurm.aegis.fault_kinds import HANG_HEARTBEAT, RANK_HANG, RCCL_TIMEOUT
-from zslurm.aegis.policy.hanging import Witnesses, who_hangs
 from zslurm.aegis.supervisor.agents.agents import Agents
 from zslurm.aegis.supervisor.fault_collector import FaultCollector
 from zslurm.aegis.supervisor.flight_dumps import described, examine, hangs

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from zslurm.aegis.policy.history import history_of
+from zslurm.aegis.core.policy.history import history_of
 from zslurm.aegis.types import History
 from zslurm.config.load import load_spec
 from zslurm.config.spec import RunSpec

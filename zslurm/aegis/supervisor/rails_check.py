@@ -14,7 +14,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from zslurm.aegis.policy.outcome import AttemptOutcome, Cause
+from zslurm.aegis.core.policy.outcome import AttemptOutcome, Cause
 from zslurm.aegis.supervisor.job import Job
 from zslurm.checkpoint_tools.quantities import counted
 from zslurm.cluster.rails.read_nodes import RailReadings, read_rails

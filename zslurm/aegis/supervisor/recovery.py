@@ -1,7 +1,7 @@
 """What follows an attempt that did not complete: decide, record the decision, and carry it out.
 
-The policy decides what a fault means and what to do about it (aegis/policy/policy.py). Here it gets what it needs
-to know, a GPU is tested or a spare is checked where it asks for one, and what it decides is done.
+The policy decides what a fault means and what to do about it (aegis/core/policy/policy.py). Here it gets what it
+needs to know, a GPU is tested or a spare is checked where it asks for one, and what it decides is done.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 
+from zslurm.aegis.core.policy.outcome import AttemptOutcome, Cause
+from zslurm.aegis.core.policy.policy import SLURM_REQUEUES, decide
 from zslurm.aegis.fault_kinds import CONFIG_ERROR, GPU_TEST_FAILED
 from zslurm.aegis.notify.recorder import Recorder
-from zslurm.aegis.policy.outcome import AttemptOutcome, Cause
-from zslurm.aegis.policy.policy import SLURM_REQUEUES, decide
 from zslurm.aegis.supervisor.agents.agents import Agents
 from zslurm.aegis.supervisor.fault_collector import FaultCollector
 from zslurm.aegis.supervisor.gpu_test import try_gpu

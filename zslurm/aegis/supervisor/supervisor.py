@@ -20,9 +20,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import FrameType
 
-from zslurm.aegis.detection.detector import Detector
+from zslurm.aegis.core.detection.detector import Detector
+from zslurm.aegis.core.policy.outcome import AttemptOutcome, Cause
 from zslurm.aegis.notify.recorder import Recorder
-from zslurm.aegis.policy.outcome import AttemptOutcome, Cause
 from zslurm.aegis.supervisor.agents.agents import Agents
 from zslurm.aegis.supervisor.attempt_monitor import AttemptMonitor
 from zslurm.aegis.supervisor.attempt_starter import AttemptStarter, PendingDecision, RunningAttempt

@@ -8,8 +8,8 @@ from typing import Annotated
 
 import typer
 
-from zslurm.aegis.policy import replay as policy
-from zslurm.aegis.policy.replay import Replayed
+from zslurm.aegis import replay as policy
+from zslurm.aegis.replay import Replayed
 from zslurm.checkpoint_tools.quantities import show_duration
 from zslurm.cli.options import Json, Set
 from zslurm.cli.terminal.table import Column, print_table

@@ -1,6 +1,6 @@
 """`zslurm logs --errors`: what went wrong in an attempt, over all its ranks, the root first.
 
-As in the supervisor (aegis/policy/outcome.py): the rank that it names is the root, ranks that complain
+As in the supervisor (aegis/core/policy/outcome.py): the rank that it names is the root, ranks that complain
 of lost peers are its cascade, others failed on their own later. Ranks with the same message share a row.
 """
 
@@ -10,8 +10,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from zslurm.aegis.core.root_cause import is_orderly, reports_lost_peer
 from zslurm.aegis.fault_kinds import EARLY_EXIT, SLURM_CANCELLED
-from zslurm.aegis.root_cause import is_orderly, reports_lost_peer
 from zslurm.cli.terminal.table import Column
 from zslurm.core.files import read_json
 from zslurm.core.units import show_time

@@ -87,7 +87,7 @@ def tail(log: Path) -> str:
 def record_end(attempt: AttemptDir, environ: Mapping[str, str], code: int, step: int, stop: StopRequest) -> int:
     """Record why the program ended, as far as that is known; returns the exit code of this rank.
 
-    A rank that ended well leaves a record too: one without it has ended too early (detection/early_exits.py).
+    A rank that ended well leaves a record too: one without it has ended too early (early_exits.py of Aegis).
     Where it failed without a traceback nothing is recorded: the signatures of its log then show more than its
     exit code, which srun reports.
     """

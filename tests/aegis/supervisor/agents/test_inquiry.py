@@ -11,7 +11,7 @@ from typing import Any, cast
 import pytest
 
 from tests.waiting import wait_for
-from zslurm.aegis.detection.witnesses import WitnessReport
+from zslurm.aegis.core.detection.witnesses import WitnessReport
 from zslurm.aegis.protocol import Answer, Command, Stamp
 from zslurm.aegis.supervisor.agents.inquiry import Inquiry
 from zslurm.aegis.supervisor.agents.liveness import Liveness

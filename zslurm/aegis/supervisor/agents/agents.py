@@ -31,7 +31,7 @@ from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from typing import Any
 
-from zslurm.aegis.detection.witnesses import WitnessReport
+from zslurm.aegis.core.detection.witnesses import WitnessReport
 from zslurm.aegis.protocol import (
     AgentReport,
     Answer,

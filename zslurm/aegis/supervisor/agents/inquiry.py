@@ -1,6 +1,6 @@
 """Asks at once about a node whose agent misses a heartbeat: its slurmd's port, its neighbours, its agent.
 
-What the answers mean is decided in detection/witnesses.py. Asking costs the node a connection that is closed at
+What the answers mean is decided in witnesses.py of the core. Asking costs the node a connection that is closed at
 once, so it is done early, after aegis.ask_after_s, and again while the node stays silent. Nothing here waits in
 the thread of the caller: each node has a thread for its questions, and what came of the last is kept.
 """
@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 
-from zslurm.aegis.detection.witnesses import WitnessReport
+from zslurm.aegis.core.detection.witnesses import WitnessReport
 from zslurm.aegis.protocol import Answer, Command
 from zslurm.aegis.supervisor.agents.liveness import Liveness
 from zslurm.config.aegis import AegisSection

@@ -18,8 +18,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from zslurm.aegis.core.policy.in_memory import InMemory
 from zslurm.aegis.fault_kinds import NODE_DEAD
-from zslurm.aegis.policy.in_memory import InMemory
 from zslurm.aegis.supervisor.in_memory.boundary_moves import Move
 from zslurm.aegis.supervisor.in_memory.memory_recovery import MemoryRecovery
 from zslurm.aegis.supervisor.in_memory.rank_places import RankPlaces

@@ -15,8 +15,8 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from zslurm.aegis.core.policy.in_memory import InMemory, plan_in_memory, plan_move, why_not_in_memory
 from zslurm.aegis.logs.signatures import Signatures
-from zslurm.aegis.policy.in_memory import InMemory, plan_in_memory, plan_move, why_not_in_memory
 from zslurm.aegis.supervisor.in_memory.boundary_moves import BoundaryMoves, Move
 from zslurm.aegis.supervisor.in_memory.rank_places import RankPlaces
 from zslurm.aegis.supervisor.in_memory.regrouping import Regrouping

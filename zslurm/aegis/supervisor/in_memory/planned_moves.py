@@ -17,8 +17,8 @@ from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 
+from zslurm.aegis.core.policy.planned_moves import KINDS, nodes_to_leave
 from zslurm.aegis.fault_kinds import NODE_DRAINED, STRAGGLER
-from zslurm.aegis.policy.planned_moves import KINDS, nodes_to_leave
 from zslurm.aegis.supervisor.in_memory.memory_recovery import MemoryRecovery
 from zslurm.aegis.supervisor.job import Job
 from zslurm.aegis.types import Fault

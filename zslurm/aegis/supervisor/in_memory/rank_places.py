@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
-from zslurm.aegis.policy.in_memory import InMemory, Ranks
+from zslurm.aegis.core.policy.in_memory import InMemory, Ranks
 from zslurm.aegis.supervisor.in_memory.warm_pool import WarmPool
 from zslurm.train.recovery.generation import member_name
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from zslurm.aegis.policy.in_memory import InMemory
+from zslurm.aegis.core.policy.in_memory import InMemory
 
 
 @dataclass

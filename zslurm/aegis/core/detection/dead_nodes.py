@@ -1,0 +1,150 @@
+"""Nodes that are dead, and agents that are lost.
+
+A node's agent that misses heartbeats proves nothing: a stalled file system stops the agent of a healthy node, and
+its training continues. The progress of its ranks is known only through that agent, so it is looked for elsewhere:
+synchronous training cannot continue without any rank. So a node whose agent misses heartbeats is dead where,
+besides, Slurm reports so, or Slurm cannot start anything there, or ranks elsewhere complain of lost peers of which
+none is named, or the other ranks, whose agents report, have finished no step for longer than two usual steps take,
+or one of them has passed its limit. While steps are finished, only the agent is lost. If all agents miss
+heartbeats, the fault is on this side: no node is dead.
+
+In phases without steps (setup, a save, an evaluation) a halt is usual, and a stalled file system likely: there it
+takes Slurm's report or the peers', or the limit of the phase.
+
+All of this takes aegis.heartbeat_timeout_s. Sooner, after aegis.ask_after_s, a node is dead where two of three
+witnesses agree (witnesses.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from zslurm.aegis.core.detection.attempt_progress import LATE_S, AttemptProgress, NodeState
+from zslurm.aegis.core.detection.witnesses import RanksElsewhere, WitnessReport, why_dead
+from zslurm.aegis.fault_kinds import AGENT_LOST, NODE_DEAD
+from zslurm.aegis.types import Fault
+from zslurm.train.progress import Phase
+
+
+class DeadNodes:
+    """Finds dead nodes and lost agents in the progress of an attempt."""
+
+    def __init__(self, progress: AttemptProgress) -> None:
+        """Know of no dead node at the start of an attempt."""
+        self._progress = progress
+        self.dead: set[str] = set()
+        """Nodes that were found dead, and have not been heard since."""
+        self._declared: set[str] = set()
+
+    def check(
+        self,
+        now: float,
+        wall: float,
+        declared: Mapping[str, str],
+        trouble: Mapping[str, str],
+        witness_reports: Mapping[str, WitnessReport],
+        *,
+        lost_peers: bool,
+    ) -> list[Fault]:
+        """Return what is new; see `Detector.check` for the arguments."""
+        progress = self._progress
+        unheard = progress.unheard(now)
+        ours = declared.keys() & progress.ranks_on.keys()
+        asked_about = witness_reports.keys() & progress.ranks_on.keys()
+        found = []
+        for name in sorted(((unheard | asked_about) - self.dead) | (ours - self._declared)):
+            why = declared.get(name)
+            self._declared |= {name} & ours
+            if why is None and name in witness_reports:
+                why = self._confirmed(name, witness_reports[name], now, lost_peers=lost_peers)
+            if why is None and name not in unheard:
+                continue
+            if why is None and name in trouble:
+                why = f"its agent misses heartbeats; {trouble[name]}"
+            elif why is None and progress.others_report(name, now) and not progress.is_lost(name):
+                why = self._why_dead(name, now, lost_peers=lost_peers)
+            if why is not None:
+                found.append(self._node_dead(name, why, now, wall))
+            elif self._continues_without(name):
+                found += self._agent_lost(name, now, wall)
+        return found
+
+    def suspects(self, now: float) -> set[str]:
+        """Return the nodes whose agents miss heartbeats and that may be dead, for all that is known."""
+        return {name for name in self._progress.unheard(now) - self.dead if not self._progress.is_lost(name)}
+
+    def by_passed_limit(self, suspects: set[str], now: float, wall: float) -> list[Fault]:
+        """Return the suspects as dead where a rank elsewhere has passed its limit and their peers report."""
+        why = "its agent misses heartbeats, and a rank elsewhere has passed its limit without progress"
+        dead = [name for name in sorted(suspects) if self._progress.others_report(name, now)]
+        return [self._node_dead(name, why, now, wall) for name in dead]
+
+    def _confirmed(self, name: str, report: WitnessReport, now: float, *, lost_peers: bool) -> str | None:
+        """Return why a node is dead by its witnesses; None where they do not agree."""
+        progress = self._progress
+        node = progress.nodes.get(name)
+        if node is None or node.heard is None or node.heard > report.asked_at:
+            return None
+        ranks: RanksElsewhere = "unknown"
+        if progress.front_moved > report.asked_at or self._continues_without(name):
+            ranks = "moving"
+        elif lost_peers:
+            ranks = "lost_peers"
+        elif self._halted_s(name, now, progress.settings.ask_after_s) is not None:
+            ranks = "halted"
+        return why_dead(report, ranks)
+
+    def _why_dead(self, name: str, now: float, *, lost_peers: bool) -> str | None:
+        """Return why an unheard node is dead, by what is seen elsewhere; None where it may be alive."""
+        if lost_peers:
+            return "its agent misses heartbeats, and ranks elsewhere have lost their peers"
+        halted_s = self._halted_s(name, now, self._progress.settings.heartbeat_timeout_s)
+        if halted_s is None:
+            return None
+        return f"its agent misses heartbeats, and no rank has finished a step for {halted_s:.0f} s"
+
+    def _halted_s(self, name: str, now: float, least_s: float) -> float | None:
+        """Return for how long no rank on other nodes has finished a step; None where that is nothing unusual.
+
+        It is unusual after `least_s` and twice the usual time of a step, and only between steps.
+        """
+        progress, limit = self._progress, self._progress.settings.heartbeat_timeout_s
+        others = [
+            rank.row
+            for rank in progress.ranks
+            if rank.node != name and rank.row is not None and not rank.ended
+            and progress.unheard_s(rank.node, now) < limit
+        ]  # fmt: skip
+        usual = progress.step_time_s
+        if not others or usual is None or any(row.phase is not Phase.STEP for row in others):
+            return None
+        halted_s = now - progress.front_moved
+        return halted_s if halted_s >= max(least_s, 2 * usual) else None
+
+    def _node_dead(self, name: str, why: str, now: float, wall: float) -> Fault:
+        self.dead.add(name)
+        node = self._progress.nodes.get(name)
+        since = wall - (now - node.heard) if node is not None and node.heard is not None else wall
+        line = f"node {name} is dead: {why}"
+        return Fault.of_kind(NODE_DEAD, since, "agent", line, node=name, step=self._step_on(name))
+
+    def _step_on(self, name: str) -> int | None:
+        steps = [rank.row.step for rank in self._progress.ranks if rank.node == name and rank.row is not None]
+        return max(steps) if steps and max(steps) >= 0 else None
+
+    def _continues_without(self, name: str) -> bool:
+        """Return whether steps are finished though this node's agent misses heartbeats."""
+        progress = self._progress
+        node = progress.nodes.get(name)
+        if node is None or node.heard is None:
+            return progress.front_moved > progress.began + LATE_S
+        return progress.front_moved > node.heard + LATE_S + (progress.step_time_s or 0.0)
+
+    def _agent_lost(self, name: str, now: float, wall: float) -> list[Fault]:
+        node = self._progress.nodes.setdefault(name, NodeState())
+        if node.lost:
+            return []
+        node.lost = True
+        unheard_s = self._progress.unheard_s(name, now)
+        line = f"no heartbeat of the agent on {name} for {unheard_s:.0f} s; its ranks make progress"
+        return [Fault.of_kind(AGENT_LOST, wall, "agent", line, node=name)]
