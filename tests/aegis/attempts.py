@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from zslurm.aegis.types import AttemptState, Fault, History, Incident, Resources, Role, Scope
+from zslurm.aegis.types import AttemptSummary, Fault, History, Incident, Resources, Role, Scope
 from zslurm.config.aegis import AegisSection
 from zslurm.run.exclusions import Exclusion
 
@@ -34,8 +34,8 @@ def fault(
     return Fault(kind, role, scope, NOW - ago, source, f"words of {kind}", node, **more)
 
 
-def attempt_state(*faults: Fault, outcome: Any = "failed", step: int = 40, **more: Any) -> AttemptState:
-    return AttemptState(NOW, 9, outcome, faults, committed_step=step, **{"nodes": NODES[:3]} | more)
+def attempt_state(*faults: Fault, outcome: Any = "failed", step: int = 40, **more: Any) -> AttemptSummary:
+    return AttemptSummary(NOW, 9, outcome, faults, committed_step=step, **{"nodes": NODES[:3]} | more)
 
 
 def resources(

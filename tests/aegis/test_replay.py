@@ -11,7 +11,7 @@ import pytest
 from tests.aegis.attempts import NODES, NOW, SETTINGS, settings
 from tests.aegis.recorded import Recorder, there
 from zslurm.aegis.replay import Replayed, replay, resources_in
-from zslurm.aegis.types import AttemptState, Resources, WorkLeft
+from zslurm.aegis.types import AttemptSummary, Resources, WorkLeft
 
 
 def only(recorder: Recorder, **says: Any) -> Replayed:
@@ -111,7 +111,7 @@ def test_damaged_resources_are_none(damage: dict[str, Any]) -> None:
 def test_the_attempt_state_that_was_recorded_counts() -> None:
     def replayed(name: str = "attempt_state", **more: Any) -> Replayed:
         recorder = Recorder().started().noticed("nic_fault", source="log").noticed("rank_killed", "node2").ended()
-        now = AttemptState(recorder.clock, 1, "failed", (), 40, **more)
+        now = AttemptSummary(recorder.clock, 1, "failed", (), 40, **more)
         recorded = json.loads(json.dumps(now.fields()))
         return only(recorder.decided("restart", there=there(), **{name: recorded}))
 

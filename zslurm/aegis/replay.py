@@ -18,7 +18,7 @@ from pydantic import Field, TypeAdapter, ValidationError
 from zslurm.aegis.core.policy.history import NOTHING_SAVED, fault_of, history_of
 from zslurm.aegis.core.policy.policy import alarm, decide
 from zslurm.aegis.fault_kinds import NODE_DEAD, SLURM_NODE_FAIL
-from zslurm.aegis.types import AttemptState, Decision, EndedAs, Resources
+from zslurm.aegis.types import AttemptSummary, Decision, EndedAs, Resources
 from zslurm.config.aegis import AegisSection
 from zslurm.config.layers import Layers, Origin
 from zslurm.config.problems import describe
@@ -173,7 +173,7 @@ def _again(attempt: _Attempt, needed: int, settings: AegisSection) -> Replayed:
     )
 
 
-def _attempt_state(attempt: _Attempt) -> AttemptState:
+def _attempt_state(attempt: _Attempt) -> AttemptSummary:
     """The attempt when it was over."""
     assert attempt.ended is not None
     recorded = (attempt.decision.attempt_state if attempt.decision else None) or {}
@@ -181,7 +181,7 @@ def _attempt_state(attempt: _Attempt) -> AttemptState:
     last = attempt.history.incidents[-1].committed_step if attempt.history.incidents else NOTHING_SAVED
     progressed, asked = recorded.get("progressed_at"), recorded.get("asked_to_stop", attempt.signal)
     preempted = recorded.get("preempted")
-    return AttemptState(
+    return AttemptSummary(
         now=float(now) if isinstance(now, int | float) else attempt.ended.time,
         attempt=attempt.number,
         outcome=attempt.outcome,
@@ -203,7 +203,7 @@ def resources_in(recorded: object) -> Resources | None:
         return None
 
 
-def _assumed(attempt: _Attempt, needed: int, settings: AegisSection, attempt_state: AttemptState) -> Resources:
+def _assumed(attempt: _Attempt, needed: int, settings: AegisSection, attempt_state: AttemptSummary) -> Resources:
     """What there may have been: the nodes of the attempt, without the dead ones, and a queue."""
     dead = {fault.node for fault in attempt.faults if fault.kind in (NODE_DEAD, SLURM_NODE_FAIL)}
     gone = dead | active_exclusions(attempt.history.exclusions, attempt_state.now).keys()
@@ -217,7 +217,9 @@ def _done(decision: Decided | None) -> Done | None:
     return Done(decision.action, decision.reason or "", tuple(decision.exclude or ()), decision.mode)
 
 
-def _given_up(attempt: _Attempt, end: AttemptState, settings: AegisSection, spares: int) -> AttemptState | None:
+def _given_up(
+    attempt: _Attempt, end: AttemptSummary, settings: AegisSection, spares: int
+) -> AttemptSummary | None:
     """The attempt state in which the policy ends the attempt before it was over; None where it does not.
 
     An alarm can begin when a fault is noticed, or when one has lasted long enough.

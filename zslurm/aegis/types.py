@@ -176,7 +176,7 @@ class Resources:
 
 
 @dataclass(frozen=True)
-class AttemptState:
+class AttemptSummary:
     """An attempt that is over, or that may have to be ended.
 
     Attributes:

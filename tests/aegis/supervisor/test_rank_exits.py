@@ -22,7 +22,7 @@ from zslurm.aegis.supervisor.rank_exits import (
     full_disk,
     rank_ends,
 )
-from zslurm.aegis.types import AttemptState
+from zslurm.aegis.types import AttemptSummary
 from zslurm.config.aegis import AegisSection
 from zslurm.core.files import read_json
 from zslurm.run.run_dir import AttemptDir
@@ -133,7 +133,7 @@ def test_a_full_disk_explains_a_rank_that_could_not_write_why_it_ended(
     _space(monkeypatch, 8192)
     (full,) = full_disk(tmp_path, ended)
     assert (full.kind, full.line) == (STORAGE_FULL, f"{tmp_path}: No space left on device (8.00 KiB free)")
-    state = AttemptState(time.time(), 1, "failed", (*ended, full), -1)
+    state = AttemptSummary(time.time(), 1, "failed", (*ended, full), -1)
     assert first_cause(roots_of(state, AegisSection())) == full
 
 

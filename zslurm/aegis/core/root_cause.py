@@ -21,7 +21,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from zslurm.aegis.fault_kinds import EARLY_EXIT, NODE_DEAD, RANK_HANG, SLURM_CANCELLED, STORAGE_FAULT, STRAGGLER
-from zslurm.aegis.types import AttemptState, Fault
+from zslurm.aegis.types import AttemptSummary, Fault
 from zslurm.core.errors import Exit
 from zslurm.slurm.on_nodes.srun_output import TaskFailure
 
@@ -38,14 +38,14 @@ _CLOCKS_S = 2.0
 """What the clocks of nodes and sensors may differ by."""
 
 
-def roots_of(attempt_state: AttemptState, settings: AegisSection) -> list[Fault]:
+def roots_of(attempt_state: AttemptSummary, settings: AegisSection) -> list[Fault]:
     """Return the faults of an attempt that may be its root, by time."""
     by_time = sorted(attempt_state.faults, key=lambda fault: (fault.time, fault.rank is None, fault.rank or 0))
     ends = ends_of(attempt_state.faults)
     return [fault for fault in by_time if _may_be_root(fault, ends, attempt_state, settings)]
 
 
-def without_overcome(attempt_state: AttemptState, settings: AegisSection) -> list[Fault]:
+def without_overcome(attempt_state: AttemptSummary, settings: AegisSection) -> list[Fault]:
     """Return the faults of a running attempt without those that it overcame for good, and what took these back.
 
     None of them can be the root any more, and in weeks they become many.
@@ -69,7 +69,9 @@ def ends_of(faults: Sequence[Fault]) -> list[Fault]:
     return sorted((fault for fault in faults if fault.cleared), key=lambda end: end.time)
 
 
-def _may_be_root(fault: Fault, ends: Sequence[Fault], attempt_state: AttemptState, settings: AegisSection) -> bool:
+def _may_be_root(
+    fault: Fault, ends: Sequence[Fault], attempt_state: AttemptSummary, settings: AegisSection
+) -> bool:
     running = attempt_state.outcome is None
     if fault.cleared:
         return False
@@ -104,14 +106,14 @@ def taken_back(fault: Fault, ends: Sequence[Fault]) -> Fault | None:
     return next((ends[i] for i in later if over(ends[i])), None)
 
 
-def _overcome(fault: Fault, end: Fault | None, attempt_state: AttemptState, settings: AegisSection) -> bool:
+def _overcome(fault: Fault, end: Fault | None, attempt_state: AttemptSummary, settings: AegisSection) -> bool:
     """True where the run continued after a fault, so that it cannot be why it ended later."""
     if attempt_state.progressed_at is not None:
         return attempt_state.progressed_at > fault.time + _CLOCKS_S
     return end is not None and attempt_state.now - end.time > settings.tolerate_s
 
 
-def believable(roots: Sequence[Fault], attempt_state: AttemptState) -> list[Fault]:
+def believable(roots: Sequence[Fault], attempt_state: AttemptSummary) -> list[Fault]:
     """Return the roots without dead nodes where all of several are: then it is the reporter that is cut off."""
     dead = {fault.node for fault in roots if fault.kind == NODE_DEAD}
     cut_off = len(attempt_state.nodes) > 1 and dead >= set(attempt_state.nodes)

@@ -43,7 +43,7 @@ from zslurm.aegis.supervisor.rank_exits import (
 )
 from zslurm.aegis.supervisor.rank_times_writer import RankTimesWriter
 from zslurm.aegis.supervisor.work_left import committed_step
-from zslurm.aegis.types import AttemptState, Fault
+from zslurm.aegis.types import AttemptSummary, Fault
 from zslurm.core.errors import Exit
 from zslurm.core.files import read_json
 from zslurm.run.events import (
@@ -127,9 +127,9 @@ class FaultCollector:
 
     # --- what is known ------------------------------------------------------------------------------------------
 
-    def attempt_state(self, outcome: AttemptOutcome | None = None) -> AttemptState:
+    def attempt_state(self, outcome: AttemptOutcome | None = None) -> AttemptSummary:
         """Return what the policy decides on."""
-        return AttemptState(
+        return AttemptSummary(
             time.time(),
             self.attempt.number,
             outcome.outcome if outcome is not None else None,

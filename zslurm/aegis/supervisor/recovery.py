@@ -22,7 +22,7 @@ from zslurm.aegis.supervisor.job import Job
 from zslurm.aegis.supervisor.node_pool import Nodes
 from zslurm.aegis.supervisor.requeue import requeue_job
 from zslurm.aegis.supervisor.work_left import committed_step, work_left
-from zslurm.aegis.types import AttemptState, Decision, Fault, Resources, WorkLeft
+from zslurm.aegis.types import AttemptSummary, Decision, Fault, Resources, WorkLeft
 from zslurm.core.errors import Exit, ZslurmError
 from zslurm.run.events import AttemptStarted, Requeued
 from zslurm.run.events.event import select
@@ -119,7 +119,7 @@ class Recovery:
         collected.note([Fault.of_kind(GPU_TEST_FAILED, time.time(), "gpu_test", line, node=node, gpu=gpu)])
         return True
 
-    def _record(self, decision: Decision, resources: Resources, attempt_state: AttemptState) -> None:
+    def _record(self, decision: Decision, resources: Resources, attempt_state: AttemptSummary) -> None:
         self.job.event(
             "decision",
             attempt=attempt_state.attempt,
@@ -181,7 +181,7 @@ class Recovery:
             return outcome
         attempts, history, now = job.run.attempt_dirs(), job.history(), time.time()
         number, step = (attempts[-1].number if attempts else 0), committed_step(job.run, job.spec)
-        attempt_state = AttemptState(
+        attempt_state = AttemptSummary(
             now, number, "interrupted", (), step, job.stop.name, job.stop.requeued, preempted=job.stop.preempted
         )
         excluded = set(active_exclusions(history.exclusions, now))

@@ -13,7 +13,7 @@ from tests.aegis.attempts import BLAMELESS, NODES, NOW, attempt_state, excluded,
 from zslurm.aegis.core.policy.policy import MOST_REFUSALS, alarm, decide
 from zslurm.aegis.core.root_cause import without_overcome
 from zslurm.aegis.fault_kinds import FAULT_RULES
-from zslurm.aegis.types import AttemptState, Decision, Exclusion, Fault, History, Incident, Resources, WorkLeft
+from zslurm.aegis.types import AttemptSummary, Decision, Exclusion, Fault, History, Incident, Resources, WorkLeft
 from zslurm.run.exclusions import active_exclusions
 
 ALL_NODES = (*NODES, "node4", "node5")
@@ -74,7 +74,7 @@ ATTEMPT_STATES = st.builds(
 
 
 @given(ATTEMPT_STATES, HISTORIES, RESOURCES, SETTINGS)
-def test_a_decision_can_be_carried_out(now: AttemptState, past: History, there: Resources, says: Any) -> None:
+def test_a_decision_can_be_carried_out(now: AttemptSummary, past: History, there: Resources, says: Any) -> None:
     decision = decide(now, past, there, says)
     assert decision.reason
     assert "\n" not in decision.reason
@@ -104,7 +104,7 @@ def test_a_decision_can_be_carried_out(now: AttemptState, past: History, there: 
 
 @given(ATTEMPT_STATES, HISTORIES, RESOURCES, SETTINGS)
 def test_exclusions_are_few_and_never_without_evidence(
-    now: AttemptState, past: History, there: Resources, says: Any
+    now: AttemptSummary, past: History, there: Resources, says: Any
 ) -> None:
     decision = decide(now, past, there, says)
     if not decision.exclude:
@@ -122,16 +122,16 @@ def test_exclusions_are_few_and_never_without_evidence(
     HISTORIES, RESOURCES, SETTINGS,
 )  # fmt: skip
 def test_nobody_is_excluded_for_a_program_a_setting_or_a_service(
-    now: AttemptState, past: History, there: Resources, says: Any
+    now: AttemptSummary, past: History, there: Resources, says: Any
 ) -> None:
     assert decide(now, past, there, says).exclude == ()
-    running = AttemptState(now.now, 9, None, now.faults, nodes=now.nodes)
+    running = AttemptSummary(now.now, 9, None, now.faults, nodes=now.nodes)
     assert alarm(running, past, says, spares=1).exclude == ()
 
 
 @given(ATTEMPT_STATES, HISTORIES, RESOURCES, SETTINGS, st.randoms())
 def test_the_order_in_which_faults_are_reported_does_not_matter(
-    now: AttemptState, past: History, there: Resources, says: Any, order: random.Random
+    now: AttemptSummary, past: History, there: Resources, says: Any, order: random.Random
 ) -> None:
     times = {f.time for f in now.faults}
     if len(times) < len(now.faults):
@@ -170,7 +170,7 @@ def test_a_network_that_recovered_ends_nothing(found: list[tuple[str, float]], p
 
 @given(ATTEMPT_STATES, HISTORIES, RESOURCES, SETTINGS)
 def test_what_the_run_overcame_may_be_forgotten(
-    now: AttemptState, past: History, there: Resources, says: Any
+    now: AttemptSummary, past: History, there: Resources, says: Any
 ) -> None:
     running = replace(now, outcome=None)
     left = tuple(without_overcome(running, says))
@@ -180,9 +180,9 @@ def test_what_the_run_overcame_may_be_forgotten(
 
 @given(ATTEMPT_STATES, HISTORIES, SETTINGS, st.integers(0, 2))
 def test_an_alarm_excludes_no_more_than_the_decision_may(
-    now: AttemptState, past: History, says: Any, spares: int
+    now: AttemptSummary, past: History, says: Any, spares: int
 ) -> None:
-    running = AttemptState(now.now, 9, None, now.faults, nodes=now.nodes, progressed_at=now.progressed_at)
+    running = AttemptSummary(now.now, 9, None, now.faults, nodes=now.nodes, progressed_at=now.progressed_at)
     given_up = alarm(running, past, says, spares=spares)
     assert given_up.give_up or (given_up.root, given_up.reason, given_up.exclude) == (None, "", ())
     assert not given_up.give_up or given_up.reason

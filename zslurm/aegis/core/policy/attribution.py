@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from zslurm.aegis.core.policy.history import roots_before
 from zslurm.aegis.core.root_cause import believable, ends_of, first_cause, taken_back
 from zslurm.aegis.fault_kinds import UNKNOWN, FaultRule, rule_of
-from zslurm.aegis.types import AttemptState, Fault, History
+from zslurm.aegis.types import AttemptSummary, Fault, History
 from zslurm.config.aegis import AegisSection
 from zslurm.run.exclusions import active_exclusions
 
@@ -55,7 +55,7 @@ class Attribution:
 
 
 def attribute(
-    roots: Sequence[Fault], attempt_state: AttemptState, history: History, settings: AegisSection
+    roots: Sequence[Fault], attempt_state: AttemptSummary, history: History, settings: AegisSection
 ) -> Attribution:
     """Choose the root among `roots`, by time (`roots_of`), and the nodes that are excluded for it."""
     roots = believable(roots, attempt_state)
@@ -80,7 +80,9 @@ def attribute(
     return Attribution(root, (root.node,))
 
 
-def _proven(root: Fault, node: str, attempt_state: AttemptState, history: History, settings: AegisSection) -> bool:
+def _proven(
+    root: Fault, node: str, attempt_state: AttemptSummary, history: History, settings: AegisSection
+) -> bool:
     """True where the root speaks against its node often enough."""
     ends = ends_of(attempt_state.faults)
     lasted = attempt_state.now - root.time >= settings.tolerate_s and taken_back(root, ends) is None
@@ -98,7 +100,7 @@ def _proven(root: Fault, node: str, attempt_state: AttemptState, history: Histor
 
 
 def _to_test(
-    root: Fault, attempt_state: AttemptState, history: History, settings: AegisSection
+    root: Fault, attempt_state: AttemptSummary, history: History, settings: AegisSection
 ) -> tuple[str, str] | None:
     """The GPU that must be tested, because NaN came first from it again and again."""
     if root.node is None or (root.gpu is None and root.rank is None):

@@ -22,7 +22,7 @@ from zslurm.aegis.core.policy.history import since_last_end, starts_since, witho
 from zslurm.aegis.core.policy.shrinking import expected_wait_s, weigh
 from zslurm.aegis.core.root_cause import roots_of
 from zslurm.aegis.fault_kinds import SLURM_PREEMPT, SLURM_REQUEUE, SLURM_TIME_LIMIT, STRAGGLER, USER_ERROR
-from zslurm.aegis.types import Alarm, AttemptState, Decision, Fault, History, Resources
+from zslurm.aegis.types import Alarm, AttemptSummary, Decision, Fault, History, Resources
 from zslurm.checkpoint_tools.quantities import counted
 from zslurm.cluster.rails.fabric import Fabric
 from zslurm.config.aegis import AegisSection
@@ -41,7 +41,7 @@ _BY_SLURM = frozenset({"srun", "slurm"})
 """Sources that are believed when they say what Slurm did; a program's log may say anything."""
 
 
-def alarm(attempt_state: AttemptState, history: History, settings: AegisSection, *, spares: int = 0) -> Alarm:
+def alarm(attempt_state: AttemptSummary, history: History, settings: AegisSection, *, spares: int = 0) -> Alarm:
     """Return whether faults end an attempt that still runs; `spares` counts healthy nodes that are not in use."""
     found = [
         fault
@@ -58,7 +58,7 @@ def alarm(attempt_state: AttemptState, history: History, settings: AegisSection,
     return Alarm(True, chosen.root, f"{chosen.what}{lasted}", chosen.exclude)
 
 
-def _ends_it(fault: Fault, attempt_state: AttemptState, settings: AegisSection, spares: int) -> bool:
+def _ends_it(fault: Fault, attempt_state: AttemptSummary, settings: AegisSection, spares: int) -> bool:
     if fault.kind == STRAGGLER:
         return spares > 0
     while_running = fault.rule.while_running
@@ -79,7 +79,7 @@ def _was_acted_on(fault: Fault, history: History) -> bool:
 
 
 def decide(
-    attempt_state: AttemptState, history: History, resources: Resources, settings: AegisSection
+    attempt_state: AttemptSummary, history: History, resources: Resources, settings: AegisSection
 ) -> Decision:
     """Return what to do after an attempt; `history` holds the attempts before it."""
     attempt_state = replace(attempt_state, nodes=resources.in_use)
@@ -114,7 +114,7 @@ def decide(
 class _Case:
     """An attempt that failed, or ran out of time, and everything that matters for what comes next."""
 
-    attempt_state: AttemptState
+    attempt_state: AttemptSummary
     history: History
     resources: Resources
     settings: AegisSection
