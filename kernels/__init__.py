@@ -12,7 +12,6 @@ or kernel runs is decided here, from the device, the format, the sizes and what 
     qk_conv             queries and keys of CCA: convolutions, mean skip, norm, temperature and rotation
     residual_norm       residual scaling, addition and norm as one: by torch, or by kernels in Triton
     muon                momentum and update of many matrices: by torch, or in one pass each by HIP kernels
-    adamw               AdamW's step on many tensors: by torch's function, or in one pass by a HIP kernel
 
 Beside the operations:
 

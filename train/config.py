@@ -250,10 +250,10 @@ class ParallelConfig(Section):
     attention: Literal["auto", "sdpa", "flash_attn", "aiter"] = Field(
         "auto", description="attention kernels: torch's own (auto, sdpa), or those of an installed package"
     )
-    grouped_gemm: Literal["auto", "on", "off", "triton", "torch", "aiter", "primus_turbo"] = Field(
+    grouped_gemm: Literal["auto", "on", "off", "triton", "torch", "aiter"] = Field(
         "auto",
         description="what multiplies the experts: a loop (off), kernels in Triton, torch's grouped_mm (torch, or "
-        "on), those of an installed package (aiter, primus_turbo), or what is fastest on this device (auto)",
+        "on), those of the installed package AITER (aiter), or what is fastest on this device (auto)",
     )
     recompute: Recompute = Field(
         False,

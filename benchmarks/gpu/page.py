@@ -28,7 +28,6 @@ KERNEL_ESTIMATES = {
     "experts.activate": "80 to 90 %",
     "experts.activate_backward": "80 to 90 %",
     "experts.combine": "80 to 90 %",
-    "adamw": "75 to 88 %",
     "muon.momentum": "75 to 88 %",
     "muon.update": "75 to 88 %",
 }

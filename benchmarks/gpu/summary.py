@@ -103,7 +103,6 @@ def _number(value: float | None) -> str | None:
 
 
 _PASSES = {
-    "AdamW's step": "AdamW's step",
     "Muon's momentum and norms": "Muon's momentum",
     "Muon's update": "Muon's update",
     "residual and norm, forward": "residual and norm, forward,",

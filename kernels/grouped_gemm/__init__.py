@@ -9,7 +9,6 @@ Groups may have no rows: their gradient is zero. Rows behind the last group are 
     triton          one persistent kernel for each of the two, the groups' ends read on the GPU
     torch           `torch.nn.functional.grouped_mm`
     aiter           AITER's `gmm` and `ptgmm`, where a setting or a measured table names it
-    primus_turbo    Primus-Turbo's `grouped_gemm`, likewise; not for `weight_gradient`, which it does not offer
 
 Where no table was measured: on a CPU the loop, which is as fast there; on GPUs of NVIDIA torch's, whose kernels
 there read the ends on the GPU; on those of AMD Triton's. What that one does not take goes to another that takes it
@@ -28,7 +27,7 @@ from torch import Tensor
 from zslurm.kernels import checks
 from zslurm.kernels.arch import Arch
 from zslurm.kernels.dispatch import Implementation, Operation, Sizes
-from zslurm.kernels.grouped_gemm import aiter, grouped_mm, primus_turbo, reference
+from zslurm.kernels.grouped_gemm import aiter, grouped_mm, reference
 from zslurm.kernels.grouped_gemm.groups import Groups
 
 __all__ = ["OPERATIONS", "Groups", "multiply", "weight_gradient"]
@@ -117,13 +116,6 @@ _multiply = Operation(
         _by_triton("multiply"),
         Implementation("torch", grouped_mm.multiply, grouped_mm.lacks),
         Implementation("aiter", aiter.multiply, aiter.lacks, by_name=True, lacks_here=aiter.lacks_here),
-        Implementation(
-            "primus_turbo",
-            primus_turbo.multiply,
-            primus_turbo.lacks,
-            by_name=True,
-            lacks_here=primus_turbo.lacks_here,
-        ),
     ],
     check=_check_multiply,
     device=lambda x_NI, weight_EIO, groups: x_NI.device,

@@ -6,7 +6,6 @@ the peers of the passes run as torch runs them, and the figures only show that t
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -15,8 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from zslurm.kernels import adamw, head, muon
-from zslurm.kernels.adamw.operands import Operands
+from zslurm.kernels import head, muon
 from zslurm.kernels.case import drawn
 from zslurm.kernels.grouped_gemm import Groups, multiply
 from zslurm.kernels.grouped_gemm.cases import ends_of
@@ -157,26 +155,15 @@ def _entry(
 
 
 def passes(device: torch.device, *, small: bool) -> Iterator[Figure]:
-    """Compare AdamW's and Muon's passes with torch.compile's, and with the triad of the same run."""
+    """Compare Muon's passes with torch.compile's, and with the triad of the same run."""
     count, rows, columns = (2, 64, 128) if small else (8, 4096, 2048)
     elements = count * rows * columns
-    masters, gradients, means, squares = (
-        drawn(device, torch.float32, count, rows, columns, seed=seed) for seed in range(4)
-    )
-    squares.square_()
+    masters, gradients, means = (drawn(device, torch.float32, count, rows, columns, seed=k) for k in range(3))
     weights = torch.empty_like(masters, dtype=torch.bfloat16)
     x_KMN = torch.empty_like(weights)
-    operands = Operands([masters], [gradients], [means], [squares], [weights])
-    settings: dict[str, Any] = {"lr": 1e-3, "betas": (0.9, 0.95), "eps": 1e-8, "weight_decay": 0.1, "step": 7}
     on_gpu = device.type == "cuda"
     compiled: Callable[[Callable[..., Any]], Callable[..., Any]] = torch.compile if on_gpu else lambda run: run
     each: list[tuple[str, int, Callable[[], object], Callable[[], object]]] = [
-        (
-            "AdamW's step",
-            30,
-            lambda: adamw.update(operands, **settings),
-            partial(compiled(_adamw), masters, gradients, means, squares, weights),
-        ),
         (
             "Muon's momentum and norms",
             14,
@@ -195,14 +182,6 @@ def passes(device: torch.device, *, small: bool) -> Iterator[Figure]:
         share = moved * elements / seconds["ours"] / triad(device)
         what = f"{name}, {elements / 1e6:.4g} M elements"
         yield Figure(what, "torch.compile" if on_gpu else "torch", seconds["ours"], seconds["peer"], share)
-
-
-def _adamw(master: Tensor, gradient: Tensor, mean: Tensor, square: Tensor, weight: Tensor) -> None:
-    mean.lerp_(gradient, 0.1)
-    square.mul_(0.95).addcmul_(gradient, gradient, value=0.05)
-    scale = 1 / math.sqrt(1 - 0.95**7)
-    master.mul_(1 - 1e-4).sub_(mean * (1e-3 / (1 - 0.9**7)) / (square.sqrt() * scale + 1e-8))
-    weight.copy_(master)
 
 
 def _momentum(momentum: Tensor, gradient: Tensor, x_KMN: Tensor) -> Tensor:

@@ -48,7 +48,7 @@ BODY: dict[str, Any] = {
             "rows": [
                 {"what": "triad", "bytes_per_s": 3e12},
                 {"what": "head forward, 4096 tokens", "ratio": 9.1234, "share_of_triad": None},
-                {"what": "AdamW's step, 67.11 M elements", "ratio": 1.31, "share_of_triad": 0.93},
+                {"what": "Muon's update, 67.11 M elements", "ratio": 1.31, "share_of_triad": 0.93},
                 {"what": "norms", "problem": "RuntimeError: no compiler"},
             ],
         },
@@ -102,8 +102,8 @@ BODY: dict[str, Any] = {
 }
 FOUND = {
     ("head forward", "operands widened to fp32"): "9.12",
-    ("AdamW's step", "a triad"): "0.93",
-    ("AdamW's step", "`torch.compile`"): "1.31",
+    ("Muon's update", "a triad"): "0.93",
+    ("Muon's update", "`torch.compile`"): "1.31",
     ("Muon step of zaya1-8b's share at 64 ranks", "`torch.optim.Muon`"): "5.5",
     ("forward and backward of zaya1-1b", "transformers, eager"): "2.5",
     ("the same, both compiled", "transformers, compiled"): "1.5",
@@ -142,7 +142,7 @@ def test_a_result_becomes_a_page() -> None:
         "| tests | done: 7 passed, 0 failed, 1 skipped |",
         "| grouped_gemm.multiply | 16 groups | triton | 396 TFLOPS | 40% of the peak | 28 to 33 % |",
         "| muon.update | 8 x 4096 | hip | 2.25 TB/s | 75% of the triad | 75 to 88 % |",
-        "| AdamW's step | a triad | 0.9 | 0.93 |",
+        "| Muon's update | a triad | 0.9 | 0.93 |",
         "| experts | 30.00 | 60.0% | 27 % |",
         "| zaya1-1b | 4 x 4,096, recomputed | 2.00 GiB planned | 2.00 GiB allocated | 1.000 |",
         "| crossovers | no time |",

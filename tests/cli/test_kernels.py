@@ -93,11 +93,11 @@ def test_a_gpu_that_is_not_there(shell: Shell, command: str) -> None:
 def test_an_unknown_operation(shell: Shell, command: str) -> None:
     done = shell.zslurm("kernels", command, "--only", "matmuls")
     assert done.code == Exit.USAGE
-    assert done.stderr.startswith("zslurm: --only matmuls: no such operation, expected one of adamw, ")
+    assert done.stderr.startswith("zslurm: --only matmuls: no such operation, expected one of experts, ")
 
 
 def test_check_on_a_cpu(shell: Shell) -> None:
-    done = shell.zslurm.ok("kernels", "check", "--device", "cpu", "--only", "adamw")
+    done = shell.zslurm.ok("kernels", "check", "--device", "cpu", "--only", "muon")
     header, *rows = [line.split("\t") for line in done.stdout.splitlines()]
     assert header == ["operation", "operands", "implementation", "status", "error", "why"]
     assert {(row[2], row[3]) for row in rows} == {("hip", "ok"), ("torch", "ok")}
@@ -106,8 +106,8 @@ def test_check_on_a_cpu(shell: Shell) -> None:
 
 def test_a_wrong_kernel_fails_the_check(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
     found = [
-        Checked("adamw", "3 tensors", "hip", "wrong", 0.5, "differs by 0.5 of the largest magnitude"),
-        Checked("adamw", "3 tensors", "triton", "unavailable", None, "ImportError: no module named triton"),
+        Checked("muon.update", "3 tensors", "hip", "wrong", 0.5, "differs by 0.5 of the largest magnitude"),
+        Checked("muon.update", "3 tensors", "triton", "unavailable", None, "ImportError: no module named triton"),
         Checked("new", "", "", "no cases"),
     ]
     monkeypatch.setattr(checks, "check_all", lambda *_, **__: iter(found))
@@ -116,7 +116,7 @@ def test_a_wrong_kernel_fails_the_check(shell: Shell, monkeypatch: pytest.Monkey
     assert done.stderr.splitlines() == [
         "note: could not run: ImportError: no module named triton",
         "note: no cases to check: new",
-        "zslurm: adamw: hip on 3 tensors: differs by 0.5 of the largest magnitude",
+        "zslurm: muon.update: hip on 3 tensors: differs by 0.5 of the largest magnitude",
     ]
     assert shell.zslurm("kernels", "check", "--device", "cpu", "--json").json[0]["error"] == 0.5
 
@@ -127,9 +127,9 @@ def test_bench_on_a_cpu_writes_nothing(shell: Shell, cache: Path) -> None:
     assert "(fastest)" in done.stdout
     assert "nothing was written" in done.stderr
     assert not (cache / "tables").exists()
-    facts = shell.zslurm.ok("kernels", "bench", "--device", "cpu", "--only", "adamw", "--json").json
+    facts = shell.zslurm.ok("kernels", "bench", "--device", "cpu", "--only", "muon", "--json").json
     assert facts["written"] == []
-    assert facts["tables"]["adamw"]["cpu"]
+    assert facts["tables"]["muon"]["update"]["cpu"]
     assert facts["triad_bytes_per_s"] > 0
 
 

@@ -49,5 +49,5 @@ def test_all_operands_are_moved_and_the_reference_takes_what_another_does_not(
     monkeypatch.setattr(Tensor, "cuda", Tensor.clone)
     runs = implementations(OPERATIONS[0])
     operands = (torch.randn(4, 3), torch.randn(1, 3, 5), Groups(order.ends_E))
-    for name in ("triton", "aiter", "primus_turbo"):  # which do not take tensors on a CPU
+    for name in ("triton", "aiter"):  # which do not take tensors on a CPU
         assert torch.equal(runs[f"{name} on a GPU"](*operands), operands[0] @ operands[1][0])

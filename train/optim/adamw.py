@@ -1,22 +1,38 @@
-"""AdamW over flat elements: the operation `adamw` of zslurm.kernels, on views of a rank's chunk.
+"""AdamW over flat elements: torch's fused AdamW on views of a rank's chunk.
 
-Every extent is one parameter, in one of two groups: decayed matrices, undecayed vectors. Its moments are views of
-two flat buffers, so a checkpoint writes three flat arrays. Elementwise throughout: the result does not depend on
-how the elements are divided.
+Every extent is one parameter, in one of two groups: decayed matrices, undecayed vectors. The moments are views of
+two flat buffers, so a checkpoint writes three flat arrays. AdamW is elementwise: the result does not depend on how
+the elements are divided among ranks.
+
+The function of torch is called, not the class `torch.optim.AdamW`, which would import all of torch's compiler: a
+second of every rank's start.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.optim.adamw import adamw
 
 from zslurm.checkpoint_tools import Extent
-from zslurm.kernels import adamw as kernel
 from zslurm.train.config import OptimConfig
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
+
+
+@dataclass(frozen=True)
+class _Group:
+    """Parameters with one weight decay, in lists of one length; `weights` are None if nothing is rounded."""
+
+    weight_decay: float
+    masters: list[Tensor]
+    gradients: list[Tensor]
+    exp_avgs: list[Tensor]
+    exp_avg_sqs: list[Tensor]
+    weights: list[Tensor] | None
 
 
 class AdamW:
@@ -43,25 +59,34 @@ class AdamW:
         self.config = config
         self.moments = {name: torch.zeros_like(master) for name in MOMENTS}
         buffers = (master, gradient, *self.moments.values())
-        # By weight decay: views of masters, gradients and both moments, in the order of the chunk.
-        self._groups: list[tuple[float, kernel.Operands]] = []
+        self._groups: list[_Group] = []
         for decayed, weight_decay in ((True, config.weight_decay), (False, 0.0)):
             slices = [extent.in_chunk for extent in extents if decays[extent.tensor] == decayed]
             if slices:
-                masters, gradients, means, squares = ([buffer[here] for here in slices] for buffer in buffers)
-                rounded = None if weights is None else [weights[here] for here in slices]
-                operands = kernel.Operands(masters, gradients, means, squares, rounded)
-                self._groups.append((weight_decay, operands))
+                masters, gradients, means, squares = ([buffer[part] for part in slices] for buffer in buffers)
+                rounded = None if weights is None else [weights[part] for part in slices]
+                self._groups.append(_Group(weight_decay, masters, gradients, means, squares, rounded))
 
     @torch.no_grad()
     def step(self, lr: float, steps: int) -> None:
         """Update the master weights from the gradient; `steps` were taken before this one."""
-        for weight_decay, operands in self._groups:
-            kernel.update(
-                operands,
+        for group in self._groups:
+            steps_P = torch.full((len(group.masters),), float(steps), device=group.masters[0].device)
+            adamw(
+                group.masters,
+                group.gradients,
+                group.exp_avgs,
+                group.exp_avg_sqs,
+                max_exp_avg_sqs=[],
+                state_steps=list(steps_P),  # torch adds 1 to each
+                fused=True,
+                amsgrad=False,
+                beta1=self.config.betas[0],
+                beta2=self.config.betas[1],
                 lr=lr,
-                betas=self.config.betas,
+                weight_decay=group.weight_decay,
                 eps=self.config.eps,
-                weight_decay=weight_decay,
-                step=steps + 1,
+                maximize=False,
             )
+            if group.weights is not None:
+                torch._foreach_copy_(group.weights, group.masters)

@@ -1,7 +1,7 @@
-"""AITER and Primus-Turbo behind the grouped products, by stand-ins with their signatures and their demands.
+"""AITER behind the grouped products, by a stand-in with its signatures and its demands.
 
-None of the two was ever run here. A stand-in asserts what the package's source asserts or documents (the versions
-are in aiter.py and primus_turbo.py), computes by torch, and leaves in the result what the package leaves.
+AITER was never run here. The stand-in asserts what the package's source asserts or documents (the versions are in
+aiter.py), computes by torch, and leaves in the result what the package leaves.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from torch import Tensor
 
 from zslurm.kernels.arch import CPU, GFX942, SM_90, Arch
 from zslurm.kernels.dispatch import choose_by, forget_tables, using
-from zslurm.kernels.grouped_gemm import OPERATIONS, Groups, aiter, grouped_mm, multiply, packages, primus_turbo
+from zslurm.kernels.grouped_gemm import OPERATIONS, Groups, aiter, grouped_mm, multiply, packages
 from zslurm.kernels.grouped_gemm import weight_gradient as gradient_of
 
 MULTIPLY, WEIGHT_GRADIENT = OPERATIONS
@@ -104,33 +104,6 @@ class Aiter(ModuleType):
         assert lhs.dtype in (torch.bfloat16, torch.float16)
 
 
-class PrimusTurbo(ModuleType):
-    """primus_turbo/pytorch/ops/grouped_gemm.py of v0.4.0."""
-
-    def __init__(self) -> None:
-        super().__init__("primus_turbo.pytorch.ops")
-        self.calls: list[bool] = []
-        self.error: Exception | None = None
-
-    def grouped_gemm(
-        self, a: Tensor, b: Tensor, group_lens: Tensor, group_offs: Tensor | None = None, trans_b: bool = False,
-        num_cu: int | None = None, schedule: str = "static",
-    ) -> Tensor:  # fmt: skip
-        self.calls.append(trans_b)
-        if self.error is not None:
-            raise self.error
-        is_ours(group_lens, a)
-        assert group_lens.dtype == torch.int64
-        assert group_lens.sum() == len(a), "sum(group_lens) == a.size(0)"
-        assert (group_lens >= 0).all()
-        assert a.is_contiguous()
-        assert b.is_contiguous()
-        assert a.shape[1] == b.shape[2 if trans_b else 1]
-        assert a.dtype == b.dtype
-        each = zip(slices(group_lens.tolist()), b.mT if trans_b else b, strict=True)
-        return torch.cat([a[rows] @ matrix for rows, matrix in each])
-
-
 def on(arch: Arch, monkeypatch: pytest.MonkeyPatch) -> None:
     for module in (packages, grouped_mm):
         monkeypatch.setattr(module, "arch_of", lambda device: arch)
@@ -148,9 +121,9 @@ def installed(monkeypatch: pytest.MonkeyPatch, **versions: str) -> None:
 
 @pytest.fixture(autouse=True)
 def gfx942(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """This CPU passes for an MI300X with both packages, as far as these implementations ask."""
+    """This CPU passes for an MI300X with AITER, as far as this implementation asks."""
     on(GFX942, monkeypatch)
-    installed(monkeypatch, amd_aiter="0.1.20.post1", primus_turbo="0.4.0")
+    installed(monkeypatch, amd_aiter="0.1.20.post1")
     yield
     forget_tables()
     packages.lacks_package.cache_clear()
@@ -168,12 +141,6 @@ def put_in(module: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def fake_aiter(monkeypatch: pytest.MonkeyPatch) -> Aiter:
     put_in(module := Aiter(), monkeypatch)
-    return module
-
-
-@pytest.fixture
-def fake_turbo(monkeypatch: pytest.MonkeyPatch) -> PrimusTurbo:
-    put_in(module := PrimusTurbo(), monkeypatch)
     return module
 
 
@@ -231,34 +198,14 @@ def test_aiter_with_as_many_rows_as_columns(inputs: int, fake_aiter: Aiter) -> N
     assert fake_aiter.calls == ["gmm", "ptgmm"] * 2
 
 
-@pytest.mark.parametrize("rows_E", LOADS.values(), ids=LOADS.keys())
-@pytest.mark.parametrize("layout", [torch.randn, turned, cut])
-def test_primus_turbo_gets_lengths_that_add_up_to_the_rows(
-    rows_E: list[int], layout: Callable[..., Tensor], fake_turbo: PrimusTurbo
-) -> None:
-    with using("grouped_gemm", "primus_turbo"):
-        check(rows_E, layout(ROWS, 128), layout(4, 128, 256), layout(ROWS, 256), gradient=False)
-    assert fake_turbo.calls == [layout is turned]
-
-
-def test_the_gradient_that_primus_turbo_does_not_offer_is_anothers() -> None:
-    operands = (torch.randn(4, 128).bfloat16(), torch.randn(4, 128).bfloat16(), Groups(torch.tensor([4]).int()))
-    automatic = WEIGHT_GRADIENT.choose(*operands).name
-    with using("grouped_gemm", "primus_turbo"):
-        assert WEIGHT_GRADIENT.choose(*operands).name == automatic
-        assert "primus_turbo" not in {each.name for each in WEIGHT_GRADIENT.all()}
-
-
-@pytest.mark.parametrize("name", ["aiter", "primus_turbo"])
 @pytest.mark.parametrize(("rows", "experts"), [(0, 3), (5, 0)])
-def test_without_rows_or_matrices_no_package_is_called(name: str, rows: int, experts: int) -> None:
+def test_without_rows_or_matrices_the_package_is_not_called(rows: int, experts: int) -> None:
     groups = Groups(torch.zeros(experts, dtype=torch.int32))
     x_NI, weight_EIO = torch.empty(rows, 128).bfloat16(), torch.empty(experts, 128, 256).bfloat16()
-    with using("grouped_gemm", name):
+    with using("grouped_gemm", "aiter"):
         assert multiply(x_NI, weight_EIO, groups).shape == (rows, 256)
-    if name == "aiter":
-        found = aiter.weight_gradient(x_NI, torch.empty(rows, 256).bfloat16(), groups)
-        assert torch.equal(found, torch.zeros(experts, 128, 256).bfloat16())
+    gradient = aiter.weight_gradient(x_NI, torch.empty(rows, 256).bfloat16(), groups)
+    assert torch.equal(gradient, torch.zeros(experts, 128, 256).bfloat16())
 
 
 def operands_of(dtype: torch.dtype = torch.bfloat16, inputs: int = 128) -> tuple[Tensor, Tensor, Groups]:
@@ -269,61 +216,32 @@ def operands_of(dtype: torch.dtype = torch.bfloat16, inputs: int = 128) -> tuple
     )
 
 
-NOT_INSTALLED = "operands without the package {}, which is not installed"
-
-
 @pytest.mark.parametrize(
-    ("arch", "versions", "operands", "aiters", "turbos"),
+    ("arch", "version", "operands", "lacks"),
     [
-        (GFX942, {"amd_aiter": "0.1.16", "primus_turbo": "0.4.0"}, operands_of(), None, None),
-        (GFX942, {"amd_aiter": "1.0", "primus_turbo": "0.10.dev3"}, operands_of(torch.float16), None, None),
-        (
-            GFX942,
-            {},
-            operands_of(),
-            NOT_INSTALLED.format("amd-aiter"),
-            NOT_INSTALLED.format("primus-turbo"),
-        ),
-        (
-            GFX942,
-            {"amd_aiter": "0.1.7.post2", "primus_turbo": "0.0.0.dev0"},
-            operands_of(),
-            "operands with amd-aiter 0.1.7.post2: it needs 0.1.16 or newer",
-            "operands with primus-turbo 0.0.0.dev0: it needs 0.4.0 or newer",
-        ),
-        (GFX942, {}, operands_of(torch.float32), "float32 operands", "float32 operands"),
-        (
-            SM_90,
-            {},
-            operands_of(),
-            "operands on sm_90, only on gfx942, gfx950",
-            "operands on sm_90, only on gfx942, gfx950",
-        ),
-        (
-            GFX942,
-            {"amd_aiter": "0.1.16"},
-            operands_of(inputs=1),
-            "matrices of one row or column",
-            "widths that are no multiple of 128",
-        ),
+        (GFX942, "0.1.16", operands_of(), None),
+        (GFX942, "1.0", operands_of(torch.float16), None),
+        (GFX942, None, operands_of(), "operands without the package amd-aiter, which is not installed"),
+        (GFX942, "0.1.7.post2", operands_of(), "operands with amd-aiter 0.1.7.post2: it needs 0.1.16 or newer"),
+        (GFX942, None, operands_of(torch.float32), "float32 operands"),
+        (SM_90, None, operands_of(), "operands on sm_90, only on gfx942, gfx950"),
+        (GFX942, "0.1.16", operands_of(inputs=1), "matrices of one row or column"),
     ],
     ids=["oldest", "newer", "missing", "too old", "fp32", "NVIDIA", "narrow"],
 )
-def test_what_each_does_not_take_and_why(
+def test_what_aiter_does_not_take_and_why(
     arch: Arch,
-    versions: dict[str, str],
+    version: str | None,
     operands: tuple[Tensor, Tensor, Groups],
-    aiters: str | None,
-    turbos: str | None,
+    lacks: str | None,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     on(arch, monkeypatch)
-    installed(monkeypatch, **versions)
-    assert aiter.lacks(*operands) == aiters
-    assert primus_turbo.lacks(*operands) == turbos
+    installed(monkeypatch, **({} if version is None else {"amd_aiter": version}))
+    assert aiter.lacks(*operands) == lacks
 
 
-def test_neither_is_chosen_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_aiter_is_not_chosen_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     """Also where nothing else takes the operands: what was not measured is no default."""
     monkeypatch.setattr("zslurm.kernels.dispatch.arch_of", lambda device: GFX942)
     monkeypatch.delenv(grouped_mm.SWITCH, raising=False)
@@ -333,27 +251,25 @@ def test_neither_is_chosen_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
         assert operation.choose(left, right, groups).name == "reference"
 
 
-def test_a_measured_table_may_name_them(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_measured_table_may_name_it(monkeypatch: pytest.MonkeyPatch) -> None:
     rules = {"gfx942": [{"use": "aiter"}]}
     monkeypatch.setattr("zslurm.kernels.dispatch.arch_of", lambda device: GFX942)
     choose_by({"grouped_gemm.multiply": rules})
     assert MULTIPLY.choose(*operands_of()).name == "aiter"
 
 
-@pytest.mark.parametrize("name", ["aiter", "primus_turbo"])
-def test_one_that_is_not_installed_gives_the_reference_and_a_warning(
-    name: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+def test_without_the_package_the_reference_runs_with_a_warning(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     installed(monkeypatch)
     operands = operands_of()
-    with using("grouped_gemm", name):
+    with using("grouped_gemm", "aiter"):
         for _ in range(2):
             torch.testing.assert_close(multiply(*operands), MULTIPLY.reference(*operands))
     (line,) = caplog.messages
-    assert line.startswith(f"grouped_gemm.multiply: {name} does not take operands without the package ")
+    assert line.startswith("grouped_gemm.multiply: aiter does not take operands without the package ")
 
 
-@pytest.mark.parametrize("name", ["aiter", "primus_turbo"])
 @pytest.mark.parametrize(
     "error",
     [
@@ -364,31 +280,26 @@ def test_one_that_is_not_installed_gives_the_reference_and_a_warning(
     ],
     ids=["import", "assertion", "no file", "no entry"],
 )
-def test_one_that_fails_gives_the_reference_and_one_warning(
-    name: str, error: Exception | None, request: pytest.FixtureRequest, caplog: pytest.LogCaptureFixture
+def test_a_failure_gives_the_reference_and_one_warning(
+    error: Exception | None, request: pytest.FixtureRequest, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Without a stand-in the import fails."""
     fake = None
     if error is not None:
-        fake = request.getfixturevalue({"aiter": "fake_aiter", "primus_turbo": "fake_turbo"}[name])
+        fake = request.getfixturevalue("fake_aiter")
         fake.error = error
     operands = operands_of()
-    with using("grouped_gemm", name):
+    with using("grouped_gemm", "aiter"):
         for _ in range(3):
             torch.testing.assert_close(multiply(*operands), MULTIPLY.reference(*operands))
     (line,) = caplog.messages
-    assert line.startswith(f"grouped_gemm.multiply runs without {name}, which cannot start here (")
+    assert line.startswith("grouped_gemm.multiply runs without aiter, which cannot start here (")
     assert fake is None or len(fake.calls) == 1
 
 
-@pytest.mark.parametrize("name", ["fake_aiter", "fake_turbo"])
-def test_a_fault_of_the_gpu_is_not_hidden(name: str, request: pytest.FixtureRequest) -> None:
-    fake = request.getfixturevalue(name)
-    fake.error = RuntimeError("HIP error: an illegal memory access was encountered")
-    with (
-        using("grouped_gemm", {"fake_aiter": "aiter", "fake_turbo": "primus_turbo"}[name]),
-        pytest.raises(RuntimeError, match="illegal memory access"),
-    ):
+def test_a_fault_of_the_gpu_is_not_hidden(fake_aiter: Aiter) -> None:
+    fake_aiter.error = RuntimeError("HIP error: an illegal memory access was encountered")
+    with using("grouped_gemm", "aiter"), pytest.raises(RuntimeError, match="illegal memory access"):
         multiply(*operands_of())
 
 

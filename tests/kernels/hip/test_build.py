@@ -59,7 +59,7 @@ def sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Sources under the names of ours that take no second to compile."""
     folder = tmp_path / "sources"
     folder.mkdir()
-    for name in ("adamw", "muon"):
+    for name in ("muon", "other"):
         (folder / f"{name}.hip").write_text(f'#include "one.h"\nextern "C" int {name}() {{ return ONE; }}\n')
     (folder / "one.h").write_text("#pragma once\n#define ONE 1\n")
     monkeypatch.setattr(builds, "SOURCES", folder)
@@ -79,13 +79,13 @@ def fresh_kernels() -> Iterator[None]:
 @pytest.mark.usefixtures("sources")
 def test_a_build_is_kept(cache: Path, compiler: Callable[..., Path]) -> None:
     log = compiler()
-    first = build("adamw", "cpu")
+    first = build("muon", "cpu")
     assert first.parent == cache
-    assert build("adamw", "cpu") == first
+    assert build("muon", "cpu") == first
     assert log.read_text().count("build") == 1
     assert [file.name for file in cache.iterdir()] == [first.name], "nothing half written is left"
     compiler(version="2.0")
-    assert build("adamw", "cpu") != first, "another version is another build"
+    assert build("muon", "cpu") != first, "another version is another build"
 
 
 def test_another_source_is_another_build(
@@ -93,13 +93,13 @@ def test_another_source_is_another_build(
 ) -> None:
     """Also where only a header that it includes changed."""
     compiler()
-    first = build("adamw", "cpu")
+    first = build("muon", "cpu")
     elsewhere = sources.rename(tmp_path / "elsewhere")
     monkeypatch.setattr(builds, "SOURCES", elsewhere)
-    assert build("adamw", "cpu") == first
+    assert build("muon", "cpu") == first
     with (elsewhere / "one.h").open("a") as header:
         header.write("// changed\n")
-    assert build("adamw", "cpu") != first
+    assert build("muon", "cpu") != first
 
 
 def test_a_source_holds_its_headers_once() -> None:
@@ -113,11 +113,11 @@ def test_a_source_holds_its_headers_once() -> None:
 @pytest.mark.parametrize("damage", ["cut", "flipped", "empty"])
 def test_a_damaged_file_is_built_again(cache: Path, compiler: Callable[..., Path], damage: str) -> None:
     log = compiler()
-    file = build("adamw", "cpu")
+    file = build("muon", "cpu")
     whole = file.read_bytes()
     broken = {"cut": whole[:1000], "flipped": whole[:100] + b"\xff" + whole[101:], "empty": b""}[damage]
     file.write_bytes(broken)
-    assert build("adamw", "cpu") == file
+    assert build("muon", "cpu") == file
     assert log.read_text().count("build") == 2
     assert code_of(file) is not None
 
@@ -127,7 +127,7 @@ def test_two_processes_build_at_once(cache: Path, compiler: Callable[..., Path],
     meet = tmp_path / "meet"
     meet.mkdir()
     log = compiler(f'touch {meet}/$$; while [ "$(ls {meet} | wc -l)" -lt 2 ]; do sleep 0.05; done; exec c++ "$@"')
-    script = "from zslurm.kernels.hip.build import build; print(build('adamw', 'cpu'))"
+    script = "from zslurm.kernels.hip.build import build; print(build('muon', 'cpu'))"
     both = [
         subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True, env=os.environ)
         for _ in range(2)
@@ -160,7 +160,7 @@ def test_a_cache_of_another_user(
 ) -> None:
     """What an administrator built is used, and what is missing is built in a temporary directory."""
     log = compiler()
-    kept = build("muon", "cpu")
+    kept = build("other", "cpu")
     cache.chmod(0o755)
     log.write_text("")
     log.chmod(0o666)
@@ -169,7 +169,7 @@ def test_a_cache_of_another_user(
         for folder in closed:
             folder.chmod(0o711)
         os.seteuid(65534)
-        assert build("muon", "cpu") == kept
+        assert build("other", "cpu") == kept
         assert not caplog.records
         _build_elsewhere(cache, "Permission denied", log, caplog)
     finally:
@@ -184,10 +184,10 @@ def test_a_cache_that_anyone_may_write_to(
 ) -> None:
     """Code that another user put there would run."""
     log = compiler()
-    file = build("adamw", "cpu")
+    file = build("muon", "cpu")
     cache.chmod(0o777)
     log.write_text("")
-    assert build("adamw", "cpu") != file
+    assert build("muon", "cpu") != file
     caplog.clear()
     builds.temporary_directories.clear()
     log.write_text("")
@@ -196,8 +196,8 @@ def test_a_cache_that_anyone_may_write_to(
 
 def _build_elsewhere(cache: Path, cause: str, log: Path, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
-        file = build("adamw", "cpu")
-        assert build("adamw", "cpu") == file
+        file = build("muon", "cpu")
+        assert build("muon", "cpu") == file
     assert cache not in file.parents
     assert log.read_text().count("build") == 1
     assert [record.getMessage() for record in caplog.records] == [
@@ -220,7 +220,7 @@ def _build_elsewhere(cache: Path, cause: str, log: Path, caplog: pytest.LogCaptu
 def test_a_broken_compiler(cache: Path, compiler: Callable[..., Path], body: str, message: str) -> None:
     compiler(body)
     with pytest.raises(BuildError, match=f"compiler {message}"):
-        build("adamw", "cpu")
+        build("muon", "cpu")
     assert not cache.exists()
 
 
@@ -230,7 +230,7 @@ def test_a_compiler_that_does_not_end(
     compiler("exec sleep 1000")
     monkeypatch.setattr("zslurm.kernels.hip.compilers.TIMEOUT_S", 1)
     with pytest.raises(BuildError, match="compiler did not end within 1 s"):
-        build("adamw", "cpu")
+        build("muon", "cpu")
 
 
 @pytest.mark.parametrize("arch", ["gfx942", "sm_90", "cpu"])

@@ -24,7 +24,7 @@ from zslurm.kernels.hip.build import SOURCES, source_of
 from zslurm.kernels.hip.compilers import CUDA_FLAGS, RTC_FLAGS
 
 NAMES = sorted(file.stem for file in SOURCES.glob("*.hip"))
-STREAMING = re.compile(r"adamw|muon_(momentum|update)")
+STREAMING = re.compile(r"muon_(momentum|update)")
 """Kernels whose time is that of their memory accesses."""
 
 

@@ -34,7 +34,7 @@ def tables_before_and_after(group: dist.ProcessGroup, base: str) -> list[Any]:
     dispatch.forget_tables()
     found = [dict(operations()[PRODUCT].table())]
     share_tables(group, CPU)
-    return [*found, dict(operations()[PRODUCT].table()), dict(operations()["adamw"].table())]
+    return [*found, dict(operations()[PRODUCT].table()), dict(operations()["muon.update"].table())]
 
 
 def test_every_rank_chooses_by_the_tables_of_the_first(tmp_path: Path) -> None:
@@ -66,9 +66,9 @@ def left_out(group: dist.ProcessGroup) -> list[Any]:
     leave_out_together(group, CPU)
     at_start = dict(grouped.unavailable)
     if rank == 1:
-        operations()["adamw"].leave_out("hip", "cannot start here (no compiler)")
+        operations()["muon.update"].leave_out("hip", "cannot start here (no compiler)")
     leave_out_together(group, CPU)
-    return [at_start, *(dict(operations()[name].unavailable) for name in ("grouped_gemm.multiply", "adamw"))]
+    return [at_start, *(dict(operations()[name].unavailable) for name in ("grouped_gemm.multiply", "muon.update"))]
 
 
 def test_what_one_rank_cannot_start_all_leave_out() -> None:
@@ -98,7 +98,7 @@ def test_a_kernel_that_fails_on_one_rank_is_left_out_in_training(tmp_path: Path)
 
 
 def skip_the_first_step_and_break_the_update_of_the_second_rank() -> None:
-    decide, adamw = StepGuard.why_skip, operations()["adamw"]
+    decide, update = StepGuard.why_skip, operations()["muon.update"]
     steps = iter(["a spike"])
 
     def why_skip(self: StepGuard, *numbers: float, **about: bool) -> str | None:
@@ -110,7 +110,7 @@ def skip_the_first_step_and_break_the_update_of_the_second_rank() -> None:
         raise ImportError("built for another machine")
 
     if os.environ["RANK"] == "1":
-        adamw.put(replace(adamw.implementation("torch"), run=run))
+        update.put(replace(update.implementation("torch"), run=run))
 
 
 def test_where_the_first_step_is_skipped_the_first_update_counts(tmp_path: Path) -> None:
@@ -120,4 +120,4 @@ def test_where_the_first_step_is_skipped_the_first_update_counts(tmp_path: Path)
     assert done.returncode == 0, done.stderr
     logged = done.stdout + done.stderr
     assert "step 1 is skipped: a spike" in logged
-    assert logged.count("adamw runs without torch, which another rank cannot start") == 1
+    assert logged.count("muon.update runs without torch, which another rank cannot start") == 1
