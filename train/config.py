@@ -242,11 +242,6 @@ class ParallelConfig(Section):
         description="attention where phases[].context_parallel is above 1: keys and values go round the ranks "
         "(ring), or every rank collects all of them (all_gather)",
     )
-    uneven_shares_every: Whole = Field(
-        0,
-        description="optimizer steps between two measurements of the ranks' speeds, by which the batch is then "
-        "divided, so that a slow rank gets fewer sequences; 0: equal shares",
-    )
     attention: Literal["auto", "sdpa", "flash_attn", "aiter"] = Field(
         "auto", description="attention kernels: torch's own (auto, sdpa), or those of an installed package"
     )

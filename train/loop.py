@@ -19,7 +19,7 @@ from dataclasses import asdict
 from enum import IntEnum
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -28,12 +28,11 @@ from zslurm.checkpoint_tools.format.partition import Partition
 from zslurm.checkpoint_tools.quantities import counted
 from zslurm.train.assembly import assemble, make_contexts, make_or_choose_levels
 from zslurm.train.checkpointing.checkpointer import Checkpointer, Restored, SaveRequest
-from zslurm.train.checkpointing.save_schedule import SaveSchedule
+from zslurm.train.checkpointing.save_schedule import SaveSchedule, SaveSignals
 from zslurm.train.config import RESUMED_FROM, TrainConfig
 from zslurm.train.context.layout import check_phases
 from zslurm.train.data.loader import Loader
 from zslurm.train.data.order import DataOrder
-from zslurm.train.data.pace import Pace
 from zslurm.train.data.training_data import TrainingData
 from zslurm.train.evaluation.evaluate import Best
 from zslurm.train.evaluation.evaluations import Evaluations
@@ -67,6 +66,26 @@ class Ending(IntEnum):
 
     COMPLETED = 0
     INTERRUPTED = 75  # saved and stopped because it was asked to: start again to continue
+
+
+class StepSignals(NamedTuple):
+    """What the ranks sum in each step besides losses and gradients: counts, or on how many ranks something holds.
+
+    Attributes:
+        targets: tokens whose losses count.
+        stop: ranks that were asked to stop.
+        copying: ranks whose last copy for recovery in memory is not whole.
+        moving: ranks that know of a planned move.
+        saving, overdue, failed_saves: see `SaveSignals`.
+    """
+
+    targets: float
+    stop: float
+    copying: float
+    moving: float
+    saving: float
+    overdue: float
+    failed_saves: float
 
 
 class Trainer:
@@ -116,7 +135,6 @@ class Trainer:
         tokenizer = data.header.tokenizer_sha256
         self.order = DataOrder(data, self.plan, config.run.seed, config.data.packing)
         self.order.check_epochs(config.data.max_epochs)
-        self.pace = Pace(config.parallel.uneven_shares_every, world.rank, world.size)
         self.loader = Loader(
             self.order,
             rank=world.rank,
@@ -192,7 +210,6 @@ class Trainer:
             self.guard.recent = Recent.of(cursor["recent"])
         if cursor.get("best"):
             self.evaluator.best = Best(**cursor["best"])
-        self.pace.resume(cursor.get("speeds"))
         self._set_balance(restored.balance)
         ranks = counted(self.world.size, "rank")
         _LOG.info("resuming %s from %s on %s", self.config.run.name, restored.path.name, ranks)
@@ -233,7 +250,6 @@ class Trainer:
         split = self.clock.end_step()
         sequences = sum(piece.sequences for piece in self.loader.share(here))
         self.work_ns += work_time_ns(split, sequences / here.phase.micro_batch)
-        self.pace.add(work_time_ns(split, 1) / 1e9, sequences)
         self.observers.step_done(self.step, here, result, split)
         self.saves.report()
         return here, result
@@ -262,8 +278,6 @@ class Trainer:
 
     def train_step(self, here: Position) -> StepResult:
         """Compute a step: forward and backward of this rank's microbatches, reduction, update."""
-        if self.loader.divide_by(self.pace.speeds):
-            _LOG.info("from step %d on, %s", self.step + 1, self.pace.described)
         self.shards.begin_step(backwards=len(self.loader.share(here)))
         loss_sums = torch.zeros(2, dtype=torch.float64, device=self.world.device)
         optim = self.config.optim
@@ -293,27 +307,31 @@ class Trainer:
         self.progress.update(waiting=True)
         self.clock.enter(Part.REDUCE)
         self.shards.reduce_gradients()
-        signals = [
-            float(targets), float(self.stop.asked), self.recovery.busy(), self.recovery.moving(),
-            *self.saves.signals(), *self.pace.signals(self.step),
-        ]  # fmt: skip
+        signals = StepSignals(
+            targets=float(targets),
+            stop=float(self.stop.asked),
+            copying=self.recovery.busy(),
+            moving=self.recovery.moving(),
+            **self.saves.signals()._asdict(),
+        )
         totals = torch.cat([loss_sums, to_device(signals, self.world.device)])
         self.shards.comm.all_reduce(totals)
         self.shards.comm.all_reduce(counts_MLC)
         if self.order.masked(here.phase_index):
             # The losses were divided by as many targets as there might be; 1 where none or all of them are masked.
-            share = here.step_tokens / totals[2]
-            self.shards.scale_gradients(share.where(totals[2] > 0, 1).to(self.shards.master_gradient.dtype))
+            counted_targets = totals[len(loss_sums)]
+            share = here.step_tokens / counted_targets
+            self.shards.scale_gradients(share.where(counted_targets > 0, 1).to(self.shards.master_gradient.dtype))
         norm = self.shards.clip_gradients(optim.clip_norm)
         self.clock.enter(Part.REDUCE)
         sums, norm, counts_LC = read_back(totals, norm, counts_MLC.sum(dim=0))
         self.clock.settle()
-        ce_sum, z_sum, targets, asked, copying, moving, busy, overdue, failed, *paces = sums.tolist()
-        stop, grad_norm, counts_LC = asked > 0, norm.item(), counts_LC.long()
-        self.recovery.agree(copying, moving)
-        self.saves.agree((busy, overdue, failed))
-        self.pace.agree(paces)
-        loss_mean, z_loss = ce_sum / max(1, targets), z_sum / max(1, targets)
+        ce_sum, z_sum, *others = sums.tolist()
+        signals = StepSignals(*others)
+        stop, grad_norm, counts_LC = signals.stop > 0, norm.item(), counts_LC.long()
+        self.recovery.agree(signals.copying, signals.moving)
+        self.saves.agree(SaveSignals(signals.saving, signals.overdue, signals.failed_saves))
+        loss_mean, z_loss = ce_sum / max(1, signals.targets), z_sum / max(1, signals.targets)
         reason = self.guard.why_skip(loss_mean, grad_norm, first_of_phase=here.step_in_phase == 0)
         if reason is not None:
             self._skip(reason, loss_mean, grad_norm)
@@ -383,7 +401,6 @@ class Trainer:
             "plan": self.plan.record(),
             "recent": self.guard.recent.record(),
             "best": asdict(best) if best is not None else None,
-            "speeds": self.pace.speeds,
             RESUMED_FROM: self.config.checkpoint.resume_from,
         }
         tokens = self.plan.tokens_after(self.step)
@@ -402,7 +419,6 @@ class Trainer:
             "balance_steps": self.balance.step,
             "recent": self.guard.recent.record(),
             "best": asdict(best) if best is not None else None,
-            "speeds": self.pace.speeds,
         }
         tensors = {f"balance/{name}": getattr(self.balance, name) for name in BALANCE_TENSORS}
         tensors["rng"] = torch.get_rng_state()
@@ -439,8 +455,6 @@ class Trainer:
         self.step, self.optimizer.steps = cursor["step"], cursor["optimizer_steps"]
         self.guard.recent = Recent.of(cursor["recent"])
         self.evaluator.best = Best(**cursor["best"]) if cursor["best"] else None
-        self.pace.speeds = None
-        self.pace.resume(list(cursor["speeds"]) if cursor["speeds"] else None)
         parts = {name: extras[f"balance/{name}"].to(device) for name in BALANCE_TENSORS}
         self._set_balance(BalanceState(**parts, step=cursor["balance_steps"]))
         if "rng" in extras:

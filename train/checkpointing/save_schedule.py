@@ -3,10 +3,10 @@
 A save runs in the background (writer.py). What all ranks must do together they learn from numbers summed over the
 ranks in every step anyway:
 
-    busy        some rank has not finished the save before: the one that is due waits, training does not
-    overdue     it has taken longer than checkpoint.longest_delay_s: now training waits, on every rank
-    failures    saves that failed in a row, as rank 0 counts: more than checkpoint.failures end the run.
-                Those for which there was no space do not count: saves are paused until there is
+    saving          some rank has not finished the save before: the one that is due waits, training does not
+    overdue         it has taken longer than checkpoint.longest_delay_s: now training waits, on every rank
+    failed_saves    saves that failed in a row, as rank 0 counts: more than checkpoint.failures end the run.
+                    Those for which there was no space do not count: saves are paused until there is
 
 The last save of a run, and the one that it makes when it is asked to stop, are waited for.
 """
@@ -14,9 +14,9 @@ The last save of a run, and the one that it makes when it is asked to stop, are 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from zslurm.checkpoint_tools.quantities import counted, show_bytes
 from zslurm.train.checkpointing.checkpointer import Checkpointer, SaveRequest
@@ -28,6 +28,14 @@ from zslurm.train.progress import CheckpointState, Phase, ProgressWriter
 from zslurm.train.schedule import due
 
 _LOG = logging.getLogger(__name__)
+
+
+class SaveSignals(NamedTuple):
+    """What one rank knows of its saves, or the sums over all ranks; the docstring of this module explains them."""
+
+    saving: float
+    overdue: float
+    failed_saves: float
 
 
 class SaveSchedule:
@@ -59,23 +67,25 @@ class SaveSchedule:
         self._reason = ""  # of the last save that failed
         self.stall_s = 0.0
 
-    def signals(self) -> tuple[float, float, float]:
+    def signals(self) -> SaveSignals:
         """Return this rank's numbers, to be summed over the ranks."""
         writer = self._checkpointer.writer
         overdue = writer.busy_s > self._config.longest_delay_s
-        return float(self._checkpointer.saving), float(overdue), float(self._failures if self._first else 0)
+        failures = self._failures if self._first else 0
+        return SaveSignals(float(self._checkpointer.saving), float(overdue), float(failures))
 
-    def agree(self, sums: Sequence[float]) -> None:
+    def agree(self, sums: SaveSignals) -> None:
         """Take the sums: from here on all ranks do the same.
 
         Raises:
             TrainError: too many saves failed.
         """
-        self._busy, self._overdue = sums[0] > 0, sums[1] > 0
-        if sums[2] > self._config.failures:
+        self._busy, self._overdue = sums.saving > 0, sums.overdue > 0
+        if sums.failed_saves > self._config.failures:
+            failed, allowed = counted(int(sums.failed_saves), "save"), self._config.failures
             raise TrainError(
-                f"checkpoint: {counted(int(sums[2]), 'save')} in a row failed, more than checkpoint.failures "
-                f"({self._config.failures}) allows; older checkpoints are untouched{self._why()}"
+                f"checkpoint: {failed} in a row failed, more than checkpoint.failures ({allowed}) allows; "
+                f"older checkpoints are untouched{self._why()}"
             )
 
     @property

@@ -96,7 +96,6 @@ class Loader:
         """
         order.data.allow_open_files()
         self._order, self._rank, self._world_size = order, rank, world_size
-        self._speeds: tuple[float, ...] | None = None
         self._device, self._prefetch = device, prefetch
         self._end_token = order.data.header.end_token if isolate_documents else None
         self._stream: Iterator[Microbatch] = iter(())
@@ -105,18 +104,7 @@ class Loader:
 
     def share(self, here: Position) -> tuple[Piece, ...]:
         """Return what this rank computes of a step, in the order in which `microbatches` yields it."""
-        return share_of(here, self._rank, self._world_size, self._speeds)
-
-    def divide_by(self, speeds: tuple[float, ...] | None) -> bool:
-        """Divide steps by the speeds of all ranks from the next on; return whether that changes anything.
-
-        What was read ahead for another division is dropped. Call it between two steps, alike on all ranks.
-        """
-        if speeds == self._speeds:
-            return False
-        self.close()
-        self._speeds = speeds
-        return True
+        return share_of(here, self._rank, self._world_size)
 
     def microbatches(self, step: int) -> Iterator[Microbatch]:
         """This rank's microbatches of a step, in order; none where ranks outnumber them.
@@ -153,9 +141,7 @@ class Loader:
 
     def _start(self, step: int) -> None:
         self.close()
-        reads: Iterator[_Held] = map(
-            self._hold, read_from(self._order, step, self._rank, self._world_size, self._speeds)
-        )
+        reads: Iterator[_Held] = map(self._hold, read_from(self._order, step, self._rank, self._world_size))
         if self._prefetch:
             self._ahead = _ReadAhead(reads, self._prefetch, self._device)
             reads = self._ahead.taken()

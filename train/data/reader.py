@@ -81,15 +81,13 @@ class _Planned(NamedTuple):
     sequences: Sequences
 
 
-def read_from(
-    order: DataOrder, step: int, rank: int, world_size: int, speeds: tuple[float, ...] | None = None
-) -> Iterator[Read]:
-    """Yield the microbatches of one rank, from a step to the end of the run; `speeds` as for `share_of`.
+def read_from(order: DataOrder, step: int, rank: int, world_size: int) -> Iterator[Read]:
+    """Yield the microbatches of one rank, from a step to the end of the run.
 
     Raises:
         DataError: a bundle is damaged.
     """
-    planned = _planned(order, step, partial(share_of, rank=rank, world_size=world_size, speeds=speeds))
+    planned = _planned(order, step, partial(share_of, rank=rank, world_size=world_size))
     following = next(planned, None)
     if following is not None:
         following.sequences.will_need()

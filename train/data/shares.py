@@ -1,6 +1,6 @@
 """How the sequences of a step are divided among its data-parallel ranks.
 
-Equal shares (the default), of B sequences in M = B / m microbatches on R ranks, at most C = ceil(B / R) a rank:
+The shares of B sequences in M = B / m microbatches on R ranks, at most C = ceil(B / R) a rank:
 
     whole    where whole microbatches get by with C sequences a rank, rank r computes r, r + R, r + 2R, ...
     split    else every rank computes floor(C / m) whole ones in that order, and what is left over is split:
@@ -10,20 +10,15 @@ Where R divides M it is always the first. 1,016 ranks of 1,024 with B = 4,096 an
 microbatch each, and the 32 sequences of the last eight go to 32 ranks, which then have 5. In whole microbatches
 eight ranks would have 8, and the step would take twice as long instead of 1.25 times.
 
-With speeds (sequences per time, on any scale) the shares are those whose slowest rank is done soonest. Everything
-follows from the arguments by exact arithmetic: all ranks find the same division without asking each other.
-
-A step has the same sequences in the same microbatches at any number of ranks and any speeds; only which rank
-computes a sequence, and so the order of sums, differs. Nothing here imports torch.
+Everything follows from the arguments: all ranks find the same division without asking each other. A step has the
+same sequences in the same microbatches at any number of ranks; only which rank computes a sequence, and so the
+order of sums, differs. Nothing here imports torch.
 """
 
 from __future__ import annotations
 
-import heapq
 import itertools
-import math
 from dataclasses import dataclass
-from fractions import Fraction
 from functools import cached_property, lru_cache
 from typing import NamedTuple
 
@@ -52,40 +47,27 @@ class Piece(NamedTuple):
 
 @dataclass(frozen=True)
 class Shares:
-    """The division of `sequences`, in microbatches of `micro_batch`, among `ranks` data-parallel ranks.
-
-    Attributes:
-        speeds: relative speed of each rank, at least 0; None: all are equally fast.
-    """
+    """The division of `sequences`, in microbatches of `micro_batch`, among `ranks` data-parallel ranks."""
 
     sequences: int
     micro_batch: int
     ranks: int
-    speeds: tuple[float, ...] | None = None
 
     def __post_init__(self) -> None:
         """Check the arguments.
 
         Raises:
-            ValueError: there is no rank, the batch is not in whole microbatches, or the speeds are unusable.
+            ValueError: there is no rank, or the batch is not in whole microbatches.
         """
         if self.ranks < 1 or self.micro_batch < 1 or self.sequences < 0 or self.sequences % self.micro_batch:
             raise ValueError(
                 f"{counted(self.sequences, 'sequence')} in microbatches of {self.micro_batch} for "
                 f"{counted(self.ranks, 'rank')}"
             )
-        if self.speeds is not None and len(self.speeds) != self.ranks:
-            raise ValueError(f"{counted(len(self.speeds), 'speed')} for {counted(self.ranks, 'rank')}")
-        if self.speeds is not None and not (
-            all(0 <= speed < math.inf for speed in self.speeds) and any(self.speeds)
-        ):
-            raise ValueError(f"speeds must be finite, at least 0, and not all 0: {self.speeds}")
 
     @cached_property
     def sizes(self) -> tuple[int, ...]:
         """How many sequences each rank computes."""
-        if self.speeds is not None and len(set(self.speeds)) > 1:
-            return _by_speed(self.sequences, self.speeds)
         most, microbatches = -(-self.sequences // self.ranks), self.sequences // self.micro_batch
         whole, edge = divmod(most, self.micro_batch)
         if not edge:
@@ -126,18 +108,16 @@ class Shares:
 
 
 @lru_cache(maxsize=8)
-def shares(sequences: int, micro_batch: int, ranks: int, speeds: tuple[float, ...] | None = None) -> Shares:
+def shares(sequences: int, micro_batch: int, ranks: int) -> Shares:
     """Return a division; the last ones are kept, because a phase divides step after step alike."""
-    return Shares(sequences, micro_batch, ranks, speeds)
+    return Shares(sequences, micro_batch, ranks)
 
 
-def share_of(
-    here: Position, rank: int, world_size: int, speeds: tuple[float, ...] | None = None
-) -> tuple[Piece, ...]:
+def share_of(here: Position, rank: int, world_size: int) -> tuple[Piece, ...]:
     """Return what rank `rank` of `world_size` computes of a step.
 
     The ranks of a context group (`phases[].context_parallel`, consecutive ranks) have the same share: the group is
-    the data-parallel rank, as fast as the slowest of its ranks. `speeds` are those of all ranks.
+    the data-parallel rank.
 
     Raises:
         ValueError: the groups do not divide the ranks, or see `Shares`.
@@ -145,10 +125,7 @@ def share_of(
     together = here.phase.context_parallel
     if world_size % together:
         raise ValueError(f"context_parallel {together} does not divide {counted(world_size, 'rank')}")
-    if speeds is not None and together > 1:
-        speeds = tuple(min(speeds[first : first + together]) for first in range(0, world_size, together))
-    divided = shares(here.global_batch, here.phase.micro_batch, world_size // together, speeds)
-    return divided.of(rank // together)
+    return shares(here.global_batch, here.phase.micro_batch, world_size // together).of(rank // together)
 
 
 def _edges(left: int, micro_batch: int, ranks: int, most: int) -> list[int]:
@@ -165,23 +142,3 @@ def _edges(left: int, micro_batch: int, ranks: int, most: int) -> list[int]:
         each, more = divmod(micro_batch, sharing)
         edges += [each + (part < more) for part in range(sharing)]
     return edges
-
-
-def _by_speed(sequences: int, speeds: tuple[float, ...]) -> tuple[int, ...]:
-    """Return the sizes, of this sum, whose largest size / speed is as small as can be; 0 for a speed of 0.
-
-    Every size is at least its proportional part rounded down; what is left goes, one by one, to the rank that
-    would be done with it first. Fractions hold floats exactly.
-    """
-    exact = [Fraction(speed) for speed in speeds]
-    total = sum(exact)
-    sizes = [math.floor(sequences * speed / total) for speed in exact]
-    queue = [
-        ((size + 1) / speed, rank) for rank, (size, speed) in enumerate(zip(sizes, exact, strict=True)) if speed
-    ]
-    heapq.heapify(queue)
-    for _ in range(sequences - sum(sizes)):
-        _, rank = queue[0]
-        sizes[rank] += 1
-        heapq.heapreplace(queue, ((sizes[rank] + 1) / exact[rank], rank))
-    return tuple(sizes)

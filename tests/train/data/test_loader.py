@@ -156,26 +156,6 @@ def test_steps_may_be_asked_for_in_any_order_and_left_in_the_middle(order: DataO
         assert torch.equal(rows, expected(order, 6)[:, :-1])
 
 
-@pytest.mark.parametrize("prefetch", [0, 3])
-def test_from_the_next_step_on_another_division_is_read(order: DataOrder, prefetch: int) -> None:
-    """What was read ahead for the old one is dropped; together the ranks have every sequence once."""
-    alone = steps(loader(order), 0, 6)
-    divisions = [None, (2.0, 1.0, 1.0), (2.0, 1.0, 1.0), (0.0, 1.0, 1.0), None, (1.0, 1.0, 1.0)]
-    ranks = [loader(order, rank, 3, prefetch) for rank in range(3)]
-    found = []
-    for step, speeds in enumerate(divisions):
-        for rank, ours in enumerate(ranks):
-            assert ours.divide_by(speeds) == (step in (1, 3, 4, 5))
-            share = list(ours.microbatches(step))
-            assert sum(len(each.tokens_BS) for each in share) == sum(
-                piece.sequences for piece in share_of(order.plan.at(step), rank, 3, speeds)
-            )
-            found += share
-    for ours in ranks:
-        ours.close()
-    assert same(whole(found), alone)
-
-
 @pytest.mark.parametrize("prefetch", [0, 2])
 def test_ranks_without_a_microbatch_get_none(order: DataOrder, prefetch: int) -> None:
     assert order.plan.at(0).microbatches == 2

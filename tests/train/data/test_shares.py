@@ -1,9 +1,8 @@
-"""A step's sequences are divided without gap or overlap, evenly or by speed, whatever the number of ranks."""
+"""A step's sequences are divided without gap or overlap, evenly, whatever the number of ranks."""
 
 from __future__ import annotations
 
 import itertools
-import math
 from collections import Counter
 from collections.abc import Iterator
 
@@ -15,15 +14,12 @@ from tests.train.data.numbered import phase
 from zslurm.train.data.shares import Piece, Shares, share_of
 from zslurm.train.schedule import Plan
 
-SPEEDS = st.one_of(st.integers(0, 5).map(float), st.floats(0, 1e6))
-
 
 @st.composite
 def divisions(draw: st.DrawFn, most: int = 40) -> Shares:
-    """Any division, with speeds and without."""
+    """Any division."""
     micro_batch, ranks = draw(st.integers(1, 8)), draw(st.integers(1, most))
-    speeds = draw(st.none() | st.lists(SPEEDS, min_size=ranks, max_size=ranks).filter(any).map(tuple))
-    return Shares(micro_batch * draw(st.integers(0, 24)), micro_batch, ranks, speeds)
+    return Shares(micro_batch * draw(st.integers(0, 24)), micro_batch, ranks)
 
 
 def pieces(shares: Shares) -> Iterator[Piece]:
@@ -66,12 +62,6 @@ def test_where_ranks_divide_the_microbatches_each_computes_whole_ones_in_turn(
         assert shares.of(rank) == tuple(Piece(j, 0, micro_batch) for j in range(rank, each * ranks, ranks))
 
 
-@given(st.integers(1, 8), st.integers(0, 24), st.integers(1, 30))
-def test_equal_speeds_are_none(micro_batch: int, microbatches: int, ranks: int) -> None:
-    plain = Shares(micro_batch * microbatches, micro_batch, ranks)
-    assert Shares(micro_batch * microbatches, micro_batch, ranks, (2.5,) * ranks).sizes == plain.sizes
-
-
 def test_a_lost_node_of_128_costs_a_quarter_of_a_step() -> None:
     whole, smaller = Shares(4096, 4, 1024), Shares(4096, 4, 1016)
     assert set(whole.sizes) == {4}
@@ -97,35 +87,11 @@ def test_small_ones_by_hand(sequences: int, micro_batch: int, ranks: int, sizes:
     assert Shares(sequences, micro_batch, ranks).sizes == sizes
 
 
-@given(
-    st.integers(0, 12),
-    st.lists(SPEEDS, min_size=1, max_size=4).filter(any).map(tuple),
-)
-def test_no_division_has_a_faster_slowest_rank(sequences: int, speeds: tuple[float, ...]) -> None:
-    def slowest(sizes: tuple[int, ...]) -> float:
-        times = [size / speed if speed else math.inf for size, speed in zip(sizes, speeds, strict=True) if size]
-        return max(times, default=0.0)
-
-    ours = Shares(sequences, 1, len(speeds), speeds).sizes
-    every = itertools.product(range(sequences + 1), repeat=len(speeds))
-    best = min(slowest(sizes) for sizes in every if sum(sizes) == sequences)
-    assert slowest(ours) <= best * (1 + 1e-12)
-    assert all(speed or not size for size, speed in zip(ours, speeds, strict=True))
-
-
-def test_a_rank_of_half_the_speed_has_half_the_sequences() -> None:
-    shares = Shares(28, 2, 4, (2.0, 1.0, 2.0, 2.0))
-    assert shares.sizes == (8, 4, 8, 8)
-    assert [piece.number for piece in shares.of(1)] == [1, 5]
-
-
 def test_a_context_group_has_one_share() -> None:
     alone, shared = (Plan((phase(8, 6, context_parallel=c),)).at(0) for c in (1, 2))
     assert [share_of(shared, rank, 4) for rank in range(4)] == [
         share_of(alone, group, 2) for group in (0, 0, 1, 1)
     ]
-    slow = [share_of(shared, rank, 4, (1.0, 1.0, 0.5, 1.0)) for rank in range(4)]
-    assert [sum(piece.sequences for piece in each) for each in slow] == [4, 4, 2, 2], "as slow as its slowest rank"
     with pytest.raises(ValueError, match="context_parallel 2 does not divide 3 ranks"):
         share_of(shared, 0, 3)
 
@@ -135,10 +101,6 @@ def test_a_context_group_has_one_share() -> None:
     [
         ((5, 2, 1), "5 sequences in microbatches of 2 for 1 rank"),
         ((4, 2, 0), "for 0 ranks"),
-        ((4, 2, 2, (1.0,)), "1 speed for 2 ranks"),
-        ((4, 2, 2, (0.0, 0.0)), "not all 0"),
-        ((4, 2, 2, (1.0, -1.0)), "at least 0"),
-        ((4, 2, 2, (1.0, math.nan)), "finite"),
     ],
 )
 def test_wrong_arguments_are_refused(arguments: tuple[int, int, int], problem: str) -> None:

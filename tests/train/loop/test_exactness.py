@@ -22,7 +22,6 @@ from numpy.typing import NDArray
 from tests.train.loop.curves import MODEL, Case, loss_of, shares_of, train
 from tests.train.ranks import in_group, train_on
 from tests.train.runs import losses_of, make_corpus, make_run
-from zslurm.train.data.pace import Pace
 from zslurm.train.data.shares import Piece
 from zslurm.train.model.zaya import build
 
@@ -104,35 +103,6 @@ def test_in_fp64_another_number_of_ranks_continues_the_curve(tmp_path: Path, cor
         assert done.returncode == 0, done.stderr
         assert "resuming tiny from step-00000003" in done.stdout
         assert losses_of(resumed) == pytest.approx(expected, rel=CURVE)
-
-
-def measure_rank_1_as_slow() -> None:
-    """A sequence takes rank 1 twice as long as it takes the others; log what each rank divides by."""
-
-    def add(self: Pace, seconds: float, sequences: int) -> None:
-        original(self, (2.0 if self._rank == 1 else 1.0) * sequences, sequences)
-
-    original = Pace.add
-    Pace.add = add  # type: ignore[method-assign]  # the process is this test's
-
-
-def test_in_fp64_shares_by_speed_follow_the_curve_of_equal_ones(tmp_path: Path, corpus: Path) -> None:
-    """And a run that continues takes the speeds of its checkpoint."""
-    alone = make_run(tmp_path / "alone", corpus, steps=6, **FP64)
-    assert train_on(alone, ranks=1).returncode == 0
-    by_speed = FP64 | {"parallel": FP64["parallel"] | {"uneven_shares_every": 2}}
-    run = make_run(tmp_path / "uneven", corpus, steps=6, **by_speed)
-    done = train_on(run, 2, measure_rank_1_as_slow)
-    assert done.returncode == 0, done.stderr
-    divided = "the batch is divided by speed: rank 1 has 0.75 of the median's"
-    assert f"from step 3 on, {divided}" in done.stdout
-    assert losses_of(run) == pytest.approx(losses_of(alone), rel=CURVE)
-    shutil.rmtree(run / "checkpoints" / "step-00000006")
-    (run / "metrics.jsonl").unlink()
-    done = train_on(run, 2, measure_rank_1_as_slow)
-    assert done.returncode == 0, done.stderr
-    assert f"from step 4 on, {divided}" in done.stdout
-    assert losses_of(run) == pytest.approx(losses_of(alone)[3:], rel=CURVE)
 
 
 # ------------------------------------------------------------------------------------------- fp32 and bf16
