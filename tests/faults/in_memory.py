@@ -101,6 +101,14 @@ def wake_node(run: FaultRun) -> None:
     assert "is no member of generation 1: another process has taken its place" in log, log[-2000:]
 
 
+def spare_was_checked_twice(run: FaultRun) -> None:
+    """A spare is checked when the job starts, and again before it takes the ranks of the dead node."""
+    used = [event for event in run.events("spare_checked") if event["ok"]]
+    began = run.events("recovery_started")[-1]["time"]
+    assert len({event["node"] for event in used}) == 1
+    assert [event["time"] <= began for event in used] == [True, True]
+
+
 def _of_node(run: FaultRun, node: str) -> list[Any]:
     instance = run.cluster.instance
     return [
@@ -123,7 +131,7 @@ _DIFFERENT: dict[int, dict[str, Any]] = {
     1: VICTIM_REPLACED | {"sample": True, "nodes": 2},
     2: VICTIM_REPLACED,
     3: VICTIM_REPLACED,
-    4: VICTIM_REPLACED,
+    4: VICTIM_REPLACED | {"after": spare_was_checked_twice},
     5: {"why": "is lost together with rank"},
     6: VICTIM_REPLACED,
     7: {"why": "uncorrectable memory error of a GPU: every rank must be started again"},

@@ -11,6 +11,7 @@ import signal
 import time
 from collections.abc import Iterable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from zslurm.aegis.core.policy.outcome import AttemptOutcome, Cause, attempt_outcome
@@ -23,6 +24,7 @@ from zslurm.aegis.supervisor.fault_collector import GONE, FaultCollector, read_s
 from zslurm.aegis.supervisor.hanging_ranks import HangingRanks, dump_stacks
 from zslurm.aegis.supervisor.in_memory.planned_moves import PlannedMoves, spares_for_alarm
 from zslurm.aegis.supervisor.rank_exits import forget_former_end, rank_ends
+from zslurm.aegis.supervisor.spare_checks import SpareChecks, unfit_spares
 from zslurm.aegis.supervisor.stop_forwarder import StopForwarder
 from zslurm.aegis.supervisor.teardown import clear, patience_s
 from zslurm.aegis.types import Alarm, Fault
@@ -72,6 +74,10 @@ class AttemptMonitor:
         self.collected, self._spares = collected, spares
         self.job, self._agents = collected.job, collected.agents
         self._memory = collected.running.memory
+        if self._memory is not None and self._agents is not None:
+            limit_s = self.job.spec.aegis.recovery_s / 2  # and there is time for another one
+            check = partial(unfit_spares, self.job, self._agents, timeout_s=limit_s)
+            self._memory.spare_checks = SpareChecks(check)
         self._hanging = HangingRanks(collected, collected.agents, self._memory)
         self._moves = PlannedMoves(self.job, collected.attempt.number, self._memory)
         self.overdue = False

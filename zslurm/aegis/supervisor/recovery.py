@@ -21,6 +21,7 @@ from zslurm.aegis.supervisor.gpu_test import try_gpu
 from zslurm.aegis.supervisor.job import Job
 from zslurm.aegis.supervisor.node_pool import Nodes
 from zslurm.aegis.supervisor.requeue import requeue_job
+from zslurm.aegis.supervisor.spare_checks import CHECK_S, unfit_spares
 from zslurm.aegis.supervisor.work_left import committed_step, work_left
 from zslurm.aegis.types import AttemptSummary, Decision, Fault, Resources, WorkLeft
 from zslurm.core.errors import Exit, ZslurmError
@@ -41,8 +42,7 @@ _NARROWING_FLAGS = frozenset("reservation nodefile switches contiguous gres tmp 
 """Options of sbatch (`slurm.flags`) with which a job may not use every node of its partition."""
 
 _LOOK_S = 0.2
-_CHECK_S = 60.0
-"""Seconds that an agent gets to check its node."""
+"""Seconds between two looks whether the agents of spares have started."""
 
 
 class Recovery:
@@ -295,30 +295,14 @@ class Recovery:
             work.start()
 
     def _check_spares(self, agents: Agents, nodes: Sequence[str]) -> None:
-        deadline = time.monotonic() + _CHECK_S
+        deadline = time.monotonic() + CHECK_S
         while agents.liveness.never_heard(nodes) and time.monotonic() < deadline and not agents.over:
             time.sleep(_LOOK_S)
         self._unfit(nodes)
 
     def _unfit(self, nodes: Sequence[str]) -> dict[str, str]:
-        """Check spares before they replace nodes; return those that must not be used, with the reason.
-
-        One may have been broken since it was booted. A node whose agent does not answer is unfit, for a dead one
-        looks just like that. Without agents nothing is known, and every node is fit.
-        """
-        if self.agents is None or not self.agents.liveness.any_responding() or not nodes:
-            return {}
-        answers = self.agents.ask("check", nodes, timeout_s=_CHECK_S)
-        found = {}
-        for node in nodes:
-            answer = answers.get(node)
-            reason = "its agent does not answer" if answer is None else "" if answer.ok else answer.why
-            if self.agents.over:  # nothing can be recorded any more
-                break
-            self.job.event("spare_checked", node=node, ok=not reason, reason=reason or None)
-            if reason:
-                found[node] = reason
-        return found
+        """Check spares before they replace nodes; without agents nothing is known, and every node is fit."""
+        return {} if self.agents is None else unfit_spares(self.job, self.agents, nodes)
 
 
 def _with_root(outcome: AttemptOutcome, root: Fault | None) -> AttemptOutcome:

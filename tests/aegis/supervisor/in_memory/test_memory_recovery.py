@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import threading
 from collections import Counter
+from collections.abc import Collection
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
+from tests.waiting import wait_for
 from zslurm.aegis.fault_kinds import GPU_RAS_UNCORRECTABLE, NODE_DEAD, RANK_HANG, RANK_KILLED, FaultKind
 from zslurm.aegis.supervisor.in_memory.memory_recovery import MemoryRecovery
 from zslurm.aegis.supervisor.in_memory.rank_places import RankPlaces
 from zslurm.aegis.supervisor.in_memory.warm_pool import WarmPool
 from zslurm.aegis.supervisor.job import Job
+from zslurm.aegis.supervisor.spare_checks import NO_ANSWER, SpareChecks
 from zslurm.aegis.types import Fault
 from zslurm.config.aegis import AegisSection
 from zslurm.job.in_memory.store_client import StoreClient
@@ -91,6 +96,7 @@ class Site:
             event=lambda kind, **fields: self.events.append((kind, fields)),
             stop=SimpleNamespace(asked=False),
         )
+        job.exclude = partial(Job.exclude, cast(Job, job))
         self.memory = MemoryRecovery(
             cast(Job, job), RunDir(directory).attempt(1), cast(StoreClient, self.store), self.pool,
             RankPlaces(PER_NODE, ["n0", "n0", "n1", "n1", "n2", "n2"], ("n3",)),
@@ -108,6 +114,17 @@ class Site:
 
     def recover(self, number: int, step: int = 6) -> None:
         self.reports({"event": "recovered", "number": number, "step": step, "rolled_back": 1, "seconds": 0.1})
+
+    def check_spares(self, **unfit: str) -> list[set[str]]:
+        """Check spares from now on, of which some are `unfit`; returns those of each check that was made."""
+        checked: list[set[str]] = []
+
+        def check(nodes: Collection[str]) -> dict[str, str]:
+            checked.append(set(nodes))
+            return {node: unfit[node] for node in nodes if node in unfit}
+
+        self.memory.spare_checks = SpareChecks(check)
+        return checked
 
     def is_late(self) -> None:
         """Let the limit of the recovery that is under way be over."""
@@ -162,6 +179,52 @@ def test_a_dead_node_s_ranks_move_to_the_spare(site: Site) -> None:
     assert site.memory.places.nodes == ["n0", "n0", "n3", "n3", "n2", "n2"]
     assert site.memory.take_recovered() == ({2, 3}, {"n1"})
     assert site.recorded("recovered_in_memory")[0]["nodes"] == "n[0,3],n2"
+
+
+def test_a_spare_is_checked_again_before_each_use(site: Site) -> None:
+    checked = site.check_spares()
+    assert site.lose(3), "its node's process takes its place, and no check is needed"
+    site.recover(1)
+    assert site.lose(dead=("n1",), kind=NODE_DEAD), "the others wait for the check"
+    wait_for(lambda: site.lose(dead=("n1",), kind=NODE_DEAD) and len(site.store.generations) == 2, "the check")
+    site.recover(2)
+    assert site.memory.places.nodes == ["n0", "n0", "n3", "n3", "n2", "n2"]
+    site.reports(*({"event": "warm", "member": f"n4/w{number}"} for number in (10, 11)), step=9)
+    wait_for(lambda: site.lose(dead=("n2",), kind=NODE_DEAD, step=9) and len(site.store.generations) == 3, "it")
+    assert checked == [{"n3"}, {"n4"}]
+    assert site.recorded("nodes_excluded") == []
+
+
+def test_an_unfit_spare_is_excluded_and_another_one_used(site: Site) -> None:
+    checked = site.check_spares(n3="nics: ionic_2 is down")
+    site.reports(*({"event": "warm", "member": name} for name in ("n4/w6", "n4/w7")))
+    wait_for(lambda: site.lose(dead=("n1",), kind=NODE_DEAD) and bool(site.store.generations), "the checks")
+    assert site.store.generations[-1].members == ("n0/0", "n0/1", "n4/w6", "n4/w7", "n2/0", "n2/1")
+    assert checked == [{"n3"}, {"n4"}]
+    (excluded,) = site.recorded("nodes_excluded")
+    assert (excluded["nodes"], excluded["reason"]) == ("n3", "spare n3 is not fit: nics: ionic_2 is down")
+
+
+@pytest.mark.parametrize(("reason", "excluded"), [("gpu-idle: it is not", 1), (NO_ANSWER, 0)])
+def test_without_a_fit_spare_the_ranks_are_restarted(site: Site, reason: str, excluded: int) -> None:
+    """Of an agent that does not answer in time no more is known: the restart gives it longer."""
+    site.check_spares(n3=reason)
+    wait_for(lambda: not site.lose(dead=("n1",), kind=NODE_DEAD), "the check")
+    (failed,) = site.recorded("recovery_failed")
+    assert failed["reason"].startswith("no spare node has 2 warm processes")
+    assert len(site.recorded("nodes_excluded")) == excluded
+    assert site.store.generations == []
+
+
+def test_a_check_that_does_not_end_ends_the_recovery(site: Site) -> None:
+    over = threading.Event()
+    site.memory.spare_checks = SpareChecks(lambda nodes: {node: "" for node in nodes if over.wait()})
+    assert site.lose(dead=("n1",), kind=NODE_DEAD)
+    site.is_late()
+    site.memory.tend(5)
+    over.set()
+    (failed,) = site.recorded("recovery_failed")
+    assert failed["reason"] == "the check of a spare did not end within 10 s (aegis.recovery_s)"
 
 
 def test_without_a_spare_the_others_get_new_numbers_on_fewer_nodes(site: Site) -> None:

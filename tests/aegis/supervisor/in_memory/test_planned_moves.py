@@ -91,6 +91,35 @@ def test_a_request_moves_a_node_s_ranks_to_the_spare(site: Moving) -> None:
     assert "n1" not in site.pool.waiting, "no process of the node is used any more"
 
 
+def test_a_spare_is_checked_before_ranks_move_to_it(site: Moving) -> None:
+    checked = site.check_spares(n3="memory: 0.1 GB is left")
+    site.memory.places.spares = ("n3", "n4")
+    site.reports(*({"event": "warm", "member": name} for name in ("n4/w6", "n4/w7")))
+    site.ask("n1")
+
+    def planned() -> bool:
+        site.tend()
+        return bool(site.planned)
+
+    wait_for(planned, "the checks")
+    assert site.planned == [("n1", "n4")]
+    assert checked == [{"n3"}, {"n4"}]
+    assert [row["nodes"] for row in site.recorded("nodes_excluded")] == ["n3"]
+
+
+def test_a_move_without_a_fit_spare_is_refused(site: Moving) -> None:
+    site.check_spares(n3="memory: 0.1 GB is left")
+    site.ask("n1")
+
+    def refused() -> bool:
+        site.tend()
+        return bool(site.refused)
+
+    wait_for(refused, "the check")
+    assert site.store.moves == []
+    assert site.refused == [("n1", "no spare node has 2 warm processes")]
+
+
 def test_a_request_is_answered_once_and_by_its_own_job(site: Moving) -> None:
     site.ask("n1", job_id="6")
     site.ask("n9", "r2")

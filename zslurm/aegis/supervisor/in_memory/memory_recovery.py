@@ -23,6 +23,7 @@ from zslurm.aegis.supervisor.in_memory.regrouping import Regrouping
 from zslurm.aegis.supervisor.in_memory.resumed import Resumed
 from zslurm.aegis.supervisor.in_memory.warm_pool import WarmPool
 from zslurm.aegis.supervisor.job import Job
+from zslurm.aegis.supervisor.spare_checks import NO_ANSWER, SpareChecks
 from zslurm.aegis.types import Fault
 from zslurm.job.in_memory.store_client import StoreClient
 from zslurm.run.run_dir import AttemptDir
@@ -48,6 +49,8 @@ class MemoryRecovery:
         number: of the newest generation.
         ended: ranks that hung, and were killed alone, since the last recovery.
         moves: the planned move that is under way.
+        spare_checks: checks a spare before ranks are placed on it; None: every spare is fit.
+        unfit: spares that a check found unfit.
         given_up: nothing is recovered in memory in this attempt, or not any more.
         resized: the last recovery that was taken has left out ranks.
     """
@@ -61,6 +64,8 @@ class MemoryRecovery:
     number: int = 0
     ended: set[int] = field(default_factory=set)
     moves: BoundaryMoves = field(default_factory=BoundaryMoves)
+    spare_checks: SpareChecks | None = None
+    unfit: set[str] = field(default_factory=set)
     given_up: bool = False
     resized: bool = False
 
@@ -92,9 +97,12 @@ class MemoryRecovery:
             self._take(event)
         regrouping = self._regrouping
         if regrouping is not None and time.monotonic() > regrouping.deadline:
-            late = (
-                "no process was ready to take a place" if regrouping.awaits_warm else "the ranks did not regroup"
-            )
+            if regrouping.awaits_check:
+                late = "the check of a spare did not end"
+            elif regrouping.awaits_warm:
+                late = "no process was ready to take a place"
+            else:
+                late = "the ranks did not regroup"
             self._give_up(f"{late} within {self.job.spec.aegis.recovery_s:g} s (aegis.recovery_s)")
         if self.active and self.store.has_ended:
             self._give_up("the store server of the ranks has ended")
@@ -190,23 +198,49 @@ class MemoryRecovery:
         regrouping.dead |= {self.places.nodes[rank] for rank in on_dead}
         if step > self._recovered_at_step:
             self._tries = 0
-        ranks = self.places.seen_with(
-            self.warm,
-            lost=regrouping.lost,
-            unusable=regrouping.dead | self.moves.leaving(self.number),
-            step=step,
-            tries=self._tries + regrouping.replacements_lost,
-            ended=self.ended,
-            planned=regrouping.planned_members,
-        )
-        plan = plan_in_memory(ranks, faults, most_tries=self._most_tries, why_not_fewer=self.why_not_fewer)
-        if plan.waits:
+        plan = self._plan(regrouping, faults, step)
+        if plan is None:
+            regrouping.plan_again = True
+        elif plan.waits:
             self._start_more(regrouping, plan)
         elif plan.possible:
             self._publish(regrouping, plan)
         else:
             self._give_up(plan.reason)
         return self.active
+
+    def _plan(self, regrouping: Regrouping, faults: Sequence[Fault], step: int) -> InMemory | None:
+        """Return who takes the places of lost ranks, on spares that are fit; None while these are checked."""
+        fit: bool | None = False
+        while fit is False:
+            ranks = self.places.seen_with(
+                self.warm,
+                lost=regrouping.lost,
+                unusable=regrouping.dead | self.unfit | self.moves.leaving(self.number),
+                step=step,
+                tries=self._tries + regrouping.replacements_lost,
+                ended=self.ended,
+                planned=regrouping.planned_members,
+            )
+            plan = plan_in_memory(ranks, faults, most_tries=self._most_tries, why_not_fewer=self.why_not_fewer)
+            fit = self.has_fit_spares(plan)
+        regrouping.awaits_check = fit is None
+        return plan if fit else None
+
+    def has_fit_spares(self, plan: InMemory) -> bool | None:
+        """Check the spares that a plan places ranks on; return whether all are fit, None until that is known.
+
+        One that is not fit is excluded. One whose agent does not answer in time is only not used in this attempt.
+        """
+        spares = set(plan.nodes).difference(self.places.nodes)
+        if self.spare_checks is None or not spares:
+            return True
+        reasons = self.spare_checks.unfit(spares)
+        for node, reason in (reasons or {}).items():
+            self.unfit.add(node)
+            if reason != NO_ANSWER:
+                self.job.exclude([node], f"spare {node} is not fit: {reason}", self.attempt.number)
+        return None if reasons is None else not reasons
 
     @property
     def _most_tries(self) -> int:
@@ -235,6 +269,7 @@ class MemoryRecovery:
 
     def begin_move(self, off: str, plan: InMemory, reason: str, request: str | None = None) -> bool:
         """Have the ranks of a node move at the next step's boundary; returns False where the store is gone."""
+        self._forget_checks()
         ranks = tuple(sorted(self.places.on([off])))
         self.moves.move = move = Move(off, plan, ranks, self.number + 1, reason, request)
         self.job.event(
@@ -334,6 +369,7 @@ class MemoryRecovery:
                 world_size=len(places.members) if self.resized else None,
             )  # fmt: skip
         self._regrouping, self.ended = None, set()
+        self._forget_checks()
         self._recovered_at_step, self._tries, self._ready = step, self._tries + 1, False
         used = {} if self.resized else dict.fromkeys(plan.nodes[rank] for rank in lost)
         self.warm.start([node for node in used if not (self.warm.waiting.get(node) or self.warm.coming[node])])
@@ -349,6 +385,7 @@ class MemoryRecovery:
     def _give_up(self, reason: str, ranks: Collection[int] = ()) -> None:
         lost = set(ranks).union(self._regrouping.lost if self._regrouping is not None else ())
         self._regrouping, self.given_up, self.moves.move = None, True, None
+        self._forget_checks()
         self.job.event(
             "recovery_failed",
             attempt=self.attempt.number,
@@ -356,6 +393,10 @@ class MemoryRecovery:
             ranks=sorted(lost),
             reason=reason,
         )
+
+    def _forget_checks(self) -> None:
+        if self.spare_checks is not None:
+            self.spare_checks.forget()
 
     @property
     def recovered(self) -> bool:

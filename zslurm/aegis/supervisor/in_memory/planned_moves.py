@@ -159,9 +159,11 @@ class PlannedMoves:
             self._refuse(wish, f"faults interrupted it {wish.tries} times")
             return
         unfit = {fault.node for fault in faults if fault.role == "root" and not fault.cleared and fault.node}
-        unfit |= self._drains.nodes if self._drains is not None else set()
+        unfit |= memory.unfit | (self._drains.nodes if self._drains is not None else set())
         plan = memory.plan_move(wish.node, unfit)
         if plan.possible:
+            if not memory.has_fit_spares(plan):  # it is checked, or another one is looked for
+                return
             wish.tries += 1
             if not memory.begin_move(wish.node, plan, wish.reason, wish.request):
                 self._refuse(wish, "the store server is gone")

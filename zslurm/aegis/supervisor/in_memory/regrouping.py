@@ -18,6 +18,7 @@ class Regrouping:
         dead: nodes that died.
         plan: of the newest generation; empty while none is published.
         awaits_warm: too few processes are ready, and more are being started.
+        awaits_check: the spare that a plan needs is being checked.
         plan_again: something has changed beside the ranks that are lost: plan with what there is now.
         replacements_lost: processes that were lost on their way in.
     """
@@ -28,6 +29,7 @@ class Regrouping:
     dead: set[str] = field(default_factory=set)
     plan: InMemory = field(default_factory=InMemory)
     awaits_warm: bool = False
+    awaits_check: bool = False
     plan_again: bool = False
     replacements_lost: int = 0
 
