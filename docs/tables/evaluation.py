@@ -1,4 +1,4 @@
-"""Figures of evaluation and of generation in batches, from their benchmarks."""
+"""Figures of evaluation, from its benchmark."""
 
 from __future__ import annotations
 
@@ -39,27 +39,4 @@ def evaluation_scores() -> str:
     return table(("task", "documents", "metric", "zslurm", "lm_eval", "difference, points", "faster than"), rows)
 
 
-def batch_generation() -> str:
-    """Return tokens per second of continuous batching and of transformers' generate."""
-    body = _result("batch_generation")
-    if body is None:
-        return _NOT_YET
-    rows = [
-        (
-            str(row["batch"]),
-            f"{row['times_faster_than_transformers']} times",
-            f"{row['times_faster_than_one_by_one']} times",
-            "yes" if row["same_tokens_as_one_by_one"]["zslurm"] else "no",
-        )
-        for row in body["batches"]
-    ]
-    head = (
-        "batch",
-        "faster than transformers' `generate`",
-        "than one prompt after another here",
-        "same tokens as alone",
-    )
-    return table(head, rows)
-
-
-TABLES = (evaluation_scores, batch_generation)
+TABLES = (evaluation_scores,)

@@ -37,8 +37,7 @@ from zslurm.train.evaluation.tasks.sandbox import Sandbox, open_sandbox
 from zslurm.train.evaluation.tasks.scores import Result, names_of, result_of
 from zslurm.train.evaluation.tasks.task import Task
 from zslurm.train.evaluation.tasks.template import render
-from zslurm.train.inference.batch_generation import Prompt, Stops, generate_batch
-from zslurm.train.inference.cache_memory import most_tokens
+from zslurm.train.inference.batch_generation import Prompt, Stops, generate_batch, tokens_that_fit
 from zslurm.train.inference.likelihood import Asked, LikelihoodScorer
 from zslurm.train.inference.text import StopStrings, TextCoder, until
 from zslurm.train.model.zaya import Zaya
@@ -251,7 +250,7 @@ class ModelScorer:
                 rope_base=self._rope_base,
                 eos_ids=self._coder.end,
                 most=self._batch,
-                most_tokens=most_tokens(self._model, self._context),
+                most_tokens=tokens_that_fit(self._model, self._context),
                 stopper=stopper,
                 alive=self._alive,
             )

@@ -1,1 +1,1 @@
-"""Run the model over many sequences of different lengths at once: caches in pages, batches of next tokens."""
+"""Continue many prompts, score continuations, and turn text into tokens and back."""

@@ -1,18 +1,19 @@
-"""Continuous batching: the tokens of each prompt are those that it gets alone."""
+"""Batches of prompts: the tokens of each prompt are those that it gets without the others."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator
 
 import pytest
 import torch
+from torch import Tensor
 
 from tests.train.models import ROPE_BASE, scrambled, tiny_config
 from zslurm.train.inference import batch_generation
 from zslurm.train.inference.batch_generation import Continuation, Prompt, generate_batch
-from zslurm.train.inference.forward import Decoder
-from zslurm.train.inference.pages import PAGE_TOKENS
+from zslurm.train.model.cache import Cache
 from zslurm.train.model.generate import generate
+from zslurm.train.model.zaya import Zaya
 
 MODEL = scrambled(tiny_config(), dtype=torch.float32)
 
@@ -86,22 +87,48 @@ def test_a_text_ends_where_its_own_stopper_ends_it() -> None:
     assert made[0].ended == "stop"
 
 
-def test_with_little_memory_prompts_wait_and_none_is_lost() -> None:
-    made = together(PROMPTS, most=8, most_tokens=3 * PAGE_TOKENS)
+def test_no_batch_takes_more_memory_than_there_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    rooms = []
+    new_cache = Zaya.new_cache
+
+    def counted(self: Zaya, batch: int, room: int) -> Cache:
+        rooms.append(batch * room)
+        return new_cache(self, batch, room)
+
+    monkeypatch.setattr(Zaya, "new_cache", counted)
+    made = together(PROMPTS, most=8, most_tokens=96)
+    assert max(rooms) <= 96
+    monkeypatch.undo()
     assert [each.tokens for each in made] == [alone(prompt) for prompt in PROMPTS]
 
 
-def test_prompts_are_read_as_they_begin() -> None:
+def test_prompts_of_very_different_lengths_are_not_read_token_by_token(monkeypatch: pytest.MonkeyPatch) -> None:
+    passes = []
+    prompts = [Prompt(drawn(length, length), 2) for length in (3, 200, 202)]
+    expected = [alone(prompt) for prompt in prompts]
+    decode = Zaya.decode
+
+    def counted(self: Zaya, tokens_BS: Tensor, *given: object, **settings: object) -> Tensor:
+        passes.append(tuple(tokens_BS.shape))
+        return decode(self, tokens_BS, *given, **settings)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(Zaya, "decode", counted)
+    assert [each.tokens for each in together(prompts)] == expected
+    assert passes == [(1, 3), (1, 1), (2, 200), (2, 1), (2, 1), (2, 1)]
+
+
+def test_prompts_are_read_as_they_are_needed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(batch_generation, "_WINDOW", 2)
     read = []
 
-    def prompts():  # type: ignore[no-untyped-def]
+    def prompts() -> Iterator[Prompt]:
         for prompt in PROMPTS:
             read.append(prompt)
             yield prompt
 
     made = generate_batch(MODEL, prompts(), rope_base=ROPE_BASE, most=2)
     next(made)
-    assert len(read) < len(PROMPTS)
+    assert len(read) == 4
     assert len(list(made)) == len(PROMPTS) - 1
 
 
@@ -122,25 +149,3 @@ def test_a_long_prompt_is_read_in_parts(monkeypatch: pytest.MonkeyPatch) -> None
 def test_what_cannot_be_continued_is_refused(prompt: Prompt, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         together([PROMPTS[0], prompt], most_tokens=64)
-
-
-@pytest.mark.parametrize("pass_tokens", [2048, 16])
-def test_samples_of_one_prompt_are_drawn_each_for_itself_and_read_it_once(
-    monkeypatch: pytest.MonkeyPatch, pass_tokens: int
-) -> None:
-    monkeypatch.setattr(batch_generation, "PREFILL_TOKENS", pass_tokens)
-    counts: list[int] = []
-    hidden = Decoder.hidden
-
-    def counted(self: Decoder, slots: Sequence[int], tokens: Sequence[Sequence[int]]) -> torch.Tensor:
-        counts.append(sum(map(len, tokens)))
-        return hidden(self, slots, tokens)
-
-    monkeypatch.setattr(Decoder, "hidden", counted)
-    prompts = [
-        Prompt(drawn(length, length), 6, temperature=1.2, seed=seed) for length in (45, 33) for seed in range(4)
-    ]
-    expected = [alone(prompt) for prompt in prompts]
-    assert [each.tokens for each in together(prompts, most=8, most_tokens=8 * 64)] == expected
-    assert sum(counts) == 45 + 33 + 8 * 5
-    assert len({tuple(tokens) for tokens in expected[:4]}) > 1

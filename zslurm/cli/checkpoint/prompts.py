@@ -108,8 +108,7 @@ def generate_lines(
         ConfigError: a prompt is empty, or leaves no room in the context; it names the prompt.
     """
     from zslurm.train.checkpointing.load_weights import load_model  # imports torch
-    from zslurm.train.inference.batch_generation import Prompt, Stops, generate_batch
-    from zslurm.train.inference.cache_memory import most_tokens
+    from zslurm.train.inference.batch_generation import Prompt, Stops, generate_batch, tokens_that_fit
     from zslurm.train.inference.text import StopStrings, TextCoder, until
     from zslurm.train.parallel.world import DTYPES
 
@@ -150,7 +149,7 @@ def generate_lines(
         rope_base=settings.rope_base,
         eos_ids=coder.end,
         most=min(batch, len(prompts)),
-        most_tokens=most_tokens(model, settings.context),
+        most_tokens=tokens_that_fit(model, settings.context),
         stopper=stopper,
     )
 
