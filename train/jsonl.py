@@ -16,13 +16,13 @@ from typing import Any
 from zslurm.checkpoint_tools.plain import load_json
 
 _BLOCK = 1 << 18  # bytes that are read at once
-_NUMBER = (int, float)
-_TYPES: dict[str, Any] = {
+_DECODER = json.JSONDecoder()
+_TYPES: dict[str, tuple[type, ...]] = {
     **dict.fromkeys(
-        ("event", "action", "kind", "outcome", "job_id", "launcher", "cluster", "user", "successor"), str
+        ("event", "action", "kind", "outcome", "job_id", "launcher", "cluster", "user", "successor"), (str,)
     ),
-    **dict.fromkeys(("attempt", "step", "exit_code", "tokens"), int),
-    **dict.fromkeys(("time", "loss", "lr", "grad_norm", "tokens_per_s", "mfu", "step_time_s"), _NUMBER),
+    **dict.fromkeys(("attempt", "step", "exit_code", "tokens"), (int,)),
+    **dict.fromkeys(("time", "loss", "lr", "grad_norm", "tokens_per_s", "mfu", "step_time_s"), (int, float)),
 }
 """Types of the fields that the readers of a run's files rely on."""
 
@@ -94,8 +94,11 @@ def parse_line(line: bytes) -> dict[str, Any] | None:
     if not line.endswith(b"\n"):
         return None
     try:
-        record = load_json(line)
-    except ValueError:
+        text = line.decode()
+        record, end = _DECODER.raw_decode(text)  # takes half the time of `json.loads`, which also finds encodings
+        if end != len(text) - 1:
+            record = load_json(line)
+    except (ValueError, RecursionError):
         return None
     return record if isinstance(record, dict) and _is_sound(record) else None
 
@@ -104,7 +107,7 @@ def _is_sound(record: dict[str, Any]) -> bool:
     """Return whether the fields that every reader uses are of their type: a damaged line may hold anything."""
     for name, value in record.items():
         kinds = _TYPES.get(name)
-        if kinds is not None and value is not None and (not isinstance(value, kinds) or isinstance(value, bool)):
+        if kinds is not None and type(value) not in kinds and value is not None:
             return False
     return True
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator, Sequence
-from itertools import chain, islice
+from functools import lru_cache
+from itertools import islice
 from json import dumps
 from typing import Annotated, Any
 
@@ -60,7 +61,7 @@ def events(
     rows = (as_row(*pair) for pair in recorded)
     if follow:
         for row in rows:
-            _print_event(row, several=several)
+            _print_events([row], several=several)
         return
     table = list(islice(rows, MOST + 1))
     if limited and len(table) > MOST:
@@ -68,26 +69,36 @@ def events(
         del table[0]
     if len(table) <= MOST:
         print_table(COLUMNS if several else _OF_ONE_RUN, table)
-    else:  # too many to lay out together
-        for row in chain(table, rows):
-            _print_event(row, several=several, flush=False)
-
-
-def _print_event(row: Sequence[str], *, several: bool, flush: bool = True) -> None:
-    """Print an event as soon as it is known: on a terminal without aligning it with later ones."""
-    if columns_of_terminal() is None:
-        print("\t".join(map(harmless, row)), flush=flush)
         return
-    when, run, _, what = row
-    print_styled([[(f"{when}  ", QUIET), *([(f"{run}  ", HEAD)] if several else []), (what, "")]])
-    if flush:
-        sys.stdout.flush()
+    while table:  # too many to lay out together
+        _print_events(table, several=several)
+        table = list(islice(rows, MOST))
+
+
+def _print_events(rows: Sequence[Sequence[str]], *, several: bool) -> None:
+    """Print events as soon as they are known: on a terminal without aligning them with later ones."""
+    if columns_of_terminal() is None:
+        print("\n".join(map(_line, rows)), flush=True)
+        return
+    for when, run, _, what in rows:
+        print_styled([[(f"{when}  ", QUIET), *([(f"{run}  ", HEAD)] if several else []), (what, "")]])
+    sys.stdout.flush()
+
+
+def _line(row: Sequence[str]) -> str:
+    return "\t".join(row if "".join(row).isprintable() else map(harmless, row))
 
 
 def as_row(run: RunDir, event: dict[str, Any]) -> list[str]:
     """Return one line of the table."""
     typed = from_row(event)
-    return [show_time(time_of(event)), run.name, typed.tag, typed.describe()]
+    return [_second(time_of(event) // 1), run.name, typed.NAME or typed.tag, typed.describe()]
+
+
+@lru_cache(maxsize=16)
+def _second(when: float) -> str:
+    """Return a second as text: events of single ranks come by the hundred."""
+    return show_time(when)
 
 
 def as_json(run: RunDir, event: dict[str, Any]) -> dict[str, Any]:

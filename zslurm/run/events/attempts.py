@@ -7,7 +7,7 @@ from typing import Any
 
 from zslurm.checkpoint_tools.quantities import counted
 from zslurm.core.units import show_time
-from zslurm.run.events.event import Event, Nodes
+from zslurm.run.events.event import Event, Nodes, Row
 from zslurm.run.events.event_text import ROLES, cause_of, describe_cause, describe_fault, node_list, rank_list
 
 
@@ -130,10 +130,10 @@ class Ended(Event):
     exit_code: int | None = None
     cause: dict[str, Any] | None = None
 
-    def __init__(self, **fields: Any) -> None:
-        """Set the fields; a damaged cause counts as none."""
-        super().__init__(**fields)
-        self.cause = cause_of(fields)
+    @classmethod
+    def renew(cls, row: Row) -> Row:
+        """Leave a damaged cause out."""
+        return {**row, "cause": cause_of(row)} if "cause" in row else row
 
     def _sentence(self) -> str:
         cause = f": {describe_cause(self.cause)}" if self.cause else ""

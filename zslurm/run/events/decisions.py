@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Any
 
 from zslurm.checkpoint_tools.quantities import counted, show_duration
 from zslurm.core.units import show_time
-from zslurm.run.events.event import Event, Nodes
+from zslurm.run.events.event import Event, Nodes, Row
 from zslurm.run.events.event_text import describe_fault, node_list
 
 _ACTIONS = {
@@ -24,7 +23,6 @@ _NOT_DONE = {"observe": "would (mode observe)", "off": "would (mode off)"}
 class Decided(Event, name="decision", changes_state=True):
     """What the policy decided after an attempt, and from what; done only where `mode` is `act`."""
 
-    FORMER: ClassVar[Mapping[str, str]] = {"attempt_state": "situation"}
     action: str
     mode: str = "act"
     root: dict[str, Any] | None = None
@@ -37,6 +35,11 @@ class Decided(Event, name="decision", changes_state=True):
     committed_step: int | None = None
     attempt_state: dict[str, Any] | None = None
     resources: dict[str, Any] | None = None
+
+    @classmethod
+    def renew(cls, row: Row) -> Row:
+        """Call the state of the attempt by its present name."""
+        return {"attempt_state": row["situation"], **row} if "situation" in row else row
 
     @property
     def acted(self) -> bool:

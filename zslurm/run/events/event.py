@@ -48,7 +48,6 @@ class Event:
         CHANGES_STATE: it changes the state of the run, as `zslurm status` shows it.
         TEXT: the sentence that describes it, for `str.format` with the event as `event`; a kind whose sentence
             depends on more overrides `_sentence`.
-        FORMER: what fields were called in the rows of earlier versions.
         time: UNIX seconds; 0 where a damaged row has none.
         job_id: the job in which it happened.
         attempt: the attempt in which it happened, where it belongs to one.
@@ -59,7 +58,6 @@ class Event:
     NAME: ClassVar[str] = ""
     CHANGES_STATE: ClassVar[bool] = False
     TEXT: ClassVar[str] = ""
-    FORMER: ClassVar[Mapping[str, str]] = {}
     time: float = 0.0
     job_id: str = ""
     attempt: int | None = None
@@ -76,19 +74,23 @@ class Event:
         """Set the fields that are known; the others have their defaults."""
         vars(self).update(fields)
 
+    @classmethod
+    def renew(cls, row: Row) -> Row:
+        """Return a row of an earlier version, or a damaged one, as this version writes it."""
+        return row
+
     def __repr__(self) -> str:
         return f"<{self.tag} of {show_time(self.time)}: {self.describe()}>"
 
     @property
     def row(self) -> dict[str, Any]:
         """The event as it was recorded."""
-        row: dict[str, Any] = vars(self).get("_row", {})
-        return row
+        return dict(vars(self).get("_row", {}))
 
     @property
     def tag(self) -> str:
         """What the row calls itself, which for an unknown event is no kind of this version."""
-        return _tag(self.row) or "?"
+        return _tag(vars(self).get("_row", {})) or "?"
 
     @property
     def because(self) -> str:
@@ -143,24 +145,32 @@ def fields_of(name: str) -> Mapping[str, tuple[Any, bool]]:
     return {name: (hint, is_needed(name)) for name, hint in hints.items()}
 
 
-class _Check(NamedTuple):
-    """How a field of a kind of event is read from its row."""
+class _Reading(NamedTuple):
+    """How rows of a kind are read.
 
-    name: str
-    former: str
-    hint: Any
-    needed: bool
-    plain: frozenset[type]
-    """Types of JSON whose values fit, whatever they hold: a quick check before `_fits`."""
+    Attributes:
+        plain: types of JSON whose values fit a field, whatever they hold.
+        others: the fields that values of further types may fit.
+        needed: the fields that every row has.
+    """
+
+    plain: Mapping[str, frozenset[type]]
+    others: Mapping[str, Any]
+    needed: frozenset[str]
 
 
 @cache
-def _checks(kind: str) -> list[_Check]:
-    former = CLASSES.get(kind, UnknownEvent).FORMER
-    return [
-        _Check(name, former.get(name, name), hint, needed, _plain_types(hint))
-        for name, (hint, needed) in fields_of(kind).items()
-    ]
+def _reading(kind: str) -> _Reading:
+    fields = fields_of(kind)
+    plain = {name: _plain_types(hint) for name, (hint, _) in fields.items()}
+    others = {name: hint for name, (hint, _) in fields.items() if _has_other_types(hint)}
+    return _Reading(plain, others, frozenset(name for name, (_, needed) in fields.items() if needed))
+
+
+def _has_other_types(hint: Any) -> bool:
+    if get_origin(hint) in (Union, types.UnionType):
+        return any(map(_has_other_types, get_args(hint)))
+    return not _plain_types(hint)
 
 
 def _plain_types(hint: Any) -> frozenset[type]:
@@ -174,20 +184,18 @@ def _plain_types(hint: Any) -> frozenset[type]:
 def from_row(row: Row) -> Event:
     """Return the event of a row; see the module for rows that do not fit."""
     cls = CLASSES.get(_tag(row), UnknownEvent)
-    body = {}
-    for name, former, hint, needed, plain in _checks(cls.NAME):
-        value = row.get(name, row.get(former, _MISSING))
-        if type(value) in plain or (value is not _MISSING and _fits(value, hint)):
-            body[name] = value
-        elif needed:
-            cls, body = UnknownEvent, {}
-            break
-    event = cls(**body)
-    vars(event)["_row"] = dict(row)
+    plain, others, needed = _reading(cls.NAME)
+    known = cls.renew(row)
+    body = {name: value for name, value in known.items() if name in plain and type(value) in plain[name]}
+    for name, hint in others.items():
+        if name in known and name not in body and _fits(known[name], hint):
+            body[name] = known[name]
+    if not needed <= body.keys():
+        cls, body = UnknownEvent, {}
+    body["_row"] = row
+    event = cls.__new__(cls)
+    event.__dict__ = body
     return event
-
-
-_MISSING = object()
 
 
 def select(rows: Iterable[Row], *kinds: type[E]) -> Iterator[E]:
@@ -199,7 +207,8 @@ def select(rows: Iterable[Row], *kinds: type[E]) -> Iterator[E]:
 
 
 def _tag(row: Row) -> str:
-    return str(row.get("event") or row.get("action") or "")
+    tag = row.get("event") or row.get("action") or ""
+    return tag if type(tag) is str else str(tag)
 
 
 def _fits(value: object, hint: Any) -> bool:

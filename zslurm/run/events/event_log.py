@@ -17,6 +17,10 @@ _HEAD = 200
 """Bytes of a line that hold the kind, which is one of the first fields."""
 
 
+_Timed = tuple[float, int, RunDir, dict[str, Any]]
+"""A row with its time and the number of its file, which put it in order before anything else is compared."""
+
+
 class EventLog:
     """The events and submissions of some runs."""
 
@@ -42,10 +46,14 @@ class EventLog:
     ) -> Iterator[tuple[RunDir, dict[str, Any]]]:
         earliest = float("-inf") if since is None else since
 
-        def rows_of(run: RunDir, tail: JsonLinesTail) -> Iterator[tuple[RunDir, dict[str, Any]]]:
-            return ((run, row) for row in read(tail) if time_of(row) >= earliest)
+        def rows_of(number: int, run: RunDir, tail: JsonLinesTail) -> Iterator[_Timed]:
+            for row in read(tail):
+                when = time_of(row)
+                if when >= earliest:
+                    yield when, number, run, row
 
-        return heapq.merge(*(rows_of(*each) for each in self._tails), key=lambda pair: time_of(pair[1]))
+        tails = (rows_of(number, *each) for number, each in enumerate(self._tails))
+        return ((run, row) for _, _, run, row in heapq.merge(*tails))
 
 
 def time_of(event: Mapping[str, Any]) -> float:

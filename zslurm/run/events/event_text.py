@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from functools import lru_cache
 from typing import Any
 
 from zslurm.core.errors import ZslurmError
@@ -42,6 +43,7 @@ def cause_of(row: Mapping[str, Any]) -> dict[str, Any] | None:
     return {name: value for name, value in cause.items() if name != "step"}
 
 
+@lru_cache(maxsize=256)
 def kind_text(kind: str) -> str:
     """Return `gpu_ras_uncorrectable` as `GPU RAS uncorrectable`."""
     return " ".join(_ACRONYMS.get(word, word) for word in kind.split("_"))
@@ -49,14 +51,17 @@ def kind_text(kind: str) -> str:
 
 def describe_fault(fault: Mapping[str, Any]) -> str:
     """Return a fault in one line: what, where, and the line that shows it."""
-    devices = [f"GPU {fault['gpu']}" if fault.get("gpu") is not None else ""]
-    devices.append(f"NIC {fault['nic']}" if fault.get("nic") is not None else "")
-    devices.append(f"rank {fault['rank']}" if fault.get("rank") is not None else "")
-    on_node = f"on {fault['node']}" if fault.get("node") else ""
-    location = ", ".join(word for word in (on_node, *devices) if word)
-    after = f" after step {fault['step']}" if (fault.get("step") or -1) > 0 else ""
-    line = f": {fault['line']}" if fault.get("line") else ""
-    return f"{kind_text(str(fault['kind']))}{' ' if on_node else ', ' if location else ''}{location}{after}{line}"
+    get = fault.get
+    node, gpu, nic, rank, step, line = get("node"), get("gpu"), get("nic"), get("rank"), get("step"), get("line")
+    place = f" on {node}" if node else ""
+    if gpu is not None:
+        place += f", GPU {gpu}"
+    if nic is not None:
+        place += f", NIC {nic}"
+    if rank is not None:
+        place += f", rank {rank}"
+    after = f" after step {step}" if (step or -1) > 0 else ""
+    return f"{kind_text(str(fault['kind']))}{place}{after}{f': {line}' if line else ''}"
 
 
 def node_list(nodes: object) -> str:
