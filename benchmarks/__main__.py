@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import importlib
+import os
 import sys
 from pathlib import Path
+
+from tests.end_of_tests import end_with
 
 _HELPERS = {"__init__", "checkpoint_ranks", "slowed_python"}
 
@@ -29,6 +32,7 @@ def main(asked: list[str]) -> int:
     if unknown := [name for name in asked if name not in known]:
         print(f"no benchmark called {', '.join(unknown)}; there are: {', '.join(known)}", file=sys.stderr)
         return 2
+    end_with(os.getpid())
     for name in asked or known:
         print(f"== {name}", file=sys.stderr)
         importlib.import_module(known[name]).run()

@@ -1,7 +1,8 @@
-"""End what pytest has started when pytest itself ends, also by SIGKILL: local runs and Slurm's daemons detach.
+"""End what pytest, or a benchmark, has started when it ends, also by SIGKILL: local runs and daemons detach.
 
-python tests/end_of_tests.py PID MARK    waits for the process to end, and kills whatever has MARK, which is
-                                         NAME=VALUE, in its environment
+python tests/end_of_tests.py PID MARK    waits for the process to end, kills whatever has MARK, which is
+                                         NAME=VALUE, in its environment, and dismantles the Slurm clusters of
+                                         dead processes, whose daemons have environments of their own
 """
 
 from __future__ import annotations
@@ -13,6 +14,12 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+
+_ROOT = Path(__file__).parents[1]
+_DISMANTLE = """
+from tests.on_slurm.cluster.slurm_cluster import dismantle
+dismantle(lambda instance: instance.abandoned)
+"""
 
 VARIABLE = "TESTS_OF_ZSLURM"
 """Not one of zslurm's own: tests take those out of the environment."""
@@ -35,7 +42,7 @@ def whose() -> int:
 
 
 def main(pid: int, mark: str) -> None:
-    """Wait for the process to end, and kill until nothing is left."""
+    """Wait for the process to end, and kill until nothing is left, clusters included."""
     try:
         ends = os.pidfd_open(pid)
     except ProcessLookupError:
@@ -51,6 +58,8 @@ def main(pid: int, mark: str) -> None:
             except OSError:  # it is gone, or another user's
                 continue
         time.sleep(0.1)
+    if any(Path("/tmp").glob("zslurm-cluster-*")):  # as tests/on_slurm/cluster/layout.py has it
+        subprocess.run([sys.executable, "-c", _DISMANTLE], cwd=_ROOT, stdin=subprocess.DEVNULL, check=False)
 
 
 def marked(mark: str) -> list[int]:

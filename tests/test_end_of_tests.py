@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import psutil
 import pytest
@@ -27,6 +28,32 @@ def _is_alive(pid: int) -> bool:
         return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
         return False
+
+
+_LIKE_A_TEST_ON_SLURM = """
+import os, subprocess, time
+from tests.end_of_tests import end_with
+from tests.on_slurm.cluster.layout import Instance
+from tests.on_slurm.cluster.processes import MARK
+end_with(os.getpid())
+instance = Instance.create(nodes=0, gpus_per_node=0, accounting=False, owner_pid=os.getpid())
+daemon = subprocess.Popen(["sleep", "infinity"], env={MARK: instance.id}, start_new_session=True)
+print(daemon.pid, instance.directory, flush=True)
+time.sleep(600)
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="clusters belong to root")
+def test_a_cluster_ends_with_the_process_that_it_was_started_for() -> None:
+    """Its daemons have environments of their own, without the mark of what pytest starts."""
+    with subprocess.Popen(
+        [sys.executable, "-c", _LIKE_A_TEST_ON_SLURM], stdout=subprocess.PIPE, text=True
+    ) as program:
+        assert program.stdout is not None
+        daemon, directory = program.stdout.readline().split()
+        assert _is_alive(int(daemon))
+        program.kill()
+        wait_for(lambda: not (_is_alive(int(daemon)) or Path(directory).exists()), "the cluster to end")
 
 
 @pytest.mark.parametrize("killed", [True, False], ids=["killed", "in order"])
