@@ -1,9 +1,10 @@
 """Commands on long histories: `status` of 300 runs of some weeks, and events and report of a run with a million.
 
 Each command is a process, with its wall time, processor time and peak memory. The peer is what any reader of the
-file has to do: to parse each of its lines by Python's json, in the same run; ratios are of processor times. `status` is run twice on files of a supervisor, which keeps
-the rows that change the state, and before that once on files without such a record, as earlier versions left them:
-then it reads every line. The aims are 1 s for `status`, 5 s for `events`, 10 s for `report`, and 300 MB.
+file has to do: to parse each of its lines by Python's json, in the same run; ratios are of processor times.
+`status` is run twice on files of a supervisor, which keeps the rows that change the state, and before that once on
+files without such a record, as earlier versions left them: then it reads every line. The aims are 1 s for
+`status`, 5 s for `events`, 10 s for `report`, and 300 MB.
 """
 
 from __future__ import annotations
