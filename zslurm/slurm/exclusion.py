@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import time
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
@@ -36,19 +37,32 @@ class Requeue:
     Attributes:
         excluded: the nodes that it excludes from now on, as Slurm shows them afterwards: a hostlist.
         problem: why Slurm did not take the changes; empty if it did.
+        is_final: it would not take them later either.
     """
 
     excluded: str = ""
     problem: str = ""
+    is_final: bool = False
 
 
-def has_left(job: JobRecord | None) -> bool:
-    """Whether a job that ran is back in the queue, or on its way. One that is being cancelled looks so too."""
-    return job is not None and (job.state.is_waiting or job.state is JobState.COMPLETING)
+def has_left(job: JobRecord | None, restarts: int) -> bool:
+    """Return whether a job is back in the queue, or on its way; it was requeued `restarts` times before it ran.
+
+    Slurm counts a requeue when it takes it: a job that completes with the same count was cancelled, or ended.
+    """
+    if job is None:
+        return False
+    return job.state.is_waiting or (job.state is JobState.COMPLETING and job.restarts > restarts)
 
 
-def requeue_unchanged(client: SlurmClient, job_id: str) -> None:
-    """Requeue a job with the settings that it has. One that was requeued already, unseen, is fine.
+_WAITS = "Job is pending execution"
+"""With this Slurm refuses to requeue a job that was requeued already, also one that still leaves its nodes."""
+
+
+def requeue_unchanged(client: SlurmClient, job_id: str, restarts: int) -> None:
+    """Requeue a job with the settings that it has; `restarts` is how often it was requeued before it ran.
+
+    One that was requeued already, unseen, is fine.
 
     Raises:
         NotFound: Slurm does not know the job.
@@ -57,8 +71,11 @@ def requeue_unchanged(client: SlurmClient, job_id: str) -> None:
     """
     try:
         client.requeue(job_id)
-    except (SlurmRefused, SlurmUnavailable):
-        if not has_left(client.queue([job_id]).get(job_id)):
+    except SlurmRefused as error:
+        if _WAITS not in str(error):
+            raise
+    except SlurmUnavailable:
+        if not has_left(client.queue([job_id]).get(job_id), restarts):
             raise
 
 
@@ -67,6 +84,7 @@ def requeue_excluding(
     job_id: str,
     nodes: Collection[str],
     *,
+    restarts: int,
     expired: Collection[str] = (),
     size: Size | None = None,
     on_requeued: Callable[[], None] = lambda: None,
@@ -83,8 +101,9 @@ def requeue_excluding(
     are part of it, and SIGKILL after KillWait (default: 30 s). So the caller ignores SIGTERM first; its children
     inherit that.
 
-    The job may use the nodes in `expired` again. With `size` it asks for that much from now on, instead of as much
-    as before: a job that fills its partition, and excludes a node of it, would wait for ever.
+    The job was requeued `restarts` times before it ran. It may use the nodes in `expired` again. With `size` it
+    asks for that much from now on, instead of as much as before: a job that fills its partition, and excludes a
+    node of it, would wait for ever.
     `on_requeued` is called before the list is changed: Slurm may kill the caller meanwhile.
 
     Raises:
@@ -92,7 +111,7 @@ def requeue_excluding(
         SlurmUnavailable: the job may be requeued; call it again.
         SlurmRefused: from Slurm; the job was not requeued.
     """
-    requeue_unchanged(client, job_id)
+    requeue_unchanged(client, job_id, restarts)
     on_requeued()
     if not (nodes or expired or size is not None):
         return Requeue()
@@ -110,8 +129,8 @@ def exclude_requeued(
 ) -> Requeue:
     """As `requeue_excluding`, for a job that `has_left` already: only its settings are changed.
 
-    Slurm refuses changes while it ends the job on its nodes. So they are tried again, until Slurm shows the nodes
-    as excluded, or for 20 seconds.
+    Slurm may refuse changes while it ends the job on its nodes. So they are tried again, until Slurm shows the
+    nodes as excluded, or for 20 seconds. A refusal that does not depend on that is not tried again.
     """
     shown, problem = "", ""
     deadline = time.monotonic() + _CHANGES * _LOOK_S
@@ -127,12 +146,21 @@ def exclude_requeued(
             shown = client.excluded_nodes(job_id)
         except (SlurmRefused, SlurmUnavailable) as error:
             problem = str(error)
+            if _FINAL.search(problem):
+                return Requeue(shown, problem, is_final=True)
             continue
         if not (missing := set(nodes).difference(expand(shown))):
             return Requeue(shown)
         problem = f"Slurm does not show {compress(missing)} as excluded, though scontrol update said nothing"
     return Requeue(shown, problem)
 
+
+_FINAL = re.compile(
+    r"Invalid (?:node name|job id|user id|feature|account)|permission denied|accounting/QOS policy"
+    r"|node configuration is not available",
+    re.IGNORECASE,
+)
+"""Refusals that do not depend on the state of the job."""
 
 _LOOK_S = 2.0
 _CHANGES = 10

@@ -20,7 +20,7 @@ from zslurm.run.run_dir import RunDir
 from zslurm.run.secrets import with_secrets
 from zslurm.run.state.run_state import RunState, last_job, look, recorded_job
 from zslurm.slurm.client import SlurmClient
-from zslurm.slurm.exclusion import exclude_requeued, has_left, requeue_unchanged
+from zslurm.slurm.exclusion import exclude_requeued, requeue_unchanged
 from zslurm.slurm.hostlist import compress, expand
 from zslurm.slurm.jobs import JobRecord
 from zslurm.slurm.states import JobState
@@ -321,11 +321,13 @@ def _requeue_without(client: SlurmClient, job: JobRecord, nodes: Sequence[str]) 
     """
     requeued = not job.state.is_waiting
     if requeued:
-        requeue_unchanged(client, job.job_id)
+        requeue_unchanged(client, job.job_id, job.restarts)
     deadline = time.monotonic() + _STOPS_S
-    while (problem := exclude_requeued(client, job.job_id, nodes).problem) and time.monotonic() < deadline:
+    while (done := exclude_requeued(client, job.job_id, nodes)).problem and time.monotonic() < deadline:
         record = client.job(job.job_id)
-        if record is None or not has_left(record):
+        if done.is_final or record is None:
+            break
+        if not (record.state.is_waiting or record.state is JobState.COMPLETING):
             break
     if requeued:
         record = client.job(job.job_id)
@@ -333,7 +335,7 @@ def _requeue_without(client: SlurmClient, job: JobRecord, nodes: Sequence[str]) 
             record = _await_job(client, job.job_id, lambda record: record.state is not JobState.COMPLETING)
         if record is None or record.state.is_over:
             raise SlurmRefused(f"job {job.job_id} ended meanwhile (was it cancelled?); it is not requeued")
-    if problem:
+    if problem := done.problem:
         left = f"job {job.job_id} is requeued, but may use these nodes" if requeued else "nothing was changed"
         raise SlurmRefused(f"{problem}; {left}")
     if requeued:

@@ -148,8 +148,9 @@ class Tries:
     def pause(self, seconds: float) -> None:
         self.now += seconds
 
-    def event(self, name: str, *, reason: str) -> None:
+    def event(self, name: str, *, reason: str, needs_person: bool) -> None:
         assert name == "start_postponed"
+        assert needs_person is (reason != SLURM_AWAY), "Slurm comes back by itself"
         self.told.append(reason.rpartition(": ")[2])
 
     def begin(self) -> Any:

@@ -63,7 +63,7 @@ class ScriptedSlurm(SlurmClient):
             raise SlurmRefused(f"scontrol {name}: Job is pending execution for job 12")
         self.done.append((name, "12"))
         self.handlers.append(signal.getsignal(signal.SIGTERM))
-        self.record = replace(self.record, state=becomes)
+        self.record = replace(self.record, state=becomes, restarts=self.record.restarts + 1)
         self._fail(name, self.unseen)
 
     def queue(self, job_ids: object = None, user: str | None = None) -> dict[str, JobRecord]:
@@ -251,15 +251,29 @@ def test_a_job_that_no_longer_runs_here_is_not_requeued(requeuer: Requeuer, now:
 
 
 def test_a_job_that_slurm_has_requeued_by_itself_gets_its_exclusions(requeuer: Requeuer) -> None:
-    requeuer.slurm.record = replace(RECORD, state=JobState.COMPLETING)
+    requeuer.slurm.record = replace(RECORD, state=JobState.COMPLETING, restarts=1)
     assert requeuer.requeue(excluded=["node1"]) == "node[1,8]"
     assert requeuer.slurm.done == CHANGED[1:]
 
 
-def test_a_cancelled_job_that_takes_no_exclusions_is_left_alone(requeuer: Requeuer) -> None:
+def test_a_cancelled_job_that_still_completes_is_left_alone(requeuer: Requeuer) -> None:
+    """Slurm would take its exclusions, and a requeue would bring it back."""
     requeuer.slurm.record = replace(RECORD, state=JobState.COMPLETING)
-    requeuer.slurm.fails = {"update": [SlurmRefused("Job/step already completing or completed")] * 1000}
-    assert requeuer.requeue(excluded=["node1"]) is None
+    recorded: list[bool] = []
+    assert requeuer.requeue(excluded=["node1"], on_requeued=lambda: recorded.append(True)) is None
+    assert (requeuer.slurm.done, recorded) == ([], [])
+
+
+def test_a_job_cancelled_just_before_a_requeue_that_was_not_heard_is_not_recorded(requeuer: Requeuer) -> None:
+    recorded: list[bool] = []
+
+    def cancelled_unheard(job_id: str) -> None:
+        requeuer.slurm.record = replace(RECORD, state=JobState.COMPLETING)
+        raise TIMED_OUT
+
+    requeuer.slurm.requeue = cancelled_unheard  # type: ignore[method-assign]
+    assert requeuer.requeue(on_requeued=lambda: recorded.append(True)) is None
+    assert recorded == []
 
 
 # --- nodes that died --------------------------------------------------------------------------------------------

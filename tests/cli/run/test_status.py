@@ -402,7 +402,8 @@ def test_a_run_that_waits_for_a_person_is_shown_first(tmp_path: Path, shell: She
 
 
 def test_a_job_that_cannot_start_its_ranks_says_why_until_an_attempt_starts(tmp_path: Path) -> None:
-    story = Story(tmp_path / "tiny").submitted().event("start_postponed", reason="/runs: No space left on device")
+    full = {"reason": "/runs: No space left on device", "needs_person": True}
+    story = Story(tmp_path / "tiny").submitted().event("start_postponed", **full)
     story.event("spare_checked", node="node1", ok=True)
     waits = replace(look(story.run), state="running")
     assert waits_for_person(waits)
@@ -421,3 +422,11 @@ def test_a_fault_after_which_no_step_was_finished_is_noted(tmp_path: Path) -> No
     assert "no step since" not in cells(replace(look(story.trained(3).run), state="running", reason=None))["note"]
     story.event("fault_detected", role="root", cleared=True, **fault)
     assert "no step since" not in cells(replace(look(story.run), state="running", reason=None))["note"]
+
+
+def test_a_start_that_is_postponed_until_slurm_answers_waits_for_nobody(tmp_path: Path) -> None:
+    reason = "the job cannot be requeued yet: the Slurm controller does not answer"
+    story = Story(tmp_path / "tiny").submitted().event("start_postponed", reason=reason)
+    waits = replace(look(story.run), state="running")
+    assert not waits_for_person(waits)
+    assert cells(waits)["note"] == f"no ranks run: {reason}"

@@ -14,7 +14,7 @@ class Calls:
     Attributes:
         job_id: the one job. It runs until it is requeued, and then completes.
         excluded: nodes that it excludes, as squeue shows them.
-        refuses: pattern of scontrol's arguments that it refuses.
+        refuses: pattern of scontrol's arguments that it refuses, with `refusal`.
         misses: pattern of those that it does not answer, once, though it does what it is asked for.
         deaf: it does not do it either.
         ignores: pattern of those that it does not do, without a message.
@@ -32,16 +32,19 @@ class Calls:
         deaf: bool = False,
         ignores: str = "never",
         hides_nodes: bool = False,
+        refusal: str = "Job/step already completing or completed",
     ) -> None:
         self.directory, self._log = directory, directory / "calls"
         state = directory / "state"
         state.write_text("RUNNING\n")
         shown_excluded = directory / "excluded"
         shown_excluded.write_text(f"{excluded}\n")
-        values = {"JobArrayID": job_id, "State": "$state", "RestartCnt": "0"}
+        values = {"JobArrayID": job_id, "State": "$state", "RestartCnt": "$restarts"}
         record = FIELD_END.join(values.get(field, "") for field in QUEUE_FIELDS) + RECORD_END
         show_excluded = f'read -r shown < {shown_excluded}; echo "$shown"'
-        show_job = f'read -r state < {state}; printf "%s" "{record}"'
+        show_job = (
+            f'read -r state < {state}; restarts=0; [ "$state" = RUNNING ] || restarts=1; printf "%s" "{record}"'
+        )
         shown = f'case "$*" in *%x*) {show_excluded};; *) {show_job};; esac'
         self._write("squeue", shown)
         miss = f"""case "$*" in {misses}*)
@@ -55,7 +58,7 @@ esac
 case "$*" in {ignores}*) ;; *ExcNodeList=*)
     value="$*"; value="${{value#*ExcNodeList=}}"; echo "${{value%% *}}" > {shown_excluded}
 esac"""
-        refuse = f'case "$*" in {refuses}*) echo "Invalid node name specified" >&2; exit 1;; esac'
+        refuse = f'case "$*" in {refuses}*) echo "{refusal}" >&2; exit 1;; esac'
         order = [miss, obey] if deaf else [obey, miss]
         self._write("scontrol", "\n".join([f'echo "$@" >> {self._log}', refuse, *order]))
 

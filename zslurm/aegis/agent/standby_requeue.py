@@ -135,7 +135,7 @@ class StandbyRequeue:
 
     def _requeue(self, job: JobRecord, down: Collection[str]) -> None:
         exclude = [node for node in self._excludable(job) if node not in down]
-        done = requeue_excluding(self.client, job.job_id, exclude, sleep=self.sleep)
+        done = requeue_excluding(self.client, job.job_id, exclude, restarts=self.restart, sleep=self.sleep)
         if done.problem:
             self._record(f"the job is requeued, and may start on {self.batch_node} again: {done.problem}")
 

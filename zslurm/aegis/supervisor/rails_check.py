@@ -175,7 +175,7 @@ def _exclude(job: Job, decision: RailDecision) -> AttemptOutcome:
     for signum in (signal.SIGTERM, signal.SIGCONT, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(signum, signal.SIG_IGN)
     try:
-        done = requeue_excluding(SlurmClient(job.environ), job.job_id, decision.nodes)
+        done = requeue_excluding(SlurmClient(job.environ), job.job_id, decision.nodes, restarts=job.restart)
     except ZslurmError as error:
         job.event("exclusion_failed", nodes=nodes, reason=str(error))
         cause = Cause(f"{reason}; it could not be excluded: {error}", node=decision.nodes[0])

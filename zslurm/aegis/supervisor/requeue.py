@@ -19,6 +19,7 @@ from zslurm.slurm.client import SlurmClient
 from zslurm.slurm.commands import Retries
 from zslurm.slurm.exclusion import Requeue, Size, exclude_requeued, has_left, requeue_excluding, wait_until_down
 from zslurm.slurm.hostlist import compress
+from zslurm.slurm.states import JobState
 from zslurm.train.jsonl import read_jsonl
 
 _RETRIES = Retries(attempts=2, first_pause_s=0.5)
@@ -117,7 +118,9 @@ class _Requeue:
         record = client.queue([job_id]).get(job_id)
         if record is None or record.state.is_over:
             return None
-        if has_left(record):  # requeued already, from here or by Slurm itself: only its exclusions are to be set
+        if has_left(
+            record, self.job.restart
+        ):  # requeued already, from here or by Slurm itself: only its exclusions are to be set
             if not (self.excluded or self.expired or self.size):
                 return Requeue() if self.asked else None
             if self.asked:
@@ -126,11 +129,12 @@ class _Requeue:
                 client, job_id, self.excluded, expired=self.expired, size=self.size, sleep=self.sleep
             )
             return None if done.problem and not self.asked else done  # it may be cancelled
-        if record.restarts > self.job.restart or _is_cancelled(self.job):
+        completes = record.state is JobState.COMPLETING  # and was not requeued: that would bring it back
+        if completes or record.restarts > self.job.restart or _is_cancelled(self.job):
             return None
         self.asked = True
         return requeue_excluding(
-            client, job_id, self.excluded, expired=self.expired, size=self.size,
+            client, job_id, self.excluded, restarts=self.job.restart, expired=self.expired, size=self.size,
             on_requeued=self.on_requeued, sleep=self.sleep,
         )  # fmt: skip
 

@@ -192,7 +192,8 @@ class Supervisor:
                     if time.monotonic() - failed_at > self.settings.hang.setup_s:
                         raise ZslurmError(f"{why}: no attempt could be started") from error
             if why != reported:
-                self.job.event("start_postponed", reason=why)
+                # Slurm comes back by itself, a disk has no more space before somebody frees some.
+                self.job.event("start_postponed", reason=why, needs_person=failed_at is not None)
                 reported = why
             self.job.pause(_AGAIN_S)
         return None

@@ -39,8 +39,13 @@ _RECENT_S = 3 * 86400.0
 
 
 def waits_for_person(state: RunState) -> bool:
-    """Return whether nothing happens to a run until a person acts: it failed, is held, or cannot start ranks."""
-    if state.state == "held" or _without_ranks(state):
+    """Return whether nothing happens to a run until a person acts: it failed, is held, or cannot start ranks.
+
+    A start that is postponed until Slurm answers, or processes have died, comes by itself.
+    """
+    if state.state == "held":
+        return True
+    if _without_ranks(state) and (state.aegis.postponed or {}).get("needs_person"):
         return True
     ended = float((state.last_event or {}).get("time") or state.submitted or 0.0)
     return state.state in _FAILED and time.time() - ended < _RECENT_S

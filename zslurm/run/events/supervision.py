@@ -60,9 +60,10 @@ class RunDirLost(Event, name="run_dir_lost"):
 
 
 class StartPostponed(Event, name="start_postponed", changes_state=True):
-    """The ranks cannot be started yet."""
+    """The ranks cannot be started yet; `needs_person`: nor later, until a person removes the reason."""
 
     TEXT = "the ranks cannot be started yet{event.because}"
+    needs_person: bool = False
 
 
 class DeputyActed(Event, name="deputy_acted"):
