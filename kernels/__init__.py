@@ -4,7 +4,6 @@ An operation is a folder: `reference.py` (or the folder's `__init__.py`) states 
 the other files compute it faster on one kind of device. Callers name the operation and nothing else: which library
 or kernel runs is decided here, from the device, the format, the sizes and what was measured.
 
-    matmul              products of two matrices: torch's, or oneDNN's on the CPUs where that is faster
     grouped_gemm        products of groups of rows with one matrix per group: Triton's, torch's, or a loop
     experts             routing, the order of rows by expert, SwiGLU and the way back: torch's, or Triton's kernels
     head                products of 16-bit matrices with an fp32 result: torch's, or of widened operands

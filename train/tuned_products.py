@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from zslurm.kernels.matmul.tuned import ENABLED, use_table
+from zslurm.kernels.tunable_op import ENABLED, use_table
 from zslurm.train.errors import ConfigError
 from zslurm.train.plan.gemm_table import load_table
 

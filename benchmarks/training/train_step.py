@@ -25,7 +25,6 @@ from benchmarks.common import Timing, alternate, ratio, write_result
 from benchmarks.memory import peak_bytes
 from benchmarks.models import LARGER, TINY
 from tests.train.model.reference import reference_of
-from zslurm.kernels.matmul import batched_matmul, matmul
 from zslurm.train.config import ModelConfig
 from zslurm.train.model.cache import bytes_per_token
 from zslurm.train.model.generate import generate
@@ -103,10 +102,10 @@ def products(size: Size, dtype: torch.dtype) -> Callable[[], None]:
             for shape in ((batch, rows, inner), (batch, inner, columns), (batch, rows, columns))
         )
         forward = (x.float(), weight.float()) if head else (x, weight)
-        multiply: Callable[[Tensor, Tensor], Tensor] = batched_matmul
+        multiply: Callable[[Tensor, Tensor], Tensor] = torch.bmm
         if batch == 1:
             forward, (x, weight, gradient) = (forward[0][0], forward[1][0]), (x[0], weight[0], gradient[0])
-            multiply = matmul
+            multiply = torch.mm
         operands.append((multiply, forward, x, weight, gradient))
 
     def run() -> None:

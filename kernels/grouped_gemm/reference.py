@@ -11,11 +11,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import accumulate, pairwise
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from zslurm.kernels.grouped_gemm.groups import Groups
-from zslurm.kernels.matmul import ROW_MULTIPLE, kernel_per_shape, matmul, matmul_into
+
+_ROW_MULTIPLE = 32
+"""What to round numbers of rows up to if a product makes a kernel for every shape that it has not met.
+
+That takes oneDNN, which multiplies bf16 on CPUs, longer than a small product, and each expert has another number
+of rows in every step.
+"""
 
 
 def multiply(x_NI: Tensor, weight_EIO: Tensor, groups: Groups) -> Tensor:
@@ -24,9 +31,9 @@ def multiply(x_NI: Tensor, weight_EIO: Tensor, groups: Groups) -> Tensor:
     for rows, weight_IO in zip(_slices(groups.rows()), weight_EIO.unbind(), strict=True):
         wide = _widened(rows, x_NI)
         if wide == rows:
-            matmul_into(x_NI[rows], weight_IO, y_NO[rows])
+            torch.mm(x_NI[rows], weight_IO, out=y_NO[rows])
         else:  # what the others' rows give with this group's matrix is left
-            y_NO[rows] = matmul(x_NI[wide], weight_IO)[rows.start - wide.start : rows.stop - wide.start]
+            y_NO[rows] = (x_NI[wide] @ weight_IO)[rows.start - wide.start : rows.stop - wide.start]
     return y_NO
 
 
@@ -37,7 +44,7 @@ def weight_gradient(left_NI: Tensor, right_NO: Tensor, groups: Groups) -> Tensor
     for rows, gradient_IO in zip(_slices(rows_E), gradient_EIO.unbind(), strict=True):
         missing = _even(rows, left_NI) - (rows.stop - rows.start)
         left, right = (F.pad(x[rows], (0, 0, 0, missing)) if missing else x[rows] for x in (left_NI, right_NO))
-        matmul_into(left.T, right, gradient_IO)
+        torch.mm(left.T, right, out=gradient_IO)
     return gradient_EIO
 
 
@@ -48,14 +55,13 @@ def _slices(rows_E: Sequence[int]) -> list[slice]:
 
 
 def _even(rows: slice, x_NI: Tensor) -> int:
-    """Return how many rows are multiplied: an even number, where every other one costs oneDNN a new kernel.
+    """Return how many rows are multiplied: a multiple if oneDNN multiplies.
 
     Of the small numbers there are few anyway.
     """
     count: int = rows.stop - rows.start
-    return (
-        count if count < ROW_MULTIPLE or not kernel_per_shape(x_NI) else -(-count // ROW_MULTIPLE) * ROW_MULTIPLE
-    )
+    by_onednn = x_NI.device.type == "cpu" and x_NI.dtype == torch.bfloat16
+    return -(-count // _ROW_MULTIPLE) * _ROW_MULTIPLE if by_onednn and count >= _ROW_MULTIPLE else count
 
 
 def _widened(rows: slice, x_NI: Tensor) -> slice:

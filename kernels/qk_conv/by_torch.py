@@ -13,7 +13,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from zslurm.kernels.matmul import batched_matmul
 from zslurm.kernels.qk_conv.operands import Operands
 from zslurm.kernels.qk_conv.rotation import at_least_fp32, rotate
 
@@ -29,9 +28,9 @@ def forward(keeps: bool, *operands: Tensor | None) -> tuple[Tensor, Tensor, Tens
     before_hBWP = None if given.before_BWQ is None else _by_head(given.before_BWQ, weight_hIP)
     windows_hTI = _windows(z_hBSP, weight_hIP, given.seen_BSW, before_hBWP)
     if z_BSQ.dtype == bias_hP.dtype:
-        u_hTP = batched_matmul(windows_hTI, weight_hIP, bias_hP)
+        u_hTP = torch.baddbmm(bias_hP.unsqueeze(1), windows_hTI, weight_hIP)
     else:
-        u_hTP = at_least_fp32(batched_matmul(windows_hTI, weight_hIP)).add_(bias_hP.unsqueeze(1))
+        u_hTP = at_least_fp32(torch.bmm(windows_hTI, weight_hIP)).add_(bias_hP.unsqueeze(1))
     u_hBSP = u_hTP.reshape(z_hBSP.shape)
     _add_mean_skip(u_hBSP, _by_head(at_least_fp32(z_BSQ), weight_hIP), queries)
 
@@ -62,8 +61,8 @@ def backward(
     grad_bias_hP = grad_hBSP.sum(dim=(1, 2))
 
     ahead_hTI = _windows_ahead(grad_hBSP.to(z_BSQ.dtype), weight_hIP, given.seen_BSW)
-    grad_weight_hPI = batched_matmul(z_hBSP.flatten(1, 2).mT, ahead_hTI)
-    grad_z_hTP = batched_matmul(ahead_hTI, _reversed(weight_hIP))
+    grad_weight_hPI = torch.bmm(z_hBSP.flatten(1, 2).mT, ahead_hTI)
+    grad_z_hTP = torch.bmm(ahead_hTI, _reversed(weight_hIP))
     grad_z_hBSP = at_least_fp32(grad_z_hTP).reshape(z_hBSP.shape)
     _add_mean_skip_backward(grad_z_hBSP, grad_hBSP, queries)
     grad_z_BSQ = z_BSQ.new_empty(batch, length, heads * head_dim)

@@ -5,7 +5,7 @@
 
 X may have any strides, so for X^T X pass the transposed view. The result has the operands' format; sums are fp32
 at least. The library's batched product is the reference. Triton's tiles on a GPU save half of the FLOPs, and their
-result is exactly symmetric; column blocks on a CPU save a quarter.
+result is exactly symmetric.
 
 Where no table was measured for a GPU, Triton's tiles are taken from a side of 4,096 on: published kernels of this
 kind gain 1.3 to 1.6 times there on an H100, and lose up to 2,048 (nil0x9/flash-muon, pytorch/pytorch#184886).
@@ -18,8 +18,8 @@ from torch import Tensor
 
 from zslurm.kernels import checks
 from zslurm.kernels.arch import Arch, arch_of
-from zslurm.kernels.dispatch import Implementation, Operation, Sizes, in_triton
-from zslurm.kernels.symmetric_product import cpu, reference
+from zslurm.kernels.dispatch import Operation, Sizes, in_triton
+from zslurm.kernels.symmetric_product import reference
 
 _FORMATS = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
 _SMALLEST_SIDE_ON_GPU = 4096
@@ -55,12 +55,8 @@ def _sizes(operand: Tensor, *_: object) -> Sizes:
 
 def _rule(arch: Arch, sizes: Sizes) -> str:
     if arch.name == "cpu":
-        return "cpu" if sizes["side"] >= cpu.SMALLEST_SIDE else "reference"
+        return "reference"
     return "triton" if sizes["side"] >= _SMALLEST_SIDE_ON_GPU else "reference"
-
-
-def _lacks_on_cpu(operand: Tensor, *_: object) -> str | None:
-    return None if operand.device.type == "cpu" else f"operands on {operand.device.type}"
 
 
 def _lacks_in_triton(operand: Tensor, *others: object) -> str | None:
@@ -78,7 +74,6 @@ symmetric_product = Operation(
     reference=reference.symmetric_product,
     implementations=[
         in_triton("symmetric_product", "symmetric_product", _lacks_in_triton),
-        Implementation("cpu", cpu.symmetric_product, _lacks_on_cpu),
     ],
     check=_check_product,
     device=lambda x_KSL, out_KSS: x_KSL.device,
@@ -91,19 +86,12 @@ symmetric_polynomial = Operation(
     reference=reference.symmetric_polynomial,
     implementations=[
         in_triton("symmetric_product", "symmetric_polynomial", _lacks_in_triton),
-        Implementation("cpu", cpu.symmetric_polynomial, _lacks_on_cpu),
     ],
     check=_check_polynomial,
     device=lambda a_KSS, b, c, out_KSS: a_KSS.device,
     sizes=_sizes,
     rule=_rule,
 )
-
-
-def matrices_per_call(x_KMN: Tensor) -> int:
-    """Return how many matrices to hand over at once: all, but on a CPU large ones alone, for its caches."""
-    large = min(x_KMN.shape[1:]) >= cpu.SMALLEST_SIDE
-    return 1 if x_KMN.device.type == "cpu" and large else len(x_KMN)
 
 
 OPERATIONS = (symmetric_product, symmetric_polynomial)

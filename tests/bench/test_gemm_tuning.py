@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from tests.bench.fake_tunable import VALIDATORS, FakeTunable, signature
 from tests.train.models import tiny_config
 from zslurm.bench.gemm_tuning import run
-from zslurm.kernels.matmul.tuned import TUNING, agrees, passes, use_table
+from zslurm.kernels.tunable_op import TUNING, agrees, passes, use_table
 from zslurm.train.config import TrainConfig
 from zslurm.train.errors import ConfigError
 from zslurm.train.model.zaya import build

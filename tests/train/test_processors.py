@@ -14,7 +14,6 @@ from tests.processors import OTHER_PROCESSORS
 DEPENDENT = [
     "tests/train/plan/test_memory.py::test_the_peak_of_a_microbatch_is_the_profilers",
     "tests/train/plan/test_memory.py::test_muon_takes_no_more_than_planned",
-    "tests/kernels/matmul/test_matmul.py",
 ]
 """What failed on one processor and passed on another, or could. The compiler is not asked again, nor is
 the memory of products in fp64, which oneDNN does not make."""

@@ -26,8 +26,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from zslurm.kernels.matmul import batched_matmul
-
 _ELEMENTS = {"cpu": 1 << 21}
 _ELEMENTS_ELSEWHERE = 1 << 27
 """Scores that exist at one time, of one block of queries."""
@@ -88,7 +86,7 @@ class BlockedProducts:
             scores_XNS = _scores(q_BHSP, k_XSP, start, end, causal, labels)
             lse_XN = scores_XNS.logsumexp(dim=-1)
             shares_XNS = scores_XNS.sub_(_finite(lse_XN).unsqueeze(-1)).exp_()
-            out_XNP = batched_matmul(shares_XNS, v_XSP[:, :seen])
+            out_XNP = torch.bmm(shares_XNS, v_XSP[:, :seen])
             out_BHSP[:, :, start:end] = _heads(out_XNP, q_BHSP.shape[0], keys, end - start)
             lse_BHS[:, :, start:end] = _heads(lse_XN.unsqueeze(-1), q_BHSP.shape[0], keys, end - start)[..., 0]
         return out_BHSP, lse_BHS
@@ -118,11 +116,11 @@ class BlockedProducts:
             lse_XN1, along_XN1 = (_rows(x[:, :, rows], keys) for x in (lse_BHS.unsqueeze(-1), along_BHS1))
             shares_XNS = scores_XNS.sub_(lse_XN1).exp_()
             grad_XNP = _rows(_wide(grad_BHSP[:, :, rows]), keys)
-            grad_v_XSP[:, :seen] += batched_matmul(shares_XNS.mT, grad_XNP)
-            grad_scores_XNS = batched_matmul(grad_XNP, v_XSP[:, :seen].mT).sub_(along_XN1).mul_(shares_XNS)
+            grad_v_XSP[:, :seen] += torch.bmm(shares_XNS.mT, grad_XNP)
+            grad_scores_XNS = torch.bmm(grad_XNP, v_XSP[:, :seen].mT).sub_(along_XN1).mul_(shares_XNS)
             q_XNP = _rows(_wide(q_BHSP[:, :, rows]), keys)
-            grad_k_XSP[:, :seen].add_(batched_matmul(grad_scores_XNS.mT, q_XNP), alpha=scale)
-            grad_q_XNP = batched_matmul(grad_scores_XNS, k_XSP[:, :seen]).mul_(scale)
+            grad_k_XSP[:, :seen].add_(torch.bmm(grad_scores_XNS.mT, q_XNP), alpha=scale)
+            grad_q_XNP = torch.bmm(grad_scores_XNS, k_XSP[:, :seen]).mul_(scale)
             grad_q_BHSP[:, :, rows] = _heads(grad_q_XNP, batch, keys, end - start)
         return grad_q_BHSP, grad_k_XSP.view(k_BJSP.shape), grad_v_XSP.view(v_BJSP.shape)
 
@@ -149,7 +147,7 @@ def _scores(q_BHSP: Tensor, k_XSP: Tensor, start: int, end: int, causal: bool, l
     batch, heads, _, head_dim = q_BHSP.shape
     keys, seen = len(k_XSP) // batch, end if causal else k_XSP.shape[1]
     q_XNP = _rows(_wide(q_BHSP[:, :, start:end]), keys) * (1 / math.sqrt(head_dim))
-    scores_XNS = batched_matmul(q_XNP, k_XSP[:, :seen].mT)
+    scores_XNS = torch.bmm(q_XNP, k_XSP[:, :seen].mT)
     scores_BHSS = scores_XNS.view(batch, heads, end - start, seen)
     if labels is not None:
         other_BSS = labels.queries_BS[:, start:end, None] != labels.keys_BS[:, None, :seen]

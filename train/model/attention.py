@@ -12,7 +12,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from zslurm.kernels.matmul import linear
 from zslurm.kernels.qk_conv import Convolutions, Linked, join, qk_conv
 from zslurm.train.config import ModelConfig
 from zslurm.train.context.attention import attend_in_context
@@ -67,7 +66,7 @@ class CompressedConvolutionalAttention(nn.Module):
         z_BSQ, current_BSQ, delayed_BSQ = self.project(x_BSD)
         q_BHSP, k_BJSP = qk_conv(z_BSQ, self.convolutions(), self.temperature, *packing.rotary, packing.linked)
         v_BJSP = self.values(current_BSQ, delayed_BSQ, packing.linked)
-        return linear(self._attend(q_BHSP, k_BJSP, v_BJSP, packing), self.output.weight)
+        return F.linear(self._attend(q_BHSP, k_BJSP, v_BJSP, packing), self.output.weight)
 
     def _attend(self, q_BHSP: Tensor, k_BJSP: Tensor, v_BJSP: Tensor, packing: Packing) -> Tensor:
         mask_B1SS = packing.attend_B1SS
@@ -106,7 +105,7 @@ class CompressedConvolutionalAttention(nn.Module):
             cache.before_BWQ = last_tokens(context, z_BSQ, whole, convolutions.reach)
             cache.delayed_B1Q = last_tokens(context, delayed_BSQ, whole, 1)
         y_BSX = self._attend_together(context, q_BHSP, k_BJSP, v_BJSP, packing.labels)
-        return linear(y_BSX, self.output.weight)
+        return F.linear(y_BSX, self.output.weight)
 
     def new_cache(self, batch: int, room: int) -> LayerCache:
         """Return an empty cache with room for `room` tokens of each sequence."""
@@ -127,19 +126,19 @@ class CompressedConvolutionalAttention(nn.Module):
     def _decode(self, x_BSD: Tensor, packing: Packing, cache: NextTokens) -> Tensor:
         """`forward` for the tokens that follow those in the cache."""
         half = self.value_current.out_features
-        z_BSQ, current_BSQ, delayed_BSQ = linear(x_BSD, cache.projection_QD).split(
+        z_BSQ, current_BSQ, delayed_BSQ = F.linear(x_BSD, cache.projection_QD).split(
             [len(cache.projection_QD) - 2 * half, half, half], dim=-1
         )
         q_BHSP, k_BJSP = cache.convolve(z_BSQ, self.temperature, packing.rotary)
         v_BJSP = self._value_heads(current_BSQ, cache.shift(delayed_BSQ))
         y_BHSP = cache.attend(q_BHSP, k_BJSP, v_BJSP, packing.slots)
-        return linear(y_BHSP.transpose(1, 2).flatten(2), self.output.weight)
+        return F.linear(y_BHSP.transpose(1, 2).flatten(2), self.output.weight)
 
     def project(self, x_BSD: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Queries and keys side by side, this token's values, and those for the next token: one product."""
         weight_QD = self.projection()
         half = self.value_current.out_features
-        z_BSQ, current_BSQ, delayed_BSQ = linear(x_BSD, weight_QD).split(
+        z_BSQ, current_BSQ, delayed_BSQ = F.linear(x_BSD, weight_QD).split(
             [weight_QD.shape[0] - 2 * half, half, half], dim=-1
         )
         return z_BSQ, current_BSQ, delayed_BSQ

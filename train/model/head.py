@@ -26,7 +26,6 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from zslurm.kernels.head import add_product, keeps_narrow, product
-from zslurm.kernels.matmul import add_matmul, linear, matmul, matmul_into
 from zslurm.train.model.precision import at_least_fp32
 
 IGNORED_TARGET = -100
@@ -67,7 +66,7 @@ def logits(x_BSD: Tensor, embedding_VD: Tensor) -> Tensor:
         return logits_TV.unflatten(0, x_BSD.shape[:-1])
     x_BSD = at_least_fp32(x_BSD)
     if embedding_VD.dtype == x_BSD.dtype or x_BSD.requires_grad or embedding_VD.device.type != "cpu":
-        return linear(x_BSD, at_least_fp32(embedding_VD))
+        return F.linear(x_BSD, at_least_fp32(embedding_VD))
     # A few rows at a time are widened in the cache; all of them would go through memory.
     chunks = embedding_VD.split(max(1, _WIDENED_ELEMENTS // embedding_VD.shape[1]))
     return torch.cat([F.linear(x_BSD, at_least_fp32(chunk)) for chunk in chunks], dim=-1)
@@ -120,8 +119,8 @@ class _Logits(torch.autograd.Function):
         narrow_TV = grad_TV.to(x_TD.dtype)
         wanted = ctx.needs_input_grad
         return (
-            matmul(narrow_TV, embedding_VD) if wanted[0] else None,
-            matmul(narrow_TV.T, x_TD) if wanted[1] else None,
+            narrow_TV @ embedding_VD if wanted[0] else None,
+            narrow_TV.T @ x_TD if wanted[1] else None,
         )
 
 
@@ -142,13 +141,29 @@ def _softmax(x_TD: Tensor, weight_VD: Tensor, target_T1: Tensor, out_TV: Tensor)
     log_sums, target_logits = [], []
     for x, target, softmax in zip(x_TD.split(rows), target_T1.split(rows), out_TV.split(rows), strict=True):
         narrow = weight_VD.dtype != out_TV.dtype
-        logits = _wide_product(x, weight_VD.T) if narrow else matmul(x, weight_VD.T)
+        logits = _wide_product(x, weight_VD.T) if narrow else x @ weight_VD.T
         torch.softmax(logits, dim=-1, out=softmax)
         # The largest probability is exp(largest logit) / sum of exponentials, and never small.
         log_sums.append(logits.amax(dim=-1, keepdim=True) - softmax.amax(dim=-1, keepdim=True).log())
         target_logits.append(logits.gather(-1, target))
         del logits  # before the next ones are made
     return torch.cat(log_sums), torch.cat(target_logits)
+
+
+def _product_into(left_MK: Tensor, right_KN: Tensor, out_MN: Tensor) -> None:
+    """Write left @ right into a matrix of at least its format."""
+    if left_MK.dtype == out_MN.dtype:
+        torch.mm(left_MK, right_KN, out=out_MN)
+    else:
+        out_MN.copy_(left_MK @ right_KN)
+
+
+def _add_product(left_MK: Tensor, right_KN: Tensor, total_MN: Tensor) -> None:
+    """Add left @ right to a matrix of at least its format."""
+    if left_MK.dtype == total_MN.dtype:
+        total_MN.addmm_(left_MK, right_KN)
+    else:
+        total_MN += left_MK @ right_KN
 
 
 class _SummedLosses(torch.autograd.Function):
@@ -187,8 +202,8 @@ class _SummedLosses(torch.autograd.Function):
             if grad_x_TD is not None and grad_weight_VD is not None:
                 grad_logits = softmax.scatter_add_(-1, target, -torch.ones_like(log_sum))
                 rounded = grad_logits.to(embedding_VD.dtype)
-                matmul_into(rounded, embedding_VD, grad_x_TD[rows])
-                into, add = (product, add_product) if narrow else (matmul_into, add_matmul)
+                torch.mm(rounded, embedding_VD, out=grad_x_TD[rows])
+                into, add = (product, add_product) if narrow else (_product_into, _add_product)
                 (add if start else into)(rounded.T, counted_x_TD[rows], grad_weight_VD)
         if grad_x_TD is not None:
             ctx.save_for_backward(grad_x_TD.mul_(counted_T1), grad_weight_VD)

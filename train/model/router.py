@@ -14,7 +14,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from zslurm.kernels.experts import choose
-from zslurm.kernels.matmul import linear
 from zslurm.train.config import ModelConfig
 from zslurm.train.model.norm import RMSNorm
 
@@ -50,7 +49,7 @@ class Router(nn.Module):
 
     def forward(self, x_TD: Tensor, previous_TR: Tensor | None, balancing_bias_C: Tensor) -> Routing:
         """Route the stage's normed input; previous_TR is the state of the layer before, None in the first."""
-        state_TR = linear(x_TD, self.down.weight, self.down.bias)
+        state_TR = F.linear(x_TD, self.down.weight, self.down.bias)
         if previous_TR is not None:
             state_TR = state_TR + previous_TR * self.previous_scale
         logits_TC = self.output(F.gelu(self.second(F.gelu(self.first(self.norm(state_TR))))))

@@ -25,9 +25,8 @@ Mean |singular value - 1| that they leave of a matrix with 512 singular values f
 distances, after 5 steps (deepseek_v4: 10; with 5 it is 0.050): 0.150, 0.033, 0.084 and 0.001, in bf16 and
 fp32, but for deepseek_v4's 0.0002 in fp32.
 
-A step of any number of matrices is three calls. A and B are symmetric: where their upper half is not computed but
-mirrored is decided in `kernels/symmetric_product`, by device and size. On a CPU through oneDNN in bf16 that makes
-no difference to the bits, which are torch.optim.Muon's; elsewhere results differ by rounding.
+A step of any number of matrices is three calls. A and B are symmetric: whether their upper half is computed or
+mirrored is decided in `kernels/symmetric_product`, by device and size. The bits on a CPU are torch.optim.Muon's.
 
 Not done here: Gram Newton-Schulz (products of squares only), which needs fp16 and restarts to be stable.
 """
@@ -39,7 +38,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from zslurm.kernels.symmetric_product import matrices_per_call, symmetric_polynomial, symmetric_product
+from zslurm.kernels.symmetric_product import symmetric_polynomial, symmetric_product
 
 CoefficientSet = Literal["keller", "you", "polar_express", "deepseek_v4"]
 Triple = tuple[float, float, float]
@@ -98,9 +97,7 @@ def orthogonalise_(x_KMN: Tensor, schedule: tuple[Triple, ...], *, norms_K: Tens
     # Each step writes from one into the other; the last one has to write into x.
     start_KMN, other_KMN = (y_KMN, x_KMN) if odd else (x_KMN, y_KMN)
     torch.div(x_KMN, norms_K11, out=start_KMN)
-    at_once = matrices_per_call(x_KMN)
-    for start, other in zip(start_KMN.split(at_once), other_KMN.split(at_once), strict=True):
-        _iterate(start, other, schedule)
+    _iterate(start_KMN, other_KMN, schedule)
 
 
 def _iterate(x_KMN: Tensor, y_KMN: Tensor, schedule: tuple[Triple, ...]) -> None:

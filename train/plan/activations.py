@@ -29,11 +29,9 @@ A compiled layer keeps what its compiler chooses: usually less; for it these fig
 a mask, attention on a GPU is taken to be a flash kernel. With a mask (data.isolate_documents) torch's attention on
 GPUs writes out all scores, in fp32, for every query head.
 
-On CPUs oneDNN's products take scratch memory, which depends on the processor. Counted is the most that one takes:
-
-    fp32    a second result, before it is added: AMD with AVX-512 (kernels/matmul); elsewhere it is added in place
-    bf16    the whole result once more in fp32: AVX-512 without bf16 units (Intel's Skylake and Cascade Lake); with
-            such units it is a block of the result for each thread, without AVX-512 nothing
+On CPUs oneDNN's products in bf16 take scratch memory, which depends on the processor. Counted is the most that one
+takes, the whole result once more in fp32: AVX-512 without bf16 units (Intel's Skylake and Cascade Lake). With such
+units it is a block of the result for each thread, without AVX-512 nothing. Products in fp32 and fp64 take none.
 
 Verified on CPUs only, under each of these kinds of processors (tests/train/plan/test_memory.py): what layers keep
 to 0.2 %, peaks in fp64 to 1 %, in bf16 and fp32 to 6 % where a processor takes what is counted, else not below.
@@ -43,7 +41,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from zslurm.kernels.matmul_limits import fewest_copied_terms
 from zslurm.train.config import ModelConfig, TrainConfig
 from zslurm.train.context.layout import check_chunks, chunk_tokens, reach
 from zslurm.train.parallel.memory import ITEMSIZE
@@ -337,8 +334,7 @@ def _head(sizes: Sizes) -> int:
     kept = 2 * sizes.stream + sizes.table * wide + softmax * wide
     logits = _part(sizes) * model.vocab_size * wide
     if not sizes.converts:
-        pieces = (chunk, sizes.tokens % chunk)
-        return kept + max(logits, *(weight_gradient_bytes(sizes, piece) for piece in pieces))
+        return kept + logits
     if not sizes.on_cpu:
         # 16-bit operands are multiplied as they are: there is no embedding in fp32, and no product of its size
         # beside the gradient's sum, to which pieces are added.
@@ -358,19 +354,6 @@ def _head(sizes: Sizes) -> int:
     if second:
         on_top.append(second + max(sums, product + sizes.table * wide))
     return kept + sizes.table * wide + max(on_top)
-
-
-def weight_gradient_bytes(sizes: Sizes, chunk: int) -> int:
-    """Product of so many tokens for the embedding's gradient in fp32, and the operand that is turned for it.
-
-    That is what oneDNN takes on processors of AMD; on others it is added in place, and this is too much.
-    """
-    fewest = fewest_copied_terms(sizes.table)
-    if not sizes.on_cpu or sizes.narrow != _FP32 or chunk < fewest:
-        return 0  # added in place
-    inputs = chunk * sizes.model.hidden_size
-    turned = inputs + sizes.table < chunk * sizes.model.vocab_size
-    return (sizes.table + (inputs if turned else chunk * sizes.model.vocab_size)) * _FP32
 
 
 def _chunk(sizes: Sizes) -> int:

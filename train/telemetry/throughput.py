@@ -15,7 +15,6 @@ from functools import cache
 import torch
 import torch.distributed as dist
 
-from zslurm.kernels.matmul import matmul
 from zslurm.train.config import TrainConfig
 from zslurm.train.parallel.world import DTYPES, World
 from zslurm.train.schedule import Position
@@ -52,7 +51,7 @@ def _measured(dtype: torch.dtype, world: World) -> float:
     if world.joined:  # the other ranks train already
         return own_rate(dtype)
     left = torch.ones(_MEASURED_SIZE, _MEASURED_SIZE, dtype=dtype)
-    matmul(left, left)
+    torch.mm(left, left)
     dist.barrier(group=world.group)
     rate = torch.tensor(_rate_of(left), dtype=torch.float64)
     dist.all_reduce(rate, group=world.group)
@@ -63,14 +62,14 @@ def _measured(dtype: torch.dtype, world: World) -> float:
 def own_rate(dtype: torch.dtype) -> float:
     """Return the FLOP/s of a square matmul in this process; measured once, by a warm process while it waits."""
     left = torch.ones(_MEASURED_SIZE, _MEASURED_SIZE, dtype=dtype)
-    matmul(left, left)
+    torch.mm(left, left)
     return _rate_of(left)
 
 
 def _rate_of(square: torch.Tensor) -> float:
     started, calls = time.perf_counter(), 0
     while time.perf_counter() - started < _MEASURED_S:
-        matmul(square, square)
+        torch.mm(square, square)
         calls += 1
     return calls * 2 * _MEASURED_SIZE**3 / (time.perf_counter() - started)
 

@@ -7,7 +7,7 @@ in memory decides which kernel runs, so each pass of a linear map, with weights 
     nn    input gradient     g [M, K] times w [K, N]
     tn    weight gradient    the transpose of g [K, M] times x [K, N]
 
-Kinds of products: `dense` by `zslurm.kernels.matmul`, with fp32 results in the head's forward
+Kinds of products: `dense` by torch, with fp32 results in the head's forward
 (`zslurm.kernels.head`); `grouped`, the experts' (`zslurm.kernels.grouped_gemm`), with equally many rows each;
 `attention`, scores and values in one kernel (`train/model/attention_backends/sdpa.py`), counted with its causal
 mask, where `group` query heads share a key head. Of a run there are also rows of the kind `part`: whole parts of a
@@ -35,7 +35,6 @@ from zslurm.bench.run.local import rates_of_all, time_alone
 from zslurm.checkpoint_tools.quantities import show_bytes
 from zslurm.kernels import grouped_gemm, head
 from zslurm.kernels.grouped_gemm.groups import Groups
-from zslurm.kernels.matmul import batched_matmul, matmul
 from zslurm.train.model.attention_backends.sdpa import attend
 from zslurm.train.optim.newton_schulz import coefficient_schedule, orthogonalise_
 from zslurm.train.parallel.world import DTYPES
@@ -143,11 +142,11 @@ class Product:
         if values["kind"] == "grouped":
             self.call = self._grouped(by_rows=name != "weight gradient")
         elif self.batch > 1:
-            self.call = lambda: self._keep(batched_matmul(self.left, self.right))
+            self.call = lambda: self._keep(torch.bmm(self.left, self.right))
         else:
             left, right = self.left[0], self.right[0]
             is_head = values["product"].startswith("head.") and name == "forward"
-            self.call = self._wide(left, right) if is_head else lambda: self._keep(matmul(left, right))
+            self.call = self._wide(left, right) if is_head else lambda: self._keep(left @ right)
 
     def _keep(self, out: Tensor) -> None:
         self.out = out
@@ -156,7 +155,7 @@ class Product:
         """Return the head's product, with a result in at least fp32."""
         wide = torch.promote_types(left.dtype, torch.float32)
         if left.dtype == wide:
-            return lambda: self._keep(matmul(left, right))
+            return lambda: self._keep(left @ right)
         self.out = left.new_empty(left.shape[0], right.shape[1], dtype=wide)
         return lambda: head.product(left, right, self.out)
 

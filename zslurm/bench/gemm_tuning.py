@@ -18,7 +18,7 @@ def run(calls: list[dict[str, Any]], seconds: float, out: TextIO, tunable: Any, 
     """Tune calls for so many seconds at most, the largest first, and write the lines."""
     import torch
 
-    from zslurm.kernels.matmul.tuned import agrees, tune
+    from zslurm.kernels.tunable_op import agrees, tune
 
     def line(**fields: Any) -> None:
         out.write(json.dumps(fields) + "\n")

@@ -6,7 +6,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from zslurm.kernels.symmetric_product import cpu
 from zslurm.train.optim.newton_schulz import CoefficientSet, coefficient_schedule, orthogonalise_
 
 SETS: tuple[CoefficientSet, ...] = ("keller", "you", "polar_express", "deepseek_v4")
@@ -100,21 +99,6 @@ def test_more_steps_converge(coefficients: CoefficientSet) -> None:
         newton_schulz(ill_conditioned(16, 48), steps=30, coefficients=coefficients)[0].float()
     )
     assert 0.6 < values_S.min() < values_S.max() < 1.25
-
-
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64])
-@pytest.mark.parametrize("shape", [(2, 40, 72), (1, 72, 40), (2, 40, 40)])
-def test_column_blocks_give_what_whole_matrices_give(
-    shape: tuple[int, int, int], dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    x_KMN = noise(*shape)
-    whole = newton_schulz(x_KMN, dtype=dtype)
-    monkeypatch.setattr(cpu, "SMALLEST_SIDE", 1)
-    monkeypatch.setattr(cpu, "BLOCK", 16)
-    blocks = newton_schulz(x_KMN, dtype=dtype)
-    if dtype == torch.bfloat16 and torch.ops.mkldnn._is_mkldnn_bf16_supported():
-        assert torch.equal(blocks, whole)
-    torch.testing.assert_close(blocks, whole, rtol=0, atol=50 * torch.finfo(dtype).eps)
 
 
 @pytest.mark.parametrize("steps", [4, 5])

@@ -7,7 +7,6 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from tests.train.runs import MODEL
-from zslurm.kernels.matmul import cpu as onednn
 from zslurm.train.config import ModelConfig
 from zslurm.train.model.zaya import build
 from zslurm.train.shapes import parameter_counts
@@ -37,7 +36,7 @@ def test_skipped_choices_are_not_counted() -> None:
 
 
 @pytest.mark.parametrize("router", ["mlp", "linear"])
-def test_torch_counts_the_same_products(router: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_torch_counts_the_same_products(router: str) -> None:
     """Forward and backward of the real model under torch's FlopCounterMode.
 
     It sees products that run, so what the model saves or repeats is corrected: causal attention is computed in
@@ -45,7 +44,6 @@ def test_torch_counts_the_same_products(router: str, monkeypatch: pytest.MonkeyP
     as one of width 3 for each head, whose weights are their product, and each entry's norm sums the gradient of
     its weight over the tokens by a product.
     """
-    monkeypatch.setattr(onednn, "IS_FASTER", False)  # whose operator the counter does not know
     config = ModelConfig.model_validate({**MODEL, "router": router, "skip_expert": False, "hidden_size": 64})
     context, batch = 64, 24
     model = build(config, 0, dtype=torch.float32)

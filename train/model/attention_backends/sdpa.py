@@ -17,7 +17,6 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from zslurm.kernels.matmul import batched_matmul
 from zslurm.train.model.precision import at_least_fp32
 
 _LONGEST = 1024
@@ -59,10 +58,10 @@ class _CausalBlocks(torch.autograd.Function):
             rows = end - start
             q_XNP = _rows(q_BJGSP[:, :, :, start:end])
             wide_XNP = at_least_fp32(q_XNP) * (1 / math.sqrt(head_dim))
-            scores_XNS = batched_matmul(wide_XNP, wide_k_XSP[:, :end].mT)
+            scores_XNS = torch.bmm(wide_XNP, wide_k_XSP[:, :end].mT)
             scores_XNS.unflatten(1, (-1, rows))[..., start:].add_(hidden_NN[:rows, :rows])
             shares_XNS = scores_XNS.softmax(dim=-1).to(q_XNP.dtype)
-            y_XNP = batched_matmul(shares_XNS, v_XSP[:, :end])
+            y_XNP = torch.bmm(shares_XNS, v_XSP[:, :end])
             y_BSJGP = y_BSHP[:, start:end].unflatten(2, (keys, -1))
             y_BSJGP.copy_(y_XNP.view(batch, keys, -1, rows, head_dim).permute(0, 3, 1, 2, 4))
             saved += [q_XNP, shares_XNS]
@@ -84,11 +83,11 @@ class _CausalBlocks(torch.autograd.Function):
         for start, q_XNP, shares_XNS in zip(range(0, length, block), saved[::2], saved[1::2], strict=True):
             end = min(start + block, length)
             grad_XNP = _rows(grad_BSHP[:, start:end].unflatten(2, (keys, -1)).permute(0, 2, 3, 1, 4))
-            grad_v_XSP[:, :end] += batched_matmul(shares_XNS.mT, grad_XNP)
-            grad_shares_XNS = batched_matmul(grad_XNP, v_XSP[:, :end].mT)
+            grad_v_XSP[:, :end] += torch.bmm(shares_XNS.mT, grad_XNP)
+            grad_shares_XNS = torch.bmm(grad_XNP, v_XSP[:, :end].mT)
             grad_scores_XNS = torch._softmax_backward_data(grad_shares_XNS, shares_XNS, -1, shares_XNS.dtype)
-            grad_k_XSP[:, :end].add_(batched_matmul(grad_scores_XNS.mT, q_XNP), alpha=scale)
-            grad_q_XNP = batched_matmul(grad_scores_XNS, k_XSP[:, :end]).mul_(scale)
+            grad_k_XSP[:, :end].add_(torch.bmm(grad_scores_XNS.mT, q_XNP), alpha=scale)
+            grad_q_XNP = torch.bmm(grad_scores_XNS, k_XSP[:, :end]).mul_(scale)
             rows_BJGSP = grad_q_XNP.view(batch, keys, -1, end - start, head_dim)
             grad_q_BHSP.unflatten(1, (keys, -1))[:, :, :, start:end] = rows_BJGSP
         grad_k_BJSP = grad_k_XSP.to(k_XSP.dtype).view(key_shape)
