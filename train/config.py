@@ -229,7 +229,9 @@ class ParallelConfig(Section):
         "leave cores free",
     )
     deterministic: bool = Field(
-        False, description="use torch's deterministic algorithms only: resuming on a GPU is then bit-exact"
+        False,
+        description="use torch's deterministic algorithms only, so that a run on GPUs repeats bit for bit; "
+        "slower, and an operation without such an algorithm ends the run",
     )
     collectives: Literal["auto", "flat", "two_level"] = Field(
         "auto",

@@ -150,6 +150,8 @@ def open_world(
     """
     rank, size = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
     local_rank = int(os.environ.get("LOCAL_RANK", "0"))
+    if config.deterministic:
+        use_deterministic_algorithms()
     device = choose_device(config.device, local_rank)
     torch.set_num_threads(cpu_threads(config.threads))
     if device.type == "cuda":
@@ -165,6 +167,18 @@ def open_world(
     # waited for: the process ends, and its peers notice.
     dist.barrier()
     dist.destroy_process_group()
+
+
+def use_deterministic_algorithms() -> None:
+    """Let torch run algorithms that repeat bit for bit, and raise RuntimeError for operations without one.
+
+    To be called before the first call of CUDA or HIP: cuBLAS reads its workspace from the environment then
+    (NVIDIA, cuBLAS documentation, results reproducibility). By default torch also fills new memory with NaN in
+    this mode, which costs a pass over it and changes no result.
+    """
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    torch.use_deterministic_algorithms(True)
+    torch.utils.deterministic.fill_uninitialized_memory = False
 
 
 def regroup(

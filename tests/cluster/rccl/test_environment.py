@@ -24,7 +24,7 @@ RDMA = {"NCCL_IB_TIMEOUT": "21", "NCCL_IB_RETRY_CNT": "7"}
 MI300X = {
     "HSA_NO_SCRATCH_RECLAIM": "1",
     "HSA_KERNARG_POOL_SIZE": "12582912",
-    "GPU_MAX_HW_QUEUES": "2",
+    "GPU_MAX_HW_QUEUES": "4",
     "TORCH_NCCL_HIGH_PRIORITY": "1",
     "NCCL_P2P_NET_CHUNKSIZE": "524288",
 }
@@ -40,6 +40,7 @@ EXPECTED: dict[str, dict[str, str]] = {
     | RDMA
     | MI300X
     | {
+        "GPU_MAX_HW_QUEUES": "8",
         "NCCL_IB_GID_INDEX": "1",
         "NCCL_IB_ROCE_VERSION_NUM": "2",
         "NCCL_CROSS_NIC": "0",
