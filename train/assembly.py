@@ -20,7 +20,8 @@ from zslurm.train.data.order import DataOrder
 from zslurm.train.data.reader import read_from
 from zslurm.train.data.training_data import TrainingData
 from zslurm.train.model.attention_backends.choice import attention_backend
-from zslurm.train.model.attention_backends.packages import choose_kernels
+from zslurm.train.model.attention_backends.documents import documents_by_torch, failure_of
+from zslurm.train.model.attention_backends.packages import FORMATS, FlashAttention, choose_kernels
 from zslurm.train.model.zaya import Zaya, build
 from zslurm.train.parallel.kernel_agreement import leave_out_together, share_tables
 from zslurm.train.parallel.levels import Levels, choose_levels, make_levels
@@ -54,6 +55,8 @@ def run_model(model: Zaya, config: TrainConfig, device: torch.device, recomputed
     """
     parallel, dtype = config.parallel, DTYPES[config.parallel.dtype]
     attention = choose_kernels(parallel.attention, device=device, dtype=dtype, head_dim=config.model.head_dim)
+    if attention == "auto" and device.type == "cuda" and dtype in FORMATS and _keeps_documents_apart(config):
+        attention = _by_bounds(config, device, dtype) or attention
     if device.type == "cuda":
         _LOG.info("attention runs on %s", attention_backend(attention, config, device, dtype))
     chosen = parallel.grouped_gemm
@@ -64,6 +67,23 @@ def run_model(model: Zaya, config: TrainConfig, device: torch.device, recomputed
         compile=parallel.compile,
         context_parallel=any(phase.context_parallel > 1 for phase in config.phases),
     )
+
+
+def _keeps_documents_apart(config: TrainConfig) -> bool:
+    """Return whether documents are kept apart in sequences that ranks do not share."""
+    return any(config.data.isolates(phase) and phase.context_parallel == 1 for phase in config.phases)
+
+
+def _by_bounds(config: TrainConfig, device: torch.device, dtype: torch.dtype) -> FlashAttention | None:
+    """Return torch's kernels for documents kept apart; None, with a line in the log, if they do not work here."""
+    kernels, model = documents_by_torch(), config.model
+    reason: str | None = "this torch has no varlen_attn, which came with 2.10"
+    if kernels is not None:
+        reason = failure_of(kernels, device, dtype, (model.query_heads, model.kv_heads), model.head_dim)
+    if reason is not None:
+        _LOG.info("documents are kept apart by a mask, whose memory grows with the context squared (%s)", reason)
+        return None
+    return kernels
 
 
 def recomputed_by_all(config: TrainConfig, world: World) -> int:

@@ -26,8 +26,9 @@ Of layers that are recomputed, the first ones, only the inputs are kept. Where a
 once more in its backward; else the layers behind them are freed by then, and what is recomputed takes no more.
 
 A compiled layer keeps what its compiler chooses: usually less; for it these figures are an upper estimate. Without
-a mask, attention on a GPU is taken to be a flash kernel. With a mask (data.isolate_documents) torch's attention on
-GPUs writes out all scores, in fp32, for every query head.
+a mask, attention on a GPU is taken to be a flash kernel, also for documents kept apart, which such kernels take by
+their bounds. In fp32 and with `parallel.attention: sdpa` there is a mask, with keys and values repeated for every
+query head.
 
 On CPUs oneDNN's products in bf16 take scratch memory, which depends on the processor. Counted is the most that one
 takes, the whole result once more in fp32: AVX-512 without bf16 units (Intel's Skylake and Cascade Lake). With such
@@ -62,6 +63,7 @@ _FEWEST_ROWS = 16
 
 _INDEX = 8  # bytes of an int64
 _FP32 = 4
+_16_BITS = 2
 
 
 @dataclass(frozen=True)
@@ -157,7 +159,8 @@ def microbatch_memory(config: TrainConfig, phase: PhaseConfig, *, on_cpu: bool) 
         check_chunks(model, phase.context, ranks)
         local, ring = 2 * chunk_tokens(phase.context, ranks), context_attention(config, phase) == "ring"
     isolated = config.data.isolates(phase)
-    masked = isolated and ranks == 1  # ranks that share sequences have labels instead
+    by_bounds = not on_cpu and narrow == _16_BITS and config.parallel.attention != "sdpa"
+    masked = isolated and ranks == 1 and not by_bounds  # ranks that share sequences have labels instead
     labelled = isolated and ranks > 1
     sizes = Sizes(model, phase.micro_batch, local, narrow, masked, on_cpu, ranks, ring, labelled)
     layer = _layer(sizes)
@@ -238,9 +241,8 @@ def _attention(sizes: Sizes) -> int:
     if sizes.on_cpu:
         mask = sizes.tokens * sizes.context * narrow if sizes.masked else 0
         return inputs_and_output + sizes.tokens * queries * narrow + sums + mask
-    if sizes.masked:
-        scores = sizes.tokens * model.query_heads * sizes.context * _FP32
-        return inputs_and_output + 2 * sizes.tokens * queries * narrow + scores
+    if sizes.masked:  # what is added to the scores, and repeated keys and values
+        return inputs_and_output + sums + sizes.tokens * (sizes.context + 2 * queries) * narrow
     return inputs_and_output + sums
 
 

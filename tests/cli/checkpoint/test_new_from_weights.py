@@ -13,7 +13,6 @@ from tests.cli.trained import CONTEXT
 from zslurm.cli.new.run_file import LEARNING_RATE_DIVISOR
 from zslurm.cli.new.weights import nearest_recipe
 from zslurm.config import load, yaml12
-from zslurm.submit.checks.fits import LONGEST_MATH
 from zslurm.train.checkpointing.init_weights import open_init
 from zslurm.train.config import ModelConfig
 from zslurm.train.data.bundle import Corpus
@@ -83,29 +82,6 @@ def test_a_folder_of_transformers_decides_context_dtype_and_a_low_learning_rate(
     (folder / "config.json").write_text(json.dumps(config | {"max_position_embeddings": 131072}))
     zslurm.ok("new", tmp_path / "long.yaml", "--init", folder, "--pairs", pairs)
     assert _shown(zslurm, tmp_path / "long.yaml")["phases"][0]["context"] == 1024, "every pair fits into less"
-
-
-def test_amd_gpus_limit_the_context_in_which_pairs_are_kept_apart(
-    zslurm: Zslurm, folder: Path, pairs: Path, tmp_path: Path
-) -> None:
-    config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps(config | {"max_position_embeddings": 131072}))
-    long = json.dumps({"prompt": "def f():\n", "completion": "word " * 3000})
-    pairs.write_text(pairs.read_text() + f"{long}\n")
-    file, new = tmp_path / "tune.yaml", ("--init", folder, "--pairs", pairs, "--cluster")
-    refused = zslurm("new", file, *new, "mi300x-pollara")
-    assert refused.code == 2
-    assert (
-        "1 pair of 61 is longer than the context on AMD GPUs if pairs are kept apart, 2048 tokens"
-        in refused.stderr
-    )
-    zslurm.ok("new", file, *new, "mi300x-pollara", "--long-pairs", "trim")
-    spec = load.resolve(file).spec
-    assert (spec.phases[0].context, spec.data.long_documents) == (LONGEST_MATH, "trim")
-    assert "the most on AMD GPUs" in file.read_text()
-    zslurm.ok("submit", file, "--dry-run")
-    zslurm.ok("new", tmp_path / "other.yaml", *new, "h100-ib")
-    assert load.resolve(tmp_path / "other.yaml").spec.phases[0].context > LONGEST_MATH
 
 
 def test_pairs_that_do_not_fit_are_counted_and_refused_or_trimmed(

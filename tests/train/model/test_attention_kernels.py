@@ -24,13 +24,14 @@ from torch import Tensor
 from tests.train.model.test_host_waits import HostWaitError, no_values
 from tests.train.models import ROPE_BASE, autograd_nodes, random_like, scrambled, tiny_config, tokens
 from tests.train.ranks import train_on
-from tests.train.runs import VOCAB, make_corpus, make_run
+from tests.train.runs import MODEL, VOCAB, make_corpus, make_run
 from zslurm.train import assembly, loop
-from zslurm.train.config import load_train_config
+from zslurm.train.config import DataConfig, TrainConfig, load_train_config
 from zslurm.train.data.build.bundle_writer import BundleWriter
 from zslurm.train.data.bundle import BundleHeader
 from zslurm.train.errors import ConfigError
 from zslurm.train.model import packing
+from zslurm.train.model.attention_backends.documents import documents_by_torch, failure_of
 from zslurm.train.model.attention_backends.packages import FlashAttention, Kernels, choose_kernels, load
 from zslurm.train.model.attention_backends.sdpa import attend, attend_by_sdpa
 from zslurm.train.model.packing import document_bounds, documents_of, pack
@@ -160,9 +161,55 @@ def module(name: str, whole: Any, varlen: Any) -> ModuleType:
 FAKES = {"flash_attn": fake_flash_attn, "aiter": fake_aiter}
 
 
+def fake_varlen(release: str, calls: list[Call]) -> Any:
+    """Signatures of torch.nn.attention.varlen.varlen_attn of three releases of torch."""
+
+    def attended_by(
+        q: Tensor, k: Tensor, v: Tensor, cu_seq_q: Tensor, cu_seq_k: Tensor, max_q: int, max_k: int, gqa: bool
+    ) -> Tensor:
+        check_layout(q, k, v)
+        assert gqa or q.shape == k.shape, "without enable_gqa"
+        assert torch.equal(cu_seq_q, cu_seq_k)
+        assert max_q == max_k
+        calls.append(Call("varlen", (tuple(q.shape), tuple(k.shape)), {"bounds": cu_seq_q.tolist()}))
+        return by_documents(q, k, v, cu_seq_q, max_q, q.shape[-1] ** -0.5)
+
+    def of_2_10(
+        query: Tensor, key: Tensor, value: Tensor, cu_seq_q: Tensor, cu_seq_k: Tensor, max_q: int, max_k: int,
+        is_causal: bool = False, return_aux: Any = None,
+    ) -> Tensor:  # fmt: skip
+        assert is_causal
+        return attended_by(query, key, value, cu_seq_q, cu_seq_k, max_q, max_k, False)
+
+    def of_2_11(
+        query: Tensor, key: Tensor, value: Tensor, cu_seq_q: Tensor, cu_seq_k: Tensor, max_q: int, max_k: int, *,
+        return_aux: Any = None, scale: float | None = None, window_size: tuple[int, int] = (-1, -1),
+    ) -> Tensor:  # fmt: skip
+        assert window_size == (-1, 0)
+        assert scale == pytest.approx(query.shape[-1] ** -0.5)
+        return attended_by(query, key, value, cu_seq_q, cu_seq_k, max_q, max_k, False)
+
+    def of_2_12(
+        query: Tensor, key: Tensor, value: Tensor, cu_seq_q: Tensor, cu_seq_k: Tensor, max_q: int, max_k: int, *,
+        return_aux: Any = None, scale: float | None = None, window_size: tuple[int, int] = (-1, -1),
+        enable_gqa: bool = False, seqused_k: Tensor | None = None,
+    ) -> Tensor:  # fmt: skip
+        assert window_size == (-1, 0)
+        return attended_by(query, key, value, cu_seq_q, cu_seq_k, max_q, max_k, enable_gqa)
+
+    return {"2.10": of_2_10, "2.11": of_2_11, "2.12": of_2_12}[release]
+
+
 def pretend(package: str, monkeypatch: pytest.MonkeyPatch) -> tuple[FlashAttention, list[Call]]:
     """A stand-in for the package, found as the package would be."""
     calls: list[Call] = []
+    if package.startswith("torch "):
+        import torch.nn.attention.varlen as varlen
+
+        monkeypatch.setattr(varlen, "varlen_attn", fake_varlen(package.removeprefix("torch "), calls))
+        kernels = documents_by_torch()
+        assert kernels is not None
+        return kernels, calls
     monkeypatch.setitem(sys.modules, package, FAKES[package](calls))
     return load(package), calls
 
@@ -177,7 +224,7 @@ class Way:
     tolerance: float
 
 
-STAND_INS = [f"{package} stand-in" for package in PACKAGES]
+STAND_INS = [f"{name} stand-in" for name in (*PACKAGES, "torch 2.10", "torch 2.11", "torch 2.12")]
 
 
 @pytest.fixture(
@@ -189,7 +236,7 @@ def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Way:
     if name == "auto" or name == "sdpa":
         return Way(name, "cpu", torch.float64, 1e-9)
     if name.endswith(" stand-in"):
-        return Way(pretend(name.partition(" ")[0], monkeypatch)[0], "cpu", torch.float64, 1e-9)
+        return Way(pretend(name.removesuffix(" stand-in"), monkeypatch)[0], "cpu", torch.float64, 1e-9)
     if not torch.cuda.is_available():
         pytest.skip(f"{name} needs a GPU")
     if importlib.util.find_spec(name) is None:
@@ -452,3 +499,37 @@ def test_a_run_trains_with_torchs_own_kernels(tmp_path: Path) -> None:
     corpus = make_corpus(tmp_path / "corpus.h5")
     done = train_on(make_run(tmp_path / "run", corpus, steps=2, parallel={"attention": "sdpa"}), ranks=1)
     assert done.returncode == 0, done.stderr
+
+
+def test_a_kernel_that_fails_here_is_found_before_the_first_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Documents are then kept apart by a mask."""
+    kernels, calls = pretend("torch 2.12", monkeypatch)
+    cpu = torch.device("cpu")
+    assert failure_of(kernels, cpu, torch.float32, (6, 2), 8) is None
+    assert [call.name for call in calls] == ["varlen"]
+
+    def refuse(*_: Any, **__: Any) -> Tensor:
+        raise RuntimeError("Expected a fused kernel\nException raised from somewhere")
+
+    broken = FlashAttention("torch", kernels.whole, refuse)
+    assert failure_of(broken, cpu, torch.float32, (6, 2), 8) == "RuntimeError: Expected a fused kernel"
+
+
+def test_on_a_gpu_documents_are_attended_over_by_their_bounds(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """`auto` takes torch's kernels if they work there, else the mask; without documents nothing changes."""
+    phase = {"tokens": 384, "context": 64, "global_batch": 6, "micro_batch": 1, "lr": 1e-3}
+    config = TrainConfig.model_validate({"model": MODEL, "phases": [phase], "data": {"isolate_documents": True}})
+    gpu, bf16 = torch.device("cuda"), torch.bfloat16
+    monkeypatch.setattr(assembly, "failure_of", lambda *_: None)
+    kernels = assembly._by_bounds(config, gpu, bf16)
+    assert kernels is not None
+    assert kernels.package == "torch"
+    monkeypatch.setattr(assembly, "failure_of", lambda *_: "RuntimeError: no kernel")
+    with caplog.at_level("INFO"):
+        assert assembly._by_bounds(config, gpu, bf16) is None
+    assert "kept apart by a mask" in caplog.text
+    assert "(RuntimeError: no kernel)" in caplog.text
+    assert assembly._keeps_documents_apart(config)
+    assert not assembly._keeps_documents_apart(config.model_copy(update={"data": DataConfig()}))

@@ -7,8 +7,9 @@ its backends by device, format, heads and mask, and reports nothing:
     math                       writes all scores: heads * length^2 of them, several times, kept for backward
 
 so that a long sequence on the math backend is a run that is slow, and then out of memory. Some builds of torch
-have no fused backend for a card, and most have none for grouped queries with a mask, which documents kept apart
-need. A CPU has its own path (`sdpa.py`), and this check does not apply to it.
+have no fused backend for a card. Documents kept apart are attended over by their bounds, without a mask, by a
+package or by torch (`documents.py`); if this torch cannot, with a mask, and keys repeated for every query head
+(`sdpa.py`). A CPU has its own path, and this check does not apply to it.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ import torch
 from zslurm.checkpoint_tools.quantities import counted
 from zslurm.train.config import TrainConfig
 from zslurm.train.errors import ConfigError
+from zslurm.train.model.attention_backends.documents import TORCH
 from zslurm.train.model.attention_backends.packages import FlashAttention, Kernels
 
 LONGEST_MATH = 2048
@@ -40,10 +42,14 @@ def attention_backend(kernels: Kernels, config: TrainConfig, device: torch.devic
     Raises:
         ConfigError: the math backend would attend over more than LONGEST_MATH tokens.
     """
-    if isinstance(kernels, FlashAttention):
+    by_bounds = isinstance(kernels, FlashAttention)
+    if isinstance(kernels, FlashAttention) and kernels.package != TORCH:
         return kernels.package
     by_context = {}
     for context in sorted({phase.context for phase in config.phases}):
+        if by_bounds and _isolated(config, context):
+            by_context[context] = "torch's flash backend, by the bounds of documents"
+            continue
         choice = ask_torch(config, context, device, dtype)
         if choice.name == "math" and context > LONGEST_MATH:
             raise ConfigError(_refusal(config, context, choice.reasons))
@@ -58,7 +64,8 @@ def ask_torch(config: TrainConfig, context: int, device: torch.device, dtype: to
     from torch.nn.attention import SDPBackend
 
     model = config.model
-    shapes = [(1, heads, context, model.head_dim) for heads in (model.query_heads, model.kv_heads, model.kv_heads)]
+    keys = model.query_heads if _isolated(config, context) else model.kv_heads  # with a mask they are repeated
+    shapes = [(1, heads, context, model.head_dim) for heads in (model.query_heads, keys, keys)]
     q_BHSP, k_BJSP, v_BJSP = (
         torch.empty(shape, dtype=dtype, device=device, requires_grad=True) for shape in shapes
     )

@@ -38,6 +38,8 @@ _HOW_TO_INSTALL = {
     "aiter": "build it from github.com/ROCm/aiter",
 }
 _LARGEST_HEAD = 256
+FORMATS = (torch.bfloat16, torch.float16)
+"""Formats that flash kernels take."""
 
 
 @dataclass(frozen=True)
@@ -104,7 +106,7 @@ def choose_kernels(
     where = f"parallel.attention: {setting}"
     if device.type != "cuda":
         raise ConfigError(f"{where} needs a GPU, and this run is on a {device.type.upper()}; use auto")
-    if dtype not in (torch.bfloat16, torch.float16):
+    if dtype not in FORMATS:
         raise ConfigError(f"{where} knows 16-bit formats only; set parallel.dtype: bf16, or use auto")
     if head_dim > _LARGEST_HEAD:
         raise ConfigError(f"{where} knows heads of up to {_LARGEST_HEAD} channels, model.head_dim is {head_dim}")

@@ -33,7 +33,13 @@ def attend(q_BHSP: Tensor, k_BJSP: Tensor, v_BJSP: Tensor, mask_B1SS: Tensor | N
 
 
 def attend_by_sdpa(q_BHSP: Tensor, k_BJSP: Tensor, v_BJSP: Tensor, mask_B1SS: Tensor | None) -> Tensor:
-    """As `attend`, always by torch's scaled_dot_product_attention."""
+    """As `attend`, always by torch's scaled_dot_product_attention.
+
+    No fused kernel for GPUs takes a mask and grouped queries: with a mask, keys and values are repeated.
+    """
+    if mask_B1SS is not None and q_BHSP.device.type == "cuda":
+        group = q_BHSP.shape[1] // k_BJSP.shape[1]
+        k_BJSP, v_BJSP = (x.repeat_interleave(group, dim=1) for x in (k_BJSP, v_BJSP))
     y_BHSP = F.scaled_dot_product_attention(
         q_BHSP, k_BJSP, v_BJSP, attn_mask=mask_B1SS, is_causal=mask_B1SS is None, enable_gqa=True
     )

@@ -14,7 +14,6 @@ from zslurm.config import load, yaml12
 from zslurm.config.spec import RunSpec
 from zslurm.core.errors import NoProfile
 from zslurm.core.units import show_value
-from zslurm.submit.checks.fits import longest_apart
 from zslurm.submit.resolve import resolve_run
 from zslurm.train.sections.phases import PhaseConfig
 from zslurm.train.shapes import parameter_counts
@@ -46,7 +45,6 @@ _LONG = {
 _CONTEXT_OF_PAIRS, _CONTEXT_OF_TEXTS = 1024, 4096
 _OF_RECIPE = "of the recipe"
 _OF_WEIGHTS = "of the weights"
-_ON_AMD = "on AMD GPUs if pairs are kept apart"
 _HIGHEST_GUESS = 1e-4
 """Learning rate of a fine-tuning at most, if that of the weights is not known."""
 
@@ -81,8 +79,7 @@ class Context:
 def context_for(recipe: RunSpec, start: Start | None, lengths: Lengths | None, *, pairs: bool = True) -> Context:
     """Return the context of a run file: that of the weights or less, or the shortest of the recipe's phases.
 
-    It is less than that of the weights if every pair fits into less, or if the GPUs cannot keep pairs apart in
-    such long sequences.
+    It is less than that of the weights if every pair fits into less.
 
     Args:
         recipe: the run of the recipe on its cluster.
@@ -99,8 +96,7 @@ def context_for(recipe: RunSpec, start: Start | None, lengths: Lengths | None, *
     context = Context(needed)
     if start.context is not None and start.context <= context.tokens:
         context = Context(start.context, _OF_WEIGHTS)
-    apart = longest_apart(recipe) if pairs else None
-    return context if apart is None or context.tokens <= apart else Context(apart, _ON_AMD)
+    return context
 
 
 def run_file_text(

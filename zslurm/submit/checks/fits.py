@@ -1,4 +1,4 @@
-"""Refuse before the queue what a GPU cannot hold, and what its attention kernels cannot run."""
+"""Refuse before the queue what a GPU cannot hold."""
 
 from __future__ import annotations
 
@@ -7,14 +7,10 @@ from collections.abc import Iterator
 import psutil
 
 from zslurm.checkpoint_tools.quantities import counted, show_bytes
-from zslurm.cluster.rccl.rules import vendor_of
 from zslurm.config.spec import RunSpec
 from zslurm.core.errors import ConfigError
 from zslurm.submit.size import card_of
 from zslurm.train.plan.memory import LEFT_FREE, MemoryPlan, plan_memory, with_least_recompute
-
-LONGEST_MATH = 2048
-"""Tokens that attention with a mask may span on an AMD GPU: that of `train/model/attention_backends/choice.py`."""
 
 
 def check_fits(spec: RunSpec) -> list[str]:
@@ -23,7 +19,6 @@ def check_fits(spec: RunSpec) -> list[str]:
     Raises:
         ConfigError: with the nearest setting that fits.
     """
-    _check_attention(spec)
     memory = card_of(spec, None, "").memory
     if memory is None:
         return []
@@ -43,7 +38,7 @@ def check_fits(spec: RunSpec) -> list[str]:
         "no smaller batch, recomputation or number of nodes is enough: take a smaller model or a shorter context",
     )
     if _is_estimate(spec):
-        return [f"{need}; compiled layers and packages for attention may take less, else {better}"]
+        return [f"{need}; compiled layers may take less, else {better}"]
     raise ConfigError(f"{need}: the run does not fit; {better}")
 
 
@@ -65,32 +60,9 @@ def check_fits_here(spec: RunSpec) -> list[str]:
     ]
 
 
-def longest_apart(spec: RunSpec) -> int | None:
-    """Return the longest context in which the run's GPUs can keep documents apart; None if there is no limit."""
-    torch_on_amd = vendor_of(spec.cluster) == "amd" and spec.parallel.attention in ("auto", "sdpa")
-    return LONGEST_MATH if torch_on_amd and spec.parallel.device != "cpu" else None
-
-
-def _check_attention(spec: RunSpec) -> None:
-    """Raise ConfigError if documents are kept apart in sequences that torch cannot attend over on AMD GPUs."""
-    longest = longest_apart(spec)
-    if longest is None:
-        return
-    for index, phase in enumerate(spec.phases):
-        if spec.data.isolates(phase) and phase.context > longest and phase.context_parallel == 1:
-            key = "isolate_documents: true" if spec.data.isolate_documents else "packing: best_fit"
-            raise ConfigError(
-                f"phases[{index}].context is {phase.context} and data.{key} keeps documents apart: on AMD GPUs "
-                f"torch then writes out all scores of a sequence, and the run is refused above "
-                f"{counted(longest, 'token')}; set phases[{index}].context to {longest}, or "
-                "parallel.attention to flash_attn or aiter if the job's environment has it"
-            )
-
-
 def _is_estimate(spec: RunSpec) -> bool:
     """Return whether the plan counts more than the run may take."""
-    packages = spec.parallel.attention not in ("auto", "sdpa")
-    return bool(spec.parallel.compile) or (packages and any(map(spec.data.isolates, spec.phases)))
+    return bool(spec.parallel.compile)
 
 
 def _plan(spec: RunSpec, memory: int) -> MemoryPlan:

@@ -79,6 +79,15 @@ def test_a_package_is_named_and_torch_is_not_asked(monkeypatch: pytest.MonkeyPat
     assert not asked
 
 
+def test_documents_by_bounds_need_no_fused_kernel_with_a_mask(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = simulate(monkeypatch, backend.SdpaChoice("math"))
+    kernels = FlashAttention("torch", lambda: None, lambda: None)
+    apart = config(4096, 32768, data={"isolate_documents": True})
+    found = backend.attention_backend(kernels, apart, GPU, torch.bfloat16)
+    assert found == "torch's flash backend, by the bounds of documents"
+    assert not asked
+
+
 def test_torchs_reasons_are_lines() -> None:
     """Here without a GPU torch has no fused backend for CUDA, and gives its reasons as warnings."""
     q, k, v = (torch.empty(1, heads, 64, 8, dtype=torch.bfloat16) for heads in (2, 1, 1))

@@ -1,0 +1,96 @@
+"""Attention to documents that are kept apart, by torch's own flash kernels: no mask, memory linear in the context.
+
+torch has `torch.nn.attention.varlen.varlen_attn` since 2.10, on NVIDIA and on AMD. Its argument for causality has
+changed since, and the one for grouped queries came in 2.12: the signature decides which are given. Without
+`varlen_attn`, or if its kernel fails on this GPU, documents are kept apart by a mask (`sdpa.py`), whose memory
+grows with the square of the context.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from zslurm.train.model.attention_backends.packages import FlashAttention
+
+TORCH = "torch"
+"""Name of these kernels among the packages."""
+
+
+def documents_by_torch() -> FlashAttention | None:
+    """Return torch's kernels for documents with bounds; None if this torch has none."""
+    try:
+        from torch.nn.attention.varlen import varlen_attn
+    except ImportError:
+        return None
+    return FlashAttention(TORCH, _whole, _varlen(varlen_attn))
+
+
+def failure_of(
+    kernels: FlashAttention, device: torch.device, dtype: torch.dtype, heads: tuple[int, int], head_dim: int
+) -> str | None:
+    """Attend over two small documents, forward and backward; return the first line of what fails, or None.
+
+    Args:
+        kernels: to try.
+        device: a GPU; the host waits for it.
+        dtype: of queries, keys and values.
+        heads: numbers of query heads and of key heads.
+        head_dim: channels of a head.
+    """
+    queries, keys = heads
+    q_BHSP, k_BJSP, v_BJSP = (
+        torch.ones(1, count, 16, head_dim, dtype=dtype, device=device, requires_grad=True)
+        for count in (queries, keys, keys)
+    )
+    bounds_N = torch.tensor([0, 5, 16], dtype=torch.int32, device=device)
+    try:
+        kernels(q_BHSP, k_BJSP, v_BJSP, bounds_N).float().sum().backward()
+        gradients = [x.grad for x in (q_BHSP, k_BJSP, v_BJSP) if x.grad is not None]
+        finite = len(gradients) == 3 and all(bool(each.isfinite().all()) for each in gradients)
+    except (RuntimeError, NotImplementedError, TypeError, ValueError) as error:
+        return f"{type(error).__name__}: {error}".partition("\n")[0]
+    return None if finite else "gradients are missing or not finite"
+
+
+def _whole(
+    q_BSHP: Tensor, k_BSJP: Tensor, v_BSJP: Tensor, *, softmax_scale: float, causal: bool, **_: Any
+) -> Tensor:
+    """Attend over whole sequences, for which torch has fused kernels with grouped queries."""
+    q_BHSP, k_BJSP, v_BJSP = (x.transpose(1, 2) for x in (q_BSHP, k_BSJP, v_BSJP))
+    y_BHSP = F.scaled_dot_product_attention(
+        q_BHSP, k_BJSP, v_BJSP, is_causal=causal, scale=softmax_scale, enable_gqa=True
+    )
+    return y_BHSP.transpose(1, 2)
+
+
+def _varlen(varlen_attn: Callable[..., Any]) -> Callable[..., Tensor]:
+    """Return torch's function with the arguments of flash-attn's `flash_attn_varlen_func`."""
+    known = inspect.signature(varlen_attn).parameters
+    grouped = "enable_gqa" in known
+    options: Mapping[str, Any] = {"enable_gqa": True} if grouped else {}
+
+    def varlen(
+        q_THP: Tensor, k_TJP: Tensor, v_TJP: Tensor, *, cu_seqlens_q: Tensor, cu_seqlens_k: Tensor,
+        max_seqlen_q: int, max_seqlen_k: int, softmax_scale: float, causal: bool, **_: Any,
+    ) -> Tensor:  # fmt: skip
+        if not grouped:
+            each = q_THP.shape[1] // k_TJP.shape[1]
+            k_TJP, v_TJP = (x.repeat_interleave(each, dim=1) for x in (k_TJP, v_TJP))
+        if "window_size" in known:
+            seen: dict[str, Any] = {"window_size": (-1, 0) if causal else (-1, -1)}
+        else:
+            seen = {"is_causal": causal}
+        if "scale" in known:  # the default of all versions is 1 / sqrt(P), as the model has it
+            seen["scale"] = softmax_scale
+        y_THP: Tensor = varlen_attn(
+            q_THP, k_TJP, v_TJP, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, **seen, **options
+        )
+        return y_THP
+
+    return varlen
