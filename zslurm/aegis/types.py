@@ -24,6 +24,10 @@ EndedAs = Literal["completed", "interrupted", "failed", "lost"]
 """How an attempt ended."""
 
 
+OF_STEP = frozenset({"srun", "launcher"})
+"""Sources that report how the step's ranks ended: srun, and the launcher of a local run."""
+
+
 @dataclass(frozen=True)
 class Fault:
     """One thing that was noticed.
@@ -33,7 +37,7 @@ class Fault:
         role: its part in the failure.
         scope: what is broken where it is a root.
         time: UNIX seconds when it happened, or else was noticed.
-        source: who noticed: `srun`, `rank`, `log`, `agent`, or the name of a sensor.
+        source: who noticed: `srun` (in a local run `launcher`), `rank`, `log`, `agent`, or the name of a sensor.
         line: what reports it, one line.
         node: the node, as Slurm calls it.
         gpu: local index or PCI address of the GPU.

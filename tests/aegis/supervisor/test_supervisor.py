@@ -49,6 +49,8 @@ def test_a_killed_rank_is_named_and_its_peers_are_ended(user: LocalUser) -> None
     assert state["cause"]["node"] == os.uname().nodename
     assert _outcome(user, "killed")["cause"] == state["cause"]
     assert f"rank 1 on {os.uname().nodename}: Killed" in user.zslurm("status", "killed").stdout
+    assert "launcher" in {fault["source"] for fault in user.events("killed", "fault_detected")}
+    assert "srun" not in user.run_dir("killed").events.read_text(), "this run is none of Slurm's"
     assert not user.run_dir("killed").attempt(1).progress({}).exists(), "nothing is left in the node's memory"
 
 

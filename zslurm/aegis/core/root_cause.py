@@ -21,7 +21,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from zslurm.aegis.fault_kinds import EARLY_EXIT, NODE_DEAD, RANK_HANG, SLURM_CANCELLED, STORAGE_FAULT, STRAGGLER
-from zslurm.aegis.types import AttemptSummary, Fault
+from zslurm.aegis.types import OF_STEP, AttemptSummary, Fault
 from zslurm.core.errors import Exit
 from zslurm.slurm.on_nodes.srun_output import TaskFailure
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:  # pydantic takes longer to import than `zslurm logs --errors`
 
 # --- faults of an attempt --------------------------------------------------------------------------------------
 
-_ENDS_OF_RANKS = frozenset({"srun", "rank"})
+_ENDS_OF_RANKS = OF_STEP | {"rank"}
 """Sources that report a rank's end: nothing of the rank runs after it."""
 _OF_SLURM = frozenset({"srun", "slurm"})
 """Sources that report what Slurm did with the job or the step."""

@@ -43,7 +43,7 @@ from zslurm.aegis.supervisor.rank_exits import (
 )
 from zslurm.aegis.supervisor.rank_times_writer import RankTimesWriter
 from zslurm.aegis.supervisor.work_left import committed_step
-from zslurm.aegis.types import AttemptSummary, Fault
+from zslurm.aegis.types import OF_STEP, AttemptSummary, Fault
 from zslurm.core.errors import Exit
 from zslurm.core.files import read_json
 from zslurm.run.events import (
@@ -60,7 +60,7 @@ from zslurm.run.run_dir import AttemptDir
 from zslurm.slurm.on_nodes.srun_output import TaskFailure, failed_nodes, task_failures
 from zslurm.train.jsonl import read_jsonl
 
-GONE = "its process is gone, by the agent of its node; srun has not reported its end"
+GONE = "its process is gone, by the agent of its node; its end was not reported"
 """What is recorded of a rank that only an agent reports to have ended."""
 
 _RECORDS_S = 5.0
@@ -157,13 +157,13 @@ class FaultCollector:
     @property
     def cancelled(self) -> Fault | None:
         """The fault that the step was cancelled, where that is known."""
-        ours = (fault for fault in self.faults if fault.source == "srun")
+        ours = (fault for fault in self.faults if fault.source in OF_STEP)
         return next((fault for fault in ours if fault.kind == SLURM_CANCELLED), None)
 
     @property
     def early_exits(self) -> list[Fault]:
         """Ranks that exited too early by what srun did not report, and not by a record of the rank."""
-        return [fault for fault in self.faults if fault.kind == EARLY_EXIT and fault.source == "srun"]
+        return [fault for fault in self.faults if fault.kind == EARLY_EXIT and fault.source in OF_STEP]
 
     @property
     def dead_nodes(self) -> set[str]:
@@ -186,7 +186,9 @@ class FaultCollector:
 
     def note(self, faults: Iterable[Fault]) -> None:
         """Remember and record faults; what no node's sensor can read is recorded once, and not for every node."""
-        for fault in faults:
+        for each in faults:
+            local = each.source == "srun" and not self.job.on_slurm
+            fault = replace(each, source="launcher") if local else each
             self.faults.append(fault)
             if fault.kind == SENSOR_UNAVAILABLE:
                 if (fault.line, fault.cleared) in self.reported:

@@ -32,7 +32,7 @@ from zslurm.aegis.fault_kinds import (
 )
 from zslurm.aegis.logs.scanner import faults_in
 from zslurm.aegis.logs.signatures import Signatures
-from zslurm.aegis.types import Fault, Role, Scope
+from zslurm.aegis.types import OF_STEP, Fault, Role, Scope
 from zslurm.checkpoint_tools.quantities import show_bytes
 from zslurm.core.errors import Exit
 from zslurm.core.files import read_json
@@ -46,7 +46,7 @@ _FULL_BYTES = 1 << 20
 _MOST_LOGS = 64
 """Logs that are read after an attempt: of a thousand ranks that lost a peer, the first few show as much as all."""
 
-OF_RANKS = ("rank", "srun", "log")
+OF_RANKS = OF_STEP | {"rank", "log"}
 """Sources of the faults that `faults_of_failure` finds."""
 
 _DIVERGED_ON = re.compile(r"first in \S+ on rank (\d+)")

@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 from zslurm.aegis.core.root_cause import is_orderly, reports_lost_peer
 from zslurm.aegis.fault_kinds import EARLY_EXIT, SLURM_CANCELLED
+from zslurm.aegis.types import OF_STEP
 from zslurm.cli.terminal.table import Column
 from zslurm.core.files import read_json
 from zslurm.core.units import show_time
@@ -72,7 +73,7 @@ def rank_errors(run: RunDir, attempt: AttemptDir) -> list[RankError]:
     cause = (ended.cause if ended is not None else None) or {}
     ends = {int(end["rank"]): end for path in attempt.ranks.glob("*.json") if (end := read_json(path)) is not None}
     groups: dict[tuple[Role, str], list[dict[str, Any]]] = {}
-    faults = [event for event in select(rows, FaultDetected) if event.source == "srun"]
+    faults = [event for event in select(rows, FaultDetected) if event.source in OF_STEP]
     cancelled = any(event.kind == SLURM_CANCELLED for event in faults)
     unrecorded = _unrecorded(faults, list(select(rows, RanksEnded)), ends)
     for found in [*_recorded(ends), *({**found, "cascade": cancelled} for found in unrecorded)]:

@@ -16,10 +16,10 @@ from dataclasses import replace
 
 from zslurm.aegis.fault_kinds import GPU_RAS_CORRECTABLE, SENSOR_UNAVAILABLE
 from zslurm.aegis.protocol import SensorReport
-from zslurm.aegis.types import Fault
+from zslurm.aegis.types import OF_STEP, Fault
 
 _MOST_PER_MINUTE = 10
-_NOT_SENSORS = frozenset(("srun", "rank", "log", "agent", "progress", "slurm", "gpu_test"))
+_NOT_SENSORS = OF_STEP | frozenset(("rank", "log", "agent", "progress", "slurm", "gpu_test"))
 """Sources whose faults no sensor reports."""
 
 _Key = tuple[str, str | None, str | None, str | None, int | None]
