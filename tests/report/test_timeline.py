@@ -62,6 +62,36 @@ def test_an_attempt_that_runs_and_one_whose_end_was_never_recorded(tmp_path: Pat
     assert sum(span.seconds for span in found.spans) == pytest.approx(130)
 
 
+@pytest.mark.parametrize(
+    ("between", "down", "queue"),
+    [
+        ((), 70, 10),
+        (("supervisor_started",), 0, 80),
+        (("deputy_acted", "supervisor_started"), 20, 60),
+        (("adopted",), 70, 10),
+    ],
+)
+def test_after_a_lost_supervisor_the_time_in_the_queue_is_not_time_on_nodes(
+    tmp_path: Path, between: tuple[str, ...], down: float, queue: float
+) -> None:
+    """Slurm requeued the job, or its deputy did; a supervisor in the same start of the job adopts the attempt."""
+    story = submitted_at_zero(tmp_path / "run")
+    story.at(10).started(1)
+    story.at(20).steps(range(1, 6))
+    for kind in between:
+        if kind == "deputy_acted":
+            story.at(50).event(kind, node="node1", reason="the job is requeued")
+        else:
+            adopted = {"adopted": 1} if kind == "adopted" else {}
+            story.at(95).event("supervisor_started", attempt=None, host="node0", **adopted)
+    story.at(100).started(2)
+    story.at(120).steps(range(6, 8), attempt=2)
+    found = of(story, now=130)
+    assert found.seconds.get("down", 0) == pytest.approx(down)
+    assert found.seconds["queue"] == pytest.approx(queue)
+    assert sum(span.seconds for span in found.spans) == pytest.approx(130)
+
+
 def test_a_run_without_steps_only_started_and_one_without_attempts_has_no_goodput(tmp_path: Path) -> None:
     story = submitted_at_zero(tmp_path / "run")
     assert of(story).goodput is None

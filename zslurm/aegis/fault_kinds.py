@@ -245,13 +245,15 @@ SLURM_LAUNCH_CONFIG = new_kind("slurm_launch_config", FaultRule(
 ))
 GPU_OOM = new_kind("gpu_oom", FaultRule(
     "root", "user", "a GPU ran out of memory", then="gpu_oom",
-    advice="A GPU ran out of memory. Make the microbatch smaller or recompute more; if other processes hold "
-    "the memory, they were left behind.",
+    advice="A GPU ran out of memory. Make `micro_batch` smaller or set `parallel.recompute: auto`; if other "
+    "processes hold the memory, they were left behind.",
 ))
 HOST_OOM = new_kind("host_oom", FaultRule(
     "root", "user", "the host ran out of memory", explains_rank_ends=True, logged_late=True,
     in_memory=True,
-    advice="The host ran out of memory. Ask for more (--mem), use fewer data workers; the node is not to blame.",
+    advice="The host ran out of memory; the node is not to blame. Ask for more (`slurm.mem`), or use less: fewer "
+    "data workers of a program; `checkpoint.background: false`, a lower `data.prefetch` and, on CPUs, a smaller "
+    "`micro_batch` with zslurm's trainer.",
 ))
 MEMLOCK = new_kind("memlock", FaultRule(
     "root", "node", "the limit of locked memory is too small",

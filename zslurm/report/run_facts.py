@@ -128,8 +128,7 @@ def _read(run: RunDir, state: RunState) -> RunFacts:
     made = time.time()
     metrics = read_metrics(run.path)
     events, damaged = _events(run)
-    active = state.state in ("running", "completing", "suspended", "pending", "requeued", "held")
-    line = timeline(events, metrics, now=made if active else None)
+    line = timeline(events, metrics, now=made if state.active else None)
     happened = [found for event in events if (found := _happening(event)) is not None]
     config = redact_mapping(read_json(run.config) or {})
     saved = list(_checkpoints(run, metrics))

@@ -18,11 +18,13 @@ from zslurm.run.events import (
     AttemptEnded,
     AttemptStarted,
     Cancelled,
+    DeputyActed,
     RecoveredInMemory,
     Requeued,
     RequeuedByUser,
     RunEnded,
     Submitted,
+    SupervisorStarted,
 )
 from zslurm.run.events.event import Event
 from zslurm.run.metrics.columns import Metrics
@@ -128,7 +130,10 @@ class Timeline:
 
 
 _ORDERLY = ("completed", "interrupted", "running")
-_MARKS = (Submitted, AttemptStarted, AttemptEnded, RunEnded, Requeued, RequeuedByUser, Cancelled)
+_MARKS = (
+    *(Submitted, AttemptStarted, AttemptEnded, RunEnded, Requeued, RequeuedByUser, Cancelled),
+    *(DeputyActed, SupervisorStarted),
+)
 
 
 def timeline(events: Sequence[Event], metrics: Metrics, *, now: float | None = None) -> Timeline:
@@ -251,7 +256,9 @@ def _waits(marks: Sequence[Event], attempts: Sequence[Attempt], now: float | Non
     since: float | None = None  # from when on the run was active and no attempt's
     part = "queue"
     left: RunEnded | None = None  # the end of a run that Slurm may requeue by itself, without an event
+    runs = False  # an attempt whose end was not recorded yet
     for event in marks:
+        runs = isinstance(event, AttemptStarted) or (runs and not isinstance(event, AttemptEnded))
         if isinstance(event, Submitted):  # the job before is gone: `submit` refuses while there is one
             since, part, left = event.time, "queue", None
         elif isinstance(event, Requeued | RequeuedByUser):
@@ -261,6 +268,13 @@ def _waits(marks: Sequence[Event], attempts: Sequence[Attempt], now: float | Non
                 spans.append(Span("down", since, event.time))
                 since = event.time
             part = "queue"
+        elif isinstance(event, DeputyActed) and runs and since is not None and part == "down":
+            if event.time > since:
+                spans.append(Span("down", since, event.time))
+                since = event.time
+            part = "queue"
+        elif isinstance(event, SupervisorStarted) and runs and event.adopted is None and part == "down":
+            part = "queue"  # Slurm requeued a job whose supervisor was gone: another one would have adopted
         elif isinstance(event, AttemptStarted):
             if since is None and left is not None and left.job_id == event.job_id:
                 since, part = left.time, "queue"

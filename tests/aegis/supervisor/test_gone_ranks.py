@@ -127,3 +127,35 @@ def test_the_next_supervisor_knows_it_and_reports_it_once(tmp_path: Path, run: R
     assert again == []
     assert (collected.lost, [failure.what for failure in collected.failures]) == ({1}, [GONE])
     assert collected.failed_at is not None
+
+
+def test_a_supervisor_that_died_before_it_recorded_the_fault_leaves_it_to_the_next(
+    tmp_path: Path, run: RunDir
+) -> None:
+    events: list[dict[str, Any]] = []
+    _collector(tmp_path, run, events).collect()
+    kept = [event | {"time": time.time()} for event in events if event["event"] == "ranks_ended"]
+    run.events.write_text("".join(json.dumps(event) + "\n" for event in kept))
+    again: list[dict[str, Any]] = []
+    collected = _collector(tmp_path, run, again)
+    collected.resume()
+    collected.collect()
+    assert [(event["event"], event["rank"]) for event in again] == [("fault_detected", 1)]
+    (fault,) = collected.faults
+    assert (fault.kind, fault.source, fault.line) == ("rank_killed", "agent", GONE)
+    assert time.time() - fault.time == pytest.approx(GONE_S, abs=5)
+
+
+def test_a_rank_that_ended_in_order_did_so_under_its_new_number_too(
+    tmp_path: Path, run: RunDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rank 0 is left out, and rank 1 is rank 0 from then on; its record was of the former number."""
+    record = run.attempt(1).rank_end(1)
+    record.write_text(json.dumps({"rank": 1, "node": "node1", "exit_code": 0, "time": 1.0}))
+    collected = _collector(tmp_path, run, [])
+    collected.collect()
+    collected.overcome({0}, ["node0"], left_out=True)
+    record.unlink()
+    monkeypatch.setattr(collected.detector, "gone", lambda now: {0: 12.0})
+    collected.collect()
+    assert (collected.faults, collected.lost) == ([], set())

@@ -430,3 +430,16 @@ def test_a_start_that_is_postponed_until_slurm_answers_waits_for_nobody(tmp_path
     waits = replace(look(story.run), state="running")
     assert not waits_for_person(waits)
     assert cells(waits)["note"] == f"no ranks run: {reason}"
+
+
+def test_a_run_that_was_cancelled_and_still_saves_is_stopping(tmp_path: Path, shell: Shell) -> None:
+    with Holder() as holder:
+        story = Story(tmp_path / "tiny").submitted(process=holder.pid).started().trained(9)
+        assert look(story.run).state == "running"
+        state = look(story.cancelled().run)
+        assert (state.state, state.active, waits_for_person(state)) == ("stopping", True, False)
+        assert lines_of(state)[-1].split()[-3:] == ["running", "-", "node[0-1]"]
+        assert "tiny" in shell.zslurm.ok("status", story.run.path, "--state", "stopping").stdout
+        story.ended("interrupted", 75)
+        holder.end()
+        assert look(story.run).state == "cancelled"

@@ -156,3 +156,14 @@ def test_a_requeued_run_names_the_fault_before_it_and_what_it_waits_for(tmp_path
         assert "node1" in answer.text
         assert "node node1 is dead" in answer.text
         assert "node node1 is dead" in note(waits)
+
+
+def test_a_host_without_memory_names_the_settings_that_take_less(tmp_path: Path) -> None:
+    oom = RAS | {"kind": "host_oom", "line": "Out of memory: Killed process 7 (python)", "scope": "node"}
+    story = Story(tmp_path / "tiny").submitted().started()
+    story.event("attempt_ended", attempt=1, outcome="failed", exit_code=137, cause={"message": oom["line"]})
+    story.event("decision", attempt=1, action="stop", mode="act", reason="so", root=oom)
+    story.event("run_ended", outcome="failed", exit_code=93, cause={"message": oom["line"]})
+    advice = explain_run(look(story.run)).advice
+    for key in ("`slurm.mem`", "`checkpoint.background: false`", "`data.prefetch`", "`micro_batch`"):
+        assert key in advice

@@ -11,6 +11,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from zslurm.aegis.core.detection.attempt_progress import GONE_S
 from zslurm.aegis.core.detection.detector import Detector
 from zslurm.aegis.core.detection.early_exits import early_exits
 from zslurm.aegis.core.detection.name_lookups import failed_lookups
@@ -204,13 +205,14 @@ class FaultCollector:
         """
         recorded, explained = 0, True
         by_agents: list[TaskFailure] = []
+        unexplained: RanksEnded | None = None  # the last end that an agent reported, while no fault was recorded
         kinds = (FaultDetected, RanksEnded, StepKilled, StopAsked, RecoveredInMemory, RanksMoved)
         for event in select(read_jsonl(self.job.run.events), *kinds):
             if event.row.get("attempt") != self.attempt.number:
                 continue
             if isinstance(event, RecoveredInMemory):
                 self.overcome(event.ranks or (), self.dead_nodes, left_out=event.world_size is not None)
-                by_agents, explained = [], True
+                by_agents, explained, unexplained = [], True, None
             elif isinstance(event, RanksMoved):
                 self.overcome(event.ranks, (), left={event.off})
             elif isinstance(event, RanksEnded):
@@ -218,6 +220,7 @@ class FaultCollector:
                     self.lost |= set(event.ranks)
                 elif event.row.get("by_agent"):
                     by_agents.append(TaskFailure(event.node, tuple(event.ranks), event.what))
+                    unexplained = event
                     continue
                 else:
                     recorded += 1
@@ -225,6 +228,8 @@ class FaultCollector:
             elif isinstance(event, FaultDetected) and (fault := fault_of(event)) is not None:
                 self.faults.append(fault)
                 explained = explained or fault.source in OF_RANKS
+                if unexplained is not None and fault.rank in unexplained.ranks:
+                    unexplained = None
             self._asked_before |= isinstance(event, StopAsked)
             self._killed_before |= isinstance(event, StepKilled)
         self.detector.restore(self.faults)
@@ -235,6 +240,8 @@ class FaultCollector:
             self._note_failure(self.failures[-1])
         reported = {rank for failure in self.failures for rank in failure.ranks}
         self.failures += [failure for failure in by_agents if not reported & set(failure.ranks)]
+        if unexplained is not None and not reported & set(unexplained.ranks):
+            self._note_failure(by_agents[-1], time.time() - unexplained.time + GONE_S)
         for failure in self.failures:
             if not self._stopped_in_order(failure):
                 self.failed_at = time.monotonic()
@@ -340,9 +347,13 @@ class FaultCollector:
         gone = set(ranks)
         self.replaced |= gone
         self.lost -= gone
+        self._left_in_order -= gone
         self._changes.append((frozenset(gone), left_out))
         if left_out:
-            self.lost = {rank - sum(other < rank for other in gone) for rank in self.lost}
+            self.lost, self._left_in_order = (
+                {rank - sum(other < rank for other in gone) for rank in ranks}
+                for ranks in (self.lost, self._left_in_order)
+            )
         self.overcome_nodes |= set(dead)
         self.failures = [failure for failure in self.failures if not set(failure.ranks) <= gone]
         self.faults = [

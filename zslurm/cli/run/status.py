@@ -131,7 +131,7 @@ def _states(given: str | None) -> set[str]:
 def _last_change(state: RunState) -> float:
     """Return when something happened to a run last (UNIX seconds)."""
     event = float((state.last_event or {}).get("time") or 0.0)
-    return max(event, state.submitted or 0.0, time.time() if state.state == "running" else 0.0)
+    return max(event, state.submitted or 0.0, time.time() if state.state in ("running", "stopping") else 0.0)
 
 
 def _excluded(job_id: str | None) -> str | None:
@@ -281,7 +281,9 @@ def _attempts(state: RunState) -> Iterator[dict[str, Any]]:
             begin = started.pop(event["attempt"], {})
             yield _attempt(event["attempt"], begin, event, event.get("outcome", "no end recorded"))
     for number, begin in started.items():
-        yield _attempt(number, begin, {}, "running" if state.state == "running" else "no end recorded")
+        yield _attempt(
+            number, begin, {}, "running" if state.state in ("running", "stopping") else "no end recorded"
+        )
 
 
 def _attempt(number: int, begin: dict[str, Any], end: dict[str, Any], outcome: str) -> dict[str, Any]:

@@ -36,7 +36,7 @@ _BY_STATE = {
     ),
     "out-of-memory": (
         "The kernel ended it because the job's memory was full.",
-        "ask for more (`slurm.flags.mem`) or use less: `zslurm plan memory RUN_FILE` shows what each rank takes",
+        "ask for more (`slurm.mem`) or use less: `zslurm plan memory RUN_FILE` shows what each rank takes",
     ),
     "lost": ("It ended without a record of how.", "`zslurm logs {run} --supervisor` has the job's last output"),
     "unknown": ("Its state cannot be found out now.", "ask again when Slurm answers"),

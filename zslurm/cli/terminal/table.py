@@ -34,7 +34,7 @@ GOOD, BAD, WAITS, QUIET, HEAD = "green", "bold red", "yellow", "dim", "bold"
 _STATES = {
     GOOD: "running completed complete completing pass ok recovered yes built active finish",
     BAD: "failed fail node-failed timeout out-of-memory lost damaged root error down stop refused",
-    WAITS: "pending requeued held suspended interrupted preempted cancelled unknown "
+    WAITS: "pending requeued held stopping suspended interrupted preempted cancelled unknown "
     "warn warning skip cascade requeue",
     QUIET: "prepared copied advisory benign teardown skipped",
 }

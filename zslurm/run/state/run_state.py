@@ -46,6 +46,7 @@ State = Literal[
     "requeued",  # waits in the queue after it ran before
     "held",
     "running",
+    "stopping",  # was cancelled, and saves and stops
     "suspended",
     "completing",
     "completed",
@@ -62,7 +63,9 @@ State = Literal[
     "copied",  # a copy of a run: the job in its files is the original's
 ]
 STATES: tuple[State, ...] = get_args(State)
-ACTIVE: frozenset[State] = frozenset({"pending", "requeued", "held", "running", "suspended", "completing"})
+ACTIVE: frozenset[State] = frozenset(
+    {"pending", "requeued", "held", "running", "stopping", "suspended", "completing"}
+)
 
 
 @dataclass(frozen=True)
@@ -255,6 +258,8 @@ def _state(run: RunDir, job: _Job | None, seen: QueueView) -> RunState:
         state, reason = _unanswered_state(job, end, problem)
     else:
         state, reason = _forgotten_state(job, end)
+    if state == "running" and job.cancelled:
+        state = "stopping"
     aegis = aegis_view(events.events, job.job_id, readmitted=job.readmitted)
     if state == "interrupted" and aegis.preempted is not None:
         state = "preempted"

@@ -29,6 +29,15 @@ def test_a_rank_is_gone_once_srun_has_had_time_to_report_it() -> None:
     assert training.detector.gone(training.now) == {3: pytest.approx(GONE_S + 1, abs=0.5)}
 
 
+def test_an_agent_that_falls_silent_has_not_reported_it_for_long_enough() -> None:
+    """Its node may be dead, which explains more."""
+    training = _with_gone(3)
+    training.run(2)
+    training.silent = {1}
+    training.run(round(GONE_S) + 5)
+    assert training.detector.gone(training.now) == {}
+
+
 def test_a_rank_that_removes_its_progress_in_time_has_ended_in_order() -> None:
     training = _with_gone(3)
     training.run(5)

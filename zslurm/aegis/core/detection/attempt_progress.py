@@ -47,6 +47,7 @@ class RankState:
         row: its progress as reported last; None before the first report.
         ended: it had a record and has none any more: it ended in order.
         gone_since: when the agent of its node first reported that its process has ended without saying so.
+        gone_until: when it reported so last.
         former_pid: of the process that was this rank on the node before; its record may still be there.
         living_pid: of a process that wrote its record after its agent had called it gone. The agent looks at
             another process then (ranks may have a pid namespace), and is not believed about this one.
@@ -57,6 +58,7 @@ class RankState:
     row: RankProgress | None = None
     ended: bool = False
     gone_since: float | None = None
+    gone_until: float = 0.0
     former_pid: int | None = None
     living_pid: int | None = None
     left: frozenset[str] = frozenset()
@@ -174,6 +176,7 @@ class AttemptProgress:
             is_gone = row.gone and row.phase is not Phase.DONE
             is_gone = is_gone and row.pid not in (rank.former_pid, rank.living_pid)
             rank.gone_since = (now if rank.gone_since is None else rank.gone_since) if is_gone else None
+            rank.gone_until = now if is_gone else 0.0
             node.seen.add(row.rank)
             if row.age_s > self.limit(row.phase):
                 self.over_limit.add(row.rank)
@@ -248,9 +251,15 @@ class AttemptProgress:
         return limits.get(phase, float("inf"))
 
     def gone(self, now: float) -> dict[int, float]:
-        """Return the ranks whose processes ended long enough ago for srun to report it, with the seconds since."""
-        since = {number: rank.gone_since for number, rank in enumerate(self.ranks) if rank.gone_since is not None}
-        return {number: now - when for number, when in since.items() if now - when >= GONE_S}
+        """Return the ranks whose processes ended long enough ago for srun to report it, with the seconds since.
+
+        Their agents must have reported it for so long: a node that is silent since may be dead, or cut off.
+        """
+        return {
+            number: now - rank.gone_since
+            for number, rank in enumerate(self.ranks)
+            if rank.gone_since is not None and rank.gone_until - rank.gone_since >= GONE_S
+        }
 
     def waits_for_gone(self, now: float) -> bool:
         """Return whether the process of a rank went so recently that a halt of the others is no hang yet."""
