@@ -79,6 +79,19 @@ class Daemons:
         controller = self._start("slurmctld", ["slurmctld", "-D", "-f", str(self._instance.slurm_conf)])
         self._wait("slurmctld", controller, lambda: _listens(self._ports.controller))
 
+    def start_backup_controller(self, host: str, address: str) -> None:
+        """Start a second slurmctld, which slurm.conf names as `SlurmctldHost=host(address)`.
+
+        slurmctld finds itself in slurm.conf by the name of its host, so this one has its own host name. It has its
+        own pid file as well: slurmctld kills the process that its pid file names.
+        """
+        config = self._instance.directory / "etc" / "backup.conf"
+        text = self._instance.slurm_conf.read_text(encoding="utf-8")
+        config.write_text(text.replace("/slurmctld.pid\n", "/slurmctld.backup.pid\n"), encoding="utf-8")
+        script = f"echo {host} > /proc/sys/kernel/hostname && exec slurmctld -D -f {config}"
+        backup = self._start("slurmctld.backup", ["unshare", "--uts", "sh", "-c", script])
+        self._wait("slurmctld.backup", backup, lambda: _listens(self._ports.controller, address))
+
     def start_node(self, name: str) -> None:
         port = self._ports.nodes[self._instance.node_names.index(name)]
         argv = ["slurmd", "-D", "-N", name, "-f", str(self._instance.slurm_conf)]
@@ -143,9 +156,9 @@ class Daemons:
         return self._instance.log / f"{name}.out"
 
 
-def _listens(port: int) -> bool:
+def _listens(port: int, address: str = "127.0.0.1") -> bool:
     with socket.socket() as probe:
-        return probe.connect_ex(("127.0.0.1", port)) == 0
+        return probe.connect_ex((address, port)) == 0
 
 
 def _listens_unix(path: Path) -> bool:

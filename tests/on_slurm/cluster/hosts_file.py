@@ -25,12 +25,12 @@ def machine_lock() -> Iterator[None]:
         yield
 
 
-def add(instance_id: str, node_names: Sequence[str], hosts: Path = HOSTS) -> None:
-    """Let every node name resolve to this machine. Call it under `machine_lock`."""
+def add(instance_id: str, names: Sequence[str], hosts: Path = HOSTS, *, address: str = "127.0.0.1") -> None:
+    """Let every name resolve to this machine. Call it under `machine_lock`."""
     text = hosts.read_text(encoding="utf-8")
     unfinished = bool(text) and not text.endswith("\n")
     marker = f"{_MARKER} {instance_id}" + (f" {_NO_FINAL_NEWLINE}" if unfinished else "")
-    lines = [f"127.0.0.1 {name} {marker}\n" for name in node_names]
+    lines = [f"{address} {name} {marker}\n" for name in names]
     hosts.write_text(text + "\n" * unfinished + "".join(lines), encoding="utf-8")
 
 
