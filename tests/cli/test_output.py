@@ -78,14 +78,14 @@ def test_the_schema_is_printed_as_json(shell: Shell) -> None:
 def test_a_dry_run_shows_the_script_and_where_values_came_from(shell: Shell) -> None:
     run_file = shell.write_run(cluster={"launcher": "slurm", "env": {"A": "b"}})
     before = shell.everything()
-    arguments = ("submit", "--dry-run", run_file, "--nodes", "3", "--set", "phases[0].lr=3e-4")
+    arguments = ("submit", "--dry-run", run_file, "--nodes", "3", "--set", "phases.0.lr=3e-4")
     done = shell.zslurm(*arguments)
     assert (done.code, done.stderr) == (0, "")
     head, _, script = done.stdout.partition("#!/bin/bash\n")
     assert all(line.startswith("#") for line in head.splitlines())
     assert "# 3 nodes x 1 rank on local; 10 steps, 960 tokens of 4k in the data" in head
     shown = [" ".join(line.split()) for line in head.splitlines()]
-    assert "# phases[0].lr 0.0003 [--set phases[0].lr]" in shown
+    assert "# phases[0].lr 0.0003 [--set phases.0.lr]" in shown
     assert f"# cluster.env.A b [run file {run_file}:{_line(run_file, 'A')}]" in shown
     assert "#SBATCH --nodes=3\n" in script
     body = json_of(shell.zslurm(*arguments, "--json"))

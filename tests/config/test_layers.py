@@ -74,7 +74,7 @@ def test_overrides_reach_into_lists_and_make_sections(tmp_path: Path) -> None:
     resolved = resolve_text(
         tmp_path,
         PHASES,
-        "phases[0].lr=3e-4",
+        "phases.0.lr=3e-4",
         "optim.betas=[0.8, 0.9]",
         "optim.betas[1]=0.95",
         "slurm.flags.comment=a=b:c",
@@ -89,7 +89,7 @@ def test_overrides_reach_into_lists_and_make_sections(tmp_path: Path) -> None:
     assert spec.slurm.time == "24:00:00"
     assert spec.optim.clip_norm is None
     found = origins(resolved, tmp_path)
-    assert found["phases[0].lr"] == "--set phases[0].lr"
+    assert found["phases[0].lr"] == "--set phases.0.lr"
     assert found["phases[0].tokens"] == "run file run.yaml:2"
     assert found["optim.betas[0]"] == "--set optim.betas"
     assert found["optim.betas[1]"] == "--set optim.betas[1]"
@@ -126,10 +126,10 @@ def test_a_section_whose_lines_are_all_commented_out_says_nothing(tmp_path: Path
 @pytest.mark.parametrize(
     ("assignment", "message"),
     [
-        ("slurm.nodes", "--set slurm.nodes: expected KEY=VALUE, such as phases[0].lr=3e-4"),
-        ("=4", "--set =4: expected KEY=VALUE, such as phases[0].lr=3e-4"),
-        ("a b=4", "--set a b=4: expected KEY=VALUE, such as phases[0].lr=3e-4"),
-        ("phases[x].lr=4", "--set phases[x].lr=4: expected KEY=VALUE, such as phases[0].lr=3e-4"),
+        ("slurm.nodes", "--set slurm.nodes: expected KEY=VALUE, such as phases.0.lr=3e-4"),
+        ("=4", "--set =4: expected KEY=VALUE, such as phases.0.lr=3e-4"),
+        ("a b=4", "--set a b=4: expected KEY=VALUE, such as phases.0.lr=3e-4"),
+        ("phases[x].lr=4", "--set phases[x].lr=4: expected KEY=VALUE, such as phases.0.lr=3e-4"),
         ("phases[1].lr=1", "--set phases[1].lr=1: there is no item [1]; the list has 1"),
         ("model[0]=1", "--set model[0]=1: `model` is not a list"),
         ("phase[0].lr=1", "--set phase[0].lr=1: `phase` is not a list; did you mean `phases[0]`?"),
@@ -153,6 +153,6 @@ def test_a_bad_override_is_one_line(tmp_path: Path, assignment: str, message: st
 def test_paths_of_keys_are_read_and_shown_alike() -> None:
     for text in ("a", "a.b", "phases[0].lr", "optim.betas[1]", "a-b.c_d[10][2]"):
         assert show_path(parse_path(text)) == text
-    assert parse_path("phases[0].lr") == ("phases", 0, "lr")
+    assert parse_path("phases[0].lr") == parse_path("phases.0.lr") == ("phases", 0, "lr")
     assert parse_path("a..b") == parse_path("[0]") == parse_path("") == parse_path("a[-1]") == ()
     assert show_path(("env", "two\nlines")) == 'env."two\\nlines"'

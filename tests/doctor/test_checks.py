@@ -256,8 +256,9 @@ def test_a_profile_that_uses_some_of_the_xgmi_links_is_warned_about(
 def test_rules_that_the_profile_leaves_out_are_warned_about(node: Node) -> None:
     outcome = node.check("environment", nics=())
     assert outcome.status is Status.WARN
-    for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "NCCL_IB_HCA"):
-        assert f"{name} is not set: the profile does not give cluster." in outcome.reason
+    interface = "GLOO_SOCKET_IFNAME, NCCL_SOCKET_IFNAME are not set: the profile does not give cluster.interface"
+    for line in (interface, "NCCL_IB_HCA is not set: the profile does not give cluster.nics"):
+        assert line in outcome.reason
     complete = {"interface": "eth0", "rocm_version": "6.4.1", "peermem": True}
     assert node.check("environment", **complete).status is Status.PASS
 

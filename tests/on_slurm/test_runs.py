@@ -91,7 +91,8 @@ def test_pending_then_cancelled(user: User) -> None:
     state = user.state("waits")
     assert (state["state"], state["reason"]) == ("pending", "BeginTime")
     user.zslurm("cancel", "waits")
-    assert user.wait_for_state("waits", "cancelled")["active"] is False
+    state = user.wait_for_state("waits", "cancelled")
+    assert (state["active"], state["reason"]) == (False, None), "why it waited is not why it was cancelled"
 
 
 def test_an_active_run_is_not_submitted_again(user: User) -> None:

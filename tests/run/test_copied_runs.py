@@ -102,7 +102,7 @@ def test_a_completed_run_is_not_started_for_nothing(user: LocalUser) -> None:
     expected = (
         "zslurm: short: the run is complete: step 3 of 3 is saved, and there is nothing left to train; give it "
         "more tokens to continue (now phases[0].tokens=288; for example `zslurm submit RUN_FILE --set "
-        "phases[0].tokens=576`), or start over with --new\n"
+        "phases.0.tokens=576`), or start over with --new\n"
     )
     for command in (("submit", run_file), ("submit", "--dry-run", run_file), ("requeue", "short")):
         assert user.zslurm(*command, exit_code=1).stderr == expected

@@ -333,6 +333,10 @@ def test_phases_that_change_ahead_are_reported_and_steps_that_are_done_do_not_mo
     with pytest.raises(ConfigError, match=r"now has 5 steps, and had 10, and the 8 steps that are done") as caught:
         submit(longer(tmp_path, 480))
     assert caught.value.exit_code == Exit.USAGE
+    assert str(caught.value).endswith(
+        "options hold for one submission: to continue as before, submit with --set phases.0.tokens=1920, or write "
+        "that into the run file"
+    )
     assert contents(first.run.path) == before
 
 

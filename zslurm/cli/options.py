@@ -92,21 +92,23 @@ def complete_keys(incomplete: str) -> list[tuple[str, str]]:
     """Return the keys of a run file with what they are, each with `=`; for those of phases the first phase's."""
     from zslurm.config.load import run_file_schema
 
-    found = _keys(run_file_schema(), "")
+    found = _keys(run_file_schema(), "", "[0]" if "[" in incomplete else ".0")
     return [(f"{key}=", about) for key, about in found if f"{key}=".startswith(incomplete)]
 
 
-def _keys(schema: dict[str, Any], prefix: str, root: dict[str, Any] | None = None) -> list[tuple[str, str]]:
-    """Return the leaves of a JSON schema as dotted keys."""
+def _keys(
+    schema: dict[str, Any], prefix: str, index: str, root: dict[str, Any] | None = None
+) -> list[tuple[str, str]]:
+    """Return the leaves of a JSON schema as dotted keys; `index` is how the first item of a list is written."""
     root = schema if root is None else root
     found: list[tuple[str, str]] = []
     for name, given in schema.get("properties", {}).items():
         part, key = _resolved(given, root), f"{prefix}{name}"
         items = _resolved(part.get("items", {}), root)
         if part.get("properties"):
-            found += _keys(part, f"{key}.", root)
+            found += _keys(part, f"{key}.", index, root)
         elif items.get("properties"):
-            found += _keys(items, f"{key}[0].", root)
+            found += _keys(items, f"{key}{index}.", index, root)
         else:
             found.append((key, given.get("description", "")))
     return found
@@ -178,7 +180,7 @@ Set = Annotated[
     Option(
         "--set",
         metavar="KEY=VALUE",
-        help="Override a value, e.g. phases[0].lr=3e-4 (repeatable).",
+        help="Override a value, e.g. phases.0.lr=3e-4 (repeatable).",
         autocompletion=complete_keys,
     ),
 ]

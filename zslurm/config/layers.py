@@ -1,7 +1,7 @@
 """Layers of configuration: merge them, and remember where each value came from.
 
 Later layers win. Mappings merge key by key; lists and scalars replace what was there. An override
-`--set phases[0].lr=3e-4` reaches into a list by index.
+`--set phases.0.lr=3e-4` reaches into a list by index; `phases[0].lr` is the same, but some shells expand brackets.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from zslurm.core.errors import ConfigError
 
 _WORD = r"[A-Za-z_][A-Za-z0-9_-]*"
 _TYPED = re.compile(r"(--?[A-Za-z][a-z-]*) ")
-_PATH = re.compile(rf"{_WORD}(\.{_WORD}|\[\d+\])*")
-_PATH_PART = re.compile(rf"({_WORD})|\[(\d+)\]")
+_PATH = re.compile(rf"{_WORD}(\.{_WORD}|\.\d+|\[\d+\])*")
+_PATH_PART = re.compile(rf"({_WORD})|\[(\d+)\]|\.(\d+)")
 
 
 @dataclass(frozen=True)
@@ -127,7 +127,7 @@ class Layers:
         text, equals, value_text = assignment.partition("=")
         path = parse_path(text) if equals else ()
         if not path:
-            raise ConfigError(f"--set {assignment}: expected KEY=VALUE, such as phases[0].lr=3e-4")
+            raise ConfigError(f"--set {assignment}: expected KEY=VALUE, such as phases.0.lr=3e-4")
         path = present_path(path, "--set")
         value = yaml12.parse(value_text, f"--set {text}").data
         if len(path) == 1:
@@ -188,10 +188,10 @@ class Layers:
 
 
 def parse_path(text: str) -> KeyPath:
-    """Return `a.b[0].c` as ("a", "b", 0, "c"); empty where it is not a path."""
+    """Return `a.b[0].c`, or `a.b.0.c`, as ("a", "b", 0, "c"); empty if it is not a path."""
     if not _PATH.fullmatch(text):
         return ()
-    return tuple(word or int(index) for word, index in _PATH_PART.findall(text))
+    return tuple(word or int(bracketed or dotted) for word, bracketed, dotted in _PATH_PART.findall(text))
 
 
 def show_path(path: KeyPath) -> str:

@@ -26,6 +26,9 @@ from zslurm.slurm.jobs import time_limit
 
 _GIB = 1 << 30
 _ACCOUNTING = " (Slurm's accounting)"
+_LOST_S = 300
+"""Seconds of lost steps from which on the report advises another interval between saves: in a short run, one fault
+says nothing about how often faults come."""
 
 
 @dataclass(frozen=True)
@@ -353,7 +356,7 @@ def _of_the_timeline(line: Timeline, metrics: Metrics, config: Mapping[str, Any]
             f"Starting took {shares['start']:.0%} of the time: `cluster.stage_env` copies the Python environment "
             "to the nodes, so that ranks do not load it from the shared file system."
         )
-    if shares.get("lost", 0) > 0.02:
+    if shares.get("lost", 0) > 0.02 and line.seconds["lost"] > _LOST_S:
         interval = _best_interval(line, metrics)
         every = f" about every {counted(interval, 'step')}" if interval else " more often"
         asked = _section(config, "checkpoint").get("every_steps")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -92,6 +93,19 @@ def check_continues(run: RunDir, spec: RunSpec, tokenizer_sha256: str | None) ->
     return changed_keys(old, spec)
 
 
+def options_to_repeat(run: RunDir, spec: RunSpec) -> str:
+    """Return the `--set` options that give `spec` the phases of the last submission; empty if none are enough."""
+    before, after = last_spec(run).phases, spec.phases
+    if len(before) != len(after):
+        return ""
+    options = []
+    for index, (old, new) in enumerate(zip(before, after, strict=True)):
+        values = old.model_dump(mode="json")
+        differing = [key for key, value in new.model_dump(mode="json").items() if value != values[key]]
+        options += [f"--set {shlex.quote(f'phases.{index}.{key}={json.dumps(values[key])}')}" for key in differing]
+    return " ".join(options)
+
+
 def refuse_completed(spec: RunSpec, run: RunDir) -> None:
     """Refuse to start a run whose checkpoint to resume from is that of its last step.
 
@@ -110,7 +124,7 @@ def refuse_completed(spec: RunSpec, run: RunDir) -> None:
     raise RunCompleted(
         f"{run.name}: the run is complete: step {step} of {total} is saved, and there is nothing left to train; "
         f"give it more tokens to continue (now phases[{last}].tokens={spec.phases[last].tokens}; for example "
-        f"`zslurm submit RUN_FILE --set phases[{last}].tokens={more}`), or start over with --new"
+        f"`zslurm submit RUN_FILE --set phases.{last}.tokens={more}`), or start over with --new"
     )
 
 

@@ -77,6 +77,13 @@ def test_a_run_without_a_log_says_where_to_look(tmp_path: Path, capsys: pytest.C
             printed(story, capsys)
 
 
+def test_a_rank_that_has_printed_nothing_is_noted(story: Story, capsys: pytest.CaptureFixture[str]) -> None:
+    print_logs(story.run, rank=1, attempt=None, supervisor=False, last_lines=None, follow=False)
+    seen = capsys.readouterr()
+    assert seen.out == ""
+    assert seen.err == "tiny: rank 1 has printed nothing yet; `zslurm logs -f tiny` waits for it\n"
+
+
 def test_following_goes_through_attempts_and_ends_with_the_run(tmp_path: Path) -> None:
     """It begins before there is a log, and prints every line once."""
     program = """

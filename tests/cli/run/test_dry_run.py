@@ -83,13 +83,26 @@ def test_each_local_rank_has_its_cores(shell: Shell, sections: dict[str, Any], c
 def test_rules_that_the_profile_leaves_out_are_noted(shell: Shell) -> None:
     pollara = {"network": "pollara", "rails_only": True, "gpu_family": "mi300x", "interface": None}
     shell.write_run(cluster=CLUSTER | pollara | {"nics": [], "gpu_nics": []})
-    notes = "\n".join(dry_run(shell)["notes"])
-    for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "NCCL_IB_HCA"):
-        assert f"left out of the environment: {name} is not set: the profile does not give cluster." in notes
-    text = text_of(shell)
-    assert "# note: left out of the environment: NCCL_IB_HCA is not set" in text
-    noted = [line for line in text.splitlines() if line.startswith("# note: ") and "not set" in line]
-    assert not [line for line in noted if "left out of the environment" not in line], "no variable is noted twice"
+    interface = "GLOO_SOCKET_IFNAME, NCCL_SOCKET_IFNAME are not set: the profile does not give cluster.interface"
+    notes, text = dry_run(shell)["notes"], text_of(shell)
+    for line in (interface, "NCCL_IB_HCA is not set: the profile does not give cluster.nics"):
+        note = f"left out of the environment: {line} (why: zslurm env --explain)"
+        assert note in notes
+        assert f"# note: {note}\n" in text
+    assert text.count("NCCL_IB_HCA") == 1, "no variable is noted twice"
+
+
+@pytest.mark.parametrize(
+    ("tokens", "work"),
+    [
+        (40 * 96, "40 steps, 3.84k tokens of 4k in the data\n"),
+        (400 * 96, "400 steps, 38.4k tokens of 4k in the data, 9.64 epochs\n"),
+    ],
+)
+def test_data_that_are_repeated_are_noted(shell: Shell, tokens: int, work: str) -> None:
+    phase = {"tokens": tokens, "context": 16, "global_batch": 6, "micro_batch": 1, "lr": 1e-3}
+    shell.write_run(phases=[phase])
+    assert f"; {work}" in text_of(shell)
 
 
 @pytest.mark.parametrize(

@@ -144,6 +144,14 @@ def test_a_fault_that_was_repaired_is_not_why_a_run_stopped_later(tmp_path: Path
     assert "It was asked to save and stop." in answer.text
 
 
+def test_a_requeued_run_says_why_slurm_lets_it_wait(tmp_path: Path) -> None:
+    story = Story(tmp_path / "tiny").submitted().started().trained(9, saved=9).ended("interrupted", 75)
+    waits = replace(look(story.run), state="requeued", reason="BeginTime")
+    assert note(waits).startswith("BeginTime: Slurm lets a requeued job wait, for two minutes by default; ")
+    assert "`zslurm requeue tiny --now`" in note(waits)
+    assert note(replace(waits, state="pending")).startswith("BeginTime: must not start before its begin time")
+
+
 def test_a_requeued_run_names_the_fault_before_it_and_what_it_waits_for(tmp_path: Path) -> None:
     story = Story(tmp_path / "tiny").submitted().started().trained(9, saved=9)
     dead = RAS | {"kind": "node_dead", "line": "node node1 is dead", "scope": "node", "gpu": None}

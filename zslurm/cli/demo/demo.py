@@ -198,5 +198,5 @@ def _summary(run: RunDir, run_file: Path, entropy: float, seconds: float) -> int
     print("try next")
     print(f"  zslurm status {run.path}")
     print(f"  zslurm config show {run_file} --cluster local --origin")
-    print(f"  zslurm submit {run_file} --cluster local --set run.name=longer --set phases[0].tokens=4e6 --wait")
+    print(f"  zslurm submit {run_file} --cluster local --set run.name=longer --set phases.0.tokens=4e6 --wait")
     return Exit.DONE if learned else Exit.FAILED

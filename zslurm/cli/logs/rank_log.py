@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TextIO
 
 from zslurm.cli.run.polling import looks
-from zslurm.core.console import harmless
+from zslurm.core.console import harmless, say
 from zslurm.core.errors import NotFound
 from zslurm.core.files import read_json
 from zslurm.run.log_times import LogTimes
@@ -102,6 +102,8 @@ def print_logs(
     if not next(states) and path is None:
         raise no_log(run)
     offset = _print_tail(path, last_lines, since, follow=follow) if path else 0
+    if not offset and not follow and not supervisor:
+        say(f"{run.name}: rank {rank} has printed nothing yet; `zslurm logs -f {run.name}` waits for it")
     for active in states:
         newest = _log_path(run, rank, attempt, supervisor)
         if newest is not None and newest != path:

@@ -165,7 +165,7 @@ def run_file_text(
         lines += ["cluster:", f"  name: {json.dumps(cluster)}"]
     lines += training
     if start is None:
-        lines += ["# phases:  # this list replaces the recipe's; one value: --set phases[0].lr=3e-4"]
+        lines += ["# phases:  # this list replaces the recipe's; one value: --set phases.0.lr=3e-4"]
         lines += [f"# {line}" for phase in phases for line in _phase(phase)]
     for section, keys in _COMMENTED.items():
         if f"{section}:" in training:

@@ -189,6 +189,11 @@ def why(state: RunState) -> str:
     """Return why a run is in its state, where that is known."""
     if state.cause:
         return describe_cause(state.cause)
+    if state.state == "requeued" and state.reason == "BeginTime":
+        return (
+            "BeginTime: Slurm lets a requeued job wait, for two minutes by default; "
+            f"`zslurm requeue {state.run.name} --now` starts it at once"
+        )
     if state.state in _WAITING and state.reason:
         return explain(state.reason)
     return state.reason or ""

@@ -9,7 +9,7 @@ from zslurm.cli.run.submission.options import SubmitOptions
 def _submit(options: SubmitOptions) -> None:
     """Submit a run, or continue it.
 
-    Example: zslurm submit run.yaml --nodes 4 --set phases[0].lr=3e-4
+    Example: zslurm submit run.yaml --nodes 4 --set phases.0.lr=3e-4
     """
     from zslurm.cli.run.submission.command import submit_run  # the whole of the submission
 

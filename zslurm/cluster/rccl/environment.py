@@ -96,6 +96,17 @@ def left_out_note(cluster: ClusterSection) -> str | None:
     )
 
 
+def left_out_lines(cluster: ClusterSection) -> list[str]:
+    """Return a line for each key that the profile lacks, with the variables of the rules that need it."""
+    variables: dict[str, list[str]] = {}
+    for rule in left_out(cluster):
+        variables.setdefault(rule.needs, []).append(rule.variable)
+    return [
+        f"{', '.join(names)} {'is' if len(names) == 1 else 'are'} not set: the profile does not give {needs}"
+        for needs, names in variables.items()
+    ]
+
+
 def left_out(cluster: ClusterSection) -> list[LeftOut]:
     """Return the rules that are left out because the profile does not state what they need, one for a variable.
 

@@ -11,7 +11,7 @@ from zslurm.checkpoint_tools.quantities import counted, show_duration
 from zslurm.cluster.rails.map import rail_map
 from zslurm.cluster.rails.types import Rail
 from zslurm.cluster.rccl.conf_files import read_conf
-from zslurm.cluster.rccl.environment import FIND_OUT, left_out, variables_of
+from zslurm.cluster.rccl.environment import FIND_OUT, left_out_lines, variables_of
 from zslurm.cluster.rccl.finding import Finding
 from zslurm.cluster.rccl.lint import concerns_us, lint, overridden
 from zslurm.cluster.rccl.lint_network import dmabuf_by_default
@@ -221,7 +221,7 @@ def environment(sources: Sources) -> Outcome | None:
     findings = [*lint(given, sources.cluster, conf), *overridden(sources.environ, job)]
     remedy = f"complete the profile ({FIND_OUT}), or set it in cluster.env"
     problems = _of_findings(findings, "`zslurm env --explain` shows what a job gets")
-    problems += [warned(rule.line, remedy) for rule in left_out(sources.cluster)]
+    problems += [warned(line, remedy) for line in left_out_lines(sources.cluster)]
     return worst(problems, f"{counted(len(job), 'variable is', 'variables are')} set, none is wrong")
 
 

@@ -136,6 +136,10 @@ _SLURM_STATES: dict[JobState, State] = {
 }
 
 
+_REASONS_TO_WAIT = {"BeginTime", "Priority", "Resources", "JobHeldUser"}
+"""Why a job waits, which is never why it was cancelled."""
+
+
 @dataclass(frozen=True)
 class _Job:
     """The last submission of a run, from its own files."""
@@ -378,6 +382,8 @@ def _slurm_state(job: _Job, record: JobRecord, end: Ended | None) -> tuple[State
         return _state_at_end(job, end), None
     if state is JobState.COMPLETED:
         return "completed", None
+    if state is JobState.CANCELLED and reason in _REASONS_TO_WAIT:  # Slurm leaves it with the job
+        return "cancelled", None
     return _SLURM_STATES.get(state, "failed" if state.is_over else "unknown"), reason
 
 

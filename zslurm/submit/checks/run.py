@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
-from zslurm.checkpoint_tools import Checkpoint, CheckpointError, list_checkpoints
+from zslurm.checkpoint_tools import Checkpoint, CheckpointError, Manifest, list_checkpoints
 from zslurm.checkpoint_tools.quantities import counted
 from zslurm.cluster.gemm_tables import table_of
 from zslurm.cluster.rccl.conf_files import read_conf
@@ -23,7 +23,7 @@ from zslurm.submit.checks.fits import check_fits, check_fits_here
 from zslurm.submit.checks.gemm_tuning import untuned
 from zslurm.submit.checks.measured import off_measured
 from zslurm.submit.checks.program import check_program, notes_on_program
-from zslurm.submit.continuation import refuse_completed
+from zslurm.submit.continuation import options_to_repeat, refuse_completed
 from zslurm.submit.script.render import JobScript, job_environment
 from zslurm.submit.script.template_check import checked_script
 from zslurm.train.context.layout import check_phases
@@ -119,15 +119,33 @@ def check_steps(spec: RunSpec, order: DataOrder | None, continues: RunDir | None
         if newest is not None:
             with Checkpoint.open(newest, check_files=False) as checkpoint:
                 manifest = checkpoint.manifest
-            notes += compare(manifest.cursor.get("plan"), order.plan, manifest.step)
-            notes += order.changes(manifest.cursor, manifest.step)
             assert continues is not None
+            notes += _changed_phases(spec, continues, manifest, order.plan)
+            notes += order.changes(manifest.cursor, manifest.step)
             refuse_completed(spec, continues)
         elif spec.init is not None:
             from zslurm.train.checkpointing.init_weights import open_init
 
             open_init(spec.init, spec.model, order.data.header.tokenizer_sha256).close()
     return notes
+
+
+def _changed_phases(spec: RunSpec, run: RunDir, manifest: Manifest, plan: Plan) -> list[str]:
+    """Describe what has changed in the phases of a run since its checkpoint, a line for each change.
+
+    Raises:
+        ConfigError: the steps that are done would move; names the options that the last submission had.
+    """
+    try:
+        return compare(manifest.cursor.get("plan"), plan, manifest.step)
+    except TrainError as error:
+        options = options_to_repeat(run, spec)
+        if not options:
+            raise
+        raise ConfigError(
+            f"{error}; options hold for one submission: to continue as before, submit with {options}, or write "
+            "that into the run file"
+        ) from error
 
 
 def _check_gpus(spec: RunSpec) -> None:

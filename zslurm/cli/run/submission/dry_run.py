@@ -13,7 +13,7 @@ from zslurm.cli.run.submission.columns import columns
 from zslurm.cli.run.submission.fabric_lines import fabric_json, fabric_lines
 from zslurm.cli.run.submission.phase_lines import phase_lines
 from zslurm.cli.values import without_secrets
-from zslurm.cluster.rccl.environment import RULES, left_out
+from zslurm.cluster.rccl.environment import RULES, left_out_lines
 from zslurm.config.load import Resolved
 from zslurm.config.spec import RunSpec
 from zslurm.core.errors import SlurmRefused, SlurmUnavailable, ZslurmError
@@ -34,6 +34,8 @@ from zslurm.train.data.training_data import ALONE
 from zslurm.train.schedule import Plan
 
 _PATIENCE_S = 15.0
+_ONE_EPOCH = 1.005
+"""Epochs that still print as one."""
 
 
 def describe(resolved: Resolved, *, new: bool, as_json: bool) -> str:
@@ -49,7 +51,10 @@ def describe(resolved: Resolved, *, new: bool, as_json: bool) -> str:
     order = check_data(spec, needed=False)
     notes = [
         *notes_on(spec, order, continues=prepared.continues),
-        *(f"left out of the environment: {rule.line}" for rule in left_out(spec.cluster)),
+        *(
+            f"left out of the environment: {line} (why: zslurm env --explain)"
+            for line in left_out_lines(spec.cluster)
+        ),
     ]
     seen, script = _preview(resolved, prepared), redact(prepared.script.text)
     given = without_secrets(row for row in resolved.rows() if row[2].layer != "default")
@@ -105,8 +110,19 @@ def _work(spec: RunSpec, order: DataOrder | None) -> str:
         return f"in {spec.trainer.directory}: {shlex.join(spec.trainer.command)}"
     tokens = Plan(spec.phases).total_tokens
     shown = counted(tokens, "token", shown=show_count(tokens))
-    there = "" if order is None else f" of {show_count(order.data.token_count)} in the data"
+    there = "" if order is None else f" of {show_count(order.data.token_count)} in the data{_repeats(order)}"
     return f"{counted(spec.total_steps, 'step')}, {shown}{there}"
+
+
+def _repeats(order: DataOrder) -> str:
+    """Describe how often a run goes through its data if it does so more than once.
+
+    A run of several sources has a line for each phase instead.
+    """
+    if order.data.names != (ALONE,):
+        return ""
+    epochs = order.progress(order.plan.total_steps)[ALONE].epochs
+    return f", {epochs:.3g} epochs" if epochs > _ONE_EPOCH else ""
 
 
 def _facts(seen: dict[str, Any], nodes: int) -> list[str]:
