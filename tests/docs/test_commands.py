@@ -143,7 +143,7 @@ def test_the_readmes_local_run_completes(local: Path) -> None:
 
 def test_the_readmes_run_learns_more_than_frequencies(data: Path, programs: dict[str, str]) -> None:
     command = "zslurm submit run.yaml --cluster local --wait --set run.name=learns"
-    command += " --set phases[0].tokens=60000"  # half of README's, which is enough to see it
+    command += " --set phases.0.tokens=60000"  # half of README's, which is enough to see it
     run_locally(Block("README.md", "bash", command), data.parent, programs)
     rows = list(read_jsonl(data.parent / "runs" / "learns" / "metrics.jsonl"))
     losses = [row["loss"] for row in rows if row["kind"] == "step"]

@@ -43,6 +43,12 @@ def _up(nodes: int, *, accounting: bool) -> int:
     cluster.write_shell(with_zslurm=True)
     print(f"# {nodes} nodes are idle after {cluster.start_took_s:.1f} s")
     _print_use(cluster.instance)
+    as_user = f"{cluster.instance.directory}/as-user"
+    print(f"# try:  {as_user} zslurm init --yes")
+    print(
+        f"#       {as_user} zslurm submit {ROOT}/run.yaml --nodes 2   # the run file of README, by its whole path"
+    )
+    print(f"# Runs are below {cluster.instance.user}/home. `make slurm-down` stops the cluster and removes them.")
     return 0
 
 
