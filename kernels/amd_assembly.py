@@ -10,6 +10,26 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
+_LANES = 64
+_LABEL = re.compile(r"^(\.LBB\w+):", re.MULTILINE)
+_MATRIX_SHAPE = re.compile(r"\bv_s?mfma\w*?_(\d+)x(\d+)x(\d+)")
+_LDS_READ = re.compile(r"\bds_read(2?)(?:st64)?_[bui](\d+)")
+
+
+@dataclass(frozen=True)
+class MatrixLoop:
+    """The loop of a kernel that has most matrix instructions.
+
+    Attributes:
+        flops: of a wave in one turn: 2 m n k of each matrix instruction.
+        lds_bytes: that a wave reads from LDS in one turn.
+        narrow_reads: instructions that read 2 bytes or less of a lane from LDS.
+    """
+
+    flops: int
+    lds_bytes: int
+    narrow_reads: int
+
 
 @dataclass(frozen=True)
 class AmdKernel:
@@ -51,6 +71,22 @@ class AmdKernel:
     def matrix_instructions(self) -> int:
         """Return how many matrix instructions there are."""
         return len(re.findall(r"\bv_s?mfma", self.code))
+
+
+def matrix_loop(code: str) -> MatrixLoop | None:
+    """Return the loop with most matrix instructions, of blocks that branch to themselves; None if there is none."""
+    starts = [*_LABEL.finditer(code)]
+    ends = [match.start() for match in starts[1:]] + [len(code)]
+    loops = []
+    for match, end in zip(starts, ends, strict=False):
+        block = code[match.end() : end]
+        shapes = _MATRIX_SHAPE.findall(block)
+        if shapes and re.search(rf"\bs_c?branch\w*\s+{re.escape(match[1])}\b", block):
+            reads = [(2 if double else 1) * int(bits) // 8 for double, bits in _LDS_READ.findall(block)]
+            flops = sum(2 * int(m) * int(n) * int(k) for m, n, k in shapes)
+            narrow = sum(size <= 2 for size in reads)
+            loops.append((len(shapes), MatrixLoop(flops, _LANES * sum(reads), narrow)))
+    return max(loops, key=lambda each: each[0])[1] if loops else None
 
 
 def kernels_of(assembly: str) -> list[AmdKernel]:

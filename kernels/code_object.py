@@ -10,6 +10,7 @@ What is read from the code object, and the limits that `violations` holds it to:
     spills                  none, neither of vector nor of scalar registers, and no scratch memory
     accesses                operands move 16 bytes at a time somewhere, where they lie together in memory
     matrix instructions     where a product is: MFMA of AMD, MMA of NVIDIA
+    reads of LDS            in a loop with matrix instructions none of 2 bytes (AMD)
 
 Triton brings everything this takes: AMD's backend with an assembler, and NVIDIA's ptxas, cuobjdump and nvdisasm.
 """
@@ -27,7 +28,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from zslurm.kernels.amd_assembly import kernels_of
+from zslurm.kernels.amd_assembly import kernels_of, matrix_loop
 from zslurm.kernels.arch import Arch, meta_tensors_on
 
 
@@ -40,12 +41,14 @@ class Launch:
         run: calls the implementation with operands on the device `meta`.
         product: whether matrix instructions are expected.
         wide: whether accesses of 16 bytes are expected.
+        narrow: whether reads of 2 bytes from LDS among matrix instructions are accepted: for shapes of no recipe.
     """
 
     name: str
     run: Callable[[], object]
     product: bool = True
     wide: bool = True
+    narrow: bool = False
 
 
 @dataclass(frozen=True)
@@ -63,6 +66,8 @@ class CodeObject:
         occupancy: waves (warps) that a SIMD (a quarter of a multiprocessor) can hold at once.
         wide_accesses: instructions that move 16 bytes between global memory and registers.
         matrix_instructions: MFMA or MMA instructions.
+        narrow_lds_reads: reads of at most 2 bytes a lane in the loop with most matrix instructions; AMD only.
+        flops_per_lds_byte: of a wave in that loop; None without such a loop, and on NVIDIA.
     """
 
     kernel: str
@@ -75,6 +80,8 @@ class CodeObject:
     occupancy: int
     wide_accesses: int
     matrix_instructions: int
+    narrow_lds_reads: int = 0
+    flops_per_lds_byte: float | None = None
 
 
 def violations(code: CodeObject, launch: Launch, arch: Arch) -> list[str]:
@@ -90,6 +97,8 @@ def violations(code: CodeObject, launch: Launch, arch: Arch) -> list[str]:
         found.append("nothing moves 16 bytes at a time")
     if launch.product and not code.matrix_instructions:
         found.append("a product without matrix instructions")
+    if code.narrow_lds_reads and not launch.narrow:
+        found.append(f"{code.narrow_lds_reads} reads of 2 bytes from LDS among matrix instructions")
     return found
 
 
@@ -129,8 +138,9 @@ def read(files: Mapping[str, Path], arch: Arch) -> CodeObject:
     )
 
 
-def _amd(assembly: str) -> dict[str, int]:
+def _amd(assembly: str) -> dict[str, Any]:
     (kernel,) = kernels_of(assembly)
+    loop = matrix_loop(kernel.code)
     return {
         "registers": kernel.registers,
         "spills": kernel.spills,
@@ -138,6 +148,8 @@ def _amd(assembly: str) -> dict[str, int]:
         "occupancy": kernel.occupancy,
         "wide_accesses": kernel.wide_loads + kernel.wide_stores,
         "matrix_instructions": kernel.matrix_instructions,
+        "narrow_lds_reads": loop.narrow_reads if loop else 0,
+        "flops_per_lds_byte": round(loop.flops / loop.lds_bytes, 1) if loop and loop.lds_bytes else None,
     }
 
 

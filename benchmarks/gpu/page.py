@@ -18,8 +18,8 @@ Body = dict[str, Any]
 Row = dict[str, Any]
 
 KERNEL_ESTIMATES = {
-    "grouped_gemm.multiply": "28 to 33 %",
-    "grouped_gemm.weight_gradient": "15 to 20 %",
+    "grouped_gemm.multiply": "35 to 48 %",
+    "grouped_gemm.weight_gradient": "38 to 45 %",
     "qk_conv.forward": "50 %",
     "qk_conv.backward": "20 to 25 %",
     "residual_norm.forward": "80 to 88 %",

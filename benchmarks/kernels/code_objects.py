@@ -31,6 +31,7 @@ def of_triton(name: str, code: CodeObject) -> dict[str, Any]:
         "spills": code.spills,
         "wide_accesses": code.wide_accesses,
         "matrix_instructions": code.matrix_instructions,
+        "flops_per_lds_byte": code.flops_per_lds_byte,
     }
 
 

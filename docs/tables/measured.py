@@ -91,6 +91,7 @@ def code_objects() -> str:
             *(row[key] for key in ("waves", "registers")),
             f"{row['lds_bytes']:,}",
             *(row[key] for key in ("occupancy", "spills", "wide_accesses", "matrix_instructions")),
+            row.get("flops_per_lds_byte") or "-",
         )
         for language in ("triton", "hip")
         for folder, kernels in figures[language].items()
@@ -107,6 +108,7 @@ def code_objects() -> str:
         "spills",
         "16 bytes",
         "MFMA",
+        "FLOPs a byte of LDS",
     )
     return table(head, rows)
 

@@ -6,9 +6,14 @@ costs nothing. Sums are fp32, each tile's by one workgroup: the same operands gi
 
     multiply            variable rows: each group's rows in tiles; a tile beyond a group's end is cut by a mask
     weight_gradient     variable terms: every group has the same tiles, each a sum over the group's rows, which is
-                        zero for a group without rows. It takes 32 rows at a time: with 64, Triton spills on gfx942
+                        zero for a group without rows
 
 Any strides will do; what lies together in memory is read 16 bytes at a time.
+
+On gfx942 large products have tiles of 256 x 256 and matrix instructions of 16 x 16, which read least from LDS for
+each product: 43 FLOPs a byte, with 128 x 128 tiles 21. If the columns of the matrices lie together in memory, as
+for the gradient of the rows, Triton 3.9 spills with such tiles: they are 128 x 256 then, 32 FLOPs a byte. These are
+figures of the compiled code; nothing was measured on a GPU yet.
 """
 
 from __future__ import annotations
@@ -26,23 +31,48 @@ from zslurm.kernels.arch import Arch, arch_of
 from zslurm.kernels.code_object import Launch
 from zslurm.kernels.triton_tools import dies, dot, launch, on_one_die
 
+_LARGE_ROWS, _LARGE_COLUMNS = 512, 256
+"""From so many on, tiles of 256 are worth the rows of a group's last one that are computed in vain."""
+
 
 class Configuration(NamedTuple):
-    """How a tile is computed: its rows and columns, the terms of one step, waves and stages of the pipeline."""
+    """How a tile is computed.
+
+    Attributes:
+        rows, columns: of the tile.
+        terms: of one step.
+        num_warps: waves of a workgroup.
+        num_stages: of the pipeline.
+        instruction: rows and columns of AMD's matrix instruction, 16 or 32; 0: the compiler's choice.
+    """
 
     rows: int
     columns: int
     terms: int
     num_warps: int
     num_stages: int
+    instruction: int = 0
+
+    @property
+    def options(self) -> dict[str, int]:
+        """Return what the compiler gets."""
+        options = {"num_warps": self.num_warps, "num_stages": self.num_stages}
+        return options | ({"matrix_instr_nonkdim": self.instruction} if self.instruction else {})
 
 
-def multiply_configuration(arch: Arch, dtype: torch.dtype, rows_per_group: int, columns: int) -> Configuration:
-    """Return how tiles are computed where a group has so many rows on average."""
+def multiply_configuration(
+    arch: Arch, dtype: torch.dtype, rows_per_group: int, columns: int, *, by_terms: bool
+) -> Configuration:
+    """Return how tiles are computed if a group has so many rows on average.
+
+    With `by_terms` the terms of a matrix's column lie together in memory, else the columns of its row.
+    """
     if dtype == torch.float32:
         return Configuration(64, 64, 32, 4, 2)
     if rows_per_group <= 64 or columns <= 64:
         return Configuration(64, 64, 64, 4, 2)
+    if arch.name == "gfx942" and rows_per_group >= _LARGE_ROWS and columns >= _LARGE_COLUMNS:
+        return Configuration(256, 256, 32, 8, 2, 16) if by_terms else Configuration(128, 256, 64, 8, 2, 16)
     return Configuration(128, 128, 64, 8, 2 if arch.is_amd else 4)
 
 
@@ -50,9 +80,12 @@ def weight_gradient_configuration(arch: Arch, dtype: torch.dtype, rows: int, col
     """Return how the tiles of gradients of this size are computed."""
     if dtype == torch.float32:
         return Configuration(64, 64, 32, 4, 2)
+    terms = 64 if arch.is_amd else 32  # with 32, AMD's backend reads 2 bytes of LDS at a time for these tiles
     if rows <= 64 or columns <= 64:
-        return Configuration(64, 64, 32, 4, 2)
-    return Configuration(128, 128, 32, 8, 2 if arch.is_amd else 4)
+        return Configuration(64, 64, terms, 4, 2)
+    if arch.name == "gfx942" and min(rows, columns) >= _LARGE_COLUMNS:
+        return Configuration(256, 256, 32, 8, 2, 16)
+    return Configuration(128, 128, terms, 8, 2 if arch.is_amd else 4)
 
 
 def multiply(x_NI: Tensor, weight_EIO: Tensor, ends_E: Tensor) -> Tensor:
@@ -62,7 +95,8 @@ def multiply(x_NI: Tensor, weight_EIO: Tensor, ends_E: Tensor) -> Tensor:
     if not (out_NO.numel() and groups):
         return out_NO
     arch = arch_of(x_NI.device)
-    chosen = multiply_configuration(arch, x_NI.dtype, rows // groups, columns)
+    by_terms = weight_EIO.stride(1) == 1
+    chosen = multiply_configuration(arch, x_NI.dtype, rows // groups, columns, by_terms=by_terms)
     # Every group may have one tile that is not full.
     tiles = (triton.cdiv(rows, chosen.rows) + groups) * triton.cdiv(columns, chosen.columns)
     launch(
@@ -86,8 +120,7 @@ def multiply(x_NI: Tensor, weight_EIO: Tensor, ends_E: Tensor) -> Tensor:
         WHOLE_TERMS=terms % chosen.terms == 0,
         WHOLE_COLUMNS=columns % chosen.columns == 0,
         DIES=dies(arch),
-        num_warps=chosen.num_warps,
-        num_stages=chosen.num_stages,
+        **chosen.options,
     )
     return out_NO
 
@@ -121,8 +154,7 @@ def weight_gradient(left_NI: Tensor, right_NO: Tensor, ends_E: Tensor) -> Tensor
         WHOLE_ROWS=rows % chosen.rows == 0,
         WHOLE_COLUMNS=columns % chosen.columns == 0,
         DIES=dies(arch),
-        num_warps=chosen.num_warps,
-        num_stages=chosen.num_stages,
+        **chosen.options,
     )
     return out_EIO
 
@@ -263,7 +295,7 @@ def _variable_terms(
 
 def launches(arch: Arch) -> Iterator[Launch]:
     """Yield a launch of every kind that the compiler makes other code of: the products of ZAYA1's experts."""
-    kinds = [(dtype, rows) for dtype in (torch.bfloat16, torch.float16) for rows in (32, 1024)]
+    kinds = [(dtype, rows) for dtype in (torch.bfloat16, torch.float16) for rows in (32, 256, 1024)]
     if arch.is_amd:
         kinds.append((torch.float32, 1024))
     ends = torch.empty(16, dtype=torch.int32, device="meta")
@@ -274,7 +306,7 @@ def launches(arch: Arch) -> Iterator[Launch]:
         yield Launch(f"{name} rows", partial(multiply, x, weight, ends))
         yield Launch(f"{name} rows, weight turned", partial(multiply, x, weight.view(16, 4096, 2048).mT, ends))
     for dtype in dict(kinds):
-        for rows, columns in ((64, 64), (2048, 4096)):
+        for rows, columns in ((64, 64), (128, 4096), (2048, 4096)):
             left = torch.empty(4096, rows, dtype=dtype, device="meta")
             right = torch.empty(4096, columns, dtype=dtype, device="meta")
             name = f"{str(dtype).removeprefix('torch.')} {rows} x {columns}"

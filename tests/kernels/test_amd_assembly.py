@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from zslurm.kernels.amd_assembly import kernels_of
+from zslurm.kernels.amd_assembly import MatrixLoop, kernels_of, matrix_loop
 
 ASSEMBLY = """
 first:                                  ; @first
@@ -56,3 +56,28 @@ def test_what_is_no_assembly_is_refused() -> None:
         kernels_of("first:\n")
     with pytest.raises(ValueError, match="no code of a kernel second"):
         kernels_of(ASSEMBLY.replace("\nsecond:", "\nother:"))
+
+
+LOOPS = """
+	v_mfma_f32_32x32x8_bf16 a[0:15], v[0:1], v[2:3], a[0:15]
+.LBB0_1:
+	ds_read_u16 v1, v2
+	v_mfma_f32_32x32x8_bf16 a[0:15], v[0:1], v[2:3], a[0:15]
+	s_cbranch_scc1 .LBB0_1
+.LBB0_2:
+	ds_read2st64_b64 v[2:5], v1 offset0:8
+	ds_read_b64 v[2:3], v1
+	ds_read_u16_d16 v1, v2
+	v_mfma_f32_16x16x16_bf16 a[0:3], v[0:1], v[2:3], a[0:3]
+	v_mfma_f32_16x16x16_bf16 a[4:7], v[0:1], v[2:3], a[4:7]
+	s_cbranch_vccnz .LBB0_2
+.LBB0_3:
+	v_mfma_f32_32x32x8_bf16 a[0:15], v[0:1], v[2:3], a[0:15]
+	s_cbranch_scc1 .LBB0_9
+"""
+
+
+def test_the_loop_with_most_matrix_instructions_is_read() -> None:
+    """A block that does not branch to itself is no loop, whatever it multiplies."""
+    assert matrix_loop(LOOPS) == MatrixLoop(flops=2 * 2 * 16**3, lds_bytes=64 * (16 + 8 + 2), narrow_reads=1)
+    assert matrix_loop(LOOPS.partition(".LBB0_1")[0]) is None

@@ -89,6 +89,7 @@ def good(**other: int) -> CodeObject:
         (good(lds_bytes=98304), ["98304 bytes of LDS exceed the 65536 of gfx942"]),
         (good(spills=3, scratch_bytes=12), ["3 registers are spilled", "12 bytes of scratch memory are used"]),
         (good(wide_accesses=0, matrix_instructions=0), ["nothing moves 16 bytes", "without matrix instructions"]),
+        (good(narrow_lds_reads=48), ["48 reads of 2 bytes from LDS among matrix instructions"]),
     ],
 )
 def test_what_is_against_the_limits_is_named(code: CodeObject, expected: list[str]) -> None:

@@ -32,7 +32,7 @@ def launches(arch: Arch) -> Iterator[Launch]:
         name = f"{dtype} {head_dim} channels, {tokens} tokens{', documents' * divided}"
         passes = _on_meta(getattr(torch, dtype), head_dim, tokens, taps, divided)
         for what in ("forward", "backward") if tokens > 16 else passes:
-            yield Launch(f"{name}, {what}", passes[what])
+            yield Launch(f"{name}, {what}", passes[what], narrow=head_dim < 128)
 
 
 def _on_meta(dtype: torch.dtype, head_dim: int, tokens: int, taps: int, divided: bool) -> dict[str, Any]:
