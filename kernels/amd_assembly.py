@@ -74,7 +74,7 @@ class AmdKernel:
 
 
 def matrix_loop(code: str) -> MatrixLoop | None:
-    """Return the loop with most matrix instructions, of blocks that branch to themselves; None if there is none."""
+    """Return the loop with most matrix instructions, of blocks that branch to themselves; None: there is none."""
     starts = [*_LABEL.finditer(code)]
     ends = [match.start() for match in starts[1:]] + [len(code)]
     loops = []

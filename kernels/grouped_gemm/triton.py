@@ -12,8 +12,8 @@ Any strides will do; what lies together in memory is read 16 bytes at a time.
 
 On gfx942 large products have tiles of 256 x 256 and matrix instructions of 16 x 16, which read least from LDS for
 each product: 43 FLOPs a byte, with 128 x 128 tiles 21. If the columns of the matrices lie together in memory, as
-for the gradient of the rows, Triton 3.9 spills with such tiles: they are 128 x 256 then, 32 FLOPs a byte. These are
-figures of the compiled code; nothing was measured on a GPU yet.
+for the gradient of the rows, Triton 3.9 spills with such tiles: they are 128 x 256 then, 32 FLOPs a byte. These
+are figures of the compiled code; nothing was measured on a GPU yet.
 """
 
 from __future__ import annotations
