@@ -39,6 +39,7 @@ from zslurm.checkpoint_tools import (
     Lock,
     Manifest,
     Mismatch,
+    NoSpace,
     ShardReport,
     Tensor,
     acquire,
@@ -61,7 +62,7 @@ from zslurm.train.checkpointing.snapshot import (
     available_memory,
     snapshot_bytes,
 )
-from zslurm.train.checkpointing.writer import CheckpointWriter, Hooks, WriteRequest
+from zslurm.train.checkpointing.writer import NEEDS, CheckpointWriter, Hooks, WriteRequest
 from zslurm.train.config import RESUMED_FROM, TrainConfig
 from zslurm.train.errors import ConfigError, HubIOError, TrainError
 from zslurm.train.hub import balancing_bias, weights_only
@@ -137,6 +138,9 @@ class Checkpointer(Hooks):
             try:
                 job = os.environ.get("SLURM_JOB_ID", "")
                 lock = acquire(self.root, job=job, take_over=self._takes_over)
+            except NoSpace as error:
+                state = snapshot_bytes({each.name: each.values for each in self.optimizer.states})
+                problem = f"{error}; {NEEDS} {show_bytes(self.world.size * state)}"
             except CheckpointError as error:
                 problem = str(error)
         if problem := self._first_problem(problem):

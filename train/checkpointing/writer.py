@@ -54,7 +54,8 @@ from zslurm.train.niceness import lower_thread
 
 _LOWEST_IO = 7  # of the best-effort class: last in the queue, but never starved as the idle class may be
 _GIVEN_UP = "it was given up, for the ranks regroup"
-_NEEDS = "a checkpoint needs about"
+NEEDS = "a checkpoint needs about"
+"""In messages of a full disk, before the size."""
 _POLL_S = (0.005, 0.25)  # seconds between two looks at a key: first, and at most
 
 
@@ -225,8 +226,8 @@ class CheckpointWriter:
                 self._save(request)
             except Exception as error:  # whatever it is: training continues, and reads it
                 self._full, reason = isinstance(error, NoSpace), reason_of(error)
-                if self._full and _NEEDS not in reason:
-                    reason += f"; {_NEEDS} {show_bytes(self._needed_bytes())}"
+                if self._full and NEEDS not in reason:
+                    reason += f"; {NEEDS} {show_bytes(self._needed_bytes())}"
                 self._report(request, SaveState.FAILED, reason=reason, full=self._full)
             finally:
                 self._idle.set()
@@ -270,7 +271,7 @@ class CheckpointWriter:
         needed = self._needed_bytes()
         if self._full and (free := free_bytes(root)) < needed:
             raise NoSpace(
-                f"{root}: {show_bytes(free)} free, and {_NEEDS} {show_bytes(needed)}: saves are "
+                f"{root}: {show_bytes(free)} free, and {NEEDS} {show_bytes(needed)}: saves are "
                 "paused until there is space; No space left on device"
             )
         return root

@@ -243,6 +243,21 @@ def test_a_limit_of_file_sizes_does_not_pause_saves(tmp_path: Path, corpus: Path
     assert len(losses_of(run)) < 9
 
 
+def _full_before_the_first_step() -> None:
+    def full(*arguments: Any, **options: Any) -> None:
+        raise NoSpace("cannot write .lock: No space left on device (0 B free)")
+
+    vars(checkpoint_module)["acquire"] = full
+
+
+def test_a_disk_that_is_full_at_the_start_says_what_a_checkpoint_needs(tmp_path: Path, corpus: Path) -> None:
+    run = make_run(tmp_path / "run", corpus, steps=2)
+    done = train_on(run, ranks=2, prepare=_full_before_the_first_step)
+    assert done.returncode == 1
+    assert "No space left on device (0 B free); a checkpoint needs about 198 KiB" in done.stderr
+    assert losses_of(run) == []
+
+
 def test_a_failed_last_save_is_a_failed_run(tmp_path: Path, corpus: Path) -> None:
     run = make_run(tmp_path / "run", corpus, steps=2, checkpoint={"every_steps": 9})
     done = train_on(run, ranks=1, prepare=_full_disk)
