@@ -13,6 +13,7 @@ from tests.submit.specs import run_spec
 from zslurm.aegis.agent.standby import StandbySupervisor
 from zslurm.core.errors import SlurmUnavailable
 from zslurm.core.processes import ProcessRecord
+from zslurm.run.events import Submitted
 from zslurm.run.run_dir import RunDir
 from zslurm.slurm.client import SlurmClient
 from zslurm.slurm.inventory import Node
@@ -97,7 +98,7 @@ class Job:
         self.run.create(group_readable=False)
         self.run.config.write_text(spec.model_dump_json())
         self.spec = spec
-        record_action(self.run, "submit", "12", spec)
+        record_action(self.run, Submitted(job_id="12"), spec)
         ProcessRecord.of(os.getpid()).write(self.run.supervisor)
         self.client = ScriptedClient()
         self.now, self.unheard_s, self._renewals = 100.0, 0.0, 0

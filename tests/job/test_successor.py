@@ -13,6 +13,7 @@ import pytest
 from tests.slurm.recordings import recorded
 from tests.submit.specs import run_spec
 from zslurm.job.successor import SUCCESSOR_OF, successor_spec, why_not_needed
+from zslurm.run.events import Cancelled, Submitted, SuccessorSubmitted
 from zslurm.run.run_dir import RunDir
 from zslurm.run.state import run_state
 from zslurm.run.state.run_state import RunState, look
@@ -34,8 +35,8 @@ class TwoJobs:
         self.run = RunDir(directory / "runs" / "tiny")
         self.run.create(group_readable=False)
         self.run.config.write_text(self.spec.model_dump_json())
-        record_action(self.run, "submit", "12", self.spec)
-        record_action(self.run, "successor", "12", self.spec, successor="13")
+        record_action(self.run, Submitted(job_id="12"), self.spec)
+        record_action(self.run, SuccessorSubmitted(job_id="12", successor="13"), self.spec)
         self.jobs: dict[str, JobRecord] = {}
         self.problem: str | None = None
         monkeypatch.setattr(run_state, "ask_slurm", lambda ids: QueueView(self.jobs, problem=self.problem))
@@ -94,13 +95,13 @@ def test_a_run_that_came_to_its_end_stays_with_the_first(two: TwoJobs, outcome: 
 
 
 def test_a_cancelled_run_stays_cancelled(two: TwoJobs) -> None:
-    record_action(two.run, "cancel", "12", two.spec)
+    record_action(two.run, Cancelled(job_id="12"), two.spec)
     two.ended("12", "interrupted", 75).slurm_says(job12=JobState.CANCELLED, job13=JobState.CANCELLED)
     assert (two.state.state, two.state.job_id) == ("cancelled", "12")
 
 
 def test_cancelling_the_second_cancels_the_run(two: TwoJobs) -> None:
-    record_action(two.run, "cancel", "13", two.spec)
+    record_action(two.run, Cancelled(job_id="13"), two.spec)
     two.slurm_says(job12=JobState.TIMEOUT, job13=JobState.CANCELLED)
     assert two.state.active is False
     assert why_not_needed(two.run, {SUCCESSOR_OF: "12"}) == "the run was cancelled"
@@ -126,7 +127,7 @@ def test_when_the_second_has_nothing_to_do(two: TwoJobs) -> None:
     assert why_not_needed(two.run, mine) is None
     two.ended("12", "completed", 0)
     assert why_not_needed(two.run, mine) == "the run came to its end in job 12"
-    record_action(two.run, "submit", "14", two.spec)
+    record_action(two.run, Submitted(job_id="14"), two.spec)
     assert why_not_needed(two.run, mine) == "the run was submitted again, as job 14"
 
 

@@ -26,6 +26,7 @@ from tests.on_slurm.cluster.as_user import COMMAND_EVERY_S
 from tests.on_slurm.cluster.slurm_cluster import SlurmCluster
 from tests.submit.specs import run_spec
 from tests.waiting import wait_for
+from zslurm.run.events import Submitted
 from zslurm.run.run_dir import RunDir
 from zslurm.submit.submit import record_action
 from zslurm.train.jsonl import read_jsonl
@@ -67,7 +68,7 @@ class WatchedJob:
             script, f"-N{N_NODES}", "--ntasks-per-node=2", "--no-kill", "--requeue", "--gpus-per-node=mi300x:8",
             f"--output={self.run.path}/batch.log", "--open-mode=append",
         )  # fmt: skip
-        record_action(self.run, "submit", self.job_id, spec)
+        record_action(self.run, Submitted(job_id=self.job_id), spec)
 
     def rows(self, kind: str) -> list[dict[str, Any]]:
         return [row for row in read_jsonl(self.run.path / "watched.jsonl") if row["kind"] == kind]

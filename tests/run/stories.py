@@ -12,6 +12,7 @@ from tests.train.runs import MODEL, STEP_TOKENS
 from zslurm.aegis.core.policy.outcome import AttemptOutcome, Cause
 from zslurm.config.spec import RunSpec
 from zslurm.core.processes import ProcessRecord
+from zslurm.run.events import Cancelled, Submitted
 from zslurm.run.run_dir import RunDir
 from zslurm.submit.submit import record_action
 from zslurm.train.jsonl import JsonLinesWriter
@@ -45,11 +46,11 @@ class Story:
         self.job_id = job_id
         holder = ProcessRecord.of(process) if process else ProcessRecord(os.getpid(), 1.0, os.uname().nodename)
         fields = {"pid": holder.pid, "created": holder.created, "host": holder.host}
-        record_action(self.run, "submit", job_id, self.spec, **fields)
+        record_action(self.run, Submitted(job_id=job_id, **fields), self.spec)
         return self
 
     def cancelled(self) -> Story:
-        record_action(self.run, "cancel", self.job_id, self.spec)
+        record_action(self.run, Cancelled(job_id=self.job_id), self.spec)
         return self
 
     def started(self, attempt: int = 1) -> Story:

@@ -12,6 +12,7 @@ import pytest
 from tests.aegis.supervisor.test_requeue import RECORD, ScriptedSlurm
 from tests.submit.specs import run_spec
 from zslurm.core.errors import NotFound, RunActive, SlurmRefused, SlurmUnavailable
+from zslurm.run.events import Submitted
 from zslurm.run.run_dir import RunDir
 from zslurm.slurm.client import SlurmClient
 from zslurm.slurm.inventory import Node
@@ -41,7 +42,7 @@ def run(tmp_path: Path) -> RunDir:
     made = RunDir(tmp_path / "runs" / "tiny")
     made.create(group_readable=False)
     made.config.write_text(spec.model_dump_json())
-    record_action(made, "submit", "12", spec)
+    record_action(made, Submitted(job_id="12"), spec)
     return made
 
 

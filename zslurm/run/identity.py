@@ -17,7 +17,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 from zslurm.core.files import read_json
 from zslurm.run.events import Submitted, SuccessorSubmitted
@@ -26,7 +26,14 @@ from zslurm.run.run_dir import RunDir
 from zslurm.train.jsonl import read_jsonl
 
 
-def location(run: RunDir) -> dict[str, Any]:
+class Location(TypedDict):
+    """The fields of a submission that tell which directory its job works in."""
+
+    run_dir: str
+    inode: int
+
+
+def location(run: RunDir) -> Location:
     """The fields that a submission records: the path and the inode of the directory that its job works in."""
     return {"run_dir": str(run.path.absolute()), "inode": run.path.stat().st_ino}
 

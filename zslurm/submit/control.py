@@ -14,6 +14,7 @@ from zslurm.core.errors import ConfigError, NotFound, RunActive, SlurmRefused, S
 from zslurm.core.processes import DetachedProcess, ProcessRecord
 from zslurm.job.stop_request import StopSender
 from zslurm.job.successor import cancel_successor
+from zslurm.run.events import Cancelled, ExcludedByUser, Held, Readmitted, Released, RequeuedByUser
 from zslurm.run.find import find
 from zslurm.run.identity import job_ids
 from zslurm.run.run_dir import RunDir
@@ -53,7 +54,7 @@ def cancel(run: RunDir, *, wait: bool = False) -> str | None:
         client.cancel(state.job_id)
     else:
         _stop_local(run)
-    record_action(run, "cancel", state.job_id, spec)
+    record_action(run, Cancelled(job_id=state.job_id), spec)
     while wait and look(run).active:
         time.sleep(_POLL_S)
     return state.job_id
@@ -143,7 +144,7 @@ def hold(run: RunDir) -> str:
     state = _waiting_state(run, "hold")
     if state.state != "held":
         SlurmClient().hold(state.job_id or "")
-        record_action(run, "hold", state.job_id or "", load_spec(run.config))
+        record_action(run, Held(job_id=state.job_id or ""), load_spec(run.config))
     return state.job_id or ""
 
 
@@ -151,7 +152,7 @@ def release(run: RunDir) -> tuple[str, bool]:
     """Let a held run start; returns the job id, and whether the job was held. Raises as `hold`."""
     state = _waiting_state(run, "release")
     SlurmClient().release(state.job_id or "")
-    record_action(run, "release", state.job_id or "", load_spec(run.config))
+    record_action(run, Released(job_id=state.job_id or ""), load_spec(run.config))
     return state.job_id or "", state.state == "held"
 
 
@@ -246,11 +247,12 @@ def requeue(run: RunDir, *, now: bool = False, exclude: str | None = None) -> Re
     elif exclude is None:
         action = "requeue"
         client.requeue(job_id)
-        record_action(run, action, job_id, spec)
+        record_action(run, RequeuedByUser(job_id=job_id), spec)
     else:
         nodes, note = _nodes_to_exclude(client, exclude, spec)
         action = _requeue_without(client, record, nodes)
-        record_action(run, action, job_id, spec, excluded=compress(nodes))
+        kind = RequeuedByUser if action == "requeue" else ExcludedByUser
+        record_action(run, kind(job_id=job_id, excluded=compress(nodes)), spec)
     if now and action == "requeue":
         _start_now(client, job_id)
     elif now and action == "exclude":
@@ -286,7 +288,7 @@ def readmit(run: RunDir, nodes: str) -> list[str]:
         )
     if set(listed) & set(found):
         client.update(job_id, ExcNodeList=compress(node for node in listed if node not in found))
-    record_action(run, "readmit", job_id, spec_of(run), nodes=compress(found))
+    record_action(run, Readmitted(job_id=job_id, nodes=compress(found)), spec_of(run))
     return found
 
 

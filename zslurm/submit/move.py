@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from zslurm.config.spec import RunSpec
 from zslurm.core.errors import ConfigError, NotFound, SlurmUnavailable, ZslurmError
-from zslurm.run.events import AttemptStarted, MoveRefused, RanksMoved, RecoveredInMemory
+from zslurm.run.events import AttemptStarted, MoveAsked, MoveRefused, RanksMoved, RecoveredInMemory
 from zslurm.run.events.event import from_row, select
 from zslurm.run.events.event_text import node_names
 from zslurm.run.run_dir import RunDir
@@ -84,7 +84,7 @@ def ask_to_move(run: RunDir, off: str) -> Asked:
             f"{run.name}: {there}, and each node to leave takes one; submit the run with more slurm.spares"
         )
     request = secrets.token_hex(4)
-    record_action(run, "move", job_id, spec, off=compress(asked), request=request)
+    record_action(run, MoveAsked(job_id=job_id, off=compress(asked), request=request), spec)
     return Asked(job_id, asked, request)
 
 

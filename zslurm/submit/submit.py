@@ -25,6 +25,7 @@ from zslurm.core.extras import require
 from zslurm.job.preparation.code_copy import copied_code
 from zslurm.job.successor import cancel_last_successor, successor_spec
 from zslurm.run import index
+from zslurm.run.events import ByUser, Submitted, SuccessorSubmitted
 from zslurm.run.events.by_user import record_by_user
 from zslurm.run.identity import forget_original, location
 from zslurm.run.run_dir import RunDir, not_writable
@@ -129,7 +130,8 @@ def submit_prepared(prepared: Prepared) -> Submission:
             _write_files(prepared, _tokenizer(order))
             job_id, process = launch(prepared.script, run)
         notes += _indexed(job_id, run, spec)
-        record_action(run, "submit", job_id, spec, changed=changed, **location(run), **process)
+        event = Submitted(job_id=job_id, changed=changed, **location(run), **process)
+        record_action(run, event, spec)
         notes += _limit_note(spec, job_id)
         if spec.wants_successor:
             notes.append(_queue_successor(launch, spec, run, job_id))
@@ -230,7 +232,7 @@ def _queue_successor(launch: Launch, spec: RunSpec, run: RunDir, job_id: str) ->
         successor, _ = launch(render(successor_spec(spec, job_id), run), run)
     except ZslurmError as error:
         return f"job {job_id} has no successor: {error}"
-    record_action(run, "successor", job_id, spec, successor=successor)
+    record_action(run, SuccessorSubmitted(job_id=job_id, successor=successor), spec)
     _indexed(successor, run, spec)
     return f"job {successor} waits to continue the run if job {job_id} ends early"
 
@@ -276,11 +278,11 @@ def spec_of(run: RunDir) -> RunSpec:
     return spec.model_copy(update={"run": section})
 
 
-def record_action(run: RunDir, action: str, job_id: str, spec: RunSpec, **fields: Any) -> None:
-    """Append what was done to a job to submissions.jsonl.
+def record_action(run: RunDir, event: ByUser, spec: RunSpec) -> None:
+    """Append what was done to a job to submissions.jsonl, with the launcher and the cluster of its run.
 
     Raises:
         ZslurmError: the file cannot be written.
     """
-    where = {"launcher": spec.cluster.launcher, "cluster": spec.cluster.name}
-    record_by_user(run, action, job_id=job_id, **where, **fields)
+    where = {"job_id": event.job_id, "launcher": spec.cluster.launcher, "cluster": spec.cluster.name}
+    record_by_user(run, type(event)(**where | event.fields()))

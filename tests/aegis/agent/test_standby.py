@@ -16,6 +16,7 @@ from tests.aegis.standby_job import AWAY, NEVER, RECORD, Job, check, no_command
 from zslurm.aegis.agent.standby import STAGGER_S, StandbySupervisor
 from zslurm.aegis.agent.standby_requeue import StandbyResult
 from zslurm.core.errors import SlurmRefused
+from zslurm.run.events import Cancelled, Submitted, SuccessorSubmitted
 from zslurm.slurm.inventory import Node
 from zslurm.slurm.states import JobState
 from zslurm.submit.submit import record_action
@@ -84,11 +85,11 @@ def _ended(job: Job) -> None:
 
 
 def _cancelled(job: Job) -> None:
-    record_action(job.run, "cancel", "12", job.spec)
+    record_action(job.run, Cancelled(job_id="12"), job.spec)
 
 
 def _submitted_again(job: Job) -> None:
-    record_action(job.run, "submit", "13", job.spec)
+    record_action(job.run, Submitted(job_id="13"), job.spec)
 
 
 def _requeued(job: Job) -> None:
@@ -112,7 +113,7 @@ def test_a_job_that_is_over_is_left_alone(job: Job, happened: Callable[[Job], No
 
 
 def test_a_successor_of_the_last_job_is_acted_for_too(job: Job) -> None:
-    record_action(job.run, "successor", "12", job.spec, successor="14")
+    record_action(job.run, SuccessorSubmitted(job_id="12", successor="14"), job.spec)
     job.client.record = replace(RECORD, job_id="14")
     assert job.standby(SLURM_JOB_ID="14").act() is StandbyResult.REQUEUED
 

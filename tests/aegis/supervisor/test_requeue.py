@@ -22,6 +22,7 @@ from zslurm.aegis.supervisor.job import Job
 from zslurm.aegis.supervisor.requeue import requeue_job
 from zslurm.aegis.types import Decision, Fault
 from zslurm.core.errors import SlurmRefused, SlurmUnavailable
+from zslurm.run.events import Cancelled, Submitted
 from zslurm.run.run_dir import RunDir
 from zslurm.slurm.client import SlurmClient
 from zslurm.slurm.inventory import Node
@@ -100,7 +101,7 @@ class Requeuer:
         spec = run_spec(directory, cluster={"name": "lab", "launcher": "slurm", "gpus_per_node": 8})
         run = RunDir(directory / "runs" / "tiny")
         run.create(group_readable=False)
-        record_action(run, "submit", "12", spec)
+        record_action(run, Submitted(job_id="12"), spec)
         self.slurm = ScriptedSlurm()
         self.events: list[tuple[str, dict[str, Any]]] = []
         self.job = Job(run, spec, {}, "12", 0, lambda event, **fields: self.events.append((event, fields)))
@@ -236,7 +237,7 @@ def test_a_job_cancelled_while_slurm_does_not_answer_does_not_come_back(requeuer
 
 
 def test_a_run_that_the_user_cancelled_does_not_come_back(requeuer: Requeuer) -> None:
-    record_action(requeuer.job.run, "cancel", "12", requeuer.job.spec)
+    record_action(requeuer.job.run, Cancelled(job_id="12"), requeuer.job.spec)
     assert requeuer.requeue() is None
     assert requeuer.slurm.done == []
 

@@ -14,7 +14,7 @@ from tests.waiting import DEADLINE_S, wait_for
 from zslurm.aegis.core.policy.outcome import Cause
 from zslurm.cli.run import events
 from zslurm.cli.run.events import as_json, as_row, recorded_events
-from zslurm.run.events import describe
+from zslurm.run.events import RequeuedByUser, describe
 from zslurm.submit.submit import record_action
 
 KILLED = Cause("Killed", rank=3, node="node1", exit_code=137, step=12)
@@ -28,7 +28,7 @@ def test_a_run_is_reported_from_its_submission_to_its_end(tmp_path: Path, monkey
     monkeypatch.setattr("time.time", lambda: 1_700_000_000.0)
     monkeypatch.setenv("LOGNAME", "ada")
     story = Story(tmp_path / "tiny").submitted("12").started().ended("failed", 137, KILLED)
-    record_action(story.run, "requeue", "12", story.spec, excluded="node[1,4]")
+    record_action(story.run, RequeuedByUser(job_id="12", excluded="node[1,4]"), story.spec)
     assert words(story) == [
         "submitted by ada as job 12",
         "requeued by ada as job 12, without node[1,4] from now on",

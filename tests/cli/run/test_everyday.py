@@ -17,6 +17,7 @@ from tests.submit.specs import run_spec
 from zslurm.config.load import load_spec
 from zslurm.core.errors import Exit
 from zslurm.run import index
+from zslurm.run.events import Submitted
 from zslurm.run.index import IndexedJob, new_entry
 from zslurm.run.run_dir import RunDir
 from zslurm.slurm import queue_view
@@ -95,7 +96,7 @@ def on_slurm(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> tuple[ScriptedSlu
     run.create(group_readable=False)
     spec = run_spec(shell.directory, cluster={"name": "lab", "launcher": "slurm"})
     run.config.write_text(spec.model_dump_json())
-    record_action(run, "submit", "4", spec)
+    record_action(run, Submitted(job_id="4"), spec)
     index.record(new_entry("4", run, "lab", "slurm"))
     return slurm, run
 
@@ -170,7 +171,7 @@ def test_only_active_runs_are_shown_where_that_is_asked(
     slurm, run = on_slurm
     assert len(shell.zslurm("status", "--active").stdout.splitlines()) == 2
     slurm.gives("6")
-    record_action(run, "submit", "6", load_spec(run.config))
+    record_action(run, Submitted(job_id="6"), load_spec(run.config))
     done = shell.zslurm("status", "--active")
     assert (done.code, done.stdout, done.stderr) == (0, "", "no runs are active\n")
 

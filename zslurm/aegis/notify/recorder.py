@@ -15,7 +15,7 @@ from zslurm.aegis.notify.hooks import Notifier
 from zslurm.aegis.notify.job_comment import JobComment
 from zslurm.config.spec import RunSpec
 from zslurm.core.redact import redact_mapping
-from zslurm.run.events.event import from_row
+from zslurm.run.events.event import Event, from_row
 from zslurm.run.run_dir import RunDir
 from zslurm.run.state.state_events import WORTH_KEEPING, keep_state_events
 from zslurm.train.jsonl import JsonLinesWriter
@@ -51,7 +51,14 @@ class Recorder:
             self._notifiers.append(JobComment(job_id, environ, self._failed))
 
     def event(self, event: str, /, **fields: Any) -> None:
-        """Record an event by its name (run/events/), in the events and in the log of the job. Any thread may."""
+        """Record an event by its name (run/events/)."""
+        self._write(event, fields)
+
+    def record(self, event: Event) -> None:
+        """Record an event, in the events and in the log of the job. Any thread may."""
+        self._write(event.NAME, event.fields())
+
+    def _write(self, event: str, fields: dict[str, Any]) -> None:
         fields = redact_mapping(fields)
         row = {"time": time.time(), "event": event, "job_id": self._job_id, **fields}
         made = from_row(row)

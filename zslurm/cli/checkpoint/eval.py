@@ -26,6 +26,7 @@ from zslurm.core.console import print_json, say
 from zslurm.core.errors import ConfigError, Exit, ZslurmError
 from zslurm.core.files import write_atomically
 from zslurm.run.checkpoints import find_weights
+from zslurm.run.events import Scored
 from zslurm.run.events.by_user import record_by_user
 from zslurm.run.run_dir import RunDir
 from zslurm.train.evaluation.tasks.questions import questions_of
@@ -257,9 +258,9 @@ def _record(path: Path, results: list[Result]) -> None:
     if run.checkpoints != folder or not run.config.is_file():
         return
     found = as_metrics(results)
-    fields = {"checkpoint": path.name, "step": step_of(path.name), "scores": found["scores"]}
+    scored = Scored(checkpoint=path.name, step=step_of(path.name), scores=found["scores"], stderr=found["stderr"])
     try:
-        record_by_user(run, "score", **fields, stderr=found["stderr"])
+        record_by_user(run, scored)
     except ZslurmError as error:
         say(f"note: the run's events do not have these scores: {error}")
 

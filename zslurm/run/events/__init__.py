@@ -44,6 +44,7 @@ from zslurm.run.events.memory_recovery import (
 )
 from zslurm.run.events.people import (
     Action,
+    ByUser,
     Cancelled,
     ExcludedByUser,
     Held,
@@ -101,6 +102,7 @@ __all__ = [
     "AttemptCleared",
     "AttemptEnded",
     "AttemptStarted",
+    "ByUser",
     "Cancelled",
     "CollectivesExamined",
     "ConfigRestored",

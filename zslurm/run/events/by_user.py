@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import getpass
 import time
-from typing import Any
 
 from zslurm.core.errors import ZslurmError
+from zslurm.run.events.people import ByUser
 from zslurm.run.run_dir import RunDir
 from zslurm.train.jsonl import JsonLinesWriter
 
 
-def record_by_user(run: RunDir, action: str, **fields: Any) -> None:
+def record_by_user(run: RunDir, event: ByUser) -> None:
     """Append what the user of this process did to submissions.jsonl.
 
     Raises:
@@ -19,6 +19,6 @@ def record_by_user(run: RunDir, action: str, **fields: Any) -> None:
     """
     try:
         with JsonLinesWriter(run.submissions) as lines:
-            lines.append({"time": time.time(), "action": action, "user": getpass.getuser(), **fields})
+            lines.append({"time": time.time(), "action": event.NAME, "user": getpass.getuser(), **event.fields()})
     except OSError as error:
         raise ZslurmError(f"{run.submissions}: cannot be written: {error.strerror}") from error

@@ -40,7 +40,15 @@ _HEADER = ("time", "event", "job_id", "attempt", "action")
 
 
 @dataclass_transform(kw_only_default=True)
-class Event:
+class _Fields:
+    """Lets type checkers know the arguments of every event: its fields."""
+
+    def __init__(self, **fields: Any) -> None:
+        """Set the fields that are known; the others have their defaults."""
+        vars(self).update(fields)
+
+
+class Event(_Fields):
     """One thing that happened to a run. Fields without a default are in every row of the kind.
 
     Attributes:
@@ -70,10 +78,6 @@ class Event:
         if name:
             CLASSES[name] = cls
 
-    def __init__(self, **fields: Any) -> None:
-        """Set the fields that are known; the others have their defaults."""
-        vars(self).update(fields)
-
     @classmethod
     def renew(cls, row: Row) -> Row:
         """Return a row of an earlier version, or a damaged one, as this version writes it."""
@@ -82,15 +86,20 @@ class Event:
     def __repr__(self) -> str:
         return f"<{self.tag} of {show_time(self.time)}: {self.describe()}>"
 
+    def fields(self) -> dict[str, Any]:
+        """Return the fields that are set, by name, in the order in which they were set."""
+        return {name: value for name, value in vars(self).items() if name != "_row"}
+
     @property
     def row(self) -> dict[str, Any]:
-        """The event as it was recorded."""
-        return dict(vars(self).get("_row", {}))
+        """The event as it was recorded, or as it will be."""
+        row = vars(self).get("_row")
+        return dict(row) if row is not None else {"event": self.NAME, **self.fields()}
 
     @property
     def tag(self) -> str:
         """What the row calls itself, which for an unknown event is no kind of this version."""
-        return _tag(vars(self).get("_row", {})) or "?"
+        return self.NAME or _tag(self.row) or "?"
 
     @property
     def because(self) -> str:
@@ -122,6 +131,12 @@ class Event:
         return " ".join(
             f"{name}={value if isinstance(value, str) else json.dumps(value)}" for name, value in shown.items()
         )
+
+
+def only_known(event: E) -> E:
+    """Return an event without the fields that were set to None, so that its row does not have them."""
+    known = {name: value for name, value in event.fields().items() if value is not None}
+    return type(event)(**known)
 
 
 class UnknownEvent(Event):

@@ -8,12 +8,17 @@ from zslurm.run.events.event import Event, Nodes
 from zslurm.run.events.event_text import node_list
 
 
-class Action(Event):
-    """A user did something to the run; versions before recorded no `user`."""
+class ByUser(Event):
+    """A user, or a command of one, did something; versions before recorded no `user`."""
 
     user: str | None = None
     launcher: str | None = None
     cluster: str | None = None
+
+
+class Action(ByUser):
+    """A user did something to the run."""
+
     excluded: str | None = None
 
     def _sentence(self) -> str:
@@ -23,9 +28,21 @@ class Action(Event):
 
 
 class Submitted(Action, name="submit"):
-    """The run was submitted."""
+    """The run was submitted.
+
+    `run_dir` and `inode` are of the directory that its job works in; `pid`, `created`, `host`, `started`, `boot`
+    of the process that holds a local run.
+    """
 
     TEXT = "submitted"
+    changed: list[str] | None = None
+    run_dir: str | None = None
+    inode: int | None = None
+    pid: int | None = None
+    created: float | None = None
+    host: str | None = None
+    started: int | None = None
+    boot: str | None = None
 
 
 class RequeuedByUser(Action, name="requeue"):
@@ -90,7 +107,7 @@ class Released(Action, name="release"):
     TEXT = "released"
 
 
-class SuccessorSubmitted(Event, name="successor"):
+class SuccessorSubmitted(ByUser, name="successor"):
     """A job was submitted that waits for the end of this one, to continue the run."""
 
     TEXT = "job {event.successor} waits to continue the run if job {event.job_id} ends early"
