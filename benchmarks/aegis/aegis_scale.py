@@ -80,7 +80,7 @@ def supervise(directory: Path, *, with_agents: bool) -> dict[str, Any]:
     run_dir.create(group_readable=False)
     nodes = [f"node{number:03d}" for number in range(NODES)]
     events: list[str] = []
-    agents = Agents(spec.aegis, lambda kind, **fields: events.append(kind))
+    agents = Agents(spec.aegis, lambda event: events.append(event.NAME))
     detector = Detector(spec.aegis)
     detector.begin(1, [node for node in nodes for _ in range(RANKS_PER_NODE)], time.monotonic())
     agents.attempt = 1

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from zslurm.aegis.notify.recorder import Recorder
+from zslurm.run.events import AgentsUnavailable, AttemptStarted, FaultDetected, StartPostponed
 from zslurm.run.run_dir import RunDir
 from zslurm.train.jsonl import JsonLinesWriter, read_jsonl
 
@@ -27,14 +28,15 @@ def test_what_a_full_disk_refuses_is_written_later_and_in_order(
 
     monkeypatch.setattr(JsonLinesWriter, "append", append)
     with Recorder(RunDir(tmp_path)) as recorder:
-        recorder.event("first")
+        recorder.record(AttemptStarted(attempt=1))
         full[0] = True
-        recorder.event("second", reason="disk")
-        recorder.event("third")
+        recorder.record(StartPostponed(reason="disk"))
+        recorder.record(AgentsUnavailable(reason="third"))
         full[0] = False
-        recorder.event("fourth", kind="rank_killed")
+        recorder.record(FaultDetected(kind="rank_killed"))
     rows = list(read_jsonl(tmp_path / "events.jsonl"))
-    assert [row["event"] for row in rows] == ["first", "second", "third", "fourth"]
+    written = ["attempt_started", "start_postponed", "agents_unavailable", "fault_detected"]
+    assert [row["event"] for row in rows] == written
     assert rows[3]["kind"] == "rank_killed"
 
 
@@ -46,7 +48,7 @@ class FullDisk(io.StringIO):
 def test_a_full_log_of_the_job_costs_no_event(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with Recorder(RunDir(tmp_path)) as recorder:
         monkeypatch.setattr(sys, "stdout", FullDisk())
-        recorder.event("first")
-        recorder.event("second")
+        recorder.record(AttemptStarted(attempt=1))
+        recorder.record(AttemptStarted(attempt=2))
         monkeypatch.undo()
-    assert [row["event"] for row in read_jsonl(tmp_path / "events.jsonl")] == ["first", "second"]
+    assert [row["attempt"] for row in read_jsonl(tmp_path / "events.jsonl")] == [1, 2]

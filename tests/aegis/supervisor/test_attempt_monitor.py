@@ -36,6 +36,7 @@ from zslurm.config.aegis import AegisSection
 from zslurm.core.files import write_atomically
 from zslurm.core.processes import DetachedProcess
 from zslurm.job.in_memory.store_client import StoreClient
+from zslurm.run.events.event import Event
 from zslurm.run.run_dir import RunDir
 from zslurm.slurm.preemption import Preemption
 from zslurm.train.progress import Phase
@@ -131,10 +132,10 @@ def _monitor(
     spec = run_spec(tmp_path, aegis=settings, slurm={"nodes": 3, "ranks_per_node": 1})
     recorded = [] if events is None else events
 
-    def event(kind: str, /, **fields: Any) -> None:
-        recorded.append({"event": kind, **fields})
+    def record(event: Event) -> None:
+        recorded.append(event.row)
 
-    job = Job(RunDir(tmp_path / "runs" / "tiny"), spec, {}, "local-1", 0, event)
+    job = Job(RunDir(tmp_path / "runs" / "tiny"), spec, {}, "local-1", 0, record)
     detector = Detector(spec.aegis)
     detector.begin(1, list(NODES), time.monotonic() - 60)
     return AttemptMonitor(FaultCollector(job, running, cast(Agents, agents), detector), spares=2)
@@ -178,7 +179,7 @@ def test_a_file_system_that_does_not_answer_tells_nothing_new(
     log = running.attempt.step_log
     wait_for(lambda: log.exists() and LOST_PEERS in log.read_text(), "srun to speak")
     spec = run_spec(tmp_path, slurm={"nodes": 3, "ranks_per_node": 1})
-    job = Job(run, spec, {}, "local-1", 0, lambda *_, **__: None)
+    job = Job(run, spec, {}, "local-1", 0, lambda event: None)
     monitor = AttemptMonitor(FaultCollector(job, running, None, Detector(spec.aegis)), spares=0)
 
     def stalled(*_: object, **__: object) -> str:

@@ -22,6 +22,8 @@ from zslurm.core import processes
 from zslurm.core.errors import ZslurmError
 from zslurm.job.preparation.interpreter import Interpreter
 from zslurm.job.step import StepPlan
+from zslurm.run.events import StartPostponed
+from zslurm.run.events.event import Event
 from zslurm.run.run_dir import RunDir
 
 
@@ -35,9 +37,9 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunDir:
     return directory
 
 
-def _starter(run: RunDir, event: Callable[..., None], **settings: Any) -> AttemptStarter:
+def _starter(run: RunDir, record: Callable[[Event], None], **settings: Any) -> AttemptStarter:
     spec = run_spec(run.path.parent.parent, **settings)
-    made = AttemptStarter(Job(run, spec, {}, "local-1", 0, event), Nodes(spec, {}))
+    made = AttemptStarter(Job(run, spec, {}, "local-1", 0, record), Nodes(spec, {}))
     assert made.blocking_reason() is None
     return made
 
@@ -52,7 +54,7 @@ def begun() -> Iterator[list[RunningAttempt]]:
 
 def test_an_attempt_is_recorded_once_its_step_runs(run: RunDir, begun: list[RunningAttempt]) -> None:
     recorded: list[dict[str, Any]] = []
-    begun.append(_starter(run, lambda kind, **fields: recorded.append({"event": kind} | fields)).start(("here",)))
+    begun.append(_starter(run, lambda event: recorded.append(event.row)).start(("here",)))
     assert recorded == [{"event": "attempt_started", "attempt": 1, "nodes": "here", "world_size": 1}]
 
 
@@ -70,7 +72,7 @@ def test_why_nothing_is_recovered_in_memory_though_that_is_set_is_recorded(
     recorded: list[dict[str, Any]] = []
     starter = _starter(
         run,
-        lambda kind, **fields: recorded.append({"event": kind} | fields),
+        lambda event: recorded.append(event.row),
         aegis={"recovery": "memory", "mode": mode},
         slurm={"ranks_per_node": ranks},
     )
@@ -85,7 +87,7 @@ def test_of_an_attempt_that_could_not_begin_nothing_is_left(
     def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    beginner = _starter(run, lambda *_, **__: None)
+    beginner = _starter(run, lambda event: None)
     with monkeypatch.context() as disk:
         disk.setattr(processes.ProcessRecord, "write", full)
         with pytest.raises(OSError, match="No space"):
@@ -112,7 +114,7 @@ def test_an_attempt_that_a_file_system_hid_is_not_removed(run: RunDir, monkeypat
     run.attempt(1).logs.mkdir(parents=True)
     monkeypatch.setattr(RunDir, "attempt_dirs", lambda _: [])
     with pytest.raises(FileExistsError):
-        _starter(run, lambda *_, **__: None).start(("here",))
+        _starter(run, lambda event: None).start(("here",))
     assert run.attempt(1).logs.is_dir()
 
 
@@ -134,7 +136,7 @@ class Tries:
         stop = SimpleNamespace(asked=False)
         there = SimpleNamespace(lost=lambda: None)
         self.supervisor.job = SimpleNamespace(
-            stop=stop, run=run, event=self.event, presence=there, pause=self.pause
+            stop=stop, run=run, record=self.record, presence=there, pause=self.pause
         )
 
     def slurm_is_away(self) -> str | None:
@@ -148,10 +150,10 @@ class Tries:
     def pause(self, seconds: float) -> None:
         self.now += seconds
 
-    def event(self, name: str, *, reason: str, needs_person: bool) -> None:
-        assert name == "start_postponed"
-        assert needs_person is (reason != SLURM_AWAY), "Slurm comes back by itself"
-        self.told.append(reason.rpartition(": ")[2])
+    def record(self, event: Event) -> None:
+        assert isinstance(event, StartPostponed)
+        assert event.needs_person is (event.reason != SLURM_AWAY), "Slurm comes back by itself"
+        self.told.append((event.reason or "").rpartition(": ")[2])
 
     def begin(self) -> Any:
         return self.supervisor.start_attempt(("node1",))

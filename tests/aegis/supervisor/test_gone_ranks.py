@@ -18,6 +18,7 @@ from zslurm.aegis.supervisor.attempt_starter import RunningAttempt
 from zslurm.aegis.supervisor.fault_collector import GONE, FaultCollector
 from zslurm.aegis.supervisor.job import Job
 from zslurm.core.processes import DetachedProcess
+from zslurm.run.events.event import Event
 from zslurm.run.run_dir import RunDir
 from zslurm.train.progress import Phase
 
@@ -54,10 +55,10 @@ def _collector(tmp_path: Path, run: RunDir, events: list[dict[str, Any]]) -> Fau
     """The faults of an attempt in which rank 1 is gone since a second before srun's time is up."""
     spec = run_spec(tmp_path, slurm={"nodes": 2, "ranks_per_node": 1})
 
-    def event(kind: str, /, **fields: Any) -> None:
-        events.append({"event": kind, **fields})
+    def record(event: Event) -> None:
+        events.append(event.row)
 
-    job = Job(run, spec, {}, "local-1", 0, event)
+    job = Job(run, spec, {}, "local-1", 0, record)
     now, detector = time.monotonic(), Detector(spec.aegis)
     detector.begin(1, NODES, now - 60)
     for ago in range(round(GONE_S) + 1, -1, -1):

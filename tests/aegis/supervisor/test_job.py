@@ -55,7 +55,7 @@ def test_an_unanswered_question_is_told_from_the_answer_no(
 ) -> None:
     events: list[str] = []
     spec = run_spec(tmp_path, cluster={"name": "lab", "launcher": "slurm"})
-    job = Job(RunDir(tmp_path), spec, {}, "7", 0, lambda kind, **_: events.append(kind))
+    job = Job(RunDir(tmp_path), spec, {}, "7", 0, lambda event: events.append(event.NAME))
     answers: list[Preemption | Exception | None] = [
         SlurmUnavailable("away"), SlurmRefused("no such field"), None, IN_GRACE, SlurmUnavailable("away"), DONE,
     ]  # fmt: skip

@@ -90,7 +90,7 @@ def collector(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., 
 
     def make(nodes: int = 2) -> FaultCollector:
         spec = run_spec(tmp_path, slurm={"nodes": nodes, "ranks_per_node": 2})
-        job = Job(run, spec, {}, "local-1", 0, lambda kind, /, **fields: None)
+        job = Job(run, spec, {}, "local-1", 0, lambda event: None)
         detector, names = Detector(spec.aegis), tuple(f"node{number}" for number in range(nodes))
         detector.begin(1, [name for name in names for _ in range(2)], time.monotonic())
         process = DetachedProcess.adopt(run.attempt(1).path / "step.json", run.attempt(1).path / "step.exit")

@@ -51,9 +51,7 @@ class Successor:
             cluster={"name": "lab", "launcher": "slurm", **cluster},
             aegis=aegis or {},
         )
-        self.job = Job(
-            self.run, spec, JOB, "7", 1, lambda kind, **fields: self.told.append({"event": kind, **fields})
-        )
+        self.job = Job(self.run, spec, JOB, "7", 1, lambda event: self.told.append(event.row))
         self.nodes = Nodes(spec, JOB)
         self.starter = AttemptStarter(self.job, self.nodes)
 

@@ -38,7 +38,7 @@ def check(
     events: list[dict[str, Any]] = []
     stop = StopRequest(signal.SIGTERM if stopped else None)
     run = RunDir(directory / "run")
-    job = Job(run, spec, JOB, "7", 0, lambda kind, **fields: events.append({"event": kind, **fields}), stop)
+    job = Job(run, spec, JOB, "7", 0, lambda event: events.append(event.row), stop)
     return rails_check.check_rails(job, nodes), events
 
 

@@ -104,7 +104,7 @@ class Requeuer:
         record_action(run, Submitted(job_id="12"), spec)
         self.slurm = ScriptedSlurm()
         self.events: list[tuple[str, dict[str, Any]]] = []
-        self.job = Job(run, spec, {}, "12", 0, lambda event, **fields: self.events.append((event, fields)))
+        self.job = Job(run, spec, {}, "12", 0, lambda event: self.events.append((event.NAME, event.fields())))
         self.slept_s = 0.0
         self.while_asleep: Callable[[], None] = lambda: None
 

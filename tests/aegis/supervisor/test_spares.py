@@ -42,7 +42,7 @@ def test_an_unusable_spare_is_reported_when_the_job_starts(tmp_path: Path) -> No
     told: list[dict[str, Any]] = []
     spec = run_spec(tmp_path, slurm={"nodes": 2, "spares": 3}, cluster={"name": "lab", "launcher": "slurm"})
     run = RunDir(tmp_path / "runs" / "tiny")
-    job = Job(run, spec, {}, "7", 0, lambda kind, **fields: told.append({"event": kind, **fields}))
+    job = Job(run, spec, {}, "7", 0, lambda event: told.append(event.row))
     recovery = Recovery(job, cast(Any, None), cast(Agents, _Agents()), cast(Any, None))
     recovery.check_spares(["node3", "node4", "node5"])
     wait_for(lambda: len(told) == 3, "three spares to be checked")

@@ -21,6 +21,7 @@ from zslurm.aegis.supervisor.job import Job
 from zslurm.aegis.types import Fault
 from zslurm.config.aegis import AegisSection
 from zslurm.core.processes import DetachedProcess
+from zslurm.run.events.event import Event
 from zslurm.run.run_dir import RunDir
 
 NODES = ("node0", "node1", "node2")
@@ -106,13 +107,13 @@ def torn(
     nodes, events = Nodes(dict(left)), []
     spec = SimpleNamespace(aegis=AegisSection.model_validate({"teardown_s": 0.02, **aegis}))
 
-    def event(kind: str, **fields: Any) -> None:
-        events.append({"event": kind, **fields})
+    def record(event: Event) -> None:
+        events.append(event.row)
 
     def alive() -> list[str]:
         return [node for node in NODES if node != dies or not nodes.asked]
 
-    job = cast(Job, SimpleNamespace(spec=spec, slurm_id=None, event=event))
+    job = cast(Job, SimpleNamespace(spec=spec, slurm_id=None, record=record))
     faults = teardown.clear(job, running, alive, cast(Agents, nodes), lambda: len(nodes.asked) > asked_after)
     assert [event["event"] for event in events].index("attempt_cleared") == len(events) - 1
     return Torn(faults, events, nodes.asked)

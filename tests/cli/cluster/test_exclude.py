@@ -43,7 +43,7 @@ def test_ls_lists_nodes_with_their_reason_and_rm_takes_one_back(shell: Shell) ->
 
 def excluded_everywhere(shell: Shell, story: Story) -> set[str]:
     """Return the excluded nodes; the policy, `status`, the script and `exclude ls` must agree about them."""
-    found = Job.of(story.run, {"ZSLURM_JOB_ID": "local-1"}, lambda *_, **__: None).excluded()
+    found = Job.of(story.run, {"ZSLURM_JOB_ID": "local-1"}, lambda event: None).excluded()
     assert set(look(story.run).aegis.excluded) == found
     listed = shell.zslurm.ok("cluster", "exclude", "ls", story.run.name, "--json").json
     assert {node for each in listed for node in expand(each["nodes"])} == found

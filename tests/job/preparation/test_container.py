@@ -257,7 +257,7 @@ def test_only_the_nodes_that_are_used_are_asked_and_each_is_named_with_its_own_w
 
     monkeypatch.setattr(prepare_module, "run_on_nodes", run_on_nodes)
     with pytest.raises(CheckFailed, match=r"does not start: FATAL: no such image \(on node1\)"):
-        prepare(spec_of(tmp_path), run, "7", ["node2", "node1"], {}, lambda kind, **fields: None)
+        prepare(spec_of(tmp_path), run, "7", ["node2", "node1"], {}, lambda event: None)
 
 
 # --- real processes on this machine -----------------------------------------------------------------------------

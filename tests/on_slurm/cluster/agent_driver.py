@@ -41,7 +41,10 @@ def watch(run: RunDir) -> None:
             rows.append({"time": time.time(), "kind": kind, **fields})
 
         write("watcher", pid=os.getpid(), restarted=restarted)
-        agents, detector = Agents(spec.aegis, write), Detector(spec.aegis)
+        agents, detector = (
+            Agents(spec.aegis, lambda event: write(event.NAME, **event.fields())),
+            Detector(spec.aegis),
+        )
         if restarted:  # as a supervisor does that takes a running attempt over
             agents.attempt = 1
         agents.start(spec, run, os.environ["SLURM_JOB_ID"], nodes, os.environ)

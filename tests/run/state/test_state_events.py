@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from zslurm.aegis.notify import recorder
-from zslurm.run.events import event_log
+from zslurm.run.events import AgentLost, AttemptStarted, event_log
 from zslurm.run.events.event import from_row
 from zslurm.run.run_dir import RunDir
 from zslurm.run.state import state_events
@@ -157,10 +157,10 @@ def test_the_supervisor_keeps_the_record(tmp_path: Path, record: Path, monkeypat
     """The first `status` of a run of some weeks must not read all of its events."""
     monkeypatch.setattr(recorder, "WORTH_KEEPING", 1000)
     with recorder.Recorder(RunDir(tmp_path)) as events:
-        events.event("attempt_started", attempt=1)
+        events.record(AttemptStarted(attempt=1))
         assert not record.exists()
         for _ in LONG:
-            events.event("agent_lost", node="x" * 200)
+            events.record(AgentLost(node="x" * 200))
     kept = json.loads(record.read_text())
     assert [row["event"] for row in kept["rows"]] == ["attempt_started"]
     assert (tmp_path / "events.jsonl").stat().st_size - kept["offset"] <= 2000

@@ -17,6 +17,8 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from zslurm.core.errors import NotFound, SlurmRefused, SlurmUnavailable
+from zslurm.run.events import DeputyActed
+from zslurm.run.events.event import only_known
 from zslurm.run.run_dir import RunDir
 from zslurm.slurm.client import SlurmClient
 from zslurm.slurm.exclusion import requeue_excluding, wait_until_down
@@ -169,10 +171,10 @@ class StandbyRequeue:
         if reason in self._recorded:
             return
         self._recorded.add(reason)
-        row = {"time": time.time(), "event": "deputy_acted", "job_id": self.job_id, "node": self.node}
-        row |= {"batch_node": self.batch_node} if self.batch_node is not None else {}
+        event = only_known(DeputyActed(node=self.node, batch_node=self.batch_node, reason=reason))
+        row = {"time": time.time(), "event": event.NAME, "job_id": self.job_id, **event.fields()}
         with contextlib.suppress(OSError), JsonLinesWriter(self.run.events) as events:
-            events.append(row | {"reason": reason})
+            events.append(row)
 
 
 def _not_installed(error: SlurmUnavailable) -> bool:

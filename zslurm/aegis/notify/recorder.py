@@ -15,6 +15,7 @@ from zslurm.aegis.notify.hooks import Notifier
 from zslurm.aegis.notify.job_comment import JobComment
 from zslurm.config.spec import RunSpec
 from zslurm.core.redact import redact_mapping
+from zslurm.run.events import NotifyFailed
 from zslurm.run.events.event import Event, from_row
 from zslurm.run.run_dir import RunDir
 from zslurm.run.state.state_events import WORTH_KEEPING, keep_state_events
@@ -50,17 +51,10 @@ class Recorder:
         if spec.cluster.launcher == "slurm" and spec.aegis.comment:
             self._notifiers.append(JobComment(job_id, environ, self._failed))
 
-    def event(self, event: str, /, **fields: Any) -> None:
-        """Record an event by its name (run/events/)."""
-        self._write(event, fields)
-
     def record(self, event: Event) -> None:
         """Record an event, in the events and in the log of the job. Any thread may."""
-        self._write(event.NAME, event.fields())
-
-    def _write(self, event: str, fields: dict[str, Any]) -> None:
-        fields = redact_mapping(fields)
-        row = {"time": time.time(), "event": event, "job_id": self._job_id, **fields}
+        fields = redact_mapping(event.fields())
+        row = {"time": time.time(), "event": event.NAME, "job_id": self._job_id, **fields}
         made = from_row(row)
         with self._lock:
             self._unwritten.append(row)
@@ -74,7 +68,7 @@ class Recorder:
         for notifier in self._notifiers:
             notifier.notify(made)
         shown = " ".join(f"{key}={json.dumps(value)}" for key, value in fields.items() if value is not None)
-        _LOG.info("%s", f"{event} {shown}".rstrip())
+        _LOG.info("%s", f"{event.NAME} {shown}".rstrip())
 
     def flush(self) -> None:
         """Deliver what was recorded, for a few seconds at most: before a requeue ends this process."""
@@ -82,7 +76,7 @@ class Recorder:
             notifier.flush(_FLUSH_S)
 
     def _failed(self, reason: str) -> None:
-        self.event("notify_failed", reason=reason)
+        self.record(NotifyFailed(reason=reason))
 
     def __enter__(self) -> Recorder:
         self._file = JsonLinesWriter(self._run.events)

@@ -31,6 +31,8 @@ from zslurm.aegis.types import Alarm, Fault
 from zslurm.core.errors import Exit
 from zslurm.core.pauses import Pauses
 from zslurm.job.step import kill_step
+from zslurm.run.events import RunDirLost, StepKilled
+from zslurm.run.events.event import only_known
 from zslurm.slurm.hostlist import compress
 from zslurm.slurm.on_nodes.srun_output import TaskFailure, failed_nodes
 
@@ -236,7 +238,7 @@ class AttemptMonitor:
         """End an attempt whose run directory is lost: after a save elsewhere, where one is set."""
         process, job = self._running.process, self.job
         rescue = job.spec.checkpoint.rescue_dir
-        job.event("run_dir_lost", attempt=self._running.attempt.number, reason=why, rescue_dir=rescue)
+        job.record(RunDirLost(attempt=self._running.attempt.number, reason=why, rescue_dir=rescue))
         deadline = time.monotonic() + (job.spec.aegis.save_s if rescue is not None else 0.0)
         asked = False
         while time.monotonic() < deadline and process.record.alive:
@@ -307,8 +309,8 @@ class AttemptMonitor:
         self._hanging.examine()
         if self._memory is not None and root is not None:
             self._memory.leave(root)
-        about, number = {} if root is None else {"root": root.fields()}, self._running.attempt.number
-        self.job.event("step_killed", attempt=number, reason=why, **about)
+        about = None if root is None else root.fields()
+        self.job.record(only_known(StepKilled(attempt=self._running.attempt.number, reason=why, root=about)))
         dump_stacks(self.collected, self._agents)
 
     # --- the end ------------------------------------------------------------------------------------------------

@@ -37,7 +37,9 @@ from zslurm.run.events import (
     AttemptStarted,
     Decided,
     DeputyActed,
+    ExcludedNodesUsed,
     FaultDetected,
+    LockTakenOver,
     RanksMoved,
     RecoveredInMemory,
     RecoveryUnavailable,
@@ -135,7 +137,7 @@ class AttemptStarter:
             if outcome is not None or job.stop.asked:
                 return outcome
         try:
-            self._python = prepare(job.spec, job.run, job.job_id, nodes, job.environ, job.event)
+            self._python = prepare(job.spec, job.run, job.job_id, nodes, job.environ, job.record)
         except ZslurmError as error:
             return AttemptOutcome("failed", error.exit_code, Cause(str(error)))
         return None
@@ -148,7 +150,7 @@ class AttemptStarter:
         """
         nodes = self.candidates()
         if excluded := set(nodes) & self._job.excluded():
-            self._job.event("excluded_nodes_used", nodes=compress(excluded))
+            self._job.record(ExcludedNodesUsed(nodes=compress(excluded)))
         return self._nodes.nearest(nodes)
 
     def candidates(self) -> tuple[str, ...]:
@@ -175,7 +177,7 @@ class AttemptStarter:
             shutil.rmtree(attempt.path, ignore_errors=True)  # the next try gets the same number
             raise
         hosts, world_size = hostlist_in_order(running.nodes), len(running.nodes) * job.spec.ranks_per_node
-        job.event("attempt_started", attempt=attempt.number, nodes=hosts, world_size=world_size)
+        job.record(AttemptStarted(attempt=attempt.number, nodes=hosts, world_size=world_size))
         return running
 
     def _begin(self, attempt: AttemptDir, nodes: tuple[str, ...], python: Interpreter) -> RunningAttempt:
@@ -210,7 +212,7 @@ class AttemptStarter:
         }
         write_atomically(attempt.description, json.dumps(body, indent=1) + "\n")
         if job.on_slurm and (dead := free_from_dead_job(job.run.checkpoints, job.job_id, SlurmClient())):
-            job.event("lock_taken_over", holder=str(dead))
+            job.record(LockTakenOver(holder=str(dead)))
         try:
             return RunningAttempt(attempt, plan.start(attempt), nodes, memory=memory)
         except OSError:
@@ -244,7 +246,7 @@ class AttemptStarter:
             except (OSError, RuntimeError) as error:
                 reason = f"the store server cannot be started: {error}"
         if reason:
-            job.event("recovery_unavailable", attempt=attempt.number, reason=reason)
+            job.record(RecoveryUnavailable(attempt=attempt.number, reason=reason))
             return None
         spares = tuple(node for node in self._nodes.usable(job.excluded()) if node not in nodes)
         return MemoryRecovery(
@@ -299,7 +301,7 @@ class AttemptStarter:
                 return RunningAttempt(last, process, in_use, adopted=True, memory=memory, broken=broken)
         if not ended:
             cause = Cause(why_lost(self._job, last, events))
-            self._job.event("attempt_ended", attempt=last.number, **AttemptOutcome("lost", 1, cause).fields())
+            self._job.record(AttemptEnded(attempt=last.number, **AttemptOutcome("lost", 1, cause).fields()))
         return None
 
     def _adopt_memory(
@@ -322,7 +324,7 @@ class AttemptStarter:
             )  # fmt: skip
         except ZslurmError as error:
             reason = f"the supervisor that started the attempt is gone, and {error}"
-            job.event("recovery_unavailable", attempt=attempt.number, reason=reason)
+            job.record(RecoveryUnavailable(attempt=attempt.number, reason=reason))
             return None, f"{reason}; without it ranks can neither save nor be recovered in memory"
         self._store = memory.store
         return memory, ""

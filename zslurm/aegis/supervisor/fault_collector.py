@@ -52,10 +52,11 @@ from zslurm.run.events import (
     RanksEnded,
     RanksMoved,
     RecoveredInMemory,
+    SpareWarmed,
     StepKilled,
     StopAsked,
 )
-from zslurm.run.events.event import select
+from zslurm.run.events.event import from_row, only_known, select
 from zslurm.run.metrics.tail import last_step_at, newest_rows
 from zslurm.run.run_dir import AttemptDir
 from zslurm.slurm.on_nodes.srun_output import TaskFailure, failed_nodes, task_failures
@@ -195,8 +196,7 @@ class FaultCollector:
                 if (fault.line, fault.cleared) in self.reported:
                     continue
                 self.reported.add((fault.line, fault.cleared))
-            fields = fault.fields()
-            self.job.event("fault_detected", attempt=self.attempt.number, fault_time=fields.pop("time"), **fields)
+            self.job.record(_event_of(fault, self.attempt.number))
 
     def resume(self) -> None:
         """Take over what an earlier supervisor has noticed and recorded, so that it is not noticed again.
@@ -216,9 +216,9 @@ class FaultCollector:
             elif isinstance(event, RanksMoved):
                 self.overcome(event.ranks, (), left={event.off})
             elif isinstance(event, RanksEnded):
-                if event.row.get("warm"):
+                if event.warm:
                     self.lost |= set(event.ranks)
-                elif event.row.get("by_agent"):
+                elif event.by_agent:
                     by_agents.append(TaskFailure(event.node, tuple(event.ranks), event.what))
                     unexplained = event
                     continue
@@ -322,13 +322,16 @@ class FaultCollector:
             rank -= sum(other < rank for other in gone) if left_out else 0
         return rank
 
-    def note_end(self, failure: TaskFailure, ago_s: float = 0.0, **more: Any) -> None:
-        """Take the bad end of ranks, `ago_s` seconds ago; `more` are further fields of its event."""
+    def note_end(
+        self, failure: TaskFailure, ago_s: float = 0.0, *, by_agent: bool | None = None, warm: bool | None = None
+    ) -> None:
+        """Take the bad end of ranks, `ago_s` seconds ago; the event says who reported it, and of whom."""
         self.failures.append(failure)
-        self.job.event(
-            "ranks_ended", attempt=self.attempt.number, ranks=list(failure.ranks), node=failure.node,
-            what=failure.what, **more,
+        ended = RanksEnded(
+            attempt=self.attempt.number, ranks=list(failure.ranks), node=failure.node, what=failure.what,
+            by_agent=by_agent, warm=warm,
         )  # fmt: skip
+        self.job.record(only_known(ended))
         if self._stopped_in_order(failure):
             return
         self.lost |= set(failure.ranks)
@@ -415,7 +418,9 @@ class FaultCollector:
         if report.event == "signalled":
             self.signalled = True
         elif report.event == "warmed":
-            self.job.event("spare_warmed", node=report.stamp.node, **report.values)
+            warmed = from_row({"event": SpareWarmed.NAME, "node": report.stamp.node, **report.values})
+            if isinstance(warmed, SpareWarmed):
+                self.job.record(warmed)
 
     def note_cancelled(self) -> None:
         """Find out whether somebody cancelled the step, as long as it was not this supervisor that ended it."""
@@ -460,6 +465,16 @@ class FaultCollector:
         if newest.get("attempt") == self.attempt.number:
             known.append(int(newest["step"]))
         return max(known) if max(known) >= 0 else None
+
+
+def _event_of(fault: Fault, attempt: int) -> FaultDetected:
+    """Return the event of a fault, without what is not known of it."""
+    event = FaultDetected(
+        attempt=attempt, fault_time=fault.time, kind=fault.kind, role=fault.role, scope=fault.scope,
+        source=fault.source, line=fault.line, node=fault.node, gpu=fault.gpu, nic=fault.nic, rank=fault.rank,
+        step=fault.step, cleared=fault.cleared or None, fingerprint=fault.fingerprint,
+    )  # fmt: skip
+    return only_known(event)
 
 
 def read_step_log(attempt: AttemptDir) -> str:

@@ -19,6 +19,7 @@ from zslurm.aegis.supervisor.fault_collector import FaultCollector
 from zslurm.aegis.supervisor.flight_dumps import described, examine, hangs
 from zslurm.aegis.supervisor.in_memory.memory_recovery import MemoryRecovery
 from zslurm.aegis.types import Fault
+from zslurm.run.events import CollectivesExamined, HangingRanksEnded, RasAnswered, StacksDumped
 
 _WAITS = (RANK_HANG, RCCL_TIMEOUT, HANG_HEARTBEAT)
 """Kinds of faults after which the witnesses may show who was waited for."""
@@ -50,8 +51,8 @@ class HangingRanks:
         self._examined = True
         self._culprits, dumps = examine(attempt, collected.rank_nodes())
         if dumps:
-            self._job.event(
-                "collectives_examined", attempt=attempt.number, dumps=dumps, found=described(self._culprits)
+            self._job.record(
+                CollectivesExamined(attempt=attempt.number, dumps=dumps, found=described(self._culprits))
             )
         self._ask_ras()
         collected.note(hangs(self._culprits, collected.rank_nodes()))
@@ -66,10 +67,14 @@ class HangingRanks:
             if not answer.ok or not values.get("there"):
                 continue
             found, behind = values.get("found"), values.get("behind")
-            self._job.event(
-                "ras_answered", attempt=self._collected.attempt.number, node=node,
-                version=str(values.get("version") or ""), found=found if isinstance(found, list) else [],
-            )  # fmt: skip
+            self._job.record(
+                RasAnswered(
+                    attempt=self._collected.attempt.number,
+                    node=node,
+                    version=str(values.get("version") or ""),
+                    found=found if isinstance(found, list) else [],
+                )
+            )
             ranks = behind if isinstance(behind, list) else []
             self._behind = frozenset(rank for rank in ranks if isinstance(rank, int))
 
@@ -102,10 +107,9 @@ class HangingRanks:
         memory.ended |= set(ranks)
         self._until = time.monotonic() + _REPORTED_S
         nodes = [self._collected.rank_nodes()[rank] for rank in ranks]
-        self._job.event(
-            "hanging_ranks_ended", attempt=self._collected.attempt.number, ranks=ranks, nodes=nodes,
-            reason=root.line,
-        )  # fmt: skip
+        self._job.record(
+            HangingRanksEnded(attempt=self._collected.attempt.number, ranks=ranks, nodes=nodes, reason=root.line)
+        )
         return True
 
     def replaced(self) -> None:
@@ -143,4 +147,4 @@ def dump_stacks(collected: FaultCollector, agents: Agents | None) -> None:
         return
     answers = agents.ask("stacks", collected.alive(), timeout_s=_STACKS_S)
     if ranks := sorted(rank for answer in answers.values() for rank in answer.values.get("ranks", ())):
-        collected.job.event("stacks_dumped", attempt=collected.attempt.number, nodes=sorted(answers), ranks=ranks)
+        collected.job.record(StacksDumped(attempt=collected.attempt.number, nodes=sorted(answers), ranks=ranks))

@@ -13,6 +13,8 @@ from zslurm.aegis.types import History
 from zslurm.config.load import load_spec
 from zslurm.config.spec import RunSpec
 from zslurm.core.errors import ConfigError, SlurmUnavailable, ZslurmError
+from zslurm.run.events import NodesExcluded, Preempted
+from zslurm.run.events.event import Event, only_known
 from zslurm.run.exclusions import active_exclusions
 from zslurm.run.presence import Presence
 from zslurm.run.run_dir import RunDir
@@ -85,7 +87,7 @@ class Job:
         environ: environment of the job; the ranks inherit it.
         job_id: Slurm's, or `local-N`.
         restart: how often Slurm has requeued the job.
-        event: `event(kind, **fields)` records an event.
+        record: records an event; any thread may call it.
         stop: set when the run is asked to stop.
     """
 
@@ -94,11 +96,11 @@ class Job:
     environ: dict[str, str]
     job_id: str
     restart: int
-    event: Callable[..., None]
+    record: Callable[[Event], None]
     stop: StopRequest = field(default_factory=StopRequest)
 
     @classmethod
-    def of(cls, run: RunDir, environ: dict[str, str], event: Callable[..., None]) -> Job:
+    def of(cls, run: RunDir, environ: dict[str, str], record: Callable[[Event], None]) -> Job:
         """Return the job that this process runs in.
 
         Raises:
@@ -113,7 +115,7 @@ class Job:
         # The batch script was asked to stop before this supervisor could be.
         asked = environ.get("ZSLURM_STOP")
         stop = StopRequest(signal.Signals[f"SIG{asked}"] if asked else None)
-        return cls(run, spec, environ, environ[name], int(environ.get("SLURM_RESTART_COUNT", "0")), event, stop)
+        return cls(run, spec, environ, environ[name], int(environ.get("SLURM_RESTART_COUNT", "0")), record, stop)
 
     @cached_property
     def presence(self) -> Presence:
@@ -154,7 +156,7 @@ class Job:
         if found is None or found == self.stop.preemption:
             return True
         if self.stop.preemption is None:
-            self.event("preempted", mode=found.mode, preempt_time=found.time, ends_at=found.ends_at)
+            self.record(Preempted(mode=found.mode, preempt_time=found.time, ends_at=found.ends_at))
         self.stop.preemption = found
         return True
 
@@ -169,5 +171,5 @@ class Job:
     def exclude(self, nodes: Iterable[str], reason: str, attempt: int | None = None) -> None:
         """Record that the run does not use some nodes from now on, until `aegis.exclude_for_s` is over."""
         expires = time.time() + self.spec.aegis.exclude_for_s
-        known = {} if attempt is None else {"attempt": attempt}
-        self.event("nodes_excluded", nodes=compress(nodes), reason=reason, expires=expires, **known)
+        event = NodesExcluded(nodes=compress(nodes), reason=reason, expires=expires, attempt=attempt)
+        self.record(only_known(event))

@@ -20,7 +20,15 @@ from zslurm.checkpoint_tools.quantities import counted
 from zslurm.cluster.rails.read_nodes import RailReadings, read_rails
 from zslurm.cluster.rails.types import RailMap
 from zslurm.core.errors import Exit, ZslurmError
-from zslurm.run.events import NodesExcluded
+from zslurm.run.events import (
+    ExclusionFailed,
+    NodesExcluded,
+    RailsDiffer,
+    RailsDoubtful,
+    RailsIncomplete,
+    RailsUnknown,
+    Requeued,
+)
 from zslurm.run.events.event import select
 from zslurm.run.exclusions import active_exclusions, exclusions_in
 from zslurm.slurm.client import SlurmClient
@@ -110,7 +118,7 @@ def check_rails(job: Job, nodes: Sequence[str]) -> AttemptOutcome | None:
         found = read_rails(cluster, nodes=nodes, job_id=job.job_id, timeout_s=_TIMEOUT_S, environ=job.environ)
     except ZslurmError as error:
         if not job.stop.asked:  # which ends the check as well
-            job.event("rails_unknown", reason=str(error))
+            job.record(RailsUnknown(reason=str(error)))
         return None
     if job.stop.asked:
         return None
@@ -120,7 +128,7 @@ def check_rails(job: Job, nodes: Sequence[str]) -> AttemptOutcome | None:
         return None
     faulty, action = compress(decision.nodes), decision.action
     policy = cluster.rail_policy
-    job.event("rails_incomplete", nodes=faulty, reason=decision.reason, policy=policy, action=action)
+    job.record(RailsIncomplete(nodes=faulty, reason=decision.reason, policy=policy, action=action))
     if action == "start":
         return None
     if action == "exclude":
@@ -131,16 +139,16 @@ def check_rails(job: Job, nodes: Sequence[str]) -> AttemptOutcome | None:
 def _record_warnings(job: Job, found: RailReadings) -> None:
     if found.unanswered:
         reason = next(iter(found.unanswered.values()))
-        job.event("rails_unknown", nodes=compress(found.unanswered), reason=reason)
+        job.record(RailsUnknown(nodes=compress(found.unanswered), reason=reason))
     differing: dict[tuple[str, ...], list[str]] = {}
     for difference in found.differences:
         differing.setdefault(difference.nodes, []).append(str(difference))
     for odd, reasons in differing.items():
         more = f" (and {len(reasons) - 1} more)" if len(reasons) > 1 else ""
-        job.event("rails_differ", nodes=compress(odd), reason=reasons[0] + more)
+        job.record(RailsDiffer(nodes=compress(odd), reason=reasons[0] + more))
     doubtful = ((p.message, one.node) for one in found.maps for p in one.problems if not p.incomplete)
     for message, nodes in by_reason(doubtful).items():
-        job.event("rails_doubtful", nodes=nodes, reason=message)
+        job.record(RailsDoubtful(nodes=nodes, reason=message))
 
 
 def _decide(job: Job, found: RailReadings) -> RailDecision:
@@ -177,10 +185,10 @@ def _exclude(job: Job, decision: RailDecision) -> AttemptOutcome:
     try:
         done = requeue_excluding(SlurmClient(job.environ), job.job_id, decision.nodes, restarts=job.restart)
     except ZslurmError as error:
-        job.event("exclusion_failed", nodes=nodes, reason=str(error))
+        job.record(ExclusionFailed(nodes=nodes, reason=str(error)))
         cause = Cause(f"{reason}; it could not be excluded: {error}", node=decision.nodes[0])
         return AttemptOutcome("failed", Exit.STOPPED, cause)
-    job.event("requeued", excluded=done.excluded, reason=reason)
+    job.record(Requeued(excluded=done.excluded, reason=reason))
     if done.problem:
-        job.event("exclusion_failed", nodes=nodes, reason=done.problem)
+        job.record(ExclusionFailed(nodes=nodes, reason=done.problem))
     return AttemptOutcome("interrupted", Exit.INTERRUPTED, Cause(reason, node=decision.nodes[0]))

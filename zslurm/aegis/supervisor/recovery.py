@@ -25,8 +25,17 @@ from zslurm.aegis.supervisor.spare_checks import CHECK_S, unfit_spares
 from zslurm.aegis.supervisor.work_left import committed_step, work_left
 from zslurm.aegis.types import AttemptSummary, Decision, Fault, Resources, WorkLeft
 from zslurm.core.errors import Exit, ZslurmError
-from zslurm.run.events import AttemptStarted, Requeued
-from zslurm.run.events.event import select
+from zslurm.run.events import (
+    AttemptEnded,
+    AttemptStarted,
+    Decided,
+    ExclusionFailed,
+    GpuTested,
+    Requeued,
+    RequeueFailed,
+    StopAsked,
+)
+from zslurm.run.events.event import only_known, select
 from zslurm.run.exclusions import active_exclusions
 from zslurm.run.state.state_events import IN_PLACE
 from zslurm.slurm.hostlist import compress, expand
@@ -71,7 +80,7 @@ class Recovery:
         decision, resources = self._decide(collected, outcome)
         if not overdue:
             outcome = _with_root(outcome, decision.root)
-        self.job.event("attempt_ended", attempt=collected.attempt.number, **outcome.fields())
+        self.job.record(AttemptEnded(attempt=collected.attempt.number, **outcome.fields()))
         self._record(decision, resources, collected.attempt_state())
         return self.carry_out(decision, outcome)
 
@@ -112,7 +121,7 @@ class Recovery:
         if decision.root is not None and decision.root.gpu is None:  # then it is the rank that is named
             gpu = str(int(gpu) % self.job.spec.ranks_per_node)
         tested = try_gpu(node, gpu, self.job.slurm_id, self.job.spec, self.job.environ)
-        self.job.event("gpu_tested", node=node, gpu=gpu, ok=tested.ok, reason=tested.reason, device=tested.device)
+        self.job.record(GpuTested(node=node, gpu=gpu, ok=tested.ok, reason=tested.reason, device=tested.device))
         if tested.ok is not False:
             return False
         line = f"{tested.device or f'GPU {gpu}'}: {tested.reason or 'it computes wrongly'}"
@@ -120,15 +129,24 @@ class Recovery:
         return True
 
     def _record(self, decision: Decision, resources: Resources, attempt_state: AttemptSummary) -> None:
-        self.job.event(
-            "decision",
+        decided = Decided(
             attempt=attempt_state.attempt,
             mode=self.settings.mode,
             committed_step=attempt_state.committed_step,
-            **decision.fields(),
+            action=decision.action,
+            reason=decision.reason,
+            root=None if decision.root is None else decision.root.fields(),
+            exclude=list(decision.exclude) or None,
+            nodes=list(decision.nodes) or None,
+            n_nodes=decision.n_nodes,
+            test_gpu=None if decision.test_gpu is None else list(decision.test_gpu),
+            wait_s=decision.wait_s,
+            step_time_ratio=decision.step_time_ratio,
+            expected_wait_s=decision.expected_wait_s,
             attempt_state=attempt_state.fields(),
             resources=resources.fields(),
         )
+        self.job.record(only_known(decided))
         if decision.exclude and self.settings.mode == "act":
             self.job.exclude(decision.exclude, decision.reason, attempt_state.attempt)
 
@@ -174,7 +192,7 @@ class Recovery:
         """
         job, settings = self.job, self.settings
         if job.stop.name is not None:
-            job.event("signal", signal=job.stop.name)
+            job.record(StopAsked(signal=job.stop.name))
         job.look_for_preemption()
         outcome = self._interrupted(outcome or self.failed)
         if settings.mode == "off":
@@ -209,7 +227,7 @@ class Recovery:
         try:
             self._put_back(decision)
         except ZslurmError as error:
-            self.job.event("requeue_failed", excluded=compress(decision.exclude), reason=str(error))
+            self.job.record(RequeueFailed(excluded=compress(decision.exclude), reason=str(error)))
             if self.job.stop.preempted == "requeue":
                 self.leave_to_slurm()
                 return AttemptOutcome("interrupted", Exit.INTERRUPTED, outcome.cause)
@@ -234,7 +252,7 @@ class Recovery:
         def record(nodes: str) -> None:
             nonlocal recorded
             if not recorded:
-                self.job.event("requeued", excluded=nodes, reason=decision.reason)
+                self.job.record(Requeued(excluded=nodes, reason=decision.reason))
             recorded = True
 
         done = requeue_job(
@@ -245,7 +263,7 @@ class Recovery:
             return
         record(done.excluded)
         if done.problem:
-            self.job.event("exclusion_failed", nodes=compress(excluded), reason=done.problem)
+            self.job.record(ExclusionFailed(nodes=compress(excluded), reason=done.problem))
 
     def leave_excluded(self, nodes: Sequence[str]) -> AttemptOutcome | None:
         """Requeue a job whose ranks would start on excluded nodes; None if they are to start here.
@@ -267,7 +285,7 @@ class Recovery:
         try:
             self._put_back(Decision("requeue", f"{cause.message}; requeue", exclude=tuple(sorted(unwanted))))
         except ZslurmError as error:
-            self.job.event("exclusion_failed", nodes=compress(unwanted), reason=str(error))
+            self.job.record(ExclusionFailed(nodes=compress(unwanted), reason=str(error)))
             return None
         return AttemptOutcome("interrupted", Exit.INTERRUPTED, cause)
 

@@ -12,7 +12,7 @@ from zslurm.aegis.fault_kinds import NODE_DEAD
 from zslurm.aegis.supervisor.job import Job
 from zslurm.aegis.types import Decision
 from zslurm.core.errors import SlurmUnavailable, ZslurmError
-from zslurm.run.events import FaultDetected
+from zslurm.run.events import FaultDetected, StartPostponed
 from zslurm.run.events.event import select
 from zslurm.run.state.run_state import last_job
 from zslurm.slurm.client import SlurmClient
@@ -86,7 +86,7 @@ def requeue_job(
                 return None
             if str(error) != reported:
                 reported = str(error)
-                job.event("start_postponed", reason=f"the job cannot be requeued yet: {reported}")
+                job.record(StartPostponed(reason=f"the job cannot be requeued yet: {reported}"))
         sleep(_PAUSE_S)
 
 
@@ -179,7 +179,7 @@ def _wait_until_down(
             f"the job is requeued in {seconds:.0f} s: until then Slurm notices that {compress(dead)} died, and "
             "the site hides its nodes from users (PrivateData=nodes)"
         )
-        job.event("start_postponed", reason=reason)
+        job.record(StartPostponed(reason=reason))
 
     return wait_until_down(
         client,

@@ -10,6 +10,7 @@ from collections.abc import Callable, Collection, Mapping
 
 from zslurm.aegis.supervisor.agents.agents import Agents
 from zslurm.aegis.supervisor.job import Job
+from zslurm.run.events import SpareChecked
 
 CHECK_S = 60.0
 """Seconds that an agent gets to check its node."""
@@ -32,7 +33,7 @@ def unfit_spares(job: Job, agents: Agents, nodes: Collection[str], timeout_s: fl
         reason = NO_ANSWER if answer is None else "" if answer.ok else answer.why
         if agents.over:  # nothing can be recorded any more
             break
-        job.event("spare_checked", node=node, ok=not reason, reason=reason or None)
+        job.record(SpareChecked(node=node, ok=not reason, reason=reason or None))
         if reason:
             found[node] = reason
     return found

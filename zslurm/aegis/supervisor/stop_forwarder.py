@@ -14,6 +14,7 @@ from typing import Any
 from zslurm.aegis.supervisor.attempt_starter import RunningAttempt
 from zslurm.aegis.supervisor.job import Job
 from zslurm.job.stop_request import StopSender
+from zslurm.run.events import StopAsked
 
 # Ranks that have only just been started have no store yet: the request is repeated until it has arrived.
 _REPEAT_S = 2.0
@@ -44,7 +45,7 @@ class StopForwarder:
             return
         if stop.deadline is None:
             if stop.name is not None:
-                self._job.event("signal", signal=stop.name, attempt=self._number)
+                self._job.record(StopAsked(signal=stop.name, attempt=self._number))
             stop.deadline = now + self._job.spec.aegis.save_s
         self.send()
         if stop.signum != self._looked_for:
@@ -71,10 +72,10 @@ class StopForwarder:
         """
         job, deadline = self._job, time.monotonic() + _ANSWER_BY_S
         if job.stop.name is not None and job.stop.deadline is None:
-            job.event("signal", signal=job.stop.name, attempt=self._number)
+            job.record(StopAsked(signal=job.stop.name, attempt=self._number))
         while not job.look_for_preemption() and not job.stop.asked and time.monotonic() < deadline:
             time.sleep(job.spec.aegis.poll_s)
         names = [str(end["signal"]) for end in rank_ends if end.get("signal")]
         if not job.stop.asked and names and names[0] in signal.Signals.__members__:
             job.stop.signum = signal.Signals[names[0]]
-            job.event("signal", signal=names[0], attempt=self._number, to="ranks")
+            job.record(StopAsked(signal=names[0], attempt=self._number, to="ranks"))

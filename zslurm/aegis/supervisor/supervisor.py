@@ -37,6 +37,15 @@ from zslurm.core.files import write_atomically
 from zslurm.core.processes import ProcessRecord
 from zslurm.job.preparation.prepare import clear_up
 from zslurm.job.successor import dismiss_successor, why_not_needed
+from zslurm.run.events import (
+    AttemptEnded,
+    ConfigRestored,
+    RunEnded,
+    StartPostponed,
+    SuccessorEnded,
+    SupervisorStarted,
+)
+from zslurm.run.events.event import only_known
 from zslurm.run.metrics.tail import newest_rows
 from zslurm.run.run_dir import RunDir
 
@@ -74,7 +83,7 @@ class Supervisor:
             ConfigError: config.json is missing or damaged, or this is not a job.
         """
         self.recorder = Recorder(run)
-        self.job = Job.of(run, environ, self.recorder.event)
+        self.job = Job.of(run, environ, self.recorder.record)
         self.settings = self.job.spec.aegis
         self.reported: set[tuple[str, bool]] = set()
 
@@ -91,7 +100,7 @@ class Supervisor:
         with self.recorder:
             self.recorder.open(job.spec, job.job_id, job.environ)
             if (reason := why_not_needed(job.run, job.environ)) is not None:
-                job.event("successor_ended", reason=reason)
+                job.record(SuccessorEnded(reason=reason))
                 return self._end(Exit.DONE)
             self.nodes = Nodes(job.spec, job.environ)
             self.starter = AttemptStarter(job, self.nodes)
@@ -101,7 +110,7 @@ class Supervisor:
             with self._agents(adopted) as self.agents:
                 self.recovery = Recovery(job, self.nodes, self.agents, self.recorder)
                 outcome = self.run_attempts(found)
-            job.event("run_ended", **outcome.fields())
+            job.record(RunEnded(**outcome.fields()))
             clear_up(job.spec, job.job_id, self.nodes.usable(()), job.environ)
         if outcome.outcome in ("completed", "failed"):
             dismiss_successor(job.run, job.job_id)
@@ -117,7 +126,7 @@ class Supervisor:
         if self.settings.mode == "off":
             yield None
             return
-        agents = Agents(self.settings, self.job.event)
+        agents = Agents(self.settings, self.job.record)
         agents.attempt = adopted
         agents.start(self.job.spec, self.job.run, self.job.job_id, self.nodes.usable(()), self.job.environ)
         try:
@@ -144,8 +153,9 @@ class Supervisor:
         """Run attempt after attempt, until one completes or the policy ends them in this job."""
         running = found if isinstance(found, RunningAttempt) else None
         nodes: tuple[str, ...] = ()
-        adopted = {"adopted": running.attempt.number} if running is not None else {}
-        self.job.event("supervisor_started", pid=os.getpid(), host=socket.gethostname(), **adopted)
+        adopted = None if running is None else running.attempt.number
+        started = SupervisorStarted(pid=os.getpid(), host=socket.gethostname(), adopted=adopted)
+        self.job.record(only_known(started))
         outcome: AttemptOutcome | None = None
         if isinstance(found, PendingDecision):
             outcome, nodes = self.recovery.carry_out(found.decision, found.outcome)
@@ -193,7 +203,7 @@ class Supervisor:
                         raise ZslurmError(f"{why}: no attempt could be started") from error
             if why != reported:
                 # Slurm comes back by itself, a disk has no more space before somebody frees some.
-                self.job.event("start_postponed", reason=why, needs_person=failed_at is not None)
+                self.job.record(StartPostponed(reason=why, needs_person=failed_at is not None))
                 reported = why
             self.job.pause(_AGAIN_S)
         return None
@@ -213,7 +223,7 @@ class Supervisor:
         if changed:
             with contextlib.suppress(OSError):
                 write_atomically(run.config, spec.model_dump_json(indent=1) + "\n")
-                self.job.event("config_restored", output=str(run.output))
+                self.job.record(ConfigRestored(output=str(run.output)))
 
     def watch_attempt(self, running: RunningAttempt) -> tuple[AttemptOutcome | None, tuple[str, ...]]:
         """Watch an attempt to its end and do what follows: end the run here, or return nodes to continue with."""
@@ -234,7 +244,7 @@ class Supervisor:
         if self.settings.mode != "act":
             self.recovery.leave_to_slurm()
         if self.settings.mode == "off" or outcome.outcome == "completed" or self.job.presence.lost():
-            self.job.event("attempt_ended", attempt=number, **outcome.fields())
+            self.job.record(AttemptEnded(attempt=number, **outcome.fields()))
             return outcome, ()
         return self.recovery.after(collected, outcome, overdue=monitor.overdue)
 

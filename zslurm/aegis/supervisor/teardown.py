@@ -27,6 +27,7 @@ from zslurm.aegis.supervisor.job import Job
 from zslurm.aegis.types import Fault
 from zslurm.config.aegis import AegisSection
 from zslurm.job.step import kill_step
+from zslurm.run.events import AttemptCleared, StartPostponed
 from zslurm.slurm.hostlist import compress
 
 _SRUN_ENDS_S = 3.0
@@ -107,7 +108,7 @@ def clear(
     unseen = [node for node in nodes if node not in answers] if agents is not None else []
     seconds = round(time.monotonic() - started, 3)
     # GPU memory that stays in use is recorded, no more: on a shared node it may be somebody else's.
-    job.event("attempt_cleared", attempt=number, seconds=seconds, killed=killed, left=left, unseen=unseen)
+    job.record(AttemptCleared(attempt=number, seconds=seconds, killed=killed, left=left, unseen=unseen))
     return faults
 
 
@@ -142,7 +143,7 @@ class _Unkillable:
                 return []
             if nodes is most:
                 reason = f"killed processes cannot die yet on {compress(nodes)}"
-                self.job.event("start_postponed", reason=reason)
+                self.job.record(StartPostponed(reason=reason))
             self._look(nodes)
             nodes = self._nodes()
             most = nodes if len(nodes) > len(most) else most

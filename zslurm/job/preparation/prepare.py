@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from zslurm.config.spec import RunSpec
 from zslurm.core.errors import CheckFailed, SlurmRefused, ZslurmError
@@ -13,6 +12,8 @@ from zslurm.job.preparation.container import container_interpreter
 from zslurm.job.preparation.container_check import NEEDED_BY_PROGRAMS
 from zslurm.job.preparation.interpreter import Interpreter
 from zslurm.job.preparation.staged_environment import stage, staged_environment, unstage
+from zslurm.run.events import ContainerChecked, EnvironmentStaged
+from zslurm.run.events.event import Event
 from zslurm.run.run_dir import RunDir
 from zslurm.slurm.hostlist import by_reason, compress, expand
 from zslurm.slurm.on_nodes.run_on_nodes import NodeAnswer, run_here, run_on_nodes
@@ -28,9 +29,9 @@ def prepare(
     job_id: str,
     nodes: Sequence[str],
     environ: Mapping[str, str],
-    event: Callable[..., None],
+    record: Callable[[Event], None],
 ) -> Interpreter:
-    """Make the ranks' Python ready on these nodes of the job that this process runs in; `event` records it.
+    """Make the ranks' Python ready on these nodes of the job that this process runs in; `record` records it.
 
     Raises:
         CheckFailed: the container does not work on some node.
@@ -43,11 +44,11 @@ def prepare(
         answers = (
             _ask_nodes(python, run, job_id, nodes, environ, needed) if on_slurm else _ask_here(python, needed)
         )
-        event("container_checked", nodes=compress(list(answers)), **_findings(spec, answers))
+        record(ContainerChecked(nodes=compress(list(answers)), rdma_abi=_findings(spec, answers)))
         return python
     if spec.cluster.stage_env is not None and on_slurm:
         staged = stage(spec.cluster.stage_env, run, job_id, nodes, environ)
-        event("environment_staged", path=staged)
+        record(EnvironmentStaged(path=staged))
         return Interpreter((f"{staged}/bin/python",), environ)
     return Interpreter.own(environ)
 
@@ -118,8 +119,8 @@ def _engine_error(log: Path) -> str:
     return "; ".join(dict.fromkeys(fatal)) or "".join(lines[-1:])
 
 
-def _findings(spec: RunSpec, answers: Mapping[str, NodeAnswer]) -> dict[str, Any]:
-    """Return what the nodes answered, as fields of an event.
+def _findings(spec: RunSpec, answers: Mapping[str, NodeAnswer]) -> dict[str, str]:
+    """Return the nodes of each state of the container's RDMA library.
 
     Raises:
         CheckFailed: on some node the container does not start, lacks a module, or cannot drive the RDMA devices
@@ -142,4 +143,4 @@ def _findings(spec: RunSpec, answers: Mapping[str, NodeAnswer]) -> dict[str, Any
     if faults:
         listed = "; ".join(f"{reason} (on {nodes})" for reason, nodes in by_reason(faults).items())
         raise CheckFailed(f"container {container.image}: {listed}")
-    return {"rdma_abi": by_reason(abi)}
+    return by_reason(abi)

@@ -68,12 +68,16 @@ class FaultDetected(Event, name="fault_detected"):
 
 
 class RanksEnded(Event, name="ranks_ended"):
-    """Srun, or the agent of their node (`by_agent`), reported that ranks ended badly."""
+    """Ranks ended badly; reported by srun, or by the agent of their node (`by_agent`).
+
+    With `warm`, the rank was a process of a warm step that had taken its place.
+    """
 
     ranks: list[int]
     node: str
     what: str
     by_agent: bool | None = None
+    warm: bool | None = None
 
     def _sentence(self) -> str:
         return f"{rank_list(self.ranks)} on {self.node}: {self.what}"

@@ -24,6 +24,7 @@ from zslurm.aegis.supervisor.agents import keeper, liveness
 from zslurm.aegis.supervisor.agents.agents import Agents, ReceivedReport
 from zslurm.aegis.supervisor.agents.step import AGENT, STEP_PREFIX, agent_step
 from zslurm.config.spec import RunSpec
+from zslurm.run.events.event import Event
 from zslurm.run.run_dir import RunDir
 from zslurm.run.supervisor_lease import read, take
 
@@ -47,11 +48,11 @@ class SteeredAgents:
         self.heard: list[ReceivedReport] = []
         self.environ = forked.environment(forked.server(), FAKES, os.environ)
         self.program = program or (sys.executable, "-u", "-m", "tests.aegis.fake_agent", str(directory))
-        self.agents = Agents(self.spec.aegis, self._event, self.program)
+        self.agents = Agents(self.spec.aegis, self._record, self.program)
         self.nodes = NODES if slurm else ["here"]
 
-    def _event(self, kind: str, **fields: Any) -> None:
-        self.events.append((kind, fields))
+    def _record(self, event: Event) -> None:
+        self.events.append((event.NAME, event.fields()))
 
     def start(self) -> None:
         self.agents.start(self.spec, self.run, "12", self.nodes, self.environ)
@@ -256,7 +257,7 @@ def test_the_agent_of_an_earlier_supervisor_is_ended(here: SteeredAgents, tmp_pa
     wait_for(lambda: (here.directory / "pid-here").exists(), "the first agent")
     first = here.pid()
     wait_for(lambda: (here.run.path / "agent.json").exists(), "its record")
-    second = Agents(here.spec.aegis, lambda kind, **fields: None, here.program)
+    second = Agents(here.spec.aegis, lambda event: None, here.program)
     second.start(here.spec, here.run, "12", ["here"], here.environ)
     wait_for(lambda: here.pid() != first, "the second agent")
     wait_for(lambda: not _alive(first), "the first to be ended")

@@ -93,7 +93,7 @@ class Site:
         settings = AegisSection.model_validate({"recovery": "memory", "recovery_s": 10} | aegis)
         job = SimpleNamespace(
             spec=SimpleNamespace(ranks_per_node=PER_NODE, aegis=settings),
-            event=lambda kind, **fields: self.events.append((kind, fields)),
+            record=lambda event: self.events.append((event.NAME, event.fields())),
             stop=SimpleNamespace(asked=False),
         )
         job.exclude = partial(Job.exclude, cast(Job, job))

@@ -28,7 +28,7 @@ class Moving(Site):
         self.run = RunDir(directory)
         job = SimpleNamespace(
             run=self.run, spec=self.memory.job.spec, job_id="7", on_slurm=False,
-            stop=SimpleNamespace(asked=False), event=self.memory.job.event,
+            stop=SimpleNamespace(asked=False), record=self.memory.job.record,
         )  # fmt: skip
         self.job = cast(Job, job)
         job.exclude = partial(Job.exclude, self.job)

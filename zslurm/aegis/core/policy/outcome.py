@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, TypedDict
 
 from zslurm.aegis.core.root_cause import earliest_root, is_orderly, reports_lost_peer, root_failure
 from zslurm.aegis.types import EndedAs
@@ -25,6 +25,14 @@ class Cause:
     node: str | None = None
     exit_code: int | None = None
     step: int | None = None
+
+
+class OutcomeFields(TypedDict):
+    """An outcome as fields of an event."""
+
+    outcome: str
+    exit_code: int
+    cause: dict[str, Any] | None
 
 
 @dataclass(frozen=True)
@@ -44,7 +52,7 @@ class AttemptOutcome:
         except (KeyError, TypeError, ValueError):
             return None
 
-    def fields(self) -> dict[str, Any]:
+    def fields(self) -> OutcomeFields:
         """Return the outcome as fields of an event."""
         cause = {k: v for k, v in asdict(self.cause).items() if v is not None} if self.cause else None
         return {"outcome": self.outcome, "exit_code": self.exit_code, "cause": cause}

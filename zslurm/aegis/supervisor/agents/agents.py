@@ -29,7 +29,6 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
-from typing import Any
 
 from zslurm.aegis.core.detection.witnesses import WitnessReport
 from zslurm.aegis.protocol import (
@@ -52,6 +51,8 @@ from zslurm.checkpoint_tools.plain import reason_of
 from zslurm.config.aegis import AegisSection
 from zslurm.config.spec import RunSpec
 from zslurm.run import supervisor_lease
+from zslurm.run.events import AgentRestarted, AgentsUnavailable, LeaseLost
+from zslurm.run.events.event import Event
 from zslurm.run.run_dir import RunDir
 
 _HEARTBEAT_S = 1.0
@@ -81,23 +82,24 @@ class Agents:
         liveness: which agents respond, and what is known of nodes whose agents do not.
     """
 
-    def __init__(self, settings: AegisSection, event: Callable[..., None], program: Sequence[str] = AGENT) -> None:
+    def __init__(
+        self, settings: AegisSection, record: Callable[[Event], None], program: Sequence[str] = AGENT
+    ) -> None:
         """Prepare; nothing is started.
 
         Args:
             settings: of the run.
-            event: `event(kind, **fields)` records what became of the agents; called only in the thread that calls
-                `reports`.
+            record: records what became of the agents; called only in the thread that calls `reports`.
             program: the command that starts an agent; the run's directory and `--generation` follow.
         """
         self.attempt = 0
         self.generation = f"{int(time.time()):x}-{secrets.token_hex(3)}"
         self.liveness = Liveness(settings.heartbeat_timeout_s)
-        self._settings, self._event, self._program = settings, event, tuple(program)
+        self._settings, self._write, self._program = settings, record, tuple(program)
         self._lock = self.liveness.lock
         self._answers = AgentAnswers(self._lock)
         self._reports: deque[ReceivedReport] = deque(maxlen=_KEPT_REPORTS)
-        self._events: deque[tuple[str, dict[str, Any]]] = deque()
+        self._events: deque[Event] = deque()
         self._over = threading.Event()
         self._inquiry: Inquiry | None = None
 
@@ -127,7 +129,7 @@ class Agents:
             self._launcher,
             present_attempt=lambda: self.attempt,
             on_line=self._on_line,
-            event=self._record,
+            record=self._record,
             in_thread=self._in_thread,
         )
         self.liveness.begin(nodes)
@@ -142,10 +144,10 @@ class Agents:
             self._in_thread("renew", self._renew)
             self._in_thread("end-older", self._launcher.end_older)
 
-    def _record(self, kind: str, **fields: Any) -> None:
+    def _record(self, event: Event) -> None:
         """Keep an event for the next call of `reports`, whichever thread this is."""
         with self._lock:
-            self._events.append((kind, fields))
+            self._events.append(event)
 
     def _in_thread(self, name: str, work: Callable[[], None]) -> None:
         """Do something in a separate thread. A mistake in it is recorded, and costs the supervisor nothing."""
@@ -154,7 +156,7 @@ class Agents:
             try:
                 work()
             except Exception as error:
-                self._record("agents_unavailable", reason=f"{name}: {reason_of(error)}")
+                self._record(AgentsUnavailable(reason=f"{name}: {reason_of(error)}"))
 
         threading.Thread(target=guarded, daemon=True, name=f"agents-{name}").start()
 
@@ -183,14 +185,14 @@ class Agents:
     def reports(self) -> list[ReceivedReport]:
         """Return what the agents reported since the last call, oldest first, without answers to `ask`.
 
-        Also records, through `event`, what became of the agents themselves.
+        Also records what became of the agents themselves.
         """
         with self._lock:
             received, events = list(self._reports), list(self._events)
             self._reports.clear()
             self._events.clear()
-        for kind, fields in events:
-            self._event(kind, **fields)
+        for event in events:
+            self._write(event)
         return received
 
     def witness_reports(self) -> dict[str, WitnessReport]:
@@ -214,7 +216,7 @@ class Agents:
             if node is None or node.link is not link:
                 return  # a forgotten node, or the agent that another one has replaced
             if node.heard is None and node.failures and node.lost:
-                self._record("agent_restarted", nodes=name)
+                self._record(AgentRestarted(nodes=name))
             node.take_report(now)
             if isinstance(report, Answer):
                 self._answers.take(name, report)
@@ -305,4 +307,4 @@ class Agents:
                     supervisor_lease.take(self._run, self.generation)
                 elif not supervisor_lease.renew(self._run, self.generation) and not reported:
                     reported = True
-                    self._record("lease_lost", generation=lease.generation)
+                    self._record(LeaseLost(generation=lease.generation))

@@ -7,9 +7,9 @@ whole, as it does for one node that is gone, the step is bisected until the othe
 from __future__ import annotations
 
 import itertools
+import threading
 import time
 from collections.abc import Callable
-from threading import Event
 
 from zslurm.aegis.protocol import Command, encode_command
 from zslurm.aegis.supervisor.agents.link import AgentLink
@@ -17,6 +17,8 @@ from zslurm.aegis.supervisor.agents.liveness import STARTUP_TIMEOUT_S, Liveness,
 from zslurm.aegis.supervisor.agents.step import AgentLauncher
 from zslurm.config.aegis import AegisSection
 from zslurm.core.errors import ZslurmError
+from zslurm.run.events import AgentLost, AgentsStarted, AgentsUnavailable
+from zslurm.run.events.event import Event
 from zslurm.slurm.hostlist import compress
 
 _KEEP_S = 0.25
@@ -39,17 +41,17 @@ class AgentKeeper:
         *,
         present_attempt: Callable[[], int],
         on_line: Callable[[AgentLink, bytes], None],
-        event: Callable[..., None],
+        record: Callable[[Event], None],
         in_thread: Callable[[str, Callable[[], None]], None],
     ) -> None:
         """Prepare; `run` starts the agents. `in_thread(name, work)` runs something in a separate thread."""
         self._timeout_s = settings.heartbeat_timeout_s
         self._liveness, self._launcher = liveness, launcher
         self._present_attempt, self._adopted = present_attempt, present_attempt()
-        self._on_line, self._event, self._in_thread = on_line, event, in_thread
+        self._on_line, self._record, self._in_thread = on_line, record, in_thread
         self._numbers = itertools.count(1)
         self._started_recorded = self._unavailable_recorded = False
-        self._asking_slurm = Event()
+        self._asking_slurm = threading.Event()
 
     def run(self) -> None:
         """Start the agents and keep them alive until the supervisor ends them."""
@@ -76,7 +78,7 @@ class AgentKeeper:
         """Record once that no agent can run."""
         if not self._unavailable_recorded:
             self._unavailable_recorded = True
-            self._event("agents_unavailable", reason=reason)
+            self._record(AgentsUnavailable(reason=reason))
 
     def _record_started(self, now: float) -> None:
         nodes = self._liveness.nodes
@@ -84,7 +86,7 @@ class AgentKeeper:
         late = any(now - link.started > STARTUP_TIMEOUT_S for link in self._liveness.links)
         if not self._started_recorded and reporting and (late or len(reporting) == len(nodes)):
             self._started_recorded = True
-            self._event("agents_started", generation=self._launcher.generation, nodes=compress(reporting))
+            self._record(AgentsStarted(generation=self._launcher.generation, nodes=compress(reporting)))
 
     # --- lost agents --------------------------------------------------------------------------------------------
 
@@ -123,7 +125,7 @@ class AgentKeeper:
             return
         if self._started_recorded:
             if not node.lost:
-                self._event("agent_lost", node=name, reason=why)
+                self._record(AgentLost(node=name, reason=why))
             node.lost = True
         elif node.failures >= 1 and not self._liveness.any_heard():
             self.unavailable(why)

@@ -26,6 +26,15 @@ from zslurm.aegis.supervisor.job import Job
 from zslurm.aegis.supervisor.spare_checks import NO_ANSWER, SpareChecks
 from zslurm.aegis.types import Fault
 from zslurm.job.in_memory.store_client import StoreClient
+from zslurm.run.events import (
+    MovePlanned,
+    RanksMoved,
+    RecoveredInMemory,
+    RecoveryFailed,
+    RecoveryReady,
+    RecoveryStarted,
+    RecoveryUnavailable,
+)
 from zslurm.run.run_dir import AttemptDir
 from zslurm.slurm.on_nodes.srun_output import TaskFailure
 from zslurm.slurm.topology import hostlist_in_order
@@ -272,10 +281,16 @@ class MemoryRecovery:
         self._forget_checks()
         ranks = tuple(sorted(self.places.on([off])))
         self.moves.move = move = Move(off, plan, ranks, self.number + 1, reason, request)
-        self.job.event(
-            "move_planned", attempt=self.attempt.number, off=off, to=plan.nodes[ranks[0]], ranks=list(ranks),
-            reason=reason, request=request,
-        )  # fmt: skip
+        self.job.record(
+            MovePlanned(
+                attempt=self.attempt.number,
+                off=off,
+                to=plan.nodes[ranks[0]],
+                ranks=list(ranks),
+                reason=reason,
+                request=request,
+            )
+        )
         limit = self.job.spec.aegis.recovery_s
         if self.store.move(Generation(move.number, plan.members, ranks, limit, left=(off,))):
             return True
@@ -301,11 +316,20 @@ class MemoryRecovery:
         """Record a move that was made, perhaps together with a recovery from a fault."""
         self.places.left.add(move.off)
         self.warm.leave(move.off)
-        self.job.event(
-            "ranks_moved", attempt=self.attempt.number, generation=self.number, off=move.off,
-            ranks=list(move.ranks), step=step, rolled_back=rolled_back, seconds=seconds,
-            nodes=hostlist_in_order(self.places.in_use), reason=move.reason, request=move.request,
-        )  # fmt: skip
+        self.job.record(
+            RanksMoved(
+                attempt=self.attempt.number,
+                generation=self.number,
+                off=move.off,
+                ranks=list(move.ranks),
+                step=step,
+                rolled_back=rolled_back,
+                seconds=seconds,
+                nodes=hostlist_in_order(self.places.in_use),
+                reason=move.reason,
+                request=move.request,
+            )
+        )
 
     # --- what it does -------------------------------------------------------------------------------------------
 
@@ -314,7 +338,7 @@ class MemoryRecovery:
         places = self.places
         problem = self.warm.start(places.in_use) or self.warm.start(places.spares, places.per_node)
         if problem:
-            self.job.event("recovery_unavailable", attempt=self.attempt.number, reason=problem)
+            self.job.record(RecoveryUnavailable(attempt=self.attempt.number, reason=problem))
 
     def _start_more(self, regrouping: Regrouping, plan: InMemory) -> None:
         """Start the processes that are missing, where ranks that survived wait for them."""
@@ -329,7 +353,7 @@ class MemoryRecovery:
         if not self._ready and set(self.places.nodes) <= self.warm.waiting.keys():
             self._ready = True
             nodes = hostlist_in_order(tuple(node for node in self.warm.waiting if node not in self.places.dead))
-            self.job.event("recovery_ready", attempt=self.attempt.number, nodes=nodes)
+            self.job.record(RecoveryReady(attempt=self.attempt.number, nodes=nodes))
 
     def _publish(self, regrouping: Regrouping, plan: InMemory) -> None:
         """Have the ranks regroup with the members of a plan."""
@@ -339,10 +363,14 @@ class MemoryRecovery:
         regrouping.plan, regrouping.awaits_warm = plan, False
         regrouping.deadline = time.monotonic() + recovery_s + _ANSWER_S
         lost = tuple(sorted(regrouping.lost))
-        self.job.event(
-            "recovery_started", attempt=self.attempt.number, generation=self.number, ranks=list(lost),
-            members=None if plan.former else [plan.members[rank] for rank in lost],
-        )  # fmt: skip
+        self.job.record(
+            RecoveryStarted(
+                attempt=self.attempt.number,
+                generation=self.number,
+                ranks=list(lost),
+                members=None if plan.former else [plan.members[rank] for rank in lost],
+            )
+        )
         left = self.places.left | self.moves.leaving(self.number)
         generation = Generation(
             self.number, plan.members, () if plan.former else lost, recovery_s, left=tuple(sorted(left)),
@@ -363,11 +391,18 @@ class MemoryRecovery:
         if move is not None:
             self._moved(move, step, rolled_back, seconds)
         if by_fault := sorted(regrouping.lost.difference(() if move is None else move.ranks)):
-            self.job.event(
-                "recovered_in_memory", attempt=self.attempt.number, generation=self.number, ranks=by_fault,
-                step=step, rolled_back=rolled_back, seconds=seconds, nodes=hostlist_in_order(places.in_use),
-                world_size=len(places.members) if self.resized else None,
-            )  # fmt: skip
+            self.job.record(
+                RecoveredInMemory(
+                    attempt=self.attempt.number,
+                    generation=self.number,
+                    ranks=by_fault,
+                    step=step,
+                    rolled_back=rolled_back,
+                    seconds=seconds,
+                    nodes=hostlist_in_order(places.in_use),
+                    world_size=len(places.members) if self.resized else None,
+                )
+            )
         self._regrouping, self.ended = None, set()
         self._forget_checks()
         self._recovered_at_step, self._tries, self._ready = step, self._tries + 1, False
@@ -380,18 +415,14 @@ class MemoryRecovery:
             self._give_up(reason)
         elif not self.given_up:
             self.given_up, self.moves.move = True, None
-            self.job.event("recovery_unavailable", attempt=self.attempt.number, reason=reason)
+            self.job.record(RecoveryUnavailable(attempt=self.attempt.number, reason=reason))
 
     def _give_up(self, reason: str, ranks: Collection[int] = ()) -> None:
         lost = set(ranks).union(self._regrouping.lost if self._regrouping is not None else ())
         self._regrouping, self.given_up, self.moves.move = None, True, None
         self._forget_checks()
-        self.job.event(
-            "recovery_failed",
-            attempt=self.attempt.number,
-            generation=self.number,
-            ranks=sorted(lost),
-            reason=reason,
+        self.job.record(
+            RecoveryFailed(attempt=self.attempt.number, generation=self.number, ranks=sorted(lost), reason=reason)
         )
 
     def _forget_checks(self) -> None:

@@ -179,7 +179,7 @@ class PlannedMoves:
 
     def _refuse(self, wish: _Wish, reason: str) -> None:
         self._wishes.remove(wish)
-        self._job.event("move_refused", attempt=self._attempt, off=wish.node, reason=reason, request=wish.request)
+        self._job.record(MoveRefused(attempt=self._attempt, off=wish.node, reason=reason, request=wish.request))
 
     def _exclude(self, wish: _Wish) -> None:
         self._job.exclude([wish.node], f"the ranks moved off it: {wish.reason}", self._attempt)
