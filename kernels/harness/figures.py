@@ -90,10 +90,10 @@ def grouped_products(device: torch.device, *, small: bool) -> Iterator[Figure]:
 
 
 def symmetric_products(device: torch.device, *, small: bool) -> Iterator[Figure]:
-    """Compare X X^T of a square X with the library's batched product."""
-    for side in (64,) if small else (4096, 8192):
-        x_KSL = drawn(device, torch.bfloat16, 1, side, side)
-        out_KSS = torch.empty_like(x_KSL)
+    """Compare X X^T with the library's batched product: of five matrices as Muon has them, and of large ones."""
+    for count, side, length in ((1, 64, 64),) if small else ((5, 2048, 4096), (1, 4096, 4096), (1, 8192, 8192)):
+        x_KSL = drawn(device, torch.bfloat16, count, side, length)
+        out_KSS = x_KSL.new_empty(count, side, side)
         seconds = medians(
             {
                 "ours": partial(symmetric_product, x_KSL, out_KSS),
@@ -102,7 +102,10 @@ def symmetric_products(device: torch.device, *, small: bool) -> Iterator[Figure]
             device,
         )
         yield Figure(
-            f"symmetric product, {side}, bf16", "the library's product", seconds["ours"], seconds["library"]
+            f"symmetric product, {count} x {side}, bf16",
+            "the library's product",
+            seconds["ours"],
+            seconds["library"],
         )
 
 

@@ -7,8 +7,11 @@ X may have any strides, so for X^T X pass the transposed view. The result has th
 at least. The library's batched product is the reference. Triton's tiles on a GPU save half of the FLOPs, and their
 result is exactly symmetric.
 
-Where no table was measured for a GPU, Triton's tiles are taken from a side of 4,096 on: published kernels of this
-kind gain 1.3 to 1.6 times there on an H100, and lose up to 2,048 (nil0x9/flash-muon, pytorch/pytorch#184886).
+If no table was measured for a GPU, Triton's tiles are taken if there are at least 1.5 for each compute unit, in
+all matrices of the call: with fewer, units idle. On an H100 that is one matrix with a side of 2,560; published
+kernels of this kind gain 1.3 to 1.6 times there from 4,096 on and lose up to 2,048 (nil0x9/flash-muon,
+pytorch/pytorch#184886). On an MI300X it is one of 3,840, or four of 2,048: of ZAYA1-8B's largest matrices Muon
+hands over five.
 """
 
 from __future__ import annotations
@@ -22,7 +25,9 @@ from zslurm.kernels.dispatch import Operation, Sizes, in_triton
 from zslurm.kernels.symmetric_product import reference
 
 _FORMATS = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
-_SMALLEST_SIDE_ON_GPU = 4096
+_TILE = 128
+_FEWEST_TILES = 1.5
+"""For each compute unit."""
 
 
 def _check_product(x_KSL: Tensor, out_KSS: Tensor) -> None:
@@ -50,13 +55,15 @@ def _check_all(name: str, operand: Tensor, out_KSS: Tensor) -> None:
 
 def _sizes(operand: Tensor, *_: object) -> Sizes:
     count, side, length = operand.shape
-    return {"dtype": checks.short(operand.dtype), "count": count, "side": side, "length": length}
+    rows = -(-side // _TILE)
+    tiles = count * rows * (rows + 1) // 2
+    return {"dtype": checks.short(operand.dtype), "count": count, "side": side, "length": length, "tiles": tiles}
 
 
 def _rule(arch: Arch, sizes: Sizes) -> str:
     if arch.name == "cpu":
         return "reference"
-    return "triton" if sizes["side"] >= _SMALLEST_SIDE_ON_GPU else "reference"
+    return "triton" if sizes["tiles"] >= _FEWEST_TILES * arch.compute_units else "reference"
 
 
 def _lacks_in_triton(operand: Tensor, *others: object) -> str | None:

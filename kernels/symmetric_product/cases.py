@@ -9,8 +9,11 @@ import torch
 
 from zslurm.kernels.case import TOLERANCE, Call, Case, drawn
 
-_SIDES = (512, 1024, 1536, 2048, 3072, 4096, 6144, 8192)
-_SMALL_SIDES = (128, 640)
+_MATRICES = tuple(
+    (count, side) for side in (512, 1024, 2048, 3072, 4096, 8192) for count in (1, 5) if side * count < 20480
+)
+_SMALL_MATRICES = ((1, 128), (2, 640))
+"""How many, and their shorter side; of matrices of 2,048 x 4,096 Muon hands over five at once."""
 
 
 def checks() -> Iterator[Case]:
@@ -21,9 +24,10 @@ def checks() -> Iterator[Case]:
 
 
 def benchmarks(small: bool) -> Iterator[Case]:
-    """Yield one matrix of each side, twice as long."""
-    for side in _SMALL_SIDES if small else _SIDES:
-        yield from _both(torch.bfloat16, 1, side, 2 * side)
+    """Yield one matrix and five of each side, twice as long, by how many tiles they have."""
+    matrices = _SMALL_MATRICES if small else _MATRICES
+    for count, side in sorted(matrices, key=lambda each: each[0] * each[1] ** 2):
+        yield from _both(torch.bfloat16, count, side, 2 * side)
 
 
 def _both(dtype: torch.dtype, count: int, side: int, length: int) -> Iterator[Case]:
@@ -36,7 +40,7 @@ def _both(dtype: torch.dtype, count: int, side: int, length: int) -> Iterator[Ca
         TOLERANCE[dtype],
         flops=2.0 * size * side * length,
         bytes=float(itemsize * size * (length + side)),
-        axis="side",
+        axis="tiles",
     )
     yield Case(
         "symmetric_product.polynomial",
@@ -45,7 +49,7 @@ def _both(dtype: torch.dtype, count: int, side: int, length: int) -> Iterator[Ca
         TOLERANCE[dtype],
         flops=2.0 * size * side * side,
         bytes=float(itemsize * size * 2 * side),
-        axis="side",
+        axis="tiles",
     )
 
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from tests.kernels.implementations import implementations
-from zslurm.kernels.arch import CPU, GFX942
+from zslurm.kernels.arch import CPU, GFX942, SM_90, Arch
 from zslurm.kernels.symmetric_product import symmetric_polynomial, symmetric_product
 
 pytest.importorskip("triton")
@@ -161,7 +161,11 @@ def test_a_result_over_its_operand_is_refused() -> None:
 
 
 def test_the_size_decides_what_runs() -> None:
-    unmeasured = {"dtype": "bfloat16", "count": 1, "length": 8}
-    rule = symmetric_product.rule
-    assert [rule(GFX942, {**unmeasured, "side": side}) for side in (4095, 4096)] == ["reference", "triton"]
-    assert rule(CPU, {**unmeasured, "side": 4096}) == "reference"
+    def chosen(arch: Arch, count: int, side: int) -> str | None:
+        x_KSL = torch.empty(count, side, 2 * side, device="meta")
+        return symmetric_product.rule(arch, symmetric_product.sizes(x_KSL, x_KSL.new_empty(count, side, side)))
+
+    assert [chosen(GFX942, 1, side) for side in (2048, 3712, 3840)] == ["reference", "reference", "triton"]
+    assert [chosen(GFX942, count, 2048) for count in (3, 4, 5)] == ["reference", "triton", "triton"]
+    assert [chosen(SM_90, 1, side) for side in (2048, 4096)] == ["reference", "triton"]
+    assert chosen(CPU, 5, 4096) == "reference"
