@@ -325,7 +325,7 @@ class FaultCollector:
     def note_end(
         self, failure: TaskFailure, ago_s: float = 0.0, *, by_agent: bool | None = None, warm: bool | None = None
     ) -> None:
-        """Take the bad end of ranks, `ago_s` seconds ago; the event says who reported it, and of whom."""
+        """Take the bad end of ranks, `ago_s` seconds ago; the event states who reported it, and of whom."""
         self.failures.append(failure)
         ended = RanksEnded(
             attempt=self.attempt.number, ranks=list(failure.ranks), node=failure.node, what=failure.what,
