@@ -72,7 +72,7 @@ def test_a_killed_rank_is_reported_by_slurm_and_by_the_end_of_its_log(story: Sto
     story.ended("failed", 137, Cause("Killed", rank=3, node="node1", exit_code=137))
     assert [row[:3] for row in rows(story)] == [["root", "3", "node1"], ["cascade", "0-1", "node0"]]
     found = list(details_of_root(rank_errors(story.run, story.run.attempt(1))))
-    assert found == ["rank 3 on node1:", "  step 1", "  HW Exception by GPU node-4"]
+    assert found == ["rank 3 on node1, the end of its log:", "  step 1", "  HW Exception by GPU node-4"]
 
 
 def test_a_failed_node_is_the_root_although_no_rank_said_so(story: Story) -> None:

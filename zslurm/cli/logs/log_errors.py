@@ -44,6 +44,7 @@ class RankError:
     Attributes:
         when: of the first of them (UNIX seconds); None where none of them could record it.
         details: the traceback, or the last lines of the log, of the first of them.
+        details_are_log: whether `details` are lines of the log, which need not have to do with the end.
     """
 
     role: Role
@@ -53,6 +54,7 @@ class RankError:
     step: int | None
     line: str
     details: str
+    details_are_log: bool = False
 
     def as_row(self) -> list[str]:
         """Return one line of the table."""
@@ -124,6 +126,7 @@ def _group(attempt: AttemptDir, role: Role, line: str, members: list[dict[str, A
         first.get("step"),
         line,
         first.get("traceback") or _last_lines(attempt, first["rank"]),
+        details_are_log=not first.get("traceback"),
     )
 
 
@@ -143,5 +146,7 @@ def details_of_root(errors: Sequence[RankError]) -> Iterator[str]:
     """Yield what the root rank left to read: its traceback, or the end of its log."""
     for error in errors[:1]:
         if error.role == "root" and error.details:
-            yield f"rank {error.ranks[0]}{f' on {error.nodes}' if len(error.ranks) == 1 else ''}:"
+            where = f" on {error.nodes}" if len(error.ranks) == 1 else ""
+            of_log = ", the end of its log" if error.details_are_log else ""
+            yield f"rank {error.ranks[0]}{where}{of_log}:"
             yield from (f"  {line}" for line in error.details.rstrip().splitlines())
