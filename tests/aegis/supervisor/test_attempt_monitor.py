@@ -17,9 +17,11 @@ import pytest
 from tests.aegis.supervisor.in_memory.test_memory_recovery import Pool, Store
 from tests.submit.specs import run_spec
 from tests.waiting import wait_for
+from zslurm.aegis.core.attempt import GONE
 from zslurm.aegis.core.detection.detector import Detector
 from zslurm.aegis.core.detection.early_exits import LINE
 from zslurm.aegis.core.detection.witnesses import WitnessReport
+from zslurm.aegis.core.messages import Recovered
 from zslurm.aegis.core.policy.attribution import attribute
 from zslurm.aegis.core.root_cause import roots_of
 from zslurm.aegis.protocol import AgentReport, Answer, ProgressReport, RankProgress, Stamp
@@ -27,7 +29,7 @@ from zslurm.aegis.supervisor import stop_forwarder
 from zslurm.aegis.supervisor.agents.agents import Agents, ReceivedReport
 from zslurm.aegis.supervisor.attempt_monitor import AttemptMonitor
 from zslurm.aegis.supervisor.attempt_starter import RunningAttempt
-from zslurm.aegis.supervisor.fault_collector import GONE, FaultCollector
+from zslurm.aegis.supervisor.fault_collector import FaultCollector
 from zslurm.aegis.supervisor.in_memory.memory_recovery import MemoryRecovery
 from zslurm.aegis.supervisor.in_memory.rank_places import RankPlaces
 from zslurm.aegis.supervisor.job import Job
@@ -138,20 +140,20 @@ def _monitor(
     job = Job(RunDir(tmp_path / "runs" / "tiny"), spec, {}, "local-1", 0, record)
     detector = Detector(spec.aegis)
     detector.begin(1, list(NODES), time.monotonic() - 60)
-    return AttemptMonitor(FaultCollector(job, running, cast(Agents, agents), detector), spares=2)
+    return AttemptMonitor(FaultCollector(job, running, cast(Agents, agents), detector, spares=2))
 
 
 def test_ends_of_tasks_are_of_the_ranks_that_the_recoveries_left(tmp_path: Path, running: RunningAttempt) -> None:
     """Task 1 was replaced, then the ranks that were 0 and 2 got new numbers; a task keeps its own."""
     collected = _monitor(tmp_path, running, Speakers({})).collected
-    assert collected.rank_of(4) == 4
-    collected.overcome([1], ())
-    assert [collected.rank_of(task) for task in range(5)] == [0, None, 2, 3, 4]
-    collected.lost = {0, 3}
-    collected.overcome([0, 2], ["node0"], left_out=True)
-    assert [collected.rank_of(task) for task in range(5)] == [None, None, None, 1, 2]
-    assert collected.lost == {1}
-    assert collected.dead_nodes == {"node0"}
+    assert collected.state.rank_of(4) == 4
+    collected.tell(Recovered(frozenset([1])))
+    assert [collected.state.rank_of(task) for task in range(5)] == [0, None, 2, 3, 4]
+    collected.state.lost = {0, 3}
+    collected.tell(Recovered(frozenset([0, 2]), frozenset(["node0"]), left_out=True))
+    assert [collected.state.rank_of(task) for task in range(5)] == [None, None, None, 1, 2]
+    assert collected.state.lost == {1}
+    assert collected.state.dead_nodes == {"node0"}
 
 
 def _dead(tmp_path: Path, running: RunningAttempt, agents: Speakers) -> list[str | None]:
@@ -159,7 +161,7 @@ def _dead(tmp_path: Path, running: RunningAttempt, agents: Speakers) -> list[str
     monitor = _monitor(tmp_path, running, agents)
     outcome = monitor.until_end()
     assert outcome.outcome == "failed"
-    return [fault.node for fault in monitor.collected.faults if fault.kind == "node_dead"]
+    return [fault.node for fault in monitor.collected.state.faults if fault.kind == "node_dead"]
 
 
 def test_nodes_that_die_together_are_found_together(tmp_path: Path, running: RunningAttempt) -> None:
@@ -180,7 +182,7 @@ def test_a_file_system_that_does_not_answer_tells_nothing_new(
     wait_for(lambda: log.exists() and LOST_PEERS in log.read_text(), "srun to speak")
     spec = run_spec(tmp_path, slurm={"nodes": 3, "ranks_per_node": 1})
     job = Job(run, spec, {}, "local-1", 0, lambda event: None)
-    monitor = AttemptMonitor(FaultCollector(job, running, None, Detector(spec.aegis)), spares=0)
+    monitor = AttemptMonitor(FaultCollector(job, running, None, Detector(spec.aegis)))
 
     def stalled(*_: object, **__: object) -> str:
         raise OSError(errno.EIO, "Input/output error")
@@ -188,9 +190,9 @@ def test_a_file_system_that_does_not_answer_tells_nothing_new(
     with monkeypatch.context() as away:
         away.setattr(Path, "read_text", stalled)
         monitor.collected.collect()
-        assert monitor.collected.faults == []
+        assert monitor.collected.state.faults == []
     monitor.collected.collect()
-    assert [fault.rank for fault in monitor.collected.faults] == [0], "it is heard of once it can be read"
+    assert [fault.rank for fault in monitor.collected.state.faults] == [0], "it is heard of once it can be read"
     running.process.signal_group(signal.SIGKILL)
 
 
@@ -218,7 +220,7 @@ class Unkillable(Speakers):
 def test_what_cannot_die_yet_is_waited_for_and_does_not_hang(tmp_path: Path, running: RunningAttempt) -> None:
     monitor = _monitor(tmp_path, running, Unkillable(4), settle_s=0.1, grace_s=0.1, teardown_s=0.5)
     monitor.until_end()
-    assert [fault.kind for fault in monitor.collected.faults] == ["rank_exit"]
+    assert [fault.kind for fault in monitor.collected.state.faults] == ["rank_exit"]
 
 
 def test_a_link_that_came_back_long_ago_does_not_explain_lost_peers(
@@ -238,7 +240,7 @@ def test_a_link_that_came_back_long_ago_does_not_explain_lost_peers(
     monitor.until_end()
     (killed,) = [row for row in events if row["event"] == "step_killed"]
     assert killed["reason"] == "ranks lost their peers, and nothing else was found within 0.5 s"
-    assert [fault.kind for fault in monitor.collected.faults] == ["peer_lost"], (
+    assert [fault.kind for fault in monitor.collected.state.faults] == ["peer_lost"], (
         "what the run overcame is forgotten"
     )
 
@@ -255,7 +257,7 @@ def test_a_step_that_somebody_cancelled_is_not_a_rank_that_was_killed(tmp_path: 
     outcome = monitor.until_end()
     assert outcome.cause is not None and outcome.cause.rank is None
     assert outcome.cause.message == "the Slurm step 1.2 was cancelled (scancel)"
-    attempt_state, settings = monitor.collected.attempt_state(outcome), AegisSection()
+    attempt_state, settings = monitor.collected.summary(outcome), AegisSection()
     root_cause = attribute(roots_of(attempt_state, settings), attempt_state, History(), settings)
     assert root_cause.root is not None and (root_cause.root.kind, root_cause.exclude) == ("slurm_cancelled", ())
 
@@ -269,7 +271,7 @@ def test_what_the_supervisor_before_ended_itself_was_not_cancelled(
         log.write("srun: Job step aborted: Waiting up to 32 seconds for job step to finish.\n")
     monitor = _monitor(tmp_path, running, Speakers({}), settle_s=0.1, grace_s=0.1)
     monitor.until_end()
-    assert "slurm_cancelled" not in {fault.kind for fault in monitor.collected.faults}
+    assert "slurm_cancelled" not in {fault.kind for fault in monitor.collected.state.faults}
 
 
 @pytest.mark.parametrize("recorded", [False, True])
@@ -287,7 +289,7 @@ def test_a_supervisor_that_died_between_a_failure_and_its_fault_is_followed_by_o
     wait_for(lambda: log.exists() and LOST_PEERS in log.read_text(), "srun to speak")
     monitor = _monitor(tmp_path, running, Speakers({}), settle_s=0.1, grace_s=0.1)
     monitor.until_end()
-    assert [(fault.kind, fault.rank) for fault in monitor.collected.faults if fault.role == "root"] == [
+    assert [(fault.kind, fault.rank) for fault in monitor.collected.state.faults if fault.role == "root"] == [
         ("rank_exit", 0)
     ]
 
@@ -390,13 +392,13 @@ def test_the_former_process_of_a_replaced_rank_may_end_late(tmp_path: Path, run:
     log = running.attempt.step_log
     wait_for(lambda: log.exists() and "task 1" in log.read_text(), "srun's message")
     collected = _monitor(tmp_path, running, Speakers({})).collected
-    collected.overcome([1], ["node1"])
+    collected.tell(Recovered(frozenset([1]), frozenset(["node1"])))
     collected.collect()
-    assert (collected.lost, collected.failures, collected.failed_at) == (set(), [], None)
+    assert (collected.state.lost, collected.state.failures, collected.state.failed_at) == (set(), [], None)
     with log.open("a") as output:
         output.write("srun: error: node2: task 2: Killed\n")
     collected.collect()
-    assert collected.lost == {2}
+    assert collected.state.lost == {2}
     running.process.signal_group(signal.SIGKILL)
 
 
@@ -408,7 +410,7 @@ def test_an_attempt_whose_store_has_ended_is_ended(tmp_path: Path, run: RunDir) 
     places = RankPlaces(1, list(NODES))
     memory = MemoryRecovery(collected.job, running.attempt, cast(StoreClient, store), Pool(), places)
     collected.running = replace(running, memory=memory)
-    outcome = AttemptMonitor(collected, spares=2).until_end()
+    outcome = AttemptMonitor(collected).until_end()
     assert outcome.cause is not None
     assert "the ranks' store server has ended, and without it ranks cannot save" in outcome.cause.message
     assert running.process.poll() is not None

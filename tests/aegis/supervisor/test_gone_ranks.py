@@ -10,12 +10,14 @@ from typing import Any, cast
 import pytest
 
 from tests.submit.specs import run_spec
+from zslurm.aegis.core.attempt import GONE
 from zslurm.aegis.core.detection.attempt_progress import GONE_S
 from zslurm.aegis.core.detection.detector import Detector
+from zslurm.aegis.core.messages import Recovered
 from zslurm.aegis.protocol import ProgressReport, RankProgress, Stamp
 from zslurm.aegis.supervisor.agents.agents import Agents
 from zslurm.aegis.supervisor.attempt_starter import RunningAttempt
-from zslurm.aegis.supervisor.fault_collector import GONE, FaultCollector
+from zslurm.aegis.supervisor.fault_collector import FaultCollector
 from zslurm.aegis.supervisor.job import Job
 from zslurm.core.processes import DetachedProcess
 from zslurm.run.events.event import Event
@@ -77,12 +79,12 @@ def test_a_rank_that_is_gone_was_killed_even_if_srun_is_silent(tmp_path: Path, r
     collected = _collector(tmp_path, run, events)
     for _ in range(2):
         collected.collect()
-    (fault,) = collected.faults
+    (fault,) = collected.state.faults
     assert (fault.kind, fault.role, fault.rank, fault.node) == ("rank_killed", "root", 1, "node1")
     assert time.time() - fault.time == pytest.approx(GONE_S + 1, abs=5), (
         "when it ended, not when srun's time was up"
     )
-    assert (collected.lost, collected.failed_at is not None) == ({1}, True)
+    assert (collected.state.lost, collected.state.failed_at is not None) == ({1}, True)
     (ended,) = [event for event in events if event["event"] == "ranks_ended"]
     assert (ended["ranks"], ended["what"], ended["by_agent"]) == ([1], GONE, True)
 
@@ -91,21 +93,21 @@ def test_the_last_lines_of_its_log_say_why(tmp_path: Path, run: RunDir) -> None:
     run.attempt(1).rank_log(1).write_text("torch.OutOfMemoryError: HIP out of memory. Tried to allocate 2 GiB\n")
     collected = _collector(tmp_path, run, [])
     collected.collect()
-    assert [(fault.kind, fault.rank) for fault in collected.faults] == [("gpu_oom", 1)]
+    assert [(fault.kind, fault.rank) for fault in collected.state.faults] == [("gpu_oom", 1)]
 
 
 def test_a_rank_that_recorded_an_end_in_order_was_not_killed(tmp_path: Path, run: RunDir) -> None:
     run.attempt(1).rank_end(1).write_text(json.dumps({"rank": 1, "node": "node1", "exit_code": 0, "time": 1.0}))
     collected = _collector(tmp_path, run, [])
     collected.collect()
-    assert (collected.faults, collected.lost, collected.failed_at) == ([], set(), None)
+    assert (collected.state.faults, collected.state.lost, collected.state.failed_at) == ([], set(), None)
 
 
 def test_what_srun_reports_first_is_all(tmp_path: Path, run: RunDir) -> None:
     run.attempt(1).step_log.write_text("srun: error: node1: task 1: Segmentation fault\n")
     collected = _collector(tmp_path, run, [])
     collected.collect()
-    assert [fault.line for fault in collected.faults] == ["Segmentation fault"]
+    assert [fault.line for fault in collected.state.faults] == ["Segmentation fault"]
 
 
 def test_what_srun_reports_later_replaces_the_word_of_the_agent(tmp_path: Path, run: RunDir) -> None:
@@ -113,8 +115,8 @@ def test_what_srun_reports_later_replaces_the_word_of_the_agent(tmp_path: Path, 
     collected.collect()
     run.attempt(1).step_log.write_text("srun: error: node1: task 1: Segmentation fault\n")
     collected.collect()
-    assert [failure.what for failure in collected.failures] == ["Segmentation fault"]
-    assert collected.lost == {1}
+    assert [failure.what for failure in collected.state.failures] == ["Segmentation fault"]
+    assert collected.state.lost == {1}
 
 
 def test_the_next_supervisor_knows_it_and_reports_it_once(tmp_path: Path, run: RunDir) -> None:
@@ -126,8 +128,8 @@ def test_the_next_supervisor_knows_it_and_reports_it_once(tmp_path: Path, run: R
     collected.resume()
     collected.collect()
     assert again == []
-    assert (collected.lost, [failure.what for failure in collected.failures]) == ({1}, [GONE])
-    assert collected.failed_at is not None
+    assert (collected.state.lost, [failure.what for failure in collected.state.failures]) == ({1}, [GONE])
+    assert collected.state.failed_at is not None
 
 
 def test_a_supervisor_that_died_before_it_recorded_the_fault_leaves_it_to_the_next(
@@ -142,7 +144,7 @@ def test_a_supervisor_that_died_before_it_recorded_the_fault_leaves_it_to_the_ne
     collected.resume()
     collected.collect()
     assert [(event["event"], event["rank"]) for event in again] == [("fault_detected", 1)]
-    (fault,) = collected.faults
+    (fault,) = collected.state.faults
     assert (fault.kind, fault.source, fault.line) == ("rank_killed", "agent", GONE)
     assert time.time() - fault.time == pytest.approx(GONE_S, abs=5)
 
@@ -155,8 +157,8 @@ def test_a_rank_that_ended_in_order_did_so_under_its_new_number_too(
     record.write_text(json.dumps({"rank": 1, "node": "node1", "exit_code": 0, "time": 1.0}))
     collected = _collector(tmp_path, run, [])
     collected.collect()
-    collected.overcome({0}, ["node0"], left_out=True)
+    collected.tell(Recovered(frozenset({0}), frozenset({"node0"}), left_out=True))
     record.unlink()
-    monkeypatch.setattr(collected.detector, "gone", lambda now: {0: 12.0})
+    monkeypatch.setattr(collected.state.detector, "gone", lambda now: {0: 12.0})
     collected.collect()
-    assert (collected.faults, collected.lost) == ([], set())
+    assert (collected.state.faults, collected.state.lost) == ([], set())

@@ -37,9 +37,9 @@ class Hung(Site):
             "end_rank": Answer(HERE, 1, ok=True), "ras": Answer(HERE, 1, ok=True), "stacks": stacks,
         }  # fmt: skip
         self.collected = SimpleNamespace(
-            job=self.memory.job, attempt=self.attempt, faults=self.faults, note=self.faults.extend,
+            job=self.memory.job, attempt=self.attempt, note=self.faults.extend,
             rank_nodes=lambda: list(self.memory.places.nodes), alive=lambda: ["n0", "n1", "n2"],
-            detector=SimpleNamespace(step=5),
+            state=SimpleNamespace(faults=self.faults, detector=SimpleNamespace(step=5)),
         )  # fmt: skip
         helpers = SimpleNamespace(ask=self._ask) if agents else None
         self.hanging = HangingRanks(

@@ -103,14 +103,14 @@ def collector(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., 
 def collect(collected: FaultCollector, times: int = 1) -> list[Any]:
     for _ in range(times):
         collected.collect()
-    return [(fault.kind, fault.role, fault.scope, fault.node, fault.rank) for fault in collected.faults]
+    return [(fault.kind, fault.role, fault.scope, fault.node, fault.rank) for fault in collected.state.faults]
 
 
 def test_it_is_a_fault_of_the_network_once_on_each_node(collector: Callable[..., FaultCollector]) -> None:
     collected = collector()
     collected.attempt.rank_log(2).write_text(tries(70, 65, 30, 2))
     assert collect(collected, 2) == [("net_config", "root", "node", "node1", None)]
-    (fault,) = collected.faults
+    (fault,) = collected.state.faults
     assert fault.line == f"torch has tried for 68 s to resolve the name node9: gai error: {UNKNOWN}"
     assert time.time() - fault.time == pytest.approx(70, abs=5)
 
@@ -124,7 +124,7 @@ def test_not_before_aegis_tolerate_s(collector: Callable[..., FaultCollector]) -
 def test_not_after_the_first_step(collector: Callable[..., FaultCollector]) -> None:
     collected, now = collector(), time.monotonic()
     row = RankProgress(0, 100, Phase.STEP, 0, -1, 0.1)
-    collected.detector.feed(ProgressReport(Stamp("node0", 1, time.time(), now), 1, (row,)), now)
+    collected.state.detector.feed(ProgressReport(Stamp("node0", 1, time.time(), now), 1, (row,)), now)
     collected.attempt.rank_log(2).write_text(tries(70, 65, 30, 2))
     assert collect(collected) == []
 

@@ -25,6 +25,7 @@ from zslurm.aegis.supervisor import recovery as recovery_module
 from zslurm.aegis.supervisor import supervisor as supervisor_module
 from zslurm.aegis.supervisor.agents.liveness import Liveness
 from zslurm.aegis.supervisor.attempt_starter import AttemptStarter, PendingDecision, RunningAttempt
+from zslurm.aegis.supervisor.fault_collector import FaultCollector
 from zslurm.aegis.supervisor.job import Job
 from zslurm.aegis.supervisor.node_pool import Nodes
 from zslurm.aegis.supervisor.recovery import Recovery
@@ -208,8 +209,8 @@ class FakeMonitor:
     spares: ClassVar[list[int]] = []
     """Of each attempt so far."""
 
-    def __init__(self, _collected: Any, spares: int) -> None:
-        self.spares.append(spares)
+    def __init__(self, collected: FaultCollector) -> None:
+        self.spares.append(collected.state.spares)
 
     def until_end(self) -> AttemptOutcome:
         return AttemptOutcome("completed", 0)

@@ -14,20 +14,18 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+from zslurm.aegis.core.attempt import GONE
+from zslurm.aegis.core.messages import GiveUp, Paused, Recovered
 from zslurm.aegis.core.policy.outcome import AttemptOutcome, Cause, attempt_outcome
-from zslurm.aegis.core.policy.policy import alarm
-from zslurm.aegis.core.root_cause import without_overcome
-from zslurm.aegis.fault_kinds import STRAGGLER
 from zslurm.aegis.supervisor.agents.agents import Agents
 from zslurm.aegis.supervisor.attempt_starter import RunningAttempt
-from zslurm.aegis.supervisor.fault_collector import GONE, FaultCollector, read_step_log
+from zslurm.aegis.supervisor.fault_collector import FaultCollector, read_step_log
 from zslurm.aegis.supervisor.hanging_ranks import HangingRanks, dump_stacks
-from zslurm.aegis.supervisor.in_memory.planned_moves import PlannedMoves, spares_for_alarm
+from zslurm.aegis.supervisor.in_memory.planned_moves import PlannedMoves
 from zslurm.aegis.supervisor.rank_exits import forget_former_end, rank_ends
 from zslurm.aegis.supervisor.spare_checks import SpareChecks, unfit_spares
 from zslurm.aegis.supervisor.stop_forwarder import StopForwarder
 from zslurm.aegis.supervisor.teardown import clear, patience_s
-from zslurm.aegis.types import Alarm, Fault
 from zslurm.core.errors import Exit
 from zslurm.core.pauses import Pauses
 from zslurm.job.step import kill_step
@@ -44,12 +42,6 @@ _STEPS_END_S = 10.0
 
 _PAUSED_S = 30.0
 """Seconds that no look takes by itself, questions to Slurm included."""
-_SERIOUS = ("root", "cascade")
-"""Roles of faults that can end an attempt. Of others there may be some for weeks: they must cost nothing."""
-
-_ASSESS_S = 1.0
-"""Seconds between two assessments of the same faults: only time passes, and each looks into the run's files."""
-
 _ORDERLY = ("completed", "interrupted")
 """Every rank has left by itself: there is nothing to end, and no time to lose when Slurm ends the job."""
 
@@ -66,14 +58,9 @@ class AttemptMonitor:
         overdue: the ranks were asked to save and stop, and did not in time.
     """
 
-    def __init__(self, collected: FaultCollector, spares: int) -> None:
-        """Prepare; `until_end` does the work.
-
-        Args:
-            collected: the attempt, and what notices its faults.
-            spares: healthy nodes of the job that the attempt does not use.
-        """
-        self.collected, self._spares = collected, spares
+    def __init__(self, collected: FaultCollector) -> None:
+        """Prepare; `until_end` does the work."""
+        self.collected = collected
         self.job, self._agents = collected.job, collected.agents
         self._memory = collected.running.memory
         if self._memory is not None and self._agents is not None:
@@ -83,11 +70,8 @@ class AttemptMonitor:
         self._hanging = HangingRanks(collected, collected.agents, self._memory)
         self._moves = PlannedMoves(self.job, collected.attempt.number, self._memory)
         self.overdue = False
-        self._history = self.job.history()
         self._pauses = Pauses(_PAUSED_S)
         self._stop = StopForwarder(self.job, self._running)
-        self._alarm = Alarm(give_up=False)
-        self._assessed, self._assess_at = 0, 0.0
 
     @property
     def _running(self) -> RunningAttempt:
@@ -116,19 +100,18 @@ class AttemptMonitor:
             if self._recover_in_memory():
                 time.sleep(_RECOVERING_S)
                 continue
-            collected.note(self._moves.tend(collected.faults))
-            why, root = self._why_give_up()
-            if why is not None and self._hanging.replace(root):
-                why = None
-            if why is not None:
-                collected.note_cancelled()
-                self._give_up(why, root)
+            collected.note(self._moves.tend(collected.state.faults))
+            given_up = self._assess()
+            if given_up is not None and not self._hanging.replace(given_up.root):
+                why = given_up.reason
+                collected.find_cancel()
+                self._give_up(given_up)
                 break
             time.sleep(job.spec.aegis.poll_s if self._memory is None else min(job.spec.aegis.poll_s, _WATCHFUL_S))
         else:
             self._let_steps_end()
             self._collect()
-            collected.note_cancelled()
+            collected.find_cancel()
             if not process.left_exit_code:
                 kill_step(process, self._running.attempt, job.slurm_id)
         if (lost := job.presence.settled()) is not None:
@@ -154,34 +137,36 @@ class AttemptMonitor:
         memory, collected = self._memory, self.collected
         if memory is None or self.job.stop.asked:
             return False
-        step = collected.detector.step
+        step = collected.state.detector.step
         memory.tend(step)
         if memory.recovered:
             replaced, dead = memory.take_recovered()
             places, members = memory.places, memory.places.members
             for rank in range(len(members) + len(replaced)) if memory.resized else replaced:
                 forget_former_end(self._running.attempt, rank, members[rank] if rank < len(members) else "")
-            collected.overcome(replaced, dead, left=places.left, left_out=memory.resized)
-            self._alarm, self._assessed = Alarm(give_up=False), -1
             self._hanging.replaced()
             if dead:
                 self._exclude(dead)
             collected.running = replace(collected.running, nodes=places.in_use)
-            if memory.resized:
-                number, now = self._running.attempt.number, time.monotonic()
-                collected.detector.begin(number, places.nodes, now, adopted=True)
-            else:
-                for rank in replaced:
-                    collected.detector.move(rank, places.nodes[rank])
+            collected.tell(
+                Recovered(
+                    frozenset(replaced),
+                    frozenset(dead),
+                    frozenset(places.left),
+                    memory.resized,
+                    tuple(places.nodes),
+                    time.monotonic(),
+                )
+            )
             if self._agents is not None and dead:
                 self._agents.liveness.forget(dead)
         # After the recovery is taken: a process that was lost since then is not one that it has replaced.
         for rank, failure in memory.lost_members():
-            if rank in collected.lost:  # an earlier supervisor has noted it
+            if rank in collected.state.lost:  # an earlier supervisor has noted it
                 continue
-            collected.note_end(TaskFailure(failure.node, (rank,), failure.what), warm=True)
-        dead = collected.dead_nodes & set(memory.places.nodes)
-        return memory.consider(collected.lost, dead, collected.faults, step)
+            collected.tell_end(TaskFailure(failure.node, (rank,), failure.what), warm=True)
+        state = collected.state
+        return memory.consider(state.lost, state.dead_nodes & set(memory.places.nodes), state.faults, step)
 
     def _exclude(self, dead: Iterable[str]) -> None:
         """Record that nodes which died are not used from now on, as after an attempt that they end."""
@@ -196,7 +181,7 @@ class AttemptMonitor:
         a step of warm processes for those that still wait.
         """
         process, memory = self._running.process, self._memory
-        if memory is None or not self.collected.replaced:
+        if memory is None or not self.collected.state.replaced:
             return process.poll() is None
         return (process.poll() is None or memory.holds_ranks) and not self._all_ended()
 
@@ -207,7 +192,7 @@ class AttemptMonitor:
     def _let_steps_end(self) -> None:
         """Give the steps a moment in which to end by themselves, where ranks were replaced."""
         memory, deadline = self._memory, time.monotonic() + _STEPS_END_S
-        while memory is not None and self.collected.replaced and time.monotonic() < deadline:
+        while memory is not None and self.collected.state.replaced and time.monotonic() < deadline:
             if self._all_ended() and (memory.places.dead or self._running.process.poll() is not None):
                 return
             time.sleep(_WATCHFUL_S)
@@ -227,8 +212,8 @@ class AttemptMonitor:
         paused_s = self._pauses.tick()
         if paused_s and self.job.stop.deadline is not None:
             self.job.stop.deadline += paused_s
-        if paused_s and self.collected.failed_at is not None:
-            self.collected.failed_at += paused_s
+        if paused_s:
+            self.collected.tell(Paused(paused_s))
 
     def _remove_progress(self) -> None:
         """Remove the records that killed ranks have left."""
@@ -257,60 +242,26 @@ class AttemptMonitor:
 
     # --- giving up ----------------------------------------------------------------------------------------------
 
-    def _why_give_up(self) -> tuple[str | None, Fault | None]:
-        """Return why the attempt must be ended now, and the fault behind it; None while there is reason to wait.
-
-        Where ranks complain of lost peers, and nothing is known of those, their node may be dead. The agents find
-        out; without them Slurm does (SlurmdTimeout), and gets the time to do so.
-        """
-        aegis, stop, now = self.job.spec.aegis, self.job.stop, time.monotonic()
-        if stop.deadline is not None and now > stop.deadline:
-            self.overdue = True
-            asked = f"when asked to ({stop.asked_by})"
-            return f"the ranks did not save and stop within {aegis.save_s:g} s (aegis.save_s) {asked}", None
-        if self._running.broken:
-            return self._running.broken, None
-        if self._memory is not None and self._memory.store.has_ended:
-            early = self._memory.store.never_listened
+    def _assess(self) -> GiveUp | None:
+        """Return why the attempt must be ended now; None while it continues."""
+        broken, memory = self._running.broken, self._memory
+        if not broken and memory is not None and memory.store.has_ended:
+            early = memory.store.never_listened
             why = "ended before it listened" if early else "has ended, and without it ranks cannot save"
-            return f"the ranks' store server {why}; see {self._running.attempt.store_log}", None
-        self._assess(now)
-        failed_at = self.collected.failed_at
-        if self._alarm.give_up:
-            return self._alarm.reason, self._alarm.root
-        if failed_at is None:
-            return None, None
-        if self.collected.has_root():
-            patience = aegis.settle_s
-            why = f"the other ranks did not end within {aegis.settle_s:g} s of the first"
-        elif self._agents is not None and self._agents.liveness.any_responding():
-            patience = aegis.grace_s
-            why = f"ranks lost their peers, and nothing else was found within {aegis.grace_s:g} s"
-        else:
-            patience = max(aegis.lost_peer_s, aegis.grace_s)
-            why = f"ranks lost their peers, and Slurm named no failed node within {aegis.lost_peer_s:g} s"
-        return (why if now > failed_at + patience else None), None
+            broken = f"the ranks' store server {why}; see {self._running.attempt.store_log}"
+        return self.collected.assess(broken=broken, moving=self._moves.nodes)
 
-    def _assess(self, now: float) -> None:
-        """Find out whether the faults end the attempt; those that it overcame are forgotten."""
-        collected = self.collected
-        if len(collected.faults) == self._assessed and now < self._assess_at:
-            return
-        if any(fault.role in _SERIOUS or fault.kind == STRAGGLER for fault in collected.faults):
-            attempt_state, aegis = collected.attempt_state(), self.job.spec.aegis
-            if aegis.mode == "act":
-                spares = spares_for_alarm(self._moves, collected.faults, self._spares)
-                self._alarm = alarm(attempt_state, self._history, aegis, spares=spares)
-            collected.faults = without_overcome(attempt_state, aegis)
-        self._assessed, self._assess_at = len(collected.faults), now + _ASSESS_S
-
-    def _give_up(self, why: str, root: Fault | None) -> None:
+    def _give_up(self, given_up: GiveUp) -> None:
         """Record it, and have every rank that is left write the stacks of its threads to its log."""
+        root = given_up.root
+        self.overdue = given_up.overdue
         self._hanging.examine()
         if self._memory is not None and root is not None:
             self._memory.leave(root)
         about = None if root is None else root.fields()
-        self.job.record(only_known(StepKilled(attempt=self._running.attempt.number, reason=why, root=about)))
+        self.job.record(
+            only_known(StepKilled(attempt=self._running.attempt.number, reason=given_up.reason, root=about))
+        )
         dump_stacks(self.collected, self._agents)
 
     # --- the end ------------------------------------------------------------------------------------------------
@@ -348,18 +299,18 @@ class AttemptMonitor:
         collected, attempt = self.collected, self._running.attempt
         code, ends = self._running.process.poll(), rank_ends(attempt)
         log = read_step_log(attempt)
-        if collected.replaced and not collected.lost and len(ends) == len(collected.rank_nodes()):
+        state = collected.state
+        if state.replaced and not state.lost and len(ends) == len(state.rank_nodes):
             code = max(int(end["exit_code"]) for end in ends)  # srun's is that of a rank that was replaced
-        dead = [node for node in failed_nodes(log) if node not in collected.overcome_nodes]
+        dead = [node for node in failed_nodes(log) if node not in state.overcome_nodes]
         early = [
-            Cause(fault.line, fault.rank, fault.node, int(Exit.DONE), fault.step)
-            for fault in collected.early_exits
+            Cause(fault.line, fault.rank, fault.node, int(Exit.DONE), fault.step) for fault in state.early_exits
         ]
         exited = {cause.rank for cause in early}
         # An agent sees that a process is gone, and not how: a rank that exited with 0 was not killed.
         failures = [
             known
-            for known in collected.failures
+            for known in state.failures
             if known.what != GONE or not (None in exited or exited & set(known.ranks))
         ]
         outcome = attempt_outcome(
@@ -370,9 +321,9 @@ class AttemptMonitor:
             log[-2000:],
             killed_because,
             early=early,
-            asked=collected.asked,
+            asked=state.asked,
         )
-        cancelled = collected.cancelled
+        cancelled = state.cancelled
         if cancelled is not None and outcome.outcome == "failed" and not dead:
             return replace(outcome, cause=Cause(cancelled.line, exit_code=outcome.exit_code))
         return outcome

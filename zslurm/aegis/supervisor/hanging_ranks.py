@@ -46,7 +46,7 @@ class HangingRanks:
     def examine(self) -> None:
         """Ask all witnesses, once for a hang, and note whom the others wait for."""
         collected, attempt = self._collected, self._collected.attempt
-        if self._examined or not any(fault.kind in _WAITS for fault in collected.faults):
+        if self._examined or not any(fault.kind in _WAITS for fault in collected.state.faults):
             return
         self._examined = True
         self._culprits, dumps = examine(attempt, collected.rank_nodes())
@@ -97,7 +97,7 @@ class HangingRanks:
         self.examine()
         hanging = who_hangs(self._witnesses())
         ranks, reason = sorted(hanging.ranks), hanging.reason
-        reason = reason or memory.why_not(ranks, self._collected.faults, self._collected.detector.step)
+        reason = reason or memory.why_not(ranks, self._collected.state.faults, self._collected.state.detector.step)
         if not reason:
             dump_stacks(self._collected, self._agents)
             reason = self._end(ranks)
@@ -117,7 +117,7 @@ class HangingRanks:
         self._until, self._examined, self._culprits, self._behind = None, False, [], frozenset()
 
     def _witnesses(self) -> Witnesses:
-        faults = [fault for fault in self._collected.faults if fault.kind == RANK_HANG]
+        faults = [fault for fault in self._collected.state.faults if fault.kind == RANK_HANG]
         by_progress = [fault for fault in faults if fault.source == "progress"]
         return Witnesses(
             progress=frozenset(fault.rank for fault in by_progress if fault.rank is not None),

@@ -15,11 +15,11 @@ from pathlib import Path
 from typing import Any
 
 from zslurm.aegis.core.root_cause import is_orderly, reports_lost_peer
+from zslurm.aegis.core.step import OF_RANKS
 from zslurm.aegis.fault_kinds import (
     CONFIG_ERROR,
     EARLY_EXIT,
     NAN_LOSS,
-    NODE_DEAD,
     PEER_LOST,
     RANK_EXIT,
     RANK_KILLED,
@@ -32,7 +32,7 @@ from zslurm.aegis.fault_kinds import (
 )
 from zslurm.aegis.logs.scanner import faults_in
 from zslurm.aegis.logs.signatures import Signatures
-from zslurm.aegis.types import OF_STEP, Fault, Role, Scope
+from zslurm.aegis.types import Fault, Role, Scope
 from zslurm.checkpoint_tools.quantities import show_bytes
 from zslurm.core.errors import Exit
 from zslurm.core.files import read_json
@@ -45,9 +45,6 @@ _FULL_BYTES = 1 << 20
 """With less space free a file system is full: records of a run take less."""
 _MOST_LOGS = 64
 """Logs that are read after an attempt: of a thousand ranks that lost a peer, the first few show as much as all."""
-
-OF_RANKS = OF_STEP | {"rank", "log"}
-"""Sources of the faults that `faults_of_failure` finds."""
 
 _DIVERGED_ON = re.compile(r"first in \S+ on rank (\d+)")
 
@@ -181,12 +178,6 @@ def _begun(attempt: AttemptDir) -> float:
         return attempt.description.stat().st_mtime
     except OSError:
         return 0.0
-
-
-def node_failed(node: str) -> Fault:
-    """Return the fault of a node that Slurm reports as failed."""
-    line = f"Slurm reports node {node} as failed"
-    return Fault.of_kind(NODE_DEAD, time.time(), "srun", line, node=node)
 
 
 def late_faults(

@@ -81,7 +81,7 @@ class Recovery:
         if not overdue:
             outcome = _with_root(outcome, decision.root)
         self.job.record(AttemptEnded(attempt=collected.attempt.number, **outcome.fields()))
-        self._record(decision, resources, collected.attempt_state())
+        self._record(decision, resources, collected.summary())
         return self.carry_out(decision, outcome)
 
     def _decide(self, collected: FaultCollector, outcome: AttemptOutcome) -> tuple[Decision, Resources]:
@@ -90,7 +90,7 @@ class Recovery:
         tested: set[tuple[str, str]] = set()
         while True:
             history = self.job.history()
-            attempt_state = collected.attempt_state(outcome)
+            attempt_state = collected.summary(outcome)
             excluded = set(active_exclusions(history.exclusions, attempt_state.now))
             # A job that excludes nodes must not ask for more than are left.
             look = bool(excluded) or any(f.role == "root" and f.scope != "user" for f in attempt_state.faults)

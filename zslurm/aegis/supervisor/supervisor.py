@@ -234,13 +234,13 @@ class Supervisor:
             known = recent_step_times(self.job.run, number) if running.adopted else ()
             self.detector.begin(number, ranks, time.monotonic(), adopted=running.adopted, step_times=known)
         spares = len(self._spares(running))
-        collected = FaultCollector(self.job, running, self.agents, self.detector, self.reported)
-        monitor = AttemptMonitor(collected, spares)
+        collected = FaultCollector(self.job, running, self.agents, self.detector, self.reported, spares)
+        monitor = AttemptMonitor(collected)
         outcome = monitor.until_end()
         self._restore_config()
-        self.nodes.dead |= collected.dead_nodes
+        self.nodes.dead |= collected.state.dead_nodes
         if self.agents is not None:
-            self.agents.liveness.forget(collected.dead_nodes)
+            self.agents.liveness.forget(collected.state.dead_nodes)
         if self.settings.mode != "act":
             self.recovery.leave_to_slurm()
         if self.settings.mode == "off" or outcome.outcome == "completed" or self.job.presence.lost():

@@ -18,7 +18,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 
 from zslurm.aegis.core.policy.planned_moves import KINDS, nodes_to_leave
-from zslurm.aegis.fault_kinds import NODE_DRAINED, STRAGGLER
+from zslurm.aegis.fault_kinds import NODE_DRAINED
 from zslurm.aegis.supervisor.in_memory.memory_recovery import MemoryRecovery
 from zslurm.aegis.supervisor.job import Job
 from zslurm.aegis.types import Fault
@@ -104,9 +104,10 @@ class PlannedMoves:
             self._next(faults)
         return drained
 
-    def answers(self, fault: Fault) -> bool:
-        """Return whether a fault leads to a planned move, so that the attempt need not be ended for it."""
-        return any(wish.node == fault.node for wish in self._wishes)
+    @property
+    def nodes(self) -> set[str]:
+        """The nodes that the ranks are about to leave, so that the attempt need not be ended for a slow one."""
+        return {wish.node for wish in self._wishes}
 
     @property
     def _nodes(self) -> set[str]:
@@ -187,12 +188,6 @@ class PlannedMoves:
     def _ask_slurm(self) -> list[Node]:
         client = SlurmClient(self._job.environ, timeout_s=_ANSWER_S, retries=Retries(attempts=1))
         return client.nodes()
-
-
-def spares_for_alarm(moves: PlannedMoves, faults: Sequence[Fault], spares: int) -> int:
-    """Return the spares that the alarm counts: none while a planned move is the use that there is for one."""
-    slow = [fault for fault in faults if fault.kind == STRAGGLER and fault.role == "root" and not fault.cleared]
-    return 0 if slow and all(moves.answers(fault) for fault in slow) else spares
 
 
 class _Drains:

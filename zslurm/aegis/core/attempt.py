@@ -1,0 +1,171 @@
+"""The state of an attempt that runs: all that is known of its ranks, nodes and faults, owned by one object.
+
+Only `step` (step.py) changes it. Recovery in memory and planned moves still own their parts
+(supervisor/in_memory).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass, field, replace
+
+from zslurm.aegis.core.detection.detector import Detector
+from zslurm.aegis.core.messages import ProgressRead, StopState
+from zslurm.aegis.core.policy.outcome import AttemptOutcome
+from zslurm.aegis.core.root_cause import roots_of
+from zslurm.aegis.fault_kinds import EARLY_EXIT, NODE_DEAD, SLURM_CANCELLED, STRAGGLER
+from zslurm.aegis.types import OF_STEP, Alarm, AttemptSummary, Fault, History
+from zslurm.config.aegis import AegisSection
+from zslurm.slurm.on_nodes.srun_output import TaskFailure
+
+GONE = "its process is gone, by the agent of its node; its end was not reported"
+"""What is recorded of a rank that only an agent reports to have ended."""
+
+_SERIOUS = ("root", "cascade")
+"""Roles of faults that can end an attempt. Of others there may be some for weeks: they must cost nothing."""
+
+
+@dataclass
+class AttemptState:
+    """An attempt that runs.
+
+    Attributes:
+        settings: the section `aegis` of the run.
+        number: of the attempt.
+        nodes: on which it runs, in the order of ranks.
+        rank_nodes: the node of each rank.
+        detector: makes faults of what agents report; it outlives the attempt.
+        has_agents: the run has agents.
+        on_slurm: its job is one of Slurm: srun reports the ends of ranks, and not zslurm's own launcher.
+        history: of the run, until the attempt began.
+        spares: healthy nodes of the job that it does not use.
+        reported: sensors that cannot read, each recorded once in this start of the job.
+        faults: what was noticed so far, without what the run overcame.
+        failures: the bad ends of ranks so far.
+        failed_at: when the first rank failed (monotonic seconds); None while none has.
+        lost: ranks that have ended badly and that no recovery in memory has replaced since.
+        replaced: ranks that one has replaced.
+        overcome_nodes: nodes that died, and whose ranks are elsewhere now.
+        ends_taken: how many bad ends of tasks were taken from srun's output.
+        asked_before: an earlier supervisor has asked this attempt to stop.
+        killed_before: an earlier supervisor has ended the step.
+        stop: the request to save and stop.
+        progress: how far the run was when that was read last.
+        alarm: what the policy makes of the faults, as of the last assessment.
+    """
+
+    settings: AegisSection
+    number: int
+    nodes: tuple[str, ...]
+    rank_nodes: list[str]
+    detector: Detector
+    has_agents: bool = True
+    on_slurm: bool = True
+    history: History = field(default_factory=History)
+    spares: int = 0
+    reported: set[tuple[str, bool]] = field(default_factory=set)
+    faults: list[Fault] = field(default_factory=list)
+    failures: list[TaskFailure] = field(default_factory=list)
+    failed_at: float | None = None
+    lost: set[int] = field(default_factory=set)
+    replaced: set[int] = field(default_factory=set)
+    overcome_nodes: set[str] = field(default_factory=set)
+    ends_taken: int = 0
+    asked_before: bool = False
+    killed_before: bool = False
+    stop: StopState = field(default_factory=StopState)
+    progress: ProgressRead = field(default_factory=lambda: ProgressRead(-1, None))
+    alarm: Alarm = field(default_factory=lambda: Alarm(give_up=False))
+    changes: list[tuple[frozenset[int], bool]] = field(default_factory=list)
+    """The ranks that each recovery has replaced, and whether it has left them out instead."""
+    left_in_order: set[int] = field(default_factory=set)
+    """Ranks that recorded an end in order, and whose progress is still there."""
+    assessed: int = 0
+    """How many faults there were at the last assessment."""
+    assess_at: float = 0.0
+    """When the same faults are assessed again (monotonic seconds): only time passes."""
+
+    @property
+    def asked(self) -> bool:
+        """Whether the ranks were asked to stop."""
+        return self.stop.asked or self.asked_before
+
+    @property
+    def cancelled(self) -> Fault | None:
+        """The fault that the step was cancelled; None if that is not known."""
+        of_step = (fault for fault in self.faults if fault.source in OF_STEP)
+        return next((fault for fault in of_step if fault.kind == SLURM_CANCELLED), None)
+
+    @property
+    def early_exits(self) -> list[Fault]:
+        """Ranks that exited too early by what srun did not report, and not by a record of the rank."""
+        return [fault for fault in self.faults if fault.kind == EARLY_EXIT and fault.source in OF_STEP]
+
+    @property
+    def dead_nodes(self) -> set[str]:
+        """Nodes that are known to be dead."""
+        return self.overcome_nodes | {
+            fault.node for fault in self.faults if fault.kind == NODE_DEAD and fault.node is not None
+        }
+
+    @property
+    def alive(self) -> list[str]:
+        """The nodes of the attempt that are not known to be dead."""
+        dead = self.dead_nodes
+        return [node for node in self.nodes if node not in dead]
+
+    @property
+    def has_serious_faults(self) -> bool:
+        """Whether a fault is known that may end the attempt."""
+        return any(fault.role in _SERIOUS or fault.kind == STRAGGLER for fault in self.faults)
+
+    def is_assessment_due(self, now: float) -> bool:
+        """Return whether the faults are to be assessed: there are others, or some time has passed."""
+        return len(self.faults) != self.assessed or now >= self.assess_at
+
+    def needs_progress(self, now: float) -> bool:
+        """Return whether the next `Tick` or `Assess` depends on how far the run is; reading that takes files."""
+        return self.has_serious_faults and (self.failed_at is not None or self.is_assessment_due(now))
+
+    def summary(self, wall: float, outcome: AttemptOutcome | None = None) -> AttemptSummary:
+        """Return what the policy decides on; `outcome` is how the attempt ended, if it has."""
+        return AttemptSummary(
+            wall,
+            self.number,
+            outcome.outcome if outcome is not None else None,
+            tuple(sorted(self.faults, key=lambda fault: fault.time)),
+            self.progress.committed_step,
+            self.stop.name,
+            self.stop.requeued,
+            preempted=self.stop.preempted,
+            nodes=self.nodes,
+            progressed_at=self.progress.progressed_at,
+        )
+
+    def has_root(self, wall: float, outcome: AttemptOutcome | None = None) -> bool:
+        """Return whether something is known that may be why the attempt ended, or ends."""
+        if not any(fault.role == "root" for fault in self.faults):
+            return False
+        return any(fault.role == "root" for fault in roots_of(self.summary(wall, outcome), self.settings))
+
+    def rank_of(self, task: int) -> int | None:
+        """Return the rank that a task of the step is now; None if it is none any more."""
+        rank = task
+        for gone, left_out in self.changes:
+            if rank in gone:
+                return None
+            rank -= sum(other < rank for other in gone) if left_out else 0
+        return rank
+
+    def of_ranks(self, failure: TaskFailure) -> TaskFailure | None:
+        """Return a failure of tasks of the step as one of ranks; None if they are none any more.
+
+        Of a rank that was replaced the step has the former process only: it froze, or was cut off, and ends when
+        it finds out; or Slurm learns late that its node is dead. The rank trains elsewhere.
+        """
+        ranks = tuple(rank for task in failure.ranks if (rank := self.rank_of(task)) is not None)
+        return replace(failure, ranks=ranks) if ranks else None
+
+    def without_reports_of(self, ranks: Collection[int]) -> list[TaskFailure]:
+        """Return the bad ends without those that only agents reported of these ranks."""
+        return [known for known in self.failures if known.what != GONE or not set(known.ranks) & set(ranks)]

@@ -1,0 +1,375 @@
+"""What follows from an event for an attempt that runs: its next state, and what the shell is to do.
+
+    reports, ends of ranks, Slurm's word -> faults            (noticing)
+    faults, time -> does the attempt continue?                   (assessing)
+
+The attempt ends by itself, or by the action `GiveUp`. What follows then is decided in policy/policy.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+from zslurm.aegis.core.attempt import GONE, AttemptState
+from zslurm.aegis.core.detection.attempt_progress import GONE_S
+from zslurm.aegis.core.messages import (
+    Assess,
+    CoreAction,
+    CoreEvent,
+    EndRead,
+    FaultsFound,
+    GiveUp,
+    LookForCancel,
+    LookForPreemption,
+    LookupsFailed,
+    Paused,
+    ProgressRead,
+    RanksFailed,
+    ReadEnd,
+    ReadLastWords,
+    Record,
+    Recovered,
+    ReportReceived,
+    Resumed,
+    StepCancelled,
+    StopChanged,
+    Tick,
+)
+from zslurm.aegis.core.policy.history import fault_of
+from zslurm.aegis.core.policy.outcome import stopped_in_order
+from zslurm.aegis.core.policy.policy import alarm
+from zslurm.aegis.core.root_cause import is_orderly, without_overcome
+from zslurm.aegis.fault_kinds import NET_CONFIG, NODE_DEAD, RANK_HANG, SENSOR_UNAVAILABLE, STRAGGLER
+from zslurm.aegis.protocol import AgentReport
+from zslurm.aegis.types import OF_STEP, Alarm, Fault
+from zslurm.run.events import (
+    FaultDetected,
+    RanksEnded,
+    RanksMoved,
+    RecoveredInMemory,
+    SpareWarmed,
+    StepKilled,
+    StopAsked,
+)
+from zslurm.run.events.event import from_row, only_known
+from zslurm.slurm.on_nodes.srun_output import TaskFailure
+
+OF_RANKS = OF_STEP | {"rank", "log"}
+"""Sources of the faults that what ranks recorded and logged shows (`ReadLastWords`)."""
+
+_ASSESS_S = 1.0
+"""Seconds between two assessments of the same faults: only time passes, and each looks into the run's files."""
+
+
+def step(state: AttemptState, event: CoreEvent) -> tuple[AttemptState, list[CoreAction]]:
+    """Return the state of an attempt after an event, and the actions that follow from it, in their order.
+
+    The state is changed in place: it holds thousands of ranks.
+    """
+    actions: list[CoreAction] = []
+    match event:
+        case Resumed():
+            actions = _resume(state, event)
+        case StopChanged():
+            state.stop = event.stop
+        case ProgressRead():
+            state.progress = event
+        case Paused():
+            _excuse(state, event.seconds)
+        case ReportReceived():
+            actions = _take_report(state, event)
+        case RanksFailed():
+            actions = _take_failure(state, event)
+        case EndRead():
+            actions = _take_end(state, event)
+        case FaultsFound():
+            actions = note(state, event.faults)
+        case StepCancelled():
+            actions = note(state, [event.fault]) if state.cancelled is None else []
+        case LookupsFailed():
+            actions = _take_lookups(state, event)
+        case Recovered():
+            _take_recovery(state, event)
+        case Tick():
+            actions = _detect(state, event)
+        case Assess():
+            actions = _assess(state, event)
+    return state, actions
+
+
+# --- noticing ---------------------------------------------------------------------------------------------------
+
+
+def note(state: AttemptState, faults: Iterable[Fault]) -> list[CoreAction]:
+    """Remember and record faults; what no node's sensor can read is recorded once, and not for every node."""
+    actions: list[CoreAction] = []
+    for each in faults:
+        by_launcher = each.source == "srun" and not state.on_slurm
+        fault = replace(each, source="launcher") if by_launcher else each
+        state.faults.append(fault)
+        if fault.kind == SENSOR_UNAVAILABLE:
+            if (fault.line, fault.cleared) in state.reported:
+                continue
+            state.reported.add((fault.line, fault.cleared))
+        actions.append(Record(_event_of(fault, state.number)))
+    return actions
+
+
+def _event_of(fault: Fault, attempt: int) -> FaultDetected:
+    """Return the event of a fault, without what is not known of it."""
+    event = FaultDetected(
+        attempt=attempt, fault_time=fault.time, kind=fault.kind, role=fault.role, scope=fault.scope,
+        source=fault.source, line=fault.line, node=fault.node, gpu=fault.gpu, nic=fault.nic, rank=fault.rank,
+        step=fault.step, cleared=fault.cleared or None, fingerprint=fault.fingerprint,
+    )  # fmt: skip
+    return only_known(event)
+
+
+def _take_report(state: AttemptState, event: ReportReceived) -> list[CoreAction]:
+    report = event.report
+    state.detector.feed(report, event.now, event.wall)
+    if isinstance(report, AgentReport) and report.event == "signalled":
+        return [LookForPreemption()]
+    if isinstance(report, AgentReport) and report.event == "warmed":
+        warmed = from_row({"event": SpareWarmed.NAME, "node": report.stamp.node, **report.values})
+        return [Record(warmed)] if isinstance(warmed, SpareWarmed) else []
+    return []
+
+
+def _take_failure(state: AttemptState, event: RanksFailed) -> list[CoreAction]:
+    """Take bad ends of ranks, and forget what agents reported of them before."""
+    if event.warm:
+        return _note_end(state, event.failure, event, 0.0, warm=True)
+    state.ends_taken += 1
+    if (failure := state.of_ranks(event.failure)) is None:
+        return []
+    state.failures = state.without_reports_of(failure.ranks)
+    return _note_end(state, failure, event, 0.0)
+
+
+def _take_end(state: AttemptState, event: EndRead) -> list[CoreAction]:
+    """Take a rank whose process is gone by its agent, and whose end srun has not reported in time.
+
+    While slurmctld is away srun may not hear of it (26.05). A rank that recorded an end in order is none of these:
+    it could only not remove its progress any more.
+    """
+    if event.end is not None and is_orderly(event.end):
+        state.left_in_order.add(event.rank)
+        return []
+    failure = TaskFailure(state.rank_nodes[event.rank], (event.rank,), GONE)
+    return _note_end(state, failure, event, event.gone_s, by_agent=True)
+
+
+def _note_end(
+    state: AttemptState,
+    failure: TaskFailure,
+    event: RanksFailed | EndRead,
+    ago_s: float,
+    *,
+    by_agent: bool | None = None,
+    warm: bool | None = None,
+) -> list[CoreAction]:
+    """Take the bad end of ranks, `ago_s` seconds ago; its event has who reported it, and of whom."""
+    ends = event.ends if isinstance(event, RanksFailed) else {} if event.end is None else {event.rank: event.end}
+    state.failures.append(failure)
+    ended = RanksEnded(
+        attempt=state.number, ranks=list(failure.ranks), node=failure.node, what=failure.what,
+        by_agent=by_agent, warm=warm,
+    )  # fmt: skip
+    actions: list[CoreAction] = [Record(only_known(ended))]
+    if stopped_in_order(failure, ends, asked=state.asked):
+        return actions
+    state.lost |= set(failure.ranks)
+    state.failed_at = state.failed_at or event.now
+    if may_be_cancelled(state):
+        actions.append(LookForCancel())
+    return [*actions, ReadLastWords(failure, ago_s)]
+
+
+def may_be_cancelled(state: AttemptState) -> bool:
+    """Return whether it is worth looking if somebody cancelled the step: this supervisor has not ended it."""
+    return not (state.asked or state.killed_before or state.cancelled is not None)
+
+
+def _take_lookups(state: AttemptState, event: LookupsFailed) -> list[CoreAction]:
+    """Take tries to resolve a name that last too long, once for a node."""
+    failed, node = event.failed, event.node
+    lasted = failed.last - failed.first
+    known = any(fault.kind == NET_CONFIG and fault.node == node for fault in state.faults)
+    if known or lasted < state.settings.tolerate_s:
+        return []
+    line = f"torch has tried for {lasted:.0f} s to resolve the name {failed.name}: {failed.reason}"
+    return note(state, [Fault.of_kind(NET_CONFIG, failed.first, "log", line, scope="node", node=node)])
+
+
+def _take_recovery(state: AttemptState, event: Recovered) -> None:
+    """Forget what took these ranks and nodes: other processes are in their place, and the others continue."""
+    gone = set(event.ranks)
+    state.replaced |= gone
+    state.lost -= gone
+    state.left_in_order -= gone
+    state.changes.append((frozenset(gone), event.left_out))
+    if event.left_out:
+        state.lost, state.left_in_order = (
+            {rank - sum(other < rank for other in gone) for rank in ranks}
+            for ranks in (state.lost, state.left_in_order)
+        )
+    state.overcome_nodes |= event.dead
+    state.failures = [failure for failure in state.failures if not set(failure.ranks) <= gone]
+    state.faults = [
+        fault
+        for fault in state.faults
+        if not fault.rule.in_memory
+        and fault.role not in ("cascade", "teardown")
+        and fault.node not in event.left
+        and not (fault.kind == RANK_HANG and fault.rank in gone)
+    ]
+    if not state.lost:
+        state.failed_at = None
+    state.alarm, state.assessed = Alarm(give_up=False), -1
+    if event.rank_nodes is None:
+        return
+    state.rank_nodes = list(event.rank_nodes)
+    state.nodes = tuple(dict.fromkeys(event.rank_nodes))
+    if event.left_out:
+        state.detector.begin(state.number, state.rank_nodes, event.now, adopted=True)
+    else:
+        for rank in event.ranks:
+            state.detector.move(rank, state.rank_nodes[rank])
+
+
+def _detect(state: AttemptState, event: Tick) -> list[CoreAction]:
+    """Find dead nodes, ranks that hang and the like.
+
+    If ranks complain of lost peers, a node that misses heartbeats is dead: while they run only as long as nothing
+    else explains it, but once they are over in any case, for none of them can show any more that its node lives.
+    And what is left of them then does not hang.
+    """
+    failed = {node: f"Slurm reports node {node} as failed" for node in event.failed_nodes}
+    if not state.has_agents:
+        new = [node for node in failed if node not in state.dead_nodes]
+        return note(state, [Fault.of_kind(NODE_DEAD, event.wall, "srun", failed[n], node=n) for n in new])
+    found = state.detector.check(
+        event.now,
+        event.wall,
+        dead=failed,
+        trouble=event.trouble,
+        witness_reports=event.witness_reports,
+        lost_peers=state.failed_at is not None and (event.over or not state.has_root(event.wall)),
+    )
+    actions = note(state, (fault for fault in found if not (event.over and fault.kind == RANK_HANG)))
+    if event.over:
+        return actions
+    gone = state.detector.gone(event.now)
+    unknown = sorted(gone.keys() - state.lost - state.left_in_order)
+    return [*actions, *(ReadEnd(rank, gone[rank]) for rank in unknown)]
+
+
+def _excuse(state: AttemptState, seconds: float) -> None:
+    """Give ranks more time after one has failed: the supervisor was stopped, and they were, too."""
+    if state.failed_at is not None:
+        state.failed_at += seconds
+
+
+def _resume(state: AttemptState, event: Resumed) -> list[CoreAction]:
+    """Take over what an earlier supervisor has noticed and recorded, so that it is not noticed again.
+
+    It may have died between the two records of a failure, the end of the ranks and the fault.
+    """
+    explained = True
+    by_agents: list[TaskFailure] = []
+    by_agent: RanksEnded | None = None  # the last end that an agent reported, while no fault was recorded
+    for recorded in event.recorded:
+        match recorded:
+            case RecoveredInMemory():
+                left_out = recorded.world_size is not None
+                dead = frozenset(state.dead_nodes)
+                _take_recovery(state, Recovered(frozenset(recorded.ranks or ()), dead, left_out=left_out))
+                by_agents, explained, by_agent = [], True, None
+            case RanksMoved():
+                _take_recovery(state, Recovered(frozenset(recorded.ranks), left=frozenset([recorded.off])))
+            case RanksEnded():
+                if recorded.warm:
+                    state.lost |= set(recorded.ranks)
+                elif recorded.by_agent:
+                    by_agents.append(TaskFailure(recorded.node, tuple(recorded.ranks), recorded.what))
+                    by_agent = recorded
+                    continue
+                else:
+                    state.ends_taken += 1
+                explained = False
+            case FaultDetected():
+                if (fault := fault_of(recorded)) is not None:
+                    state.faults.append(fault)
+                    explained = explained or fault.source in OF_RANKS
+                    by_agent = None if by_agent is not None and fault.rank in by_agent.ranks else by_agent
+        state.asked_before |= isinstance(recorded, StopAsked)
+        state.killed_before |= isinstance(recorded, StepKilled)
+    state.detector.restore(state.faults)
+    of_srun = event.in_log[: state.ends_taken]
+    state.failures = [known for failure in of_srun if (known := state.of_ranks(failure)) is not None]
+
+    def is_orderly_stop(failure: TaskFailure) -> bool:
+        return stopped_in_order(failure, event.ends, asked=state.asked)
+
+    unexplained = [ReadLastWords(each) for each in state.failures[-1:] if not (explained or is_orderly_stop(each))]
+    reported = {rank for failure in state.failures for rank in failure.ranks}
+    state.failures += [failure for failure in by_agents if not reported & set(failure.ranks)]
+    if by_agent is not None and not reported & set(by_agent.ranks):
+        unexplained.append(ReadLastWords(by_agents[-1], event.wall - by_agent.time + GONE_S))
+    for failure in state.failures:
+        if not is_orderly_stop(failure):
+            state.failed_at = event.now
+            state.lost |= set(failure.ranks)
+    return [*unexplained]
+
+
+# --- assessing --------------------------------------------------------------------------------------------------
+
+
+def _assess(state: AttemptState, event: Assess) -> list[CoreAction]:
+    """Return `GiveUp` if the attempt must be ended now; nothing while there is reason to wait.
+
+    If ranks complain of lost peers, and nothing is known of those, their node may be dead. The agents find out;
+    without them Slurm does (SlurmdTimeout), and gets the time to do so.
+    """
+    aegis, stop, now = state.settings, state.stop, event.now
+    if stop.deadline is not None and now > stop.deadline:
+        asked = f"when asked to ({stop.asked_by})"
+        why = f"the ranks did not save and stop within {aegis.save_s:g} s (aegis.save_s) {asked}"
+        return [GiveUp(why, overdue=True)]
+    if event.broken:
+        return [GiveUp(event.broken)]
+    if state.is_assessment_due(now):
+        _assess_faults(state, event)
+    if state.alarm.give_up:
+        return [GiveUp(state.alarm.reason, state.alarm.root)]
+    if state.failed_at is None:
+        return []
+    if state.has_root(event.wall):
+        patience = aegis.settle_s
+        why = f"the other ranks did not end within {aegis.settle_s:g} s of the first"
+    elif event.responding:
+        patience = aegis.grace_s
+        why = f"ranks lost their peers, and nothing else was found within {aegis.grace_s:g} s"
+    else:
+        patience = max(aegis.lost_peer_s, aegis.grace_s)
+        why = f"ranks lost their peers, and Slurm named no failed node within {aegis.lost_peer_s:g} s"
+    return [GiveUp(why)] if now > state.failed_at + patience else []
+
+
+def _assess_faults(state: AttemptState, event: Assess) -> None:
+    """Find out whether the faults end the attempt; those that it overcame are forgotten."""
+    if state.has_serious_faults:
+        summary = state.summary(event.wall)
+        if state.settings.mode == "act":
+            state.alarm = alarm(summary, state.history, state.settings, spares=_spares(state, event))
+        state.faults = without_overcome(summary, state.settings)
+    state.assessed, state.assess_at = len(state.faults), event.now + _ASSESS_S
+
+
+def _spares(state: AttemptState, event: Assess) -> int:
+    """Return the spares that the alarm counts: none while a planned move is the use that there is for one."""
+    slow = [f for f in state.faults if f.kind == STRAGGLER and f.role == "root" and not f.cleared]
+    return 0 if slow and all(fault.node in event.moving for fault in slow) else state.spares
