@@ -401,11 +401,11 @@ def test_a_fabric_that_is_not_described(shell: Shell) -> None:
     assert "# fabric:" not in text_of(shell)
 
 
-def test_what_the_gpus_cannot_compute_is_refused_before_the_queue(shell: Shell) -> None:
-    shell.write_run(cluster=CLUSTER | {"gpu_type": "mi300x"}, data={"path": "tokens.h5", "packing": "best_fit"})
-    long = ("--set", "phases[0].context=4096", "--set", "phases[0].tokens=50000")
-    code, line = shell.fails("submit", "run.yaml", "--dry-run", *long)
+def test_what_the_gpus_cannot_hold_is_refused_before_the_queue(shell: Shell) -> None:
+    shell.write_run(cluster=CLUSTER | {"gpu_type": "mi300x"})
+    large = ("--set", "model.layers=40", "--set", "model.experts=64", "--set", "model.expert_hidden_size=100000")
+    code, line = shell.fails("submit", "run.yaml", "--dry-run", *large)
     assert code == Exit.USAGE
-    assert "on AMD GPUs torch then writes out all scores" in line
-    submitted = shell.zslurm("submit", "run.yaml", *long)
+    assert "the run does not fit" in line
+    submitted = shell.zslurm("submit", "run.yaml", *large)
     assert (submitted.code, submitted.stderr) == (Exit.USAGE, f"{line}\n")
