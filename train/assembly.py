@@ -178,7 +178,9 @@ def assemble(
     with recovery.making_groups():
         levels = make_or_choose_levels(config, world, facts)
     facts = facts or agree_on_facts(config, world, recomputed, two_level=levels is not None)
-    return model, shard(model, config, world, levels, facts), facts
+    shards = shard(model, config, world, levels, facts)
+    model.add_head_gradient = shards.adder("embedding.weight")
+    return model, shards, facts
 
 
 def shard(model: Zaya, config: TrainConfig, world: World, levels: Levels | None, facts: Facts) -> ZeroShards:

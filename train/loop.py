@@ -466,6 +466,7 @@ class Trainer:
         """Let go of everything but what the next trainer of this process takes; nothing holds this one then."""
         save, shards = self.leave(), self.shards
         shards.release()
+        self.model.add_head_gradient = None
         self.model.call_before(lambda _: None)
         self.recovery.save_with(lambda: None)
         writers = self.checkpointer.hand_over()

@@ -18,6 +18,7 @@ everywhere in backward, in the parameters' format.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -79,6 +80,7 @@ def summed_losses(
     *,
     z_weight: float = 0.0,
     chunk_tokens: int | None = None,
+    add_gradient: Callable[[Tensor], None] | None = None,
 ) -> HeadLoss:
     """Return the loss of the head, and what it is made of.
 
@@ -88,10 +90,12 @@ def summed_losses(
         targets_T: int64 classes; positions of IGNORED_TARGET add nothing.
         z_weight: weight of the squared log-sum-exp.
         chunk_tokens: tokens whose logits exist at one time; chosen by the device and the vocabulary if None.
+        add_gradient: takes the embedding's gradient from the head, [V, D] in at least fp32, in backward. Autograd
+            then gets none of it, and would round it to the embedding's format.
     """
     chunk = chunk_tokens or default_chunk(x_TD.device.type, embedding_VD.shape[0])
     wanted = torch.is_grad_enabled() and (x_TD.requires_grad or embedding_VD.requires_grad)
-    return HeadLoss(*_SummedLosses.apply(x_TD, embedding_VD, targets_T, z_weight, chunk, wanted))
+    return HeadLoss(*_SummedLosses.apply(x_TD, embedding_VD, targets_T, z_weight, chunk, wanted, add_gradient))
 
 
 def default_chunk(device_type: str, vocabulary: int) -> int:
@@ -178,6 +182,7 @@ class _SummedLosses(torch.autograd.Function):
         z_weight: float,
         chunk: int,
         wanted: bool,
+        add_gradient: Callable[[Tensor], None] | None,
     ) -> tuple[Tensor, Tensor, Tensor]:
         narrow = keeps_narrow(x_TD, embedding_VD.T)
         wide = torch.promote_types(embedding_VD.dtype, torch.float32)
@@ -207,11 +212,17 @@ class _SummedLosses(torch.autograd.Function):
                 (add if start else into)(rounded.T, counted_x_TD[rows], grad_weight_VD)
         if grad_x_TD is not None:
             ctx.save_for_backward(grad_x_TD.mul_(counted_T1), grad_weight_VD)
+        ctx.add_gradient = add_gradient
         ctx.mark_non_differentiable(cross_entropy, z_loss)
         return cross_entropy + z_loss, cross_entropy, z_loss
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad_loss: Tensor, *_: Tensor) -> tuple[Tensor, Tensor, None, None, None, None]:
+    def backward(ctx: Any, grad_loss: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
         grad_x_TD, grad_weight_VD = ctx.saved_tensors
-        return grad_x_TD.mul_(grad_loss), grad_weight_VD.mul_(grad_loss), None, None, None, None
+        grad_x_TD.mul_(grad_loss)
+        grad_weight_VD.mul_(grad_loss)
+        if ctx.add_gradient is None:
+            return grad_x_TD, grad_weight_VD, None, None, None, None, None
+        ctx.add_gradient(grad_weight_VD)
+        return grad_x_TD, None, None, None, None, None, None

@@ -55,6 +55,7 @@ class Zaya(nn.Module):
         self.register_buffer("balancing_bias", bias_LC)
         self._recomputed = 0
         self._by_bounds = False
+        self.add_head_gradient: Callable[[Tensor], None] | None = None
         self.compiled = False
         self._before: Callable[[str | None], None] = _here_already
 
@@ -171,8 +172,14 @@ class Zaya(nn.Module):
             targets_BS = targets_BS.where(valid_BS, IGNORED_TARGET)
         if context is not None:
             targets_BS = context.take(targets_BS, fill=IGNORED_TARGET)
-        flat_T = targets_BS.flatten()
-        return summed_losses(x_BSD.flatten(0, 1), self.embedding.weight, flat_T, z_weight=z_weight), counts_LC
+        losses = summed_losses(
+            x_BSD.flatten(0, 1),
+            self.embedding.weight,
+            targets_BS.flatten(),
+            z_weight=z_weight,
+            add_gradient=self.add_head_gradient,
+        )
+        return losses, counts_LC
 
     @torch.inference_mode()
     def new_cache(self, batch: int = 1, room: int = 256, divided: DividedCache | None = None) -> Cache:

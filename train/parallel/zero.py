@@ -37,7 +37,7 @@ exchange.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -68,6 +68,7 @@ class _Place:
     total: Tensor  # the sum so far, a view of the buffer
     buckets: range  # the buckets that it has elements in; none if it is flat
     added: int = 0  # backward passes that added to it
+    begun: bool = False  # whether the sum is of this step, because something was added to it
 
 
 class ZeroShards:
@@ -144,15 +145,29 @@ class ZeroShards:
         self._backwards, self._next_bucket = backwards, 0
         self._missing = [0] * len(self._buckets)
         for place in self._places:
-            place.added = 0
+            place.added, place.begun = 0, False
             for number in place.buckets:
                 self._missing[number] += 1
+
+    def adder(self, name: str) -> Callable[[Tensor], None] | None:
+        """Return what adds a part of a parameter's gradient to its sum, without autograd's rounding.
+
+        To be called in backward, before autograd has finished what else the gradient is made of. None if
+        autograd's gradients have the format of the sums: then they are not rounded.
+
+        Args:
+            name: of the parameter.
+        """
+        place = next(each for each in self._places if each.name == name)
+        if place.total.dtype == self.weights.dtype:
+            return None
+        return lambda gradient: _add(place, gradient)
 
     def reduce_gradients(self) -> None:
         """Sum the gradients over all ranks; this rank's chunk of the sum goes to `master_gradient`."""
         self.wait_for_weights()
         for place in self._places:
-            if not place.added:
+            if not place.begun:
                 place.total.zero_()
         while self._next_bucket < len(self._buckets):
             self._reduce_next_bucket()
@@ -383,10 +398,7 @@ class ZeroShards:
         def add(finished: Tensor) -> None:
             assert finished.grad is not None
             assert place.added < self._backwards, f"{place.name}: more backward passes than begin_step announced"
-            if place.added:
-                place.total.add_(finished.grad)
-            else:
-                place.total.copy_(finished.grad)
+            _add(place, finished.grad)
             finished.grad = None
             place.added += 1
             if place.added == self._backwards:
@@ -422,6 +434,15 @@ class ZeroShards:
                 handle.wait()
             gradients = self._stage[: len(gradients)].copy_(gradients)
         return self.comm.reduce_scatter(self._flat_sum, gradients)
+
+
+def _add(place: _Place, gradient: Tensor) -> None:
+    """Add a gradient to a sum, in the sum's format."""
+    if place.begun:
+        place.total.add_(gradient)
+    else:
+        place.total.copy_(gradient)
+    place.begun = True
 
 
 def _views(buffer: Tensor, ranges: Sequence[tuple[int, int]]) -> list[Tensor]:

@@ -106,3 +106,26 @@ def test_logits_of_a_large_vocabulary_never_exist_whole() -> None:
     targets = torch.arange(tokens)
     peak = peak_bytes(lambda: summed_losses(x, embedding, targets).objective.backward())
     assert peak < tokens * vocabulary * 4 / 4
+
+
+def test_the_embeddings_gradient_can_go_elsewhere_in_fp32() -> None:
+    """Autograd rounds it to bf16 otherwise."""
+    torch.manual_seed(0)
+    x = torch.randn(70, 16).bfloat16().requires_grad_()
+    embedding = torch.randn(50, 16).bfloat16().requires_grad_()
+    targets = torch.randint(0, 50, (70,))
+    (summed_losses(x, embedding, targets).objective / 70).backward()  # type: ignore[no-untyped-call]
+    rounded, grad_x = embedding.grad, x.grad
+    assert rounded is not None
+    embedding.grad = x.grad = None
+    got: list[torch.Tensor] = []
+    loss = summed_losses(
+        x, embedding, targets, add_gradient=lambda gradient: got.append(gradient.clone())
+    ).objective
+    (loss / 70).backward()  # type: ignore[no-untyped-call]
+    (whole,) = got
+    assert whole.dtype == torch.float32
+    assert embedding.grad is None
+    assert torch.equal(x.grad, grad_x)  # type: ignore[arg-type]  # both are there
+    assert torch.equal(whole.bfloat16(), rounded)
+    assert not torch.equal(whole, rounded.float())

@@ -59,6 +59,25 @@ def test_gradients_of_microbatches_are_added_and_freed(alone: dist.ProcessGroup)
             torch.testing.assert_close(found[row.name], expected, rtol=0, atol=0)
 
 
+def test_a_part_of_a_gradient_is_added_without_being_rounded(alone: dist.ProcessGroup) -> None:
+    """The first of a step's parts replaces what the last step left, whichever comes first."""
+    model = Few(dtype=torch.bfloat16)
+    shards = shards_of(model, alone)
+    add = shards.adder("embedding")
+    assert add is not None
+    part = values_of(TABLE[0], 9) / 3
+    for first in (1, 5):
+        shards.begin_step(backwards=2)
+        for seed in (first, first + 1):
+            add(part)
+            backward(model, seed, integers=True)
+        shards.reduce_gradients()
+        whole = sum(gradient_of("embedding", TABLE[0].shape, seed, integers=True) for seed in (first, first + 1))
+        found = by_tensor(shards, shards.master_gradient)["embedding"]
+        torch.testing.assert_close(found, whole + 2 * part, rtol=1e-6, atol=1e-6)
+    assert shards_of(Few(), alone).adder("embedding") is None, "autograd rounds nothing"
+
+
 def test_a_step_without_microbatches_has_no_gradient(alone: dist.ProcessGroup) -> None:
     model = Few()
     shards = shards_of(model, alone)
