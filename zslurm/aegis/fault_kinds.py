@@ -267,8 +267,8 @@ PROCESS_LIMIT = new_kind("process_limit", FaultRule(
 ))
 NET_CONFIG = new_kind("net_config", FaultRule(
     "root", "user", "the network is set up wrongly",
-    advice="The network is set up wrongly for the job (GID index, interface, GPUDirect, driver versions); no "
-    "node is bad. See `zslurm doctor` and `zslurm env`.",
+    advice="The network is set up wrongly for the job (names of nodes, GID index, interface, GPUDirect, drivers); "
+    "no node is bad. See `zslurm doctor` and `zslurm env`.",
 ))
 PORT_COLLISION = new_kind("port_collision", FaultRule(
     "root", "user", "a port is in use already",

@@ -91,6 +91,31 @@ def test_of_several_gpus_of_a_node_the_first_is_the_root() -> None:
     assert [found.match.role for found in findings(text)] == ["root", "cascade", "cascade", "root", "cascade"]
 
 
+LOOKUP = (
+    "[W1128 08:25:10.460675212 socket.cpp:764] [c10d] The IPv6 network addresses of (node9, 29511) cannot be "
+    "retrieved (gai error: -2 - Name or service not known).\n"
+)
+TIMED_OUT = "The client socket has timed out after 40000ms while trying to connect to (node9, 29511).\n"
+REFUSED = "[W1128 08:25:10.460675 socket.cpp:752] [c10d] The client socket has failed to connect to [::1]:29511.\n"
+
+
+@pytest.mark.parametrize(
+    ("before", "kind", "role"),
+    [
+        (2 * LOOKUP, "net_config", "root"),
+        (LOOKUP.replace("node9", "node8"), "peer_lost", "cascade"),
+        (LOOKUP + REFUSED, "peer_lost", "cascade"),
+        ("", "peer_lost", "cascade"),
+    ],
+    ids=["its name", "another name", "no IPv6", "no warning"],
+)
+def test_a_connection_that_timed_out_for_its_name_is_no_lost_peer(before: str, kind: str, role: str) -> None:
+    """As torch 2.13 writes it, first by itself and then as an exception."""
+    log = f"{before}[E1128 08:25:47.249730486 socket.cpp:1028] [c10d] {TIMED_OUT}"
+    log += f"Traceback (most recent call last):\ntorch.distributed.DistNetworkError: {TIMED_OUT}"
+    assert {(found.match.kind, found.match.role) for found in findings(log)} == {(kind, role)}
+
+
 def test_what_will_be_tried_again_is_no_root() -> None:
     assert kinds("OSError: [Errno 5] Input/output error; retrying in 5 s") == [(1, "storage_fault", "advisory")]
 

@@ -11,7 +11,7 @@ import pytest
 
 from tests.submit.specs import run_spec
 from zslurm.aegis.core.detection.detector import Detector
-from zslurm.aegis.core.detection.name_lookups import failed_lookups
+from zslurm.aegis.logs.name_lookups import failed_lookups
 from zslurm.aegis.protocol import ProgressReport, RankProgress, Stamp
 from zslurm.aegis.supervisor import fault_collector
 from zslurm.aegis.supervisor.attempt_starter import RunningAttempt
@@ -74,6 +74,14 @@ def test_a_series_that_timed_out_and_the_next_are_one() -> None:
 )  # fmt: skip
 def test_none_is_in_vain_if_the_log_went_on_or_has_no_times(after: str) -> None:
     assert in_vain(("" if "gai" in after else tries(90, 10)) + after) is None
+
+
+def test_a_name_that_only_has_no_ipv6_address_is_resolved() -> None:
+    """Its host does not listen yet."""
+    refused = "The client socket has failed to connect to [10.0.0.7]:29511 (errno: 111 - Connection refused)."
+    log = "".join(tries(ago) + torch_line(ago, refused, source="socket.cpp:752") for ago in (90, 50, 10))
+    assert in_vain(log) is None
+    assert in_vain(log + tries(5)) == ("node9", f"gai error: {UNKNOWN}", 0), "not from the first on"
 
 
 def test_tries_for_another_name_are_another_fault() -> None:

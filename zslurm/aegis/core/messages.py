@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from zslurm.aegis.core.detection.name_lookups import FailedLookups
 from zslurm.aegis.core.detection.witnesses import WitnessReport
+from zslurm.aegis.logs.name_lookups import FailedLookups
 from zslurm.aegis.protocol import Report
 from zslurm.aegis.types import Fault
 from zslurm.run.events.event import Event

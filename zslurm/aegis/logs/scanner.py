@@ -6,7 +6,8 @@ those that were seen before need no second look. What is new is searched for the
 
 Some faults take several lines. Of a Python traceback only the last line counts, not the source that it quotes;
 an exception that was raised while another was handled is a cascade of that; a driver's page-fault report is one
-fault, whatever its number of lines; when several GPUs of a node report after one of them, that one is the root.
+fault, whatever its number of lines; when several GPUs of a node report after one of them, that one is the root. A
+connection that timed out after its name could not be resolved is a fault of the network, not of a lost peer.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from dataclasses import dataclass, replace
 from itertools import chain, islice
 from pathlib import Path
 
-from zslurm.aegis.fault_kinds import BENIGN, GPU_RAS_UNCORRECTABLE
+from zslurm.aegis.fault_kinds import BENIGN, GPU_RAS_UNCORRECTABLE, NET_CONFIG, PEER_LOST, rule_of
 from zslurm.aegis.logs.lines import (
     MAX_LINE,
     OVERLAP,
@@ -32,6 +33,7 @@ from zslurm.aegis.logs.lines import (
     without_labels,
 )
 from zslurm.aegis.logs.location import location_in_summary
+from zslurm.aegis.logs.name_lookups import is_unresolved
 from zslurm.aegis.logs.signatures import Match, Signatures
 from zslurm.aegis.types import Fault
 
@@ -156,6 +158,9 @@ class LogScanner:
             match = replace(match, role="advisory")
         elif match.role == "root" and _EXCEPTION.match(body) and context.is_chained(text):
             match = replace(match, role="cascade")
+        if match.kind == PEER_LOST and is_unresolved(body, context.above(text)):
+            meaning = rule_of(NET_CONFIG)
+            match = replace(match, kind=NET_CONFIG, role="root", scope=meaning.scope, advice=meaning.advice)
         if (place := location_in_summary(body, context.above(text))) is not None:
             match = replace(
                 match, node=match.node or place.node, rank=match.rank if match.rank is not None else place.rank

@@ -15,7 +15,6 @@ from typing import Any
 from zslurm.aegis.core.attempt import GONE, AttemptState
 from zslurm.aegis.core.detection.detector import Detector
 from zslurm.aegis.core.detection.early_exits import early_exits
-from zslurm.aegis.core.detection.name_lookups import failed_lookups
 from zslurm.aegis.core.messages import (
     Assess,
     CoreAction,
@@ -40,6 +39,7 @@ from zslurm.aegis.core.messages import (
 )
 from zslurm.aegis.core.policy.outcome import AttemptOutcome
 from zslurm.aegis.core.step import may_be_cancelled, step
+from zslurm.aegis.logs.name_lookups import failed_lookups
 from zslurm.aegis.logs.signatures import Signatures
 from zslurm.aegis.supervisor.agents.agents import Agents
 from zslurm.aegis.supervisor.attempt_starter import RunningAttempt

@@ -7,7 +7,7 @@ Until it gives up, nothing else shows why the run does not begin.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from zslurm.aegis.logs.lines import clean, time_of
@@ -18,6 +18,11 @@ _FAILED = re.compile(
 )
 _OF_TRIES = re.compile(r"\b(?:socket|TCPStore)\.cpp:\d+\]|^Exception raised from |^frame #\d+: |^\s*$")
 """What torch writes between two of them: that a series of tries timed out, with the frames of its stack."""
+_RESOLVED = "client socket has failed to connect to "
+"""The name has an address. Of IPv6 it may have none, which a warning before this line states."""
+_TIMED_OUT = re.compile(
+    r"client socket has timed out after .* while trying to connect to \(\[?(?P<name>[^\s,\]]+)"
+)
 
 
 class FailedLookups(NamedTuple):
@@ -42,6 +47,8 @@ def failed_lookups(lines: Sequence[bytes]) -> FailedLookups | None:
     times: list[float] = []
     for line in reversed(lines):
         text = clean(line)
+        if _RESOLVED in text:
+            break
         if (failed := _FAILED.search(text)) is not None:
             if found is not None and failed["name"] != found["name"]:
                 break
@@ -53,3 +60,18 @@ def failed_lookups(lines: Sequence[bytes]) -> FailedLookups | None:
     if found is None or not times:
         return None
     return FailedLookups(found["name"], found["reason"], times[-1], times[0])
+
+
+def is_unresolved(text: str, above: Iterable[str]) -> bool:
+    """Return whether a line states that torch gave up a connection, because it could not resolve the name.
+
+    `above` are the lines before it, the nearest first.
+    """
+    if (gave_up := _TIMED_OUT.search(text)) is None:
+        return False
+    for line in above:
+        if _RESOLVED in line:
+            return False
+        if (failed := _FAILED.search(line)) is not None:
+            return failed["name"] == gave_up["name"]
+    return False
