@@ -59,7 +59,7 @@ def variables_of(cluster: ClusterSection) -> dict[str, str]:
     return {setting.name: setting.value for setting in environment(cluster)}
 
 
-FIND_OUT = "`zslurm init --probe` reads a node"
+FIND_OUT = "by `zslurm init --probe`, or by hand what a node does not show"
 """How a user completes a profile."""
 _NOT_PROBED = "cluster.interface"
 
@@ -92,7 +92,8 @@ def left_out_note(cluster: ClusterSection) -> str | None:
     keys = list(dict.fromkeys(rule.needs for rule in undecided))
     return (
         f"{counted(len(undecided), 'variable')} of RCCL or NCCL {'is' if len(undecided) == 1 else 'are'} not set: "
-        f"profile {cluster.name} does not give {', '.join(keys)}; {FIND_OUT}, `zslurm env --explain` lists them"
+        f"profile {cluster.name} does not give {', '.join(keys)}; complete it {FIND_OUT} (`zslurm env --explain` "
+        "lists the variables)"
     )
 
 
