@@ -92,8 +92,8 @@ def test_submission_counts_the_variables_that_the_profile_leaves_open(shell: She
     (note,) = [line for line in done.stderr.splitlines() if "RCCL" in line]
     assert note == (
         "note: 19 variables of RCCL or NCCL are not set: profile lab does not give cluster.network, "
-        "cluster.rccl_version or cluster.rocm_version; complete it by `zslurm init --probe`, or by hand what a node "
-        "does not show (`zslurm env --explain` lists the variables)"
+        "cluster.rccl_version or cluster.rocm_version; complete it by `zslurm init --probe`, or by hand what a "
+        "node does not show (`zslurm env --explain` lists the variables)"
     )
     listed = shell.zslurm("submit", "run.yaml", "--cluster", "lab", "--new", "--dry-run").stdout
     left_out = [line for line in listed.splitlines() if line.startswith("# note: left out of the environment")]
