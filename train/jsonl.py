@@ -134,10 +134,16 @@ def lines_backwards(path: Path, end: int | None = None) -> Iterator[bytes]:
 
 
 class JsonLinesTail:
-    """Reads what was appended to a file of JSON lines since the last look."""
+    """Reads what was appended to a file of JSON lines since the last look.
+
+    Attributes:
+        path: the file.
+        damaged: how many of the lines that were read cannot be understood, and were left out.
+    """
 
     def __init__(self, path: Path) -> None:
-        self._path = path
+        self.path = path
+        self.damaged = 0
         self._offset = 0
 
     def new_records(self) -> list[dict[str, Any]]:
@@ -147,7 +153,7 @@ class JsonLinesTail:
     def iter_records(self) -> Iterator[dict[str, Any]]:
         """Yield the whole records that were appended since the last call, without keeping them in memory."""
         try:
-            with self._path.open("rb") as file:
+            with self.path.open("rb") as file:
                 file.seek(self._offset)
                 for line in file:
                     if not line.endswith(b"\n"):
@@ -156,6 +162,8 @@ class JsonLinesTail:
                     record = parse_line(line)
                     if record is not None:
                         yield record
+                    elif line.strip():
+                        self.damaged += 1
         except FileNotFoundError:
             return
 
@@ -163,10 +171,10 @@ class JsonLinesTail:
         """Return the last whole records, oldest first, at most `count`; the next call continues behind them."""
         records: list[dict[str, Any]] = []
         try:
-            end = self._path.stat().st_size
+            end = self.path.stat().st_size
         except FileNotFoundError:
             return []
-        for line in lines_backwards(self._path, end):
+        for line in lines_backwards(self.path, end):
             if not line.endswith(b"\n"):  # the last one is unfinished
                 end -= len(line)
                 continue
@@ -175,5 +183,7 @@ class JsonLinesTail:
             record = parse_line(line)
             if record is not None:
                 records.append(record)
+            elif line.strip():
+                self.damaged += 1
         self._offset = end
         return records[::-1]

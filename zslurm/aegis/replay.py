@@ -19,16 +19,18 @@ from zslurm.aegis.core.policy.history import NOTHING_SAVED, fault_of, history_of
 from zslurm.aegis.core.policy.policy import alarm, decide
 from zslurm.aegis.fault_kinds import NODE_DEAD, SLURM_NODE_FAIL
 from zslurm.aegis.types import AttemptSummary, Decision, EndedAs, Resources
+from zslurm.checkpoint_tools.quantities import counted
 from zslurm.config.aegis import AegisSection
 from zslurm.config.layers import Layers, Origin
 from zslurm.config.problems import describe
+from zslurm.core.console import say
 from zslurm.core.errors import ConfigError, NotFound
 from zslurm.core.files import read_json
 from zslurm.run.events import AttemptEnded, AttemptStarted, Decided, FaultDetected, StepKilled, StopAsked
 from zslurm.run.events.event import select
 from zslurm.run.events.event_text import node_names
 from zslurm.run.exclusions import active_exclusions
-from zslurm.train.jsonl import read_jsonl
+from zslurm.train.jsonl import JsonLinesTail
 from zslurm.train.sections.section import Section
 
 Row = Mapping[str, Any]
@@ -82,7 +84,7 @@ class Replayed:
 
 
 def read_events(path: Path) -> list[dict[str, Any]]:
-    """The rows of an events file; a last line that a crash left unfinished is passed over.
+    """The rows of an events file; a last line that a crash left unfinished is passed over, and damaged ones named.
 
     Raises:
         NotFound: there is no such file.
@@ -91,9 +93,12 @@ def read_events(path: Path) -> list[dict[str, Any]]:
     """
     if not path.is_file():
         raise NotFound(f"{path}: no such file; a run writes its events when its job starts")
-    rows = [row for row in read_jsonl(path) if isinstance(row.get("event"), str)]
+    tail = JsonLinesTail(path)
+    rows = [row for row in tail.iter_records() if isinstance(row.get("event"), str)]
     if not rows:
         raise ConfigError(f"{path}: not an events file: none of its lines is an event; give RUN_DIR/events.jsonl")
+    if tail.damaged:
+        say(f"{path}: {counted(tail.damaged, 'damaged line')} left out: the replay lacks what they told")
     return rows
 
 

@@ -19,7 +19,19 @@ from zslurm.core.files import read_json
 from zslurm.core.redact import redact, redact_mapping
 from zslurm.report.efficiency import Efficiency, efficiency
 from zslurm.report.timeline import Timeline, timeline
-from zslurm.run.events import Action, FaultDetected, RecoveryFailed, RecoveryStarted, Scored
+from zslurm.run.events import (
+    Action,
+    Decided,
+    DeputyActed,
+    FaultDetected,
+    NodesExcluded,
+    RecoveredInMemory,
+    RecoveryFailed,
+    RecoveryStarted,
+    Requeued,
+    RequeueFailed,
+    Scored,
+)
 from zslurm.run.events.event import CLASSES, Event, from_row
 from zslurm.run.events.event_log import kind_of
 from zslurm.run.events.event_text import describe_cause
@@ -198,7 +210,7 @@ def _happening(event: Event) -> Happening | None:
         sort = "fault" if event.role == "root" and not event.cleared else ""
     elif isinstance(event, Action):
         sort = "user"
-    elif isinstance(event, RecoveryStarted | RecoveryFailed) or event.NAME in _ACTIONS:
+    elif isinstance(event, _ACTIONS):
         sort = "action"
     else:
         sort = "state" if event.CHANGES_STATE else ""
@@ -215,12 +227,19 @@ def _is_left_out(line: bytes) -> bool:
     return kind not in _SHOWN
 
 
-_ACTIONS = ("decision", "nodes_excluded", "recovered_in_memory", "requeued", "requeue_failed", "deputy_acted")
+_ACTIONS = (
+    Decided,
+    DeputyActed,
+    NodesExcluded,
+    RecoveredInMemory,
+    RecoveryFailed,
+    RecoveryStarted,
+    RequeueFailed,
+    Requeued,
+)
 _FAULT = FaultDetected.NAME.encode()
 _SHOWN = frozenset(
-    name.encode()
-    for name, cls in CLASSES.items()
-    if cls.CHANGES_STATE or name in _ACTIONS or issubclass(cls, RecoveryStarted | RecoveryFailed)
+    name.encode() for name, cls in CLASSES.items() if cls.CHANGES_STATE or issubclass(cls, _ACTIONS)
 )
 
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from zslurm.config.spec import RunSpec
 from zslurm.core.errors import ConfigError, NotFound, SlurmUnavailable, ZslurmError
 from zslurm.run.events import AttemptStarted, MoveAsked, MoveRefused, RanksMoved, RecoveredInMemory
-from zslurm.run.events.event import from_row, select
+from zslurm.run.events.event import select
 from zslurm.run.events.event_text import node_names
 from zslurm.run.run_dir import RunDir
 from zslurm.run.state.run_state import RunState, look
@@ -119,10 +119,8 @@ def _rank_nodes(run: RunDir, job_id: str) -> list[str]:
     """Return the nodes of the newest attempt's ranks now; none where the job has started none."""
     nodes: list[str] = []
     rows = [row for row in read_jsonl(run.events) if row.get("job_id") == job_id]
-    kinds = {cls.NAME for cls in (AttemptStarted, RecoveredInMemory, RanksMoved)}
-    for row in rows:
-        if row.get("event") in kinds:
-            nodes = node_names(from_row(row).nodes) or nodes
+    for event in select(rows, AttemptStarted, RecoveredInMemory, RanksMoved):
+        nodes = node_names(event.nodes) or nodes
     return nodes
 
 

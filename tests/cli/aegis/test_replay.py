@@ -51,6 +51,15 @@ def test_a_last_line_that_a_crash_left_unfinished(shell: Shell, events: Path) ->
     assert shell.zslurm("aegis", "replay", events).stdout == whole
 
 
+def test_damaged_lines_are_named_and_the_rest_is_replayed(shell: Shell, events: Path) -> None:
+    whole = shell.zslurm("aegis", "replay", events).stdout
+    lines = events.read_text().splitlines()
+    events.write_text("\n".join([lines[0], "\0" * 40, *lines[1:], "}"]) + "\n")
+    done = shell.zslurm("aegis", "replay", events)
+    assert done.stdout == whole
+    assert f"{events}: 2 damaged lines left out" in done.stderr
+
+
 @pytest.mark.parametrize("content", [b"", b"\xff\x00\n" * 9, b"hello\n", b'{"step": 1}\n', b"[1, 2]\n"])
 def test_what_is_no_events_file(shell: Shell, tmp_path: Path, content: bytes) -> None:
     other = tmp_path / "metrics.jsonl"

@@ -157,3 +157,16 @@ main()
         holder.end()
         assert follower.wait(timeout=DEADLINE_S) == 0
         assert out.read_text().count("\n") == 3
+
+
+@pytest.mark.parametrize("options", [("--all",), ("-n", "9"), ("--json",), ()])
+def test_damaged_lines_are_named_and_the_rest_is_shown(
+    tmp_path: Path, shell: Shell, options: tuple[str, ...]
+) -> None:
+    story = Story(tmp_path / "tiny").submitted("12").started()
+    whole = shell.zslurm("events", story.run.path, *options).stdout
+    text = story.run.events.read_text()
+    story.run.events.write_text("\0" * 40 + "\n" + text + "[]\n" + '{"time":9,"event":"run_en')
+    done = shell.zslurm("events", story.run.path, *options)
+    assert done.stdout == whole
+    assert done.stderr == f"{story.run.events}: 2 damaged lines are left out\n"

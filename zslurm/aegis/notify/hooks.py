@@ -88,7 +88,7 @@ class Notifier:
         try:
             sent = message(event, self._about)
         except Exception as error:  # whatever is in an event, it must not end the supervisor
-            if event.tag != NotifyFailed.NAME:  # the one that this report becomes
+            if not isinstance(event, NotifyFailed):  # the one that this report becomes
                 self._failed(f"event {event.tag}: no message can be made of it: {reason_of(error)}")
             return
         for queue in self._queues:

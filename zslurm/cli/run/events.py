@@ -114,7 +114,13 @@ def recorded_events(
     When following, those that are added, too, until none of the runs is active any more.
     """
     log = EventLog(runs)
-    yield from log.news(since=since) if last is None else log.newest(last, since=since)
+    if last is None:
+        yield from log.news(since=since)
+        _say_damaged(log)
+    else:
+        newest = log.newest(last, since=since)
+        _say_damaged(log)
+        yield from newest
     states = looks(runs, follow=follow)
     next(states)
     for active in states:
@@ -122,3 +128,10 @@ def recorded_events(
         yield from added
         if not active and not added:
             return
+
+
+def _say_damaged(log: EventLog) -> None:
+    """Name what was read and cannot be shown."""
+    for path, count in log.damaged():
+        lines = "1 damaged line is" if count == 1 else f"{count:,} damaged lines are"
+        say(f"{path}: {lines} left out")

@@ -9,6 +9,8 @@ from typing import Any
 from zslurm.checkpoint_tools.quantities import show_count, show_duration
 from zslurm.cli.terminal.table import Column
 from zslurm.core.units import show_time
+from zslurm.run.events import FaultDetected
+from zslurm.run.events.event import from_row
 from zslurm.run.events.event_text import describe_cause, describe_fault
 from zslurm.run.metrics.tail import newest_steps
 from zslurm.run.run_dir import RunDir
@@ -145,14 +147,14 @@ def note(state: RunState) -> str:
 
 def _fault_without_progress(state: RunState) -> str:
     """Return the fault that is the newest event of a run that runs and has finished no step since."""
-    event = state.last_event or {}
-    is_root = event.get("event") == "fault_detected" and event.get("role") == "root" and not event.get("cleared")
-    if state.state != "running" or not is_root:
+    event = from_row(state.last_event or {})
+    if state.state != "running" or not isinstance(event, FaultDetected):
         return ""
-    when = float(event.get("time") or 0.0)
-    if any(float(step.get("time") or 0.0) > when for step in newest_steps(state.run.metrics, 1)):
+    if event.role != "root" or event.cleared:
         return ""
-    return f"fault {show_duration(time.time() - when)} ago, no step since: {describe_fault(event)}"
+    if any(float(step.get("time") or 0.0) > event.time for step in newest_steps(state.run.metrics, 1)):
+        return ""
+    return f"fault {show_duration(time.time() - event.time)} ago, no step since: {describe_fault(event.row)}"
 
 
 def _after_fault(state: RunState) -> str:
@@ -227,6 +229,6 @@ def _start(state: RunState) -> str:
 def _last_event(state: RunState) -> str:
     if state.last_event is None:
         return "-"
-    kind = str(state.last_event.get("event", "?")).replace("_", " ")
+    kind = from_row(state.last_event).tag.replace("_", " ")
     when = state.last_event.get("time")
     return kind if when is None else f"{kind} {show_duration(time.time() - float(when))} ago"

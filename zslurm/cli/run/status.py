@@ -30,8 +30,8 @@ from zslurm.cli.terminal.table import BAD, HEAD, QUIET, STATE_STYLES, Column, pr
 from zslurm.core.console import harmless, print_json, say
 from zslurm.core.errors import ConfigError, Exit, ZslurmError
 from zslurm.core.units import show_time
-from zslurm.run.events import describe
-from zslurm.run.events.event_text import cause_of, describe_cause, describe_fault
+from zslurm.run.events import AttemptEnded, AttemptStarted, describe
+from zslurm.run.events.event_text import describe_cause, describe_fault
 from zslurm.run.find import OrphanJob, find
 from zslurm.run.index import known_runs
 from zslurm.run.run_dir import RunDir
@@ -271,28 +271,26 @@ def _attempt_rows(attempts: Sequence[dict[str, Any]], state: RunState) -> Iterat
 
 def _attempts(state: RunState) -> Iterator[dict[str, Any]]:
     """Yield every attempt with its nodes and its end; one that has none runs, or its end was not recorded."""
-    started: dict[int, dict[str, Any]] = {}
-    for event in (event.row for event in read_state_events(state.run.events).events):
-        if event.get("attempt") is None:
+    started: dict[int, AttemptStarted] = {}
+    for event in read_state_events(state.run.events).events:
+        if event.attempt is None:
             continue
-        if event.get("event") == "attempt_started":
-            started[event["attempt"]] = event
-        elif event.get("event") == "attempt_ended":
-            begin = started.pop(event["attempt"], {})
-            yield _attempt(event["attempt"], begin, event, event.get("outcome", "no end recorded"))
+        if isinstance(event, AttemptStarted):
+            started[event.attempt] = event
+        elif isinstance(event, AttemptEnded):
+            yield _attempt(event.attempt, started.pop(event.attempt, None), event, event.outcome)
     for number, begin in started.items():
-        yield _attempt(
-            number, begin, {}, "running" if state.state in ("running", "stopping") else "no end recorded"
-        )
+        running = state.state in ("running", "stopping")
+        yield _attempt(number, begin, None, "running" if running else "no end recorded")
 
 
-def _attempt(number: int, begin: dict[str, Any], end: dict[str, Any], outcome: str) -> dict[str, Any]:
+def _attempt(number: int, begin: AttemptStarted | None, end: AttemptEnded | None, outcome: str) -> dict[str, Any]:
     return {
         "attempt": number,
-        "started": begin.get("time"),
-        "ended": end.get("time"),
-        "nodes": begin.get("nodes"),
+        "started": begin.row.get("time") if begin is not None else None,
+        "ended": end.row.get("time") if end is not None else None,
+        "nodes": begin.nodes if begin is not None else None,
         "outcome": outcome,
-        "exit_code": end.get("exit_code"),
-        "cause": cause_of(end),
+        "exit_code": end.exit_code if end is not None else None,
+        "cause": end.cause if end is not None else None,
     }

@@ -5,6 +5,7 @@ from __future__ import annotations
 import heapq
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any, BinaryIO
 
 from zslurm.run.run_dir import RunDir
@@ -40,6 +41,12 @@ class EventLog:
         """Return the last rows that are there, oldest first, at most `count`; `news` continues after them."""
         merged = list(self._merged(lambda tail: tail.newest_records(count), since))
         return merged[len(merged) - min(count, len(merged)) :]
+
+    def damaged(self) -> Iterator[tuple[Path, int]]:
+        """Yield each file with lines that were read and cannot be understood, and how many they are."""
+        for _, tail in self._tails:
+            if tail.damaged:
+                yield tail.path, tail.damaged
 
     def _merged(
         self, read: Callable[[JsonLinesTail], Iterable[dict[str, Any]]], since: float | None
