@@ -19,8 +19,6 @@ No port is opened and no file is shared for them: from a Slurm job they travel t
 
 from __future__ import annotations
 
-import json
-import re
 import sys
 import threading
 from collections.abc import Mapping
@@ -29,6 +27,7 @@ from typing import IO, Any
 from pydantic import BaseModel
 
 from zslurm.slurm.environment import node_name
+from zslurm.slurm.on_nodes.message_lines import Joiner, split
 
 Message = dict[str, Any]
 
@@ -38,11 +37,8 @@ BEAT_S = 2.0
 TASK_VARIABLE = "ZSLURM_BENCH_TASK"
 """Environment variable with the `Task` of a rank."""
 
-_MARK = "zslurm-bench "
-"""What the part of a line with a message begins with: prologs and modules print lines too."""
-_PART = 700
-"""Characters of a message in one line. Slurm cuts lines at 1,024, and mixes the pieces of several nodes."""
-_LINE = re.compile(rf"{_MARK}(?P<node>\S+) (?P<number>\d+) (?P<index>\d+) (?P<count>\d+) (?P<part>.*)")
+_MARK = "zslurm-bench"
+"""What the part of a line with a message begins with."""
 
 
 class Task(BaseModel):
@@ -81,12 +77,10 @@ class Sender:
 
     def send(self, message: Message) -> None:
         """Write one message."""
-        text = json.dumps(message)
-        parts = [text[at : at + _PART] for at in range(0, len(text), _PART)]
         with self._lock:
             self._number += 1
-            for index, part in enumerate(parts):
-                self._stream.write(f"{_MARK}{self._node} {self._number} {index} {len(parts)} {part}\n")
+            for line in split(_MARK, (self._node, str(self._number)), message):
+                self._stream.write(line)
                 self._stream.flush()
 
 
@@ -94,20 +88,11 @@ class Receiver:
     """Puts the messages of all nodes together from the lines that came through."""
 
     def __init__(self) -> None:
-        self._parts: dict[tuple[str, str], dict[int, str]] = {}
+        self._joiner = Joiner(_MARK, words=2)
 
     def read(self, line: str) -> tuple[str, Message] | None:
         """Return the node and its message, where a line completes one."""
-        if not (match := _LINE.search(line.rstrip("\n"))):
+        if (whole := self._joiner.take(line)) is None:
             return None
-        key = match["node"], match["number"]
-        parts = self._parts.setdefault(key, {})
-        parts[int(match["index"])] = match["part"]
-        if len(parts) < int(match["count"]):
-            return None
-        del self._parts[key]
-        try:
-            message = json.loads("".join(parts[index] for index in range(int(match["count"]))))
-        except (KeyError, ValueError):
-            return None
-        return (match["node"], message) if isinstance(message, dict) else None
+        (node, _), message = whole
+        return (node, message) if isinstance(message, dict) else None

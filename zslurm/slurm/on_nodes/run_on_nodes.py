@@ -7,7 +7,6 @@ no file is shared. A node without a readable answer is an answer too: `NodeAnswe
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import secrets
@@ -24,6 +23,7 @@ from zslurm.core.errors import SlurmRefused, SlurmUnavailable, ZslurmError
 from zslurm.slurm.commands import Retries, SlurmCommands
 from zslurm.slurm.environment import node_name, scrubbed, step_environment
 from zslurm.slurm.hostlist import compress
+from zslurm.slurm.on_nodes.message_lines import Joiner, split
 from zslurm.slurm.on_nodes.srun_output import failed_nodes, launch_failures, task_failures
 
 SETUP_VARIABLE = "ZSLURM_SURVEY_SETUP"
@@ -35,12 +35,8 @@ JOB_PREFIX = "zslurm-nodes-"
 _QUEUED = re.compile(r"srun: job (\d+) queued and waiting for resources")
 _STARTED = "has been allocated resources"
 _LOOK_S, _END_S = 0.1, 30.0
-_MARK = "zslurm-answer "
-"""What the part of a line with an answer starts with: prologs and modules print lines too."""
-_ANSWER = re.compile(rf"{_MARK}(?P<node>\S+) (?P<index>\d+) (?P<count>\d+) (?P<part>.*)")
-
-_PART = 700
-"""Characters of an answer in one line. Slurm cuts lines at 1,024, and mixes the pieces of several nodes."""
+_MARK = "zslurm-answer"
+"""What the part of a line with an answer starts with."""
 
 
 @dataclass(frozen=True)
@@ -69,10 +65,7 @@ def beside_ranks(nodes: Sequence[str], name: str) -> list[str]:
 
 def answer(value: Any, environ: Mapping[str, str] = os.environ) -> None:
     """Print a node's answer. What the asked module calls, once, at its end."""
-    node, text = node_name(environ), json.dumps(value)
-    parts = [text[at : at + _PART] for at in range(0, len(text), _PART)]
-    lines = [f"{_MARK}{node} {index} {len(parts)} {part}\n" for index, part in enumerate(parts)]
-    sys.stdout.write("".join(lines))
+    sys.stdout.write("".join(split(_MARK, (node_name(environ),), value)))
     sys.stdout.flush()
 
 
@@ -246,17 +239,12 @@ def cancel_named(name: str, environ: Mapping[str, str]) -> None:
 
 def read_answers(heard: Iterable[tuple[float, str]]) -> dict[str, NodeAnswer]:
     """Return the answers that are whole, by node; one came when the last of its lines did."""
-    parts: dict[str, dict[int, str]] = {}
+    joiner = Joiner(_MARK, words=1)
     found = {}
     for received, line in heard:
-        if match := _ANSWER.search(line.rstrip("\n")):
-            node, count = match["node"], int(match["count"])
-            so_far = parts.setdefault(node, {})
-            so_far[int(match["index"])] = match["part"]
-            if len(so_far) == count:
-                with suppress(ValueError):
-                    value = json.loads("".join(so_far[index] for index in range(count)))
-                    found[node] = NodeAnswer(node, value, received=received)
+        if (whole := joiner.take(line)) is not None:
+            (node,), value = whole
+            found[node] = NodeAnswer(node, value, received=received)
     return found
 
 
