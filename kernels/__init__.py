@@ -6,7 +6,7 @@ or kernel runs is decided here, from the device, the format, the sizes and what 
 
     grouped_gemm        products of groups of rows with one matrix per group: Triton's, torch's, or a loop
     experts             routing, the order of rows by expert, SwiGLU and the way back: torch's, or Triton's kernels
-    head                products of 16-bit matrices with an fp32 result: torch's, or of widened operands
+    head                products of 16-bit matrices with an fp32 result; losses and gradient in the logits' place
     symmetric_product   X X^T and b A + c A A with half of the FLOPs: what Newton-Schulz steps are made of
     qk_conv             queries and keys of CCA: convolutions, mean skip, norm, temperature and rotation
     residual_norm       residual scaling, addition and norm as one: by torch, or by kernels in Triton

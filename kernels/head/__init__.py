@@ -1,6 +1,9 @@
-"""Multiply matrices of 16-bit elements with an fp32 result: the products of the output head.
+"""Multiply 16-bit matrices with an fp32 result, and take losses and gradient of logits: the output head.
 
     product(left_MK, right_KN, out_MN)      out = left right, summed and stored in at least fp32
+    losses(logits_TV, targets_T, counted_T, z_weight, dtype)
+                                            log-sum-exp and the target's logit of each row, and the gradient of the
+                                            logits in their place, in their format or a narrower one
 
 The head's logits, log-sum-exp and the embedding's gradient need fp32 results, not fp32 operands: the product of
 two bf16 numbers is exact in fp32, so products of narrow operands differ from those of widened ones by the order of
@@ -10,8 +13,9 @@ widened copy of the embedding.
     reference       widens both operands, for any device and format
     torch           `torch.mm(..., out_dtype=torch.float32)`: on GPUs, of AMD from torch 2.10 on
 
-Where no table was measured, torch's runs on GPUs where it can. One small product per device, multiplied once,
-decides whether it can.
+If no table was measured, torch's runs on GPUs that can. One small product per device, multiplied once, decides
+whether it can. `losses` is one kernel in Triton on GPUs, which reads the logits twice and writes the gradient
+once.
 """
 
 from __future__ import annotations
@@ -20,10 +24,10 @@ import torch
 from torch import Tensor
 
 from zslurm.kernels import checks
-from zslurm.kernels.dispatch import REFERENCE, Implementation, Operation, Sizes
+from zslurm.kernels.dispatch import REFERENCE, Implementation, Operation, Sizes, in_triton
 from zslurm.kernels.head import by_torch, reference
 
-__all__ = ["OPERATIONS", "add_product", "keeps_narrow", "product"]
+__all__ = ["OPERATIONS", "add_product", "keeps_narrow", "losses", "product"]
 
 _FORMATS = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
 PIECE_ELEMENTS = 1 << 26
@@ -56,7 +60,42 @@ product = Operation(
     sizes=_sizes,
 )
 
-OPERATIONS = (product,)
+
+def _check_losses(
+    logits_TV: Tensor, targets_T: Tensor, counted_T: Tensor, z_weight: float, dtype: torch.dtype
+) -> None:
+    name = "head.losses"
+    checks.shape(name, "logits", logits_TV, (None, None), "TV")
+    checks.shape(name, "targets", targets_T, (len(logits_TV),), "T")
+    checks.shape(name, "counted", counted_T, (len(logits_TV),), "T")
+    checks.dtype_among(name, (torch.float32, torch.float64), logits=logits_TV)
+    checks.dtype_among(name, (torch.int64,), targets=targets_T)
+    checks.dtype_among(name, (torch.bool,), counted=counted_T)
+    checks.one_device(name, logits=logits_TV, targets=targets_T, counted=counted_T)
+    if logits_TV.stride(-1) != 1 or dtype.itemsize > logits_TV.dtype.itemsize:
+        raise ValueError(f"{name}: a gradient in {checks.short(dtype)} does not fit in the place of the logits")
+
+
+def _lacks_losses(logits_TV: Tensor, *_: object) -> str | None:
+    if logits_TV.device.type != "cuda":
+        return f"operands on {logits_TV.device.type}"
+    return None if logits_TV.dtype == torch.float32 else f"{checks.short(logits_TV.dtype)} logits"
+
+
+losses = Operation(
+    name="head.losses",
+    reference=reference.losses,
+    implementations=[in_triton("head", "losses", _lacks_losses)],
+    check=_check_losses,
+    device=lambda logits_TV, *_: logits_TV.device,
+    sizes=lambda logits_TV, targets_T, counted_T, z_weight, dtype: {
+        "dtype": checks.short(dtype),
+        "rows": logits_TV.shape[0],
+        "columns": logits_TV.shape[1],
+    },
+)
+
+OPERATIONS = (product, losses)
 
 
 def keeps_narrow(left_MK: Tensor, right_KN: Tensor) -> bool:

@@ -26,7 +26,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from zslurm.kernels.head import add_product, keeps_narrow, product
+from zslurm.kernels.head import add_product, keeps_narrow, losses, product
 from zslurm.train.model.precision import at_least_fp32
 
 IGNORED_TARGET = -100
@@ -136,16 +136,12 @@ def _wide_product(left_MK: Tensor, right_KN: Tensor) -> Tensor:
 
 
 def _softmax(x_TD: Tensor, weight_VD: Tensor, target_T1: Tensor, out_TV: Tensor) -> tuple[Tensor, Tensor]:
-    """Write the softmax of the logits; return their log-sum-exp and the target's logit, both [T, 1].
-
-    Operands of another format than the softmax's are multiplied as they are.
-    """
+    """Write the softmax of the logits; return their log-sum-exp and the target's logit, both [T, 1]."""
     on_cpu = x_TD.device.type == "cpu"
     rows = max(_CHUNK_TOKENS, _PART_ELEMENTS_ON_CPU // len(weight_VD)) if on_cpu else max(1, len(x_TD))
     log_sums, target_logits = [], []
     for x, target, softmax in zip(x_TD.split(rows), target_T1.split(rows), out_TV.split(rows), strict=True):
-        narrow = weight_VD.dtype != out_TV.dtype
-        logits = _wide_product(x, weight_VD.T) if narrow else x @ weight_VD.T
+        logits = x @ weight_VD.T
         torch.softmax(logits, dim=-1, out=softmax)
         # The largest probability is exp(largest logit) / sum of exponentials, and never small.
         log_sums.append(logits.amax(dim=-1, keepdim=True) - softmax.amax(dim=-1, keepdim=True).log())
@@ -170,8 +166,48 @@ def _add_product(left_MK: Tensor, right_KN: Tensor, total_MN: Tensor) -> None:
         total_MN += left_MK @ right_KN
 
 
+def _sum_narrow(
+    ctx: Any,
+    x_TD: Tensor,
+    embedding_VD: Tensor,
+    targets_T: Tensor,
+    z_weight: float,
+    chunk: int,
+    wanted: bool,
+    add_gradient: Callable[[Tensor], None] | None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Run `_SummedLosses` for 16-bit operands that have products with an fp32 result."""
+    counted_T = targets_T != IGNORED_TARGET
+    target_T = targets_T.where(counted_T, 0)
+    cross_entropy, z_loss = (x_TD.new_zeros((), dtype=torch.float32) for _ in range(2))
+    grad_x_TD = torch.empty_like(x_TD) if wanted else None
+    grad_weight_VD = torch.empty_like(embedding_VD, dtype=torch.float32) if wanted else None
+    chunk = max(1, min(chunk, len(x_TD)))
+    logits_TV = x_TD.new_empty(chunk, len(embedding_VD), dtype=torch.float32)
+    for start in range(0, len(x_TD), chunk):
+        rows = slice(start, start + chunk)
+        x, counted = x_TD[rows], counted_T[rows]
+        logits = logits_TV[: len(x)]
+        product(x, embedding_VD.T, logits)
+        log_sum, target_logit, gradient = losses(logits, target_T[rows], counted, z_weight, embedding_VD.dtype)
+        cross_entropy += (log_sum - target_logit).where(counted, 0).sum()
+        z_loss += z_weight * log_sum.square().where(counted, 0).sum()
+        if grad_x_TD is not None and grad_weight_VD is not None:
+            torch.mm(gradient, embedding_VD, out=grad_x_TD[rows])
+            (add_product if start else product)(gradient.T, x, grad_weight_VD)
+    if grad_x_TD is not None:
+        ctx.save_for_backward(grad_x_TD, grad_weight_VD)
+    ctx.add_gradient = add_gradient
+    ctx.mark_non_differentiable(cross_entropy, z_loss)
+    return cross_entropy + z_loss, cross_entropy, z_loss
+
+
 class _SummedLosses(torch.autograd.Function):
-    """Gradient of the logits is (1 + 2 weight Z) softmax - onehot; taken in forward, only scaled in backward."""
+    """Gradient of the logits is (1 + 2 weight Z) softmax - onehot; taken in forward, only scaled in backward.
+
+    Narrow operands on GPUs are multiplied as they are, and one kernel turns their logits into losses and gradient,
+    in place. Else softmax and gradient are fp32 and up, and on CPUs logits exist for a few tokens at a time.
+    """
 
     @staticmethod
     def forward(
@@ -184,9 +220,10 @@ class _SummedLosses(torch.autograd.Function):
         wanted: bool,
         add_gradient: Callable[[Tensor], None] | None,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        narrow = keeps_narrow(x_TD, embedding_VD.T)
+        if keeps_narrow(x_TD, embedding_VD.T):
+            return _sum_narrow(ctx, x_TD, embedding_VD, targets_T, z_weight, chunk, wanted, add_gradient)
         wide = torch.promote_types(embedding_VD.dtype, torch.float32)
-        weight_VD = embedding_VD if narrow else at_least_fp32(embedding_VD)
+        weight_VD = at_least_fp32(embedding_VD)
         counted_T1 = (targets_T != IGNORED_TARGET).unsqueeze(-1)
         target_T1 = targets_T.unsqueeze(-1).where(counted_T1, 0)
         counted_x_TD = x_TD * counted_T1 if wanted else x_TD
@@ -199,7 +236,7 @@ class _SummedLosses(torch.autograd.Function):
             rows = slice(start, start + chunk)
             x, target, counted = x_TD[rows], target_T1[rows], counted_T1[rows]
             softmax = softmax_TV[: len(x)]
-            log_sum, target_logit = _softmax(x if narrow else at_least_fp32(x), weight_VD, target, softmax)
+            log_sum, target_logit = _softmax(at_least_fp32(x), weight_VD, target, softmax)
             cross_entropy += (log_sum - target_logit).where(counted, 0).sum()
             if z_weight:
                 z_loss += z_weight * log_sum.square().where(counted, 0).sum()
@@ -208,8 +245,7 @@ class _SummedLosses(torch.autograd.Function):
                 grad_logits = softmax.scatter_add_(-1, target, -torch.ones_like(log_sum))
                 rounded = grad_logits.to(embedding_VD.dtype)
                 torch.mm(rounded, embedding_VD, out=grad_x_TD[rows])
-                into, add = (product, add_product) if narrow else (_product_into, _add_product)
-                (add if start else into)(rounded.T, counted_x_TD[rows], grad_weight_VD)
+                (_add_product if start else _product_into)(rounded.T, counted_x_TD[rows], grad_weight_VD)
         if grad_x_TD is not None:
             ctx.save_for_backward(grad_x_TD.mul_(counted_T1), grad_weight_VD)
         ctx.add_gradient = add_gradient

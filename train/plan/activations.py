@@ -185,7 +185,7 @@ def microbatch_memory(config: TrainConfig, phase: PhaseConfig, *, on_cpu: bool) 
         head=layers + into_head + _head(sizes),
         last_layer=layers + again + _experts_backward(sizes) + sizes.table * narrow,
         attention=layers + again - _after_attention(sizes) + _attention_backward(sizes) if sizes.shared else 0,
-        logits=(_chunk(sizes) + _part(sizes)) * model.vocab_size * sizes.wide,
+        logits=_logits(sizes),
     )
 
 
@@ -339,11 +339,8 @@ def _head(sizes: Sizes) -> int:
         return kept + logits
     if not sizes.on_cpu:
         # 16-bit operands are multiplied as they are: there is no embedding in fp32, and no product of its size
-        # beside the gradient's sum, to which pieces are added.
-        second = min(chunk, sizes.tokens - chunk) * model.vocab_size * narrow
-        piece = min(sizes.table, PIECE_OF_GRADIENT) * wide
-        rounded = softmax * narrow
-        return kept + max(logits + (rounded if second else 0), rounded + second, second + piece if second else 0)
+        # beside the gradient's sum, to which pieces are added. The gradient takes the place of the logits.
+        return kept + (min(sizes.table, PIECE_OF_GRADIENT) * wide if sizes.tokens > chunk else 0)
     # The embedding in fp32, and the largest of what comes on top: the chunk's input in fp32 with logits, or the
     # logits' gradient rounded, and its product with the input. In the second chunk there is still the rounded
     # gradient of the first, and CPUs convert the product to add it.
@@ -356,6 +353,13 @@ def _head(sizes: Sizes) -> int:
     if second:
         on_top.append(second + max(sums, product + sizes.table * wide))
     return kept + sizes.table * wide + max(on_top)
+
+
+def _logits(sizes: Sizes) -> int:
+    """Return the bytes of logits and softmax at one time, which are one matrix on GPUs with 16-bit weights."""
+    in_place = sizes.converts and not sizes.on_cpu
+    tokens = _chunk(sizes) + (0 if in_place else _part(sizes))
+    return tokens * sizes.model.vocab_size * sizes.wide
 
 
 def _chunk(sizes: Sizes) -> int:
