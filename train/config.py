@@ -275,7 +275,7 @@ class CheckpointConfig(Section):
         "loss",
         pattern=r"^(loss|[^/]+/[^/]+)$",
         description="what makes a checkpoint the best: the lowest loss on evaluation.data, or TASK/METRIC of "
-        "evaluation.tasks, such as arithmetic/acc",
+        "evaluation.tasks, such as hellaswag/acc_norm",
     )
     background: bool = Field(
         True,

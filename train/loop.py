@@ -143,7 +143,7 @@ class Trainer:
             prefetch=config.data.prefetch,
             isolate_documents=config.data.isolate_documents,
         )
-        self.evaluator = Evaluations.open(run_dir, config, tokenizer)
+        self.evaluator = Evaluations.open(run_dir, config, tokenizer, world)
         with self.recovery.making_groups():
             self.contexts = make_contexts(config)
         torch.manual_seed(config.run.seed * 1_000_003 + world.rank)

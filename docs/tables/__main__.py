@@ -20,7 +20,6 @@ from pathlib import Path
 from docs.tables import (
     aegis,
     clusters,
-    evaluation,
     failures,
     flagship,
     measured,
@@ -41,7 +40,6 @@ _TABLE = re.compile(
 _SUBJECTS = (
     aegis,
     clusters,
-    evaluation,
     failures,
     recipes,
     flagship,

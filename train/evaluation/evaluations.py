@@ -8,22 +8,21 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
-
-import torch
-import torch.distributed as dist
 
 from zslurm.train.config import TrainConfig
 from zslurm.train.context.context_parallel import ContextParallel
 from zslurm.train.evaluation.evaluate import Best, Evaluator, better
+from zslurm.train.evaluation.scores import Result, as_metrics
 from zslurm.train.model.zaya import Zaya
 from zslurm.train.parallel.world import World
 from zslurm.train.schedule import due
 from zslurm.train.sections.phases import PhaseConfig
 
 if TYPE_CHECKING:
-    from zslurm.train.evaluation.scoring import PreparedTask
+    from zslurm.train.evaluation.harness import HarnessTask
     from zslurm.train.inference.text import TextCoder
 
 
@@ -36,26 +35,25 @@ class Record(NamedTuple):
 
 
 class TaskEvaluator:
-    """Scores a run's model on evaluation.tasks; each rank its share of the questions."""
+    """Scores a run's model on evaluation.tasks, on all ranks; the first one has the tasks."""
 
-    def __init__(self, config: TrainConfig, tokenizer_sha256: str) -> None:
-        """Read the tasks and the tokenizer of the run's data, on every rank.
+    def __init__(self, config: TrainConfig, tokenizer_sha256: str, world: World) -> None:
+        """Read the tokenizer of the run's data, and on the first rank the tasks.
 
         Raises:
-            ConfigError, DataError: a task is wrong, or cannot be run here.
-            HubError: the tokenizer is not beside the data.
+            ConfigError, DataError: a task is wrong, or cannot be loaded here.
+            HubError: the tokenizer is not next to the data.
         """
-        from zslurm.train.evaluation.scoring import PreparedTask
-        from zslurm.train.evaluation.tasks.run_tasks import load_run_tasks
+        from zslurm.train.evaluation.run_tasks import load_run_tasks
         from zslurm.train.hub.run_facts import tokenizer_of_data
         from zslurm.train.inference.text import TextCoder
 
-        tasks = load_run_tasks(config.evaluation, config.checkpoint.best_by)
-        self._prepared: list[PreparedTask] = [PreparedTask(task, config.evaluation.tasks_limit) for task in tasks]
+        self._best_by = config.checkpoint.best_by
+        self._load = partial(load_run_tasks, config.evaluation, self._best_by)
+        self._tasks: list[HarnessTask] = self._load() if world.is_first else []
         files = tokenizer_of_data(config.data, tokenizer_sha256)
         self._coder: TextCoder = TextCoder.open(files, config.model.vocab_size)
         self._config = config.evaluation
-        self._best_by = config.checkpoint.best_by
         self.last: Best | None = None
 
     def is_due(self, step: int, *, last: bool, stop: bool) -> bool:
@@ -68,35 +66,31 @@ class TaskEvaluator:
         """Score the model; all ranks together.
 
         Raises:
-            DataError: a question does not fit the context of the phase.
+            DataError: a question cannot be asked, such as one that does not fit the context of the phase.
         """
-        from zslurm.train.evaluation.scoring import ModelScorer
-        from zslurm.train.evaluation.tasks.scores import as_metrics, result_of
+        from zslurm.train.evaluation.on_group import score_on_group
+        from zslurm.train.evaluation.scoring import Ask, ModelScorer
 
-        scorer = ModelScorer(
-            model,
-            self._coder,
-            rope_base=phase.rope_base,
-            context=phase.context,
-            batch=self._config.tasks_batch,
-            alive=alive,
-        )
-        results = []
-        for each in self._prepared:
-            started = time.monotonic()
-            share = scorer.share(each, world.rank, world.size)
-            values = torch.from_numpy(share.values).to(world.device)
-            tokens = torch.tensor(share.tokens, device=world.device)
-            dist.all_reduce(values, group=world.group)
-            dist.all_reduce(tokens, group=world.group)
-            seconds = time.monotonic() - started
-            results.append(result_of(each.task.config, values.cpu().numpy(), int(tokens), seconds))
+        def score(ask: Ask) -> tuple[list[Result], int]:
+            """Score all tasks, on the first rank."""
+            from zslurm.train.evaluation.harness import score
+            from zslurm.train.evaluation.text_model import TextModel
+
+            self._tasks = self._tasks or self._load()  # another rank may be the first since a recovery in memory
+            texts = TextModel(self._coder, phase.context, ask)
+            scored = [score(task, texts, limit=self._config.tasks_limit)[0] for task in self._tasks]
+            return [result for results in scored for result in results], texts.tokens
+
+        started = time.monotonic()
+        scorer = ModelScorer(model, self._coder, rope_base=phase.rope_base, context=phase.context, alive=alive)
+        with model.without_graphs():  # inputs of many lengths: each would be a graph
+            results, tokens = score_on_group(world, scorer, score)
         for result in results:
             for name, value in result.metrics.items():
                 if f"{result.task}/{name}" == self._best_by:
                     signed = -value if result.higher_is_better[name] else value
                     self.last = Best(step, signed, phase.context, self._best_by)
-        fields = as_metrics(results)
+        fields = as_metrics(results) | {"tokens": tokens, "seconds": time.monotonic() - started}
         scores = ", ".join(f"{name} {value:.4f}" for name, value in fields["scores"].items())
         return Record("tasks", fields, f"step {step} {scores} ({fields['seconds']:.2f} s)")
 
@@ -114,13 +108,13 @@ class Evaluations:
         self.best: Best | None = None
 
     @classmethod
-    def open(cls, run_dir: Path, config: TrainConfig, tokenizer_sha256: str) -> Evaluations:
+    def open(cls, run_dir: Path, config: TrainConfig, tokenizer_sha256: str, world: World) -> Evaluations:
         """Open evaluation.data and evaluation.tasks of a run, whose data was made with that tokenizer.
 
         Raises:
             ConfigError, DataError, HubError: one of them is wrong.
         """
-        tasks = TaskEvaluator(config, tokenizer_sha256) if config.evaluation.tasks else None
+        tasks = TaskEvaluator(config, tokenizer_sha256, world) if config.evaluation.tasks else None
         return cls(run_dir, Evaluator.open(config, tokenizer_sha256), tasks, config.checkpoint.best_by)
 
     def is_due(self, step: int, *, last: bool, stop: bool) -> bool:

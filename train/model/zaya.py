@@ -181,6 +181,10 @@ class Zaya(nn.Module):
         )
         return losses, counts_LC
 
+    def hidden_states(self, tokens_BS: Tensor, *, rope_base: float) -> Tensor:
+        """Return the normed hidden states [B, S, D] of whole sequences; `head.logits` makes logits of them."""
+        return self._hidden_states(tokens_BS, rope_base, None, None, None, None)[0]
+
     @torch.inference_mode()
     def new_cache(self, batch: int = 1, room: int = 256, divided: DividedCache | None = None) -> Cache:
         """An empty cache for `decode`, with room for `room` tokens of each of `batch` sequences (it grows).

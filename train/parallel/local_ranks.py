@@ -28,7 +28,7 @@ _SAFE_PATH = "PYTHONSAFEPATH"
 def local_ranks(work: Callable[..., None], ranks: int, *arguments: Any) -> Iterator[list[Connection]]:
     """Start the ranks, each with `work(rank, ranks, *arguments, answer)`, and end them afterwards.
 
-    Returns the pipes from which their answers are read, in the order of the ranks.
+    Returns a pipe to each rank, in their order: what a rank answers is read there, and it reads what is sent.
 
     Raises:
         TrainError: the process from which they are forked was killed.
@@ -39,7 +39,7 @@ def local_ranks(work: Callable[..., None], ranks: int, *arguments: Any) -> Itera
     processes: list[ForkServerProcess] = []
     try:
         for rank in range(ranks):
-            reader, writer = _CONTEXT.Pipe(duplex=False)
+            reader, writer = _CONTEXT.Pipe()
             process = _CONTEXT.Process(
                 target=_begin, args=(environment, work, rank, ranks, *arguments, writer), daemon=True
             )

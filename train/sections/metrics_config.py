@@ -82,13 +82,14 @@ class EvaluationConfig(Section):
     sequences: Count = Field(64, description="sequences of validation data that are looked at, the same each time")
     micro_batch: Count | None = Field(None, description="sequences in one forward pass; default: the phase's")
     tasks: tuple[str, ...] = Field(
-        (), description="task files, or names of shipped tasks, on which the model is scored while it trains"
+        (),
+        description="tasks of lm-evaluation-harness, by name or as YAML files, on which the model is scored while "
+        "it trains (needs the extra `eval`)",
     )
     tasks_every_steps: Whole = Field(
         0, description="optimizer steps between two scorings on tasks; 0: only one, at the end"
     )
     tasks_limit: Count | None = Field(None, description="documents of each task at most; default: all")
-    tasks_batch: Count = Field(32, description="prompts that a rank continues at one time, where tasks generate")
     routing: bool = Field(
         True,
         description="count during each evaluation on data which experts tokens of each kind go to, for the "
@@ -109,7 +110,7 @@ class EvaluationConfig(Section):
         if self.every_steps and self.data is None:
             raise ValueError("every_steps needs data: a token bundle of validation data")
         if self.tasks_every_steps and not self.tasks:
-            raise ValueError("tasks_every_steps needs tasks: task files, or names of shipped tasks")
+            raise ValueError("tasks_every_steps needs tasks: names of tasks, or task files")
         if bool(self.command_every_steps) != (self.command is not None):
             raise ValueError("command and command_every_steps need each other")
         if self.command is not None:

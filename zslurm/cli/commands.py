@@ -70,9 +70,7 @@ _COMMANDS = (
         "checkpoint.generate",
         "Continue a text with a model.",
     ),
-    Command(
-        "eval", "checkpoint.eval", "Score a model on tasks: multiple choice, exact match, perplexity, pass@k."
-    ),
+    Command("eval", "checkpoint.eval", "Score a model on tasks of lm-evaluation-harness."),
     Command("exec", "run.control", "Run a command on each node of a running run."),
     Command(
         "completion",

@@ -223,7 +223,7 @@ def _anchor_paths(data: dict[str, Any], layers: Layers) -> None:
                 sources[source] = _absolute(given, ("data", "sources", source), layers)
     evaluation = data.get("evaluation")
     if isinstance(evaluation, dict) and isinstance(evaluation.get("tasks"), list):
-        # A word without a suffix is a shipped task.
+        # A word without a suffix is a task of lm-evaluation-harness.
         evaluation["tasks"] = [
             _absolute(each, ("evaluation", "tasks", index), layers)
             if isinstance(each, str) and ("/" in each or each.endswith((".yaml", ".yml")))

@@ -19,6 +19,7 @@ EXTRA_OF = {
     "transformers": "hf",
     "safetensors": "hf",
     "matplotlib": "plots",
+    "lm_eval": "eval",
 }
 """The extra that installs each optional package."""
 

@@ -1,9 +1,9 @@
-"""Score tasks on the nodes of the job that this process is in: the ranks as one Slurm step.
+"""Answer an evaluation on the nodes of the job that this process is in: the ranks as one Slurm step.
 
-    for result, samples in results_of(prepared, received_from_step(request, len(prepared), step)): ...
+    with answers_of_step(request, step) as ask: ...
 
-What the ranks find comes back in files of a folder in the user's state directory, which all nodes share. One rank
-that fails ends the step.
+Requests and answers are files of a folder in the user's state directory, which all nodes share. One rank that
+fails ends the step.
 """
 
 from __future__ import annotations
@@ -17,20 +17,21 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
 
 from zslurm.core.errors import SlurmUnavailable, ZslurmError
 from zslurm.core.files import read_json, write_atomically
-from zslurm.job.evaluation_rank import MESSAGE, REQUEST, message_of
+from zslurm.job.evaluation_rank import ANSWERS, LOOK_S, REQUEST, WORK
 from zslurm.run.index import state_dir
 from zslurm.slurm.commands import SlurmCommands
 from zslurm.slurm.environment import step_environment
 from zslurm.slurm.on_nodes.run_on_nodes import end_srun
 from zslurm.slurm.on_nodes.srun_output import launch_failures, task_failures
 from zslurm.train.errors import TrainError
-from zslurm.train.evaluation.on_ranks import Failure, Message, Request
+from zslurm.train.evaluation.on_ranks import Failure, Request
+from zslurm.train.evaluation.scoring import Answers, Ask, Work
 
-_LOOK_S = 0.3
 _LAST_FILES_S = 5.0
 """Until a file that a rank of another node has written is to be seen here."""
 
@@ -59,13 +60,14 @@ class Step:
         return self.nodes * self.ranks_per_node
 
 
-def received_from_step(request: Request, tasks: int, step: Step) -> Iterator[list[Message]]:
-    """Start the ranks, and yield what all of them send, message by message.
+@contextmanager
+def answers_of_step(request: Request, step: Step) -> Iterator[Ask]:
+    """Start the ranks, and return what asks all of them.
 
     Raises:
         SlurmUnavailable: there is no srun.
-        TrainError: a rank failed, or the step did not start; the others are ended.
-        OutOfTime: the job's time is over.
+        TrainError: a rank failed, or the step did not start, here or when it is asked; the others are ended.
+        OutOfTime: the job's time is over, likewise.
     """
     with _folder() as folder:
         write_atomically(folder / REQUEST, json.dumps(request.fields()), private=True)
@@ -74,9 +76,19 @@ def received_from_step(request: Request, tasks: int, step: Step) -> Iterator[lis
                 _command(step, folder), env=step_environment(os.environ), stdin=subprocess.DEVNULL,
                 stdout=output, stderr=output, start_new_session=True, text=True,
             )  # fmt: skip
+        numbers = count()
+
+        def ask(work: Work) -> Answers:
+            number = next(numbers)
+            write_atomically(folder / WORK.format(number=number), json.dumps(work.fields()), private=True)
+            answers: Answers = {}
+            for rank in range(step.ranks):
+                answers |= _received(folder, rank, number, process)
+            return answers
+
         try:
-            for number in range(tasks + 1):
-                yield [_received(folder, rank, number, process) for rank in range(step.ranks)]
+            yield ask
+            write_atomically(folder / WORK.format(number=next(numbers)), json.dumps({"end": True}), private=True)
             process.wait()
         finally:
             end_srun(process)
@@ -107,21 +119,22 @@ def _command(step: Step, folder: Path) -> list[str]:
     ]  # fmt: skip
 
 
-def _received(folder: Path, rank: int, number: int, process: subprocess.Popen[str]) -> Message:
-    """Wait for a message of a rank."""
-    path = folder / MESSAGE.format(rank=rank, number=number)
+def _received(folder: Path, rank: int, number: int, process: subprocess.Popen[str]) -> Answers:
+    """Wait for a rank's answers to the requests of that number."""
+    path = folder / ANSWERS.format(rank=rank, number=number)
     gone: float | None = None
     while True:
         ended = process.poll() is not None
         list(folder.iterdir())  # makes an NFS client look again, instead of remembering "no such file"
         if (found := read_json(path)) is not None:
-            return message_of(found)
+            answers = found["answers"]
+            return {place: answer if isinstance(answer, str) else tuple(answer) for place, answer in answers}
         _raise_failure(folder)
         if ended:
             gone = gone or time.monotonic()
             if time.monotonic() - gone > _LAST_FILES_S:
                 _raise_end(folder)
-        time.sleep(_LOOK_S)
+        time.sleep(LOOK_S)
 
 
 def _raise_failure(folder: Path) -> None:

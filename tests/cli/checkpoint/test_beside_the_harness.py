@@ -1,12 +1,11 @@
-"""Scores of `zslurm eval` beside those of lm-evaluation-harness through transformers, on an export of one run.
+"""Scores of `zslurm eval` are those of lm-evaluation-harness through transformers, on an export of the same run.
 
-The harness is no dependency: it brings some thirty packages (scipy and scikit-learn among them) that nothing else
-here needs. Install `lm_eval` and `accelerate` to run this; `python -m benchmarks evaluation_scores` records it.
+The extra `eval` brings some thirty packages (scipy and scikit-learn among them), too many for CI. Install it to
+run this: `make setup EXTRAS=trackers,eval`.
 """
 
 from __future__ import annotations
 
-import importlib.util
 import json
 from pathlib import Path
 from typing import Any
@@ -15,10 +14,9 @@ import pytest
 
 from tests.cli.commands import Zslurm
 from tests.cli.trained import CONTEXT, TEXT
+from tests.train.evaluation.harness_tasks import with_harness
 
-pytestmark = pytest.mark.skipif(
-    importlib.util.find_spec("lm_eval") is None, reason="lm_eval is not installed: it is too large for CI"
-)
+pytestmark = with_harness
 WORDS = TEXT.split()
 _FIRST = {"function": "take_first"}
 
@@ -113,6 +111,9 @@ def test_scores_are_those_of_the_harness(zslurm: Zslurm, tmp_path: Path, monkeyp
         task = json.loads(path.read_text())
         done = simple_evaluate(model=model, tasks=[task], task_manager=alone, bootstrap_iters=0, verbosity="ERROR")
         found[name] = done["results"][name]
+    assert {each["task"]: len(each["metrics"]) for each in said["results"]} == {
+        "choice": 3, "last-word": 2, "text": 3, "written": 2
+    }  # fmt: skip
     wrong = []
     for each in said["results"]:
         theirs = found[each["task"]]

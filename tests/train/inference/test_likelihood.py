@@ -1,4 +1,4 @@
-"""Log-likelihoods of continuations equal those of the full forward, however contexts are shared."""
+"""Log-likelihoods of continuations equal those of the full forward, however they are put into passes."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ import torch
 
 from tests.train.models import ROPE_BASE, scrambled, tiny_config
 from zslurm.train.inference import likelihood
-from zslurm.train.inference.likelihood import Asked, LikelihoodScorer
+from zslurm.train.inference.likelihood import Pair, likelihoods
+from zslurm.train.model.zaya import Zaya
 
 MODEL = scrambled(tiny_config())
 
@@ -26,46 +27,55 @@ def expected(context: tuple[int, ...], continuation: tuple[int, ...]) -> tuple[f
     return sum(likely), rows.argmax(-1).tolist() == list(continuation)
 
 
-ASKED = [
-    Asked(drawn(5, 1), (drawn(1, 2), drawn(3, 3), drawn(7, 4))),
-    Asked(drawn(1, 5), (drawn(40, 6),)),
-    Asked(drawn(1, 5), (drawn(40, 7), drawn(32, 8))),
-    Asked(drawn(70, 9), (drawn(1, 10), drawn(1, 11))),
-    Asked(drawn(33, 12), (drawn(1, 13),)),
+@torch.inference_mode()
+def likeliest(context: tuple[int, ...]) -> tuple[int, ...]:
+    return (int(MODEL(torch.tensor([context]), rope_base=ROPE_BASE)[0][0, -1].argmax()),)
+
+
+QUESTION = drawn(70, 9)
+PAIRS: list[Pair] = [
+    (drawn(5, 1), drawn(1, 2)),
+    (drawn(5, 1), drawn(7, 4)),
+    (drawn(1, 5), drawn(40, 6)),
+    (QUESTION, drawn(1, 10)),
+    (QUESTION, likeliest(QUESTION)),
+    (QUESTION[:60], (*QUESTION[60:], *drawn(1, 10))),  # the same input, cut elsewhere
 ]
 
 
-@pytest.mark.parametrize("tree", [512, 14, 0], ids=["trees", "some trees", "forks of caches"])
-@pytest.mark.parametrize("tokens", [4096, 50, 1])
+@pytest.mark.parametrize("tokens", [4096, 100, 1])
+@pytest.mark.parametrize("chunk", [64, 3])
 def test_likelihoods_are_those_of_the_full_forward(
-    monkeypatch: pytest.MonkeyPatch, tokens: int, tree: int
+    monkeypatch: pytest.MonkeyPatch, tokens: int, chunk: int
 ) -> None:
     monkeypatch.setattr(likelihood, "PASS_TOKENS", tokens)
-    monkeypatch.setattr(likelihood, "TREE_TOKENS", tree)
-    found = LikelihoodScorer(MODEL, ROPE_BASE).score(ASKED)
-    for asked, scores in zip(ASKED, found, strict=True):
-        for continuation, score in zip(asked.continuations, scores, strict=True):
-            likely, greedy = expected(asked.context, continuation)
-            assert score.log_likelihood == pytest.approx(likely)
-            assert score.greedy == greedy
+    monkeypatch.setattr(likelihood, "default_chunk", lambda *_: chunk)
+    found = likelihoods(MODEL, PAIRS, rope_base=ROPE_BASE)
+    assert sorted(found) == list(range(len(PAIRS)))
+    for place, pair in enumerate(PAIRS):
+        likely, greedy = expected(*pair)
+        assert found[place] == (pytest.approx(likely), greedy)
+    assert {greedy for _, greedy in found.values()} == {True, False}
 
 
-@pytest.mark.parametrize("tree", [512, 0], ids=["trees", "forks of caches"])
-def test_what_all_contexts_begin_with_is_read_once(monkeypatch: pytest.MonkeyPatch, tree: int) -> None:
-    monkeypatch.setattr(likelihood, "TREE_TOKENS", tree)
-    prefix = drawn(45, 20)
-    asked = [Asked(prefix + each.context, each.continuations) for each in ASKED] + ASKED[:1]
-    alone, shared = LikelihoodScorer(MODEL, ROPE_BASE), LikelihoodScorer(MODEL, ROPE_BASE)
-    shared.share(prefix)
-    for one, two in zip(alone.score(asked), shared.score(asked), strict=True):
-        assert [each.log_likelihood for each in two] == pytest.approx([each.log_likelihood for each in one])
-    assert shared.computed_tokens == alone.computed_tokens - 4 * 45
+def test_ranks_share_the_passes_and_find_the_same_bits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(likelihood, "PASS_TOKENS", 100)
+    whole = likelihoods(MODEL, PAIRS, rope_base=ROPE_BASE)
+    shares = [likelihoods(MODEL, PAIRS, rope_base=ROPE_BASE, rank=rank, ranks=3) for rank in range(3)]
+    assert all(shares)
+    assert {place: one for share in shares for place, one in share.items()} == whole
+    assert sum(map(len, shares)) == len(PAIRS)
 
 
-def test_passes_of_trees_are_bounded_by_their_tokens_and_by_what_padding_makes_of_them() -> None:
-    passes = likelihood._tree_passes
-    assert list(passes([500, *[10] * 150], 0)) == [range(33), range(33, 151)]
-    assert list(passes([500] * 10, 0)) == [range(8), range(8, 10)]
-    assert list(passes([100] * 12, 8192)) == [range(10), range(10, 12)]
-    assert list(passes([5000], 1 << 20)) == [range(1)]
-    assert list(passes([], 0)) == []
+def test_inputs_that_are_the_same_are_computed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = []
+    hidden_states = Zaya.hidden_states
+
+    def counted(self: Zaya, tokens_BS: torch.Tensor, *, rope_base: float) -> torch.Tensor:
+        rows.append(len(tokens_BS))
+        return hidden_states(self, tokens_BS, rope_base=rope_base)
+
+    monkeypatch.setattr(Zaya, "hidden_states", counted)
+    likelihoods(MODEL, PAIRS, rope_base=ROPE_BASE)
+    assert rows == [4], "three of the last inputs are one"
+    assert likelihoods(MODEL, [], rope_base=ROPE_BASE) == {}

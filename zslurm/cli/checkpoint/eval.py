@@ -1,4 +1,4 @@
-"""`zslurm eval`: score a model on tasks."""
+"""`zslurm eval`: score a model on tasks of lm-evaluation-harness."""
 
 from __future__ import annotations
 
@@ -6,41 +6,40 @@ import errno
 import json as jsonlib
 import os
 import signal
+import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, redirect_stderr, redirect_stdout
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from time import monotonic
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 from typer import Argument, Option
 
 from zslurm.checkpoint_tools.format.layout import step_of
 from zslurm.checkpoint_tools.quantities import counted
-from zslurm.cli.checkpoint.devices import Device, Dtype, choose_device
-from zslurm.cli.checkpoint.options import Context, RopeBase, TokenizerFile, tokenizer_for
+from zslurm.cli.checkpoint.devices import Device, choose_device
+from zslurm.cli.checkpoint.options import TokenizerFile, tokenizer_for
 from zslurm.cli.errors import as_user_errors
 from zslurm.cli.options import Json, run_locally_or_as_job
 from zslurm.cli.terminal.table import print_table
 from zslurm.cluster.site import load_site
 from zslurm.core.console import print_json, say
 from zslurm.core.errors import ConfigError, Exit, ZslurmError
+from zslurm.core.extras import require
 from zslurm.core.files import write_atomically
 from zslurm.run.checkpoints import find_weights
 from zslurm.run.events import Scored
 from zslurm.run.events.by_user import record_by_user
 from zslurm.run.run_dir import RunDir
-from zslurm.train.evaluation.tasks.questions import questions_of
-from zslurm.train.evaluation.tasks.scores import Result, as_metrics
-from zslurm.train.evaluation.tasks.task import load_tasks, shipped
-from zslurm.train.hub import Overrides, open_weights
+from zslurm.train.evaluation.scores import Result, as_metrics
+from zslurm.train.hub import open_weights
 
 if TYPE_CHECKING:
     from zslurm.job.evaluation_step import Step
-
-
-def complete_tasks(incomplete: str) -> list[str]:
-    """Return the tasks that are shipped."""
-    return [name for name in shipped() if name.startswith(incomplete)]
+    from zslurm.train.evaluation.harness import HarnessTask
+    from zslurm.train.evaluation.on_ranks import Request
+    from zslurm.train.evaluation.scoring import Ask
 
 
 def eval(
@@ -51,102 +50,138 @@ def eval(
             help="A run (its newest checkpoint), a checkpoint's directory, or a folder in transformers' format.",
         ),
     ],
-    more: Annotated[list[str] | None, Argument(metavar="[FILE]...", help="More tasks.")] = None,
+    more: Annotated[list[str] | None, Argument(metavar="[TASK]...", help="More tasks.")] = None,
     tasks: Annotated[
         list[str] | None,
         Option(
             "--tasks",
-            metavar="FILE",
-            help="Task files, or names of shipped tasks; several as words or with commas.",
-            autocompletion=complete_tasks,
+            metavar="TASK",
+            help="Tasks of lm-evaluation-harness by name (mmlu_* takes all that match) or as YAML files; several "
+            "as words or with commas.",
         ),
     ] = None,
+    include_path: Annotated[Path | None, Option(metavar="DIR", help="A folder with more tasks.")] = None,
+    num_fewshot: Annotated[
+        int | None, Option(min=0, help="Examples before each question; default: the tasks' own.")
+    ] = None,
     limit: Annotated[int | None, Option(min=1, help="Documents of each task at most.")] = None,
-    batch: Annotated[int, Option(min=1, help="Prompts that are continued at one time, on each rank.")] = 32,
-    seed: Annotated[int, Option(min=0, help="Of draws, where a task has any.")] = 0,
+    run_code: Annotated[
+        bool, Option("--run-code", help="Allow tasks that run the programs that the model writes.")
+    ] = False,
     out: Annotated[Path | None, Option(metavar="FILE", help="Also write the results there, as JSON.")] = None,
     samples: Annotated[
         Path | None, Option(metavar="FILE", help="Write each question with its answers there, as JSON lines.")
     ] = None,
-    dtype: Annotated[Dtype | None, Option(help="Compute in this format; default: the weights' own.")] = None,
-    device: Annotated[Device, Option(help="cuda is also torch's name for AMD GPUs.")] = Device.AUTO,
     ranks: Annotated[
         int, Option(min=1, help="Processes, on GPUs one for each, that divide the questions; of each node.")
     ] = 1,
     nodes: Annotated[int, Option(min=1, help="Nodes: of the job of --slurm, or of the one that you are in.")] = 1,
-    tokenizer: TokenizerFile = None,
-    rope_base: RopeBase = None,
-    context: Context = None,
     slurm: Annotated[bool, Option("--slurm", help="Run it as a Slurm job, and follow it.")] = False,
     time: Annotated[
         str | None,
         Option(metavar="LIMIT", help="With --slurm: limit of the job, such as 30 (minutes) or 2:00:00."),
     ] = None,
+    tokenizer: TokenizerFile = None,
     json: Json = False,
 ) -> None:
-    """Score a model on tasks: multiple choice, exact match, perplexity, pass@k.
+    """Score a model on tasks of lm-evaluation-harness.
 
-    Example: zslurm eval my-run --tasks arithmetic python-completion
+    Example: zslurm eval my-run --tasks hellaswag,arc_easy --limit 100
     """
     inside = "SLURM_JOB_ID" in os.environ
     if time is not None and not slurm and not inside:
         raise ConfigError("--time is the limit of the job of --slurm; leave it out without")
     references = [name for word in [*(tasks or []), *(more or [])] for name in word.split(",") if name]
     if not references:
-        raise ConfigError(f"--tasks is missing: task files, or of the shipped tasks: {', '.join(shipped())}")
+        raise ConfigError("--tasks is missing: names of tasks of lm-evaluation-harness, or task files")
+    if include_path is not None and not include_path.is_dir():
+        raise ConfigError(f"--include-path {include_path}: there is no such folder")
     path = find_weights(checkpoint)
     for file in (out, samples):
         if file is not None and not file.absolute().parent.is_dir():
             raise ConfigError(f"{file}: there is no such folder")
         if file is not None and file.is_dir():
             raise ConfigError(f"{file}: is a directory; name a file")
-    with as_user_errors():
-        loaded = load_tasks(references)
-        if slurm:  # what is wrong with documents shows before the job waits in the queue
-            for task in loaded:
-                questions_of(task, limit)
-    run_locally_or_as_job(slurm, workers_option=None, nodes=nodes, gpus=ranks, time_limit=time)
-    if nodes > 1 and not inside:
+    if nodes > 1 and not inside and not slurm:
         raise ConfigError(f"--nodes {nodes} needs --slurm, or a job of so many nodes around this command")
-    with as_user_errors():
-        from zslurm.train.evaluation.on_ranks import Request, results_of, score_weights  # imports torch
-        from zslurm.train.evaluation.scoring import PreparedTask
+    require("lm_eval")
+    with as_user_errors(), _stdout_for_results():
+        from zslurm.train.evaluation.harness import load_tasks  # takes seconds
 
-        prepared = [PreparedTask(task, limit) for task in loaded]
-        with open_weights(path, Overrides(rope_base, context)) as weights:
+        # Before a job waits in the queue as well: errors show, and documents are fetched if nodes have no network.
+        loaded = load_tasks(references, include_path=include_path, num_fewshot=num_fewshot, run_code=run_code)
+    run_locally_or_as_job(slurm, workers_option=None, nodes=nodes, gpus=ranks, time_limit=time)
+    with as_user_errors():
+        from zslurm.train.evaluation.on_ranks import Request, local_answers  # imports torch
+
+        with open_weights(path) as weights:
             files, settings = tokenizer_for(weights, tokenizer), weights.settings
         if files is None:
             raise ConfigError(f"{path}: has no tokenizer; name one with --tokenizer")
         if settings.rope_base is None or settings.context is None:
-            raise ConfigError(f"{path}: is in no run; pass --rope-base and --context")
-        request = Request(
-            path.absolute(),
-            tuple(references),
-            files,
-            str(dtype or settings.dtype or "fp32"),
-            choose_device(device, ranks),
-            settings.rope_base,
-            settings.context,
-            batch,
-            limit,
-            seed,
-        )
-        if nodes > 1:
-            from zslurm.job.evaluation_step import received_from_step
-
-            found = results_of(prepared, received_from_step(request, len(prepared), _step(nodes, ranks)))
-        else:
-            found = score_weights(request, prepared, ranks)
+            raise ConfigError(
+                f"{path}: is in no run, so its RoPE base or context is not known; export it with them (zslurm "
+                "checkpoint export --rope-base --context), and score the export"
+            )
+        device = choose_device(Device.AUTO, ranks)
+        format_ = settings.dtype or "fp32"
+        request = Request(path.absolute(), files, format_, device, settings.rope_base, settings.context)
         report = _Report(path, request.dtype, out, samples)
-        reason = report.collect(found)
+        asking = local_answers(request, ranks)
+        if nodes > 1:
+            from zslurm.job.evaluation_step import answers_of_step
+
+            asking = answers_of_step(request, _step(nodes, ranks))
+        reason = report.collect(_scored(loaded, request, limit, asking))
     _record(path, report.results)
     if json:
         print_json(report.body)
     else:
         print_table(("task", "metric", "score", "standard error"), report.rows())
     if reason is not None:
-        say(f"not complete: {reason}; {len(report.results)} of {counted(len(prepared), 'task')} scored")
+        scored = len({each.task for each in report.results})
+        say(f"not complete: {reason}; {counted(scored, 'task')} scored")
         raise typer.Exit(Exit.INTERRUPTED)
+
+
+def _scored(
+    tasks: list[HarnessTask], request: Request, limit: int | None, asking: AbstractContextManager[Ask]
+) -> Iterator[_TaskScores]:
+    """Yield the scores of each task, its samples, the tokens that were computed for it and the seconds.
+
+    Raises:
+        DataError: a question cannot be asked.
+        TrainError: a rank failed.
+    """
+    from zslurm.train.evaluation.harness import score
+    from zslurm.train.evaluation.text_model import TextModel
+
+    coder = request.coder()
+    with asking as ask:
+        for task in tasks:
+            texts, started = TextModel(coder, request.context, ask), monotonic()
+            with _stdout_for_results():
+                results, lines = score(task, texts, limit=limit)
+            yield _TaskScores(task.reference, results, lines, texts.tokens, monotonic() - started)
+
+
+class _TaskScores(NamedTuple):
+    """What was found about one reference: its tasks and groups, its samples, and how long that took."""
+
+    reference: str
+    results: list[Result]
+    samples: list[dict[str, Any]]
+    tokens: int
+    seconds: float
+
+
+@contextmanager
+def _stdout_for_results() -> Iterator[None]:
+    """Keep what the harness prints from stdout, and its progress from a stderr that is no terminal."""
+    with Path(os.devnull).open("w", encoding="utf-8") as nowhere:
+        shown = sys.stderr if sys.stderr.isatty() else nowhere
+        with redirect_stdout(shown), redirect_stderr(shown):
+            yield
 
 
 def _step(nodes: int, ranks: int) -> Step:
@@ -171,7 +206,7 @@ class _Report:
         self.body: dict[str, Any] = {"weights": str(weights), "dtype": dtype, "complete": False, "results": []}
         self._check_files()
 
-    def collect(self, found: Iterator[tuple[Result, list[dict[str, Any]]]]) -> str | None:
+    def collect(self, found: Iterator[_TaskScores]) -> str | None:
         """Take all results; returns why it ended before, where some are there and the time was over.
 
         Raises:
@@ -183,8 +218,8 @@ class _Report:
 
         try:
             with _interrupted_by_sigterm():
-                for result, asked in found:
-                    self._add(result, asked)
+                for scored in found:
+                    self._add(scored)
         except (KeyboardInterrupt, OutOfTime) as error:
             if self.results:
                 self._write(last=True)
@@ -216,15 +251,13 @@ class _Report:
             elif not os.access(file, os.W_OK):
                 raise ZslurmError(f"{file}: cannot be written: {os.strerror(errno.EACCES)}")
 
-    def _add(self, result: Result, asked: list[dict[str, Any]]) -> None:
-        self.results.append(result)
-        self.body["results"].append(result.fields())
+    def _add(self, scored: _TaskScores) -> None:
+        self.results += scored.results
+        self.body["results"] += [result.fields() for result in scored.results]
         if self._samples is not None:
-            self._lines += [jsonlib.dumps({"task": result.task, **line}, ensure_ascii=False) for line in asked]
-        say(
-            f"{result.task}: {counted(result.documents, 'document')}, "
-            f"{result.tokens / max(result.seconds, 1e-9):,.0f} tokens/s"
-        )
+            self._lines += [jsonlib.dumps(line, ensure_ascii=False, default=str) for line in scored.samples]
+        rate = scored.tokens / max(scored.seconds, 1e-9)
+        say(f"{scored.reference}: {counted(scored.tokens, 'token')}, {rate:,.0f} tokens/s")
         self._write()
 
     def _write(self, *, last: bool = False) -> None:

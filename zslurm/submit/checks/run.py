@@ -92,9 +92,9 @@ def check_data(spec: RunSpec, *, needed: bool = True) -> DataOrder | None:
                 training=spec.data,
             )
         if spec.evaluation.tasks:
-            from zslurm.train.evaluation.tasks.run_tasks import check_tasks  # jinja2 and yaml, for few runs
+            from zslurm.train.evaluation.run_tasks import load_run_tasks
 
-            check_tasks(spec.evaluation, spec.checkpoint.best_by)
+            load_run_tasks(spec.evaluation, spec.checkpoint.best_by)
     return order
 
 

@@ -1,1 +1,0 @@
-"""The tasks that come with zslurm: one YAML file each, and the documents that make.py wrote."""
