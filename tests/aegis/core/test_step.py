@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -242,3 +243,78 @@ def test_a_step_that_this_supervisor_s_predecessor_ended_was_not_cancelled() -> 
     killed = {"attempt": 1, "event": "step_killed", "reason": "so", "time": NOW}
     attempt.tell(Resumed((from_row(killed),), (), {}, BEGAN, NOW))
     assert LookForCancel() not in attempt.fail(1)
+
+
+class Reporting(Attempt):
+    """An attempt that trained for twenty seconds, whose agents report every second, some of them until then."""
+
+    def __init__(self, silent: str, *, failed: bool = True, **aegis: Any) -> None:
+        super().__init__(heartbeat_timeout_s=8.0, **aegis)
+        self.state.own_node = "node0"
+        self.second = 0
+        for _ in range(20):
+            self.wait()
+        if failed:
+            self.fail(1, "Exited with exit code 1", BEGAN + 20)
+        for _ in range(9):
+            self.wait(silent)
+
+    def wait(self, silent: str | None = None, **more: Any) -> list[CoreAction]:
+        """Let a second pass; steps take two, and none is finished once an agent is silent."""
+        self.second += 1
+        now, wall = BEGAN + self.second, NOW + self.second
+        finished = min(self.second, 20)
+        for rank, node in enumerate(NODES):
+            if node != silent:
+                row = RankProgress(rank, rank, Phase.STEP, finished // 2, -1, float(self.second - finished))
+                report = ProgressReport(Stamp(node, self.second, wall, now), 1, (row,))
+                self.tell(ReportReceived(report, now, wall))
+        return self.tell(Tick(now, wall, **more))
+
+    def dead(self) -> set[str | None]:
+        return {fault.node for fault in self.state.faults if fault.kind == "node_dead"}
+
+
+def test_a_silent_node_is_dead_if_ranks_lost_peers_or_no_step_is_finished() -> None:
+    assert Reporting("node2").dead() == {"node2"}
+    assert Reporting("node2", failed=False).dead() == {"node2"}
+
+
+def test_the_supervisor_s_own_node_is_alive_unless_slurm_reports_it_as_failed() -> None:
+    attempt = Reporting("node0")
+    assert attempt.dead() == set()
+    attempt.wait("node0", failed_nodes=("node0",))
+    assert attempt.dead() == {"node0"}
+
+
+class Explained(Reporting):
+    """One in which a fault is known before an agent falls silent."""
+
+    def __init__(self, known: Fault, *, over: bool = False, failed: bool = False) -> None:
+        super().__init__("node2", failed=False)
+        self.state.faults.clear()
+        self.state.detector.begin(1, NODES, BEGAN)
+        self.second = 0
+        for _ in range(20):
+            self.wait()
+        self.tell(FaultsFound((known,)))
+        if failed:
+            self.fail(1, "Exited with exit code 1", BEGAN + 20)
+        for _ in range(9):
+            self.wait("node2", over=over)
+
+
+@pytest.mark.parametrize(
+    "known",
+    [fault("nic_link_down", "node1", ago=-20.0, nic="nic0"), fault("node_dead", "node1", ago=-20.0)],
+    ids=lambda known: known.kind,
+)
+def test_a_halt_that_another_node_explains_says_nothing_of_a_silent_one(known: Fault) -> None:
+    assert "node2" not in Explained(known).dead()
+
+
+def test_the_program_s_own_error_explains_why_an_attempt_that_is_over_lost_peers() -> None:
+    error = fault("user_error", "node1", ago=-20.0, source="rank", rank=1)
+    assert Explained(replace(error, scope="user"), over=True, failed=True).dead() == set()
+    killed = fault("rank_killed", "node1", ago=-20.0, source="srun", rank=1)
+    assert Explained(killed, over=True, failed=True).dead() == {"node2"}, "nodes often die together"

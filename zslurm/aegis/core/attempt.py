@@ -37,6 +37,7 @@ class AttemptState:
         detector: makes faults of what agents report; it outlives the attempt.
         has_agents: the run has agents.
         on_slurm: its job is one of Slurm: srun reports the ends of ranks, and not zslurm's own launcher.
+        own_node: the node that the supervisor itself runs on; None if it is not known.
         history: of the run, until the attempt began.
         spares: healthy nodes of the job that it does not use.
         reported: sensors that cannot read, each recorded once in this start of the job.
@@ -61,6 +62,7 @@ class AttemptState:
     detector: Detector
     has_agents: bool = True
     on_slurm: bool = True
+    own_node: str | None = None
     history: History = field(default_factory=History)
     spares: int = 0
     reported: set[tuple[str, bool]] = field(default_factory=set)

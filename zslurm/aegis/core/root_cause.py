@@ -106,6 +106,13 @@ def taken_back(fault: Fault, ends: Sequence[Fault]) -> Fault | None:
     return next((ends[i] for i in later if over(ends[i])), None)
 
 
+def stalled_networks(faults: Sequence[Fault]) -> set[str]:
+    """Return the nodes with a fault of the network that lasts: every rank waits for theirs."""
+    ends = ends_of(faults)
+    lasting = (f for f in faults if f.role == "root" and f.rule.of_network and not f.cleared)
+    return {fault.node for fault in lasting if fault.node is not None and taken_back(fault, ends) is None}
+
+
 def _overcome(fault: Fault, end: Fault | None, attempt_state: AttemptSummary, settings: AegisSection) -> bool:
     """True where the run continued after a fault, so that it cannot be why it ended later."""
     if attempt_state.progressed_at is not None:

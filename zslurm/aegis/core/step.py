@@ -39,7 +39,7 @@ from zslurm.aegis.core.messages import (
 from zslurm.aegis.core.policy.history import fault_of
 from zslurm.aegis.core.policy.outcome import stopped_in_order
 from zslurm.aegis.core.policy.policy import alarm
-from zslurm.aegis.core.root_cause import is_orderly, without_overcome
+from zslurm.aegis.core.root_cause import is_orderly, stalled_networks, without_overcome
 from zslurm.aegis.fault_kinds import NET_CONFIG, NODE_DEAD, RANK_HANG, SENSOR_UNAVAILABLE, STRAGGLER
 from zslurm.aegis.protocol import AgentReport
 from zslurm.aegis.types import OF_STEP, Alarm, Fault
@@ -240,12 +240,7 @@ def _take_recovery(state: AttemptState, event: Recovered) -> None:
 
 
 def _detect(state: AttemptState, event: Tick) -> list[CoreAction]:
-    """Find dead nodes, ranks that hang and the like.
-
-    If ranks complain of lost peers, a node that misses heartbeats is dead: while they run only as long as nothing
-    else explains it, but once they are over in any case, for none of them can show any more that its node lives.
-    And what is left of them then does not hang.
-    """
+    """Find dead nodes, ranks that hang and the like; what is left of an attempt that is over does not hang."""
     failed = {node: f"Slurm reports node {node} as failed" for node in event.failed_nodes}
     if not state.has_agents:
         new = [node for node in failed if node not in state.dead_nodes]
@@ -256,7 +251,9 @@ def _detect(state: AttemptState, event: Tick) -> list[CoreAction]:
         dead=failed,
         trouble=event.trouble,
         witness_reports=event.witness_reports,
-        lost_peers=state.failed_at is not None and (event.over or not state.has_root(event.wall)),
+        lost_peers=_has_unexplained_losses(state, event),
+        own_node=state.own_node,
+        halted_by=_halted_by(state, event),
     )
     actions = note(state, (fault for fault in found if not (event.over and fault.kind == RANK_HANG)))
     if event.over:
@@ -264,6 +261,26 @@ def _detect(state: AttemptState, event: Tick) -> list[CoreAction]:
     gone = state.detector.gone(event.now)
     unknown = sorted(gone.keys() - state.lost - state.left_in_order)
     return [*actions, *(ReadEnd(rank, gone[rank]) for rank in unknown)]
+
+
+def _halted_by(state: AttemptState, event: Tick) -> set[str | None]:
+    """Return the nodes that explain why no step is finished; with None if ranks have ended, or were ended."""
+    dead = {fault.node for fault in state.faults if fault.kind == NODE_DEAD}
+    ended: set[str | None] = {None} if event.over or state.failed_at is not None else set()
+    return ended | dead | stalled_networks(state.faults)
+
+
+def _has_unexplained_losses(state: AttemptState, event: Tick) -> bool:
+    """Return whether ranks have lost peers, so that a node that misses heartbeats is dead.
+
+    While they run, anything that may be the root explains it. Once they are over, none of them can show any more
+    that its node lives, and nodes often die together: then only an error that the program itself recorded does.
+    """
+    if state.failed_at is None:
+        return False
+    if not event.over:
+        return not state.has_root(event.wall)
+    return not any(f.role == "root" and f.source == "rank" and f.scope == "user" for f in state.faults)
 
 
 def _excuse(state: AttemptState, seconds: float) -> None:

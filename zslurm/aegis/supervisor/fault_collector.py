@@ -112,6 +112,7 @@ class FaultCollector:
             detector,
             has_agents=agents is not None,
             on_slurm=job.on_slurm,
+            own_node=job.environ.get("SLURMD_NODENAME"),
             history=job.history(),
             spares=spares,
             reported=set() if reported is None else reported,

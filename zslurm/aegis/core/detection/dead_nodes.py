@@ -8,6 +8,8 @@ none is named, or the other ranks, whose agents report, have finished no step fo
 or one of them has passed its limit. While steps are finished, only the agent is lost. If all agents miss
 heartbeats, the fault is on this side: no node is dead.
 
+The halt of the others proves nothing by itself if something else explains it: another node is dead, a fault of its
+network lasts, or the attempt is over. The supervisor's own node lives, unless Slurm reports it as failed.
 In phases without steps (setup, a save, an evaluation) a halt is usual, and a stalled file system likely: there it
 takes Slurm's report or the peers', or the limit of the phase.
 
@@ -17,7 +19,7 @@ witnesses agree (witnesses.py).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 from zslurm.aegis.core.detection.attempt_progress import LATE_S, AttemptProgress, NodeState
 from zslurm.aegis.core.detection.witnesses import RanksElsewhere, WitnessReport, why_dead
@@ -35,6 +37,8 @@ class DeadNodes:
         self.dead: set[str] = set()
         """Nodes that were found dead, and have not been heard since."""
         self._declared: set[str] = set()
+        self._halted_by: set[str | None] = set()
+        self._own_node: str | None = None
 
     def check(
         self,
@@ -45,9 +49,11 @@ class DeadNodes:
         witness_reports: Mapping[str, WitnessReport],
         *,
         lost_peers: bool,
+        halted_by: Collection[str | None] = (),
+        own_node: str | None = None,
     ) -> list[Fault]:
         """Return what is new; see `Detector.check` for the arguments."""
-        progress = self._progress
+        progress, self._halted_by, self._own_node = self._progress, set(halted_by), own_node
         unheard = progress.unheard(now)
         ours = declared.keys() & progress.ranks_on.keys()
         asked_about = witness_reports.keys() & progress.ranks_on.keys()
@@ -63,6 +69,8 @@ class DeadNodes:
                 why = f"its agent misses heartbeats; {trouble[name]}"
             elif why is None and progress.others_report(name, now) and not progress.is_lost(name):
                 why = self._why_dead(name, now, lost_peers=lost_peers)
+            if name == own_node and name not in declared:
+                why = None
             if why is not None:
                 found.append(self._node_dead(name, why, now, wall))
             elif self._continues_without(name):
@@ -71,7 +79,8 @@ class DeadNodes:
 
     def suspects(self, now: float) -> set[str]:
         """Return the nodes whose agents miss heartbeats and that may be dead, for all that is known."""
-        return {name for name in self._progress.unheard(now) - self.dead if not self._progress.is_lost(name)}
+        unheard = self._progress.unheard(now) - self.dead - {self._own_node}
+        return {name for name in unheard if not self._progress.is_lost(name)}
 
     def by_passed_limit(self, suspects: set[str], now: float, wall: float) -> list[Fault]:
         """Return the suspects as dead where a rank elsewhere has passed its limit and their peers report."""
@@ -99,7 +108,7 @@ class DeadNodes:
         if lost_peers:
             return "its agent misses heartbeats, and ranks elsewhere have lost their peers"
         halted_s = self._halted_s(name, now, self._progress.settings.heartbeat_timeout_s)
-        if halted_s is None:
+        if halted_s is None or self._halted_by - {name}:
             return None
         return f"its agent misses heartbeats, and no rank has finished a step for {halted_s:.0f} s"
 

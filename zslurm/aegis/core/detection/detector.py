@@ -11,7 +11,7 @@ of the supervisor; a wall clock is only written into the faults.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from zslurm.aegis.core.detection.attempt_progress import AttemptProgress
 from zslurm.aegis.core.detection.dead_nodes import DeadNodes
@@ -102,6 +102,8 @@ class Detector:
         trouble: Mapping[str, str] | None = None,
         witness_reports: Mapping[str, WitnessReport] | None = None,
         lost_peers: bool = False,
+        halted_by: Collection[str | None] = (),
+        own_node: str | None = None,
     ) -> list[Fault]:
         """Return what was found since the last call. Feed all reports first.
 
@@ -114,12 +116,15 @@ class Detector:
             witness_reports: what was answered about nodes whose agents missed a heartbeat and have not been heard
                 since.
             lost_peers: ranks complain of peers that have left, and none of those is known.
+            halted_by: nodes that explain why no step is finished; None among them: nothing could be finished.
+            own_node: the node that the supervisor itself runs on.
         """
         found = self._sensors.take()
         if self._progress.ranks:
             found += self._dead_nodes.check(
-                now, wall, dead or {}, trouble or {}, witness_reports or {}, lost_peers=lost_peers
-            )
+                now, wall, dead or {}, trouble or {}, witness_reports or {},
+                lost_peers=lost_peers, halted_by=halted_by, own_node=own_node,
+            )  # fmt: skip
             if self._hangs.is_suspected(now):
                 found += self._check_halt(now, wall)
             found += self._stragglers.check(now, wall)

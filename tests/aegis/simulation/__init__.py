@@ -1,0 +1,1 @@
+"""The core of Aegis in a simulated world: seeded, without clocks and processes, with invariants."""

@@ -1,0 +1,64 @@
+"""`python -m tests.aegis.simulation --seed N`: play one schedule, and show what happens; or find one that is bad.
+
+Without `--seed`, `--runs` schedules are played. A violated invariant prints its seed, the shortest schedule that
+still shows it, and the story of that.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections import Counter
+
+from tests.aegis.simulation.simulation import Played, Schedule, drawn, play, shortest, violates
+
+
+def main() -> int:
+    """Return 1 if an invariant does not hold."""
+    parser = argparse.ArgumentParser(prog="python -m tests.aegis.simulation", description=__doc__)
+    parser.add_argument("--seed", type=int, help="play this schedule")
+    parser.add_argument("--runs", type=int, default=1000, help="play so many schedules (default: 1000)")
+    parser.add_argument("--first", type=int, default=0, help="the first of their seeds (default: 0)")
+    parser.add_argument("--nodes", type=int, default=8, help="nodes of a partition at most (default: 8)")
+    given = parser.parse_args()
+    if given.seed is not None:
+        return show(given.seed, drawn(given.seed, most_nodes=given.nodes))
+    began, ends, bad = time.perf_counter(), Counter[str](), Counter[str]()
+    for seed in range(given.first, given.first + given.runs):
+        played = play(drawn(seed, most_nodes=given.nodes))
+        ends[played.run.outcome or f"waits: {played.run.phase}"] += 1
+        if played.violation is not None:
+            if not bad[played.violation.name]:
+                show(seed, drawn(seed, most_nodes=given.nodes))
+            bad[played.violation.name] += 1
+    seconds = time.perf_counter() - began
+    print(f"{given.runs} schedules in {seconds:.0f} s, {given.runs / seconds:.1f} a second: {dict(ends)}")
+    for name, count in bad.items():
+        print(f"violated {count} times: {name}")
+    return 1 if bad else 0
+
+
+def show(seed: int, schedule: Schedule) -> int:
+    """Print a schedule and its story; if it violates an invariant, the shortest one that does."""
+    played = play(schedule)
+    if played.violation is None:
+        _print(seed, schedule, play(schedule, tell=True))
+        return 0
+    name = played.violation.name
+    short = shortest(schedule, lambda other: violates(other, name))
+    _print(seed, short, play(short, tell=True))
+    return 1
+
+
+def _print(seed: int, schedule: Schedule, played: Played) -> None:
+    print(f"seed {seed}: {schedule.needed} nodes, {schedule.spares} spares, {schedule.partition} in the partition")
+    for happening in schedule.happenings:
+        print(f"  {happening}")
+    print("\n".join(played.story))
+    if played.violation is not None:
+        print(f"VIOLATED at {played.violation.at} s: {played.violation.name}: {played.violation.what}")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

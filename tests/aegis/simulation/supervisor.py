@@ -1,0 +1,408 @@
+"""The supervisor in the simulated world: it turns what happens into events for the core, and carries actions out.
+
+It decides nothing: `step` and `decide` do. It keeps what the real one keeps on disk, the rows of the events, and
+forgets the rest when it is killed.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from tests.aegis.simulation.world import KILL_S, REQUEUE_S, AttemptTruth, World
+from zslurm.aegis.core.attempt import AttemptState
+from zslurm.aegis.core.detection.detector import Detector
+from zslurm.aegis.core.detection.witnesses import WitnessReport
+from zslurm.aegis.core.messages import (
+    Assess,
+    CoreAction,
+    CoreEvent,
+    EndRead,
+    FaultsFound,
+    GiveUp,
+    Paused,
+    ProgressRead,
+    RanksFailed,
+    ReadEnd,
+    ReadLastWords,
+    Record,
+    ReportReceived,
+    Resumed,
+    Tick,
+)
+from zslurm.aegis.core.policy.history import history_of
+from zslurm.aegis.core.policy.outcome import AttemptOutcome
+from zslurm.aegis.core.policy.policy import decide
+from zslurm.aegis.core.step import step
+from zslurm.aegis.fault_kinds import PEER_LOST, RANK_KILLED, USER_ERROR
+from zslurm.aegis.types import Decision, Fault, History, Resources
+from zslurm.config.aegis import AegisSection
+from zslurm.run.events import FaultDetected, RanksEnded, RanksMoved, RecoveredInMemory, StepKilled, StopAsked
+from zslurm.run.events.event import select
+from zslurm.run.exclusions import active_exclusions
+
+STARTS_AGAIN_S = 2
+"""Seconds until the batch script has started a supervisor again."""
+_PAUSED_S = 30
+_RESUMED = (FaultDetected, RanksEnded, StepKilled, StopAsked, RecoveredInMemory, RanksMoved)
+
+Phase = Literal["queued", "starting", "watching", "clearing", "over"]
+
+
+@dataclass
+class Run:
+    """One run, from its submission to its end.
+
+    Attributes:
+        world: in which it is.
+        settings: the section `aegis`.
+        needed: nodes that the ranks need.
+        spares: nodes that the job asks for besides.
+        rows: what was recorded, as in events.jsonl.
+        phase: what the supervisor does.
+        allocated: the nodes of the job.
+        excluded: nodes that the job must not get, by Slurm's list.
+        outcome: how the run ended; empty while it has not.
+        why: why it ended, or waits.
+    """
+
+    world: World
+    settings: AegisSection
+    needed: int
+    spares: int
+    rows: list[dict[str, Any]] = field(default_factory=list)
+    phase: Phase = "queued"
+    allocated: list[str] = field(default_factory=list)
+    excluded: set[str] = field(default_factory=set)
+    outcome: str = ""
+    why: str = "it was submitted"
+    until: int = 0
+    """When the present phase is over, at the earliest."""
+
+    def __post_init__(self) -> None:
+        self.state: AttemptState | None = None
+        self.detector = Detector(self.settings)
+        self.reported: set[tuple[str, bool]] = set()
+        self.next_nodes: list[str] = []
+        self.alive = True
+        self.seen = 0
+        self.given_up: GiveUp | None = None
+        self.heard: dict[str, int] = {}
+
+    def record(self, kind: str, /, **fields: Any) -> None:
+        """Write an event."""
+        self.rows.append({"time": self.world.wall, "event": kind, "job_id": "1", **fields})
+
+    @property
+    def history(self) -> History:
+        """What the run went through."""
+        return history_of(self.rows)
+
+    @property
+    def excluded_nodes(self) -> set[str]:
+        """The nodes that the run does not use now."""
+        return set(active_exclusions(self.history.exclusions, self.world.wall))
+
+    # --- second by second ---------------------------------------------------------------------------------------
+
+    def second(self) -> None:
+        """Do what the supervisor does in a second; nothing while it is stopped, or not there."""
+        world = self.world
+        if self.phase == "over" or world.is_suspended:
+            return
+        if self.phase == "queued":
+            self._wait_in_queue()
+            return
+        if self._batch_node_died():
+            return
+        if world.kill_supervisor:
+            world.kill_supervisor = False
+            self.state, self.alive, self.until = None, False, world.now + STARTS_AGAIN_S
+        if not self.alive:
+            if world.now < self.until:
+                return
+            self._come_back()
+        paused = world.now - self.seen
+        self.seen = world.now
+        if self.phase == "starting" and world.now >= self.until:
+            self._start()
+        elif self.phase == "watching":
+            self._watch(paused)
+        elif self.phase == "clearing":
+            self._clear()
+
+    def _wait_in_queue(self) -> None:
+        """Get nodes, if there are enough: Slurm gives those that it believes to be up."""
+        world = self.world
+        usable = world.usable_in_partition(self.excluded)
+        asked = self.needed + self.spares
+        if world.now < self.until or not world.slurm_answers:
+            return
+        if len(usable) < asked:
+            self.why = f"{asked} nodes are needed, and {len(usable)} are usable"
+            return
+        self.allocated, self.phase, self.until = usable[:asked], "starting", world.now
+        self.alive, self.seen, self.next_nodes = True, world.now, []
+        world.agents_on, self.heard = set(self.allocated), {}
+        self.detector = Detector(self.settings)
+
+    def _batch_node_died(self) -> bool:
+        """Return whether the supervisor's node died; Slurm requeues the job once it knows."""
+        batch = self.world.by_name[self.allocated[0]]
+        if batch.died is None:
+            return False
+        if batch.slurm_knows(self.world.now) and self.world.slurm_answers:
+            if self.world.attempt is not None and self.world.attempt.over is None:
+                self.world.kill()
+            self.state = None
+            self.phase, self.until, self.why = "queued", self.world.now + REQUEUE_S, "its batch node died"
+        return True
+
+    def _come_back(self) -> None:
+        """Continue from what is on disk, as the next supervisor does."""
+        self.alive, self.seen = True, self.world.now
+        self.detector = Detector(self.settings)
+        self.heard = {}
+        if self.phase == "starting":
+            decided = [row for row in self.rows if row["event"] == "decision"]
+            started = [row for row in self.rows if row["event"] == "attempt_started"]
+            if decided and (not started or decided[-1]["attempt"] >= started[-1]["attempt"]):
+                self.next_nodes = list(decided[-1].get("nodes") or [])
+            return
+        attempt = self.world.attempt
+        if self.phase in ("watching", "clearing") and attempt is not None:
+            self._begin(attempt, adopted=True)
+            recorded = tuple(
+                event for event in select(self.rows, *_RESUMED) if event.row.get("attempt") == attempt.number
+            )
+            self.tell(Resumed(recorded, tuple(attempt.log), {}, float(self.world.now), self.world.wall))
+            self.phase = "watching"
+
+    # --- one attempt --------------------------------------------------------------------------------------------
+
+    def _start(self) -> None:
+        """Start the ranks, on the nodes that were decided on or the first that may be used."""
+        avoided = self.excluded_nodes
+        nodes = self.next_nodes or [node for node in self.allocated if node not in avoided]
+        if len(nodes) < self.needed and not self.next_nodes:
+            nodes = self.allocated
+        attempt = self.world.start(nodes[: self.needed] if not self.next_nodes else nodes)
+        self.record("attempt_started", attempt=attempt.number, nodes=[n.name for n in attempt.nodes], world_size=1)
+        self._begin(attempt)
+        self.phase = "watching"
+
+    def _begin(self, attempt: AttemptTruth, *, adopted: bool = False) -> None:
+        rank_nodes = [rank.node.name for rank in attempt.ranks]
+        times = [2.0] * 3 if adopted and attempt.progressed else []
+        self.detector.begin(attempt.number, rank_nodes, float(self.world.now), adopted=adopted, step_times=times)
+        nodes = tuple(dict.fromkeys(rank_nodes))
+        unused = set(self.allocated) - set(nodes) - self.excluded_nodes
+        spares = [name for name in unused if not self.world.by_name[name].slurm_knows(self.world.now)]
+        self.state = AttemptState(
+            self.settings, attempt.number, nodes, rank_nodes, self.detector,
+            history=self.history, spares=len(spares), reported=self.reported,
+            own_node=self.allocated[0],
+        )  # fmt: skip
+        self.given_up = None
+
+    def tell(self, event: CoreEvent) -> None:
+        """Report an event to the core, and do what follows from it."""
+        events = deque([event])
+        while events:
+            assert self.state is not None
+            _, actions = step(self.state, events.popleft())
+            for action in actions:
+                events.extend(self._carry_out(action))
+
+    def _carry_out(self, action: CoreAction) -> list[CoreEvent]:
+        attempt = self.world.attempt
+        assert attempt is not None
+        match action:
+            case Record():
+                row = action.event.row
+                self.rows.append({**row, "time": self.world.wall, "job_id": "1"})
+            case GiveUp():
+                self.given_up = action
+            case ReadEnd():
+                return [EndRead(action.rank, None, action.gone_s, float(self.world.now))]
+            case ReadLastWords():
+                return [FaultsFound(tuple(self._last_word(attempt, rank) for rank in action.failure.ranks))]
+        return []
+
+    def _last_word(self, attempt: AttemptTruth, number: int) -> Fault:
+        """Return what a rank recorded: the error of the program, or that it lost its peers; else that it died."""
+        rank = attempt.ranks[number]
+        node, when = rank.node.name, self.world.wall - (self.world.now - (rank.ended or self.world.now))
+        if rank.fault == "user_error":
+            line = f"ValueError: in step {self.world.bug}"
+            return Fault.of_kind(
+                USER_ERROR, when, "rank", line, node=node, rank=number, step=self.world.bug, fingerprint=None
+            )
+        if rank.fault == "peer_lost":
+            return Fault.of_kind(PEER_LOST, when, "rank", "Connection closed by peer", node=node, rank=number)
+        return Fault.of_kind(RANK_KILLED, when, "srun", "Killed", node=node, rank=number)
+
+    def _watch(self, paused: int) -> None:
+        world, state = self.world, self.state
+        attempt = world.attempt
+        assert state is not None and attempt is not None
+        if paused > _PAUSED_S:
+            self.tell(Paused(float(paused)))
+        self._collect(over=False)
+        if attempt.over is None:
+            self._tell_progress()
+            self.tell(Assess(float(world.now), world.wall, responding=self._responding()))
+            if self.given_up is None:
+                return
+            root = self.given_up.root
+            about = {} if root is None else {"root": root.fields()}
+            self.record("step_killed", attempt=attempt.number, reason=self.given_up.reason, **about)
+        self.phase, self.until = "clearing", world.now + KILL_S
+
+    def _collect(self, *, over: bool) -> None:
+        world, state = self.world, self.state
+        attempt = world.attempt
+        assert state is not None and attempt is not None
+        for failure in attempt.log[state.ends_taken :] if not over else ():
+            self.tell(RanksFailed(failure, {}, float(world.now)))
+        for when, report in world.take_reports():
+            self.heard[report.stamp.node] = max(when, self.heard.get(report.stamp.node, 0))
+            self.tell(ReportReceived(report, float(when), world.wall - (world.now - when)))
+        self._tell_progress()
+        self.tell(
+            Tick(
+                float(world.now),
+                world.wall,
+                failed_nodes=tuple(attempt.failed_nodes),
+                trouble=self._trouble(),
+                witness_reports=self._witness_reports(),
+                over=over,
+            )
+        )
+
+    def _witness_reports(self) -> dict[str, WitnessReport]:
+        """Return what is answered about silent nodes by their slurmd and their neighbours."""
+        world, now = self.world, self.world.now
+        found = {}
+        for name, heard in self.heard.items():
+            if now - heard > 3:
+                reach = world.reach(world.by_name[name])
+                neighbours = {n: reach for n, when in self.heard.items() if n != name and now - when <= 1}
+                found[name] = WitnessReport(float(heard + 2), reach, neighbours)
+        return found
+
+    def _responding(self) -> bool:
+        limit = self.settings.heartbeat_timeout_s
+        return any(self.world.now - when < limit for when in self.heard.values())
+
+    def _trouble(self) -> dict[str, str]:
+        """Return the unheard nodes that Slurm calls down; nothing while it does not answer."""
+        world = self.world
+        if not world.slurm_answers:
+            return {}
+        return {node.name: "Slurm reports down" for node in world.nodes if node.slurm_knows(world.now)}
+
+    def _tell_progress(self) -> None:
+        state, attempt = self.state, self.world.attempt
+        assert state is not None and attempt is not None
+        if state.needs_progress(float(self.world.now)):
+            moved = self.world.wall - (self.world.now - attempt.moved) if attempt.progressed else None
+            self.tell(ProgressRead(self.world.committed, moved))
+
+    def _clear(self) -> None:
+        """End what is left, wait for every node that misses heartbeats, and decide."""
+        world, state = self.world, self.state
+        attempt = world.attempt
+        assert state is not None and attempt is not None
+        if attempt.over is None and world.now >= self.until:
+            world.kill()
+            self.until = world.now + int(self.settings.heartbeat_timeout_s)
+        self._collect(over=True)
+        unheard = {name for name in state.alive if name in self.heard and world.now - self.heard[name] > 3}
+        if attempt.over is None or (unheard and world.now < self.until):
+            return
+        self._follow(attempt)
+
+    # --- what follows -------------------------------------------------------------------------------------------
+
+    def _follow(self, attempt: AttemptTruth) -> None:
+        state = self.state
+        assert state is not None
+        completed = attempt.step >= self.world.total and all(rank.code == 0 for rank in attempt.ranks)
+        outcome = AttemptOutcome("completed" if completed else "failed", 0 if completed else 1)
+        if completed:
+            self.record("attempt_ended", attempt=attempt.number, **outcome.fields())
+            self._end("completed", "the run is complete")
+            return
+        decision = self._decide(outcome)
+        self.record("attempt_ended", attempt=attempt.number, **outcome.fields())
+        self.record(
+            "decision",
+            attempt=attempt.number,
+            mode="act",
+            committed_step=self.world.committed,
+            **decision.fields(),
+        )
+        if decision.exclude:
+            self._exclude(decision.exclude, decision.reason)
+        self._carry_out_decision(decision)
+
+    def _decide(self, outcome: AttemptOutcome) -> Decision:
+        world, state = self.world, self.state
+        assert state is not None
+        while True:
+            moved = world.attempt.moved if world.attempt is not None and world.attempt.progressed else None
+            when = None if moved is None else world.wall - (world.now - moved)
+            self.tell(ProgressRead(world.committed, when))
+            summary, excluded = state.summary(world.wall, outcome), self.excluded_nodes
+            dead = state.dead_nodes
+            usable = tuple(node for node in self.allocated if node not in dead and node not in excluded)
+            elsewhere = None
+            if world.slurm_answers:
+                elsewhere = len(set(world.usable_in_partition(excluded)) - dead)
+            resources = Resources(
+                usable,
+                state.nodes,
+                self.needed,
+                outlives_nodes=True,
+                elsewhere=elsewhere,
+                asked=len(self.allocated),
+            )
+            decision = decide(summary, self.history, resources, self.settings)
+            fresh = [node for node in decision.nodes if node not in state.nodes]
+            unfit = [node for node in fresh if not self._is_fit(node)]
+            if not unfit or not self._responding():
+                return decision
+            for node in unfit:
+                self._exclude((node,), f"spare {node} is not fit")
+
+    def _is_fit(self, name: str) -> bool:
+        node = self.world.by_name[name]
+        if self.world.now < node.silent_until:
+            self.world.guilty.setdefault(name, "its agent did not answer when it was checked")
+        return node.died is None and self.world.now >= node.silent_until and not node.ecc
+
+    def _exclude(self, nodes: tuple[str, ...], reason: str) -> None:
+        expires = self.world.wall + self.settings.exclude_for_s
+        self.record("nodes_excluded", nodes=list(nodes), reason=reason, expires=expires)
+
+    def _carry_out_decision(self, decision: Decision) -> None:
+        now = self.world.now
+        self.why = decision.reason
+        match decision.action:
+            case "stop" | "finish":
+                self._end("stopped", decision.reason)
+            case "requeue":
+                self.excluded = self.excluded_nodes
+                self.record("requeued", excluded=sorted(self.excluded), reason=decision.reason)
+                self.phase, self.until = "queued", now + REQUEUE_S
+                if decision.n_nodes is not None:
+                    self.spares = max(0, decision.n_nodes - self.needed)
+            case _:
+                self.next_nodes = list(decision.nodes)
+                self.phase, self.until = "starting", now + 1 + int(decision.wait_s or 0)
+
+    def _end(self, outcome: str, why: str) -> None:
+        self.record("run_ended", outcome=outcome)
+        self.phase, self.outcome, self.why = "over", outcome, why

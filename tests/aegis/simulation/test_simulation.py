@@ -1,0 +1,103 @@
+"""Random schedules keep every invariant, and those that did not once are kept."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.aegis.simulation import simulation
+from tests.aegis.simulation.simulation import INVARIANTS, Schedule, Violation, drawn, play, shortest, violates
+from tests.aegis.simulation.supervisor import Run
+from tests.aegis.simulation.world import Happening
+
+SEEDS, IN_SOAK = 150, 20_000
+"""Schedules that `make test` plays, and `make soak`."""
+
+FOUND = {
+    "the program fails while an agent is silent": Schedule(
+        5, 1, 8, (Happening(80, "agent_stalls", 1, 10), Happening(81, "user_bug", 26))
+    ),
+    "a link is down while another node's agent is silent": Schedule(
+        3, 1, 5, (Happening(32, "nic_down", 0, 20), Happening(37, "agent_stalls", 1, 10))
+    ),
+    "a node dies while another node's agent is silent": Schedule(
+        4, 2, 7, (Happening(49, "agent_stalls", 1, 10), Happening(49, "node_dies", 3))
+    ),
+    "an attempt is ended for a link while another node's agent is silent": Schedule(
+        5, 0, 5, (Happening(83, "nic_down", 8, 20), Happening(83, "agent_stalls", 9, 40))
+    ),
+}
+"""Schedules that violated an invariant, each as short as it could be made."""
+
+
+@pytest.mark.parametrize("schedule", [pytest.param(each, id=name) for name, each in FOUND.items()])
+def test_what_was_found_once_is_not_found_again(schedule: Schedule) -> None:
+    assert play(schedule).violation is None
+
+
+def _violations(seeds: range) -> dict[int, Violation]:
+    played = ((seed, play(drawn(seed)).violation) for seed in seeds)
+    return {seed: violation for seed, violation in played if violation is not None}
+
+
+def test_random_schedules_keep_every_invariant() -> None:
+    assert _violations(range(SEEDS)) == {}, "python -m tests.aegis.simulation --seed N shows it"
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(7200)
+def test_many_random_schedules_keep_every_invariant() -> None:
+    assert _violations(range(SEEDS, IN_SOAK)) == {}
+
+
+def test_a_seed_is_played_the_same_way_again() -> None:
+    schedule = drawn(11)
+    assert play(schedule, tell=True).story == play(schedule, tell=True).story
+
+
+@pytest.mark.parametrize(
+    ("happening", "excluded", "outcome"),
+    [
+        (Happening(20, "rank_killed", 3), [], "completed"),
+        (Happening(20, "rank_hangs", 3), [], "completed"),
+        (Happening(20, "node_dies", 2), ["node2"], "completed"),
+        (Happening(20, "ecc_error", 1), ["node1"], "completed"),
+        (Happening(20, "nic_down", 1, 5), [], "completed"),
+        (Happening(20, "agent_stalls", 1, 60), [], "completed"),
+        (Happening(20, "agent_dies", 1), [], "completed"),
+        (Happening(20, "slurm_away", 0, 60), [], "completed"),
+        (Happening(20, "supervisor_killed"), [], "completed"),
+        (Happening(20, "job_suspended", 0, 100), [], "completed"),
+        (Happening(20, "clock_jumps", 1, 100), [], "completed"),
+        (Happening(20, "user_bug", 12), [], "stopped"),
+    ],
+    ids=lambda value: value.what if isinstance(value, Happening) else None,
+)
+def test_each_thing_that_happens_ends_as_on_a_real_slurm(
+    happening: Happening, excluded: list[str], outcome: str
+) -> None:
+    """As the rows of tests/faults/matrix.py: who is excluded, and whether the run comes to its end."""
+    played = play(Schedule(3, 1, 5, (happening,)))
+    assert played.violation is None
+    assert sorted(played.run.excluded_nodes) == excluded
+    assert played.run.outcome == outcome, played.run.why
+
+
+def test_a_violation_is_shown_with_the_shortest_schedule(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a schedule of four happenings one is enough."""
+
+    def no_node_dies(run: Run, _: Schedule) -> Iterator[Violation | None]:
+        while True:
+            dead = [node.name for node in run.world.nodes if node.died is not None]
+            yield Violation("no node dies", run.world.now, dead[0]) if dead else None
+
+    monkeypatch.setattr(simulation, "INVARIANTS", (*INVARIANTS, no_node_dies))
+    happenings = (
+        Happening(10, "agent_dies", 0), Happening(20, "node_dies", 1, 40), Happening(21, "rank_killed", 0),
+        Happening(30, "slurm_away", 0, 10),
+    )  # fmt: skip
+    schedule = Schedule(3, 1, 5, happenings)
+    assert violates(schedule, "no node dies")
+    short = shortest(schedule, lambda other: violates(other, "no node dies"))
+    assert short.happenings == (Happening(20, "node_dies", 1, 1),)

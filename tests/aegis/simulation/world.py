@@ -1,0 +1,433 @@
+"""The simulated world: nodes, agents, ranks and Slurm, and the faults that happen to them.
+
+The world knows the truth. The supervisor (supervisor.py) gets what it would see: reports of agents, what srun
+prints, records of ranks, and Slurm's word. Time passes second by second.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from zslurm.aegis.fault_kinds import GPU_RAS_UNCORRECTABLE, NIC_LINK_DOWN
+from zslurm.aegis.protocol import ProgressReport, RankProgress, Report, SensorReport, Stamp
+from zslurm.aegis.types import Fault
+from zslurm.core.reach import Reach
+from zslurm.slurm.on_nodes.srun_output import TaskFailure
+from zslurm.train.progress import Phase
+
+WALL = 1_800_000_000.0
+"""UNIX seconds at the beginning of the world."""
+
+STEP_S, SAVE_EVERY, SETUP_S = 2, 10, 4
+"""Seconds of a step, steps between two checkpoints, and seconds until the ranks train."""
+PEERS_NOTICE_S, COLLECTIVE_TIMEOUT_S = 2, 40
+"""Seconds until peers of a killed process lose their connection, and of one that only stands still."""
+SLURM_TIMEOUT_S, REQUEUE_S = 30, 5
+"""Seconds after which Slurm calls a silent node down, and for which a requeued job waits at least."""
+AGENT_START_S, KILL_S = 3, 1
+"""Seconds in which an agent starts again, and in which killed ranks end."""
+
+What = Literal[
+    "rank_killed",
+    "rank_hangs",
+    "node_dies",
+    "ecc_error",
+    "nic_down",
+    "agent_dies",
+    "agent_stalls",
+    "reports_late",
+    "reports_twice",
+    "slurm_away",
+    "supervisor_killed",
+    "job_suspended",
+    "clock_jumps",
+    "user_bug",
+]
+"""What may happen."""
+
+
+@dataclass(frozen=True)
+class Happening:
+    """One thing that happens to the world.
+
+    Attributes:
+        at: seconds after the beginning.
+        what: it is.
+        where: number of the node, or of the rank; of a bug, the step after which it shows itself.
+        lasts: seconds, for what has an end.
+    """
+
+    at: int
+    what: What
+    where: int = 0
+    lasts: int = 0
+
+
+@dataclass
+class NodeTruth:
+    """What is the case with a node.
+
+    Attributes:
+        name: as Slurm calls it.
+        died: when it died; None while it lives.
+        silent_until: when its agent reports again.
+        ecc: a GPU of it loses data.
+        nic_until: when the link of its NIC comes back; 0 while it is up.
+        late_s: seconds that its reports are late.
+        twice: its reports come twice.
+        clock_off: seconds that its wall clock is off.
+        rank_ends: ranks that were killed on it.
+        nic_downs: how often the link went down.
+        unreachable_until: until when its agent answers nothing, so that nobody can know how it is.
+    """
+
+    name: str
+    died: int | None = None
+    silent_until: int = 0
+    ecc: bool = False
+    nic_until: int = 0
+    late_s: int = 0
+    twice: bool = False
+    clock_off: float = 0.0
+    rank_ends: int = 0
+    nic_downs: int = 0
+    seq: int = 0
+    sensed: set[str] = field(default_factory=set)
+
+    def slurm_knows(self, now: int) -> bool:
+        """Return whether Slurm calls the node down."""
+        return self.died is not None and now - self.died >= SLURM_TIMEOUT_S
+
+
+@dataclass
+class RankTruth:
+    """What is the case with a rank of the attempt.
+
+    Attributes:
+        node: on which it is.
+        ended: when its process ended; None while it runs.
+        what: how srun reports its end; empty if it does not.
+        fault: what it recorded, or its log shows.
+        hangs: it makes no progress any more.
+        loses_peers_at: when it gives up waiting for a peer.
+        reported: srun has printed its end.
+    """
+
+    node: NodeTruth
+    ended: int | None = None
+    what: str = ""
+    fault: str = ""
+    hangs: bool = False
+    loses_peers_at: int | None = None
+    reported: bool = False
+    code: int = 0
+
+
+@dataclass
+class AttemptTruth:
+    """The attempt that runs.
+
+    Attributes:
+        number: counted over the run.
+        began: when its step was started.
+        ranks: by number.
+        step: the last one that all ranks have finished.
+        moved: when it was finished, and `awake`, by the seconds that agents count.
+        log: what srun has printed about tasks.
+        failed_nodes: what it has printed about nodes.
+        over: when the step ended; None while it runs.
+    """
+
+    number: int
+    began: int
+    ranks: list[RankTruth]
+    step: int
+    moved: int
+    log: list[TaskFailure] = field(default_factory=list)
+    failed_nodes: list[str] = field(default_factory=list)
+    over: int | None = None
+    awake: int = 0
+    progressed: bool = False
+    worked_s: int = 0
+
+    @property
+    def nodes(self) -> list[NodeTruth]:
+        """The nodes that it runs on."""
+        return list({rank.node.name: rank.node for rank in self.ranks}.values())
+
+
+class World:
+    """Nodes, agents, ranks and Slurm, second by second."""
+
+    def __init__(self, happenings: tuple[Happening, ...], *, nodes: int, ranks_per_node: int, total: int) -> None:
+        """Prepare a partition of `nodes`, for a run of `total` steps."""
+        self.happenings = sorted(happenings, key=lambda each: each.at)
+        self.nodes = [NodeTruth(f"node{number}") for number in range(nodes)]
+        self.by_name = {node.name: node for node in self.nodes}
+        self.ranks_per_node, self.total = ranks_per_node, total
+        self.now = 0
+        self.committed = -1
+        self.attempt: AttemptTruth | None = None
+        self.attempts = 0
+        self.bug: int | None = None
+        self.slurm_away_until = 0
+        self.suspended_until = 0
+        self.awake = 0
+        """Seconds in which the job was not suspended: agents count no others."""
+        self.kill_supervisor = False
+        self.agents_on: set[str] = set()
+        """The nodes of the job."""
+        self.inbox: list[tuple[int, Report]] = []
+        """Reports on their way, and when they come."""
+        self.guilty: dict[str, str] = {}
+        """Nodes that are, or were, not fit to train, and why."""
+
+    # --- what happens -------------------------------------------------------------------------------------------
+
+    @property
+    def wall(self) -> float:
+        """UNIX seconds."""
+        return WALL + self.now
+
+    @property
+    def is_suspended(self) -> bool:
+        """Whether every process of the job is stopped."""
+        return self.now < self.suspended_until
+
+    @property
+    def slurm_answers(self) -> bool:
+        """Whether slurmctld answers."""
+        return self.now >= self.slurm_away_until
+
+    def second(self) -> None:
+        """Let one second pass."""
+        self.now += 1
+        while self.happenings and self.happenings[0].at <= self.now:
+            self._happen(self.happenings.pop(0))
+        if self.is_suspended:
+            return
+        self.awake += 1
+        if self.attempt is not None and self.attempt.over is None:
+            self._train(self.attempt)
+            self._print(self.attempt)
+        for node in self.nodes:
+            if node.name in self.agents_on:
+                self._report(node)
+            if self.now < node.silent_until and self._is_halted_by(node):
+                self.guilty.setdefault(node.name, "its agent was silent while the ranks halted, as if it was dead")
+
+    def _is_halted_by(self, node: NodeTruth) -> bool:
+        """Return whether ranks halt, and nobody can see that this node is not the reason.
+
+        A rank that hangs, or was killed for no reason that it could leave, may have lost its node as well.
+        """
+        ranks = self.attempt.ranks if self.attempt is not None else []
+        return any(rank.hangs or rank.fault == "rank_killed" for rank in ranks) or node.nic_until > self.now
+
+    def _happen(self, it: Happening) -> None:
+        node = self.nodes[it.where % len(self.nodes)]
+        if node.died is not None and it.what not in (
+            "slurm_away",
+            "supervisor_killed",
+            "job_suspended",
+            "user_bug",
+        ):
+            return
+        match it.what:
+            case "rank_killed" | "rank_hangs":
+                self._harm_rank(it)
+            case "node_dies":
+                node.died = self.now
+                self.guilty[node.name] = "it died"
+            case "ecc_error":
+                node.ecc = True
+                self.guilty[node.name] = "its GPU loses data"
+            case "nic_down":
+                node.nic_until, node.nic_downs = max(node.nic_until, self.now + it.lasts), node.nic_downs + 1
+                if it.lasts >= 15 or node.nic_downs > 1:
+                    self.guilty[node.name] = "its link was down for long, or twice"
+            case "agent_dies":
+                node.silent_until = max(node.silent_until, self.now + AGENT_START_S)
+            case "agent_stalls":
+                node.silent_until = max(node.silent_until, self.now + it.lasts)
+            case "reports_late":
+                node.late_s = it.lasts
+            case "reports_twice":
+                node.twice = True
+            case "clock_jumps":
+                node.clock_off += float(it.lasts - 300)
+            case "slurm_away":
+                self.slurm_away_until = max(self.slurm_away_until, self.now + it.lasts)
+            case "job_suspended":
+                self.suspended_until = max(self.suspended_until, self.now + it.lasts)
+            case "supervisor_killed":
+                self.kill_supervisor = True
+            case "user_bug":
+                self.bug = it.where
+
+    def _harm_rank(self, it: Happening) -> None:
+        attempt = self.attempt
+        if attempt is None or attempt.over is not None:
+            return
+        rank = attempt.ranks[it.where % len(attempt.ranks)]
+        if rank.ended is not None or rank.node.died is not None:
+            return
+        rank.node.rank_ends += 1
+        if rank.node.rank_ends >= 3:
+            self.guilty[rank.node.name] = "ranks failed on it three times"
+        if it.what == "rank_hangs":
+            rank.hangs = True
+        else:
+            self._end(rank, "Killed", "rank_killed")
+
+    def _end(self, rank: RankTruth, what: str, fault: str, code: int = 137) -> None:
+        if rank.ended is None:
+            rank.ended, rank.what, rank.fault, rank.code = self.now, what, fault, code
+
+    def _train(self, attempt: AttemptTruth) -> None:
+        """Let the ranks make progress: all of them, or none; those that wait for long lose their peers."""
+        if self.now - attempt.began < SETUP_S:
+            return
+        if self.now - attempt.began == SETUP_S:
+            attempt.awake = self.awake
+        killed = [rank for rank in attempt.ranks if rank.ended is not None and rank.code == 137]
+        stuck = [
+            rank
+            for rank in attempt.ranks
+            if rank.hangs or rank.node.died is not None or rank.node.nic_until > self.now
+        ]
+        if not killed and not stuck and all(rank.ended is None for rank in attempt.ranks):
+            attempt.worked_s += 1
+            for rank in attempt.ranks:
+                rank.loses_peers_at = None
+            if attempt.worked_s % STEP_S == 0:
+                self._finish_step(attempt)
+            return
+        patience = PEERS_NOTICE_S if killed else COLLECTIVE_TIMEOUT_S
+        for rank in attempt.ranks:
+            if rank.ended is not None or rank.node.died is not None or rank.hangs:
+                continue
+            due = self.now + patience
+            rank.loses_peers_at = due if rank.loses_peers_at is None else min(due, rank.loses_peers_at)
+            if self.now >= rank.loses_peers_at:
+                self._end(rank, "Exited with exit code 1", "peer_lost", 1)
+
+    def _finish_step(self, attempt: AttemptTruth) -> None:
+        attempt.step += 1
+        attempt.moved, attempt.awake, attempt.progressed = self.now, self.awake, True
+        if self.bug is not None and attempt.step >= self.bug:
+            self._end(attempt.ranks[0], "Exited with exit code 1", "user_error", 1)
+            attempt.step -= 1
+            return
+        if attempt.step % SAVE_EVERY == 0:
+            self.committed = attempt.step
+        if attempt.step >= self.total:
+            self.committed = self.total
+            for rank in attempt.ranks:
+                self._end(rank, "", "", 0)
+
+    def _print(self, attempt: AttemptTruth) -> None:
+        """Let srun print what it knows, a second late, and end once it knows of all tasks."""
+        for number, rank in enumerate(attempt.ranks):
+            if rank.ended is not None and rank.ended < self.now and not rank.reported and rank.node.died is None:
+                rank.reported = True
+                if rank.what:
+                    attempt.log.append(TaskFailure(rank.node.name, (number,), rank.what))
+        for node in attempt.nodes:
+            if node.slurm_knows(self.now) and self.slurm_answers and node.name not in attempt.failed_nodes:
+                attempt.failed_nodes.append(node.name)
+        gone = [rank.reported or rank.node.name in attempt.failed_nodes for rank in attempt.ranks]
+        if all(gone):
+            attempt.over = self.now
+
+    # --- agents -------------------------------------------------------------------------------------------------
+
+    def _report(self, node: NodeTruth) -> None:
+        if node.died is not None or self.now < node.silent_until:
+            return
+        node.seq += 1
+        stamp = Stamp(node.name, node.seq, self.wall + node.clock_off, float(self.now))
+        reports: list[Report] = []
+        attempt = self.attempt
+        if attempt is not None:
+            rows = tuple(
+                self._row(number, rank, attempt)
+                for number, rank in enumerate(attempt.ranks)
+                if rank.node is node and not (rank.ended is not None and rank.code != 137)
+            )
+            reports.append(ProgressReport(stamp, attempt.number, rows))
+        reports += self._sensor_reports(node, stamp)
+        for report in reports:
+            self.inbox += [(self.now + node.late_s, report)] * (2 if node.twice else 1)
+
+    def _row(self, number: int, rank: RankTruth, attempt: AttemptTruth) -> RankProgress:
+        training = self.now - attempt.began >= SETUP_S
+        age = self.awake - attempt.awake
+        is_gone = rank.ended is not None
+        waits = training and not rank.hangs and not is_gone and age > STEP_S
+        return RankProgress(
+            number,
+            1000 * attempt.number + number,
+            Phase.STEP if training else Phase.SETUP,
+            attempt.step if attempt.progressed else -1,
+            self.committed,
+            float(age),
+            waiting=waits,
+            work_s=float(attempt.step),
+            gone=is_gone,
+        )
+
+    def _sensor_reports(self, node: NodeTruth, stamp: Stamp) -> list[Report]:
+        """Return what sensors notice, once; the end of a link's fault as well."""
+        found: list[Fault] = []
+
+        def noticed(kind: str, is_wrong: bool, fault: Fault) -> None:
+            if is_wrong and kind not in node.sensed:
+                node.sensed.add(kind)
+                found.append(fault)
+
+        ecc = Fault.of_kind(GPU_RAS_UNCORRECTABLE, stamp.t, "gpu", "uncorrectable error", node=node.name, gpu="3")
+        down = Fault.of_kind(NIC_LINK_DOWN, stamp.t, "nic", "nic0 is down", node=node.name, nic="nic0")
+        noticed("ecc", node.ecc, ecc)
+        noticed("nic", node.nic_until > self.now, down)
+        if "nic" in node.sensed and node.nic_until <= self.now:
+            node.sensed.discard("nic")
+            up = Fault.of_kind(
+                NIC_LINK_DOWN, stamp.t, "nic", "nic0 is up", node=node.name, nic="nic0", cleared=True
+            )
+            found.append(up)
+        return [SensorReport(stamp, "gpu", ok=True, faults=tuple(found))] if found else []
+
+    def reach(self, node: NodeTruth) -> Reach:
+        """Return how the port of a node's slurmd answers."""
+        return "answers" if node.died is None else "nothing"
+
+    def take_reports(self) -> list[tuple[int, Report]]:
+        """Return the reports that have come by now."""
+        come = [(when, report) for when, report in self.inbox if when <= self.now]
+        self.inbox = [(when, report) for when, report in self.inbox if when > self.now]
+        return come
+
+    # --- what the supervisor does -------------------------------------------------------------------------------
+
+    def start(self, nodes: list[str]) -> AttemptTruth:
+        """Start an attempt on these nodes."""
+        self.attempts += 1
+        ranks = [RankTruth(self.by_name[name]) for name in nodes for _ in range(self.ranks_per_node)]
+        self.attempt = AttemptTruth(
+            self.attempts, self.now, ranks, max(0, self.committed), self.now, awake=self.awake
+        )
+        return self.attempt
+
+    def kill(self) -> None:
+        """Kill every rank of the attempt, and end its step."""
+        assert self.attempt is not None
+        for rank in self.attempt.ranks:
+            if rank.node.died is None:
+                self._end(rank, "", "")
+        self.attempt.over = self.attempt.over or self.now
+
+    def usable_in_partition(self, excluded: set[str]) -> list[str]:
+        """Return the nodes that Slurm would give to a job now, for all that it knows."""
+        return [node.name for node in self.nodes if node.name not in excluded and not node.slurm_knows(self.now)]
