@@ -10,7 +10,7 @@ import pytest
 
 from zslurm.bench.measurement import Plan, Point
 from zslurm.bench.result import PARTIAL, BenchResult, Machine, ResultWriter, read_result
-from zslurm.bench.run.messages import Receiver, Sender
+from zslurm.bench.run.messages import FromRank, Measured, Receiver, Sender
 from zslurm.core.errors import ConfigError, NotFound
 
 MACHINE = Machine(
@@ -86,7 +86,11 @@ def test_a_limited_time_keeps_the_cheapest_points_in_their_order() -> None:
 
 def test_long_messages_of_several_nodes_come_through_mixed_lines() -> None:
     streams = {f"n{index}": io.StringIO() for index in range(3)}
-    sent = {name: {"is": "rows", "rows": [{"text": name * 900}], "of": name} for name in streams}
+    rows = {name: [{"text": name * 900, "value": float("inf")}] for name in streams}
+    sent = {
+        name: FromRank(rank=0, start=1, message=Measured(rows=each, index=2, seconds=0.5, expected=0.1))
+        for name, each in rows.items()
+    }
     for name, stream in streams.items():
         Sender({"SLURMD_NODENAME": name}, stream).send(sent[name])
     lines = [f"srun: {line}\n" for stream in streams.values() for line in stream.getvalue().splitlines()]

@@ -23,7 +23,7 @@ from zslurm.checkpoint_tools.plain import Unexpected, load_json
 from zslurm.train.errors import ConfigError
 from zslurm.train.sections.section import Count, Positive, Section, Whole
 
-SCHEMA = 1
+SCHEMA: Literal[1] = 1
 TORCH, ROCM = "PT_VERSION", "ROCM_VERSION"
 _FIELD = re.compile(r"[^,\n\r]+")
 

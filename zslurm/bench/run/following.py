@@ -6,7 +6,7 @@ import queue
 import threading
 import time
 
-from zslurm.bench.run.messages import Message, Receiver
+from zslurm.bench.run.messages import MessageOfNode, Receiver
 from zslurm.slurm.on_nodes.node_tasks import NodeTasks
 
 _LOOK_S = 0.2
@@ -38,7 +38,7 @@ class Following:
         """Return what srun printed so far."""
         return "".join(line for _, line in list(self.errors))
 
-    def next(self) -> tuple[str, Message] | None:
+    def next(self) -> tuple[str, MessageOfNode] | None:
         """Return the next message; None where there is none within a moment, or ever (`over`)."""
         try:
             line = self._lines.get(timeout=_LOOK_S)

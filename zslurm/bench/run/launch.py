@@ -7,7 +7,6 @@ So do Ctrl-C, a rank that fails, and the end of the job.
 
 from __future__ import annotations
 
-import json
 import logging
 import math
 import os
@@ -17,10 +16,24 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
-from zslurm.bench.result import BenchResult, Machine, ResultWriter, Skipped
+from zslurm.bench.result import BenchResult, ResultWriter, Skipped
 from zslurm.bench.results.findings import add_findings
 from zslurm.bench.run.following import Following
-from zslurm.bench.run.messages import BEAT_S, Message, Task
+from zslurm.bench.run.messages import (
+    BEAT_S,
+    Address,
+    Done,
+    Ended,
+    Failed,
+    FromRank,
+    Here,
+    Measured,
+    MessageOfNode,
+    NoTimeLeft,
+    Planned,
+    Start,
+    Task,
+)
 from zslurm.bench.run.nodes import named_nodes, srun_options
 from zslurm.bench.run.request import Progress, Request
 from zslurm.checkpoint_tools.quantities import counted
@@ -143,14 +156,14 @@ class _Run:
             time.sleep(0.05)
         tasks.end()
 
-    def _send(self, message: Message) -> None:
+    def _send(self, message: Start | Address) -> None:
         assert self.tasks.process.stdin is not None
         try:
-            self.tasks.process.stdin.write(json.dumps(message) + "\n")
+            self.tasks.process.stdin.write(message.model_dump_json() + "\n")
         except OSError:
             raise _Ended(self._why_over()) from None
 
-    def _next(self) -> tuple[_Node, Message] | None:
+    def _next(self) -> tuple[_Node, MessageOfNode] | None:
         """Return the next message of a node that is up; notices those that are lost.
 
         Raises:
@@ -191,10 +204,10 @@ class _Run:
             found = self.following.next()
             if self.following.over:
                 self._refuse()
-            if found is not None and found[1]["is"] == "here":
-                name, message = found
-                wanted, first = message["nodes"], first or time.monotonic()
-                self.nodes[name] = _Node(name, message["index"], message["gpus"])
+            if found is not None and isinstance(here := found[1], Here):
+                name = found[0]
+                wanted, first = here.nodes, first or time.monotonic()
+                self.nodes[name] = _Node(name, here.index, here.gpus)
             if first and time.monotonic() - first > self.request.lost_after_s + 40:
                 self.lost = [name for name in wanted if name not in self.nodes]
                 raise _Ended(f"{counted(len(self.lost), 'node')} did not start: {compress(self.lost)}")
@@ -242,7 +255,7 @@ class _Run:
             environ=dict(environ),
             seconds=None if minutes is None else 60 * minutes / runs,
         )
-        self._send({"do": "start", "task": task.model_dump()})
+        self._send(Start(task=task))
         points, done, spent, expected, planned = 0, 0, 0.0, 0.0, 0.0
         failure: str | None = None
         failed_at = math.inf
@@ -252,51 +265,49 @@ class _Run:
                 raise _Ended(failure or "a rank ended")
             if (found := self._next()) is None:
                 continue
-            node, message = found
-            kind = message["is"]
-            if message.get("start", number) != number:
+            node, reported = found
+            if not isinstance(reported, FromRank | Ended) or reported.start != number:
                 continue
-            if kind == "address":
-                self._send({"do": "meet", "host": message["host"], "port": message["port"]})
-            elif kind == "plan":
-                points, planned = message["points"], message["seconds"]
+            message = reported.message if isinstance(reported, FromRank) else reported
+            if isinstance(message, Address):
+                self._send(message)
+            elif isinstance(message, Planned):
+                points, planned = message.points, message.seconds
                 self._begin(message)
                 if number == 0:
                     self.progress.planned(points * runs, planned * runs)
-            elif kind in ("rows", "skipped"):
-                done, expected = done + 1, expected + message["expected"]
-                spent += message.get("seconds", 0.0)
+            elif isinstance(message, Measured | NoTimeLeft):
+                done, expected = done + 1, expected + message.expected
+                spent += message.seconds if isinstance(message, Measured) else 0.0
                 self._keep(message, environ)
                 # The estimate is corrected by how long the points so far took, more of them the more there are.
                 factor = (spent + 5.0) / (expected + 5.0)
                 left = (runs - number) * planned - expected
                 self.progress.advanced(number * points + done, runs * points, max(0.0, left) * factor)
-            elif kind == "done":
+            elif isinstance(message, Done):
                 return
-            elif message.get("refused"):
-                raise ConfigError(message["why"])
-            elif kind == "failed" or (kind == "ended" and message["code"]):
+            elif isinstance(message, Failed) and message.refused:
+                raise ConfigError(message.why)
+            elif isinstance(message, Failed) or message.code:
                 failed_at = min(failed_at, time.monotonic())
-                if failure is None and (why := _why(message)):
-                    failure = f"rank {message['rank']} on {node.name} failed: {why}"
+                failure = failure or f"rank {reported.rank} on {node.name} failed: {_why(message)}"
 
-    def _begin(self, message: Message) -> None:
-        skipped = [Skipped.model_validate(each) for each in message["skipped"]]
+    def _begin(self, planned: Planned) -> None:
         if self.result is not None:  # of another environment: the same machine
             return
-        versions = message["versions"]
+        versions = planned.versions
         if self.request.on_cluster:
             with suppress(SlurmUnavailable, SlurmRefused):
                 versions["slurm"] = str(SlurmClient().version())
         self.result = BenchResult(
             benchmark=self.request.benchmark,
             command=list(self.request.command),
-            machine=Machine.model_validate(message["machine"]),
+            machine=planned.machine,
             versions=versions,
-            environment=message["environment"],
+            environment=planned.environment,
             date=datetime.now(UTC).isoformat(timespec="seconds"),
             options=self.request.options,
-            skipped=skipped,
+            skipped=planned.skipped,
         )
         gpus = max(node.gpus for node in self.nodes.values())
         if self.result.machine.device == "cpu" and self.request.benchmark != "storage":
@@ -304,23 +315,24 @@ class _Run:
             self.result.notes.append(f"{why}: this was measured on CPUs")
         self.writer.begin(self.result)
 
-    def _keep(self, message: Message, environ: Mapping[str, str]) -> None:
+    def _keep(self, message: Measured | NoTimeLeft, environ: Mapping[str, str]) -> None:
         assert self.result is not None
-        if message["is"] == "skipped":
-            self.result.skipped.append(Skipped(point=message["point"], reason=message["reason"]))
-        for row in message.get("rows", []):
+        if isinstance(message, NoTimeLeft):
+            self.result.skipped.append(Skipped(point=message.point, reason=message.reason))
+            return
+        for row in message.rows:
             if environ:
                 row["environment"] = " ".join(f"{name}={value}" for name, value in environ.items())
             self.result.rows.append(row)
-            self.order.append((self.number, message["index"]))
+            self.order.append((self.number, message.index))
             self.writer.add(row)
 
 
-def _why(message: Message) -> str | None:
-    if message["is"] == "failed":
-        return str(message["why"])
-    lines = [line for line in message["stderr"].splitlines() if line.strip()]
-    return lines[-1].strip() if lines else f"it ended with {message['code']}"
+def _why(message: Failed | Ended) -> str:
+    if isinstance(message, Failed):
+        return message.why
+    lines = [line for line in message.stderr.splitlines() if line.strip()]
+    return lines[-1].strip() if lines else f"it ended with {message.code}"
 
 
 def launch(request: Request, site: Site, writer: ResultWriter, progress: Progress) -> BenchResult:

@@ -1,20 +1,8 @@
 """Messages between the program and the nodes: lines of JSON on the nodes' stdin and stdout.
 
 No port is opened and no file is shared for them: from a Slurm job they travel through srun. A node's task
-(node.py) writes what it and its ranks have to report; what the program writes reaches every node.
-
-    to the nodes     {"do": "start", ...}     start the ranks (the fields of `Task`)
-                     {"do": "meet", ...}      the address of the store, for the ranks
-                     {"do": "stop"}           end the ranks; the end of stdin stops the node's task as well
-    from a node      {"is": "here", ...}      the node is up: its name, its GPUs, the nodes of the step
-                     {"is": "beat"}           every few seconds, for as long as it lives
-                     {"is": "ended", ...}     a rank ended: its number, its exit code, the end of its stderr
-    from a rank      {"is": "address", ...}   where the store beside rank 0 is
-                     {"is": "plan", ...}      rank 0: the machine, how many points, the estimate, what is skipped
-                     {"is": "rows", ...}      rank 0: rows of a point, and the seconds that it took
-                     {"is": "skipped", ...}   rank 0: a point for which no time was left
-                     {"is": "done"}           rank 0: all points are measured
-                     {"is": "failed", ...}    any rank: why it gives up
+(node.py) writes what it and its ranks have to report; what the program writes reaches every node. Each message is
+of a class here, which its field `kind` names. The end of a node's stdin ends its ranks.
 """
 
 from __future__ import annotations
@@ -22,14 +10,13 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Mapping
-from typing import IO, Any
+from typing import IO, Annotated, Any, Literal
 
-from pydantic import BaseModel
+from pydantic import BaseModel, Field, TypeAdapter, ValidationError
 
+from zslurm.bench.result import Machine, Skipped
 from zslurm.slurm.environment import node_name
 from zslurm.slurm.on_nodes.message_lines import Joiner, split
-
-Message = dict[str, Any]
 
 BEAT_S = 2.0
 """Between two heartbeats of a node."""
@@ -67,6 +54,119 @@ class Task(BaseModel):
     timeout_s: float = 300.0
 
 
+# --- to the nodes -----------------------------------------------------------------------------------------------
+
+
+class Start(BaseModel):
+    """Start the ranks."""
+
+    kind: Literal["start"] = "start"
+    task: Task
+
+
+class Address(BaseModel):
+    """Where the store beside rank 0 is: rank 0 reports it, and every rank gets it."""
+
+    kind: Literal["address"] = "address"
+    host: str
+    port: int
+
+
+# --- from a rank ------------------------------------------------------------------------------------------------
+
+
+class Planned(BaseModel):
+    """Rank 0 knows the machine and what to measure: so many points, in about so many seconds."""
+
+    kind: Literal["planned"] = "planned"
+    machine: Machine
+    versions: dict[str, str | None]
+    environment: dict[str, str]
+    points: int
+    seconds: float
+    skipped: list[Skipped]
+
+
+class Measured(BaseModel):
+    """Rank 0 has measured a point: its rows, its number in the plan, the seconds that it took and should take."""
+
+    kind: Literal["measured"] = "measured"
+    rows: list[dict[str, Any]]
+    index: int
+    seconds: float
+    expected: float
+
+
+class NoTimeLeft(BaseModel):
+    """Rank 0 skips a point, for which no time was left; it would have taken the expected seconds."""
+
+    kind: Literal["no time left"] = "no time left"
+    point: dict[str, Any]
+    reason: str
+    expected: float
+
+
+class Done(BaseModel):
+    """Rank 0: all points are measured."""
+
+    kind: Literal["done"] = "done"
+
+
+class Failed(BaseModel):
+    """A rank gives up; `refused`: because of what the user asked for."""
+
+    kind: Literal["failed"] = "failed"
+    why: str
+    refused: bool = False
+
+
+MessageOfRank = Address | Planned | Measured | NoTimeLeft | Done | Failed
+
+# --- from a node ------------------------------------------------------------------------------------------------
+
+
+class Here(BaseModel):
+    """The node is up: its place among the nodes of the step, its GPUs, its job."""
+
+    kind: Literal["here"] = "here"
+    index: int
+    nodes: list[str]
+    gpus: int
+    job: str | None
+
+
+class Beat(BaseModel):
+    """The node lives."""
+
+    kind: Literal["beat"] = "beat"
+
+
+class Ended(BaseModel):
+    """A rank ended: its exit code, and the end of its stderr."""
+
+    kind: Literal["ended"] = "ended"
+    rank: int
+    start: int
+    code: int
+    stderr: str
+
+
+class FromRank(BaseModel):
+    """A message of a rank, of the start with this number."""
+
+    kind: Literal["from rank"] = "from rank"
+    rank: int
+    start: int
+    message: MessageOfRank = Field(discriminator="kind")
+
+
+MessageOfNode = Here | Beat | Ended | FromRank
+
+TO_NODE: TypeAdapter[Start | Address] = TypeAdapter(Annotated[Start | Address, Field(discriminator="kind")])
+OF_RANK: TypeAdapter[MessageOfRank] = TypeAdapter(Annotated[MessageOfRank, Field(discriminator="kind")])
+_OF_NODE: TypeAdapter[MessageOfNode] = TypeAdapter(Annotated[MessageOfNode, Field(discriminator="kind")])
+
+
 class Sender:
     """Writes a node's messages to stdout, from several threads."""
 
@@ -75,11 +175,11 @@ class Sender:
         self._lock = threading.Lock()
         self._number = 0
 
-    def send(self, message: Message) -> None:
+    def send(self, message: MessageOfNode) -> None:
         """Write one message."""
         with self._lock:
             self._number += 1
-            for line in split(_MARK, (self._node, str(self._number)), message):
+            for line in split(_MARK, (self._node, str(self._number)), message.model_dump()):
                 self._stream.write(line)
                 self._stream.flush()
 
@@ -90,9 +190,12 @@ class Receiver:
     def __init__(self) -> None:
         self._joiner = Joiner(_MARK, words=2)
 
-    def read(self, line: str) -> tuple[str, Message] | None:
-        """Return the node and its message, where a line completes one."""
+    def read(self, line: str) -> tuple[str, MessageOfNode] | None:
+        """Return the node and its message, where a line completes one; None also for one that is damaged."""
         if (whole := self._joiner.take(line)) is None:
             return None
         (node, _), message = whole
-        return (node, message) if isinstance(message, dict) else None
+        try:
+            return node, _OF_NODE.validate_python(message)
+        except ValidationError:
+            return None

@@ -14,7 +14,24 @@ import threading
 from collections import deque
 from contextlib import suppress
 
-from zslurm.bench.run.messages import BEAT_S, TASK_VARIABLE, Message, Sender, Task
+from pydantic import ValidationError
+
+from zslurm.bench.run.messages import (
+    BEAT_S,
+    OF_RANK,
+    TASK_VARIABLE,
+    TO_NODE,
+    Address,
+    Beat,
+    Ended,
+    Failed,
+    FromRank,
+    Here,
+    MessageOfRank,
+    Sender,
+    Start,
+    Task,
+)
 from zslurm.hardware.gpus import read_gpus
 from zslurm.hardware.sysfs import sysroot
 from zslurm.slurm.environment import node_name
@@ -64,21 +81,18 @@ class Node:
         errors = threading.Thread(target=last.extend, args=(process.stderr,), daemon=True)
         errors.start()
         for line in process.stdout:
-            with suppress(ValueError):
-                message = json.loads(line)
-                if isinstance(message, dict) and "is" in message:
-                    self._sender.send({**message, "rank": rank, "start": number})
+            if (message := _message_in(line)) is not None:
+                self._sender.send(FromRank(rank=rank, start=number, message=message))
         errors.join()
         code = process.wait()
-        end = {"code": code, "stderr": "".join(last)[-2000:]}
-        self._sender.send({"is": "ended", "rank": rank, "start": number, **end})
+        self._sender.send(Ended(rank=rank, start=number, code=code, stderr="".join(last)[-2000:]))
 
-    def meet(self, message: Message) -> None:
+    def meet(self, address: Address) -> None:
         """Give the ranks the address of the store beside rank 0."""
         for process in self._ranks:
             assert process.stdin is not None
             with suppress(OSError):  # it has ended
-                process.stdin.write(json.dumps(message) + "\n")
+                process.stdin.write(address.model_dump_json() + "\n")
 
     def stop(self) -> None:
         """End the ranks that run."""
@@ -89,11 +103,25 @@ class Node:
         self._ranks = []
 
 
+def _message_in(line: str) -> MessageOfRank | None:
+    """Return the message in a line of a rank; None in what libraries print."""
+    try:
+        body = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(body, dict) or "kind" not in body:
+        return None
+    try:
+        return OF_RANK.validate_python(body)
+    except ValidationError as error:
+        return Failed(why=f"its message cannot be read: {error.errors()[0]['msg']}")
+
+
 def _beat(sender: Sender) -> None:
     while True:
         threading.Event().wait(BEAT_S)
         try:
-            sender.send({"is": "beat"})
+            sender.send(Beat())
         except OSError:  # no reader any more
             return
 
@@ -103,23 +131,21 @@ def main() -> None:
     sender = Sender(os.environ)
     node = Node(sender)
     listed = os.environ.get("SLURM_STEP_NODELIST") if "SLURM_PROCID" in os.environ else None
-    sender.send({
-        "is": "here",
-        "index": int(os.environ.get("SLURM_NODEID", "0")) if listed else 0,
-        "nodes": expand(listed) if listed else [node_name()],
-        "gpus": len(read_gpus(sysroot())),
-        "job": os.environ.get("SLURM_JOB_ID") if listed else None,
-    })  # fmt: skip
+    here = Here(
+        index=int(os.environ.get("SLURM_NODEID", "0")) if listed else 0,
+        nodes=expand(listed) if listed else [node_name()],
+        gpus=len(read_gpus(sysroot())),
+        job=os.environ.get("SLURM_JOB_ID") if listed else None,
+    )
+    sender.send(here)
     threading.Thread(target=_beat, args=(sender,), daemon=True).start()
     try:
         for line in sys.stdin:
-            message = json.loads(line)
-            if message["do"] == "start":
-                node.start(Task.model_validate(message["task"]))
-            elif message["do"] == "meet":
-                node.meet(message)
+            message = TO_NODE.validate_json(line)
+            if isinstance(message, Start):
+                node.start(message.task)
             else:
-                node.stop()
+                node.meet(message)
     finally:
         node.stop()
 

@@ -12,28 +12,37 @@ import sys
 import threading
 import time
 from datetime import timedelta
-from typing import Any
 
 import torch
 import torch.distributed as dist
+from pydantic import BaseModel
 
 from zslurm import __version__
 from zslurm.bench.measurement import BENCHMARKS, CannotMeasure, Plan, Point
 from zslurm.bench.ranks import Ranks
 from zslurm.bench.run.machine import Facts, facts, machine_of, variables_in_force, versions
-from zslurm.bench.run.messages import TASK_VARIABLE, Task
+from zslurm.bench.run.messages import (
+    TASK_VARIABLE,
+    Address,
+    Done,
+    Failed,
+    Measured,
+    NoTimeLeft,
+    Planned,
+    Task,
+)
 from zslurm.bench.run.store import StoreNotStarted, host_store
 from zslurm.checkpoint_tools.quantities import counted
 from zslurm.core.errors import ZslurmError
 from zslurm.job.own_address import rendezvous_host
 
 
-class Failed(Exception):
+class CannotJoin(Exception):
     """This rank cannot take part, for a reason that one line explains."""
 
 
-def _print(message: dict[str, Any]) -> None:
-    sys.__stdout__.write(json.dumps(message) + "\n")  # type: ignore[union-attr]
+def _print(message: BaseModel) -> None:
+    sys.__stdout__.write(json.dumps(message.model_dump()) + "\n")  # type: ignore[union-attr]
     sys.__stdout__.flush()  # type: ignore[union-attr]
 
 
@@ -41,21 +50,21 @@ def meet(rank: int, timeout: timedelta) -> dist.Store:
     """Return a connection to the store beside rank 0; its address travels through the messages.
 
     Raises:
-        Failed: the store cannot be started, or the benchmark was stopped.
+        CannotJoin: the store cannot be started, or the benchmark was stopped.
     """
     if rank == 0:
         host = rendezvous_host(os.environ)
         try:
             port = host_store(host)
         except StoreNotStarted as error:
-            raise Failed(str(error)) from error
-        _print({"is": "address", "host": host, "port": port})
+            raise CannotJoin(str(error)) from error
+        _print(Address(host=host, port=port))
     else:
         line = sys.stdin.readline()
         if not line:
-            raise Failed("the benchmark was stopped")
-        address = json.loads(line)
-        host, port = address["host"], address["port"]
+            raise CannotJoin("the benchmark was stopped")
+        address = Address.model_validate_json(line)
+        host, port = address.host, address.port
     return dist.TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=timeout)
 
 
@@ -63,14 +72,14 @@ def _device(local_rank: int, local_size: int) -> torch.device:
     """Return this rank's GPU; the CPU where torch sees no GPU at all.
 
     Raises:
-        Failed: there are GPUs, but fewer than ranks.
+        CannotJoin: there are GPUs, but fewer than ranks.
     """
     gpus = torch.cuda.device_count()
     if not gpus:
         torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // local_size))
         return torch.device("cpu")
     if gpus < local_size:
-        raise Failed(
+        raise CannotJoin(
             f"torch sees {gpus} of the GPUs of this node, and {counted(local_size, 'rank')} need one each"
         )
     device = torch.device("cuda", local_rank)
@@ -82,7 +91,7 @@ def join(task: Task) -> Ranks:
     """Join the others.
 
     Raises:
-        Failed: there are GPUs, but fewer than ranks.
+        CannotJoin: there are GPUs, but fewer than ranks.
     """
     rank, local_rank = int(os.environ["RANK"]), int(os.environ["LOCAL_RANK"])
     timeout = timedelta(seconds=task.timeout_s)
@@ -120,15 +129,15 @@ def measure(task: Task, ranks: Ranks) -> None:
         if not plan.points:
             reason = plan.skipped[0].reason if plan.skipped else "no point is left by these options"
             raise CannotMeasure(f"there is nothing to measure: {reason}")
-        _print({
-            "is": "plan",
-            "machine": machine.model_dump(mode="json"),
-            "versions": versions(ranks.device) | {"zslurm": __version__},
-            "environment": variables_in_force(os.environ),
-            "points": len(plan.points),
-            "seconds": sum(point.seconds for point in plan.points),
-            "skipped": [skipped.model_dump(mode="json") for skipped in plan.skipped],
-        })  # fmt: skip
+        planned = Planned(
+            machine=machine,
+            versions=versions(ranks.device) | {"zslurm": __version__},
+            environment=variables_in_force(os.environ),
+            points=len(plan.points),
+            seconds=sum(point.seconds for point in plan.points),
+            skipped=list(plan.skipped),
+        )
+        _print(planned)
     shared = ranks.share([[point.values, point.seconds] for point in plan.points])
     began = time.monotonic()
     points = list(enumerate(Point(values, seconds) for values, seconds in shared))
@@ -139,17 +148,17 @@ def measure(task: Task, ranks: Ranks) -> None:
         if ranks.share(late):
             if ranks.is_first:
                 reason = "no time was left for it (--minutes)"
-                _print({"is": "skipped", "point": point.values, "reason": reason, "expected": point.seconds})
+                _print(NoTimeLeft(point=point.values, reason=reason, expected=point.seconds))
             continue
         point_began = time.monotonic()
         rows = measurement.run(point, ranks)
         if ranks.is_first:
             rows = [rows] if isinstance(rows, dict) else rows or []
             took = time.monotonic() - point_began
-            _print({"is": "rows", "rows": rows, "index": index, "seconds": took, "expected": point.seconds})
+            _print(Measured(rows=rows, index=index, seconds=took, expected=point.seconds))
     ranks.barrier()
     if ranks.is_first:
-        _print({"is": "done"})
+        _print(Done())
 
 
 def _end_with_node() -> None:
@@ -167,14 +176,15 @@ def main() -> int:
         threading.Thread(target=_end_with_node, daemon=True).start()
         measure(task, ranks)
     except CannotMeasure as error:
-        _print({"is": "failed", "why": str(error), "refused": True})
+        _print(Failed(why=str(error), refused=True))
         return 1
-    except (Failed, ZslurmError) as error:
-        _print({"is": "failed", "why": str(error)})
+    except (CannotJoin, ZslurmError) as error:
+        _print(Failed(why=str(error)))
         return 1
     except Exception as error:
         lines = [line for line in str(error).splitlines() if line.strip()]
-        _print({"is": "failed", "why": f"{type(error).__name__}: {lines[0] if lines else 'no message'}"[:500]})
+        why = f"{type(error).__name__}: {lines[0] if lines else 'no message'}"
+        _print(Failed(why=why[:500]))
         raise
     sys.stdout.flush()
     # Without destroying the groups: what they measured is reported, and NCCL waits for peers there.
