@@ -25,7 +25,7 @@ from zslurm.train.context.halos import (
 )
 from zslurm.train.model.attention_backends.packages import FlashAttention, Kernels
 from zslurm.train.model.attention_backends.sdpa import attend, attend_by_sdpa
-from zslurm.train.model.cache import LayerCache, NextTokens
+from zslurm.train.model.cache import LayerCache
 from zslurm.train.model.packing import Packing
 
 
@@ -51,7 +51,7 @@ class CompressedConvolutionalAttention(nn.Module):
         self.grouped_conv = nn.Conv1d(channels, channels, grouped, groups=heads, dtype=dtype)
         self.output = nn.Linear(queries, hidden, bias=False, dtype=dtype)
 
-    def forward(self, x_BSD: Tensor, packing: Packing, cache: NextTokens | None = None) -> Tensor:
+    def forward(self, x_BSD: Tensor, packing: Packing, cache: LayerCache | None = None) -> Tensor:
         """Attend causally within each sequence; x is the stage's normed input, the result has its shape.
 
         With a cache, x are the next tokens of sequences that it holds, and their share is added to it.
@@ -61,7 +61,6 @@ class CompressedConvolutionalAttention(nn.Module):
         if packing.valid_BS1 is not None:
             x_BSD = x_BSD * packing.valid_BS1
         if packing.context is not None:
-            assert cache is None or isinstance(cache, LayerCache)
             return self._attend_in_context(x_BSD, packing, packing.context, cache)
         z_BSQ, current_BSQ, delayed_BSQ = self.project(x_BSD)
         q_BHSP, k_BJSP = qk_conv(z_BSQ, self.convolutions(), self.temperature, *packing.rotary, packing.linked)
@@ -123,7 +122,7 @@ class CompressedConvolutionalAttention(nn.Module):
             kernel=join(self.convolutions()),
         )
 
-    def _decode(self, x_BSD: Tensor, packing: Packing, cache: NextTokens) -> Tensor:
+    def _decode(self, x_BSD: Tensor, packing: Packing, cache: LayerCache) -> Tensor:
         """`forward` for the tokens that follow those in the cache."""
         half = self.value_current.out_features
         z_BSQ, current_BSQ, delayed_BSQ = F.linear(x_BSD, cache.projection_QD).split(

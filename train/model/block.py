@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from zslurm.train.config import ModelConfig
 from zslurm.train.model.attention import CompressedConvolutionalAttention
-from zslurm.train.model.cache import NextTokens
+from zslurm.train.model.cache import LayerCache
 from zslurm.train.model.experts import Experts
 from zslurm.train.model.norm import StageEntry
 from zslurm.train.model.packing import Packing
@@ -36,7 +36,7 @@ class Layer(nn.Module):
         self.experts = Experts(config, dtype)
 
     def forward(
-        self, stream: Stream, packing: Packing, balancing_bias_C: Tensor, cache: NextTokens | None = None
+        self, stream: Stream, packing: Packing, balancing_bias_C: Tensor, cache: LayerCache | None = None
     ) -> tuple[Stream, Tensor]:
         """Return the stream after this layer, and each router class's number of choices [C], int64."""
         x_BSD, residual_BSD = self.attention_entry(stream.hidden_BSD, stream.residual_BSD)

@@ -16,9 +16,8 @@ convolutions as one), so it belongs to the weights that it was made with.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -56,34 +55,18 @@ class Slots(NamedTuple):
     divided: DividedCache | None = None
 
 
-class NextTokens(Protocol):
-    """What a layer asks of its cache as it computes next tokens, [B, S]; whichever sequences they belong to.
-
-    Attributes:
-        projection_QD: the four projections as one matrix.
-        kernel: both convolutions as one.
-        before_BWQ: projections of the last tokens of each sequence, for the convolutions; replaced by each token.
-        delayed_B1Q: what the last token of each sequence leaves for the values of the next; replaced likewise.
-    """
-
-    projection_QD: Tensor
-    kernel: JoinedKernel
-    before_BWQ: Tensor
-    delayed_B1Q: Tensor
-
-    def convolve(self, z_BSQ: Tensor, temperature_J: Tensor, rotary: RotaryTable) -> tuple[Tensor, Tensor]:
-        """Return queries and keys of the next tokens from their projections, which are kept for those after."""
-
-    def shift(self, delayed_BSQ: Tensor) -> Tensor:
-        """Return the token before's share of each next token's values; keep the last one's own."""
-
-    def attend(self, q_BHSP: Tensor, k_BJSP: Tensor, v_BJSP: Tensor, slots: Slots | None) -> Tensor:
-        """Add keys and values of the next tokens, and return their attention to all so far, [B, H, S, P]."""
-
-
 @dataclass
 class LayerCache:
-    """One layer's share; `attention.py` reads and writes it. Keys and values have room for more than they hold."""
+    """One layer's share; `attention.py` reads and writes it. Keys and values have room for more than they hold.
+
+    Attributes:
+        keys_BJSP: rotated keys.
+        values_BJSP: values.
+        before_BWQ: projections of the last tokens of each sequence, for the convolutions.
+        delayed_B1Q: what the last token of each sequence leaves for the values of the next.
+        projection_QD: the four projections as one matrix.
+        kernel: both convolutions as one.
+    """
 
     keys_BJSP: Tensor
     values_BJSP: Tensor
@@ -93,20 +76,20 @@ class LayerCache:
     kernel: JoinedKernel
 
     def convolve(self, z_BSQ: Tensor, temperature_J: Tensor, rotary: RotaryTable) -> tuple[Tensor, Tensor]:
-        """See `NextTokens`."""
+        """Return queries and keys of the next tokens from their projections, which are kept for those after."""
         q_BHSP, k_BJSP = qk_conv(z_BSQ, self.kernel, temperature_J, *rotary, before_BWQ=self.before_BWQ)
         if reach := self.before_BWQ.shape[1]:
             self.before_BWQ = torch.cat([self.before_BWQ, z_BSQ], dim=1)[:, -reach:]
         return q_BHSP, k_BJSP
 
     def shift(self, delayed_BSQ: Tensor) -> Tensor:
-        """See `NextTokens`."""
+        """Return the token before's share of each next token's values; keep the last one's own."""
         previous_BSQ = torch.cat([self.delayed_B1Q, delayed_BSQ[:, :-1]], dim=1)
         self.delayed_B1Q = delayed_BSQ[:, -1:]
         return previous_BSQ
 
     def attend(self, q_BHSP: Tensor, k_BJSP: Tensor, v_BJSP: Tensor, slots: Slots | None) -> Tensor:
-        """See `NextTokens`."""
+        """Add keys and values of the next tokens, and return their attention to all so far, [B, H, S, P]."""
         assert slots is not None
         self.keep(k_BJSP, v_BJSP, slots)
         keys_BJTP, values_BJTP = self.keys_BJSP[:, :, : slots.stop], self.values_BJSP[:, :, : slots.stop]
@@ -136,10 +119,6 @@ class LayerCache:
             setattr(self, name, new)
 
 
-Step = Callable[[Tensor, RotaryTable, int, Slots], Tensor]
-"""Computes the normed hidden states [B, D] of the token at a position of each sequence from their embeddings."""
-
-
 class Cache:
     """The cache of sequences of equal length that are decoded together.
 
@@ -147,7 +126,6 @@ class Cache:
         layers: one part for each layer.
         length: tokens of each sequence so far.
         held: those whose keys and values are here; fewer where ranks divide them.
-        step: a faster way for a single token, where there is one; see `decode_step.py`.
     """
 
     def __init__(self, config: ModelConfig, layers: list[LayerCache], divided: DividedCache | None = None) -> None:
@@ -159,7 +137,6 @@ class Cache:
         self._position_T = torch.arange(0)  # of what is held here, on the host
         self._config = config
         self._rotary: tuple[float, RotaryTable] | None = None
-        self.step: Step | None = None
 
     @property
     def room(self) -> int:

@@ -25,11 +25,10 @@ from zslurm.train.context.tree_attention import DividedCache
 from zslurm.train.model.attention_backends.packages import FlashAttention, Kernels
 from zslurm.train.model.block import Layer, Stream
 from zslurm.train.model.cache import Cache
-from zslurm.train.model.decode_step import LayerStep, ModelStep
 from zslurm.train.model.head import IGNORED_TARGET, HeadLoss, logits, summed_losses
 from zslurm.train.model.init import initial_balancing_bias, initial_tensor
 from zslurm.train.model.norm import StageEntry
-from zslurm.train.model.packing import Packing, pack, pack_next
+from zslurm.train.model.packing import pack, pack_next
 from zslurm.train.shapes import tensor_table
 
 _MOST_GRAPHS = 64
@@ -193,12 +192,7 @@ class Zaya(nn.Module):
         """
         self.wait_for_weights()
         layers = [layer.attention.new_cache(batch, room) for layer in self.all_layers()]
-        cache = Cache(self.config, layers, divided)
-        if self.embedding.weight.device.type == "cpu":
-            pairs = zip(self.all_layers(), cache.layers, strict=True)
-            steps = [LayerStep(layer, self.config, part) for layer, part in pairs]
-            cache.step = ModelStep(steps, self.head_entry, self.balancing_bias)
-        return cache
+        return Cache(self.config, layers, divided)
 
     @torch.inference_mode()
     def decode(self, tokens_BS: Tensor, cache: Cache, *, rope_base: float, last_only: bool = False) -> Tensor:
@@ -210,10 +204,11 @@ class Zaya(nn.Module):
         start, length = cache.length, tokens_BS.shape[1]
         slots = cache.reserve(length)
         angles = cache.angles(rope_base, self._wide)
-        if length == 1 and cache.step is not None:
-            x_BSD = cache.step(self.embedding(tokens_BS[:, 0]), angles, start, slots).unsqueeze(1)
-        else:
-            x_BSD = self._decode_many(tokens_BS, cache, pack_next(angles, length, start, slots))
+        packing = pack_next(angles, length, start, slots)
+        stream = Stream(hidden_BSD=self.embedding(tokens_BS), residual_BSD=None, router_TR=None)
+        for layer, bias_C, part in zip(self.all_layers(), self.balancing_bias, cache.layers, strict=True):
+            stream, _ = layer(stream, packing, bias_C, part)
+        x_BSD, _ = self.head_entry(stream.hidden_BSD, stream.residual_BSD)
         return logits(x_BSD[:, -1:] if last_only else x_BSD, self.embedding.weight)
 
     @torch.inference_mode()
@@ -230,12 +225,6 @@ class Zaya(nn.Module):
         length = tokens_BS.shape[1]
         x_BSD, _ = self._hidden_states(tokens_BS, rope_base, None, None, None, context, cache)
         return logits(last_tokens(context, x_BSD, length, 1), self.embedding.weight)
-
-    def _decode_many(self, tokens_BS: Tensor, cache: Cache, packing: Packing) -> Tensor:
-        stream = Stream(hidden_BSD=self.embedding(tokens_BS), residual_BSD=None, router_TR=None)
-        for layer, bias_C, part in zip(self.all_layers(), self.balancing_bias, cache.layers, strict=True):
-            stream, _ = layer(stream, packing, bias_C, part)
-        return self.head_entry(stream.hidden_BSD, stream.residual_BSD)[0]
 
     def all_layers(self) -> Iterator[Layer]:
         """Yield the layers, first to last."""
