@@ -19,8 +19,10 @@ from zslurm.aegis.core.messages import (
     CoreAction,
     CoreEvent,
     EndRead,
+    ExamineHang,
     FaultsFound,
     GiveUp,
+    HangExamined,
     Paused,
     ProgressRead,
     RanksFailed,
@@ -224,6 +226,8 @@ class Run:
                 self.rows.append({**row, "time": self.world.wall, "job_id": "1"})
             case GiveUp():
                 self.given_up = action
+            case ExamineHang():
+                return [HangExamined()]
             case ReadEnd():
                 return [EndRead(action.rank, None, action.gone_s, float(self.world.now))]
             case ReadLastWords():

@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import pickle
+import signal
 from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
-from typing import cast
+from typing import Any, cast
 
 import pytest
 
 from tests.aegis.core.detection.test_flight_records import WORLD, Recorders
 from tests.aegis.supervisor.in_memory.test_memory_recovery import Site
+from zslurm.aegis.core.detection.detector import Detector
 from zslurm.aegis.fault_kinds import RANK_HANG, STORAGE_FAULT
 from zslurm.aegis.protocol import Answer, Stamp
 from zslurm.aegis.supervisor.agents.agents import Agents
+from zslurm.aegis.supervisor.attempt_starter import RunningAttempt
 from zslurm.aegis.supervisor.fault_collector import FaultCollector
-from zslurm.aegis.supervisor.hanging_ranks import HangingRanks
-from zslurm.aegis.types import Fault
+from zslurm.aegis.supervisor.job import Job, StopRequest
+from zslurm.aegis.types import Fault, History
+from zslurm.run.run_dir import RunDir
 
 HERE = Stamp("n1", 1, 0.0, 0.0)
 EVERYWHERE = ("n0", "n1", "n2")
@@ -30,21 +34,25 @@ class Hung(Site):
         super().__init__(directory)
         self.attempt = self.memory.attempt
         self.attempt.flight.mkdir(parents=True)
-        self.faults: list[Fault] = []
         self.asked: list[tuple[str, tuple[str, ...], int]] = []
         stacks = Answer(HERE, 1, ok=True, values={"ranks": [0, 1]})
         self.answers: dict[str, Answer] = {
             "end_rank": Answer(HERE, 1, ok=True), "ras": Answer(HERE, 1, ok=True), "stacks": stacks,
         }  # fmt: skip
-        self.collected = SimpleNamespace(
-            job=self.memory.job, attempt=self.attempt, note=self.faults.extend,
-            rank_nodes=lambda: list(self.memory.places.nodes), alive=lambda: ["n0", "n1", "n2"],
-            state=SimpleNamespace(faults=self.faults, detector=SimpleNamespace(step=5)),
+        job = self.memory.job
+        spec = SimpleNamespace(**vars(job.spec), trainer=None)
+        self.stop = StopRequest()
+        around = SimpleNamespace(
+            spec=spec, record=job.record, stop=self.stop, run=RunDir(directory), environ={}, on_slurm=False,
+            history=History,
         )  # fmt: skip
-        helpers = SimpleNamespace(ask=self._ask) if agents else None
-        self.hanging = HangingRanks(
-            cast(FaultCollector, self.collected), cast("Agents | None", helpers), self.memory if memory else None
-        )
+        process: Any = None
+        running = RunningAttempt(self.attempt, process, EVERYWHERE, memory=self.memory if memory else None)
+        helpers = SimpleNamespace(ask=self._ask, liveness=SimpleNamespace(any_responding=lambda: True))
+        self.collected = FaultCollector(
+            cast(Job, around), running, cast("Agents | None", helpers if agents else None),
+            cast(Detector, SimpleNamespace(step=5)),
+        )  # fmt: skip
 
     def _ask(self, do: str, nodes: Sequence[str], *, timeout_s: float, rank: int = -1) -> dict[str, Answer]:
         self.asked.append((do, tuple(nodes), rank))
@@ -54,8 +62,12 @@ class Hung(Site):
         """A rank hangs by its progress, or all do; returns whether the attempt continues."""
         node = None if rank is None else self.memory.places.nodes[rank]
         root = Fault.of_kind(RANK_HANG, 1.0, "progress", "no progress for 180 s", rank=rank, node=node)
-        self.faults.append(root)
-        return self.hanging.replace(root)
+        self.collected.note([root])
+        return self.continues()
+
+    def continues(self) -> bool:
+        """Assess the faults; return whether the attempt continues."""
+        return self.collected.assess(broken="", moving=()) is None
 
     @property
     def refused(self) -> list[str]:
@@ -73,9 +85,9 @@ def test_the_rank_that_hangs_is_killed_alone_and_replaced(site: Hung) -> None:
     assert site.recorded("stacks_dumped")[0]["ranks"] == [0, 1], "before anything is ended"
     (ended,) = site.recorded("hanging_ranks_ended")
     assert (ended["ranks"], ended["nodes"], ended["reason"]) == ([3], ["n1"], "no progress for 180 s")
-    assert site.hanging.replace(site.faults[0]), "until Slurm reports its end"
+    assert site.continues(), "until Slurm reports its end"
     assert len(site.asked) == 3, "it is killed once"
-    assert site.memory.consider([3], [], site.faults, 5)
+    assert site.memory.consider([3], [], site.collected.state.faults, 5)
     assert site.store.generations[0].lost == (3,)
     site.recover(1)
     assert site.recorded("recovered_in_memory")[0]["ranks"] == [3]
@@ -105,22 +117,22 @@ def test_without_an_agent_s_answer_it_goes_down_a_rung(tmp_path: Path) -> None:
 
 
 def test_a_rank_that_could_not_be_replaced_is_not_killed(site: Hung) -> None:
-    site.faults.append(Fault.of_kind(STORAGE_FAULT, 1.0, "log", "EIO"))
+    site.collected.note([Fault.of_kind(STORAGE_FAULT, 1.0, "log", "EIO")])
     assert not site.hang(3)
     assert "the file system fails" in site.refused[0]
     assert [do for do, *_ in site.asked] == ["ras"]
 
 
 def test_once_the_ranks_were_asked_to_stop_none_is_killed_alone(site: Hung) -> None:
-    site.memory.job.stop.asked = True
+    site.stop.signum = signal.SIGUSR2
     assert not site.hang(3)
-    assert site.asked == [] and site.refused == [], "nothing takes its place any more"
+    assert site.asked == [("ras", ("n0",), -1)] and site.refused == [], "nothing takes its place any more"
 
 
 def test_a_rank_whose_end_is_never_reported_goes_down_a_rung(site: Hung) -> None:
     assert site.hang(3)
-    site.hanging._until = 0.0
-    assert not site.hanging.replace(site.faults[0])
+    site.collected.state.hang.until = 0.0
+    assert not site.continues()
     assert site.refused == ["a rank that hung was killed, and Slurm did not report its end"]
 
 
@@ -141,17 +153,16 @@ def test_flight_recorders_are_read_before_and_once(site: Hung) -> None:
     for rank in range(4):
         site.attempt.flight_dump(rank).write_bytes(pickle.dumps(recorders.dump(rank), 2))
     assert site.hang(1)
-    site.hanging.examine()
     (examined,) = site.recorded("collectives_examined")
     assert examined["dumps"] == 4
-    assert [fault.source for fault in site.faults] == ["progress", "flight_recorder"]
-    assert site.memory.consider([1], [], site.faults, 5), "the finding of another witness is no other fault"
+    assert [fault.source for fault in site.collected.state.faults] == ["progress", "flight_recorder"]
+    assert site.memory.consider([1], [], site.collected.state.faults, 5), (
+        "the finding of another witness is no other fault"
+    )
 
 
 def test_without_recovery_in_memory_witnesses_are_asked_for_the_record_only(tmp_path: Path) -> None:
     site = Hung(tmp_path, memory=False)
     assert not site.hang(3)
-    assert site.asked == []
-    site.hanging.examine()
     assert site.asked == [("ras", ("n0",), -1)]
     assert site.recorded("ras_answered") == [], "nothing listens, and that is no event"

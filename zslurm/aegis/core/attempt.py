@@ -10,7 +10,8 @@ from collections.abc import Collection
 from dataclasses import dataclass, field, replace
 
 from zslurm.aegis.core.detection.detector import Detector
-from zslurm.aegis.core.messages import ProgressRead, StopState
+from zslurm.aegis.core.detection.flight_records import Culprits
+from zslurm.aegis.core.messages import GiveUp, ProgressRead, StopState
 from zslurm.aegis.core.policy.outcome import AttemptOutcome
 from zslurm.aegis.core.root_cause import roots_of
 from zslurm.aegis.fault_kinds import EARLY_EXIT, NODE_DEAD, SLURM_CANCELLED, STRAGGLER
@@ -23,6 +24,29 @@ GONE = "its process is gone, by the agent of its node; its end was not reported"
 
 _SERIOUS = ("root", "cascade")
 """Roles of faults that can end an attempt. Of others there may be some for weeks: they must cost nothing."""
+
+
+@dataclass
+class HangState:
+    """What is known of a hang; another one begins after each recovery.
+
+    Attributes:
+        examined: the witnesses were asked.
+        culprits: ranks for which the others wait, by the flight recorders.
+        behind: ranks that the RAS service shows behind the others.
+        killed: ranks that were killed alone.
+        until: when srun should have reported them (monotonic seconds); None while none was killed.
+        pending: how the attempt is ended if the ranks that hang cannot be replaced.
+        replaces: they are to be replaced; otherwise the witnesses are asked only for the record.
+    """
+
+    examined: bool = False
+    culprits: tuple[Culprits, ...] = ()
+    behind: frozenset[int] = frozenset()
+    killed: frozenset[int] = frozenset()
+    until: float | None = None
+    pending: GiveUp | None = None
+    replaces: bool = False
 
 
 @dataclass
@@ -53,6 +77,7 @@ class AttemptState:
         stop: the request to save and stop.
         progress: how far the run was when that was read last.
         alarm: what the policy makes of the faults, as of the last assessment.
+        hang: the hang that is known, if there is one.
     """
 
     settings: AegisSection
@@ -78,6 +103,7 @@ class AttemptState:
     stop: StopState = field(default_factory=StopState)
     progress: ProgressRead = field(default_factory=lambda: ProgressRead(-1, None))
     alarm: Alarm = field(default_factory=lambda: Alarm(give_up=False))
+    hang: HangState = field(default_factory=HangState)
     changes: list[tuple[frozenset[int], bool]] = field(default_factory=list)
     """The ranks that each recovery has replaced, and whether it has left them out instead."""
     left_in_order: set[int] = field(default_factory=set)

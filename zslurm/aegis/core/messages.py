@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from zslurm.aegis.core.detection.flight_records import Culprits
 from zslurm.aegis.core.detection.witnesses import WitnessReport
 from zslurm.aegis.logs.name_lookups import FailedLookups
 from zslurm.aegis.protocol import Report
@@ -167,6 +168,7 @@ class Assess:
 
     Attributes:
         responding: agents have reported lately.
+        memory: recovery in memory is not possible (any more), may be tried, or is under way.
         broken: why the attempt cannot continue by what the shell sees itself; empty if it can.
         moving: nodes that the ranks are about to leave as planned.
     """
@@ -174,6 +176,7 @@ class Assess:
     now: float
     wall: float
     responding: bool = False
+    memory: Literal["off", "ready", "active"] = "off"
     broken: str = ""
     moving: frozenset[str] = frozenset()
 
@@ -198,6 +201,40 @@ class Paused:
     seconds: float
 
 
+@dataclass(frozen=True)
+class HangExamined:
+    """The witnesses of a hang were asked; see `ExamineHang`.
+
+    Attributes:
+        culprits: ranks for which others wait, by the dumps of flight recorders.
+        behind: ranks that the RAS service shows behind the others.
+        faults: what the dumps show.
+        recorded: what was answered, for the run's events.
+    """
+
+    culprits: tuple[Culprits, ...] = ()
+    behind: frozenset[int] = frozenset()
+    faults: tuple[Fault, ...] = ()
+    recorded: tuple[Event, ...] = ()
+
+
+@dataclass(frozen=True)
+class MemoryAnswered:
+    """Why ranks could not be replaced in memory if they were lost; empty if they could. See `AskMemory`."""
+
+    ranks: tuple[int, ...]
+    reason: str
+
+
+@dataclass(frozen=True)
+class RanksKilled:
+    """Ranks that hang were killed, or `reason` is why not all of them could be; see `KillRanks`."""
+
+    ranks: tuple[int, ...]
+    reason: str
+    now: float
+
+
 CoreEvent = (
     Resumed
     | StopChanged
@@ -212,6 +249,9 @@ CoreEvent = (
     | Assess
     | ProgressRead
     | Paused
+    | HangExamined
+    | MemoryAnswered
+    | RanksKilled
 )
 
 
@@ -266,4 +306,48 @@ class GiveUp:
     overdue: bool = False
 
 
-CoreAction = Record | ReadLastWords | ReadEnd | LookForCancel | LookForPreemption | GiveUp
+@dataclass(frozen=True)
+class ExamineHang:
+    """Read the dumps of the flight recorders and ask the RAS service; answered by `HangExamined`."""
+
+
+@dataclass(frozen=True)
+class AskMemory:
+    """Find out whether ranks could be replaced in memory; answered by `MemoryAnswered`."""
+
+    ranks: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class DumpStacks:
+    """Have every rank that is left write the stacks of its threads to its log."""
+
+
+@dataclass(frozen=True)
+class KillRanks:
+    """Have agents kill ranks that hang; answered by `RanksKilled`."""
+
+    ranks: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class RefuseMemory:
+    """Recover nothing in memory any more in this attempt: these ranks cannot be replaced."""
+
+    ranks: tuple[int, ...]
+    reason: str
+
+
+CoreAction = (
+    Record
+    | ReadLastWords
+    | ReadEnd
+    | LookForCancel
+    | LookForPreemption
+    | GiveUp
+    | ExamineHang
+    | AskMemory
+    | DumpStacks
+    | KillRanks
+    | RefuseMemory
+)

@@ -11,7 +11,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
-from zslurm.aegis.core.attempt import GONE, AttemptState
+from zslurm.aegis.core import hanging
+from zslurm.aegis.core.attempt import GONE, AttemptState, HangState
 from zslurm.aegis.core.detection.attempt_progress import GONE_S
 from zslurm.aegis.core.messages import (
     Assess,
@@ -20,12 +21,15 @@ from zslurm.aegis.core.messages import (
     EndRead,
     FaultsFound,
     GiveUp,
+    HangExamined,
     LookForCancel,
     LookForPreemption,
     LookupsFailed,
+    MemoryAnswered,
     Paused,
     ProgressRead,
     RanksFailed,
+    RanksKilled,
     ReadEnd,
     ReadLastWords,
     Record,
@@ -94,7 +98,16 @@ def step(state: AttemptState, event: CoreEvent) -> tuple[AttemptState, list[Core
         case Tick():
             actions = _detect(state, event)
         case Assess():
-            actions = _assess(state, event)
+            given_up = _why_give_up(state, event)
+            actions = hanging.give_up(state, given_up, event) if given_up is not None else []
+        case HangExamined():
+            actions = [Record(row) for row in event.recorded]
+            actions += note(state, event.faults)
+            actions += hanging.take_examination(state, event)
+        case MemoryAnswered():
+            actions = hanging.take_answer(state, event)
+        case RanksKilled():
+            actions = hanging.take_killed(state, event)
     return state, actions
 
 
@@ -227,7 +240,7 @@ def _take_recovery(state: AttemptState, event: Recovered) -> None:
     ]
     if not state.lost:
         state.failed_at = None
-    state.alarm, state.assessed = Alarm(give_up=False), -1
+    state.alarm, state.assessed, state.hang = Alarm(give_up=False), -1, HangState()
     if event.rank_nodes is None:
         return
     state.rank_nodes = list(event.rank_nodes)
@@ -345,8 +358,8 @@ def _resume(state: AttemptState, event: Resumed) -> list[CoreAction]:
 # --- assessing --------------------------------------------------------------------------------------------------
 
 
-def _assess(state: AttemptState, event: Assess) -> list[CoreAction]:
-    """Return `GiveUp` if the attempt must be ended now; nothing while there is reason to wait.
+def _why_give_up(state: AttemptState, event: Assess) -> GiveUp | None:
+    """Return why the attempt must be ended now; None while there is reason to wait.
 
     If ranks complain of lost peers, and nothing is known of those, their node may be dead. The agents find out;
     without them Slurm does (SlurmdTimeout), and gets the time to do so.
@@ -355,15 +368,15 @@ def _assess(state: AttemptState, event: Assess) -> list[CoreAction]:
     if stop.deadline is not None and now > stop.deadline:
         asked = f"when asked to ({stop.asked_by})"
         why = f"the ranks did not save and stop within {aegis.save_s:g} s (aegis.save_s) {asked}"
-        return [GiveUp(why, overdue=True)]
+        return GiveUp(why, overdue=True)
     if event.broken:
-        return [GiveUp(event.broken)]
+        return GiveUp(event.broken)
     if state.is_assessment_due(now):
         _assess_faults(state, event)
     if state.alarm.give_up:
-        return [GiveUp(state.alarm.reason, state.alarm.root)]
+        return GiveUp(state.alarm.reason, state.alarm.root)
     if state.failed_at is None:
-        return []
+        return None
     if state.has_root(event.wall):
         patience = aegis.settle_s
         why = f"the other ranks did not end within {aegis.settle_s:g} s of the first"
@@ -373,7 +386,7 @@ def _assess(state: AttemptState, event: Assess) -> list[CoreAction]:
     else:
         patience = max(aegis.lost_peer_s, aegis.grace_s)
         why = f"ranks lost their peers, and Slurm named no failed node within {aegis.lost_peer_s:g} s"
-    return [GiveUp(why)] if now > state.failed_at + patience else []
+    return GiveUp(why) if now > state.failed_at + patience else None
 
 
 def _assess_faults(state: AttemptState, event: Assess) -> None:

@@ -20,7 +20,6 @@ from zslurm.aegis.core.policy.outcome import AttemptOutcome, Cause, attempt_outc
 from zslurm.aegis.supervisor.agents.agents import Agents
 from zslurm.aegis.supervisor.attempt_starter import RunningAttempt
 from zslurm.aegis.supervisor.fault_collector import FaultCollector, read_step_log
-from zslurm.aegis.supervisor.hanging_ranks import HangingRanks, dump_stacks
 from zslurm.aegis.supervisor.in_memory.planned_moves import PlannedMoves
 from zslurm.aegis.supervisor.rank_exits import forget_former_end, rank_ends
 from zslurm.aegis.supervisor.spare_checks import SpareChecks, unfit_spares
@@ -67,7 +66,6 @@ class AttemptMonitor:
             limit_s = self.job.spec.aegis.recovery_s / 2  # and there is time for another one
             check = partial(unfit_spares, self.job, self._agents, timeout_s=limit_s)
             self._memory.spare_checks = SpareChecks(check)
-        self._hanging = HangingRanks(collected, collected.agents, self._memory)
         self._moves = PlannedMoves(self.job, collected.attempt.number, self._memory)
         self.overdue = False
         self._pauses = Pauses(_PAUSED_S)
@@ -102,7 +100,7 @@ class AttemptMonitor:
                 continue
             collected.note(self._moves.tend(collected.state.faults))
             given_up = self._assess()
-            if given_up is not None and not self._hanging.replace(given_up.root):
+            if given_up is not None:
                 why = given_up.reason
                 collected.find_cancel()
                 self._give_up(given_up)
@@ -144,7 +142,6 @@ class AttemptMonitor:
             places, members = memory.places, memory.places.members
             for rank in range(len(members) + len(replaced)) if memory.resized else replaced:
                 forget_former_end(self._running.attempt, rank, members[rank] if rank < len(members) else "")
-            self._hanging.replaced()
             if dead:
                 self._exclude(dead)
             collected.running = replace(collected.running, nodes=places.in_use)
@@ -255,14 +252,13 @@ class AttemptMonitor:
         """Record it, and have every rank that is left write the stacks of its threads to its log."""
         root = given_up.root
         self.overdue = given_up.overdue
-        self._hanging.examine()
         if self._memory is not None and root is not None:
             self._memory.leave(root)
         about = None if root is None else root.fields()
         self.job.record(
             only_known(StepKilled(attempt=self._running.attempt.number, reason=given_up.reason, root=about))
         )
-        dump_stacks(self.collected, self._agents)
+        self.collected.dump_stacks()
 
     # --- the end ------------------------------------------------------------------------------------------------
 

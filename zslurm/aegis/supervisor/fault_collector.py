@@ -8,28 +8,35 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal
 
 from zslurm.aegis.core.attempt import GONE, AttemptState
 from zslurm.aegis.core.detection.detector import Detector
 from zslurm.aegis.core.detection.early_exits import early_exits
 from zslurm.aegis.core.messages import (
+    AskMemory,
     Assess,
     CoreAction,
     CoreEvent,
+    DumpStacks,
     EndRead,
+    ExamineHang,
     FaultsFound,
     GiveUp,
+    KillRanks,
     LookForCancel,
     LookForPreemption,
     LookupsFailed,
+    MemoryAnswered,
     ProgressRead,
     RanksFailed,
+    RanksKilled,
     ReadEnd,
     ReadLastWords,
     Record,
+    RefuseMemory,
     ReportReceived,
     Resumed,
     StepCancelled,
@@ -43,6 +50,7 @@ from zslurm.aegis.logs.name_lookups import failed_lookups
 from zslurm.aegis.logs.signatures import Signatures
 from zslurm.aegis.supervisor.agents.agents import Agents
 from zslurm.aegis.supervisor.attempt_starter import RunningAttempt
+from zslurm.aegis.supervisor.hanging_ranks import dump_stacks, examine_hang, kill_ranks
 from zslurm.aegis.supervisor.job import Job
 from zslurm.aegis.supervisor.rank_exits import (
     cancelled,
@@ -154,8 +162,37 @@ class FaultCollector:
             case ReadEnd():
                 end = read_json(self.attempt.rank_end(action.rank))
                 yield EndRead(action.rank, end, action.gone_s, time.monotonic())
+            case ExamineHang():
+                yield examine_hang(self.attempt, self.state, self.agents)
+            case AskMemory():
+                yield MemoryAnswered(action.ranks, self._why_not_in_memory(action.ranks))
+            case DumpStacks():
+                self.dump_stacks()
+            case KillRanks():
+                yield self._kill(action.ranks)
+            case RefuseMemory():
+                if self.running.memory is not None:
+                    self.running.memory.refuse(action.ranks, action.reason)
             case ReadLastWords():
                 yield FaultsFound(tuple(self._last_words(action)))
+
+    def _why_not_in_memory(self, ranks: Sequence[int]) -> str:
+        memory, state = self.running.memory, self.state
+        if memory is None:
+            return "this attempt has no recovery in memory"
+        return memory.why_not(ranks, state.faults, state.detector.step)
+
+    def _kill(self, ranks: tuple[int, ...]) -> RanksKilled:
+        """Kill ranks that hang, for recovery in memory to take them up."""
+        reason = kill_ranks(ranks, self.state, self.agents)
+        if not reason and self.running.memory is not None:
+            self.running.memory.ended |= set(ranks)
+        return RanksKilled(ranks, reason, time.monotonic())
+
+    def dump_stacks(self) -> None:
+        """Have every rank that is left write the stacks of its threads to its log, before anything is ended."""
+        if (dumped := dump_stacks(self.state, self.agents)) is not None:
+            self.job.record(dumped)
 
     def _last_words(self, action: ReadLastWords) -> Iterable[Fault]:
         """Yield what ranks recorded and logged; of what has no time of its own it is when they ended."""
@@ -279,7 +316,11 @@ class FaultCollector:
             self._tell_progress()
         self.given_up = None
         responding = self.agents is not None and self.agents.liveness.any_responding()
-        self.tell(Assess(now, time.time(), responding, broken, frozenset(moving)))
+        memory = self.running.memory
+        recovery: Literal["off", "ready", "active"] = "off"
+        if memory is not None and not memory.given_up:
+            recovery = "active" if memory.active else "ready"
+        self.tell(Assess(now, time.time(), responding, recovery, broken, frozenset(moving)))
         return self.given_up
 
     def find_cancel(self) -> None:
