@@ -8,13 +8,14 @@ one device, and its reading, which is what a token of a long context takes. On G
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import asdict, dataclass
 from multiprocessing import connection
 from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import Any
 
-import torch
 import torch.distributed as dist
 
 from zslurm.checkpoint_tools import CheckpointError
@@ -24,9 +25,11 @@ from zslurm.train.context.tree_attention import DividedCache
 from zslurm.train.errors import TrainError
 from zslurm.train.hub import Overrides, open_weights
 from zslurm.train.model.generate import generate
-from zslurm.train.parallel.local_ranks import local_ranks, take_device, was_killed
+from zslurm.train.parallel.local_ranks import Failure, RankOf, local_ranks, take_device, was_killed
+from zslurm.train.parallel.world import DTYPES
 
-_READY = -1
+READY = -1
+"""What a rank sends when it has the weights; no token."""
 
 
 @dataclass(frozen=True)
@@ -35,12 +38,12 @@ class Request:
 
     Attributes:
         weights: a checkpoint, or a folder in transformers' format.
-        dtype: to compute in.
+        dtype: to compute in, as `parallel.dtype` names it.
         device: `cpu`, or `cuda`: rank r takes GPU r.
     """
 
     weights: Path
-    dtype: torch.dtype
+    dtype: str
     device: str
     prompt_ids: tuple[int, ...]
     max_new_tokens: int
@@ -49,6 +52,16 @@ class Request:
     seed: int
     eos_ids: tuple[int, ...]
     rope_base: float
+
+    def fields(self) -> dict[str, Any]:
+        """Return the request as JSON has it."""
+        return asdict(self) | {"weights": str(self.weights)}
+
+    @classmethod
+    def of(cls, fields: dict[str, Any]) -> Request:
+        """Return the request that JSON has as `fields`."""
+        lists = {key: tuple(fields[key]) for key in ("prompt_ids", "eos_ids")}
+        return cls(**fields | lists | {"weights": Path(fields["weights"])})
 
 
 def generate_on_ranks(request: Request, ranks: int) -> Iterator[int]:
@@ -70,7 +83,7 @@ def _generated(request: Request, ranks: int) -> Iterator[int]:
 
 
 def received(readers: list[Connection]) -> Iterator[int]:
-    """Yield `_READY` when every rank has sent it, then the first rank's tokens, until all have ended in order."""
+    """Yield `READY` when every rank has sent it, then the first rank's tokens, until all have ended in order."""
     open_readers = dict(zip(readers, range(len(readers)), strict=True))
     ready, early = 0, list[int]()
     while open_readers:
@@ -81,12 +94,12 @@ def received(readers: list[Connection]) -> Iterator[int]:
                 message = reader.recv()
             except EOFError:
                 raise was_killed(rank) from None
-            if isinstance(message, str):
-                raise TrainError(f"rank {rank} of --ranks: {message}")
-            if message == _READY:
+            if isinstance(message, Failure):
+                raise message.error(f"rank {rank} of --ranks")
+            if message == READY:
                 ready += 1
                 if ready == len(readers):
-                    yield _READY
+                    yield READY
                     yield from early
             elif message is None:
                 del open_readers[reader]
@@ -97,16 +110,24 @@ def received(readers: list[Connection]) -> Iterator[int]:
 
 
 def _rank(rank: int, ranks: int, port: int, request: Request, answer: Connection) -> None:
-    """Generate on one rank, which sends `_READY`, the first one each token, and None; or why it failed."""
+    """Generate on one rank of this machine; see `generate_as_rank`."""
+    store = dist.TCPStore("127.0.0.1", port, is_master=False)
+    with suppress(BrokenPipeError):  # the text is not wanted any more
+        generate_as_rank(RankOf(rank, ranks, rank, ranks), request, store, answer.send)
+
+
+def generate_as_rank(
+    who: RankOf, request: Request, store: dist.Store, send: Callable[[int | Failure | None], None]
+) -> None:
+    """Generate on one rank, which sends `READY`, the first one each token, and None; or why it failed."""
     try:
-        device = take_device(request.device, rank, ranks)
-        store = dist.TCPStore("127.0.0.1", port, is_master=False)
+        device = take_device(request.device, who.local_rank, who.local_ranks)
         backend = "nccl" if device.type == "cuda" else "gloo"
-        dist.init_process_group(backend, store=store, rank=rank, world_size=ranks)
+        dist.init_process_group(backend, store=store, rank=who.rank, world_size=who.ranks)
         with open_weights(request.weights, Overrides(request.rope_base)) as weights:
-            model = load_model(weights, dtype=request.dtype, device=device)
+            model = load_model(weights, dtype=DTYPES[request.dtype], device=device)
         assert dist.group.WORLD is not None
-        answer.send(_READY)
+        send(READY)
         made = generate(
             model,
             request.prompt_ids,
@@ -119,13 +140,13 @@ def _rank(rank: int, ranks: int, port: int, request: Request, answer: Connection
             divided=DividedCache(dist.group.WORLD),
         )
         for token in made:
-            if rank == 0:
-                answer.send(token)
-        answer.send(None)
+            if who.rank == 0:
+                send(token)
+        send(None)
         dist.destroy_process_group()
     except BrokenPipeError:
-        pass  # the text is not wanted any more
+        raise
     except (CheckpointError, TrainError) as error:
-        answer.send(str(error))
+        send(Failure(str(error), usage=False))
     except (RuntimeError, OSError) as error:
-        answer.send(in_words(error))
+        send(Failure(in_words(error), usage=False))

@@ -183,7 +183,8 @@ def test_no_module_above_the_trainer_imports_torch() -> None:
     """The linter's contract names rooms; this holds for all modules but those that only ranks import."""
     in_ranks = {f"zslurm.bench.run.{name}" for name in ("local", "machine", "rank", "store", "timing")}
     in_ranks |= {"zslurm.bench.pairs", "zslurm.bench.parts", "zslurm.bench.ranks"}
-    in_ranks |= {"zslurm.job.evaluation_rank", "zslurm.job.evaluation_step"}
+    in_ranks |= {f"zslurm.job.{kind}_{part}" for kind in ("evaluation", "generation") for part in ("rank", "step")}
+    in_ranks |= {"zslurm.job.ranks_step"}
     in_ranks |= {benchmark.module for benchmark in BENCHMARKS.values()}
     names = [
         module.name

@@ -21,7 +21,7 @@ from tests.command_server import Commands, CommandServer
 
 HOOK = Path(__file__).resolve().parent / "hook"
 
-RANKS = ("zslurm.job.rank", "zslurm.bench.run.rank", "zslurm.job.evaluation_rank")
+RANKS = ("zslurm.job.rank", "zslurm.bench.run.rank", "zslurm.job.evaluation_rank", "zslurm.job.generation_rank")
 """They import torch; the server has imported `WITH_TORCH` then."""
 
 BESIDE_RANKS = (

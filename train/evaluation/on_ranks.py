@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass
 from multiprocessing import connection
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 import torch
 
@@ -25,7 +25,7 @@ from zslurm.train.errors import DataError, TrainError
 from zslurm.train.evaluation.scoring import Answers, Ask, ModelScorer, Work
 from zslurm.train.hub import Overrides, TokenizerFiles, open_weights
 from zslurm.train.inference.text import TextCoder
-from zslurm.train.parallel.local_ranks import local_ranks, take_device, was_killed
+from zslurm.train.parallel.local_ranks import Failure, RankOf, local_ranks, take_device, was_killed
 from zslurm.train.parallel.world import DTYPES
 
 
@@ -75,26 +75,6 @@ class Request:
         with open_weights(self.weights, Overrides(self.rope_base, self.context)) as weights:
             tokens, vocabulary = weights.settings.tokens, weights.settings.model.vocab_size
         return TextCoder.open(self.tokenizer, vocabulary, tokens.end, tokens.begin)
-
-
-class RankOf(NamedTuple):
-    """Which rank a process is: among all, and among those of its node."""
-
-    rank: int
-    ranks: int
-    local_rank: int
-    local_ranks: int
-
-
-class Failure(NamedTuple):
-    """Why a rank gave up; `usage` if what was asked is wrong, and not what happened."""
-
-    text: str
-    usage: bool
-
-    def error(self, who: str) -> TrainError:
-        """Return the failure as an error; what is wrong with a request is so on every rank."""
-        return DataError(self.text) if self.usage else TrainError(f"{who}: {self.text}")
 
 
 Message = Answers | Failure

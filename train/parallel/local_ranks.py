@@ -14,14 +14,34 @@ from contextlib import contextmanager
 from multiprocessing import forkserver
 from multiprocessing.connection import Connection
 from multiprocessing.context import ForkServerProcess
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
-from zslurm.train.errors import TrainError
+from zslurm.train.errors import DataError, TrainError
 
 _CONTEXT = multiprocessing.get_context("forkserver")
 _SAFE_PATH = "PYTHONSAFEPATH"
+
+
+class RankOf(NamedTuple):
+    """Which rank a process is: among all, and among those of its node."""
+
+    rank: int
+    ranks: int
+    local_rank: int
+    local_ranks: int
+
+
+class Failure(NamedTuple):
+    """Why a rank gave up; `usage` if what was asked is wrong, and not what happened."""
+
+    text: str
+    usage: bool
+
+    def error(self, who: str) -> TrainError:
+        """Return the failure as an error; what is wrong with a request is so on every rank."""
+        return DataError(self.text) if self.usage else TrainError(f"{who}: {self.text}")
 
 
 @contextmanager

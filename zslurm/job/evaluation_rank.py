@@ -9,31 +9,18 @@ from __future__ import annotations
 import json
 import os
 import sys
-import time
 from itertools import count
 from pathlib import Path
-from typing import Any
 
 from zslurm.core.files import read_json, write_atomically
-from zslurm.slurm.environment import node_name, step_info
-from zslurm.train.evaluation.on_ranks import Failure, Message, RankOf, Request, serve
+from zslurm.job.ranks_step import REQUEST, wait_for, write_failure
+from zslurm.slurm.environment import step_info
+from zslurm.train.evaluation.on_ranks import Message, Request, serve
 from zslurm.train.evaluation.scoring import Work
+from zslurm.train.parallel.local_ranks import Failure, RankOf
 
-REQUEST = "request.json"
 WORK = "work-{number:05}.json"
 ANSWERS = "rank-{rank:05}-{number:05}.json"
-LOOK_S = 0.3
-_FAILURE = "failure-{rank:05}.json"
-
-
-def wait_for(path: Path) -> dict[str, Any] | None:
-    """Wait for a file that another node writes, and return what it holds; None if its folder is gone."""
-    while path.parent.is_dir():
-        list(path.parent.iterdir())  # makes an NFS client look again, instead of remembering "no such file"
-        if (content := read_json(path)) is not None:
-            return content
-        time.sleep(LOOK_S)
-    return None
 
 
 def main() -> None:
@@ -51,8 +38,7 @@ def main() -> None:
         nonlocal failed
         if isinstance(message, Failure):
             failed = 1
-            fields = {**message._asdict(), "rank": info.rank, "node": node_name()}
-            write_atomically(folder / _FAILURE.format(rank=info.rank), json.dumps(fields), private=True)
+            write_failure(folder, message, info.rank)
             return
         path = folder / ANSWERS.format(rank=info.rank, number=next(sent))
         write_atomically(path, json.dumps({"answers": list(message.items())}), private=True)

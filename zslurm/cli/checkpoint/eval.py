@@ -23,7 +23,6 @@ from zslurm.cli.checkpoint.options import TokenizerFile, tokenizer_for
 from zslurm.cli.errors import as_user_errors
 from zslurm.cli.options import Json, run_locally_or_as_job
 from zslurm.cli.terminal.table import print_table
-from zslurm.cluster.site import load_site
 from zslurm.core.console import print_json, say
 from zslurm.core.errors import ConfigError, Exit, ZslurmError
 from zslurm.core.extras import require
@@ -36,7 +35,6 @@ from zslurm.train.evaluation.scores import Result, as_metrics
 from zslurm.train.hub import open_weights
 
 if TYPE_CHECKING:
-    from zslurm.job.evaluation_step import Step
     from zslurm.train.evaluation.harness import HarnessTask
     from zslurm.train.evaluation.on_ranks import Request
     from zslurm.train.evaluation.scoring import Ask
@@ -130,8 +128,9 @@ def eval(
         asking = local_answers(request, ranks)
         if nodes > 1:
             from zslurm.job.evaluation_step import answers_of_step
+            from zslurm.job.ranks_step import step_of
 
-            asking = answers_of_step(request, _step(nodes, ranks))
+            asking = answers_of_step(request, step_of(nodes, ranks))
         reason = report.collect(_scored(loaded, request, limit, asking))
     _record(path, report.results)
     if json:
@@ -184,14 +183,6 @@ def _stdout_for_results() -> Iterator[None]:
             yield
 
 
-def _step(nodes: int, ranks: int) -> Step:
-    """Return the step of the ranks: as many GPUs of each node as it has ranks, where nodes have any."""
-    from zslurm.job.evaluation_step import Step
-
-    gpus = load_site().cluster.gpu_request_of(ranks)
-    return Step(nodes, ranks, (f"--gpus-per-node={gpus}", "--gpu-bind=none") if gpus else ())
-
-
 class _Report:
     """The results so far. The files that were asked for hold them at any time.
 
@@ -214,7 +205,7 @@ class _Report:
             ZslurmError: the time was over before anything was scored.
             typer.Abort: so it was at Ctrl-C.
         """
-        from zslurm.job.evaluation_step import OutOfTime
+        from zslurm.job.ranks_step import OutOfTime
 
         try:
             with _interrupted_by_sigterm():

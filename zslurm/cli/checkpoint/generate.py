@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import sys
 import time
 from collections.abc import Iterator
@@ -54,8 +55,17 @@ def generate(
     dtype: Annotated[Dtype | None, Option(help="Compute in this format; default: the weights' own.")] = None,
     device: Annotated[Device, Option(help="cuda is also torch's name for AMD GPUs.")] = Device.AUTO,
     ranks: Annotated[
-        int, Option(min=1, help="Processes, on GPUs one for each, that divide the cache of keys and values.")
+        int,
+        Option(
+            min=1, help="Processes of each node, on GPUs one for each, that divide the cache of keys and values."
+        ),
     ] = 1,
+    nodes: Annotated[int, Option(min=1, help="Nodes: of the job of --slurm, or of the one that you are in.")] = 1,
+    slurm: Annotated[bool, Option("--slurm", help="Run it as a Slurm job, and follow it.")] = False,
+    time_limit: Annotated[
+        str | None,
+        Option("--time", metavar="LIMIT", help="With --slurm: limit of the job, such as 30 (minutes) or 2:00:00."),
+    ] = None,
     tokenizer: TokenizerFile = None,
     rope_base: RopeBase = None,
     context: Context = None,
@@ -67,14 +77,21 @@ def generate(
     """
     if (prompt is None) == (prompts is None):
         raise ConfigError("give --prompt TEXT, or --prompts FILE with many")
-    run_locally_or_as_job(False)
+    inside = "SLURM_JOB_ID" in os.environ
+    if time_limit is not None and not slurm and not inside:
+        raise ConfigError("--time is the limit of the job of --slurm; leave it out without")
+    if nodes > 1 and not slurm and not inside:
+        raise ConfigError(f"--nodes {nodes} needs --slurm, or a job of so many nodes around this command")
+    if slurm and "-" in (prompt, prompts):
+        raise ConfigError("--slurm: the job has no stdin; give --prompt TEXT, or --prompts FILE")
+    run_locally_or_as_job(slurm, workers_option=None, nodes=nodes, gpus=ranks, time_limit=time_limit)
     if not 0 <= temperature < math.inf:
         raise ConfigError(f"--temperature must be 0 or a positive number, got {temperature}")
     if not 0 < top_p <= 1:
         raise ConfigError(f"--top-p must be above 0 and at most 1, got {top_p}")
     if prompts is not None or stop:
         lines = [PromptLine(prompt=_prompt(prompt))] if prompt is not None else read_lines(prompts or "-")
-        if ranks > 1:
+        if ranks > 1 or nodes > 1:
             raise ConfigError("--ranks divides the cache of one prompt; leave it out with --prompts and --stop")
         defaults = Defaults(max_tokens, temperature, top_p, seed, tuple(stop or ()))
         with as_user_errors(), open_weights(find_weights(checkpoint), Overrides(rope_base, context)) as weights:
@@ -109,7 +126,7 @@ def generate(
             "eos_ids": end,
             "rope_base": weights.settings.rope_base,
         }
-        stream = _stream(weights, format_, choose_device(device, ranks), ranks, ids, settings)
+        stream = _stream(weights, format_, choose_device(device, ranks), (nodes, ranks), ids, settings)
     made: list[int] = []
 
     def tokens() -> Iterator[int]:
@@ -185,18 +202,23 @@ def _room(weights: Weights, ids: list[int]) -> int:
 
 
 def _stream(
-    weights: Weights, dtype: str, device: str, ranks: int, ids: list[int], settings: dict[str, Any]
+    weights: Weights, dtype: str, device: str, shape: tuple[int, int], ids: list[int], settings: dict[str, Any]
 ) -> Iterator[int]:
-    """Return the tokens as they are made."""
-    from zslurm.train.parallel.world import DTYPES  # imports torch
+    """Return the tokens as they are made, by so many nodes with so many ranks each."""
+    nodes, ranks = shape
+    if nodes > 1 or ranks > 1:
+        from zslurm.train.decoding import Request, generate_on_ranks  # imports torch
 
-    if ranks > 1:
-        from zslurm.train.decoding import Request, generate_on_ranks
+        request = Request(weights.path.absolute(), dtype, device, tuple(ids), **settings)
+        if nodes == 1:
+            return generate_on_ranks(request, ranks)
+        from zslurm.job.generation_step import tokens_of_step
+        from zslurm.job.ranks_step import step_of
 
-        request = Request(weights.path, DTYPES[dtype], device, tuple(ids), **settings)
-        return generate_on_ranks(request, ranks)
+        return tokens_of_step(request, step_of(nodes, ranks))
     from zslurm.train.checkpointing.load_weights import load_model
     from zslurm.train.model.generate import generate
+    from zslurm.train.parallel.world import DTYPES
 
     return generate(load_model(weights, dtype=DTYPES[dtype], device=device), ids, **settings)
 
