@@ -139,14 +139,14 @@ def _told(run: Run, known: int, shown: str) -> Iterator[str]:
 Check = Callable[[Run, Schedule], Iterator[Violation | None]]
 
 
-def _rows(run: Run, event: str) -> Iterator[dict[str, Any] | None]:
-    """Yield each new row of a kind, and None when there is none for now."""
+def _rows(run: Run, *events: str) -> Iterator[dict[str, Any] | None]:
+    """Yield each new row of some kinds, and None when there is none for now."""
     read = 0
     while True:
         new = run.rows[read:]
         read += len(new)
         for row in new:
-            if row["event"] == event:
+            if row["event"] in events:
                 yield row
         yield None
 
@@ -186,13 +186,13 @@ def living_nodes_are_never_called_dead(run: Run, _: Schedule) -> Iterator[Violat
 
 
 def nothing_is_recorded_twice(run: Run, _: Schedule) -> Iterator[Violation | None]:
-    """A supervisor that was killed and started again records no end of a rank and no death twice."""
+    """A supervisor that was killed and started again records no end of a rank and no decision twice."""
     seen: set[object] = set()
-    for row in _rows(run, "ranks_ended"):
+    for row in _rows(run, "ranks_ended", "decision"):
         if row is None:
             yield None
             continue
-        key = (row["attempt"], str(row["ranks"]), row["what"])
+        key = (row["event"], row["attempt"], str(row.get("ranks")), row.get("what"))
         if key in seen:
             yield Violation("nothing is recorded twice", run.world.now, f"{key}")
         seen.add(key)

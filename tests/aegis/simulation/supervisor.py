@@ -52,6 +52,10 @@ _RESUMED = (FaultDetected, RanksEnded, StepKilled, StopAsked, RecoveredInMemory,
 Phase = Literal["queued", "starting", "watching", "clearing", "over"]
 
 
+class _Killed(Exception):
+    """The supervisor is killed."""
+
+
 @dataclass
 class Run:
     """One run, from its submission to its end.
@@ -91,10 +95,23 @@ class Run:
         self.seen = 0
         self.given_up: GiveUp | None = None
         self.heard: dict[str, int] = {}
+        self.left: set[int] = set()
+        """Attempts of earlier starts of the job."""
 
     def record(self, kind: str, /, **fields: Any) -> None:
-        """Write an event."""
+        """Write an event, unless the supervisor is killed before; it may be killed right after."""
+        self._may_be_killed()
         self.rows.append({"time": self.world.wall, "event": kind, "job_id": "1", **fields})
+        self._may_be_killed()
+
+    def _may_be_killed(self) -> None:
+        """Count a moment before or after a record, in which the supervisor may be killed."""
+        if self.world.kill_supervisor is None:
+            return
+        left, latest = self.world.kill_supervisor
+        self.world.kill_supervisor = (left - 1, latest) if left > 0 else None
+        if left <= 0:
+            raise _Killed
 
     @property
     def history(self) -> History:
@@ -118,9 +135,16 @@ class Run:
             return
         if self._batch_node_died():
             return
-        if world.kill_supervisor:
-            world.kill_supervisor = False
+        try:
+            self._second()
+        except _Killed:
             self.state, self.alive, self.until = None, False, world.now + STARTS_AGAIN_S
+
+    def _second(self) -> None:
+        world = self.world
+        if world.kill_supervisor is not None and world.now >= world.kill_supervisor[1]:
+            world.kill_supervisor = None
+            raise _Killed
         if not self.alive:
             if world.now < self.until:
                 return
@@ -146,6 +170,7 @@ class Run:
             return
         self.allocated, self.phase, self.until = usable[:asked], "starting", world.now
         self.alive, self.seen, self.next_nodes = True, world.now, []
+        self.left = set(range(1, world.attempts + 1))
         world.agents_on, self.heard = set(self.allocated), {}
         self.detector = Detector(self.settings)
 
@@ -166,20 +191,21 @@ class Run:
         self.alive, self.seen = True, self.world.now
         self.detector = Detector(self.settings)
         self.heard = {}
-        if self.phase == "starting":
-            decided = [row for row in self.rows if row["event"] == "decision"]
-            started = [row for row in self.rows if row["event"] == "attempt_started"]
-            if decided and (not started or decided[-1]["attempt"] >= started[-1]["attempt"]):
-                self.next_nodes = list(decided[-1].get("nodes") or [])
-            return
+        for node in self.world.nodes:  # the next agents report again what is wrong
+            node.sensed.clear()
         attempt = self.world.attempt
-        if self.phase in ("watching", "clearing") and attempt is not None:
-            self._begin(attempt, adopted=True)
-            recorded = tuple(
-                event for event in select(self.rows, *_RESUMED) if event.row.get("attempt") == attempt.number
-            )
-            self.tell(Resumed(recorded, tuple(attempt.log), {}, float(self.world.now), self.world.wall))
-            self.phase = "watching"
+        if attempt is None or attempt.number in self.left:
+            return
+        decided = [row for row in self.rows if row["event"] == "decision" and row["attempt"] == attempt.number]
+        if decided and (decision := Decision.of(decided[-1])) is not None:
+            self._carry_out_decision(decision)
+            return
+        self.phase = "watching"
+        self._begin(attempt, adopted=True)
+        recorded = tuple(
+            event for event in select(self.rows, *_RESUMED) if event.row.get("attempt") == attempt.number
+        )
+        self.tell(Resumed(recorded, tuple(attempt.log), {}, float(self.world.now), self.world.wall))
 
     # --- one attempt --------------------------------------------------------------------------------------------
 
@@ -223,7 +249,7 @@ class Run:
         match action:
             case Record():
                 row = action.event.row
-                self.rows.append({**row, "time": self.world.wall, "job_id": "1"})
+                self.record(row.pop("event"), **row)
             case GiveUp():
                 self.given_up = action
             case ExamineHang():
@@ -399,10 +425,10 @@ class Run:
                 self._end("stopped", decision.reason)
             case "requeue":
                 self.excluded = self.excluded_nodes
-                self.record("requeued", excluded=sorted(self.excluded), reason=decision.reason)
                 self.phase, self.until = "queued", now + REQUEUE_S
                 if decision.n_nodes is not None:
                     self.spares = max(0, decision.n_nodes - self.needed)
+                self.record("requeued", excluded=sorted(self.excluded), reason=decision.reason)
             case _:
                 self.next_nodes = list(decision.nodes)
                 self.phase, self.until = "starting", now + 1 + int(decision.wait_s or 0)

@@ -9,7 +9,7 @@ import pytest
 from tests.aegis.simulation import simulation
 from tests.aegis.simulation.simulation import INVARIANTS, Schedule, Violation, drawn, play, shortest, violates
 from tests.aegis.simulation.supervisor import Run
-from tests.aegis.simulation.world import Happening
+from tests.aegis.simulation.world import WALL, Happening, What
 
 SEEDS, IN_SOAK = 150, 20_000
 """Schedules that `make test` plays, and `make soak`."""
@@ -26,6 +26,12 @@ FOUND = {
     ),
     "an attempt is ended for a link while another node's agent is silent": Schedule(
         5, 0, 5, (Happening(83, "nic_down", 8, 20), Happening(83, "agent_stalls", 9, 40))
+    ),
+    "a link has recovered and a node dies while another node's agent is silent": Schedule(
+        9,
+        1,
+        10,
+        (Happening(18, "nic_down", 7, 10), Happening(23, "agent_stalls", 12, 10), Happening(27, "node_dies", 6)),
     ),
 }
 """Schedules that violated an invariant, each as short as it could be made."""
@@ -82,6 +88,19 @@ def test_each_thing_that_happens_ends_as_on_a_real_slurm(
     assert played.violation is None
     assert sorted(played.run.excluded_nodes) == excluded
     assert played.run.outcome == outcome, played.run.why
+
+
+@pytest.mark.parametrize("what", ["rank_killed", "rank_hangs", "node_dies", "ecc_error", "user_bug"])
+def test_a_supervisor_that_is_killed_before_or_after_any_record_changes_nothing(what: What) -> None:
+    """What the run comes to, and which nodes it excludes, is as if the supervisor had lived."""
+    harm = Happening(20, what, 2, 0)
+    alone = play(Schedule(3, 1, 5, (harm,))).run
+    records = sum(row["time"] > WALL + 20 for row in alone.rows)
+    for moment in range(2 * records):
+        played = play(Schedule(3, 1, 5, (harm, Happening(20, "supervisor_killed", moment))))
+        assert played.violation is None, moment
+        assert played.run.outcome == alone.outcome, moment
+        assert played.run.excluded_nodes == alone.excluded_nodes, moment
 
 
 def test_a_violation_is_shown_with_the_shortest_schedule(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -25,6 +25,8 @@ PEERS_NOTICE_S, COLLECTIVE_TIMEOUT_S = 2, 40
 """Seconds until peers of a killed process lose their connection, and of one that only stands still."""
 SLURM_TIMEOUT_S, REQUEUE_S = 30, 5
 """Seconds after which Slurm calls a silent node down, and for which a requeued job waits at least."""
+_KILLED_BY_S = 20
+"""Seconds after which a supervisor is killed that has recorded nothing meanwhile."""
 AGENT_START_S, KILL_S = 3, 1
 """Seconds in which an agent starts again, and in which killed ranks end."""
 
@@ -54,7 +56,8 @@ class Happening:
     Attributes:
         at: seconds after the beginning.
         what: it is.
-        where: number of the node, or of the rank; of a bug, the step after which it shows itself.
+        where: number of the node, or of the rank; of a bug, the step after which it shows itself; of a killed
+            supervisor, before or after how many more records (even numbers: before one).
         lasts: seconds, for what has an end.
     """
 
@@ -175,7 +178,8 @@ class World:
         self.suspended_until = 0
         self.awake = 0
         """Seconds in which the job was not suspended: agents count no others."""
-        self.kill_supervisor = False
+        self.kill_supervisor: tuple[int, int] | None = None
+        """Before or after how many more records the supervisor is killed, and when at the latest."""
         self.agents_on: set[str] = set()
         """The nodes of the job."""
         self.inbox: list[tuple[int, Report]] = []
@@ -262,7 +266,7 @@ class World:
             case "job_suspended":
                 self.suspended_until = max(self.suspended_until, self.now + it.lasts)
             case "supervisor_killed":
-                self.kill_supervisor = True
+                self.kill_supervisor = it.where, self.now + _KILLED_BY_S
             case "user_bug":
                 self.bug = it.where
 

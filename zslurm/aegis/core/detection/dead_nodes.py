@@ -57,20 +57,24 @@ class DeadNodes:
         unheard = progress.unheard(now)
         ours = declared.keys() & progress.ranks_on.keys()
         asked_about = witness_reports.keys() & progress.ranks_on.keys()
-        found = []
+        found: list[Fault] = []
+        silent = []  # and no more than that is known
         for name in sorted(((unheard | asked_about) - self.dead) | (ours - self._declared)):
             why = declared.get(name)
             self._declared |= {name} & ours
             if why is None and name in witness_reports:
                 why = self._confirmed(name, witness_reports[name], now, lost_peers=lost_peers)
-            if why is None and name not in unheard:
-                continue
-            if why is None and name in trouble:
+            if why is None and name in unheard & trouble.keys():
                 why = f"its agent misses heartbeats; {trouble[name]}"
-            elif why is None and progress.others_report(name, now) and not progress.is_lost(name):
+            if why is not None and (name != own_node or name in declared):
+                found.append(self._node_dead(name, why, now, wall))
+                self._halted_by.add(name)
+            elif name in unheard:
+                silent.append(name)
+        for name in silent:
+            why = None
+            if name != own_node and progress.others_report(name, now) and not progress.is_lost(name):
                 why = self._why_dead(name, now, lost_peers=lost_peers)
-            if name == own_node and name not in declared:
-                why = None
             if why is not None:
                 found.append(self._node_dead(name, why, now, wall))
             elif self._continues_without(name):
