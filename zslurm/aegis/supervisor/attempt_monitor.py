@@ -14,9 +14,9 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from zslurm.aegis.core.attempt import GONE
+from zslurm.aegis.core.ending import outcome_of
 from zslurm.aegis.core.messages import GiveUp, Paused, Recovered
-from zslurm.aegis.core.policy.outcome import AttemptOutcome, Cause, attempt_outcome
+from zslurm.aegis.core.policy.outcome import AttemptOutcome, Cause
 from zslurm.aegis.supervisor.agents.agents import Agents
 from zslurm.aegis.supervisor.attempt_starter import RunningAttempt
 from zslurm.aegis.supervisor.fault_collector import FaultCollector, read_step_log
@@ -31,7 +31,7 @@ from zslurm.job.step import kill_step
 from zslurm.run.events import RunDirLost, StepKilled
 from zslurm.run.events.event import only_known
 from zslurm.slurm.hostlist import compress
-from zslurm.slurm.on_nodes.srun_output import TaskFailure, failed_nodes
+from zslurm.slurm.on_nodes.srun_output import TaskFailure
 
 _WATCHFUL_S, _RECOVERING_S = 0.1, 0.02
 """Seconds between two looks where lost ranks are replaced in memory, and while they are."""
@@ -292,34 +292,6 @@ class AttemptMonitor:
 
     def _outcome(self, killed_because: str | None) -> AttemptOutcome:
         """Return how the attempt ended."""
-        collected, attempt = self.collected, self._running.attempt
-        code, ends = self._running.process.poll(), rank_ends(attempt)
+        attempt, code = self._running.attempt, self._running.process.poll()
         log = read_step_log(attempt)
-        state = collected.state
-        if state.replaced and not state.lost and len(ends) == len(state.rank_nodes):
-            code = max(int(end["exit_code"]) for end in ends)  # srun's is that of a rank that was replaced
-        dead = [node for node in failed_nodes(log) if node not in state.overcome_nodes]
-        early = [
-            Cause(fault.line, fault.rank, fault.node, int(Exit.DONE), fault.step) for fault in state.early_exits
-        ]
-        exited = {cause.rank for cause in early}
-        # An agent sees that a process is gone, and not how: a rank that exited with 0 was not killed.
-        failures = [
-            known
-            for known in state.failures
-            if known.what != GONE or not (None in exited or exited & set(known.ranks))
-        ]
-        outcome = attempt_outcome(
-            128 + signal.SIGKILL if code is None else code,
-            ends,
-            failures,
-            dead,
-            log[-2000:],
-            killed_because,
-            early=early,
-            asked=state.asked,
-        )
-        cancelled = state.cancelled
-        if cancelled is not None and outcome.outcome == "failed" and not dead:
-            return replace(outcome, cause=Cause(cancelled.line, exit_code=outcome.exit_code))
-        return outcome
+        return outcome_of(self.collected.state, code, rank_ends(attempt), log, killed_because)
