@@ -191,8 +191,8 @@ class Run:
         self.alive, self.seen = True, self.world.now
         self.detector = Detector(self.settings)
         self.heard = {}
-        for node in self.world.nodes:  # the next agents report again what is wrong
-            node.sensed.clear()
+        for node in self.world.nodes:  # the next agents report everything that is wrong
+            node.is_new = True
         attempt = self.world.attempt
         if attempt is None or attempt.number in self.left:
             return

@@ -33,6 +33,9 @@ FOUND = {
         10,
         (Happening(18, "nic_down", 7, 10), Happening(23, "agent_stalls", 12, 10), Happening(27, "node_dies", 6)),
     ),
+    "a link stays down, no other node is there, and another node's agent is silent": Schedule(
+        3, 0, 3, (Happening(51, "nic_down", 3, 100), Happening(72, "agent_stalls", 2, 40))
+    ),
 }
 """Schedules that violated an invariant, each as short as it could be made."""
 

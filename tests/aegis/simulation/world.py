@@ -6,7 +6,7 @@ prints, records of ranks, and Slurm's word. Time passes second by second.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from zslurm.aegis.fault_kinds import GPU_RAS_UNCORRECTABLE, NIC_LINK_DOWN
@@ -82,7 +82,8 @@ class NodeTruth:
         clock_off: seconds that its wall clock is off.
         rank_ends: ranks that were killed on it.
         nic_downs: how often the link went down.
-        unreachable_until: until when its agent answers nothing, so that nobody can know how it is.
+        sensed: sensors that have reported what is wrong.
+        is_new: its agent has not reported yet.
     """
 
     name: str
@@ -97,6 +98,7 @@ class NodeTruth:
     nic_downs: int = 0
     seq: int = 0
     sensed: set[str] = field(default_factory=set)
+    is_new: bool = True
 
     def slurm_knows(self, now: int) -> bool:
         """Return whether Slurm calls the node down."""
@@ -383,25 +385,21 @@ class World:
         )
 
     def _sensor_reports(self, node: NodeTruth, stamp: Stamp) -> list[Report]:
-        """Return what sensors notice, once; the end of a link's fault as well."""
-        found: list[Fault] = []
-
-        def noticed(kind: str, is_wrong: bool, fault: Fault) -> None:
-            if is_wrong and kind not in node.sensed:
-                node.sensed.add(kind)
-                found.append(fault)
-
+        """Return what sensors notice, once; a new agent's first reports have everything that is wrong."""
         ecc = Fault.of_kind(GPU_RAS_UNCORRECTABLE, stamp.t, "gpu", "uncorrectable error", node=node.name, gpu="3")
         down = Fault.of_kind(NIC_LINK_DOWN, stamp.t, "nic", "nic0 is down", node=node.name, nic="nic0")
-        noticed("ecc", node.ecc, ecc)
-        noticed("nic", node.nic_until > self.now, down)
-        if "nic" in node.sensed and node.nic_until <= self.now:
-            node.sensed.discard("nic")
-            up = Fault.of_kind(
-                NIC_LINK_DOWN, stamp.t, "nic", "nic0 is up", node=node.name, nic="nic0", cleared=True
-            )
-            found.append(up)
-        return [SensorReport(stamp, "gpu", ok=True, faults=tuple(found))] if found else []
+        first, node.is_new = node.is_new, False
+        reports: list[Report] = []
+        for sensor, fault, is_wrong in (("gpu", ecc, node.ecc), ("nic", down, node.nic_until > self.now)):
+            found: tuple[Fault, ...] = ()
+            if is_wrong and (first or sensor not in node.sensed):
+                found = (fault,)
+            elif not is_wrong and sensor in node.sensed and not first:
+                found = (replace(fault, cleared=True, line="nic0 is up"),)
+            node.sensed = node.sensed | {sensor} if is_wrong else node.sensed - {sensor}
+            if found or first:
+                reports.append(SensorReport(stamp, sensor, faults=found, first=first))
+        return reports
 
     def reach(self, node: NodeTruth) -> Reach:
         """Return how the port of a node's slurmd answers."""

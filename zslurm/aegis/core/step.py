@@ -287,13 +287,15 @@ def _has_unexplained_losses(state: AttemptState, event: Tick) -> bool:
     """Return whether ranks have lost peers, so that a node that misses heartbeats is dead.
 
     While they run, anything that may be the root explains it. Once they are over, none of them can show any more
-    that its node lives, and nodes often die together: then only an error that the program itself recorded does.
+    that its node lives, and nodes often die together: then only an error that the program itself recorded does, or
+    a network that is down.
     """
     if state.failed_at is None:
         return False
     if not event.over:
         return not state.has_root(event.wall)
-    return not any(f.role == "root" and f.source == "rank" and f.scope == "user" for f in state.faults)
+    by_program = any(f.role == "root" and f.source == "rank" and f.scope == "user" for f in state.faults)
+    return not (by_program or stalled_networks(state.faults))
 
 
 def _excuse(state: AttemptState, seconds: float) -> None:

@@ -87,9 +87,13 @@ class DeadNodes:
         return {name for name in unheard if not self._progress.is_lost(name)}
 
     def by_passed_limit(self, suspects: set[str], now: float, wall: float) -> list[Fault]:
-        """Return the suspects as dead where a rank elsewhere has passed its limit and their peers report."""
+        """Return the suspects as dead where a rank elsewhere has passed its limit and their peers report.
+
+        A limit that passed for another reason, as a fault of another node's network, proves nothing.
+        """
         why = "its agent misses heartbeats, and a rank elsewhere has passed its limit without progress"
-        dead = [name for name in sorted(suspects) if self._progress.others_report(name, now)]
+        silent = [name for name in sorted(suspects) if self._progress.others_report(name, now)]
+        dead = [name for name in silent if not self._halted_by - {name}]
         return [self._node_dead(name, why, now, wall) for name in dead]
 
     def _confirmed(self, name: str, report: WitnessReport, now: float, *, lost_peers: bool) -> str | None:
