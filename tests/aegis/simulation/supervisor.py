@@ -172,6 +172,8 @@ class Run:
         self.alive, self.seen, self.next_nodes = True, world.now, []
         self.left = set(range(1, world.attempts + 1))
         world.agents_on, self.heard = set(self.allocated), {}
+        for name in self.allocated:
+            world.by_name[name].is_new = True
         self.detector = Detector(self.settings)
 
     def _batch_node_died(self) -> bool:
