@@ -81,6 +81,8 @@ class Training:
                 when, waiting = when + self.step_s * 0.7, True
         if self.phase is not Phase.STEP:
             when, waiting = min([self.now, *(t for r, t in self.stopped.items() if r == rank)]), False
+        if self.phase is Phase.SETUP:
+            step = -1
         age = max(0.0, self.now - when)
         first, last = self.slow_steps
         work = step + (self.own_s.get(rank, 1.0) - 1.0) * max(0, min(step, last) - first)

@@ -296,6 +296,11 @@ class AttemptProgress:
         return node is not None and node.lost
 
     def is_missing(self, rank: RankState) -> bool:
-        """Return whether a rank has left no sign of it, though the agent of its node looks for one."""
+        """Return whether a rank has left no sign of it, though the agent of its node looks for one.
+
+        None is missing once a step is finished, for which every rank is needed. An agent that was silent may
+        report only after its ranks have ended.
+        """
         node = self.nodes.get(rank.node)
-        return rank.row is None and node is not None and node.watches and not self.adopted
+        watched = node is not None and node.watches
+        return rank.row is None and watched and not self.adopted and self.front < 0
