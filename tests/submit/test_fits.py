@@ -25,7 +25,7 @@ def test_each_recipe_fits_on_a_node(recipe: str) -> None:
 
 def test_a_batch_that_cannot_fit_is_refused_with_one_that_does() -> None:
     large = ("slurm.nodes=128", "phases[0].micro_batch=64")
-    with pytest.raises(ConfigError, match=r"643 GiB at the peak .*, and each mi300x has 192 GiB") as refusal:
+    with pytest.raises(ConfigError, match=r"642 GiB at the peak .*, and each mi300x has 192 GiB") as refusal:
         check_fits(spec_of("zaya1-8b", *large))
     advice = re.search(r"set phases\[0\]\.micro_batch to (\d+) ", str(refusal.value))
     assert advice is not None

@@ -70,7 +70,7 @@ class TextModel:
             if new >= self._context:
                 raise DataError(
                     f"generation_kwargs.max_gen_toks ({new}) leaves no room for a prompt in the context of "
-                    f"{self._context} tokens"
+                    f"{counted(self._context, 'token')}"
                 )
             ids = encoded[context] or (self._coder.prefix,)
             prompts.append(Prompt(ids[new - self._context :], new, temperature, top_p, seed=place))
