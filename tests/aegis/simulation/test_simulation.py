@@ -36,6 +36,16 @@ FOUND = {
     "a link stays down, no other node is there, and another node's agent is silent": Schedule(
         3, 0, 3, (Happening(51, "nic_down", 3, 100), Happening(72, "agent_stalls", 2, 40))
     ),
+    "a link of the supervisor's own node is down while its agent and another are silent": Schedule(
+        6,
+        1,
+        7,
+        (
+            Happening(51, "agent_stalls", 0, 20),
+            Happening(51, "nic_down", 7, 20),
+            Happening(56, "agent_stalls", 1, 10),
+        ),
+    ),
     "a silent agent reports in the second in which its ranks finish": Schedule(
         5, 0, 7, (Happening(5, "agent_stalls", 12, 100), Happening(12, "node_dies", 3))
     ),

@@ -9,7 +9,8 @@ or one of them has passed its limit. While steps are finished, only the agent is
 heartbeats, the fault is on this side: no node is dead.
 
 The halt of the others proves nothing by itself if something else explains it: another node is dead, a fault of its
-network lasts, or the attempt is over. The supervisor's own node lives, unless Slurm reports it as failed.
+network lasts, or the attempt is over. The supervisor's own node lives, unless Slurm reports it as failed; if its
+agent is silent as well, nobody knows what halts the ranks there.
 In phases without steps (setup, a save, an evaluation) a halt is usual, and a stalled file system likely: there it
 takes Slurm's report or the peers', or the limit of the phase.
 
@@ -39,6 +40,7 @@ class DeadNodes:
         self._declared: set[str] = set()
         self._halted_by: set[str | None] = set()
         self._own_node: str | None = None
+        self._own_silent_at = float("-inf")
 
     def check(
         self,
@@ -53,8 +55,12 @@ class DeadNodes:
         own_node: str | None = None,
     ) -> list[Fault]:
         """Return what is new; see `Detector.check` for the arguments."""
-        progress, self._halted_by, self._own_node = self._progress, set(halted_by), own_node
+        progress, self._own_node = self._progress, own_node
         unheard = progress.unheard(now)
+        if own_node in unheard:
+            self._own_silent_at = now
+        own_is_unknown = now - self._own_silent_at <= LATE_S  # its sensors report after its agent
+        self._halted_by = set(halted_by) | ({own_node} if own_is_unknown else set())
         ours = declared.keys() & progress.ranks_on.keys()
         asked_about = witness_reports.keys() & progress.ranks_on.keys()
         found: list[Fault] = []
