@@ -166,23 +166,30 @@ def _add_product(left_MK: Tensor, right_KN: Tensor, total_MN: Tensor) -> None:
         total_MN += left_MK @ right_KN
 
 
+class _Sums(NamedTuple):
+    """Sums over the tokens that count, and gradients of the objective; no gradients if none are wanted."""
+
+    cross_entropy: Tensor
+    z_loss: Tensor
+    grad_x_TD: Tensor | None
+    grad_weight_VD: Tensor | None
+
+    @classmethod
+    def empty(cls, x_TD: Tensor, embedding_VD: Tensor, *, wanted: bool) -> _Sums:
+        """Return sums of zero, and memory for the gradients."""
+        wide = torch.promote_types(embedding_VD.dtype, torch.float32)
+        grad_x_TD = torch.empty_like(x_TD) if wanted else None
+        grad_weight_VD = torch.empty_like(embedding_VD, dtype=wide) if wanted else None
+        return cls(x_TD.new_zeros((), dtype=wide), x_TD.new_zeros((), dtype=wide), grad_x_TD, grad_weight_VD)
+
+
 def _sum_narrow(
-    ctx: Any,
-    x_TD: Tensor,
-    embedding_VD: Tensor,
-    targets_T: Tensor,
-    z_weight: float,
-    chunk: int,
-    wanted: bool,
-    add_gradient: Callable[[Tensor], None] | None,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Run `_SummedLosses` for 16-bit operands that have products with an fp32 result."""
+    x_TD: Tensor, embedding_VD: Tensor, targets_T: Tensor, z_weight: float, chunk: int, *, wanted: bool
+) -> _Sums:
+    """Multiply 16-bit operands as they are; one kernel turns their logits into losses and gradient, in place."""
     counted_T = targets_T != IGNORED_TARGET
     target_T = targets_T.where(counted_T, 0)
-    cross_entropy, z_loss = (x_TD.new_zeros((), dtype=torch.float32) for _ in range(2))
-    grad_x_TD = torch.empty_like(x_TD) if wanted else None
-    grad_weight_VD = torch.empty_like(embedding_VD, dtype=torch.float32) if wanted else None
-    chunk = max(1, min(chunk, len(x_TD)))
+    sums = _Sums.empty(x_TD, embedding_VD, wanted=wanted)
     logits_TV = x_TD.new_empty(chunk, len(embedding_VD), dtype=torch.float32)
     for start in range(0, len(x_TD), chunk):
         rows = slice(start, start + chunk)
@@ -190,24 +197,45 @@ def _sum_narrow(
         logits = logits_TV[: len(x)]
         product(x, embedding_VD.T, logits)
         log_sum, target_logit, gradient = losses(logits, target_T[rows], counted, z_weight, embedding_VD.dtype)
-        cross_entropy += (log_sum - target_logit).where(counted, 0).sum()
-        z_loss += z_weight * log_sum.square().where(counted, 0).sum()
-        if grad_x_TD is not None and grad_weight_VD is not None:
-            torch.mm(gradient, embedding_VD, out=grad_x_TD[rows])
-            (add_product if start else product)(gradient.T, x, grad_weight_VD)
-    if grad_x_TD is not None:
-        ctx.save_for_backward(grad_x_TD, grad_weight_VD)
-    ctx.add_gradient = add_gradient
-    ctx.mark_non_differentiable(cross_entropy, z_loss)
-    return cross_entropy + z_loss, cross_entropy, z_loss
+        sums.cross_entropy.add_((log_sum - target_logit).where(counted, 0).sum())
+        sums.z_loss.add_(z_weight * log_sum.square().where(counted, 0).sum())
+        if sums.grad_x_TD is not None and sums.grad_weight_VD is not None:
+            torch.mm(gradient, embedding_VD, out=sums.grad_x_TD[rows])
+            (add_product if start else product)(gradient.T, x, sums.grad_weight_VD)
+    return sums
+
+
+def _sum_wide(
+    x_TD: Tensor, embedding_VD: Tensor, targets_T: Tensor, z_weight: float, chunk: int, *, wanted: bool
+) -> _Sums:
+    """Multiply operands in at least fp32; on CPUs logits exist for a few tokens at a time."""
+    weight_VD = at_least_fp32(embedding_VD)
+    counted_T1 = (targets_T != IGNORED_TARGET).unsqueeze(-1)
+    target_T1 = targets_T.unsqueeze(-1).where(counted_T1, 0)
+    counted_x_TD = x_TD * counted_T1 if wanted else x_TD
+    sums = _Sums.empty(x_TD, embedding_VD, wanted=wanted)
+    softmax_TV = x_TD.new_empty(chunk, len(weight_VD), dtype=weight_VD.dtype)
+    for start in range(0, len(x_TD), chunk):
+        rows = slice(start, start + chunk)
+        x, target, counted = x_TD[rows], target_T1[rows], counted_T1[rows]
+        softmax = softmax_TV[: len(x)]
+        log_sum, target_logit = _softmax(at_least_fp32(x), weight_VD, target, softmax)
+        sums.cross_entropy.add_((log_sum - target_logit).where(counted, 0).sum())
+        if z_weight:
+            sums.z_loss.add_(z_weight * log_sum.square().where(counted, 0).sum())
+            softmax.mul_(1 + 2 * z_weight * log_sum)
+        if sums.grad_x_TD is not None and sums.grad_weight_VD is not None:
+            grad_logits = softmax.scatter_add_(-1, target, -torch.ones_like(log_sum))
+            rounded = grad_logits.to(embedding_VD.dtype)
+            torch.mm(rounded, embedding_VD, out=sums.grad_x_TD[rows])
+            (_add_product if start else _product_into)(rounded.T, counted_x_TD[rows], sums.grad_weight_VD)
+    if sums.grad_x_TD is not None:
+        sums.grad_x_TD.mul_(counted_T1)
+    return sums
 
 
 class _SummedLosses(torch.autograd.Function):
-    """Gradient of the logits is (1 + 2 weight Z) softmax - onehot; taken in forward, only scaled in backward.
-
-    Narrow operands on GPUs are multiplied as they are, and one kernel turns their logits into losses and gradient,
-    in place. Else softmax and gradient are fp32 and up, and on CPUs logits exist for a few tokens at a time.
-    """
+    """Gradient of the logits is (1 + 2 weight Z) softmax - onehot; taken in forward, only scaled in backward."""
 
     @staticmethod
     def forward(
@@ -220,37 +248,14 @@ class _SummedLosses(torch.autograd.Function):
         wanted: bool,
         add_gradient: Callable[[Tensor], None] | None,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        if keeps_narrow(x_TD, embedding_VD.T):
-            return _sum_narrow(ctx, x_TD, embedding_VD, targets_T, z_weight, chunk, wanted, add_gradient)
-        wide = torch.promote_types(embedding_VD.dtype, torch.float32)
-        weight_VD = at_least_fp32(embedding_VD)
-        counted_T1 = (targets_T != IGNORED_TARGET).unsqueeze(-1)
-        target_T1 = targets_T.unsqueeze(-1).where(counted_T1, 0)
-        counted_x_TD = x_TD * counted_T1 if wanted else x_TD
-        cross_entropy, z_loss = (x_TD.new_zeros((), dtype=wide) for _ in range(2))
-        grad_x_TD = torch.empty_like(x_TD) if wanted else None
-        grad_weight_VD = torch.empty_like(weight_VD, dtype=wide) if wanted else None
+        run = _sum_narrow if keeps_narrow(x_TD, embedding_VD.T) else _sum_wide
         chunk = max(1, min(chunk, len(x_TD)))
-        softmax_TV = x_TD.new_empty(chunk, len(weight_VD), dtype=wide)
-        for start in range(0, len(x_TD), chunk):
-            rows = slice(start, start + chunk)
-            x, target, counted = x_TD[rows], target_T1[rows], counted_T1[rows]
-            softmax = softmax_TV[: len(x)]
-            log_sum, target_logit = _softmax(at_least_fp32(x), weight_VD, target, softmax)
-            cross_entropy += (log_sum - target_logit).where(counted, 0).sum()
-            if z_weight:
-                z_loss += z_weight * log_sum.square().where(counted, 0).sum()
-                softmax.mul_(1 + 2 * z_weight * log_sum)
-            if grad_x_TD is not None and grad_weight_VD is not None:
-                grad_logits = softmax.scatter_add_(-1, target, -torch.ones_like(log_sum))
-                rounded = grad_logits.to(embedding_VD.dtype)
-                torch.mm(rounded, embedding_VD, out=grad_x_TD[rows])
-                (_add_product if start else _product_into)(rounded.T, counted_x_TD[rows], grad_weight_VD)
-        if grad_x_TD is not None:
-            ctx.save_for_backward(grad_x_TD.mul_(counted_T1), grad_weight_VD)
+        sums = run(x_TD, embedding_VD, targets_T, z_weight, chunk, wanted=wanted)
+        if wanted:
+            ctx.save_for_backward(sums.grad_x_TD, sums.grad_weight_VD)
         ctx.add_gradient = add_gradient
-        ctx.mark_non_differentiable(cross_entropy, z_loss)
-        return cross_entropy + z_loss, cross_entropy, z_loss
+        ctx.mark_non_differentiable(sums.cross_entropy, sums.z_loss)
+        return sums.cross_entropy + sums.z_loss, sums.cross_entropy, sums.z_loss
 
     @staticmethod
     @once_differentiable
