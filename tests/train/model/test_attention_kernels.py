@@ -514,6 +514,18 @@ def test_a_kernel_that_fails_here_is_found_before_the_first_step(monkeypatch: py
     broken = FlashAttention("torch", kernels.whole, refuse)
     assert failure_of(broken, cpu, torch.float32, (6, 2), 8) == "RuntimeError: Expected a fused kernel"
 
+    def see_all(q: Tensor, *others: Tensor, **options: Any) -> Tensor:
+        return kernels.varlen(q, *others, **options) * 1.1
+
+    wrong = FlashAttention("torch", kernels.whole, see_all)
+    assert failure_of(wrong, cpu, torch.float32, (6, 2), 8) is not None, "it runs, and its values are wrong"
+
+    def fault(*_: Any, **__: Any) -> Tensor:
+        raise torch.OutOfMemoryError("out of memory")
+
+    with pytest.raises(torch.OutOfMemoryError):
+        failure_of(FlashAttention("torch", kernels.whole, fault), cpu, torch.float32, (6, 2), 8)
+
 
 def test_on_a_gpu_documents_are_attended_over_by_their_bounds(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture

@@ -20,6 +20,8 @@ from zslurm.train.model.attention_backends.packages import FlashAttention
 
 TORCH = "torch"
 """Name of these kernels among the packages."""
+_TOLERANCE = 0.03
+"""Of the norm: results and gradients in bf16."""
 
 
 def documents_by_torch() -> FlashAttention | None:
@@ -34,7 +36,7 @@ def documents_by_torch() -> FlashAttention | None:
 def failure_of(
     kernels: FlashAttention, device: torch.device, dtype: torch.dtype, heads: tuple[int, int], head_dim: int
 ) -> str | None:
-    """Attend over two small documents, forward and backward; return the first line of what fails, or None.
+    """Attend over two small documents, forward and backward; return what fails or is wrong as one line, or None.
 
     Args:
         kernels: to try.
@@ -42,20 +44,42 @@ def failure_of(
         dtype: of queries, keys and values.
         heads: numbers of query heads and of key heads.
         head_dim: channels of a head.
+
+    Raises:
+        torch.OutOfMemoryError, torch.AcceleratorError: the device itself has failed.
     """
     queries, keys = heads
+    generator = torch.Generator().manual_seed(0)
     q_BHSP, k_BJSP, v_BJSP = (
-        torch.ones(1, count, 16, head_dim, dtype=dtype, device=device, requires_grad=True)
+        torch.randn(1, count, 16, head_dim, generator=generator).to(device, dtype).requires_grad_()
         for count in (queries, keys, keys)
     )
+    documents = ((0, 5), (5, 16))
     bounds_N = torch.tensor([0, 5, 16], dtype=torch.int32, device=device)
     try:
-        kernels(q_BHSP, k_BJSP, v_BJSP, bounds_N).float().sum().backward()
-        gradients = [x.grad for x in (q_BHSP, k_BJSP, v_BJSP) if x.grad is not None]
-        finite = len(gradients) == 3 and all(bool(each.isfinite().all()) for each in gradients)
+        y_BSX = kernels(q_BHSP, k_BJSP, v_BJSP, bounds_N)
+        y_BSX.float().square().sum().backward()
+    except (torch.OutOfMemoryError, torch.AcceleratorError):
+        raise  # not refused: the device has no memory left, or reports a fault
     except (RuntimeError, NotImplementedError, TypeError, ValueError) as error:
         return f"{type(error).__name__}: {error}".partition("\n")[0]
-    return None if finite else "gradients are missing or not finite"
+    wide = [x.detach().float().requires_grad_() for x in (q_BHSP, k_BJSP, v_BJSP)]
+    parts = []
+    for start, end in documents:
+        q, k, v = (x[:, :, start:end] for x in wide)
+        parts.append(F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True))
+    expected_BSX = torch.cat(parts, dim=2).transpose(1, 2).flatten(2)
+    expected_BSX.square().sum().backward()
+    made = (q_BHSP, k_BJSP, v_BJSP)
+    pairs = [(y_BSX, expected_BSX), *((x.grad, other.grad) for x, other in zip(made, wide, strict=True))]
+    if any(one is None or other is None or not _near(one, other) for one, other in pairs):
+        return "its values or gradients are not those of the documents one by one"
+    return None
+
+
+def _near(one: Tensor, other: Tensor) -> bool:
+    """Return whether two tensors differ by no more than 16-bit formats do."""
+    return bool((one.detach().float() - other.detach()).norm() <= _TOLERANCE * other.detach().norm())
 
 
 def _whole(
