@@ -18,7 +18,7 @@ Body = dict[str, Any]
 Row = dict[str, Any]
 
 KERNEL_ESTIMATES = {
-    "grouped_gemm.multiply": "35 to 48 %",
+    "grouped_gemm.multiply": "40 to 48 % forward",
     "grouped_gemm.weight_gradient": "38 to 45 %",
     "qk_conv.forward": "50 %",
     "qk_conv.backward": "20 to 25 %",

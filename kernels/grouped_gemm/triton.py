@@ -32,7 +32,7 @@ from zslurm.kernels.code_object import Launch
 from zslurm.kernels.triton_tools import dies, dot, launch, on_one_die
 
 _LARGE_ROWS, _LARGE_COLUMNS = 512, 256
-"""From so many on, tiles of 256 are worth the rows of a group's last one that are computed in vain."""
+"""Fewest rows of a group and columns for tiles of 256: with fewer, too many rows of the last tile are unused."""
 
 
 class Configuration(NamedTuple):
@@ -55,7 +55,7 @@ class Configuration(NamedTuple):
 
     @property
     def options(self) -> dict[str, int]:
-        """Return what the compiler gets."""
+        """Return the options of the launch, by Triton's names."""
         options = {"num_warps": self.num_warps, "num_stages": self.num_stages}
         return options | ({"matrix_instr_nonkdim": self.instruction} if self.instruction else {})
 
@@ -63,7 +63,7 @@ class Configuration(NamedTuple):
 def multiply_configuration(
     arch: Arch, dtype: torch.dtype, rows_per_group: int, columns: int, *, by_terms: bool
 ) -> Configuration:
-    """Return how tiles are computed if a group has so many rows on average.
+    """Return how tiles are computed, from the average number of rows in a group.
 
     With `by_terms` the terms of a matrix's column lie together in memory, else the columns of its row.
     """

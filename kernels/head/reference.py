@@ -16,8 +16,8 @@ def losses(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return log-sum-exp and the target's logit of each row [T], and the gradient [T, V] in the logits' place.
 
-    Of a row that counts it is that of log-sum-exp - logit[target] + z_weight log-sum-exp^2, which is
-    (1 + 2 z_weight log-sum-exp) softmax - onehot(target); of others 0.
+    The loss of a row that counts is Z - logit[target] + z_weight Z^2, with Z its log-sum-exp; the gradient is
+    (1 + 2 z_weight Z) softmax - onehot(target). Rows that do not count have a gradient of zero.
     """
     log_sum_T = logits_TV.logsumexp(dim=-1)
     target_T1 = targets_T.unsqueeze(-1)
