@@ -289,13 +289,20 @@ def _note_whole_copies(file: Path) -> None:
 
 
 def _wait_for_steps(file: Path) -> None:
-    """Have the ranks wait before a step that is not allowed yet."""
+    """Have the ranks wait before a step that is not allowed yet, unless a rank was lost: then they regroup.
+
+    In training the wait for a lost rank is inside a collective, which recovery aborts.
+    """
     from zslurm.train.loop import Trainer
+    from zslurm.train.recovery.recovery import Recovery
 
     take_step = Trainer.take_step
 
+    def regroups(self: Trainer) -> bool:
+        return isinstance(self.recovery, Recovery) and self.recovery._membership.superseded
+
     def held(self: Trainer) -> Any:
-        while file.exists() and self.step >= int(file.read_text()):
+        while file.exists() and self.step >= int(file.read_text()) and not regroups(self):
             time.sleep(0.005)
         return take_step(self)
 
