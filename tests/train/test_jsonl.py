@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import math
 import os
 import subprocess
 import sys
@@ -47,6 +48,16 @@ def test_a_torn_last_line_is_skipped_and_closed_by_the_next_writer(tmp_path: Pat
 @pytest.mark.parametrize("line", [b"\n", b"nonsense\n", b"[1]\n", b"17\n", b'{"a":1}'])
 def test_what_is_no_whole_object_is_no_record(line: bytes) -> None:
     assert parse_line(line) is None
+
+
+@pytest.mark.parametrize("value", [float("inf"), 2**70, 5e-324, "\ud800", "\u2028", {"deep": [None, True]}])
+def test_each_value_that_json_can_write_is_read_as_it_was(tmp_path: Path, value: object) -> None:
+    path = tmp_path / "lines"
+    with JsonLinesWriter(path) as lines:
+        lines.append({"a": value, "loss": float("nan")})
+    (record,) = read_jsonl(path)
+    assert record["a"] == value
+    assert math.isnan(record["loss"])
 
 
 def test_text_with_line_breaks_stays_on_one_line(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from zslurm.core.errors import ConfigError
 from zslurm.core.units import show_time
 from zslurm.run.events import describe
 from zslurm.run.events.event import from_row
-from zslurm.run.events.event_log import EventLog, time_of
+from zslurm.run.events.event_log import EventLog
 from zslurm.run.find import find_all
 from zslurm.run.index import known_runs
 from zslurm.run.run_dir import RunDir
@@ -92,7 +92,7 @@ def _line(row: Sequence[str]) -> str:
 def as_row(run: RunDir, event: dict[str, Any]) -> list[str]:
     """Return one line of the table."""
     typed = from_row(event)
-    return [_second(time_of(event) // 1), run.name, typed.NAME or typed.tag, typed.describe()]
+    return [_second(typed.time // 1), run.name, typed.NAME or typed.tag, typed.describe()]
 
 
 @lru_cache(maxsize=16)
