@@ -1,1 +1,1 @@
-"""The core of Aegis in a simulated world: seeded, without clocks and processes, with invariants."""
+"""Schedules of faults, played in the simulated world of `zslurm.aegis.simulation`, and invariants."""

@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, get_args
 
-from tests.aegis.simulation.supervisor import Run
-from tests.aegis.simulation.world import Happening, What, World
+from zslurm.aegis.simulation.supervisor import Run
+from zslurm.aegis.simulation.world import Happening, What, World
 from zslurm.config.aegis import AegisSection
 
 SETTINGS = AegisSection.model_validate(

@@ -8,8 +8,8 @@ import pytest
 
 from tests.aegis.simulation import simulation
 from tests.aegis.simulation.simulation import INVARIANTS, Schedule, Violation, drawn, play, shortest, violates
-from tests.aegis.simulation.supervisor import Run
-from tests.aegis.simulation.world import WALL, Happening, What
+from zslurm.aegis.simulation.supervisor import Run
+from zslurm.aegis.simulation.world import WALL, Happening, What
 
 SEEDS, IN_SOAK = 150, 20_000
 """Schedules that `make test` plays, and `make soak`."""

@@ -10,7 +10,6 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from tests.aegis.simulation.world import KILL_S, REQUEUE_S, AttemptTruth, World
 from zslurm.aegis.core.attempt import AttemptState
 from zslurm.aegis.core.detection.detector import Detector
 from zslurm.aegis.core.detection.witnesses import WitnessReport
@@ -38,6 +37,7 @@ from zslurm.aegis.core.policy.outcome import AttemptOutcome
 from zslurm.aegis.core.policy.policy import decide
 from zslurm.aegis.core.step import step
 from zslurm.aegis.fault_kinds import PEER_LOST, RANK_KILLED, USER_ERROR
+from zslurm.aegis.simulation.world import KILL_S, REQUEUE_S, AttemptTruth, World
 from zslurm.aegis.types import Decision, Fault, History, Resources
 from zslurm.config.aegis import AegisSection
 from zslurm.run.events import FaultDetected, RanksEnded, RanksMoved, RecoveredInMemory, StepKilled, StopAsked
