@@ -23,6 +23,7 @@ from zslurm.train.model.attention_backends.choice import attention_backend
 from zslurm.train.model.attention_backends.documents import documents_by_torch, failure_of
 from zslurm.train.model.attention_backends.packages import FORMATS, FlashAttention, choose_kernels
 from zslurm.train.model.zaya import Zaya, build
+from zslurm.train.parallel.facts import Facts, kernel_facts
 from zslurm.train.parallel.kernel_agreement import leave_out_together, share_tables
 from zslurm.train.parallel.levels import Levels, choose_levels, make_levels
 from zslurm.train.parallel.topology import Topology
@@ -31,8 +32,6 @@ from zslurm.train.parallel.zero import ZeroShards
 from zslurm.train.plan.activations import recomputed_layers
 from zslurm.train.plan.communication import Group, bucket_bytes
 from zslurm.train.plan.memory import with_least_recompute
-from zslurm.train.recovery.facts import Facts, kernel_facts
-from zslurm.train.recovery.no_recovery import NoRecovery
 from zslurm.train.schedule import Plan
 from zslurm.train.shapes import owned_table
 from zslurm.train.telemetry.throughput import own_rate
@@ -155,27 +154,28 @@ def _run_once(model: Zaya, config: TrainConfig) -> None:
     torch.set_rng_state(state)
 
 
-def make_contexts(config: TrainConfig) -> dict[int, ContextParallel]:
+def make_contexts(config: TrainConfig, world: World) -> dict[int, ContextParallel]:
     """Make the groups of ranks that share sequences in some phase; all ranks call it at the same point."""
     sizes, parallel = (phase.context_parallel for phase in config.phases), config.parallel
-    return context_groups(sizes, parallel.context_attention, timedelta(seconds=parallel.timeout_s))
+    with world.making_groups():
+        return context_groups(sizes, parallel.context_attention, timedelta(seconds=parallel.timeout_s))
 
 
 def assemble(
-    config: TrainConfig, world: World, recovery: NoRecovery, model: Zaya | None
+    config: TrainConfig, world: World, model: Zaya | None = None, facts: Facts | None = None
 ) -> tuple[Zaya, ZeroShards, Facts]:
-    """Return the model, its shards, and what the ranks agreed on, now or (`recovery.facts`) before this one came.
+    """Return the model, its shards, and what the ranks agreed on.
 
-    A `model` that was made before is taken as it is.
+    A `model` that was made before is taken as it is. A process that takes the place of a rank adopts the `facts`
+    of the others, which agreed on them before it came.
     """
-    facts = recovery.facts
     recomputed = recomputed_by_all(config, world) if facts is None else facts.recomputed
     model = (model if model is not None else initial_model(config, world.device)).to(world.device)
     run_model(model, config, world.device, recomputed)
     if facts is None:
         share_tables(world.group, world.device)
         leave_out_together(world.group, world.device)
-    with recovery.making_groups():
+    with world.making_groups():
         levels = make_or_choose_levels(config, world, facts)
     facts = facts or agree_on_facts(config, world, recomputed, two_level=levels is not None)
     shards = shard(model, config, world, levels, facts)

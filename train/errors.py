@@ -35,6 +35,10 @@ class MovedOff(TrainError):
     exit_code = 0
 
 
+class RecoveryFailed(TrainError):
+    """The ranks cannot continue in memory; the message states why."""
+
+
 class Diverged(TrainError):
     """The loss or the gradient is not finite any more.
 

@@ -14,12 +14,10 @@ from io import BytesIO
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
 from zslurm.checkpoint_tools.plain import load_json
 
 _BLOCK = 1 << 18  # bytes that are read at once
-_DECODER = msgspec.json.Decoder()
+_DECODER = json.JSONDecoder()
 _TYPES: dict[str, tuple[type, ...]] = {
     **dict.fromkeys(
         ("event", "action", "kind", "outcome", "job_id", "launcher", "cluster", "user", "successor"), (str,)
@@ -92,18 +90,22 @@ def read_jsonl(path: Path) -> Iterator[dict[str, Any]]:
         return
 
 
-def parse_line(line: bytes) -> dict[str, Any] | None:
-    """Return a line's record; None for an unfinished or damaged one."""
+def _decode(line: bytes) -> Any:
+    text = line.decode()
+    value, end = _DECODER.raw_decode(text)  # takes half the time of `json.loads`, which also finds encodings
+    return value if end == len(text) - 1 else load_json(line)
+
+
+def parse_line(line: bytes, decode: Callable[[bytes], Any] = _decode) -> dict[str, Any] | None:
+    """Return a line's record; None for an unfinished or damaged one.
+
+    `decode` parses JSON and raises ValueError or RecursionError if a line is none.
+    """
     if not line.endswith(b"\n"):
         return None
     try:
-        record = _DECODER.decode(line)
-    except msgspec.DecodeError:  # a damaged line, or one with NaN, which Python's writer allows
-        try:
-            record = load_json(line)
-        except (ValueError, RecursionError):
-            return None
-    except RecursionError:
+        record = decode(line)
+    except (ValueError, RecursionError):
         return None
     if not isinstance(record, dict) or not _is_sound(tuple(record), tuple(map(type, record.values()))):
         return None
@@ -146,9 +148,11 @@ class JsonLinesTail:
         damaged: how many of the lines that were read cannot be understood, and were left out.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, decode: Callable[[bytes], Any] = _decode) -> None:
+        """Begin before the first line; `decode` is that of `parse_line`."""
         self.path = path
         self.damaged = 0
+        self._decode = decode
         self._offset = 0
 
     def new_records(self) -> list[dict[str, Any]]:
@@ -164,7 +168,7 @@ class JsonLinesTail:
                     if not line.endswith(b"\n"):
                         return
                     self._offset += len(line)
-                    record = parse_line(line)
+                    record = parse_line(line, self._decode)
                     if record is not None:
                         yield record
                     elif line.strip():
@@ -185,7 +189,7 @@ class JsonLinesTail:
                 continue
             if len(records) == count:
                 break
-            record = parse_line(line)
+            record = parse_line(line, self._decode)
             if record is not None:
                 records.append(record)
             elif line.strip():

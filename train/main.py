@@ -9,16 +9,13 @@ from pathlib import Path
 from zslurm.checkpoint_tools import CheckpointError
 from zslurm.train.config import load_train_config
 from zslurm.train.errors import TrainError
-from zslurm.train.loop import Ending, Trainer
 from zslurm.train.model.zaya import Zaya
-from zslurm.train.parallel.world import World, open_world
+from zslurm.train.parallel.world import open_world
 from zslurm.train.progress import dump_stacks_on_signal
 from zslurm.train.recovery.generation import Generation
-from zslurm.train.recovery.no_recovery import HandedOver
 from zslurm.train.recovery.recovery import open_recovery
-from zslurm.train.stop import StopRequest
-from zslurm.train.telemetry import log
-from zslurm.train.tuned_products import use_tuned_products
+from zslurm.train.setup import open_trainer
+from zslurm.train.stop import Ending, StopRequest
 
 
 def train(
@@ -45,26 +42,18 @@ def train(
     config = load_train_config(run_dir / "config.json")
     recovery = open_recovery(config, generation)
     try:
-        with open_world(config.parallel, recovery.making_groups, recovery.enter()) as world:
-            log.set_up(world.rank)
-            use_tuned_products(run_dir, world.device)
-            trainer = Trainer(run_dir, config, world, stop, recovery, model)
-            while (ending := trainer.run()) is None:
-                left = trainer.hand_over()
-                del trainer  # and its buffers, before the next one makes its own
-
-                def make(world: World, left: HandedOver = left) -> Trainer:
-                    becomes(world.rank)
-                    log.set_up(world.rank)
-                    return Trainer(run_dir, config, world, stop, recovery, left.model, left)
-
-                trainer = recovery.resize(left, make)
-            recovery.close()
+        if recovery is not None:
+            trainer, ending = recovery.train(run_dir, stop, model, becomes)
+        else:
+            with open_world(config.parallel) as world:
+                trainer = open_trainer(run_dir, config, world, stop)
+                ending = trainer.run()
         # The other ranks have left, or may leave: rank 0 waits for the last evaluation.command.
         trainer.observers.finish(give_up=lambda: stop.asked or ending is Ending.INTERRUPTED)
         return ending
     except BaseException as error:
-        recovery.fence()  # the record of its end, and of its progress, is that of the process in its place
+        if recovery is not None:
+            recovery.fence()  # the record of its end, and of its progress, is that of the process in its place
         if isinstance(error, CheckpointError):
             raise TrainError(f"checkpoint: {error}") from error
         raise

@@ -13,12 +13,20 @@ which no plugin takes.
 from __future__ import annotations
 
 import signal
+from enum import IntEnum
 from types import FrameType
 
 STOP_SIGNAL = signal.SIGRTMIN + 3
 """A real-time signal for people who ask one rank by hand: `kill -s RTMIN+3 PID`."""
 
 STOP_SIGNALS = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGTERM, signal.SIGINT, STOP_SIGNAL)
+
+
+class Ending(IntEnum):
+    """Exit code of a rank that ends in order."""
+
+    COMPLETED = 0
+    INTERRUPTED = 75  # saved and stopped because it was asked to: start again to continue
 
 
 class StopRequest:

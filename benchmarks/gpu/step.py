@@ -23,7 +23,6 @@ from zslurm.train.model import init, zaya
 from zslurm.train.optim.balance import BalanceState, balance_over
 from zslurm.train.optim.sharded import ShardedOptimizer
 from zslurm.train.parallel.world import World, open_world, read_back
-from zslurm.train.recovery.no_recovery import NoRecovery
 from zslurm.train.shapes import TensorInfo
 
 LR = 1e-4
@@ -82,7 +81,7 @@ class TrainingStep:
     def __init__(self, config: TrainConfig, world: World) -> None:
         self.config, self.world = config, world
         with drawn_on(world.device):
-            self.model, self.shards, _ = assemble(config, world, NoRecovery(), None)
+            self.model, self.shards, _ = assemble(config, world)
         self.optimizer = ShardedOptimizer(self.shards, config.optim)
         self.balance = BalanceState.initial(config.model, world.device)
         self.model.balancing_bias.copy_(self.balance.bias)

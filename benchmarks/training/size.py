@@ -46,6 +46,7 @@ from zslurm.train.loop import Trainer
 from zslurm.train.parallel.world import World
 from zslurm.train.plan.rates import Rates, load_rates
 from zslurm.train.plan.step_time import StepTime
+from zslurm.train.setup import open_trainer
 from zslurm.train.stop import StopRequest
 from zslurm.train.telemetry.timing import StepClock
 
@@ -177,8 +178,8 @@ def _trainer(folder: Path, spec: RunSpec, ranks: Ranks) -> Iterator[Trainer]:
     assert group is not None
     world = World(0, 1, 1, ranks.device, group, dist.PrefixStore(spec.phases[0].name, ranks.store))
     clock = partial(StepClock, now=time.process_time)
-    with mock.patch("zslurm.train.loop.StepClock", clock):
-        trainer = Trainer(folder, config, world, StopRequest())
+    with mock.patch("zslurm.train.setup.StepClock", clock):
+        trainer = open_trainer(folder, config, world, StopRequest())
     with trainer.observers, trainer.loader:
         for _ in range(train.WARM_UP):
             trainer.take_step()

@@ -15,8 +15,8 @@ from tests.waiting import wait_for
 from zslurm.slurm.hostlist import expand
 from zslurm.train.config import load_train_config
 from zslurm.train.jsonl import read_jsonl
-from zslurm.train.loop import Trainer
 from zslurm.train.parallel.world import open_world
+from zslurm.train.setup import open_trainer
 from zslurm.train.stop import StopRequest
 
 SPREAD = 4.0
@@ -53,7 +53,7 @@ def _train(run: Path, corpus: Path, directory: Path, seed: int | None) -> list[f
     (directory / "config.json").write_text(json.dumps(settings))
     config = load_train_config(directory / "config.json")
     with open_world(config.parallel) as world:
-        trainer = Trainer(directory, config, world, StopRequest())
+        trainer = open_trainer(directory, config, world, StopRequest())
         if seed is not None:
             nudge(trainer.shards.master, seed)
             trainer.shards.gather_weights()

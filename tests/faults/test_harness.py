@@ -62,7 +62,7 @@ def hook(place: Path) -> None:
     """Do to a forked rank, which has the trainer, what the hook does to a fresh one when it imports it."""
     os.environ["ZSLURM_TEST_FAULTS"] = str(place)
     sys.orig_argv = [sys.executable, "-m", "zslurm.train", str(place.parent)]
-    importlib.import_module("zslurm.train.loop")
+    importlib.import_module("zslurm.train.setup")
     runpy.run_path(str(HOOK / "sitecustomize.py"))
 
 

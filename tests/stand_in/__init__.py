@@ -7,7 +7,7 @@ its peers, fails when one of them is lost, answers requests to stop, and takes t
 `test_stand_in.py` compares it with the trainer.
 
 The seam is the environment: `environment()` puts `in_ranks/` on PYTHONPATH (`cluster.env` of a run); its
-sitecustomize gives `zslurm.job.rank`, and no other process, the modules of that folder for `zslurm.train.loop`,
+sitecustomize gives `zslurm.job.rank`, and no other process, the modules of that folder for `zslurm.train.setup`,
 `zslurm.train.main` and `torch.distributed`. All else in the rank is the product.
 """
 

@@ -7,11 +7,14 @@ import math
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from zslurm.train.jsonl import JsonLinesTail, JsonLinesWriter, parse_line, read_jsonl
+from zslurm.run.events import event_log
+from zslurm.train.jsonl import JsonLinesTail, JsonLinesWriter, _decode, parse_line, read_jsonl
 
 
 def write(path: Path, *records: dict[str, int]) -> None:
@@ -50,12 +53,15 @@ def test_what_is_no_whole_object_is_no_record(line: bytes) -> None:
     assert parse_line(line) is None
 
 
+@pytest.mark.parametrize("decode", [_decode, event_log._decode])
 @pytest.mark.parametrize("value", [float("inf"), 2**70, 5e-324, "\ud800", "\u2028", {"deep": [None, True]}])
-def test_each_value_that_json_can_write_is_read_as_it_was(tmp_path: Path, value: object) -> None:
+def test_each_value_that_json_can_write_is_read_as_it_was(
+    tmp_path: Path, value: object, decode: Callable[[bytes], Any]
+) -> None:
     path = tmp_path / "lines"
     with JsonLinesWriter(path) as lines:
         lines.append({"a": value, "loss": float("nan")})
-    (record,) = read_jsonl(path)
+    (record,) = JsonLinesTail(path, decode).new_records()
     assert record["a"] == value
     assert math.isnan(record["loss"])
 

@@ -149,13 +149,10 @@ class Checkpointer(Hooks):
 
     # ------------------------------------------------------------------ saving
 
-    def prepare(
-        self, staging: Callable[[], Snapshot] | None = None, fence: Callable[[], None] = lambda: None
-    ) -> str:
+    def prepare(self, staging: Callable[[], Snapshot] | None = None) -> str:
         """Get ready to save, once everything is loaded; returns a line on it for the user.
 
         With `staging`, saves are written from copies that are made anyway, and take no memory beside these.
-        `fence` is the writer's.
 
         Raises:
             ConfigError: the copy of the state does not fit into this node's memory.
@@ -175,7 +172,6 @@ class Checkpointer(Hooks):
             self._snapshot = DirectSnapshot(live)
         else:
             self._snapshot = HostSnapshot(live) if staging is None else staging()
-        self._fence = fence
         self._open_writer()
         if not self.config.background:
             return "checkpoints: training waits for every save (checkpoint.background: false)"
@@ -202,7 +198,7 @@ class Checkpointer(Hooks):
             timeout_s=self._timeout_s,
             hooks=self,
             rescue=rescue,
-            fence=self._fence,
+            fence=self.world.fence,
         )
 
     @property

@@ -1,12 +1,8 @@
 """Decide when checkpoints are made, and report how far each of them is.
 
-A save runs in the background (writer.py). What all ranks must do together they learn from numbers summed over the
-ranks in every step anyway:
-
-    saving          some rank has not finished the save before: the one that is due waits, training does not
-    overdue         it has taken longer than checkpoint.longest_delay_s: now training waits, on every rank
-    failed_saves    saves that failed in a row, as rank 0 counts: more than checkpoint.failures end the run.
-                    Those for which there was no space do not count: saves are paused until there is
+A save runs in the background (writer.py). What all ranks must do together they learn from `StepSignals`, which are
+summed over the ranks in every step anyway. More than checkpoint.failures failed saves in a row end the run; those
+for which there was no space do not count: saves are paused until there is.
 
 The last save of a run, and the one that it makes when it is asked to stop, are waited for.
 """
@@ -16,7 +12,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from zslurm.checkpoint_tools.quantities import counted, show_bytes
 from zslurm.train.checkpointing.checkpointer import Checkpointer, SaveRequest
@@ -26,16 +22,9 @@ from zslurm.train.errors import TrainError
 from zslurm.train.jsonl import Record
 from zslurm.train.progress import CheckpointState, Phase, ProgressWriter
 from zslurm.train.schedule import due
+from zslurm.train.step_signals import StepSignals
 
 _LOG = logging.getLogger(__name__)
-
-
-class SaveSignals(NamedTuple):
-    """What one rank knows of its saves, or the sums over all ranks; the docstring of this module explains them."""
-
-    saving: float
-    overdue: float
-    failed_saves: float
 
 
 class SaveSchedule:
@@ -67,14 +56,15 @@ class SaveSchedule:
         self._reason = ""  # of the last save that failed
         self.stall_s = 0.0
 
-    def signals(self) -> SaveSignals:
-        """Return this rank's numbers, to be summed over the ranks."""
+    def add_signals(self, signals: StepSignals) -> StepSignals:
+        """Return this rank's signals with what it knows of its saves."""
         writer = self._checkpointer.writer
         overdue = writer.busy_s > self._config.longest_delay_s
         failures = self._failures if self._first else 0
-        return SaveSignals(float(self._checkpointer.saving), float(overdue), float(failures))
+        saving = self._checkpointer.saving
+        return signals._replace(saving=float(saving), overdue=float(overdue), failed_saves=float(failures))
 
-    def agree(self, sums: SaveSignals) -> None:
+    def agree(self, sums: StepSignals) -> None:
         """Take the sums: from here on all ranks do the same.
 
         Raises:
@@ -98,7 +88,7 @@ class SaveSchedule:
         """Continue after a fault, with another writer; a save that was `pending` on some rank is due again."""
         self._pending, self._busy, self._overdue, self._request = pending, False, False, None
 
-    def wait_for_snapshot(self) -> None:
+    def before_update(self) -> None:
         """Wait, before the weights change, until the copy of the save in progress has them."""
         self.stall_s += self._checkpointer.writer.wait_for_snapshot()
 

@@ -13,6 +13,7 @@ one. No torch here.
 from __future__ import annotations
 
 import hashlib
+import logging
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -22,6 +23,9 @@ from typing import Any
 from zslurm.checkpoint_tools.quantities import counted
 from zslurm.train.config import OptimConfig
 from zslurm.train.errors import Diverged
+from zslurm.train.jsonl import Record
+
+_LOG = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -103,24 +107,34 @@ class StepGuard:
             self.recent, self._in_a_row = self.recent.taken(loss, grad_norm, self._config), []
         return reason
 
-    def skip(self, skipped: SkippedStep) -> None:
-        """Count a skipped step; see `check_limit`."""
-        self.recent = replace(self.recent, skipped=self.recent.skipped + 1)
-        limit = self._config.skip_limit
-        numbers = f"{skipped.step} {skipped.loss.hex()} {skipped.grad_norm.hex()} {skipped.tensor} {skipped.rank}"
-        self._in_a_row = [*(self._in_a_row[-limit:] if limit else []), numbers]
-
-    def check_limit(self, skipped: SkippedStep) -> None:
-        """Stop where `skipped` is one too many in a row.
+    def skip(self, skipped: SkippedStep, record: Record) -> None:
+        """Count a skipped step, record it as a line of metrics, and log it.
 
         Raises:
-            Diverged: more than optim.skip_limit were skipped.
+            Diverged: more than optim.skip_limit steps in a row were skipped.
         """
-        limit = self._config.skip_limit
-        if self.recent.skipped > limit:
+        in_a_row, limit = self.recent.skipped + 1, self._config.skip_limit
+        self.recent = replace(self.recent, skipped=in_a_row)
+        numbers = f"{skipped.step} {skipped.loss.hex()} {skipped.grad_norm.hex()} {skipped.tensor} {skipped.rank}"
+        self._in_a_row = [*(self._in_a_row[-limit:] if limit else []), numbers]
+        record(
+            "skipped",
+            step=skipped.step,
+            reason=skipped.reason,
+            loss=skipped.loss if math.isfinite(skipped.loss) else None,
+            grad_norm=skipped.grad_norm if math.isfinite(skipped.grad_norm) else None,
+            tensor=skipped.tensor,
+            rank=skipped.rank,
+            in_a_row=in_a_row,
+        )
+        if in_a_row > limit:
             raise Diverged(
-                f"step {skipped.step}: {skipped.reason}{skipped.where}; it is the last of {self.recent.skipped} "
+                f"step {skipped.step}: {skipped.reason}{skipped.where}; it is the last of {in_a_row} "
                 f"in a row, more than optim.skip_limit ({limit}) allows; the weights were not updated by them. "
                 "Lower phases[].lr or look at the data; the last checkpoint is from before them",
                 fingerprint=hashlib.sha256("\n".join(self._in_a_row).encode()).hexdigest()[:16],
             )
+        _LOG.info(
+            "step %d is skipped: %s%s (%d in a row, of %d)",
+            skipped.step, skipped.reason, skipped.where, in_a_row, limit,
+        )  # fmt: skip

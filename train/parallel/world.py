@@ -29,6 +29,10 @@ from zslurm.train.parallel.store_connections import CONNECTIONS
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp64": torch.float64}
 
 
+def _not_replaced() -> None:
+    """Return: nothing replaces the processes of this run."""
+
+
 @dataclass
 class World:
     """One rank's view of the run.
@@ -39,6 +43,8 @@ class World:
         generation: 0 from the start of the ranks until some of them are replaced.
         joined: this process came with a later generation, and took the place of a rank.
         resized: this generation has another number of ranks than the one before.
+        making_groups: context in which process groups are made.
+        fence: returns only in a process that no other one has replaced.
     """
 
     rank: int
@@ -50,6 +56,8 @@ class World:
     generation: int = 0
     joined: bool = False
     resized: bool = False
+    making_groups: Callable[[], AbstractContextManager[None]] = nullcontext
+    fence: Callable[[], None] = _not_replaced
 
     def second_store(self) -> dist.Store:
         """Return another connection to the store, for another thread: an operation holds its connection."""
@@ -139,11 +147,12 @@ def open_world(
     config: ParallelConfig,
     making_groups: Callable[[], AbstractContextManager[None]] = nullcontext,
     generation: int = 0,
+    fence: Callable[[], None] = _not_replaced,
 ) -> Iterator[World]:
     """Join the run; leave it in order when the block ends without an error.
 
-    The group is made inside of `making_groups()`. A process that takes the place of a rank joins a `generation`
-    after the first.
+    `making_groups` and `fence` are those of the `World`; the group of all ranks is made in such a context. A
+    process that takes the place of a rank joins a `generation` after the first.
 
     Raises:
         ConfigError: a GPU is asked for that is not there.
@@ -162,7 +171,18 @@ def open_world(
         _open_group(size, rank, device, store, timeout)
     assert dist.group.WORLD is not None
     local_size = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-    yield World(rank, size, local_size, device, dist.group.WORLD, store, generation, joined=generation > 0)
+    yield World(
+        rank,
+        size,
+        local_size,
+        device,
+        dist.group.WORLD,
+        store,
+        generation,
+        joined=generation > 0,
+        making_groups=making_groups,
+        fence=fence,
+    )
     # The host of the store must not leave while others still talk through it. After an error none is
     # waited for: the process ends, and its peers notice.
     dist.barrier()

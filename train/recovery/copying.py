@@ -11,16 +11,18 @@ import torch.distributed as dist
 from torch import Tensor
 
 from zslurm.checkpoint_tools.quantities import counted, show_bytes
+from zslurm.train.checkpointing.checkpointer import Checkpointer
 from zslurm.train.checkpointing.snapshot import Snapshot, available_memory, snapshot_bytes
 from zslurm.train.config import RecoveryConfig
-from zslurm.train.errors import ConfigError
+from zslurm.train.errors import ConfigError, RecoveryFailed
+from zslurm.train.loop import Trainer
 from zslurm.train.parallel.world import World
 from zslurm.train.plan.memory import copies_bytes
 from zslurm.train.recovery.copies.agreement import PAUSE_S
 from zslurm.train.recovery.copies.buddy_copies import ChangedInMemory, Copies
 from zslurm.train.recovery.copies.staging import Slot, Staging
 from zslurm.train.recovery.generation import buddy_of, ward_of
-from zslurm.train.recovery.no_recovery import RecoveryFailed, Trainer
+from zslurm.train.recovery.trainer_state import capture
 
 
 class StepCopies:
@@ -65,11 +67,11 @@ class StepCopies:
         self.staging = Staging(self._live, 3 if self._saves else 2)
         self.copies = Copies(self.staging, host)
 
-    def source_of_saves(self) -> Callable[[Callable[[], bool]], Snapshot] | None:
-        """Return what makes a source of saves out of the copies; None where saves have none."""
+    def source_of_saves(self, checkpointer: Checkpointer) -> Callable[[], Snapshot] | None:
+        """Return what gives saves a source out of the copies; None if saves are not written from them."""
         if not self._saves:
             return None
-        return lambda saving: self.staging.for_saves(saving, lambda: self.whole)
+        return lambda: self.staging.for_saves(lambda: checkpointer.saving, lambda: self.whole)
 
     def described(self, world: World) -> str:
         """Describe how often copies are made, where they are, and what they take."""
@@ -103,7 +105,7 @@ class StepCopies:
         due = at_once or trainer.step % self._config.every_steps == 0 or self.whole < 0
         if not self._may_copy or not due or self.whole == trainer.step:
             return None
-        cursor, extras = trainer.capture()
+        cursor, extras = capture(trainer)
         self._taken = self.staging.take(trainer.step, cursor, extras, self.whole)
         self._may_copy = False
         self.copies.send(self._taken)

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from zslurm.train.errors import RecoveryFailed
 from zslurm.train.parallel.store_connections import CONNECTIONS
 from zslurm.train.recovery.abort import Abort
 from zslurm.train.recovery.copies.agreement import check_in
@@ -27,7 +28,6 @@ from zslurm.train.recovery.generation import (
     result_key,
 )
 from zslurm.train.recovery.moves import PlannedMoves
-from zslurm.train.recovery.no_recovery import RecoveryFailed
 from zslurm.train.recovery.warm import with_secret
 from zslurm.train.recovery.watcher import Watcher
 

@@ -19,24 +19,24 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
 
 from zslurm.checkpoint_tools.quantities import counted
-from zslurm.train.checkpointing.snapshot import Snapshot
+from zslurm.train import setup
 from zslurm.train.config import TrainConfig
-from zslurm.train.errors import TrainError
-from zslurm.train.optim.sharded import OwnedState
-from zslurm.train.parallel.world import World, choose_device, regroup
+from zslurm.train.errors import RecoveryFailed, TrainError
+from zslurm.train.loop import Trainer
+from zslurm.train.model.zaya import Zaya
+from zslurm.train.parallel.facts import Facts
+from zslurm.train.parallel.world import choose_device, open_world, regroup
 from zslurm.train.recovery.abort import NCCL_VARIABLES, leave_groups, why_not
 from zslurm.train.recovery.copies.agreement import is_intact, shared_crc, whole_step, why_none
 from zslurm.train.recovery.copying import StepCopies
 from zslurm.train.recovery.durations import Parts
-from zslurm.train.recovery.facts import Facts
 from zslurm.train.recovery.generation import (
     FACTS,
     RECOVERY_VARIABLE,
@@ -48,45 +48,37 @@ from zslurm.train.recovery.generation import (
 )
 from zslurm.train.recovery.membership import BROKEN, Membership, report_off
 from zslurm.train.recovery.moves import leave_if_moved
-from zslurm.train.recovery.no_recovery import (
-    HandedOver,
-    NoRecovery,
-    RecoveryFailed,
-    Refilled,
-    T,
-    Trainer,
-)
 from zslurm.train.recovery.resizing import Resizing
-from zslurm.train.recovery.resplit import Owned
+from zslurm.train.recovery.trainer_state import go_back, hand_over, leave, rejoin
+from zslurm.train.step_signals import StepSignals
+from zslurm.train.stop import Ending, StopRequest
 
 _LOG = logging.getLogger(__name__)
 _LOST_PEER = ("gloo", "NCCL", "Connection", "Broken pipe")
 """Words by which an error of a collective is known."""
 
 
-def open_recovery(config: TrainConfig, generation: Generation | None = None) -> NoRecovery:
-    """Return the recovery of this process: one that does nothing unless a store server was started for it.
+def open_recovery(config: TrainConfig, generation: Generation | None = None) -> Recovery | None:
+    """Return the recovery of this process; None unless a store server was started for it.
 
-    `generation` is the one that this process joins, where it takes a rank's place.
+    `generation` is the one that this process joins if it takes a rank's place.
 
     Raises:
         ConfigError: the device does not exist.
     """
     if os.environ.get(RECOVERY_VARIABLE) != "memory" or "MASTER_ADDR" not in os.environ:
-        return NoRecovery()
+        return None
     device = choose_device(config.parallel.device, int(os.environ.get("LOCAL_RANK", "0")))
     if why := why_not(device, amd=config.recovery.amd):
         if os.environ.get("RANK") == "0":
             _LOG.warning("recovery: off, faults restart the ranks: %s", why)
             report_off(why)
-        return NoRecovery()
+        return None
     return Recovery(config, device, generation)
 
 
-class Recovery(NoRecovery):
-    """The recovery of one rank."""
-
-    enabled = True
+class Recovery:
+    """Trains one rank and continues after other ranks are lost; takes part in each step (`StepCallback`)."""
 
     def __init__(self, config: TrainConfig, device: torch.device, generation: Generation | None) -> None:
         """Begin to watch for generations after this one, by default after the start."""
@@ -94,65 +86,122 @@ class Recovery(NoRecovery):
             for name, value in NCCL_VARIABLES.items():
                 os.environ.setdefault(name, value)
         self._config = config
+        self._trainer: Trainer | None = None
         self._copying: StepCopies | None = None
-        self._give_up_save: Callable[[], None] = lambda: None
         self._save = False  # one was due, or in progress, when a rank was lost
         self._resizing: Resizing | None = None
         self._membership = Membership(device, generation, config.recovery.wait_s, self._end_waits)
+        self._facts: Facts | None = None
         if generation is not None:
-            self.facts = Facts.of_json(self._membership.store.get(FACTS))
-            self.facts.adopt()
+            self._facts = Facts.of_json(self._membership.store.get(FACTS))
+            self._facts.adopt()
 
-    # --------------------------------------------------------------------------------------------- while training
+    def fence(self) -> None:
+        """Return only in a process that has not been replaced."""
+        self._membership.fence()
 
-    def making_groups(self) -> AbstractContextManager[None]:
-        """Note the groups that are made in the block, which raises RuntimeError where no peer waits for them."""
-        return self._membership.making_groups()
+    def train(
+        self, run_dir: Path, stop: StopRequest, model: Zaya | None, becomes: Callable[[int], None]
+    ) -> tuple[Trainer, Ending]:
+        """Train a rank of the run to its end, in one generation after the other.
 
-    def prepare(
-        self, trainer: Trainer, live: Mapping[str, Tensor], facts: Facts, *, saves: bool
-    ) -> Callable[[Callable[[], bool]], Snapshot] | None:
-        """Get ready to copy `live`, the masters and the optimizer's state; with `saves` checkpoints come from it.
+        A process that takes a rank's place may have made its `model` before. `becomes` is called with the new rank
+        of this process if the number of ranks changes.
 
-        All ranks call it together, but for one that joins. What the ranks agreed on is left for these.
+        Returns:
+            The last trainer, and how training ended.
+
+        Raises:
+            RecoveryFailed: the ranks cannot continue in memory.
+        """
+        config, making_groups = self._config, self._membership.making_groups
+        with open_world(config.parallel, making_groups, self._enter(), self.fence) as world:
+            trainer = setup.build(run_dir, config, world, stop, model=model, facts=self._facts)
+            if not world.joined:
+                setup.load(trainer)
+            self._begin(trainer)
+            while (ending := self._run(trainer)) is None:
+                resizing, handed_over = self._resizing, hand_over(trainer)
+                assert resizing is not None
+                # The next trainer makes its own buffers: nothing may hold this one's any more.
+                self._trainer = self._copying = None
+                del trainer
+                with resizing.new_ranks(handed_over, config.parallel) as resized:
+                    becomes(resized.rank)
+                    trainer = setup.build(run_dir, config, resized, stop, model=handed_over.model)
+                    save = resizing.refill(trainer, handed_over)
+                    self._begin(trainer)
+                    trainer.saves.regroup(pending=save)
+                self._resizing, self._save = None, False
+            self._close()
+        return trainer, ending
+
+    def _begin(self, trainer: Trainer) -> None:
+        """Get ready to copy masters and optimizer state, and to save; all ranks together, but for one that joins.
 
         Raises:
             ConfigError: the copies do not fit into this node's memory, or into recovery.memory_gb.
         """
         world, membership = trainer.world, self._membership
-        copying = StepCopies(self._config.recovery, live, world, saves=saves)
+        live = {state.name: state.values for state in trainer.optimizer.states}
+        copying = StepCopies(self._config.recovery, live, world, saves=self._config.checkpoint.background)
         copying.check_fits(world)
         copying.allocate(membership.listen_at)
         membership.leave_alone(copying.copies.port)
         if world.is_first and not world.joined:
-            membership.store.set(FACTS, facts.to_json())
+            membership.store.set(FACTS, trainer.facts.to_json())
         if not world.joined:
             copying.connect(world, copying.exchange(trainer, save=False))
             _LOG.info("recovery: %s", copying.described(world))
         self._copying = copying
-        return copying.source_of_saves()
+        setup.begin(trainer, copying.source_of_saves(trainer.checkpointer))
+        trainer.callbacks.append(self)
+        self._trainer = trainer
 
-    def busy(self) -> float:
-        """Return this rank's number in the sums of a step: 1 while its last copy is not whole."""
-        return float(self._copying is not None and self._copying.copies.busy)
+    def _run(self, trainer: Trainer) -> Ending | None:
+        """Train to the end of the plan, or until asked to stop; None if the number of ranks changes."""
+        with trainer.observers, trainer.loader:
+            self._join(trainer)
+            while True:
+                try:
+                    ending = None
+                    while ending is None:
+                        self._copy(trainer)
+                        ending = trainer.advance()
+                    return ending
+                except Exception as error:
+                    trainer.progress.update(waiting=True)
+                    if not self._may_recover(error):
+                        raise
+                    _LOG.info("recovery: %s", str(error).partition("\n")[0])
+                # Outside of the handler: the error holds frames, and these hold what is dropped now.
+                if not self._recover(trainer):
+                    return None
 
-    def moving(self) -> float:
-        """Return this rank's number in the sums of a step: 1 where it knows of a planned move."""
-        return self._membership.moves.signal()
+    # -------------------------------------------------------------------------------------------- in each step
 
-    def agree(self, busy: float, moving: float) -> None:
-        """Take the sums of these numbers: of `busy` at 0 the last copy is whole everywhere, the next may begin."""
-        if self._copying is not None:
-            self._copying.agree(busy)
-        self._membership.moves.agree(moving, self._membership.size, may_copy=busy == 0)
+    def add_signals(self, signals: StepSignals) -> StepSignals:
+        """Return this rank's signals with what it knows of its last copy and of planned moves."""
+        return signals._replace(copying=float(self._prepared.copies.busy), moving=self._membership.moves.signal())
 
-    def copy(self, trainer: Trainer) -> None:
-        """Begin a copy at a step's boundary, where one is due, and the last one is whole everywhere.
+    def agree(self, sums: StepSignals) -> None:
+        """Take the sums: if no rank is copying, the last copy is complete everywhere, and the next may begin."""
+        self._prepared.agree(sums.copying)
+        self._membership.moves.agree(sums.moving, self._membership.size, may_copy=sums.copying == 0)
+
+    def before_update(self) -> None:
+        """Wait, before the optimizer changes the state, until the copy has it."""
+        self._prepared.staging.wait()
+
+    def _copy(self, trainer: Trainer) -> None:
+        """Begin a copy at a step's boundary if one is due, and the last one is complete everywhere.
 
         Raises:
             RuntimeError: ranks move to other nodes at this boundary.
             MovedOff: this one does.
         """
+        if trainer.step >= trainer.plan.total_steps:
+            return
         moves = self._membership.moves
         taken = self._prepared.copy(trainer, at_once=moves.due)
         if taken is None or not moves.due:
@@ -160,23 +209,11 @@ class Recovery(NoRecovery):
         if moves.hold(trainer.step, self._membership.number, lambda: taken.whole):
             raise RuntimeError(f"ranks move to other nodes after step {trainer.step}")
 
-    def wait_for_copy(self) -> float:
-        """Wait, before the optimizer changes the state, until the copy has it; returns the seconds waited."""
-        return self._prepared.staging.wait()
-
-    def fence(self) -> None:
-        """Return only in a process that has not been replaced."""
-        self._membership.fence()
-
-    def close(self) -> None:
+    def _close(self) -> None:
         """Watch no longer."""
         self._membership.close()
         if self._copying is not None:
             self._copying.copies.close()
-
-    def save_with(self, give_up: Callable[[], None]) -> None:
-        """Call `give_up` where ranks are lost, so that no save waits for them."""
-        self._give_up_save = give_up
 
     @property
     def _prepared(self) -> StepCopies:
@@ -186,12 +223,14 @@ class Recovery(NoRecovery):
     # ------------------------------------------------------------------------------------------------ a fault
 
     def _end_waits(self) -> None:
-        self._give_up_save()
-        if self._copying is not None:
-            self._copying.copies.stop_returning()
+        trainer, copying = self._trainer, self._copying
+        if trainer is not None:
+            trainer.checkpointer.give_up_save()
+        if copying is not None:
+            copying.copies.stop_returning()
 
-    def begin(self, trainer: Trainer) -> None:
-        """Begin to train, and to recover from faults. A process that joins goes back with the others first."""
+    def _join(self, trainer: Trainer) -> None:
+        """Be ready to recover from faults. A process that joins goes back with the others first."""
         membership = self._membership
         membership.trains = True
         if membership.joins is None:
@@ -212,10 +251,10 @@ class Recovery(NoRecovery):
         self._recover_joining(trainer)
 
     def _recover_joining(self, trainer: Trainer) -> None:
-        if not self.recover(trainer):
+        if not self._recover(trainer):
             raise RecoveryFailed("recovery: the number of ranks changed before this process was one of them")
 
-    def may_recover(self, error: BaseException) -> bool:
+    def _may_recover(self, error: BaseException) -> bool:
         """Return whether a new generation follows on an error; waits for it where peers may be gone."""
         if isinstance(error, torch.OutOfMemoryError) or (
             not isinstance(error, BROKEN) and type(error) is not TrainError
@@ -227,11 +266,11 @@ class Recovery(NoRecovery):
             return False
         return self._membership.wait_after(self._membership.number, self._config.recovery.wait_s)
 
-    def recover(self, trainer: Trainer) -> bool:
+    def _recover(self, trainer: Trainer) -> bool:
         """Regroup and go back, as often as further ranks are lost meanwhile.
 
         Returns:
-            False where the number of ranks changes: this trainer ends, and `resize` makes the next one.
+            False if the number of ranks changes: this trainer ends, and `train` makes the next one.
 
         Raises:
             RecoveryFailed: that is not possible.
@@ -256,33 +295,6 @@ class Recovery(NoRecovery):
                 membership.report(failed(generation.number, membership.rank, str(error)))
                 raise
 
-    def resize(self, left: HandedOver, make: Callable[[World], T]) -> T:
-        """Have `make` make a trainer among another number of ranks, which calls `refill`.
-
-        Raises:
-            RecoveryFailed: that is not possible.
-        """
-        assert self._resizing is not None
-        self._copying = self.facts = None
-        trainer = self._resizing.regroup(left, self._config.parallel, make)
-        self._resizing, self._save = None, False
-        return trainer
-
-    def refill(
-        self,
-        trainer: Trainer,
-        states: Sequence[OwnedState],
-        former: Callable[[int], Owned],
-        now: Callable[[int], Owned],
-    ) -> Refilled:
-        """Fill `states` from the copies of the ranks that there were before, and give up these copies.
-
-        Raises:
-            RecoveryFailed: the copies are not whole.
-        """
-        assert self._resizing is not None
-        return self._resizing.refill(trainer, states, former, now)
-
     def _regroup(self, trainer: Trainer, generation: Generation, parts: Parts) -> None:
         """Leave the old groups, and make that of all ranks anew once every member has left."""
         membership = self._membership
@@ -293,7 +305,7 @@ class Recovery(NoRecovery):
                 f"{membership.rank} of {membership.size}"
             )
         self._prepared.stop(trainer)
-        self._save = trainer.leave() or self._save
+        self._save = leave(trainer) or self._save
         leave_groups()
         parts.end("leave")
         membership.check_in(generation)
@@ -306,11 +318,11 @@ class Recovery(NoRecovery):
             membership.making_groups,
         )
         parts.end("connect")
-        trainer.rejoin()
+        rejoin(trainer)
         membership.groups_made()
         parts.end("regroup")
 
-    def enter(self) -> int:
+    def _enter(self) -> int:
         """In a process that joins: meet the other members, and return the number of their generation.
 
         Raises:
@@ -353,9 +365,9 @@ class Recovery(NoRecovery):
                 f"recovery: rank {membership.rank}'s copy of step {step} has changed in memory: its CRC32 differs"
             )
         parts.end("return")
-        trainer.go_back(slot, save=any(info["save"] for info in infos))
+        go_back(trainer, slot, save=any(info["save"] for info in infos))
         parts.end("restore")
-        trainer.compare(shared_crc(slot))
+        trainer.checkpointer.gather_and_compare(shared_crc(slot))
         parts.end("compare")
         self._save = False
         buddy = buddies[world.rank]

@@ -13,13 +13,14 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 from zslurm.checkpoint_tools.quantities import counted
 from zslurm.train.config import ParallelConfig
-from zslurm.train.errors import TrainError
-from zslurm.train.optim.sharded import OwnedState
+from zslurm.train.errors import RecoveryFailed, TrainError
+from zslurm.train.loop import Trainer
 from zslurm.train.parallel.world import World, regroup
 from zslurm.train.recovery.abort import leave_groups
 from zslurm.train.recovery.copies.agreement import is_intact, shared_crc
@@ -27,8 +28,8 @@ from zslurm.train.recovery.copies.buddy_copies import ChangedInMemory
 from zslurm.train.recovery.copying import StepCopies
 from zslurm.train.recovery.generation import Generation, failed, recovered
 from zslurm.train.recovery.membership import BROKEN, Membership
-from zslurm.train.recovery.no_recovery import HandedOver, RecoveryFailed, Refilled, T, Trainer
-from zslurm.train.recovery.resplit import Arrays, Holding, Owned, exchange, givers, newest_whole, why_none
+from zslurm.train.recovery.resplit import Arrays, Holding, exchange, givers, newest_whole, why_none
+from zslurm.train.recovery.trainer_state import HandedOver, continue_from, owned_by
 
 _LOG = logging.getLogger(__name__)
 
@@ -54,20 +55,23 @@ class Resizing:
     step: int = -1
     rolled_back: int = 0
 
-    def regroup(self, left: HandedOver, config: ParallelConfig, make: Callable[[World], T]) -> T:
-        """Meet the members that are left, and have `make` make a trainer among them, which calls `refill`.
+    @contextmanager
+    def new_ranks(self, handed_over: HandedOver, config: ParallelConfig) -> Iterator[World]:
+        """Meet the members that are left, and yield their world, in which the block makes a trainer and fills it.
 
         Raises:
             RecoveryFailed: that is not possible, or a further rank was lost: its copies are of the former ranks.
         """
         generation, membership = self.generation, self.membership
-        self.save = left.save or self.save
+        self.save = handed_over.save or self.save
         try:
             self._check()
             leave_groups()
             membership.take_rank(generation)
             membership.check_in(generation)
-            world = replace(left.world, rank=membership.rank, size=membership.size, joined=False, resized=True)
+            world = replace(
+                handed_over.world, rank=membership.rank, size=membership.size, joined=False, resized=True
+            )
             regroup(
                 world,
                 config,
@@ -75,7 +79,7 @@ class Resizing:
                 lambda: membership.connecting(generation),
                 membership.making_groups,
             )
-            trainer = make(world)
+            yield world
             membership.groups_made()
         except (*BROKEN, TrainError) as error:
             reason = f"while the number of ranks changed: {str(error).splitlines()[0]}"
@@ -89,7 +93,6 @@ class Resizing:
             "recovery: generation %d trains on from step %d (%s back) on %s after %.3f s",
             generation.number, self.step, counted(self.rolled_back, "step"), counted(world.size, "rank"), seconds,
         )  # fmt: skip
-        return trainer
 
     def _check(self) -> None:
         """Make sure that the generation follows on the one that this process is in.
@@ -106,17 +109,15 @@ class Resizing:
                 f"{membership.size}"
             )
 
-    def refill(
-        self,
-        trainer: Trainer,
-        states: Sequence[OwnedState],
-        former: Callable[[int], Owned],
-        now: Callable[[int], Owned],
-    ) -> Refilled:
-        """Fill the states of a new trainer from the copies of the former ranks, and give these copies up.
+    def refill(self, trainer: Trainer, handed_over: HandedOver) -> bool:
+        """Fill a new trainer from the copies of the former ranks, and give these copies up.
+
+        Returns:
+            Whether a save was due, or in progress, on some rank.
 
         Raises:
             RecoveryFailed: the copies are not whole.
+            TrainError: the ranks do not hold the same weights.
         """
         copying, generation, rank = self.copying, self.generation, trainer.world.rank
         assert copying is not None
@@ -135,13 +136,17 @@ class Resizing:
         given_by = [giver for giver in givers(members, generation.former_size, step) if giver is not None]
         mine: dict[int, Arrays] = {me.former: slot.snapshot.arrays}
         if me.ward is not None and given_by[me.ward] == rank:
-            sizes = {name: stop - start for name, (start, stop) in former(me.ward).spans.items()}
+            sizes = {name: stop - start for name, (start, stop) in handed_over.owned(me.ward).spans.items()}
             try:
                 mine[me.ward] = copying.state_of_ward(step, sizes)
             except ChangedInMemory as error:
                 raise RecoveryFailed(f"recovery: the copy of rank {me.ward}'s state: {error}") from error
-        exchange(states, mine, given_by, former, now, trainer.world.group)
+        now = owned_by(trainer.shards, trainer.world)
+        exchange(trainer.optimizer.states, mine, given_by, handed_over.owned, now, trainer.world.group)
         self.rolled_back = max(info["done"] for info in infos) - step
         copying.copies.close()
         self.copying = None
-        return Refilled(slot.cursor, slot.extras, shared_crc(slot), save=any(info["save"] for info in infos))
+        continue_from(trainer, slot.cursor, slot.extras)
+        trainer.checkpointer.gather_and_compare(shared_crc(slot))
+        trainer.checkpointer.wait_for(handed_over.writers)
+        return any(info["save"] for info in infos)

@@ -8,7 +8,7 @@ from collections.abc import Callable, MutableMapping
 
 import torch.distributed as dist
 
-from zslurm.train.recovery.facts import Facts
+from zslurm.train.parallel.facts import Facts
 from zslurm.train.recovery.generation import (
     FACTS,
     NEWEST,

@@ -32,9 +32,9 @@ from zslurm.train.config import TrainConfig
 from zslurm.train.data.build.bundle_writer import BundleWriter
 from zslurm.train.data.schema import BundleHeader
 from zslurm.train.jsonl import read_jsonl
-from zslurm.train.loop import Trainer
 from zslurm.train.parallel.world import World, cpu_threads
 from zslurm.train.plan.memory import plan_memory, with_least_recompute
+from zslurm.train.setup import open_trainer
 from zslurm.train.stop import StopRequest
 from zslurm.train.telemetry.flops import token_flops
 from zslurm.train.telemetry.timing import Part
@@ -136,7 +136,7 @@ def _steps(config: TrainConfig, folder: Path, steps: int, ranks: Ranks) -> list[
     store = dist.PrefixStore(folder.name, ranks.store)
     world = World(ranks.rank, ranks.size, ranks.local_size, ranks.device, group, store)
     # Every node has the run directory to itself; only rank 0's is written to.
-    trainer = Trainer(folder, config, world, StopRequest())
+    trainer = open_trainer(folder, config, world, StopRequest())
     with trainer.observers, trainer.loader:
         for _ in range(WARM_UP + steps):
             trainer.take_step()

@@ -132,14 +132,14 @@ def test_a_rank_that_stopped_before_its_supervisor_was_replaced_is_found_by_the_
 
 _BROKEN_STEP = """
     def patch():
-        trainer = sys.modules["zslurm.train.loop"].Trainer
+        trainer = sys.modules["zslurm.train.setup"].Trainer
         def train_step(self, here, old=trainer.train_step):
             if self.step == 12:
                 1 / 0
             return old(self, here)
         trainer.train_step = train_step
     def wait():
-        while not hasattr(sys.modules.get("zslurm.train.loop"), "Trainer"):
+        while not hasattr(sys.modules.get("zslurm.train.setup"), "open_trainer"):
             time.sleep(0.001)
         patch()
     threading.Thread(target=wait, daemon=True).start()

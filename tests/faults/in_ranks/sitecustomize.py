@@ -12,7 +12,8 @@ PYTHONPATH and names, in ZSLURM_TEST_FAULTS, a directory with
     happened-*    one file for each fault that happened: it tells a fault that is to happen so often and no more
     together-*    the attempt whose ranks have such a fault
 
-The product knows nothing of it: the hook waits for `zslurm.train.loop` and wraps two methods of its Trainer.
+The product knows nothing of it: the hook waits for `zslurm.train.setup`, and wraps functions of it
+and a method of its Trainer.
 """
 
 import contextlib
@@ -122,23 +123,26 @@ def leave(fault):
     os._exit(fault.get("code", 1))
 
 
-def wrap(loop, faults):
+def wrap(setup, faults):
     """Put the faults into the trainer."""
     import torch
 
     import zslurm.train.checkpointing.writer as writer
 
-    trainer = loop.Trainer
-    init, train_step, write_shard = trainer.__init__, trainer.train_step, writer.write_shard
+    trainer = setup.Trainer
+    build, begin, train_step, write_shard = setup.build, setup.begin, trainer.train_step, writer.write_shard
     state = {"stepped": False, "step": 0}
 
-    def new_init(self, *args, **kwargs):
+    def new_build(*args, **kwargs):
         faults.mark("imported")
         if fault := faults.due("exit_in_setup"):
             leave(fault)
         time.sleep(faults.setup_s)
-        init(self, *args, **kwargs)
-        faults.mark("loaded", step=self.step)
+        return build(*args, **kwargs)
+
+    def new_begin(trainer, *args, **kwargs):
+        begin(trainer, *args, **kwargs)
+        faults.mark("loaded", step=trainer.step)
 
     def poison(losses, *args, **kwargs):
         parts, counts = losses(*args, **kwargs)
@@ -189,7 +193,8 @@ def wrap(loop, faults):
 
         return call
 
-    trainer.__init__, trainer.train_step, writer.write_shard = new_init, new_train_step, slow_write_shard
+    setup.build, setup.begin, trainer.train_step = new_build, new_begin, new_train_step
+    writer.write_shard = slow_write_shard
     for what in {fault["what"] for fault in faults.faults} & _KILLS.keys():
         module, name, method = _KILLS[what]
         owner = getattr(importlib.import_module(module), name)
@@ -230,10 +235,10 @@ def begin(faults):
             raise ModuleNotFoundError("No module named 'my_attention'", name="my_attention")
 
     faults.mark("python")
-    if loop := sys.modules.get("zslurm.train.loop"):  # forked from a process that has it (tests/forked)
-        wrap(loop, faults)
+    if setup := sys.modules.get("zslurm.train.setup"):  # forked from a process that has it (tests/forked)
+        wrap(setup, faults)
     else:
-        sys.meta_path.insert(0, AtImport("zslurm.train.loop", fail, lambda loop: wrap(loop, faults)))
+        sys.meta_path.insert(0, AtImport("zslurm.train.setup", fail, lambda setup: wrap(setup, faults)))
 
 
 if PLACE and _TRAINS & set(sys.orig_argv):

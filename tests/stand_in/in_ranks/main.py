@@ -10,9 +10,9 @@ from torch.distributed import wait_until_left  # the stand-in's
 
 from zslurm.checkpoint_tools import CheckpointError
 from zslurm.train.errors import TrainError
-from zslurm.train.loop import Ending, Trainer, World  # the stand-in's
 from zslurm.train.progress import dump_stacks_on_signal
-from zslurm.train.stop import StopRequest
+from zslurm.train.setup import World, open_trainer  # the stand-in's
+from zslurm.train.stop import Ending, StopRequest
 
 
 def train(
@@ -29,7 +29,7 @@ def train(
     config = json.loads((run_dir / "config.json").read_text())
     try:
         world = World()
-        ending = Trainer(run_dir, config, world, stop).run()
+        ending = open_trainer(run_dir, config, world, stop).run()
         world.all_gather(None)
         world.store.leave()
         if world.is_first:

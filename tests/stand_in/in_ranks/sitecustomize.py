@@ -14,7 +14,7 @@ _REPLACED = {
     "torch": "torch_package",
     "torch.distributed": "store",
     "zslurm.train.checkpointing.writer": "writer",
-    "zslurm.train.loop": "trainer",
+    "zslurm.train.setup": "trainer",
     "zslurm.train.main": "main",
 }
 

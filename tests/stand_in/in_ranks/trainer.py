@@ -1,4 +1,4 @@
-"""The stand-in for zslurm.train.loop; see tests/stand_in/__init__.py. Its parts are called as the trainer's are.
+"""The stand-in for zslurm.train.setup; see tests/stand_in/__init__.py. Its parts are called as the trainer's are.
 
 It reads config.json as it is. What it has no part for it refuses: such a test is to use the trainer.
 """
@@ -10,7 +10,6 @@ import math
 import os
 import time
 from collections.abc import Callable
-from enum import IntEnum
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -26,19 +25,19 @@ from zslurm.checkpoint_tools import (
     Tensor,
     acquire,
     assemble,
-    begin,
     commit,
     list_checkpoints,
     partition,
     prune,
 )
+from zslurm.checkpoint_tools import begin as begin_checkpoint
 from zslurm.checkpoint_tools.quantities import counted, show_bytes
 from zslurm.train.checkpointing import writer  # the stand-in's
 from zslurm.train.errors import TrainError
 from zslurm.train.jsonl import JsonLinesWriter
 from zslurm.train.progress import CheckpointState, Phase, ProgressWriter
 from zslurm.train.sections.segments import segments_of
-from zslurm.train.stop import StopRequest
+from zslurm.train.stop import Ending, StopRequest
 
 STEP_S = float(os.environ.get("ZSLURM_TEST_STEP_S", "0.02"))
 """What a step takes: so long runs do not end before a test has done something to them."""
@@ -49,13 +48,6 @@ _REFUSED = (
     ("init",), ("checkpoint", "resume_from"), ("checkpoint", "local_dir"), ("checkpoint", "rescue_dir"),
     ("evaluation", "data"), ("evaluation", "command"), ("metrics", "profile_steps"), ("metrics", "tensorboard"),
 )  # fmt: skip
-
-
-class Ending(IntEnum):
-    """Exit code of a rank that ends in order."""
-
-    COMPLETED = 0
-    INTERRUPTED = 75
 
 
 class Losses(NamedTuple):
@@ -258,7 +250,7 @@ class Trainer:
         report("REQUESTED")
         try:
             nonce = f"attempt{self.attempt}-{os.getpid():x}-{self.step}"
-            directory = Path(self.world.do_on_first(lambda: str(begin(self.root, self.step, nonce))))
+            directory = Path(self.world.do_on_first(lambda: str(begin_checkpoint(self.root, self.step, nonce))))
             self.progress.update(checkpoint=CheckpointState.STAGED)
             report("STAGED")
             reports = [ShardReport.from_json(one) for one in self.world.do_on_all(lambda: self._shard(directory))]
@@ -303,3 +295,17 @@ class Trainer:
     def _say(self, text: str) -> None:
         if self.world.is_first:
             print(text, flush=True)
+
+
+def build(run_dir: Path, config: dict[str, Any], world: World, stop: StopRequest) -> Trainer:
+    return Trainer(run_dir, config, world, stop)
+
+
+def begin(trainer: Trainer) -> None:
+    """Begin to train: all is open."""
+
+
+def open_trainer(run_dir: Path, config: dict[str, Any], world: World, stop: StopRequest) -> Trainer:
+    trainer = build(run_dir, config, world, stop)
+    begin(trainer)
+    return trainer

@@ -21,8 +21,8 @@ from tests.waiting import wait_for
 from zslurm.train.evaluation.command import ExportPaths
 from zslurm.train.hub import open_weights
 from zslurm.train.jsonl import read_jsonl
-from zslurm.train.loop import Ending
 from zslurm.train.sections.metrics_config import EvaluationConfig
+from zslurm.train.stop import Ending
 from zslurm.train.telemetry.evaluation_command import EvaluationCommand, command_words
 
 

@@ -21,11 +21,11 @@ from zslurm.train.data.schema import BundleHeader
 from zslurm.train.evaluation.evaluate import Best, better
 from zslurm.train.evaluation.validation_data import evenly
 from zslurm.train.jsonl import read_jsonl
-from zslurm.train.loop import Trainer
 from zslurm.train.model.zaya import build
 from zslurm.train.parallel.world import open_world
 from zslurm.train.progress import Phase, ProgressWriter
 from zslurm.train.schedule import due
+from zslurm.train.setup import open_trainer
 from zslurm.train.stop import StopRequest
 
 STANDING_STILL: dict[str, Any] = {
@@ -251,7 +251,7 @@ def test_a_watcher_sees_the_evaluation(
     run = make_run(tmp_path / "run", corpus, steps=1, evaluation=evaluation, **STANDING_STILL)
     config = load_train_config(run / "config.json")
     with open_world(config.parallel) as world:
-        Trainer(run, config, world, StopRequest()).run()
+        open_trainer(run, config, world, StopRequest()).run()
     begun = seen.index(Phase.EVAL)
     assert seen[begun : begun + 5] == [Phase.EVAL, None, None, None, Phase.STEP]
 

@@ -29,8 +29,8 @@ from tests.train.runs import MODEL, VOCAB, losses_of, make_run
 from zslurm.train.config import load_train_config
 from zslurm.train.data.build.bundle_writer import BundleWriter
 from zslurm.train.data.schema import BundleHeader
-from zslurm.train.loop import Trainer
 from zslurm.train.parallel.world import open_world
+from zslurm.train.setup import open_trainer
 from zslurm.train.stop import StopRequest
 
 RECORDED = Path(__file__).parent / "recorded_curves.json"
@@ -80,7 +80,7 @@ def train(directory: Path, optimizer: str, dtype: str, *, nudge: int | None = No
     run = make_run(directory / "run", text, parallel=parallel, optim=optim_section, **SECTIONS)
     config = load_train_config(run / "config.json")
     with open_world(config.parallel) as world:
-        trainer = Trainer(run, config, world, StopRequest())
+        trainer = open_trainer(run, config, world, StopRequest())
         if nudge is not None:
             nudge_weights(trainer.shards.master, nudge)
             trainer.shards.gather_weights()

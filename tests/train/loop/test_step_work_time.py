@@ -10,9 +10,9 @@ import pytest
 from tests.train.runs import make_corpus, make_run
 from zslurm.train.config import load_train_config
 from zslurm.train.jsonl import read_jsonl
-from zslurm.train.loop import Trainer
 from zslurm.train.parallel.world import open_world
 from zslurm.train.progress import ProgressWriter
+from zslurm.train.setup import open_trainer
 from zslurm.train.stop import StopRequest
 
 STEPS, MICROBATCHES = 4, 3
@@ -26,7 +26,7 @@ def test_each_step_reports_when_it_waits_and_the_time_of_its_own_work(
     run = make_run(tmp_path / "run", make_corpus(tmp_path / "tokens.h5"), steps=STEPS)
     config = load_train_config(run / "config.json")
     with open_world(config.parallel) as world:
-        Trainer(run, config, world, StopRequest()).run()
+        open_trainer(run, config, world, StopRequest()).run()
 
     updates = [("waits", 0) if given.get("waiting") else ("step", given["step"]) for given in seen if
              given.get("waiting") or "step" in given]  # fmt: skip

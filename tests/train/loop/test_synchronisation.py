@@ -19,6 +19,7 @@ from tests.train.runs import make_corpus, make_run
 from zslurm.train.config import load_train_config
 from zslurm.train.parallel.world import open_world
 from zslurm.train.schedule import Position
+from zslurm.train.setup import open_trainer
 from zslurm.train.stop import StopRequest
 from zslurm.train.telemetry.observer import StepResult
 
@@ -105,7 +106,7 @@ def watched(run: Path, monkeypatch: pytest.MonkeyPatch) -> list[Counter[str]]:
 def train(run: Path) -> None:
     config = load_train_config(run / "config.json")
     with open_world(config.parallel) as world:
-        loop.Trainer(run, config, world, StopRequest()).run()
+        open_trainer(run, config, world, StopRequest()).run()
 
 
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])

@@ -22,8 +22,8 @@ from tests.train.runs import (
     train_alone,
 )
 from zslurm.checkpoint_tools import list_checkpoints
-from zslurm.train.loop import Ending
 from zslurm.train.main import main
+from zslurm.train.stop import Ending
 
 
 @pytest.fixture(scope="module")

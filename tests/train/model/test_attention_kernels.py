@@ -25,7 +25,7 @@ from tests.train.model.test_host_waits import HostWaitError, no_values
 from tests.train.models import ROPE_BASE, autograd_nodes, random_like, scrambled, tiny_config, tokens
 from tests.train.ranks import train_on
 from tests.train.runs import MODEL, VOCAB, make_corpus, make_run
-from zslurm.train import assembly, loop
+from zslurm.train import assembly
 from zslurm.train.config import DataConfig, TrainConfig, load_train_config
 from zslurm.train.data.build.bundle_writer import BundleWriter
 from zslurm.train.data.bundle import BundleHeader
@@ -37,6 +37,7 @@ from zslurm.train.model.attention_backends.sdpa import attend, attend_by_sdpa
 from zslurm.train.model.packing import document_bounds, documents_of, pack
 from zslurm.train.model.zaya import Zaya
 from zslurm.train.parallel.world import open_world
+from zslurm.train.setup import open_trainer
 from zslurm.train.stop import StopRequest
 
 PACKAGES = ("flash_attn", "aiter")
@@ -411,7 +412,7 @@ def test_training_and_evaluation_give_the_kernels_bounds_from_the_host(
     )
     config = load_train_config(run / "config.json")
     with open_world(config.parallel) as world:
-        loop.Trainer(run, config, world, StopRequest()).run()
+        open_trainer(run, config, world, StopRequest()).run()
     assert {call.name for call in calls} == {"varlen"}
     assert all(len(call.options["bounds"]) > 2 for call in calls), "each sequence has several documents"
 

@@ -69,7 +69,7 @@ def test_skipped_steps_are_counted_in_a_row_and_do_not_enter_the_window() -> Non
     guard = StepGuard(SPIKES)
     guard.recent = after((1.0, 2.0))
     for step in (2, 3):
-        guard.skip(SkippedStep(step, "a spike", 50.0, 50.0))
+        guard.skip(SkippedStep(step, "a spike", 50.0, 50.0), lambda *_, **__: None)
     assert guard.recent == Recent((1.0,), (2.0,), skipped=2)
     assert guard.why_skip(math.nan, 1.0, first_of_phase=True) is not None
     assert guard.recent == Recent(skipped=2), "a new phase does not end the row"

@@ -299,7 +299,8 @@ def _wait_for_steps(file: Path) -> None:
     take_step = Trainer.take_step
 
     def regroups(self: Trainer) -> bool:
-        return isinstance(self.recovery, Recovery) and self.recovery._membership.superseded
+        recoveries = [callback for callback in self.callbacks if isinstance(callback, Recovery)]
+        return any(recovery._membership.superseded for recovery in recoveries)
 
     def held(self: Trainer) -> Any:
         while file.exists() and self.step >= int(file.read_text()) and not regroups(self):

@@ -9,18 +9,20 @@ from zslurm.checkpoint_tools import CheckpointError
 from zslurm.train import main as program
 from zslurm.train.errors import TrainError
 from zslurm.train.progress import ProgressWriter, record_path
-from zslurm.train.recovery.no_recovery import NoRecovery
 
 
 class Replaced(BaseException):
     """In place of the end of a process whose place another one has taken."""
 
 
-class Fenced(NoRecovery):
+class Fenced:
     """The recovery of a process that may have been replaced."""
 
-    def __init__(self, replaced: bool) -> None:
-        self.replaced = replaced
+    def __init__(self, replaced: bool, error: Exception | None = None) -> None:
+        self.replaced, self.error = replaced, error or AssertionError()
+
+    def train(self, *_: object) -> None:
+        raise self.error
 
     def fence(self) -> None:
         if self.replaced:
@@ -37,12 +39,8 @@ def test_a_rank_that_wakes_up_to_an_error_leaves_before_it_records_its_end(
 ) -> None:
     """Its record would be that of the process in its place, which trains."""
 
-    def fails(*_: object) -> None:
-        raise error
-
     run = make_run(tmp_path / "run", make_corpus(tmp_path / "corpus.h5"), steps=2)
-    monkeypatch.setattr(program, "open_recovery", lambda *_: Fenced(replaced))
-    monkeypatch.setattr(program, "open_world", fails)
+    monkeypatch.setattr(program, "open_recovery", lambda *_: Fenced(replaced, error))
     monkeypatch.setattr(program, "dump_stacks_on_signal", lambda: None)  # it would stay so in this process
     with pytest.raises(ends_by):
         program.train(run)

@@ -13,9 +13,9 @@ from tests.train.runs import make_corpus, make_run
 from zslurm.checkpoint_tools import list_checkpoints
 from zslurm.train.config import TrainConfig, load_train_config
 from zslurm.train.errors import ConfigError
-from zslurm.train.loop import Trainer
 from zslurm.train.parallel.world import World, open_world
 from zslurm.train.schedule import Position
+from zslurm.train.setup import open_trainer
 from zslurm.train.stop import StopRequest
 from zslurm.train.telemetry import observers
 from zslurm.train.telemetry.observer import ObservedRun, Observer, StepResult
@@ -93,7 +93,7 @@ def test_a_new_observer_sees_everything_in_order_and_can_ask_for_a_checkpoint(
 ) -> None:
     checkpoint = {"every_steps": 100, "background": False, "keep_last": 1}
     run = make_run(tmp_path / "run", make_corpus(tmp_path / "tokens.h5"), steps=4, checkpoint=checkpoint)
-    trainer = Trainer(run, load_train_config(run / "config.json"), world, StopRequest())
+    trainer = open_trainer(run, load_train_config(run / "config.json"), world, StopRequest())
     trainer.run()
     trainer.observers.finish(give_up=lambda: False)
     steps = {step: [f"step {step}", f"done {step}"] for step in range(1, 5)}
@@ -109,5 +109,5 @@ def test_a_new_observer_sees_everything_in_order_and_can_ask_for_a_checkpoint(
 def test_an_observer_refuses_a_configuration_before_anything_is_built(tmp_path: Path, world: World) -> None:
     run = make_run(tmp_path / "run", tmp_path / "no-data-yet.h5", run={"name": "secret"})
     with pytest.raises(ConfigError, match="a diary"):
-        Trainer(run, load_train_config(run / "config.json"), world, StopRequest())
+        open_trainer(run, load_train_config(run / "config.json"), world, StopRequest())
     assert Diary.entries == []

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import heapq
+import json
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
+
+import msgspec
 
 from zslurm.run.run_dir import RunDir
 from zslurm.train.jsonl import JsonLinesTail, parse_line
@@ -18,6 +21,9 @@ _HEAD = 200
 """Bytes of a line that hold the kind, which is one of the first fields."""
 
 
+_DECODER = msgspec.json.Decoder()
+"""Takes a third of the time of Python's; it refuses NaN and lone surrogates, which Python writes."""
+
 _Timed = tuple[float, int, RunDir, dict[str, Any]]
 """A row with its time and the number of its file, which put it in order before anything else is compared."""
 
@@ -27,7 +33,9 @@ class EventLog:
 
     def __init__(self, runs: Sequence[RunDir]) -> None:
         """Begin before the first event."""
-        self._tails = [(run, JsonLinesTail(path)) for run in runs for path in (run.submissions, run.events)]
+        self._tails = [
+            (run, JsonLinesTail(path, _decode)) for run in runs for path in (run.submissions, run.events)
+        ]
 
     def news(self, *, since: float | None = None) -> Iterator[tuple[RunDir, dict[str, Any]]]:
         """Yield the rows that no call returned before, oldest first; with `since` those from that time on.
@@ -61,6 +69,13 @@ class EventLog:
 
         tails = (rows_of(number, *each) for number, each in enumerate(self._tails))
         return ((run, row) for _, _, run, row in heapq.merge(*tails))
+
+
+def _decode(line: bytes) -> Any:
+    try:
+        return _DECODER.decode(line)
+    except msgspec.DecodeError:
+        return json.loads(line)
 
 
 def time_of(event: Mapping[str, Any]) -> float:
