@@ -1,4 +1,4 @@
-"""What a checkpoint holds besides its tensors, as plain JSON: where the run is, and how it goes on."""
+"""What a checkpoint holds besides its tensors, as plain JSON: where the run is, and what decides its next steps."""
 
 from __future__ import annotations
 
