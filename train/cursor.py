@@ -1,4 +1,4 @@
-"""What a checkpoint holds besides its tensors, as plain JSON: where the run is, and what decides its next steps."""
+"""What a checkpoint holds besides tensors, as plain JSON: where the run is, and what decides its next steps."""
 
 from __future__ import annotations
 
