@@ -257,7 +257,7 @@ def test_a_step_that_somebody_cancelled_is_not_a_rank_that_was_killed(tmp_path: 
     outcome = monitor.until_end()
     assert outcome.cause is not None and outcome.cause.rank is None
     assert outcome.cause.message == "the Slurm step 1.2 was cancelled (scancel)"
-    attempt_state, settings = monitor.collected.summary(outcome), AegisSection()
+    attempt_state, settings = monitor.collected.state.summary(time.time(), outcome), AegisSection()
     root_cause = attribute(roots_of(attempt_state, settings), attempt_state, History(), settings)
     assert root_cause.root is not None and (root_cause.root.kind, root_cause.exclude) == ("slurm_cancelled", ())
 

@@ -18,6 +18,7 @@ import pytest
 from tests.submit.scripted_slurm import RUNNING, ScriptedSlurm
 from tests.submit.specs import run_spec
 from zslurm.aegis.core.detection.detector import Detector
+from zslurm.aegis.core.following import Requeue
 from zslurm.aegis.core.policy.outcome import AttemptOutcome
 from zslurm.aegis.core.policy.policy import SLURM_REQUEUES
 from zslurm.aegis.supervisor import attempt_starter as module
@@ -316,8 +317,8 @@ class _Recovery(Recovery):
         super().__init__(successor.job, cast(Nodes, _NodesOfSlurm(others)), None, cast(Any, None))
         self.requeued: list[tuple[str, ...]] = []
 
-    def _put_back(self, decision: Decision) -> None:
-        self.requeued.append(decision.exclude)
+    def _put_back(self, action: Requeue) -> None:
+        self.requeued.append(action.decision.exclude)
 
 
 class _NodesOfSlurm:

@@ -29,6 +29,7 @@ class StopState:
         requeued: Slurm has put the job back into the queue.
         preempted: what Slurm does with the job if it preempts it.
         deadline: until when the ranks may save (monotonic seconds).
+        comes_back: the job is to be put back into the queue: it is not cancelled, and Slurm has not done it yet.
     """
 
     asked: bool = False
@@ -37,6 +38,7 @@ class StopState:
     requeued: bool = False
     preempted: Literal["requeue", "cancel"] | None = None
     deadline: float | None = None
+    comes_back: bool = False
 
 
 # --- events -----------------------------------------------------------------------------------------------------

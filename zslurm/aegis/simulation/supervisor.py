@@ -7,12 +7,34 @@ forgets the rest when it is killed.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from zslurm.aegis.core.attempt import AttemptState
 from zslurm.aegis.core.detection.detector import Detector
 from zslurm.aegis.core.detection.witnesses import WitnessReport
+from zslurm.aegis.core.following import (
+    AttemptOver,
+    CheckSpares,
+    CountNodes,
+    DecisionFound,
+    EndRun,
+    Exclude,
+    FindNodes,
+    FollowAction,
+    FollowEvent,
+    FollowState,
+    NodesCounted,
+    NodesFound,
+    ReadRun,
+    Requeue,
+    RequeueTried,
+    RunRead,
+    SparesExamined,
+    StartAgain,
+    follow,
+)
 from zslurm.aegis.core.messages import (
     Assess,
     CoreAction,
@@ -30,11 +52,11 @@ from zslurm.aegis.core.messages import (
     Record,
     ReportReceived,
     Resumed,
+    StopState,
     Tick,
 )
 from zslurm.aegis.core.policy.history import history_of
 from zslurm.aegis.core.policy.outcome import AttemptOutcome
-from zslurm.aegis.core.policy.policy import decide
 from zslurm.aegis.core.step import step
 from zslurm.aegis.fault_kinds import PEER_LOST, RANK_KILLED, USER_ERROR
 from zslurm.aegis.simulation.world import KILL_S, REQUEUE_S, AttemptTruth, World
@@ -88,6 +110,7 @@ class Run:
 
     def __post_init__(self) -> None:
         self.state: AttemptState | None = None
+        self.following = FollowState(self.settings, 2)
         self.detector = Detector(self.settings)
         self.reported: set[tuple[str, bool]] = set()
         self.next_nodes: list[str] = []
@@ -174,7 +197,7 @@ class Run:
         world.agents_on, self.heard = set(self.allocated), {}
         for name in self.allocated:
             world.by_name[name].is_new = True
-        self.detector = Detector(self.settings)
+        self.following, self.detector = FollowState(self.settings, 2), Detector(self.settings)
 
     def _batch_node_died(self) -> bool:
         """Return whether the supervisor's node died; Slurm requeues the job once it knows."""
@@ -191,7 +214,7 @@ class Run:
     def _come_back(self) -> None:
         """Continue from what is on disk, as the next supervisor does."""
         self.alive, self.seen = True, self.world.now
-        self.detector = Detector(self.settings)
+        self.following, self.detector = FollowState(self.settings, 2), Detector(self.settings)
         self.heard = {}
         for node in self.world.nodes:  # the next agents report everything that is wrong
             node.is_new = True
@@ -200,7 +223,12 @@ class Run:
             return
         decided = [row for row in self.rows if row["event"] == "decision" and row["attempt"] == attempt.number]
         if decided and (decision := Decision.of(decided[-1])) is not None:
-            self._carry_out_decision(decision)
+            ended = [
+                row for row in self.rows if row["event"] == "attempt_ended" and row["attempt"] == attempt.number
+            ]
+            outcome = AttemptOutcome.of(ended[-1])
+            assert outcome is not None
+            self._tell_follow(DecisionFound(decision, outcome))
             return
         self.phase = "watching"
         self._begin(attempt, adopted=True)
@@ -367,47 +395,68 @@ class Run:
             self.record("attempt_ended", attempt=attempt.number, **outcome.fields())
             self._end("completed", "the run is complete")
             return
-        decision = self._decide(outcome)
-        self.record("attempt_ended", attempt=attempt.number, **outcome.fields())
-        self.record(
-            "decision",
-            attempt=attempt.number,
-            mode="act",
-            committed_step=self.world.committed,
-            **decision.fields(),
-        )
-        if decision.exclude:
-            self._exclude(decision.exclude, decision.reason)
-        self._carry_out_decision(decision)
+        self.following.stop = StopState()
+        self._tell_follow(AttemptOver(state, outcome))
 
-    def _decide(self, outcome: AttemptOutcome) -> Decision:
-        world, state = self.world, self.state
-        assert state is not None
-        while True:
-            moved = world.attempt.moved if world.attempt is not None and world.attempt.progressed else None
-            when = None if moved is None else world.wall - (world.now - moved)
-            self.tell(ProgressRead(world.committed, when))
-            summary, excluded = state.summary(world.wall, outcome), self.excluded_nodes
-            dead = state.dead_nodes
-            usable = tuple(node for node in self.allocated if node not in dead and node not in excluded)
-            elsewhere = None
-            if world.slurm_answers:
-                elsewhere = len(set(world.usable_in_partition(excluded)) - dead)
-            resources = Resources(
-                usable,
-                state.nodes,
-                self.needed,
-                outlives_nodes=True,
-                elsewhere=elsewhere,
-                asked=len(self.allocated),
-            )
-            decision = decide(summary, self.history, resources, self.settings)
-            fresh = [node for node in decision.nodes if node not in state.nodes]
-            unfit = [node for node in fresh if not self._is_fit(node)]
-            if not unfit or not self._responding():
-                return decision
-            for node in unfit:
-                self._exclude((node,), f"spare {node} is not fit")
+    def _tell_follow(self, event: FollowEvent) -> None:
+        """Report an event to the core, and do what follows from it."""
+        events = deque([event])
+        while events:
+            for action in follow(self.following, events.popleft()):
+                events.extend(self._carry_out_following(action))
+
+    def _carry_out_following(self, action: FollowAction) -> list[FollowEvent]:
+        now = self.world.now
+        match action:
+            case Record():
+                row = action.event.row
+                self.record(row.pop("event"), **row)
+            case Exclude():
+                self._exclude(action.nodes, action.reason)
+            case ReadRun():
+                return [self._read_run()]
+            case FindNodes():
+                return [NodesFound(self._find_nodes(action))]
+            case CountNodes():
+                return [NodesCounted(self._elsewhere(action.excluded))]
+            case CheckSpares():
+                unfit = {node: "it was checked" for node in action.nodes if not self._is_fit(node)}
+                return [SparesExamined(unfit if self._responding() else {})]
+            case Requeue():
+                self._requeue(action)
+                return [RequeueTried()]
+            case StartAgain():
+                self.next_nodes = list(action.nodes)
+                self.phase, self.until = "starting", now + 1 + int(action.wait_s)
+            case EndRun() if self.phase != "queued":
+                outcome = action.outcome.outcome
+                self._end("stopped" if outcome == "failed" else outcome, str(action.outcome.cause))
+        return []
+
+    def _read_run(self) -> RunRead:
+        world, attempt = self.world, self.world.attempt
+        moved = None
+        if attempt is not None and attempt.progressed:
+            moved = world.wall - (world.now - attempt.moved)
+        return RunRead(self.history, ProgressRead(world.committed, moved), world.attempts, world.wall)
+
+    def _find_nodes(self, action: FindNodes) -> Resources:
+        dead = self.state.dead_nodes if self.state is not None else set()
+        return Resources(
+            tuple(node for node in self.allocated if node not in dead and node not in action.excluded),
+            action.in_use,
+            self.needed,
+            outlives_nodes=True,
+            elsewhere=self._elsewhere(action.excluded) if action.look_elsewhere else None,
+            asked=len(self.allocated),
+        )
+
+    def _elsewhere(self, excluded: Collection[str]) -> int | None:
+        """Return how many nodes the job could run on; None if Slurm does not answer."""
+        dead = self.state.dead_nodes if self.state is not None else set()
+        if not self.world.slurm_answers:
+            return None
+        return len(set(self.world.usable_in_partition(set(excluded))) - dead)
 
     def _is_fit(self, name: str) -> bool:
         node = self.world.by_name[name]
@@ -419,21 +468,13 @@ class Run:
         expires = self.world.wall + self.settings.exclude_for_s
         self.record("nodes_excluded", nodes=list(nodes), reason=reason, expires=expires)
 
-    def _carry_out_decision(self, decision: Decision) -> None:
-        now = self.world.now
-        self.why = decision.reason
-        match decision.action:
-            case "stop" | "finish":
-                self._end("stopped", decision.reason)
-            case "requeue":
-                self.excluded = self.excluded_nodes
-                self.phase, self.until = "queued", now + REQUEUE_S
-                if decision.n_nodes is not None:
-                    self.spares = max(0, decision.n_nodes - self.needed)
-                self.record("requeued", excluded=sorted(self.excluded), reason=decision.reason)
-            case _:
-                self.next_nodes = list(decision.nodes)
-                self.phase, self.until = "starting", now + 1 + int(decision.wait_s or 0)
+    def _requeue(self, action: Requeue) -> None:
+        self.excluded = set(action.excluded)
+        self.why = action.decision.reason
+        self.phase, self.until = "queued", self.world.now + REQUEUE_S
+        if action.decision.n_nodes is not None:
+            self.spares = max(0, action.decision.n_nodes - self.needed)
+        self.record("requeued", excluded=sorted(self.excluded), reason=action.decision.reason)
 
     def _end(self, outcome: str, why: str) -> None:
         self.record("run_ended", outcome=outcome)

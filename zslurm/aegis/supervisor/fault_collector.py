@@ -41,7 +41,6 @@ from zslurm.aegis.core.messages import (
     Resumed,
     StepCancelled,
     StopChanged,
-    StopState,
     Tick,
 )
 from zslurm.aegis.core.policy.outcome import AttemptOutcome
@@ -63,7 +62,7 @@ from zslurm.aegis.supervisor.rank_exits import (
 )
 from zslurm.aegis.supervisor.rank_times_writer import RankTimesWriter
 from zslurm.aegis.supervisor.work_left import committed_step
-from zslurm.aegis.types import AttemptSummary, Fault
+from zslurm.aegis.types import Fault
 from zslurm.core.errors import Exit
 from zslurm.core.files import read_json
 from zslurm.run.events import (
@@ -202,9 +201,7 @@ class FaultCollector:
             yield fault
 
     def _tell_stop(self) -> None:
-        stop = self.job.stop
-        state = StopState(stop.asked, stop.name, stop.asked_by, stop.requeued, stop.preempted, stop.deadline)
-        if state != self.state.stop:
+        if (state := self.job.stop.state()) != self.state.stop:
             self.tell(StopChanged(state))
 
     def _tell_progress(self) -> None:
@@ -212,12 +209,6 @@ class FaultCollector:
         self.tell(ProgressRead(committed_step(self.job.run, self.job.spec), step_at))
 
     # --- what is known ------------------------------------------------------------------------------------------
-
-    def summary(self, outcome: AttemptOutcome | None = None) -> AttemptSummary:
-        """Return what the policy decides on, as of now."""
-        self._tell_stop()
-        self._tell_progress()
-        return self.state.summary(time.time(), outcome)
 
     def has_root(self, outcome: AttemptOutcome | None = None) -> bool:
         """Return whether something is known that may be why the attempt ended, or ends, as of now."""

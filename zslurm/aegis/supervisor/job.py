@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import cached_property
 
+from zslurm.aegis.core.messages import StopState
 from zslurm.aegis.core.policy.history import history_of
 from zslurm.aegis.types import History
 from zslurm.config.load import load_spec
@@ -75,6 +76,12 @@ class StopRequest:
     def asked_by(self) -> str:
         """What asked, for messages: a signal, a preemption, or a request of Slurm's that left no trace."""
         return self.name or ("preempted" if self.preemption is not None else "by Slurm")
+
+    def state(self) -> StopState:
+        """Return the request as the core knows it."""
+        return StopState(
+            self.asked, self.name, self.asked_by, self.requeued, self.preempted, self.deadline, self.comes_back
+        )
 
 
 @dataclass(frozen=True)

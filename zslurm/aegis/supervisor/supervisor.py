@@ -246,7 +246,7 @@ class Supervisor:
         if self.settings.mode == "off" or outcome.outcome == "completed" or self.job.presence.lost():
             self.job.record(AttemptEnded(attempt=number, **outcome.fields()))
             return outcome, ()
-        return self.recovery.after(collected, outcome, overdue=monitor.overdue)
+        return self.recovery.after(collected.state, outcome, overdue=monitor.overdue)
 
 
 def recent_step_times(run: RunDir, attempt: int) -> tuple[float, ...]:
