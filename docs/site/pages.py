@@ -42,6 +42,14 @@ SECTIONS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ),
     (
         "Development",
-        ("architecture.md", "verified.md", "performance.md", "comparison.md", "CONTRIBUTING.md", "CHANGELOG.md"),
+        (
+            "architecture.md",
+            "glossary.md",
+            "verified.md",
+            "performance.md",
+            "comparison.md",
+            "CONTRIBUTING.md",
+            "CHANGELOG.md",
+        ),
     ),
 )

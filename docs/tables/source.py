@@ -1,20 +1,22 @@
-"""The floors of the source, what is in each room, and how large it is."""
+"""The packages of the source in the order in which they may import each other, and what is in each."""
 
 from __future__ import annotations
 
 import ast
-import json
 import re
 import tomllib
 
-from docs.tables.markdown import RESULTS, ROOT, table
+from docs.tables.markdown import ROOT, table
+
+LISTED = ("zslurm", "zslurm.aegis", "zslurm.train")
+"""Packages whose packages the table has."""
 
 
 def contracts() -> dict[str, list[list[str]]]:
-    """Return the floors of each package, top floor first, as the import contracts in pyproject.toml have them."""
+    """Return the layers of each package, top layer first, as the import contracts in pyproject.toml have them."""
     settings = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["importlinter"]
     return {
-        contract["containers"][0]: [[name.strip() for name in floor.split("|")] for floor in contract["layers"]]
+        contract["containers"][0]: [[name.strip() for name in layer.split("|")] for layer in contract["layers"]]
         for contract in settings["contracts"]
         if contract["type"] == "layers"
     }
@@ -28,64 +30,17 @@ def about(module: str) -> str:
     return re.split(r"\.(?:\s|$)", docstring.partition("\n\n")[0].replace("\n", " "))[0]
 
 
-def drawing() -> str:
-    """Return the drawing of the floors, for GitHub's Mermaid: one box for each floor."""
-    lines = ["```mermaid", "flowchart TB"]
-    for package, floors in contracts().items():
-        boxes = [", ".join(name for name in floor if name != "__main__") for floor in floors]
-        names = {f"{package.replace('.', '_')}_{number}": box for number, box in enumerate(boxes) if box}
-        lines.append(f'  subgraph {package.replace(".", "_")}["{package}"]')
-        lines += [f'    {name}["{box}"]' for name, box in names.items()]
-        lines += [f"    {' --> '.join(names)}", "  end"]
-    return "\n".join([*lines, "```", ""])
-
-
-def rooms() -> str:
-    """Return every room, top floor first."""
+def packages() -> str:
+    """Return the packages of zslurm, Aegis and the trainer, those that may import the others first."""
     rows = [
         (f"`{package}.{name}`", about(f"{package}.{name}"))
-        for package, floors in contracts().items()
-        for floor in floors
-        for name in floor
-        if name != "__main__"
+        for package, layers in contracts().items()
+        if package in LISTED
+        for layer in layers
+        for name in layer
+        if (ROOT / f"{package}.{name}".replace(".", "/")).is_dir()
     ]
-    return table(("room", "what is in it"), rows)
+    return table(("package", "what is in it"), rows)
 
 
-def source_figures() -> str:
-    """Return the figures of benchmarks/results/source_figures.json."""
-    text = (RESULTS / "source_figures.json").read_text(encoding="utf-8")
-    figures = json.loads(text)
-    before, after = figures["before"], figures["after"]
-    head = ("figure", f"before ({before['commit']})", "after")
-    return table(
-        head, ((name.replace("_", " "), _shown(before, name), _shown(after, name)) for name in after["figures"])
-    )
-
-
-def _shown(side: dict[str, dict[str, float]], name: str) -> str:
-    value = side["figures"].get(name)
-    return "-" if value is None else f"{value:,}"
-
-
-READ_BEFORE = {
-    "a submission": 37,
-    "a save": 17,
-    "a fault from a log line to an action": 28,
-}
-"""Files of each walk before the move, as a reader counted them; those that load a checkpoint were not."""
-
-
-def walk_figures() -> str:
-    """Return the files of each walk, before and after the move."""
-    walks = json.loads((RESULTS / "source_figures.json").read_text(encoding="utf-8"))["walks"]
-    head = ("walk", "before", "now")
-    return table(head, ((name, READ_BEFORE.get(name, "-"), files) for name, files in walks.items()))
-
-
-TABLES = (
-    drawing,
-    rooms,
-    source_figures,
-    walk_figures,
-)
+TABLES = (packages,)

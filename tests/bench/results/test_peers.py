@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import pytest
 
-from benchmarks.measurements.slow_peers import NOISES, members, peers, rates
+from tests.bench.results.noise import NOISES, members, peers, rates
 from zslurm.bench.results.peers import (
     FLOOR,
     Comparison,

@@ -23,7 +23,7 @@ their own error of n^-1/2.
 The least slowdown that is named almost surely (`visible`; in 99 of 100 comparisons) follows from the same order
 statistics. With w = how far the moment that decides the test is above the peer's median ratio, which is Z_NAMED
 standard errors of that median, a slowdown of TOLERANCE + w is named every other time, and Z_SEEN standard errors
-more suffice. `python -m benchmarks slow_peers` draws false names and power for many kinds of noise. What cannot be
+more suffice. What cannot be
 told apart: a peer that is slow, and one that is disturbed during the whole measurement.
 
 With two peers the slower one is named: which of two is right cannot be known, only that they differ.

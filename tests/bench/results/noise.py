@@ -1,10 +1,10 @@
-"""How often the comparison of peers names an equal one, and how often a slow one: on synthetic noise.
+"""Synthetic noise: how often the comparison of peers names an equal one, and how often a slow one.
 
-The figures of peers are drawn, with seeds, from distributions that a measurement may have (NOISES), whole runs of
-them: of peers that are measured themselves, as in `zslurm bench mlp`, and of members of a sweep of pairs, as in
-`zslurm bench collectives`. Known is therefore which peer is slow. For each kind of noise the result has
+The figures of peers are drawn, with seeds, from distributions that a measurement may have (NOISES): of peers that
+are measured themselves, as in `zslurm bench mlp`, and of members of a sweep of pairs, as in `zslurm bench
+collectives`. The test knows which peer is slow. For each kind of noise `rates` returns
 
-    false_names        runs of equal peers in which one was named; at most `false_names_allowed` of all runs
+    false_names        runs of equal peers in which one was named
     named_at_20        runs with one at 0.8 of the others' rate in which it, and no other, was named
     visible            median over the runs of the slowdown that the comparison states it would see
     named_at_visible   runs with one slowed by just that in which it, and no other, was named
@@ -17,20 +17,13 @@ from __future__ import annotations
 
 import math
 import random
-import sys
 from collections.abc import Callable
 from itertools import combinations
 from statistics import median
 from typing import Any
 
-from benchmarks.common import write_result
 from zslurm.bench.results.findings import compare_members
-from zslurm.bench.results.peers import FALSE_NAMES, Comparison, compare_peers
-
-RUNS = 1000
-PAIR_RUNS = 500
-MOMENTS = 40
-PEERS = (2, 4, 8)
+from zslurm.bench.results.peers import Comparison, compare_peers
 
 Figures = dict[str, list[float]]
 Noise = Callable[[random.Random, int], list[float]]
@@ -123,27 +116,3 @@ def rates(
         "visible": round(visible, 3),
         "named_at_visible": right(visible) if visible < 1 else None,
     }
-
-
-def run() -> None:
-    """Draw, and write results/slow_peers.json."""
-    rows = []
-    for kind, compare, runs, counts in (
-        ("peers", peers, RUNS, PEERS),
-        ("members of pairs", members, PAIR_RUNS, (4, 8)),
-    ):
-        for number, (name, noise) in enumerate(NOISES.items()):
-            print(f"slow_peers: {kind}, {name}", file=sys.stderr, flush=True)
-            for count in counts:
-                found = rates(compare, noise, count, moments=MOMENTS, runs=runs, seed=1000 * number + count)
-                rows.append({"compared": kind, "noise": name, "count": count, **found})
-    write_result(
-        "slow_peers",
-        {
-            "moments": MOMENTS,
-            "false_names_allowed": FALSE_NAMES,
-            "runs": sum(row["runs"] for row in rows),
-            "false_names": sum(row["false_names"] for row in rows),
-            "rows": rows,
-        },
-    )

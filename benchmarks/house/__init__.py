@@ -1,1 +1,0 @@
-"""The repository itself: its size, and what its tests cost."""

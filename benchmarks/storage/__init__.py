@@ -1,1 +1,0 @@
-"""Benchmarks of storage: what `bench storage` counts against the kernel, and restarts on warmed spares."""
