@@ -33,7 +33,7 @@ class Damaged(CheckpointError):
     """Bytes are missing or not what was written. Act: use an older checkpoint.
 
     `file` is the path of the damaged file, `tensor` the tensor that was being read and `block` the
-    number of the block whose checksum failed; the last two are None where the damage is not that local.
+    number of the block whose checksum failed; the last two are None if the damage is not that local.
     """
 
     def __init__(self, file: Path, reason: str, tensor: str | None = None, block: int | None = None) -> None:

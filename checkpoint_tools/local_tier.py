@@ -3,7 +3,7 @@
     LOCAL/0123456789abcdef/                             one directory for each run, named after its checkpoints'
       step-00000400.shard-00003-of-00008.safetensors    the same bytes as the shard of that name
 
-A copy is only ever a cache: it is used where the manifest, which is with the checkpoint itself, gives it the
+A copy is only ever a cache: it is used if the manifest, which is with the checkpoint itself, gives it the
 same size and the same checksums, block by block; a missing, damaged or outdated one is passed over
 for the shard itself. So nothing here is synced, and losing all of it loses nothing.
 

@@ -43,9 +43,9 @@ class Holder:
     Attributes:
         host, pid: its process.
         started: the kernel's start time of that process, in ticks since boot; 0 where it is not known.
-        job: the scheduler's job that it belongs to; empty where there is none.
+        job: the scheduler's job that it belongs to; empty if there is none.
         since: when it acquired the lock, in seconds since 1970.
-        nonce: distinguishes this holder from any other; empty where the file is no lock.
+        nonce: distinguishes this holder from any other; empty if the file is no lock.
     """
 
     host: str
@@ -62,7 +62,7 @@ class Holder:
 
     @classmethod
     def of_lock(cls, path: Path) -> Holder | None:
-        """Return who holds the lock file at `path`, None where there is no file; raises OSError."""
+        """Return who holds the lock file at `path`, None if there is no file; raises OSError."""
         try:
             return cls(**load_json(path.read_bytes()))
         except FileNotFoundError:
@@ -147,7 +147,7 @@ def acquire(
 
 
 def holder_of(root: StrPath) -> Holder | None:
-    """Return who holds the lock of `root`; None where there is no lock.
+    """Return who holds the lock of `root`; None if there is no lock.
 
     Raises:
         ReadFailed: the operating system refused.
@@ -160,7 +160,7 @@ def holder_of(root: StrPath) -> Holder | None:
 
 
 def process_start(pid: int) -> int | None:
-    """Return when a process of this host started, in clock ticks since the boot; None where there is none."""
+    """Return when a process of this host started, in clock ticks since the boot; None if there is none."""
     try:
         text = Path(f"/proc/{pid}/stat").read_bytes()
     except OSError:

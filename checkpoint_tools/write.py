@@ -49,7 +49,7 @@ class Entry:
     """Elements [start, stop) of a tensor's state, row-major.
 
     `array` holds them, C-contiguous: one-dimensional for a part, or the whole tensor in its own shape, which
-    other safetensors readers then see. `dtype` is needed where numpy has none: "BF16" for bits in a uint16.
+    other safetensors readers then see. `dtype` is needed if numpy has none: "BF16" for bits in a uint16.
     """
 
     tensor: str

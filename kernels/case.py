@@ -73,13 +73,13 @@ def drawn(device: torch.device, dtype: torch.dtype, *shape: int, seed: int = 0) 
 
 
 def checks_of(operation: str) -> list[Case]:
-    """Return the cases that an operation is checked on; none where its folder has no cases."""
+    """Return the cases that an operation is checked on; none if its folder has no cases."""
     cases = _cases(operation)
     return [case for case in cases.checks() if case.operation == operation] if cases else []
 
 
 def benchmarks_of(operation: str, *, small: bool) -> list[Case]:
-    """Return the cases that an operation is measured on; none where its folder has no cases."""
+    """Return the cases that an operation is measured on; none if its folder has no cases."""
     cases = _cases(operation)
     return [case for case in cases.benchmarks(small) if case.operation == operation] if cases else []
 

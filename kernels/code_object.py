@@ -8,7 +8,7 @@ What is read from the code object, and the limits that `violations` holds it to:
 
     LDS (shared memory)     at most what one workgroup may have: 64 KiB on gfx942
     spills                  none, neither of vector nor of scalar registers, and no scratch memory
-    accesses                operands move 16 bytes at a time somewhere, where they lie together in memory
+    accesses                operands move 16 bytes at a time somewhere, if they lie together in memory
     matrix instructions     where a product is: MFMA of AMD, MMA of NVIDIA
     reads of LDS            in a loop with matrix instructions none of 2 bytes (AMD)
 

@@ -5,7 +5,7 @@ which is the definition and runs everywhere, and implementations in order of pre
 
 1. checks its operands: what is wrong with them is the same ValueError, whichever implementation would run;
 2. takes the implementation that `use` forces, or else the one that the measured table of this architecture
-   (`table.json` in the folder) has for these sizes, or else, where nothing was measured, the operation's
+   (`table.json` in the folder) has for these sizes, or else, if nothing was measured, the operation's
    documented rule; if that one does not take the operands, the first in order of preference that does;
 3. runs it. One that cannot be imported, built or compiled is left out from then on, with one warning that states
    why, and the next in line runs, the reference at last.
@@ -25,7 +25,7 @@ A table is measured by a benchmark and is a list of rules per architecture, of w
 
     {"gfx942": [{"when": {"dtype": "bfloat16", "side": [0, 2047]}, "use": "reference"}, {"use": "triton"}]}
 
-The keys of `when` are those of the operation's `sizes`; a list of two numbers is a range with both ends. Where a
+The keys of `when` are those of the operation's `sizes`; a list of two numbers is a range with both ends. If a
 folder has several operations, the file has such a table for each of them, by the name behind the dot.
 """
 
@@ -100,13 +100,13 @@ class Operation:
     """One operation, called as a function.
 
     Attributes:
-        name: the folder, and behind a dot the operation in it where there are several: grouped_gemm.multiply.
+        name: the folder, and behind a dot the operation in it if there are several: grouped_gemm.multiply.
         reference: the definition, in plain torch.
         implementations: the others, in order of preference.
         check: gets the arguments and raises ValueError for those that are wrong for every implementation.
         device: gets the arguments and returns the torch device that they are on.
         sizes: gets the arguments and returns what the table's rules are about.
-        rule: gets the architecture and the sizes; returns the implementation's name where nothing was measured,
+        rule: gets the architecture and the sizes; returns the implementation's name if nothing was measured,
             or None for the order of preference.
     """
 
@@ -192,7 +192,7 @@ class Operation:
         return {each.name for each in self.implementations if each.lacks_here()} | self._unavailable.keys()
 
     def table(self) -> Mapping[str, list[dict[str, Any]]]:
-        """Return what was measured: a list of rules for each architecture; empty where nothing was.
+        """Return what was measured: a list of rules for each architecture; empty if nothing was.
 
         Raises:
             ValueError: the table names an implementation that this operation does not have.
@@ -222,7 +222,7 @@ class Operation:
         self._warned.clear()
 
     def measured(self, arch: Arch, sizes: Sizes) -> str | None:
-        """Return the implementation that the table has for these sizes; None where nothing was measured."""
+        """Return the implementation that the table has for these sizes; None if nothing was measured."""
         for rule in self.table().get(arch.name, ()):
             if all(_fits(sizes.get(key), wanted) for key, wanted in rule.get("when", {}).items()):
                 return str(rule["use"])
@@ -319,7 +319,7 @@ def failed_to_start(error: Exception) -> bool:
     """Return whether an implementation failed before it ran: while it was imported, built or compiled.
 
     Everything else is an error of the run itself, as memory that is used up, and is not hidden by another try.
-    Triton raises plain RuntimeErrors too, as where it finds no C compiler: those that its own code raised count.
+    Triton raises plain RuntimeErrors too, as if it finds no C compiler: those that its own code raised count.
     """
     if isinstance(error, ImportError | OSError | SubprocessError | UnavailableError):
         return True
@@ -362,7 +362,7 @@ def operations() -> dict[str, Operation]:
 def use(name: str, implementation: str) -> None:
     """Force an implementation in this process, or with "auto" let the tables choose again.
 
-    The reference runs, with one warning, where the implementation does not take the operands or cannot start.
+    The reference runs, with one warning, if the implementation does not take the operands or cannot start.
 
     Args:
         name: an operation, or the folder of several.

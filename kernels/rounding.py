@@ -1,4 +1,4 @@
-"""Round as IEEE 754 has it where torch does not: what references need that kernels repeat bit by bit."""
+"""Round as IEEE 754 has it if torch does not: what references need that kernels repeat bit by bit."""
 
 from __future__ import annotations
 

@@ -19,6 +19,6 @@ DEFAULT = "expandable_segments:True"
 
 
 def set_allocator(environ: MutableMapping[str, str]) -> None:
-    """Set the allocator's options where the user set none; to be called before torch is imported."""
+    """Set the allocator's options if the user set none; to be called before torch is imported."""
     if not any(name in environ for name in VARIABLES):
         environ["PYTORCH_ALLOC_CONF"] = DEFAULT

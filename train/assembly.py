@@ -115,7 +115,7 @@ def make_or_choose_levels(config: TrainConfig, world: World, facts: Facts | None
 
 
 def agree_on_facts(config: TrainConfig, world: World, recomputed: int, *, two_level: bool) -> Facts:
-    """Agree on the rest of what must be the same on all ranks, also where their nodes are unlike."""
+    """Agree on the rest of what must be the same on all ranks, also if their nodes are unlike."""
     local, overlap = least_of_all([world.local_size, overlaps(config.parallel, world.device)], world)
     tables, missing = kernel_facts()
     return Facts(recomputed, int(local), bool(overlap), two_level, tables, missing)

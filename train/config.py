@@ -92,7 +92,7 @@ class ModelConfig(Section):
 
     @property
     def router_classes(self) -> int:
-        """Classes of the router: the experts, and the skip class where there is one."""
+        """Classes of the router: the experts, and the skip class if there is one."""
         return self.experts + int(self.skip_expert)
 
 

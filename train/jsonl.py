@@ -79,7 +79,7 @@ class JsonLinesWriter:
 
 
 def read_jsonl(path: Path) -> Iterator[dict[str, Any]]:
-    """Yield every whole, well-formed record of a file; none where the file is missing."""
+    """Yield every whole, well-formed record of a file; none if the file is missing."""
     try:
         with path.open("rb") as file:
             for line in file:

@@ -29,7 +29,7 @@ def train(
 
     `stop` is a request that listens already; by default one begins to listen now. A process that takes a rank's
     place joins a `generation`, with a `model` that it has made before. `becomes` is called with the new rank of
-    this process where the number of ranks changes.
+    this process if the number of ranks changes.
 
     Raises:
         ConfigError, DataError: the user can correct the configuration or the data.

@@ -77,7 +77,7 @@ class Progress:
 
 
 class ProgressWriter:
-    """Keeps this rank's record up to date. Does nothing where ZSLURM_PROGRESS_DIR is unset."""
+    """Keeps this rank's record up to date. Does nothing if ZSLURM_PROGRESS_DIR is unset."""
 
     def __init__(
         self,
@@ -165,7 +165,7 @@ def record_path(directory: Path, rank: int) -> Path:
 
 
 def read_progress(directory: Path, rank: int) -> Progress | None:
-    """Return the record of `rank`; None where there is none, or one of another version."""
+    """Return the record of `rank`; None if there is none, or one of another version."""
     try:
         raw = record_path(directory, rank).read_bytes()
         magic, version, attempt, number, pid, phase, checkpoint, waiting, *numbers = RECORD.unpack(raw)

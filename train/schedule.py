@@ -168,7 +168,7 @@ def check_ranks(phases: Sequence[PhaseConfig], ranks: int, ranks_per_node: int) 
 
 
 def _check_groups(key: str, phase: PhaseConfig, ranks: int, ranks_per_node: int) -> None:
-    """Raise ConfigError where the ranks that share a sequence cannot be neighbours in one node."""
+    """Raise ConfigError if the ranks that share a sequence cannot be neighbours in one node."""
     size = phase.context_parallel
     found = _group_sizes(phase, ranks, ranks_per_node)
     if size in found:
@@ -208,7 +208,7 @@ def _more_work(index: int, phase: PhaseConfig, batch: int, ranks: int, ranks_per
 def compare(recorded: Sequence[Mapping[str, Any]] | None, plan: Plan, done: int) -> list[str]:
     """Describe what has changed in the phases of a run that resumes after `done` steps, a line for each change.
 
-    `recorded` are the phases that these steps were trained in, from `Plan.record`; None where they are not known.
+    `recorded` are the phases that these steps were trained in, from `Plan.record`; None if they are not known.
 
     Raises:
         ConfigError: a step that was done would train on other data now.
@@ -250,7 +250,7 @@ def _first_steps(phase: Mapping[str, Any] | None, count: int) -> list[tuple[int,
 
 
 def _change(before: Mapping[str, Any] | None, now: Mapping[str, Any] | None) -> str:
-    """Return what became of a phase; empty where its steps are what they were."""
+    """Return what became of a phase; empty if its steps are what they were."""
     if now is None:
         return "is gone"
     if before is None:

@@ -34,7 +34,7 @@ class StopRequest:
 
     Attributes:
         asked: whether it was.
-        signum: the signal that asked first; None where nothing, or no signal, did.
+        signum: the signal that asked first; None if nothing, or no signal, did.
     """
 
     def __init__(self) -> None:
@@ -49,7 +49,7 @@ class StopRequest:
         self._listens = True
 
     def renew(self) -> None:
-        """Listen again, where this did before: a library may have taken a signal for itself meanwhile.
+        """Listen again, if this did before: a library may have taken a signal for itself meanwhile.
 
         So `scancel --signal=USR2`, which Slurm sends to every rank, does no harm after the first step.
         """

@@ -9,7 +9,7 @@ of N bins then holds at least ceil(sum / N) units, so u * ceil(sum / N) is a bou
 gives the mean, one as large as a thing the pigeonhole bound, and one that divides all sizes shows where things do
 not fit together: 640 of size 2 and 640 of size 1 leave one of 768 bins with 3, though the mean is 2.5.
 
-Cost: O(K log N) comparisons for K things and N bins, more where the cap bites; some milliseconds for 1,640 things
+Cost: O(K log N) comparisons for K things and N bins, more if the cap bites; some milliseconds for 1,640 things
 on 1,024 bins.
 """
 

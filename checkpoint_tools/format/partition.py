@@ -174,7 +174,7 @@ class Partition:
         return tuple(_batch(list(matrices)) for _, matrices in groups)
 
     def extents(self, rank: int) -> tuple[Extent, ...]:
-        """Return what `rank` owns, in the order of its chunk; empty where that is all padding.
+        """Return what `rank` owns, in the order of its chunk; empty if that is all padding.
 
         Raises:
             Mismatch: there is no such rank.

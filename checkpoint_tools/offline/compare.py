@@ -33,7 +33,7 @@ _BITS_ONLY = {"F8_E4M3", "F8_E5M2"}
 
 @dataclass(frozen=True, slots=True)
 class Statistics:
-    """One state of one tensor. `minimum` to `rms` are over its finite elements; NaN where there are none."""
+    """One state of one tensor. `minimum` to `rms` are over its finite elements; NaN if there are none."""
 
     tensor: str
     state: str
@@ -55,7 +55,7 @@ class Difference:
 
     Attributes:
         differing: elements whose bits differ.
-        largest: largest absolute difference; NaN where one side is not finite and the other is not the same.
+        largest: largest absolute difference; NaN if one side is not finite and the other is not the same.
         relative: root of the summed squares of the differences, over that of the first checkpoint's elements.
     """
 

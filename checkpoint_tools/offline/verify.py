@@ -3,7 +3,7 @@
 Reading and CRC32 release the GIL, so a few threads keep up with the disk; each has a buffer of one block.
 Runs of blocks are handed out in the order of the files. All that is wrong is found, not only the first of it:
 a flipped bit is one block of one file, and the tensors that have elements in it are named from the file's own
-header, where that is whole. A flip in the manifest is found by the manifest's own checksum, and then nothing
+header, if that is whole. A flip in the manifest is found by the manifest's own checksum, and then nothing
 else can be known.
 
 Cost: the checkpoint's bytes once, and one block of memory per thread. Nothing is written, nothing repaired.
@@ -42,7 +42,7 @@ class Damage:
         file: name of the file inside the checkpoint.
         reason: what is wrong, in a few words.
         block: number of the damaged block; None where it is not that local.
-        tensors: keys with elements in that block (`tensor:state[start:stop]`, or a buffer's name); none where
+        tensors: keys with elements in that block (`tensor:state[start:stop]`, or a buffer's name); none if
             the file's header is damaged.
     """
 

@@ -8,7 +8,7 @@ Groups may have no rows: their gradient is zero. Rows behind the last group are 
     reference       a loop, for any device and format; the host waits to learn how many rows each group has
     triton          one persistent kernel for each of the two, the groups' ends read on the GPU
     torch           `torch.nn.functional.grouped_mm`
-    aiter           AITER's `gmm` and `ptgmm`, where a setting or a measured table names it
+    aiter           AITER's `gmm` and `ptgmm`, if a setting or a measured table names it
 
 Where no table was measured: on a CPU the loop, which is as fast there; on GPUs of NVIDIA torch's, whose kernels
 there read the ends on the GPU; on those of AMD Triton's. What that one does not take goes to another that takes it

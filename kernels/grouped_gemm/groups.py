@@ -16,7 +16,7 @@ class Groups:
     """
 
     def __init__(self, ends_E: Tensor, rows_E: Sequence[int] | None = None) -> None:
-        """Describe groups by their ends and, where the host knows it, how many rows each has."""
+        """Describe groups by their ends and, if the host knows it, how many rows each has."""
         self.ends_E = ends_E
         self._rows_E = None if rows_E is None else list(rows_E)
 

@@ -18,7 +18,7 @@ from zslurm.kernels.dispatch import REFERENCE, Operation, failed_to_start, forge
 from zslurm.kernels.harness.timing import medians
 
 _WORTH = 0.98
-"""Another implementation is taken where it needs less than this share of the reference's time."""
+"""Another implementation is taken if it needs less than this share of the reference's time."""
 
 _NO_END = 2**62
 
@@ -30,7 +30,7 @@ class Measured:
     Attributes:
         axis: the key of `sizes` along which implementations cross over.
         seconds: of one call, by implementation, the reference among them.
-        flops: of one call; bytes: that it moves at least; 0 where that is not known.
+        flops: of one call; bytes: that it moves at least; 0 if that is not known.
         missing: implementations that were not timed, and why.
     """
 

@@ -1,7 +1,7 @@
 """Run every implementation of every operation on its cases and compare it with the reference, on one device.
 
 On a CPU, kernels in Triton run in Triton's interpreter, in a separate process: whether Triton interprets is
-decided when it is imported. HIP kernels run as host code there, where there is a C++ compiler.
+decided when it is imported. HIP kernels run as host code there, if there is a C++ compiler.
 """
 
 from __future__ import annotations

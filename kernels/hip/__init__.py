@@ -8,7 +8,7 @@ build.py         a source to a code object, by the first compiler that works, th
 driver.py        load a code object on a device, and launch its kernels
 tables.py        fill the tables, in as many launches as it takes
 
-A GPU's code comes from the runtime compiler that torch brings (hipRTC, NVRTC), so no toolchain is needed; where
+A GPU's code comes from the runtime compiler that torch brings (hipRTC, NVRTC), so no toolchain is needed; if
 that is missing or fails, from hipcc or nvcc. Every one of them makes the same: a code object, which the driver
 loads. `torch.cuda._compile_kernel` would do the first half, but is private, keeps nothing on disk and adds other
 flags; `torch.utils.cpp_extension` needs a toolchain, ninja and torch's headers, and a minute for a build.

@@ -5,7 +5,7 @@
 
 The name holds a digest of the source with all that it includes, and of the compiler's version and flags. A file is
 written under another name, synced and renamed: processes that build the same at once write the same bytes one
-after the other, and no one reads half a file. A file whose digest is wrong is built again. Where the directory
+after the other, and no one reads half a file. A file whose digest is wrong is built again. If the directory
 cannot be written, or anyone may write to it, a temporary one is used for this process, with one warning.
 """
 

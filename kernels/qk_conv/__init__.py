@@ -6,7 +6,7 @@ reference.py has the formula. The other implementations apply both convolutions 
 
     reference       the two convolutions one after the other, its gradient by autograd
     torch           one batched product of windows, the gradient written out: what a CPU runs
-    triton          forward and backward in one kernel each, windows made of loads: what a GPU runs. Where it
+    triton          forward and backward in one kernel each, windows made of loads: what a GPU runs. If it
                     cannot start, either pass is torch's. It refuses float64, and heads of more than 128 channels
                     (64 in float32, whose products do not fit into the LDS of gfx942)
 
@@ -50,12 +50,12 @@ def qk_conv(
 
     Args:
         z_BSQ: projected queries and keys, side by side.
-        kernel: both convolutions, or their product where the caller keeps it.
+        kernel: both convolutions, or their product if the caller keeps it.
         temperature_J: linear scale of each normalised key.
         cos: of each position's angles, [S, A] or [B, S, A], in at least fp32; 2 A channels of a head rotate.
         sin: of the same.
-        linked: which tokens before belong to the same document; None where sequences are not divided.
-        before_BWQ: projections of the W - 1 tokens before the first; zeros where not given.
+        linked: which tokens before belong to the same document; None if sequences are not divided.
+        before_BWQ: projections of the W - 1 tokens before the first; zeros if not given.
 
     Raises:
         ValueError: shapes, formats or devices do not fit.

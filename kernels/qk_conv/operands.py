@@ -17,7 +17,7 @@ class Operands(NamedTuple):
         temperature_J: of each key head.
         cos: [S, A] or [B, S, A].
         sin: likewise.
-        seen_BSW: whether a token sees each of those before it, itself first; None where it sees all.
+        seen_BSW: whether a token sees each of those before it, itself first; None if it sees all.
         before_BWQ: z of the tokens before the first, or None for zeros.
     """
 

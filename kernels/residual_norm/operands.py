@@ -18,7 +18,7 @@ class Operands(NamedTuple):
     Attributes:
         hidden: [..., D], with one dimension or more before D.
         hidden_scale: [D], or None for 1.
-        hidden_bias: [D], or None for 0; there is one exactly where there is a scale.
+        hidden_bias: [D], or None for 0; there is one exactly if there is a scale.
         residual: of the shape of hidden, or None for no residual stream.
         residual_scale: [D] or None, as for hidden.
         residual_bias: [D] or None, as for hidden.
@@ -42,7 +42,7 @@ class Operands(NamedTuple):
 
     @property
     def wide(self) -> torch.dtype:
-        """Return the format that is computed in: fp32, or fp64 where the operands are."""
+        """Return the format that is computed in: fp32, or fp64 if the operands are."""
         return torch.float64 if self.hidden.dtype == torch.float64 else torch.float32
 
     def given(self) -> dict[str, Tensor]:

@@ -12,7 +12,7 @@ With G the gradient of x, J that of t from elsewhere, s the inverse root and m(.
     dh = g a      da = sum g (h + b)      db = a sum g      dr, dc, dd alike
     dw = sum G n  dv = sum G                                sums over all rows
 
-Everything is computed in fp32, or in fp64 where the operands are fp64.
+Everything is computed in fp32, or in fp64 if the operands are fp64.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def forward(eps: float, centered: bool, *operands: Tensor | None) -> tuple[Tenso
         operands: the fields of `Operands`.
 
     Returns:
-        x of the shape of hidden; t likewise, in fp32 at least, or without elements where nothing is joined; and
+        x of the shape of hidden; t likewise, in fp32 at least, or without elements if nothing is joined; and
         the inverse roots [1, R] of all R rows, for LayerNorm with their means behind [2, R].
     """
     given = Operands(*operands)  # type: ignore[arg-type]
@@ -72,8 +72,8 @@ def backward(
     """Return the gradients of the operands.
 
     Args:
-        grad_x: gradient of x, or None where x does not count.
-        grad_joined: gradient of t, or None where t does not count; one of the two does.
+        grad_x: gradient of x, or None if x does not count.
+        grad_joined: gradient of t, or None if t does not count; one of the two does.
         joined: t, as `forward` returned it.
         statistics: as `forward` returned them.
         operands: those of `forward`.

@@ -48,7 +48,7 @@ def symmetric_polynomial(a_KSS: Tensor, b: float, c: float, out_KSS: Tensor) -> 
 def configuration(arch: Arch, dtype: torch.dtype, count: int, side: int, length: int) -> Configuration:
     """Return how the tiles of `count` matrices of this side are computed.
 
-    Large tiles read less per product, but where they are fewer than the compute units, some of those idle.
+    Large tiles read less per product, but if they are fewer than the compute units, some of those idle.
     """
     if dtype == torch.float32 or (side | length) * dtype.itemsize % 16:  # read element by element
         return Configuration(64, 32, 4, 2)

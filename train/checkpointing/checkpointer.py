@@ -325,7 +325,7 @@ class Checkpointer(Hooks):
     # ----------------------------------------------------------------- loading
 
     def load_newest(self, *, starts_elsewhere: bool = False) -> Restored | None:
-        """Fill master weights, moments and RNG state from the newest sound checkpoint; None where there is none.
+        """Fill master weights, moments and RNG state from the newest sound checkpoint; None if there is none.
 
         Imported weights in the run's own directory are no checkpoint to resume from, but a run that does not
         start elsewhere (`starts_elsewhere`) is not to start without them, unasked.

@@ -1,7 +1,7 @@
 """Copy the state that a save writes into host memory: allocated once, touched once, used again and again.
 
 Fresh memory costs several times the copy itself (page faults), and a save that finds no memory must be refused
-before training, not at step 500: so all of it is there from the start, page-locked where the tensors are on a GPU.
+before training, not at step 500: so all of it is there from the start, page-locked if the tensors are on a GPU.
 
     begin()    take the values that the tensors have now; returns at once
     wait()     before they change: wait until the copy has them. The only wait of a save

@@ -131,7 +131,7 @@ class CheckpointWriter:
         """Start the thread, which alone uses this connection to the store.
 
         `entries` are what of the copied arrays goes into the shard. `nonce` makes temporary names unique among
-        attempts. `rescue` is a directory of checkpoints to save in where `root`, that of the run, is gone. `fence`
+        attempts. `rescue` is a directory of checkpoints to save in if `root`, that of the run, is gone. `fence`
         is called before anything becomes visible, and does not return in a process that was replaced.
         """
         self._rescue, self._fence = rescue, fence
@@ -161,7 +161,7 @@ class CheckpointWriter:
 
     @property
     def busy_s(self) -> float:
-        """Return the seconds since the request of the save in progress; 0 where there is none."""
+        """Return the seconds since the request of the save in progress; 0 if there is none."""
         return time.monotonic() - self._requested if self.busy else 0.0
 
     def request(self, request: WriteRequest) -> None:
@@ -298,7 +298,7 @@ class CheckpointWriter:
         return self._rescue
 
     def _why_lost(self) -> str | None:
-        """Return what became of the run's directory; None where it exists, or its file system does not answer."""
+        """Return what became of the run's directory; None if it exists, or its file system does not answer."""
         try:
             inode = self._root.parent.stat().st_ino
         except (FileNotFoundError, NotADirectoryError):

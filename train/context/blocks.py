@@ -42,7 +42,7 @@ class Labels(NamedTuple):
 
 
 class BlockAttention(Protocol):
-    """Attention of queries to one part of the keys: all of them, or causal where both are the same tokens."""
+    """Attention of queries to one part of the keys: all of them, or causal if both are the same tokens."""
 
     def forward(
         self, q_BHSP: Tensor, k_BJSP: Tensor, v_BJSP: Tensor, causal: bool, labels: Labels | None
@@ -143,7 +143,7 @@ def _blocks(q_BHSP: Tensor, k_BJSP: Tensor) -> list[tuple[int, int]]:
 
 
 def _scores(q_BHSP: Tensor, k_XSP: Tensor, start: int, end: int, causal: bool, labels: Labels | None) -> Tensor:
-    """Return the scores [X, N, S] of a block of queries, -inf where a key is not seen."""
+    """Return the scores [X, N, S] of a block of queries, -inf if a key is not seen."""
     batch, heads, _, head_dim = q_BHSP.shape
     keys, seen = len(k_XSP) // batch, end if causal else k_XSP.shape[1]
     q_XNP = _rows(_wide(q_BHSP[:, :, start:end]), keys) * (1 / math.sqrt(head_dim))

@@ -109,7 +109,7 @@ def choose_attention(
 
     An all-gather uses all links of a node at once, where a ring's step uses one (xGMI: 448 and 64 GB/s for eight
     GPUs), and its products are larger. But it holds the whole sequences' keys and values in one layer, and in
-    backward their gradients, where the ring holds two ranks' share. Beyond `AUTO_GATHERED_BYTES` it is the ring.
+    backward their gradients, if the ring holds two ranks' share. Beyond `AUTO_GATHERED_BYTES` it is the ring.
     """
     return auto_attention(
         micro_batch * model.kv_heads * model.head_dim * 2 * chunk_tokens(context, context_parallel),

@@ -25,7 +25,7 @@ _aten: Any = torch.ops.aten
 
 
 def choose_blocks(q_BHSP: Tensor, *, labelled: bool) -> BlockAttention:
-    """Return what computes the parts of these queries: the flash kernel where it can."""
+    """Return what computes the parts of these queries: the flash kernel if it can."""
     head_dim = q_BHSP.shape[-1]
     fits = q_BHSP.dtype in _FORMATS and head_dim % _MULTIPLE == 0 and head_dim <= _LARGEST_HEAD
     return TorchFlash() if q_BHSP.device.type == "cuda" and fits and not labelled else BlockedProducts()
@@ -113,7 +113,7 @@ class TorchFlash:
 
 
 def _heads(q_BHSP: Tensor, k_BJSP: Tensor, v_BJSP: Tensor, causal: bool) -> tuple[Tensor, Tensor, Tensor]:
-    """Give queries and keys the same number of heads: H where causal, else J with H / J times the queries."""
+    """Give queries and keys the same number of heads: H if causal, else J with H / J times the queries."""
     q_BJGSP = q_BHSP.unflatten(1, (k_BJSP.shape[1], -1))
     if not causal:
         return q_BJGSP.flatten(2, 3), k_BJSP, v_BJSP

@@ -9,7 +9,7 @@ from torch import Tensor
 
 
 class Part(NamedTuple):
-    """Keys and values that some of a rank's queries see, all of them, or causally where they are its own tokens.
+    """Keys and values that some of a rank's queries see, all of them, or causally if they are its own tokens.
 
     Attributes:
         kv_2BJSP: keys and values; those of several ranks one after the other.

@@ -1,7 +1,7 @@
 """Cut sequences into zig-zag chunks. Nothing here needs torch.
 
 Of c ranks that share a sequence, rank i holds chunks i and 2c - 1 - i of 2c equal ones, one after the other. With
-causal attention an early chunk is little work and a late one much: every such pair is the same. Where 2c does
+causal attention an early chunk is little work and a late one much: every such pair is the same. If 2c does
 not divide the sequence, its last chunks are padded up.
 
     c = 3:   chunks   0  1  2  3  4  5

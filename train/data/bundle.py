@@ -106,12 +106,12 @@ class Bundle:
 
     @cached_property
     def targets(self) -> np.memmap | None:
-        """1 where a token counts as a target, uint8 [token_count], mapped and not checked; None: all count."""
+        """1 if a token counts as a target, uint8 [token_count], mapped and not checked; None: all count."""
         return self.ranges["targets"].map(self.path) if self.masked else None
 
     @cached_property
     def target_checksums(self) -> NDArray[np.uint32]:
-        """CRC32 of each block of `targets`, uint32 [blocks]; empty where there is no mask."""
+        """CRC32 of each block of `targets`, uint32 [blocks]; empty if there is no mask."""
         if not self.masked:
             return np.zeros(0, np.uint32)
         return np.array(self.ranges["target_checksums"].map(self.path))

@@ -39,11 +39,11 @@ class Microbatch(NamedTuple):
         step: the optimizer step that it belongs to, from 0.
         number: its location among the step's microbatches; parts of one microbatch have the same.
         tokens_BS: int64 inputs.
-        targets_BS: int64, the token after each input; IGNORED_TARGET where it does not count.
-        document_BS: numbers of the documents, where these are kept apart.
+        targets_BS: int64, the token after each input; IGNORED_TARGET if it does not count.
+        document_BS: numbers of the documents, if these are kept apart.
         bounds_N: where each of these begins among the B * S tokens, and the number of tokens, int32.
         targets: how many targets count.
-        valid_BS: false for padding, of packs; None where there can be none.
+        valid_BS: false for padding, of packs; None if there can be none.
     """
 
     step: int
@@ -107,7 +107,7 @@ class Loader:
         return share_of(here, self._rank, self._world_size)
 
     def microbatches(self, step: int) -> Iterator[Microbatch]:
-        """This rank's microbatches of a step, in order; none where ranks outnumber them.
+        """This rank's microbatches of a step, in order; none if ranks outnumber them.
 
         Steps are usually asked for in order; any other is found as well, and what was read ahead is dropped.
 

@@ -4,7 +4,7 @@
               that is waited for, at the start and after a recovery in memory, is there 0.4 s earlier
     advice    the kernel is advised of the next read's sequences before this read's are copied, so that a cold disk
               works on all of them at once; and that reads are random (Bundle.scattered)
-    read      one copy out of the mapped bundles, of at most 262,144 tokens, or of one microbatch where that
+    read      one copy out of the mapped bundles, of at most 262,144 tokens, or of one microbatch if that
               is more; microbatches and pieces of them (train/data/shares.py) are read together
 
 Where the page cache has nothing, advice makes reading tens of times as fast as the kernel's defaults do, at
@@ -62,7 +62,7 @@ class Read(NamedTuple):
         locations: of which microbatches.
         sizes: how many sequences of each.
         windows_NS: their sequences, one after another, uint16 or uint32, S + 1 tokens each.
-        mask_NS: uint8, 0 for each of the S targets that does not count; None where all do.
+        mask_NS: uint8, 0 for each of the S targets that does not count; None if all do.
         packed: of packs, the documents and the padding of each microbatch; None for windows.
     """
 

@@ -8,17 +8,17 @@
 A bundle is an HDF5 file with contiguous (neither chunked nor compressed) little-endian datasets, which a reader
 maps into memory at their offset in the file (those of 2 KiB and more start on a page):
 
-    /tokens       <u2 [tokens], or <u4 where vocab_size > 65,536
+    /tokens       <u2 [tokens], or <u4 if vocab_size > 65,536
                   token ids, document after document, each followed by the end-of-document token
     /documents    <u8 [documents + 1]
                   document d is tokens[documents[d] : documents[d + 1]]; attribute `crc32`: of its bytes
     /checksums    <u4 [ceil(tokens / block_tokens)]
                   CRC32 (zlib's) of the bytes of each block of /tokens; attribute `block_tokens`
 
-and, where some tokens are not to be learned (the prompts of fine-tuning data), two more:
+and, if some tokens are not to be learned (the prompts of fine-tuning data), two more:
 
     /targets      <u1 [tokens]
-                  1 where the token counts as a target of the loss, 0 where it does not
+                  1 if the token counts as a target of the loss, 0 if it does not
     /target_checksums    <u4 [ceil(tokens / block_tokens)]
                   CRC32 of each block of /targets
 
@@ -77,7 +77,7 @@ class BundleHeader:
         return np.dtype("<u2" if self.vocab_size <= 1 << 16 else "<u4")
 
     def other_tokenizer(self, theirs: BundleHeader) -> str | None:
-        """Return how `theirs` shows another tokenizer, as `end_token 2, not 1`; None where it shows none."""
+        """Return how `theirs` shows another tokenizer, as `end_token 2, not 1`; None if it shows none."""
         for field in ("tokenizer_sha256", "vocab_size", "end_token"):
             here, there = str(getattr(self, field)), str(getattr(theirs, field))
             if here != there:

@@ -2,7 +2,7 @@
 
 The shares of B sequences in M = B / m microbatches on R ranks, at most C = ceil(B / R) a rank:
 
-    whole    where whole microbatches get by with C sequences a rank, rank r computes r, r + R, r + 2R, ...
+    whole    if whole microbatches get by with C sequences a rank, rank r computes r, r + R, r + 2R, ...
     split    else every rank computes floor(C / m) whole ones in that order, and what is left over is split:
              a rank gets some sequences of one of them, or (where there is no other way) of two neighbours
 
@@ -97,7 +97,7 @@ class Shares:
         return tuple(map(tuple, shares))
 
     def of(self, rank: int) -> tuple[Piece, ...]:
-        """Return what `rank` computes, in this order; nothing where there is too little for all.
+        """Return what `rank` computes, in this order; nothing if there is too little for all.
 
         Raises:
             ValueError: there is no such rank.
@@ -131,7 +131,7 @@ def share_of(here: Position, rank: int, world_size: int) -> tuple[Piece, ...]:
 def _edges(left: int, micro_batch: int, ranks: int, most: int) -> list[int]:
     """Return how many sequences of `left` microbatches each rank gets, at most `most`, fewer than a microbatch.
 
-    Each microbatch has its own ranks where there are enough of them, so that no rank's part is of two.
+    Each microbatch has its own ranks if there are enough of them, so that no rank's part is of two.
     """
     if ranks < left * -(-micro_batch // most):
         each, more = divmod(left * micro_batch, ranks)

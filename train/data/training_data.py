@@ -86,7 +86,7 @@ class TrainingData:
 
     @cached_property
     def fingerprint(self) -> str:
-        """SHA-256 of all sources' names and fingerprints; the corpus's own fingerprint where there is one path."""
+        """SHA-256 of all sources' names and fingerprints; the corpus's own fingerprint if there is one path."""
         if self.names == (ALONE,):
             return self.corpora[ALONE].fingerprint
         lines = [f"{name} {corpus.fingerprint}\n" for name, corpus in self.corpora.items()]
@@ -195,7 +195,7 @@ class TrainingData:
         return any(bundle.masked for corpus in self.corpora.values() for bundle in corpus.bundles)
 
     def target_mask(self, sequences: Sequences) -> NDArray[np.uint8] | None:
-        """Return which targets of sequences count, uint8 [k, context] of 0 and 1; None where all do."""
+        """Return which targets of sequences count, uint8 [k, context] of 0 and 1; None if all do."""
         if isinstance(sequences, PackedSequences):
             return sequences.target_mask()
         mask: NDArray[np.uint8] | None = None

@@ -32,7 +32,7 @@ GROUP = 256  # pieces handed to the threads at a time
 
 @dataclass(frozen=True)
 class Damage:
-    """What is wrong, in one line, and in which file; in which dataset and block of it, where that is known."""
+    """What is wrong, in one line, and in which file; in which dataset and block of it, if that is known."""
 
     path: Path
     reason: str

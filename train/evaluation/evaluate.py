@@ -1,6 +1,6 @@
 """Measure the validation loss: the same sequences every time, divided over the ranks, and no change in training.
 
-The sequences are spread evenly over evaluation.data, and divided over the ranks, or the context groups where ranks
+The sequences are spread evenly over evaluation.data, and divided over the ranks, or the context groups if ranks
 share sequences, in microbatches; these stay whole, unlike those of a step (train/data/shares.py).
 Every microbatch's loss is one element of a vector; the vectors are summed over ranks (adding zeros, which is
 exact), then over microbatches in their order. So the result does not depend on the number of ranks, and is the
@@ -48,7 +48,7 @@ class Best:
 
     Attributes:
         step: of the checkpoint.
-        loss: on the validation data; of a task's metric its score, negative where a higher one is better.
+        loss: on the validation data; of a task's metric its score, negative if a higher one is better.
         context: of the phase.
         metric: `loss`, or TASK/METRIC.
     """
@@ -60,7 +60,7 @@ class Best:
 
 
 def better(now: Best, before: Best | None) -> Best | None:
-    """Return the better one of two; where context or metric are others they do not compare: the newer one wins."""
+    """Return the better one of two; if context or metric are others they do not compare: the newer one wins."""
     if not math.isfinite(now.loss):
         return before
     if before is None or (before.context, before.metric) != (now.context, now.metric):
@@ -89,11 +89,11 @@ class Evaluator:
 
     Attributes:
         last: the newest evaluation, as a checkpoint of its step could be the best.
-        routing: how the router routed in the last evaluation; None where that is not counted.
+        routing: how the router routed in the last evaluation; None if that is not counted.
     """
 
     def __init__(self, corpus: Corpus | None, config: EvaluationConfig, data: DataConfig) -> None:
-        """Evaluate on `corpus`, packing documents and keeping them apart where the training does."""
+        """Evaluate on `corpus`, packing documents and keeping them apart if the training does."""
         self.corpus, self._config, self._training = corpus, config, data
         self._data = None if corpus is None else TrainingData({ALONE: corpus}, data.long_documents)
         self.last: Best | None = None
@@ -170,7 +170,7 @@ class Evaluator:
         return Evaluation(loss_sum / tokens, int(tokens), len(indices), phase.context, seconds)
 
     def _counter(self, model: Zaya) -> RoutingCounter | None:
-        """Return what counts the routing of an evaluation; None where nothing does."""
+        """Return what counts the routing of an evaluation; None if nothing does."""
         if not self._config.routing:
             return None
         assert self.corpus is not None

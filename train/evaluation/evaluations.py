@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 class Record(NamedTuple):
-    """What was evaluated: a line of metrics.jsonl, and one of the log, where there is one."""
+    """What was evaluated: a line of metrics.jsonl, and one of the log, if there is one."""
 
     kind: str
     fields: dict[str, Any]

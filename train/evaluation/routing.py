@@ -8,8 +8,8 @@ For each layer, of the tokens that are no padding (E classes of the router, the 
 
 and from these, with p the shares:
 
-    specialisation   I(C; E) / min(H(C), H(E)): mutual information of class and expert, 0 where routing looks at
-                     nothing of the class, 1 where one gives the other (normalised as by Strehl and Ghosh 2002)
+    specialisation   I(C; E) / min(H(C), H(E)): mutual information of class and expert, 0 if routing looks at
+                     nothing of the class, 1 if one gives the other (normalised as by Strehl and Ghosh 2002)
     distance         sum over e of |p(e | c) - p(e)| / 2: the share of a class's tokens that is routed differently
                      than all tokens are
     overlap          sum over v of min(p(v | e), p(v | f)): the share of token types that two experts have in
@@ -54,7 +54,7 @@ class RoutingCounter:
     """Counts of one evaluation on one rank, on its device."""
 
     def __init__(self, model: Zaya, class_of_V: Tensor | None) -> None:
-        """Count nothing yet; `class_of_V` are the classes of the ids, None where they are not known."""
+        """Count nothing yet; `class_of_V` are the classes of the ids, None if they are not known."""
         config, device = model.config, model.embedding.weight.device
         self._model, self._class_of_V = model, class_of_V
         self._experts, self._types = config.router_classes, min(TYPES, config.vocab_size)
@@ -109,11 +109,11 @@ class RoutingFigures:
 
     Attributes:
         tokens: that were looked at.
-        classes: names of the classes of which there were tokens; empty where classes are not known.
+        classes: names of the classes of which there were tokens; empty if classes are not known.
         specialisation: of each layer; None without classes, or where nothing can be said.
         distance: of each layer and class.
         shares: p(e | c) of each layer, class and expert.
-        overlap: of each layer and pair of experts; None where one of them got no token.
+        overlap: of each layer and pair of experts; None if one of them got no token.
         followed: of each layer but the last.
     """
 
@@ -170,7 +170,7 @@ class RoutingFigures:
 
 
 def normalised_information(counts: NDArray[np.float64]) -> float | None:
-    """Return I(X; Y) / min(H(X), H(Y)) of counts [x, y]; None where one of the two is always the same."""
+    """Return I(X; Y) / min(H(X), H(Y)) of counts [x, y]; None if one of the two is always the same."""
     p = counts / max(1.0, float(counts.sum()))
     of_x, of_y = p.sum(axis=1), p.sum(axis=0)
     least = min(_entropy(of_x), _entropy(of_y))

@@ -44,6 +44,6 @@ def open_validation_data(
 
 
 def evenly(available: int, wanted: int) -> NDArray[np.int64]:
-    """Choose `wanted` of the sequences [0, available), evenly spread, all where there are fewer; ascending."""
+    """Choose `wanted` of the sequences [0, available), evenly spread, all if there are fewer; ascending."""
     count = min(available, wanted)
     return np.arange(count, dtype=np.int64) * available // count

@@ -46,7 +46,7 @@ class Exported:
     """A finished export.
 
     Attributes:
-        note: why transformers computes something else with it; None where it does not.
+        note: why transformers computes something else with it; None if it does not.
     """
 
     path: Path

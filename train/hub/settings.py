@@ -46,7 +46,7 @@ _IMPLIED = {"experts_per_token": 1, "skip_expert": True}
 
 @dataclass(frozen=True)
 class TokenIds:
-    """Ids of the special tokens; None where there is none. Generation ends at any of `end`."""
+    """Ids of the special tokens; None if there is none. Generation ends at any of `end`."""
 
     pad: int | None = None
     begin: int | None = None
@@ -60,7 +60,7 @@ class Settings:
     Attributes:
         rope_base: base of the rotary embedding; None where it is not known.
         context: longest sequence, in tokens; None where it is not known.
-        dtype: format that the weights are meant to be computed in, "bf16" or "fp32"; None where not known.
+        dtype: format that the weights are meant to be computed in, "bf16" or "fp32"; None if not known.
         lr: peak learning rate of the phase that they were saved in; None if it is not known.
     """
 
@@ -73,7 +73,7 @@ class Settings:
 
 
 def inexact(model: ModelConfig) -> str | None:
-    """Return why transformers computes something else than we do with this model; None where it does not."""
+    """Return why transformers computes something else than we do with this model; None if it does not."""
     if model.skip_rule == "zero":
         return None
     return (

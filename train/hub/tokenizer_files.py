@@ -72,7 +72,7 @@ class TokenizerFiles:
             raise HubError(str(error)) from error
 
     def copy_to(self, directory: Path, settings: dict[str, Any]) -> list[str]:
-        """Copy all files; where there is no tokenizer_config.json, write one of `settings`. Names of all."""
+        """Copy all files; if there is no tokenizer_config.json, write one of `settings`. Names of all."""
         for path in (self.file, *self.others):
             shutil.copyfile(path, directory / (TOKENIZER_FILE if path == self.file else path.name))
         names = [TOKENIZER_FILE, *(path.name for path in self.others)]

@@ -59,7 +59,7 @@ class Weights(Protocol):
 
     @property
     def settings(self) -> Settings:
-        """Return the model and what belongs to it; a HubError where that cannot be read."""
+        """Return the model and what belongs to it; a HubError if that cannot be read."""
 
     def read(self, tensor: str, start: int, out: NDArray[np.float32]) -> None:
         """Fill `out` (contiguous) with elements [start, start + out.size), row-major, of one of our tensors.
@@ -144,7 +144,7 @@ class CheckpointWeights(Weights):
             out.reshape(-1)[...] = exact
 
     def tokenizer(self) -> TokenizerFiles | None:
-        """Return the tokenizer that belongs to the weights; None where there is none."""
+        """Return the tokenizer that belongs to the weights; None if there is none."""
         return self._facts.tokenizer()
 
     def close(self) -> None:
@@ -208,7 +208,7 @@ class FolderWeights(Weights):
             done, index = done + count, index + 1
 
     def tokenizer(self) -> TokenizerFiles | None:
-        """Return the tokenizer that belongs to the weights; None where there is none."""
+        """Return the tokenizer that belongs to the weights; None if there is none."""
         return TokenizerFiles.beside(self.path)
 
     def close(self) -> None:

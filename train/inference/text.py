@@ -20,7 +20,7 @@ class TextCoder:
 
     Attributes:
         tokenizer: encodes and decodes.
-        special: special tokens are recognised in texts, and added where the tokenizer's own file asks for it.
+        special: special tokens are recognised in texts, and added if the tokenizer's own file asks for it.
         prefix: token before a text that has none: the beginning-of-text token, or else the first end token.
         end: tokens that end a text.
         vocabulary: of the model.
@@ -36,7 +36,7 @@ class TextCoder:
     def open(
         cls, files: TokenizerFiles, vocabulary: int, end: tuple[int, ...] = (), begin: int | None = None
     ) -> TextCoder:
-        """Open a tokenizer; its end and beginning tokens are found by name where they are not given.
+        """Open a tokenizer; its end and beginning tokens are found by name if they are not given.
 
         Raises:
             DataError, HubError: it is no tokenizer, or not this model's.

@@ -125,7 +125,7 @@ class Cache:
     Attributes:
         layers: one part for each layer.
         length: tokens of each sequence so far.
-        held: those whose keys and values are here; fewer where ranks divide them.
+        held: those whose keys and values are here; fewer if ranks divide them.
     """
 
     def __init__(self, config: ModelConfig, layers: list[LayerCache], divided: DividedCache | None = None) -> None:

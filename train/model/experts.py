@@ -1,7 +1,7 @@
 """The experts: SwiGLU networks, each applied to the tokens routed to it. No token is ever dropped.
 
 Choices are sorted by class, so that each expert's rows are together and the skip class, being the last, at the
-end. The operations are those of `kernels/experts`, with the products of `kernels/grouped_gemm`: only where these
+end. The operations are those of `kernels/experts`, with the products of `kernels/grouped_gemm`: only if these
 run in a loop, the host waits for the device once per layer, to learn how many rows each expert has.
 """
 
@@ -38,7 +38,7 @@ class Experts(nn.Module):
     def forward(self, x_TD: Tensor, routing: Routing, valid_T: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Return the weighted sum of each token's experts, and each class's number of choices [C], int64.
 
-        Tokens where `valid_T` is false (padding) are computed, but not counted.
+        Tokens if `valid_T` is false (padding) are computed, but not counted.
         """
         order = sort(routing.classes_TK, self.classes, self.experts)
         identity = self.skip_rule == "identity"

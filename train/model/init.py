@@ -8,7 +8,7 @@ Not published for ZAYA1; these are our choices:
     convolutions            normal, 1 / sqrt(fan in): the convolved queries and keys then start as large as
                               the projections. Their sum with the mean skip is normalised, so what counts is
                               their ratio, and with 0.02 the convolutions would start as good as absent
-    router.first, second,   normal, 1 / sqrt(fan in), where the router is an MLP: its logits then differ between
+    router.first, second,   normal, 1 / sqrt(fan in), if the router is an MLP: its logits then differ between
       output                  tokens by 0.3 at any width. With 0.02 they would by 0.0003 at width 32 and 0.009 at
                               256: all tokens prefer the same class, and the balancing biases, which shift all of
                               them, only send them together from class to class

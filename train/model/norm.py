@@ -1,6 +1,6 @@
 """Root-mean-square normalisation, and the entry of a stage: residual scaling, addition, norm.
 
-Both ask for the operation `residual_norm`, which is one pass over the residual stream where the device has one.
+Both ask for the operation `residual_norm`, which is one pass over the residual stream if the device has one.
 """
 
 from __future__ import annotations

@@ -12,10 +12,10 @@ A sequence is usually one stream: every token sees all before it. Two things cha
 Both cost an attention mask [B, 1, S, S]; without them attention takes its causal path. For kernels that know
 documents (`attention_backends/packages.py`) a list of the documents' bounds takes the mask's place; padding is
 then documents of padding alone. It is made where the tokens are read, on the host (`document_bounds`,
-`train/data/sequences.py`). Where it is not given, and there is no padding, the host waits for the device once per
+`train/data/sequences.py`). If it is not given, and there is no padding, the host waits for the device once per
 forward pass, to learn how many documents there are.
 
-Where ranks share sequences (`train/context`), all of this is computed for whole sequences and each rank takes its
+If ranks share sequences (`train/context`), all of this is computed for whole sequences and each rank takes its
 part. Labels of tokens then take the mask's place: they are as long as the sequence.
 """
 

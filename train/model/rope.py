@@ -15,7 +15,7 @@ from torch import Tensor
 class RotaryTable(NamedTuple):
     """Cosines and sines of every position's angles, one column per pair of channels.
 
-    Both are [S, A], or [B, S, A] where sequences of a batch count their positions differently.
+    Both are [S, A], or [B, S, A] if sequences of a batch count their positions differently.
     """
 
     cos_SA: Tensor

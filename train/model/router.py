@@ -22,7 +22,7 @@ class Routing(NamedTuple):
     """The router's decision for every token.
 
     Attributes:
-        classes_TK: chosen classes, int64, most preferred first; class E, where there is one, skips.
+        classes_TK: chosen classes, int64, most preferred first; class E, if there is one, skips.
         weights_TK: their probabilities, in at least fp32, not renormalised over the chosen.
         state_TR: router state that the next layer averages in; None from a linear router.
     """

@@ -3,7 +3,7 @@
     model = build(config, seed, dtype=torch.bfloat16, device=device)
     loss_sum, counts_LC = model(tokens_BS, targets_BS, rope_base=phase.rope_base)
 
-Where the experts are a loop, one forward waits for the device once per layer (see `experts.py`); else nowhere.
+If the experts are a loop, one forward waits for the device once per layer (see `experts.py`); else nowhere.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class Zaya(nn.Module):
         self._before = wait
 
     def wait_for_weights(self) -> None:
-        """Wait until all weights are there, where something gathers them."""
+        """Wait until all weights are there, if something gathers them."""
         self._before(None)
 
     def run_with(

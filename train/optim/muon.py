@@ -40,7 +40,7 @@ class MatrixBatch:
     """K matrices of one shape: views of master weights, gradients and momentum.
 
     All three are [K, M, N] of one floating-point format (fp32, or fp64 for exactness); each may have strides of
-    its own. A step changes master and momentum and leaves the gradient alone. Where the model's weights are given,
+    its own. A step changes master and momentum and leaves the gradient alone. If the model's weights are given,
     [K, M, N] in any format, they are rounded from the masters in the pass that updates these; or where they are in
     pieces, those of each matrix in the order of its elements.
     """
@@ -121,7 +121,7 @@ class _Chunk:
         return x_KMN, kernel.momentum(self.momenta, self.gradients, x_KMN, mu=mu, nesterov=nesterov)
 
     def apply(self, x_KMN: Tensor, *, decay: float, rate: float) -> None:
-        """Decay the masters, take a step of `rate` against x, and round the weights where there are any."""
+        """Decay the masters, take a step of `rate` against x, and round the weights if there are any."""
         kernel.update(self.masters, x_KMN, decay=decay, rate=rate, weights=self.weights, pieces=self.pieces)
 
 

@@ -84,7 +84,7 @@ def coefficient_schedule(coefficients: CoefficientSet, steps: int) -> tuple[Trip
 def orthogonalise_(x_KMN: Tensor, schedule: tuple[Triple, ...], *, norms_K: Tensor | None = None) -> None:
     """Take the Newton-Schulz steps of `schedule` on all matrices of x, in place and in x's format.
 
-    `norms_K` are their Frobenius norms, where the caller has them.
+    `norms_K` are their Frobenius norms, if the caller has them.
     """
     if not x_KMN.numel():
         return

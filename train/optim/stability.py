@@ -30,7 +30,7 @@ _LOG = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Recent:
-    """The numbers of the last steps that were taken, oldest first; empty where spikes are not looked for."""
+    """The numbers of the last steps that were taken, oldest first; empty if spikes are not looked for."""
 
     losses: tuple[float, ...] = ()
     grad_norms: tuple[float, ...] = ()

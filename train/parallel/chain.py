@@ -27,7 +27,7 @@ Hop = Callable[[], Handle]
 
 
 class Chain:
-    """Runs chains of hops, one after the other, where they overlap and in one order."""
+    """Runs chains of hops, one after the other, if they overlap and in one order."""
 
     def __init__(self, device: torch.device) -> None:
         """Run them with a stream of a GPU, or a thread, which starts with the first chain."""

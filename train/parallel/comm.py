@@ -13,7 +13,7 @@ all of it to the next rank of the group, which for the last rank of a node is on
 Every call takes tensors that the caller keeps: nothing is allocated here. `reduce_scatter` and `all_gather` return
 a handle, and the tensors may not be touched until its `wait()`; the collective is then in order with the caller's
 stream. All ranks must make the same calls in the same order. On one rank nothing is sent and results are copied
-where they are not in place already; where there are no elements, nothing is done.
+if they are not in place already; if there are no elements, nothing is done.
 """
 
 from __future__ import annotations

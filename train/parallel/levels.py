@@ -1,6 +1,6 @@
 """The groups of two-level collectives, and whether a run can and should use them.
 
-Two levels need several nodes of several ranks each, equally many on every node, numbered node by node; where that
+Two levels need several nodes of several ranks each, equally many on every node, numbered node by node; if that
 is not so, collectives are flat. It depends on every rank's own LOCAL_RANK and LOCAL_WORLD_SIZE, torchrun's
 variables, so the ranks agree on it with one small all-reduce.
 """
@@ -33,7 +33,7 @@ def choose_levels(parallel: ParallelConfig, world: World) -> tuple[Levels | None
     """Return the levels of a run, None for flat collectives, and a line on them for the user.
 
     All ranks must call it at the same point, and get the same answer. `auto` is flat: what submits a run knows its
-    network, and asks for two levels where that has rails only.
+    network, and asks for two levels if that has rails only.
     """
     if parallel.collectives != "two_level":
         return None, None

@@ -17,7 +17,7 @@ ITEMSIZE = {"fp32": 4, "bf16": 2, "fp64": 8}
 """Bytes of an element in each of the formats that a configuration names."""
 
 STAGES = 2
-"""Buckets that are being reduced at once, where they have to be converted."""
+"""Buckets that are being reduced at once, if they have to be converted."""
 
 NORM_ELEMENTS = {"cpu": 1 << 17, "cuda": 1 << 24}
 """Elements of the gradient that are squared in fp64 at a time.

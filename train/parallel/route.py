@@ -9,7 +9,7 @@ With n nodes of l ranks that is at most l - 1 + n - 1 messages for each rank ins
 1,024 ranks in nodes of eight, in buckets of 64 MiB, a rank holds pieces for some 490 others, and sends 134
 messages instead of as many; larger buckets make fewer, larger pieces, for fewer others. Weights take the same way
 back. Holders and owners are positions in the layout (topology.py). Pieces are packed in the order of positions
-where they are held, and in the order of ranks where they are owned, so that what goes to one rank of a hop is
+if they are held, and in the order of ranks if they are owned, so that what goes to one rank of a hop is
 contiguous at both ends. In between a rank has, from each rank i of its node, what goes to each node b; it is sent
 on by b. That transposition is the only copy that the second hop adds, of 1/N of the matrices.
 """

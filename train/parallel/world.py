@@ -101,7 +101,7 @@ def _ranks_on_cores() -> int:
 
 
 def overlaps(config: ParallelConfig, device: torch.device) -> bool:
-    """Return whether gradients are reduced during backward: as asked, else where that takes no time from it.
+    """Return whether gradients are reduced during backward: as asked, else if that takes no time from it.
 
     On CPUs gloo adds gradients up on the cores that compute, unless the ranks' threads leave some of them free.
     """
@@ -244,7 +244,7 @@ def least_of_all(values: Sequence[float], world: World) -> list[float]:
 
 
 def common_local_size(world: World) -> int:
-    """Return the ranks of a node; where nodes differ, the most that every node's ranks can be divided by.
+    """Return the ranks of a node; if nodes differ, the most that every node's ranks can be divided by.
 
     So many neighbours are always in one node. All ranks call it together, and get the same number; the host waits.
     """

@@ -10,7 +10,7 @@ parameters on N ranks, of which P_M are in matrices:
                                one all-to-all: what a rank holds of matrices goes to owners     P_M/N
     the optimizer              updates this rank's chunk of the master weights                  nothing
                                and on GPUs writes the weights rounded from it, packed to be sent
-    start_gathering            masters rounded where they were not yet, one all-to-all back     P_M/N
+    start_gathering            masters rounded if they were not yet, one all-to-all back     P_M/N
       under the next forward   all-gather: the flat space, then bucket by bucket, first layers first  P (N-1)/N
     wait_for_weights           before a layer runs, for the buckets that it has weights in      nothing
 
@@ -18,7 +18,7 @@ so 2 (N-1)/N P elements and 2 P_M/N more, the gradients in `reduce_dtype`, the w
 comes last because the embedding is in it, whose gradient (it is the head as well) is finished last of all.
 
 Every rank makes the same collectives in the same order: bucket after bucket, whatever order gradients come in, and
-also where a rank has no microbatch. No other collective of the group may come between the first backward of a step
+also if a rank has no microbatch. No other collective of the group may come between the first backward of a step
 and the end of `reduce_gradients`, which waits for every gather that forward did not wait for (a rank without a
 microbatch runs no forward): a gather that failed raises there at the latest. Sums over ranks are the only thing
 that depends on their number.

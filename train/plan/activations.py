@@ -19,10 +19,10 @@ The peak of a microbatch is one of these moments:
                  scales that gradient in place)
     last layer   all layers, the embedding's gradient, and the experts' backward, with the gradients of all experts
                  of a layer
-    attention    where ranks share sequences: all layers but the last one's experts, the keys and values of a part
+    attention    if ranks share sequences: all layers but the last one's experts, the keys and values of a part
                  of the sequence (of all of it, with all-gather), and their gradients
 
-Of layers that are recomputed, the first ones, only the inputs are kept. Where all are, the last layer is whole
+Of layers that are recomputed, the first ones, only the inputs are kept. If all are, the last layer is whole
 once more in its backward; else the layers behind them are freed by then, and what is recomputed takes no more.
 
 A compiled layer keeps what its compiler chooses: usually less; for it these figures are an upper estimate. Without
@@ -35,7 +35,7 @@ takes, the whole result once more in fp32: AVX-512 without bf16 units (Intel's S
 units it is a block of the result for each thread, without AVX-512 nothing. Products in fp32 and fp64 take none.
 
 Verified on CPUs only, under each of these kinds of processors (tests/train/plan/test_memory.py): what layers keep
-to 0.2 %, peaks in fp64 to 1 %, in bf16 and fp32 to 6 % where a processor takes what is counted, else not below.
+to 0.2 %, peaks in fp64 to 1 %, in bf16 and fp32 to 6 % if a processor takes what is counted, else not below.
 """
 
 from __future__ import annotations

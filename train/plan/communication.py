@@ -20,7 +20,7 @@ Two levels are one after the other; a flat ring keeps links and NICs busy at onc
 mean hop of a ring over nodes of eight is then 3.9 us. Nothing of this was measured on MI300X.
 
 The size of a bucket follows from the model: the smallest one with which at most a tenth of the predicted time of a
-step's communication is latency. Larger ones gain nothing and are finished later. Where that would be fewer than
+step's communication is latency. Larger ones gain nothing and are finished later. If that would be fewer than
 FEWEST_BUCKETS (flat collectives on many nodes), it is so many, since a single one would hide under nothing.
 Where the cluster's profile has a measured size for about as many nodes (cluster.measured.bucket_mb), a run is
 resolved with it as its parallel.bucket_mb, and the model is not asked.

@@ -77,7 +77,7 @@ class GemmTable(Section):
         return "\n".join(lines) + "\n"
 
     def differences(self, device: str, validators: Mapping[str, str]) -> list[str]:
-        """Return in what a card with these versions differs from the table's; nothing where the table holds."""
+        """Return in what a card with these versions differs from the table's; nothing if the table holds."""
         found = [] if device == self.device else [f"the card is {device}, the table's {self.device}"]
         for key in sorted({*validators, *self.validators}):
             here, tuned = validators.get(key, "absent"), self.validators.get(key, "absent")

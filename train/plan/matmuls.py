@@ -23,7 +23,7 @@ has k, R of the router, C classes, V of the vocabulary:
     head.logits             chunk x V x D             as many chunks of tokens as the head takes
 
 Rows of an expert are the mean: no choice is taken to fall on the skip class. The sum over a microbatch, without
-what is recomputed, is that of `train/telemetry/flops.py` for its tokens (to rounding; where ranks share a sequence
+what is recomputed, is that of `train/telemetry/flops.py` for its tokens (to rounding; if ranks share a sequence
 that is not a multiple of twice their number, padding comes on top).
 """
 

@@ -47,7 +47,7 @@ def copies_bytes(state: int, ranks: int) -> int:
     """Return the bytes of host memory that a rank's copies for recovery take, besides what a save takes anyway.
 
     `state` are the bytes of its masters and optimizer state: twice its own, and twice those of the rank whose
-    buddy it is (train/recovery/copies/buddy_copies.py), where there is one.
+    buddy it is (train/recovery/copies/buddy_copies.py), if there is one.
     """
     return (4 if ranks > 1 else 2) * state
 
@@ -143,7 +143,7 @@ def with_least_recompute(
 ) -> TrainConfig:
     """Return the configuration with a number of layers for `parallel.recompute: auto`; any other as it is.
 
-    It is the least with which the plan leaves `LEFT_FREE` of the `memory` bytes of a device free; all layers where
+    It is the least with which the plan leaves `LEFT_FREE` of the `memory` bytes of a device free; all layers if
     that is not enough. Without a limit (None), and on CPUs, nothing is recomputed.
     """
     if config.parallel.recompute != "auto":

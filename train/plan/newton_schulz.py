@@ -50,7 +50,7 @@ class MuonMatrices:
 
 
 def matrix_batches(config: TrainConfig) -> list[MuonMatrices]:
-    """Return the matrices that Muon trains, by shape; none where AdamW trains all."""
+    """Return the matrices that Muon trains, by shape; none if AdamW trains all."""
     muon = config.optim.muon
     dtype: Literal["bf16", "fp32", "fp64"] = "fp64" if config.parallel.dtype == "fp64" else muon.dtype
     counts: dict[tuple[int, int], int] = {}

@@ -1,4 +1,4 @@
-"""How fast a device makes matrix products: as `zslurm bench` measured it, or an assumption where it did not.
+"""How fast a device makes matrix products: as `zslurm bench` measured it, or an assumption if it did not.
 
 The rates are read from results of `zslurm bench gemm` (docs/bench-gpus.md), a row of which is one measured call.
 Its columns are, among others,
@@ -15,8 +15,8 @@ A result of `zslurm bench hbm` beside it gives the rate of memory: the triad of 
 
 A product has the rate of the row with its sizes and its pass, else of one with its sizes. Without one it has that
 of the nearest row, if none of M, N, K and batch is more than twice or less than half as large there. All others
-have the median of the table, or without a table ASSUMED_TFLOPS on a GPU. A part has its measured time where width
-and length of the sequences are the same, in proportion to the tokens; Newton-Schulz steps have theirs where shape
+have the median of the table, or without a table ASSUMED_TFLOPS on a GPU. A part has its measured time if width
+and length of the sequences are the same, in proportion to the tokens; Newton-Schulz steps have theirs if shape
 and format of the matrices are the same, in proportion to matrices and steps.
 """
 
@@ -153,12 +153,12 @@ class Rates:
         return Rate(self._exact[nearest], "near") if distance[0] <= _NEAR else self._default
 
     def part_s(self, part: str, pass_name: PartPass, microbatch: Microbatch, width: int) -> float | None:
-        """Return the seconds of a part of a microbatch; None where it was not measured."""
+        """Return the seconds of a part of a microbatch; None if it was not measured."""
         row = self._parts.get((part, pass_name, microbatch.local, width))
         return None if row is None else row.seconds * microbatch.tokens / row.tokens
 
     def newton_schulz_s(self, batch: MuonMatrices) -> float | None:
-        """Return the seconds of Muon's steps of one of these matrices; None where they were not measured."""
+        """Return the seconds of Muon's steps of one of these matrices; None if they were not measured."""
         step = self._newton_schulz.get((batch.rows, batch.columns, batch.dtype))
         return None if step is None else batch.steps * step
 

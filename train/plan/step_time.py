@@ -13,7 +13,7 @@
                     matrices of their shape and format, else as fast as all measured products together
 
 Times add up: nothing but communication runs beside anything else. Waiting for data, evaluation and saves are left
-out; so is the start of kernels where parts were not measured. Nothing of this was measured on an MI300X.
+out; so is the start of kernels if parts were not measured. Nothing of this was measured on an MI300X.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def step_time(
     rates: Rates,
     activation_bytes: int,
 ) -> StepTime | None:
-    """Return the time of a step in which a rank has so many sequences; None where rates are not known.
+    """Return the time of a step in which a rank has so many sequences; None if rates are not known.
 
     `products` are those of a microbatch, and `activation_bytes` what its layers keep for backward.
     """
@@ -110,7 +110,7 @@ def step_time(
 def _parts_s(
     config: TrainConfig, microbatch: Microbatch, recomputed: int, rates: Rates
 ) -> tuple[float, float] | None:
-    """Return the measured seconds of a microbatch forward and backward; None where a part was not measured."""
+    """Return the measured seconds of a microbatch forward and backward; None if a part was not measured."""
     model, forward, backward = config.model, 0.0, 0.0
     for part in PARTS:
         once, both = (rates.part_s(part, pass_name, microbatch, model.hidden_size) for pass_name in PASSES)

@@ -35,7 +35,7 @@ NCCL_VARIABLES = {
 
 
 def why_not(device: torch.device, *, amd: bool) -> str | None:
-    """Return why collectives of this device cannot be aborted in a living process; None where they can."""
+    """Return why collectives of this device cannot be aborted in a living process; None if they can."""
     if device.type == "cpu":
         return None
     if torch.version.hip is not None and not amd:
@@ -88,7 +88,7 @@ class Abort:
 
     @contextmanager
     def connecting(self) -> Iterator[None]:
-        """Note the connections opened in the block: cut until groups are `made`, where a peer may never appear."""
+        """Note the connections opened in the block: cut until groups are `made`, if a peer may never appear."""
         before = sockets()
         with CONNECTIONS.noting() as taken:
             yield

@@ -96,10 +96,10 @@ class StepCopies:
             self.whole, self._taken = self._taken.step, None
 
     def copy(self, trainer: Trainer, *, at_once: bool = False) -> Slot | None:
-        """Begin a copy at a step's boundary, where one is due, or wanted at once, and the last one is whole.
+        """Begin a copy at a step's boundary, if one is due, or wanted at once, and the last one is whole.
 
         Returns:
-            The copy that was begun; None where none was.
+            The copy that was begun; None if none was.
         """
         self._done = trainer.step
         due = at_once or trainer.step % self._config.every_steps == 0 or self.whole < 0
@@ -167,7 +167,7 @@ class StepCopies:
     def slot_of(
         self, step: int, infos: list[dict[str, Any]], rank: int, deadline_s: float, over: Callable[[], bool]
     ) -> Slot:
-        """Return this rank's copy of a step, which its buddy sends where it has none; send the ward's likewise.
+        """Return this rank's copy of a step, which its buddy sends if it has none; send the ward's likewise.
 
         Raises:
             RuntimeError: `over` returned true, or the ward was lost as well.

@@ -70,7 +70,7 @@ def arrived_key(number: int) -> str:
 
 
 def met_key(number: int) -> str:
-    """Return the key that ends the members' wait for each other: empty where all are ready."""
+    """Return the key that ends the members' wait for each other: empty if all are ready."""
     return f"{PREFIX}met/{number}"
 
 
@@ -113,7 +113,7 @@ class Generation:
         members: the processes by rank.
         lost: ranks whose process is another one than in the generation before.
         former: where the number of ranks changes, the rank that each member had before; else empty.
-        former_size: how many ranks there were before; 0 where their number stays.
+        former_size: how many ranks there were before; 0 if their number stays.
         deadline_s: seconds after which a recovery that is not complete has failed.
         left: nodes that the ranks leave as planned: processes there that are no members end in order.
     """
@@ -181,7 +181,7 @@ class Generation:
 
 
 def buddy_of(rank: int, size: int, per_node: int) -> int | None:
-    """Return the rank that keeps the copy of `rank`; None where there is no other one.
+    """Return the rank that keeps the copy of `rank`; None if there is no other one.
 
     It is at the same place on the next node, so that copies stay on their rail; on one node it is the next rank.
     """

@@ -36,7 +36,7 @@ _CONNECTIONS = 3
 
 _LOG = logging.getLogger(__name__)
 BROKEN = (RuntimeError, ValueError)
-"""What collectives raise when they are aborted; ValueError where torch has dropped the group already."""
+"""What collectives raise when they are aborted; ValueError if torch has dropped the group already."""
 
 
 class Membership:
@@ -62,7 +62,7 @@ class Membership:
 
         Args:
             device: of the collectives.
-            generation: the one that this process joins, where it takes a rank's place.
+            generation: the one that this process joins, if it takes a rank's place.
             wait_s: seconds to wait for a generation after something broke.
             end_waits: gets the trainer's thread out of what it waits in beside collectives; any thread calls it.
         """
@@ -132,7 +132,7 @@ class Membership:
 
     @contextmanager
     def connecting(self, generation: Generation) -> Iterator[None]:
-        """Let the connection of the block be cut by a later generation; raise where there is one already."""
+        """Let the connection of the block be cut by a later generation; raise if there is one already."""
         with self._abort.connecting():
             yield
         if self.is_over(generation):

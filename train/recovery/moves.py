@@ -6,7 +6,7 @@
     generation          once all have, the server publishes it; what follows is a recovery that goes back no step
     leave               the processes whose place was taken end in order, and with them those that waited there
 
-No rank waits for another one before they have agreed. Where the generation does not follow, as when a rank is
+No rank waits for another one before they have agreed. If the generation does not follow, as when a rank is
 lost meanwhile or the supervisor is gone, they train on after a while, and the server learns of it; if it follows
 then, they come back to the boundary from their copies, as after a fault.
 """
@@ -43,12 +43,12 @@ class PlannedMoves:
         self.due = False
 
     def signal(self) -> float:
-        """Return this rank's number in the sums of a step: 1 where it knows of a planned move."""
+        """Return this rank's number in the sums of a step: 1 if it knows of a planned move."""
         planned = self._watcher.planned
         return float(planned > max(self._watcher.number, self._given_up))
 
     def agree(self, knowing: float, size: int, *, may_copy: bool) -> None:
-        """Take the sum of these numbers of `size` ranks; they hold where all know, and a copy may begin."""
+        """Take the sum of these numbers of `size` ranks; they hold if all know, and a copy may begin."""
         self._size = size
         self.due = may_copy and knowing == self._size
 

@@ -255,7 +255,7 @@ class Recovery:
             raise RecoveryFailed("recovery: the number of ranks changed before this process was one of them")
 
     def _may_recover(self, error: BaseException) -> bool:
-        """Return whether a new generation follows on an error; waits for it where peers may be gone."""
+        """Return whether a new generation follows on an error; waits for it if peers may be gone."""
         if isinstance(error, torch.OutOfMemoryError) or (
             not isinstance(error, BROKEN) and type(error) is not TrainError
         ):

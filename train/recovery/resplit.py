@@ -73,7 +73,7 @@ class Holding:
     Attributes:
         former: the rank that it had.
         own: steps of which it has its own copy.
-        ward: the former rank whose copies it holds; None where it holds none.
+        ward: the former rank whose copies it holds; None if it holds none.
         held: steps of these.
     """
 
@@ -84,7 +84,7 @@ class Holding:
 
 
 def givers(members: Sequence[Holding], size: int, step: int) -> list[int | None]:
-    """Return the member that gives the state at a step of each of `size` former ranks; None where none has it."""
+    """Return the member that gives the state at a step of each of `size` former ranks; None if none has it."""
     found: list[int | None] = [None] * size
     for number, member in enumerate(members):
         if member.ward is not None and step in member.held:
@@ -96,7 +96,7 @@ def givers(members: Sequence[Holding], size: int, step: int) -> list[int | None]
 
 
 def newest_whole(members: Sequence[Holding], size: int) -> int:
-    """Return the newest step that every member has, and someone of every former rank; -1 where there is none."""
+    """Return the newest step that every member has, and someone of every former rank; -1 if there is none."""
     common = set.intersection(*(set(member.own) for member in members))
     return max((step for step in common if None not in givers(members, size, step)), default=-1)
 

@@ -1,6 +1,6 @@
 """Waits for gloo's operations that an abort ends, whatever gloo does.
 
-Where a connection breaks, gloo wakes whoever waits for a message that has not begun. It does not wake one who
+If a connection breaks, gloo wakes whoever waits for a message that has not begun. It does not wake one who
 waits for a message that is under way, received or sent in part, nor one whose write has just failed: they wait for
 the whole timeout of the group, minutes (`Pair::signalException` in gloo/transport/tcp/pair.cc passes over `rx_`
 and over the unbound buffers in `tx_`). A large tensor is nearly always under way.

@@ -7,7 +7,7 @@ A process that finds itself outside of the newest generation was replaced while 
 or cut off), and exits at once, from this thread. Its other threads may run before this one does: `fence` is what
 they call before they touch a checkpoint or the metrics. It costs nothing unless this thread has not looked for
 LEASE_S: then it asks the store first. So a supervisor must not replace a process that is alive earlier than that
-after its last sign of life. Where the store is gone by then, nobody can answer, and the process exits as well: its
+after its last sign of life. If the store is gone by then, nobody can answer, and the process exits as well: its
 attempt may be over. One that finds the store gone at once trains on: without a store no process is replaced.
 """
 
@@ -40,7 +40,7 @@ class Watcher:
 
     Attributes:
         newest: the newest generation that this process knows of; None before the first after the start.
-        planned: number of the generation that is to follow at a step's boundary; 0 where none is.
+        planned: number of the generation that is to follow at a step's boundary; 0 if none is.
     """
 
     def __init__(
@@ -72,7 +72,7 @@ class Watcher:
         return self.newest.number if self.newest is not None else 0
 
     def wait_after(self, number: int, timeout_s: float) -> Generation | None:
-        """Return a generation after `number`, once there is one; None where there is none in time."""
+        """Return a generation after `number`, once there is one; None if there is none in time."""
         with self._changed:
             self._changed.wait_for(lambda: self.number > number or self._over.is_set(), timeout_s)
         return self.newest if self.number > number else None
@@ -108,7 +108,7 @@ class Watcher:
             self._changed.notify_all()
 
     def _store_gone(self) -> None:
-        """Return only where this process was a member as long as there was a store."""
+        """Return only if this process was a member as long as there was a store."""
         blind_s = time.monotonic() - self._looked
         if blind_s > LEASE_S:
             why = f"the store is gone, and this process has not looked at it for {blind_s:.0f} s"

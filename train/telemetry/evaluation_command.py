@@ -171,7 +171,7 @@ class EvaluationCommand(Observer):
         self._ended("killed")
 
     def _ended(self, otherwise: str) -> None:
-        """Record how it ended: by what it left, `otherwise` where it left nothing."""
+        """Record how it ended: by what it left, `otherwise` if it left nothing."""
         assert self._process is not None
         code, self._process = self._process.returncode, None
         paths = ExportPaths(self._run_dir, self._step)

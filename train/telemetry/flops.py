@@ -72,7 +72,7 @@ PEAKS = (
 
 
 def peak_of(device_name: str, units: int, dtype: str) -> float | None:
-    """Return the peak of a device in FLOP/s; None where the table does not know it in the format `dtype`.
+    """Return the peak of a device in FLOP/s; None if the table does not know it in the format `dtype`.
 
     The name is torch.cuda.get_device_name's, such as "AMD Instinct MI300X", and `units` what torch calls
     multi_processor_count. A part of a device (a MIG instance, a partition of an MI300X) may have the name of the

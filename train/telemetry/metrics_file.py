@@ -66,5 +66,5 @@ class MetricsFile(Observer):
 
 
 def last_attempt(run_dir: Path) -> int:
-    """Return the highest attempt number in a run's metrics; 0 where there are none."""
+    """Return the highest attempt number in a run's metrics; 0 if there are none."""
     return max((int(row.get("attempt", 0)) for row in read_jsonl(run_dir / _NAME)), default=0)

@@ -61,7 +61,7 @@ class Observer:
 
     @classmethod
     def create(cls, run: ObservedRun) -> Observer | None:
-        """Return the observer of this rank; None where it has nothing to do. All ranks call it together."""
+        """Return the observer of this rank; None if it has nothing to do. All ranks call it together."""
         raise NotImplementedError
 
     def __enter__(self) -> Self:

@@ -70,7 +70,7 @@ class StepMetrics(Observer):
 def routing_metrics(counts_LC: Tensor, skip_expert: bool) -> dict[str, float]:
     """Measure how evenly the experts are used, from the choices of each class in each layer, over all ranks.
 
-    Returns skip_share, the mean over layers (the last class skips where there is a skip class), and load_entropy,
+    Returns skip_share, the mean over layers (the last class skips if there is a skip class), and load_entropy,
     the smallest over layers of H(p)/ln E in [0, 1], p the share of tokens of each real expert.
     """
     counts = counts_LC.double()
@@ -112,7 +112,7 @@ def memory_metrics(device: torch.device) -> dict[str, int]:
 
 
 class MemoryCheck:
-    """Warns once where the first steps of an attempt leave little of a GPU's memory."""
+    """Warns once if the first steps of an attempt leave little of a GPU's memory."""
 
     def __init__(self, device: torch.device) -> None:
         """Look at `device`; a CPU is never warned about."""

@@ -35,8 +35,8 @@ class Run:
     Attributes:
         name: of the run.
         path: its directory.
-        job_id: the job that it was submitted as, where this program submitted it.
-        notes: what `zslurm submit` prints of the submission, where this program submitted it.
+        job_id: the job that it was submitted as, if this program submitted it.
+        notes: what `zslurm submit` prints of the submission, if this program submitted it.
     """
 
     def __init__(self, run: RunDir, *, job_id: str | None = None, notes: tuple[str, ...] = ()) -> None:
@@ -68,7 +68,7 @@ class Run:
     def status(self) -> RunState:
         """Return everything that is known of the run now: `state`, `step`, `loss`, `job_id`, `cause`, ...
 
-        Where Slurm does not answer, the state is `unknown`, and `reason` says why.
+        If Slurm does not answer, the state is `unknown`, and `reason` says why.
         """
         return look(self._run)
 
@@ -89,7 +89,7 @@ class Run:
         return last
 
     def cancel(self, *, wait: bool = False) -> str | None:
-        """Let the run save and stop, with `wait` until it has; returns its job, None where nothing is active.
+        """Let the run save and stop, with `wait` until it has; returns its job, None if nothing is active.
 
         Raises:
             SlurmUnavailable, SlurmRefused: from Slurm.

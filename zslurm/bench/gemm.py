@@ -45,7 +45,7 @@ SWEEP = {
              "k": [512, 1024, 2048, 4096, 8192]},
     "cpu": {"m": [64, 128, 256, 512, 1024], "n": [64, 128, 256, 512, 1024], "k": [128, 512, 1024]},
 }  # fmt: skip
-"""Sizes where the user names none."""
+"""Sizes if the user names none."""
 
 _POINT_S = 0.5
 _NOT_SHOWN = ("model", "rope_base", "peak_bytes", "coefficients")  # what a part, or Muon's steps, are made of

@@ -55,7 +55,7 @@ def run(calls: list[dict[str, Any]], seconds: float, out: TextIO, tunable: Any, 
 
 
 def main() -> int:
-    """Read the calls and tune them; exit code 3 where torch sees no GPU."""
+    """Read the calls and tune them; exit code 3 if torch sees no GPU."""
     os.environ.pop("PYTORCH_TUNABLEOP_FILENAME", None)
     import torch
 

@@ -6,7 +6,7 @@ With arrays a, b and c of S bytes each and a scalar s, computed and counted as i
     scale   b = s c          2 S        BabelStream calls it mul
     add     c = a + b        3 S
     triad   a = b + s c      3 S
-    dot     sum of a b       2 S        its result is read by the host where it does so in training, here never
+    dot     sum of a b       2 S        its result is read by the host if it does so in training, here never
 
 Bandwidth is these bytes over the time. Arrays that a cache holds show the cache, not the memory: at 64 MiB each,
 three still fit into the 256 MiB of an MI300X's Infinity Cache. fp64 is BabelStream's default and ours.

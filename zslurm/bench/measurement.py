@@ -103,7 +103,7 @@ class Benchmark:
         name: as in `zslurm bench NAME`.
         module: the measurement.
         about: what it measures, in a few words.
-        keys: columns that identify a row; rows of two results are compared where these are equal.
+        keys: columns that identify a row; rows of two results are compared if these are equal.
         value: the column with the main figure.
         unit: of that column.
         better: whether more of it or less of it is better.

@@ -36,7 +36,7 @@ DEFAULTS = {
     "cuda": {"layers": 8, "hidden": 8192, "inner": 32768, "tokens": 16384, "dtype": "bf16"},
     "cpu": {"layers": 2, "hidden": 256, "inner": 1024, "tokens": 256, "dtype": "fp32"},
 }
-"""Sizes where the user names none."""
+"""Sizes if the user names none."""
 
 _MOMENTS = 40
 _MOMENT_S = 0.25

@@ -76,7 +76,7 @@ class BenchResult(BaseModel):
         benchmark: its name, as in `zslurm bench NAME`.
         command: the command line.
         machine: where it was measured.
-        versions: of python, torch, rocm or cuda, rccl or nccl, slurm, zslurm; None where there is none.
+        versions: of python, torch, rocm or cuda, rccl or nccl, slurm, zslurm; None if there is none.
         environment: the variables of RCCL, NCCL, HSA and gloo that the ranks had.
         date: when it began, in UTC (ISO 8601).
         seconds: how long it took.
@@ -169,7 +169,7 @@ class ResultWriter:
             ) from error
 
     def discard(self) -> None:
-        """Remove the file of rows, where there is nothing to keep."""
+        """Remove the file of rows, if there is nothing to keep."""
         self.partial.unlink(missing_ok=True)
 
 

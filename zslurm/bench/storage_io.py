@@ -1,6 +1,6 @@
 """Read and write a file past the page cache: the plain functions of `bench storage`, without torch.
 
-Reads and writes are direct (O_DIRECT) where the file system has that. Elsewhere the file is put out of the page
+Reads and writes are direct (O_DIRECT) if the file system has that. Elsewhere the file is put out of the page
 cache before it is read, each block is read once, and the kernel is asked for no read-ahead: reads then go through
 the cache, but not to it.
 """
@@ -68,7 +68,7 @@ class ScratchFile:
             raise
 
     def _become_direct(self) -> bool:
-        """Turn O_DIRECT on, where a trial write shows that it works (some file systems take the flag alone)."""
+        """Turn O_DIRECT on, if a trial write shows that it works (some file systems take the flag alone)."""
         flags = fcntl.fcntl(self.descriptor, fcntl.F_GETFL)
         try:
             fcntl.fcntl(self.descriptor, fcntl.F_SETFL, flags | os.O_DIRECT)
@@ -207,7 +207,7 @@ def _measured(
 
 
 def read_bytes() -> int | None:
-    """Return the bytes that this process has had the storage read so far; None where the kernel does not count.
+    """Return the bytes that this process has had the storage read so far; None if the kernel does not count.
 
     `read_bytes` of /proc/PID/io (proc(5)): what a block device, or NFS, was asked for. Others may not count.
     """

@@ -13,7 +13,7 @@ SHARE_OF_FREE = 0.5
 
 
 def refusal(path: Path, *, size: int, checkpoint: int, ranks_per_node: int, nodes: int) -> str | None:
-    """Return why a directory cannot be measured, in one line; None where it can.
+    """Return why a directory cannot be measured, in one line; None if it can.
 
     Args:
         path: the directory.

@@ -47,12 +47,12 @@ def detect(
     probe_is_optional: bool = False,
     waiting: Callable[[str], None] = lambda job_id: None,
 ) -> Detected:
-    """Describe this machine's Slurm, or the machine itself where there is none.
+    """Describe this machine's Slurm, or the machine itself if there is none.
 
     Args:
         name: name of the profile; default: Slurm's ClusterName, or `local`.
         partition: partition to describe; default: Slurm's default one, else the first with GPUs.
-        account: account to charge, where the site wants one named.
+        account: account to charge, if the site wants one named.
         probe_timeout_s: read a node's NICs and drivers too, and wait this long for its answer.
         probe_is_optional: describe the cluster without the node's facts if no node answers, and say so.
         waiting: called with the job's id while the probe waits in the queue.

@@ -19,7 +19,7 @@ _LOG = logging.getLogger(__name__)
 
 
 def edit_profile(name: str, editor: Callable[[Path], None]) -> Path | None:
-    """Let a person edit the user's own profile `name`; where there is none yet, one that extends what it hides.
+    """Let a person edit the user's own profile `name`; if there is none yet, one that extends what it hides.
 
     A copy that was refused is kept, and the next call continues with it.
 
@@ -28,7 +28,7 @@ def edit_profile(name: str, editor: Callable[[Path], None]) -> Path | None:
         editor: edits a file, and returns when that is done.
 
     Returns:
-        The profile's file; None where nothing was changed.
+        The profile's file; None if nothing was changed.
 
     Raises:
         NotFound: there is no such profile.

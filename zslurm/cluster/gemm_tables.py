@@ -26,7 +26,7 @@ def own_table_path(name: str) -> Path:
 
 
 def find_table(spec: RunSpec) -> Path | None:
-    """Return the table that a run is to use by `cluster.gemm_table`; None where it uses none.
+    """Return the table that a run is to use by `cluster.gemm_table`; None if it uses none.
 
     Raises:
         NotFound: the file that it names does not exist.
@@ -43,7 +43,7 @@ def find_table(spec: RunSpec) -> Path | None:
 
 
 def table_of(spec: RunSpec) -> tuple[Path, GemmTable] | None:
-    """Return the table that a run will use, checked as far as this machine can; None where it uses none.
+    """Return the table that a run will use, checked as far as this machine can; None if it uses none.
 
     Raises:
         ConfigError: it is damaged, or of another card, ROCm or torch than the run's.
@@ -92,7 +92,7 @@ def _same_release(one: str, other: str) -> bool:
 
 
 def _torch_version(cluster: ClusterSection) -> str | None:
-    """Return the version of the job's torch; None where only the node knows: in a container."""
+    """Return the version of the job's torch; None if only the node knows: in a container."""
     if cluster.container is not None:
         return None
     if cluster.venv is None:

@@ -42,13 +42,13 @@ class Probe:
     """What a node answered, ready for a profile.
 
     Attributes:
-        extends: the shipped profile for its GPUs and NICs; None where there is none.
-        nics: RDMA devices in rail order; empty where they do not pair up with the GPUs.
-        gpu_nics: empty where GPU i uses NIC i.
+        extends: the shipped profile for its GPUs and NICs; None if there is none.
+        nics: RDMA devices in rail order; empty if they do not pair up with the GPUs.
+        gpu_nics: empty if GPU i uses NIC i.
         notes: what else was found, a line each.
-        gpu_numa: the NUMA node of each GPU; empty where some are unknown.
+        gpu_numa: the NUMA node of each GPU; empty if some are unknown.
         rocm_version: of the node.
-        ainic_transport: only where ROCm's version does not imply it.
+        ainic_transport: only if ROCm's version does not imply it.
         peermem: see `NodeFacts`.
         scontrol: whether jobs find scontrol on their nodes; None is unknown.
         unknown_nics: whether the node has NICs, and the RCCL rules know the driver of none.
@@ -147,7 +147,7 @@ def _family(facts: NodeFacts) -> str | None:
 
 
 def _pairing(facts: NodeFacts, rails: RailMap) -> tuple[tuple[str, ...], tuple[int, ...], list[str]]:
-    """NICs in rail order and the NIC of each GPU, and what is wrong with them; no NICs where some GPU has none."""
+    """NICs in rail order and the NIC of each GPU, and what is wrong with them; no NICs if some GPU has none."""
     trouble = [f"On {facts.node}: {problem.message}." for problem in rails.problems if problem.incomplete]
     named = [rail for rail in rails.rails if rail.nic is not None]
     of_gpu = {gpu: index for index, rail in enumerate(named) for gpu in rail.gpus}

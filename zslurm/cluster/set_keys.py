@@ -123,7 +123,7 @@ def _as_words(value: Any) -> Any:
 
 
 def _with_key(text: str, path: tuple[Any, ...], value: Any, name: str) -> str:
-    """Return the text with one key set; its sections are made where they are missing."""
+    """Return the text with one key set; its sections are made if they are missing."""
     lines, known = text.splitlines(), yaml12.parse(text, name).lines
     if path in known:
         start, indent = known[path] - 1, _indent(lines[known[path] - 1])

@@ -20,7 +20,7 @@ class SlurmSettings:
     """Settings of a cluster that a run depends on.
 
     Attributes:
-        version: None where it cannot be read.
+        version: None if it cannot be read.
         accounting: whether jobs are remembered (slurmdbd).
         requeues: whether jobs are requeued unless they ask not to be; ours ask for it.
         preempt_mode: OFF, CANCEL, REQUEUE, SUSPEND, ...
@@ -41,7 +41,7 @@ class SlurmSettings:
 
     @property
     def lost_peer_s(self) -> int | None:
-        """Seconds after which Slurm has surely named a dead node; None where it never does, or that is not known.
+        """Seconds after which Slurm has surely named a dead node; None if it never does, or that is not known.
 
         A node is asked every third of SlurmdTimeout, is DOWN after the whole of it, and a message to it is tried
         for MessageTimeout, three times at most.

@@ -30,7 +30,7 @@ def xgmi_costs(spec: RunSpec) -> list[tuple[str, str]]:
 
 
 def group_cost(cluster: ClusterSection, ranks: int) -> str | None:
-    """Return in one line what a group of `ranks` GPUs of a node costs; None where it costs nothing."""
+    """Return in one line what a group of `ranks` GPUs of a node costs; None if it costs nothing."""
     if not _is_mesh(cluster) or not 1 < ranks < GPUS:
         return None
     part, whole = (ranks - 1) * LINK_GB_S, (GPUS - 1) * LINK_GB_S

@@ -26,7 +26,7 @@ _PATH_PART = re.compile(rf"({_WORD})|\[(\d+)\]|\.(\d+)")
 
 @dataclass(frozen=True)
 class Origin:
-    """Where a value came from: the layer, and the file and line where there is one."""
+    """Where a value came from: the layer, and the file and line if there is one."""
 
     layer: str
     file: str | None = None

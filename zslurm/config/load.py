@@ -129,7 +129,7 @@ def resolve(
 
     Args:
         run_file: the YAML run file; `-` reads standard input.
-        document: the run file where it has been parsed already.
+        document: the run file if it has been parsed already.
         profile: the parsed cluster profile and the file it came from, below it what it extends, the base first.
         overrides: `KEY=VALUE` assignments, applied last, in order.
 
@@ -150,8 +150,8 @@ def resolve(
 def _fit_to_cluster(run: Resolved) -> Resolved:
     """Settle what is `auto` or null and depends on the cluster, which the trainer does not know.
 
-    Ranks on several nodes reduce in the way that `zslurm bench collectives` found faster there; where it was not
-    asked, in two levels if rails are not joined, else in one. Buckets have the measured size, where there is one.
+    Ranks on several nodes reduce in the way that `zslurm bench collectives` found faster there; if it was not
+    asked, in two levels if rails are not joined, else in one. Buckets have the measured size, if there is one.
     The values have the origin of what they follow from.
     """
     spec, layers = run.spec, run.layers
@@ -179,7 +179,7 @@ def measured_alike(spec: RunSpec) -> bool:
 
 
 def measured_bucket(spec: RunSpec) -> float | None:
-    """Return the bucket of a run in MiB by the cluster's measurements; None where nothing applies was measured."""
+    """Return the bucket of a run in MiB by the cluster's measurements; None if nothing applies was measured."""
     knee = spec.cluster.measured.bucket_for(spec.slurm.nodes, spec.ranks_per_node)
     if knee is None or spec.world_size == 1 or not measured_alike(spec):
         return None

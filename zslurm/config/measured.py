@@ -47,11 +47,11 @@ class MeasuredSection(Section):
     )
 
     def bucket_for(self, nodes: int, ranks_per_node: int) -> float | None:
-        """Return the measured bucket of a run in MiB; None where none was measured for about as many nodes."""
+        """Return the measured bucket of a run in MiB; None if none was measured for about as many nodes."""
         return self._nearest(self.bucket_mb, nodes, ranks_per_node)
 
     def collectives_for(self, nodes: int, ranks_per_node: int) -> Literal["flat", "two_level"] | None:
-        """Return the faster way to make collectives; None where none was measured for about as many nodes."""
+        """Return the faster way to make collectives; None if none was measured for about as many nodes."""
         return self._nearest(self.collectives, nodes, ranks_per_node)
 
     def _nearest(self, table: dict[int, Value], nodes: int, ranks_per_node: int) -> Value | None:

@@ -353,7 +353,7 @@ class ClusterSection(Section):
 
     @property
     def gpu_request(self) -> str | None:
-        """Return all GPUs of a node as --gpus-per-node takes them, such as mi300x:8; None where there are none."""
+        """Return all GPUs of a node as --gpus-per-node takes them, such as mi300x:8; None if there are none."""
         return self.gpu_request_of(self.gpus_per_node)
 
     def gpu_request_of(self, gpus: int) -> str | None:

@@ -36,7 +36,7 @@ class MissingExtra(ConfigError):
 
 
 def require(package: str) -> None:
-    """Refuse to begin where a package is missing that what is started will import.
+    """Refuse to begin if a package is missing that what is started will import.
 
     Raises:
         MissingExtra: it is not installed.
@@ -46,7 +46,7 @@ def require(package: str) -> None:
 
 
 def missing_extra(error: ImportError) -> MissingExtra | None:
-    """Return the error for a user where an import failed because an extra is not installed; else None."""
+    """Return the error for a user if an import failed because an extra is not installed; else None."""
     package = (error.name or "").partition(".")[0]
     if package not in EXTRA_OF or not isinstance(error, ModuleNotFoundError):
         return None

@@ -12,7 +12,7 @@ _LONGEST = 1 << 20  # a file of sysfs has one page; /proc/modules and the like a
 
 
 def read_text(path: Path) -> str | None:
-    """Return a small file without the space around its text; None where it cannot be read.
+    """Return a small file without the space around its text; None if it cannot be read.
 
     Reading sysfs may fail in any way: a GID that is not set answers EINVAL, a driver that hangs EIO.
     """

@@ -32,7 +32,7 @@ class _Output(logging.StreamHandler[TextIO]):
         super().emit(record)
 
     def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 - as logging calls it
-        """Do without a message that cannot be written, as where the disk is full; a mistake in it is shown."""
+        """Do without a message that cannot be written, as if the disk is full; a mistake in it is shown."""
         if not isinstance(sys.exc_info()[1], OSError):
             super().handleError(record)
 

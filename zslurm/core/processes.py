@@ -47,7 +47,7 @@ class ProcessRecord:
 
     Attributes:
         created: when, in UNIX seconds by the clock of that time.
-        started: the same in clock ticks since the boot; None where the kernel does not show it.
+        started: the same in clock ticks since the boot; None if the kernel does not show it.
         boot: the kernel's id of that boot; None with `started`.
     """
 
@@ -69,12 +69,12 @@ class ProcessRecord:
 
     @classmethod
     def read(cls, path: Path) -> ProcessRecord | None:
-        """The record in a file; None where there is none."""
+        """The record in a file; None if there is none."""
         return cls.of_fields(read_json(path) or {})
 
     @classmethod
     def of_fields(cls, fields: Mapping[str, Any]) -> ProcessRecord | None:
-        """The record among the fields of a JSON object; None where there is none."""
+        """The record among the fields of a JSON object; None if there is none."""
         try:
             record = cls(int(fields["pid"]), float(fields["created"]), str(fields["host"]))
             if not 0 < record.pid < 1 << 31:
@@ -91,7 +91,7 @@ class ProcessRecord:
 
     @property
     def here(self) -> bool:
-        """True where the process is (or was) on this machine."""
+        """True if the process is (or was) on this machine."""
         return self.host == socket.gethostname()
 
     @property
@@ -101,7 +101,7 @@ class ProcessRecord:
 
     @property
     def is_stopped(self) -> bool:
-        """True where the very process is on this machine, and stopped by SIGSTOP or a debugger."""
+        """True if the very process is on this machine, and stopped by SIGSTOP or a debugger."""
         return self._status() in (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP)
 
     def _status(self) -> str | None:
@@ -116,7 +116,7 @@ class ProcessRecord:
 
     @property
     def owns_group(self) -> bool:
-        """True where the process group of this number is the one that the process led, or is empty.
+        """True if the process group of this number is the one that the process led, or is empty.
 
         The number is not given away while anybody is left in the group, so it survives its leader.
         """
@@ -129,7 +129,7 @@ class ProcessRecord:
 
     @property
     def _same_boot(self) -> bool:
-        """False where the machine is another one, or was started again since."""
+        """False if the machine is another one, or was started again since."""
         return self.here and (self.boot is None or _boot_id() in (None, self.boot))
 
     def _is(self, process: psutil.Process) -> bool:
@@ -216,12 +216,12 @@ class DetachedProcess:
 
     @classmethod
     def adopt(cls, record_file: Path, exit_file: Path) -> DetachedProcess | None:
-        """Find a process that another one started; None where none was recorded."""
+        """Find a process that another one started; None if none was recorded."""
         record = ProcessRecord.read(record_file)
         return cls(record, exit_file) if record else None
 
     def poll(self) -> int | None:
-        """The exit code; None while it runs; 137 where it was killed before it could leave one.
+        """The exit code; None while it runs; 137 if it was killed before it could leave one.
 
         While the file system does not answer nothing new is known, so it counts as running.
         """

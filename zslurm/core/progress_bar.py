@@ -1,4 +1,4 @@
-"""A progress bar for work that is counted in bytes; nothing where no terminal shows it."""
+"""A progress bar for work that is counted in bytes; nothing if no terminal shows it."""
 
 from __future__ import annotations
 

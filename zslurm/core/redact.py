@@ -129,7 +129,7 @@ def _is_harmless(value: str) -> bool:
 
 
 def shape_of_secret(text: str) -> str | None:
-    """What the text looks like, in words, where it holds something shaped as a secret; else None."""
+    """What the text looks like, in words, if it holds something shaped as a secret; else None."""
     found = next((what for what, pattern in _SHAPE.items() if pattern.search(text)), None)
     if found is None and _IN_URL.search(text):
         return "a URL with a password"
@@ -145,7 +145,7 @@ def redact_mapping(mapping: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def redact_value(name: str, value: Any) -> Any:
-    """The value, or what may be shown of it where `name` (the last word of a key) or its shape is a secret's."""
+    """The value, or what may be shown of it if `name` (the last word of a key) or its shape is a secret's."""
     if isinstance(value, Mapping):
         return redact_mapping(value)
     if isinstance(value, (list, tuple)):

@@ -36,10 +36,10 @@ class Outcome:
 
     Attributes:
         reason: what was found, with its numbers, in one line.
-        remedy: what to do about it; empty where there is nothing to do.
+        remedy: what to do about it; empty if there is nothing to do.
         must_match: what must be the same on every node, by name; None is what could not be read.
         data: what `compare` of the check wants to know of each node.
-        node_fault: whether a failure is this machine's own; not where machines differ and none is known right.
+        node_fault: whether a failure is this machine's own; not if machines differ and none is known right.
     """
 
     status: Status
@@ -61,12 +61,12 @@ class Outcome:
 
 
 def passed(reason: str, **more: Any) -> Outcome:
-    """Return the outcome where all is well."""
+    """Return the outcome if all is well."""
     return Outcome(Status.PASS, reason, **more)
 
 
 def warned(reason: str, remedy: str, **more: Any) -> Outcome:
-    """Return the outcome where training works, but slower or less safely than it could."""
+    """Return the outcome if training works, but slower or less safely than it could."""
     return Outcome(Status.WARN, reason, remedy, **more)
 
 
@@ -76,7 +76,7 @@ def failed(reason: str, remedy: str, **more: Any) -> Outcome:
 
 
 def unavailable(reason: str, remedy: str = "", **more: Any) -> Outcome:
-    """Return the outcome where it could not be found out."""
+    """Return the outcome if it could not be found out."""
     return Outcome(Status.UNAVAILABLE, reason, remedy, **more)
 
 
@@ -135,7 +135,7 @@ class Check:
         group: checks of one group are shown together.
         about: what it looks at, in one line.
         where: on the login node, on compute nodes, or both.
-        run: looks, and returns what it found; None where the check does not apply to this cluster.
+        run: looks, and returns what it found; None if the check does not apply to this cluster.
         compare: looks at the data of all nodes together, and returns what is wrong, by node.
         inconsistent: what it is where a node's `must_match` differs from that of most nodes.
         on_request: runs only when it is asked for (--only, --benchmark).
@@ -197,7 +197,7 @@ def chosen_checks(only: Iterable[str], skip: Iterable[str], *, benchmark: bool =
     """Return the checks that a user asked for.
 
     Args:
-        only: their names; where there are none, all checks that run without being asked for.
+        only: their names; if there are none, all checks that run without being asked for.
         skip: names of checks to leave out.
         benchmark: whether the checks that load the machine run too.
 

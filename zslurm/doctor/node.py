@@ -24,7 +24,7 @@ _BENCHMARK_TIME_FACTOR = 5
 
 
 def run_checks(checks: Iterable[Check], sources: Sources) -> dict[str, Outcome | None]:
-    """Return what each check found; None where it does not apply."""
+    """Return what each check found; None if it does not apply."""
     found: dict[str, Outcome | None] = {}
     checks = list(checks)
     # The benchmark takes the whole machine, and spoils what others measure; so does what takes GPU memory.

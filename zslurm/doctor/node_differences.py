@@ -12,7 +12,7 @@ _MOST_NAMED = 3
 
 
 def inconsistent_nodes(check: Check, outcomes: Mapping[str, Outcome]) -> dict[str, list[Outcome]]:
-    """Return outcomes of nodes that differ from most; and of all, without attribution, where no value is usual.
+    """Return outcomes of nodes that differ from most; and of all, without attribution, if no value is usual.
 
     What a node could not read is not compared.
     """

@@ -19,8 +19,8 @@ class Chosen:
     """The nodes to check.
 
     Attributes:
-        names: these, where they are known before the job starts.
-        count: so many of Slurm's choice, where they are not.
+        names: these, if they are known before the job starts.
+        count: so many of Slurm's choice, if they are not.
         states: outcomes of nodes by Slurm's own view of them.
         not_asked: nodes that are left alone, and why.
     """

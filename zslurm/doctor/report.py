@@ -60,7 +60,7 @@ class Report:
 
     @property
     def exclude(self) -> str:
-        """Those nodes as a hostlist for `--exclude`; empty where there are none."""
+        """Those nodes as a hostlist for `--exclude`; empty if there are none."""
         return compress(self.failing)
 
     @property
@@ -70,7 +70,7 @@ class Report:
 
     @property
     def exit_code(self) -> Exit:
-        """4 where Slurm did not let us ask, 5 where a check failed, else 0."""
+        """4 if Slurm did not let us ask, 5 if a check failed, else 0."""
         if self.slurm_error is not None:
             return Exit.SLURM_UNAVAILABLE
         return Exit.CHECK_FAILED if self.worst is Status.FAIL else Exit.DONE

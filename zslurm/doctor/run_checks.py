@@ -59,7 +59,7 @@ class Wanted:
 
 
 def site_to_check(name: str | None) -> Site:
-    """Return the named profile, the default one, or that of this machine where it has neither profile nor Slurm.
+    """Return the named profile, the default one, or that of this machine if it has neither profile nor Slurm.
 
     Raises:
         ConfigError: it is not valid.
@@ -75,7 +75,7 @@ def site_to_check(name: str | None) -> Site:
 
 
 def run_doctor(site: Site, wanted: Wanted) -> Report:
-    """Check this machine, and the nodes where the profile has Slurm; what it waits for is logged.
+    """Check this machine, and the nodes if the profile has Slurm; what it waits for is logged.
 
     Raises:
         ConfigError, NotFound: the nodes that were asked for do not exist.
@@ -166,7 +166,7 @@ def _task(site: Site, wanted: Wanted, probe: str, token: str) -> Task:
 def _probe(directory: Path) -> Iterator[tuple[str, str]]:
     """A folder in the runs directory for the nodes to write to, and what this machine wrote there; removed after.
 
-    Both are empty where this machine cannot write there.
+    Both are empty if this machine cannot write there.
     """
     existing = next(place for place in (directory.absolute(), *directory.absolute().parents) if place.is_dir())
     token = os.urandom(16).hex()

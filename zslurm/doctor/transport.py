@@ -36,11 +36,11 @@ class Opened:
     """The network in a rank's log.
 
     Attributes:
-        network: such as `IB`, `IB-CAST`, `RCCL-ANP`, `Socket`; None where the log does not show it.
+        network: such as `IB`, `IB-CAST`, `RCCL-ANP`, `Socket`; None if the log does not show it.
         plugin: the network plugin that was loaded.
         devices: RDMA devices in use.
         ainic: whether RCCL's own transport for AMD's NICs is on.
-        gpu_direct: whether every channel through the network reaches GPU memory; None where there is no channel.
+        gpu_direct: whether every channel through the network reaches GPU memory; None if there is no channel.
         trouble: lines that show why another network was not opened.
     """
 
@@ -53,7 +53,7 @@ class Opened:
 
 
 def read_log(log: str) -> Opened:
-    """Read the log of one rank; where a line comes several times, the last one holds."""
+    """Read the log of one rank; if a line comes several times, the last one holds."""
     network = plugin = None
     devices: tuple[str, ...] = ()
     ainic, channels = False, []

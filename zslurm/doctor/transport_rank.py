@@ -18,7 +18,7 @@ from zslurm.checkpoint_tools.quantities import counted
 from zslurm.core.files import write_atomically
 
 NO_GPU = 3
-"""Exit code where torch sees no GPU."""
+"""Exit code if torch sees no GPU."""
 
 _ELEMENTS = 1 << 20
 

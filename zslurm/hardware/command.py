@@ -25,7 +25,7 @@ class CommandResult:
 
     @property
     def message(self) -> str:
-        """The last line that it wrote to stderr, or else to stdout; empty where it wrote nothing."""
+        """The last line that it wrote to stderr, or else to stdout; empty if it wrote nothing."""
         return (self.err.strip() or self.out.strip()).rpartition("\n")[2].strip()
 
 

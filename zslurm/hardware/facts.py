@@ -44,9 +44,9 @@ class NodeFacts:
             step this is what the ranks get, whatever a login shell shows.
         rocm: version of ROCm in /opt/rocm.
         anp: whether AMD's network plugin librccl-anp.so is in ROCm's lib, or where its own build leaves it.
-        peermem: whether the kernel lets NICs reach the memory of AMD's GPUs by peer memory; None where it cannot
+        peermem: whether the kernel lets NICs reach the memory of AMD's GPUs by peer memory; None if it cannot
             be read, and on nodes without such GPUs.
-        modules: kernel modules that are loaded; None where /proc/modules cannot be read.
+        modules: kernel modules that are loaded; None if /proc/modules cannot be read.
         module_versions: of those that carry a version.
         scontrol: whether a job on this node finds scontrol, without which it cannot requeue itself.
     """

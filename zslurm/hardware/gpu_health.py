@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from zslurm.hardware.command import CommandHung, CommandResult
 
 Run = Callable[..., CommandResult | None]
-"""As `Sources.run`: a program and its arguments, and `timeout_s`; None where there is no such program."""
+"""As `Sources.run`: a program and its arguments, and `timeout_s`; None if there is no such program."""
 
 _REAL_QUESTIONS = 3
 """The questions may take this many times as long as the canary."""
@@ -30,7 +30,7 @@ class GpuHealth:
     Attributes:
         index: as the tool counts.
         uncorrectable: errors since the driver was loaded; so correctable and deferred.
-        blocks: uncorrectable errors by hardware block, where there are any.
+        blocks: uncorrectable errors by hardware block, if there are any.
         bad_pages: by kind: retired, pending, unreservable.
         vram_used: in bytes.
     """
@@ -59,7 +59,7 @@ class Gpus:
     Attributes:
         source: where it comes from, for people.
         hung: the question that the tool did not answer in time: the driver is wedged.
-        why: why the tool gave no answer, where it did not.
+        why: why the tool gave no answer, if it did not.
     """
 
     health: tuple[GpuHealth, ...] = ()

@@ -23,7 +23,7 @@ class Gpu:
     """A GPU.
 
     Attributes:
-        index: its number on the node, as the runtime counts where all are visible: AMD in the order of the KFD,
+        index: its number on the node, as the runtime counts if all are visible: AMD in the order of the KFD,
             NVIDIA in the order of PCI addresses.
         pci: address, such as `0000:c1:00.0`.
         path: the way there from the root complex, itself last; see `sysfs.pci_path`.
@@ -62,7 +62,7 @@ def pci_id(root: Path, address: str) -> str | None:
 
 
 def numa_node(root: Path, address: str) -> int | None:
-    """NUMA node of a PCI device; the kernel has -1 where the firmware does not give it."""
+    """NUMA node of a PCI device; the kernel has -1 if the firmware does not give it."""
     numa = read_int(root / "sys/bus/pci/devices" / address / "numa_node")
     return None if numa is None or numa < 0 else numa
 

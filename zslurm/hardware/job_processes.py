@@ -16,7 +16,7 @@ class Process:
 
     Attributes:
         state: the letter of /proc: R, S, D (waits for a device, cannot be killed), Z (zombie), ...
-        environ: empty where it may not be read: another user's, or a zombie's.
+        environ: empty if it may not be read: another user's, or a zombie's.
     """
 
     pid: int
@@ -46,7 +46,7 @@ def processes(root: Path) -> Iterator[Process]:
 
 
 def process(root: Path, pid: int) -> Process | None:
-    """One process; None where there is none."""
+    """One process; None if there is none."""
     place = root / "proc" / str(pid)
     status = key_values(place / "status")
     if "Name" not in status:

@@ -35,8 +35,8 @@ class Stored:
     """What the storage holds that nodes read, as the login node saw it.
 
     Attributes:
-        bundle_bytes: of the token bundles in the further directories; 0 where there are none.
-        checkpoint_bytes: of the newest checkpoint of all runs in the runs directory; 0 where there is none.
+        bundle_bytes: of the token bundles in the further directories; 0 if there are none.
+        checkpoint_bytes: of the newest checkpoint of all runs in the runs directory; 0 if there is none.
         checkpoint: which that is, as RUN/step-NNNNNNNN.
     """
 
@@ -57,7 +57,7 @@ class Task:
         token: what the login node wrote there.
         paths: further directories whose mounts are looked at (data).
         peers: nodes whose names must resolve.
-        jobs: the user's jobs that are not over; None where that is not known.
+        jobs: the user's jobs that are not over; None if that is not known.
         sent: when the login node handed the task out, by its clock.
         ranks_per_node: as the profile's section slurm has it; None is one for each GPU.
         stored: what is compared with the nodes' memory.
@@ -95,7 +95,7 @@ class Once(Generic[T]):
         self._made: list[T] = []
 
     def __call__(self) -> T:
-        """Return the value; make it first where that has not been done."""
+        """Return the value; make it first if that has not been done."""
         with self._lock:
             if not self._made:
                 self._made.append(self._make())
@@ -150,7 +150,7 @@ class Sources:
         return shutil.which(program, path=f"{places}{os.pathsep}{self.root / _ROCM_BIN}")
 
     def run(self, program: str, *arguments: str, timeout_s: float) -> CommandResult | None:
-        """Run a program; None where there is none.
+        """Run a program; None if there is none.
 
         Raises:
             CommandHung: it did not end in its time.

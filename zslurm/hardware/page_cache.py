@@ -1,7 +1,7 @@
 """The kernel's page cache: how much room it has, what of a file is in it, and how to put a file out of it.
 
 Room is memory that is free or holds pages that can be dropped: MemAvailable of /proc/meminfo (proc(5)), or less
-where a control group of this process has a limit, for pages count against the group that reads them first
+if a control group of this process has a limit, for pages count against the group that reads them first
 (Documentation/admin-guide/cgroup-v2.rst, cgroup-v1/memory.rst). Files in tmpfs are memory themselves, not room.
 """
 
@@ -22,13 +22,13 @@ _ON_FILE_LISTS = ("active_file", "inactive_file")
 
 
 def parse_meminfo(fields: dict[str, str]) -> tuple[int, int] | None:
-    """Return free memory (with what caches would give back) and all of it, bytes; None where unknown."""
+    """Return free memory (with what caches would give back) and all of it, bytes; None if unknown."""
     free, total = (_SIZE.fullmatch(fields.get(name, "")) for name in ("MemAvailable", "MemTotal"))
     return (int(free[1]) << 10, int(total[1]) << 10) if free and total and int(total[1]) else None
 
 
 def room(root: Path) -> int | None:
-    """Return the bytes that the page cache can hold for this process; None where /proc/meminfo cannot be read.
+    """Return the bytes that the page cache can hold for this process; None if /proc/meminfo cannot be read.
 
     Args:
         root: where /proc and /sys are; see `sysfs.sysroot`.

@@ -1,4 +1,4 @@
-"""The health of AMD GPUs from sysfs: what is left where amd-smi is missing, silent or prints `N/A`.
+"""The health of AMD GPUs from sysfs: what is left if amd-smi is missing, silent or prints `N/A`.
 
 `ras/BLOCK_err_count` holds lines `ue: 0` and `ce: 0` (newer kernels: `ras/aca_BLOCK`, with `de: 0`);
 `ras/gpu_vram_bad_pages` a line for each page, `0x027f5d43 : 0x00001000 : R`, whose last letter is R for retired, P
@@ -52,7 +52,7 @@ def _health(index: int, pci: str, device: Path) -> GpuHealth:
 
 
 def parse_bad_pages(text: str | None) -> dict[str, int] | None:
-    """How many pages of each kind; None where the file cannot be read (it is root's on many sites)."""
+    """How many pages of each kind; None if the file cannot be read (it is root's on many sites)."""
     if text is None:
         return None
     letters = [line.rpartition(":")[2].strip() for line in text.splitlines() if line.count(":") == 2]
@@ -60,7 +60,7 @@ def parse_bad_pages(text: str | None) -> dict[str, int] | None:
 
 
 def kfd_processes(root: Path) -> list[GpuProcess] | None:
-    """The processes that hold GPU memory; None where the KFD does not show them."""
+    """The processes that hold GPU memory; None if the KFD does not show them."""
     place = root / "sys/class/kfd/kfd/proc"
     if not place.is_dir():
         return None

@@ -23,7 +23,7 @@ def sysroot(environ: Mapping[str, str] = os.environ) -> Path:
 
 
 def read_int(path: Path) -> int | None:
-    """A number in decimal, or in hexadecimal with 0x; None where there is none."""
+    """A number in decimal, or in hexadecimal with 0x; None if there is none."""
     try:
         return int(read_text(path) or "", 0)
     except ValueError:
@@ -31,7 +31,7 @@ def read_int(path: Path) -> int | None:
 
 
 def names(directory: Path) -> list[str]:
-    """What a directory holds, sorted; nothing where it cannot be read."""
+    """What a directory holds, sorted; nothing if it cannot be read."""
     try:
         return sorted(entry.name for entry in directory.iterdir())
     except OSError:
@@ -39,13 +39,13 @@ def names(directory: Path) -> list[str]:
 
 
 def key_values(path: Path) -> dict[str, str]:
-    """A file of lines `name value` or `name: value`; empty where it cannot be read."""
+    """A file of lines `name value` or `name: value`; empty if it cannot be read."""
     pairs = (line.partition(":" if ":" in line else " ") for line in (read_text(path) or "").splitlines())
     return {name.strip(): value.strip() for name, separator, value in pairs if separator}
 
 
 def target_name(link: Path) -> str | None:
-    """Name of what a symbolic link points to, such as a device's driver; None where there is no link."""
+    """Name of what a symbolic link points to, such as a device's driver; None if there is no link."""
     try:
         return link.readlink().name
     except OSError:
@@ -56,7 +56,7 @@ def pci_path(root: Path, entry: Path) -> tuple[str, ...]:
     """The way to a device from its root complex, itself last: `pci0000:00`, bridges, ..., `0000:c1:00.0`.
 
     Two devices are as close as the common start of their paths is long: the same switch, the same root port, the
-    same root complex, nothing. `entry` is anything below the device in sysfs, by any link; the path is empty where
+    same root complex, nothing. `entry` is anything below the device in sysfs, by any link; the path is empty if
     the device is not on PCI (a software device) or does not exist.
     """
     real = Path(os.path.realpath(entry))

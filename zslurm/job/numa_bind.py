@@ -64,7 +64,7 @@ def bind(environ: MutableMapping[str, str], root: Path | None = None) -> str | N
         root: where /sys is; default: `sysroot()`.
 
     Returns:
-        None where nothing is asked, or nothing is known of the GPU's NUMA node.
+        None if nothing is asked, or nothing is known of the GPU's NUMA node.
     """
     if VARIABLE not in environ:
         return None
@@ -100,7 +100,7 @@ def _numa_nodes(environ: Mapping[str, str], root: Path) -> list[int | None]:
 
 
 def _cores(root: Path, numa: int) -> set[int]:
-    """Return the cores of a NUMA node, from a list such as `0-55,112-167`; none where it cannot be read."""
+    """Return the cores of a NUMA node, from a list such as `0-55,112-167`; none if it cannot be read."""
     try:
         return set(expand_ranges(read_text(root / f"sys/devices/system/node/node{numa}/cpulist") or ""))
     except ZslurmError:

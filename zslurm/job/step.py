@@ -131,7 +131,7 @@ def in_order(plan: StepPlan, attempt: AttemptDir, nodes: Sequence[str], ranks_pe
 
 
 def kill_step(process: DetachedProcess, attempt: AttemptDir, job_id: str | None) -> None:
-    """End every task of the step now, where it has any left.
+    """End every task of the step now, if it has any left.
 
     On Slurm the tasks are not children of srun: Slurm ends them. On nodes without squeue and scancel srun is asked
     to do so; killed, it would leave them behind.

@@ -9,7 +9,7 @@ The name of the key ends with a secret of the attempt. It is in the file with th
 owner of the run can read: who merely reaches the port cannot stop the run.
 
 The supervisor does not import torch, so it sends the few bytes of TCPStore's own protocol itself. Rank 0 tries
-that on its store before it publishes the address. Where a later torch has another protocol the address does not
+that on its store before it publishes the address. If a later torch has another protocol the address does not
 offer it, and the supervisor falls back to SIGUSR2.
 """
 
@@ -91,7 +91,7 @@ class StopSender:
                 self._address = read_json(self._attempt.rendezvous)
 
     def send(self) -> bool:
-        """Ask once; returns whether the request is in the store. It is not where there is no store yet."""
+        """Ask once; returns whether the request is in the store. It is not if there is no store yet."""
         self.find()
         if self._arrived or self._address is None:
             return self._arrived

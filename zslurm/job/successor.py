@@ -4,7 +4,7 @@ A job of a site whose compute nodes have no scontrol cannot requeue itself. So `
 the same name and `--dependency=singleton`, so Slurm starts it when the first is over. It finds in the run's
 directory whether there is anything left to do: a run that completed, failed for good, was cancelled or submitted
 anew needs no successor, and it ends at once with exit code 0. The job in which the run comes to its end cancels
-its successor where compute nodes have scancel. One successor for each submission: it has none itself.
+its successor if compute nodes have scancel. One successor for each submission: it has none itself.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def successor_spec(spec: RunSpec, job_id: str) -> RunSpec:
 
 
 def why_not_needed(run: RunDir, environ: Mapping[str, str]) -> str | None:
-    """Return why this job has nothing to continue; None where it has, and in every job that is no successor."""
+    """Return why this job has nothing to continue; None if it has, and in every job that is no successor."""
     predecessor = environ.get(SUCCESSOR_OF)
     job = last_job(run)
     if predecessor is None or job is None:
@@ -64,7 +64,7 @@ def cancel_successor(client: SlurmClient, job_id: str) -> None:
 def dismiss_successor(run: RunDir, job_id: str) -> None:
     """Cancel the successor from inside the job in which the run came to its end.
 
-    Where this node has no scancel, the successor finds by itself that it has nothing to do.
+    If this node has no scancel, the successor finds by itself that it has nothing to do.
     """
     job = last_job(run)
     if job is not None and job.job_id == job_id:

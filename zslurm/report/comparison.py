@@ -1,6 +1,6 @@
 """How two runs differ: configuration, curves, throughput and faults.
 
-Curves are compared at the steps that both runs kept, and by tokens where their batches differ. "The same" is bit
+Curves are compared at the steps that both runs kept, and by tokens if their batches differ. "The same" is bit
 for bit: two runs of one configuration on the same kind of machine have the same losses to the last bit.
 """
 
@@ -27,7 +27,7 @@ _CURVES = ("loss", "grad_norm", "lr")
 
 @dataclass(frozen=True)
 class KeyDifference:
-    """A key of the configuration with its values in both runs; None where a run does not have it."""
+    """A key of the configuration with its values in both runs; None if a run does not have it."""
 
     key: str
     first: Any
@@ -42,7 +42,7 @@ class CurveDifference:
         name: a column of the metrics.
         by: `step` or `tokens`.
         points: how many both have.
-        same_until: both are the same bit for bit up to here; None where they differ at once.
+        same_until: both are the same bit for bit up to here; None if they differ at once.
         at: the last point that both have.
         first, second: smoothed values there.
         largest: the largest difference of the smoothed values, second minus first.
@@ -75,7 +75,7 @@ class FigureDifference:
 
     @property
     def ratio(self) -> float | None:
-        """The second over the first, where both are known."""
+        """The second over the first, if both are known."""
         return self.second / self.first if self.first and self.second is not None else None
 
 

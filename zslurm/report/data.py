@@ -14,7 +14,7 @@ _MOST_POINTS = 400
 
 
 def data_sections(facts: RunFacts) -> Iterator[Section]:
-    """Yield the section, where the run recorded its sources."""
+    """Yield the section, if the run recorded its sources."""
     rows = [row for row in facts.metrics.rows("sources") if _is_sound(row)]
     if rows:
         yield Section("Data", list(_items(rows)))

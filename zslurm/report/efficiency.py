@@ -1,6 +1,6 @@
 """What a job used of what it asked for, and advice for the next submission.
 
-Sources: the record that each rank leaves when it ends (processor time, highest memory), Slurm's accounting where
+Sources: the record that each rank leaves when it ends (processor time, highest memory), Slurm's accounting if
 all ranks were killed and left none, the metrics of rank 0 (memory, GPU memory, MFU, the parts of a step), the
 timeline, and the configuration for what was asked. What was not measured is not shown: there is no row for GPUs on
 a machine without any.
@@ -38,8 +38,8 @@ class Use:
     Attributes:
         resource: what it is.
         used: in words.
-        asked: what was asked for, in words; empty where nothing was.
-        share: used of asked, where both are known.
+        asked: what was asked for, in words; empty if nothing was.
+        share: used of asked, if both are known.
     """
 
     resource: str
@@ -166,7 +166,7 @@ def _of(usage: Mapping[str, Any], name: str) -> float:
 
 
 _Found = tuple[Use, str] | None
-"""A resource and, where there is any, advice."""
+"""A resource and, if there is any, advice."""
 
 
 def _cpu(ranks: _Ranks, slurm: Mapping[str, Any]) -> _Found:
@@ -215,7 +215,7 @@ def _memory(ranks: _Ranks, metrics: Metrics, slurm: Mapping[str, Any]) -> _Found
 
 
 def _slurm_memory(text: object) -> int:
-    """Return the bytes of a memory size as sbatch reads it: `500G`, or megabytes; 0 where there is no limit."""
+    """Return the bytes of a memory size as sbatch reads it: `500G`, or megabytes; 0 if there is no limit."""
     match = re.fullmatch(r"(\d+)([KMGT]?)B?", str(text).strip().upper())
     return int(match[1]) << {"K": 10, "": 20, "M": 20, "G": 30, "T": 40}[match[2]] if match else 0
 
@@ -228,7 +228,7 @@ def _highest(metrics: Metrics, name: str) -> float:
 
 
 def median(metrics: Metrics, name: str) -> float | None:
-    """Return the median of a column over the kept steps; None where there is no number."""
+    """Return the median of a column over the kept steps; None if there is no number."""
     import numpy as np
 
     column = metrics.steps.get(name)
@@ -288,7 +288,7 @@ def _disk(run: RunDir, checkpoints: Sequence[int]) -> _Found:
 
 
 def _energy(accounting: Sequence[StepUsage]) -> _Found:
-    """Return the energy of all jobs, where the site measures it."""
+    """Return the energy of all jobs, if the site measures it."""
     joules = sum(job.energy_j for job in accounting if not job.step)
     return (Use("energy", f"{joules / 3.6e6:.3g} kWh{_ACCOUNTING}"), "") if joules else None
 

@@ -71,7 +71,7 @@ class Plot:
         markers: vertical lines.
         from_zero: y begins at 0.
         percent: y are shares, shown as percentages.
-        cut: the highest y that is shown, where some points are far above all others; the plot's note names them.
+        cut: the highest y that is shown, if some points are far above all others; the plot's note names them.
     """
 
     name: str
@@ -86,7 +86,7 @@ class Plot:
 
 
 def draw(plot: Plot) -> Markup:
-    """Return a plot as HTML; empty where no curve has two points to connect, or a dot."""
+    """Return a plot as HTML; empty if no curve has two points to connect, or a dot."""
     curves = [curve for curve in plot.curves if _finite(curve)]
     if not curves:
         return Markup("")

@@ -91,10 +91,10 @@ class RunFacts:
         left_out: how many more there are.
         checkpoints: those that were committed.
         failed_saves: how many saves did not succeed.
-        config: the resolved configuration without secrets; empty where it cannot be read.
+        config: the resolved configuration without secrets; empty if it cannot be read.
         changed: its keys that are not the defaults, with their values.
         code: version of the code that the run was submitted with.
-        routing: the matrices of the last evaluation's routing; empty where there are none.
+        routing: the matrices of the last evaluation's routing; empty if there are none.
         efficiency: what the job used of what it asked for.
         damaged_events: lines of the run's events that cannot be read.
         scored: scorings by hand, oldest first.
@@ -119,7 +119,7 @@ class RunFacts:
 
     @property
     def cause(self) -> str:
-        """The root of the run's failure in one line, or of one that it survived; empty where there is none."""
+        """The root of the run's failure in one line, or of one that it survived; empty if there is none."""
         present = self.state.present_cause
         cause = present or self.state.aegis.last_cause
         if not cause or not cause.get("message"):
@@ -167,7 +167,7 @@ def _read(run: RunDir, state: RunState) -> RunFacts:
 
 
 def _accounting(state: RunState, line: Timeline) -> list[StepUsage]:
-    """Return what Slurm's accounting has of a run's jobs; nothing where there is none, or it does not answer."""
+    """Return what Slurm's accounting has of a run's jobs; nothing if there is none, or it does not answer."""
     if state.launcher != "slurm" or state.state == "copied":
         return []
     jobs = sorted({attempt.job_id for attempt in line.attempts if attempt.job_id})

@@ -68,10 +68,10 @@ class Attempt:
 
     Attributes:
         number: from 1.
-        began, ended: UNIX seconds; `ended` is the last sign of life where no end was recorded.
+        began, ended: UNIX seconds; `ended` is the last sign of life if no end was recorded.
         outcome: `running` while it runs, `no end recorded` where nothing is known.
-        cause: the root of a failure, where it was recorded.
-        first_step, last_step: of its steps; None where it took none.
+        cause: the root of a failure, if it was recorded.
+        first_step, last_step: of its steps; None if it took none.
         kept, lost: how many of its steps were kept, and how many were taken again later.
         seconds: of each part that belongs to it.
     """
@@ -142,7 +142,7 @@ def timeline(events: Sequence[Event], metrics: Metrics, *, now: float | None = N
     Args:
         events: of the run and of its users, oldest first.
         metrics: of the run.
-        now: UNIX seconds while the run is active, so that its last attempt has not ended; None where it rests.
+        now: UNIX seconds while the run is active, so that its last attempt has not ended; None if it rests.
     """
     marks = [event for event in events if isinstance(event, _MARKS) and event.time]
     recovered: dict[int, float] = {}

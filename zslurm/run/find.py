@@ -117,7 +117,7 @@ def _explain(reference: str, match: re.Match[str], record: JobRecord | None, unk
 
 
 def _ask(job_id: str) -> JobRecord | None:
-    """What Slurm knows of the job; None where it does not answer, or not at all: the message can do without."""
+    """What Slurm knows of the job; None if it does not answer, or not at all: the message can do without."""
     try:
         found = _client().queue([job_id])
     except ZslurmError:

@@ -39,9 +39,9 @@ def location(run: RunDir) -> Location:
 
 
 def original_of(run: RunDir, submission: Mapping[str, Any]) -> Path | None:
-    """Return the directory that a submission's job works in, where `run`, which records it, is a copy of it.
+    """Return the directory that a submission's job works in, if `run`, which records it, is a copy of it.
 
-    None where that directory is `run` itself.
+    None if that directory is `run` itself.
     """
     recorded = _recorded_dir(run, submission)
     if recorded is None or recorded == str(run.path.absolute()):
@@ -58,7 +58,7 @@ def original_of(run: RunDir, submission: Mapping[str, Any]) -> Path | None:
 
 
 def _recorded_dir(run: RunDir, submission: Mapping[str, Any]) -> str | None:
-    """The directory that a submission's job works in; None where nothing names it.
+    """The directory that a submission's job works in; None if nothing names it.
 
     Versions before this one recorded none, and rows of successors have none: then it is the one in config.json,
     which the same submission wrote.

@@ -115,13 +115,13 @@ def jobs() -> list[IndexedJob]:
 
 
 def _entries() -> list[IndexedJob]:
-    """Every submission, newest first; none where this user has no place for an index."""
+    """Every submission, newest first; none if this user has no place for an index."""
     found = [job for path in (state_dir() / "jobs").glob("*.json") if (job := _read(path)) is not None]
     return sorted(found, key=lambda job: job.submitted, reverse=True)
 
 
 def run_of_job(job_id: str) -> RunDir | None:
-    """The run whose job this is; None where none is known.
+    """The run whose job this is; None if none is known.
 
     The directory may have been moved aside or renamed since, and another run may have taken its name: a run counts
     only if its own files name the job. It is looked for under its recorded path, then beside it.

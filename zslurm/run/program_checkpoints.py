@@ -13,9 +13,9 @@ from zslurm.run.run_dir import RunDir
 
 
 def newest_step(trainer: TrainerSection, run: RunDir) -> int:
-    """Return the step of the newest checkpoint that matches; -1 where none does.
+    """Return the step of the newest checkpoint that matches; -1 if none does.
 
-    The step is the last number in the part of a path that the pattern leaves open. Where there is none, a
+    The step is the last number in the part of a path that the pattern leaves open. If there is none, a
     checkpoint counts by when it changed, in UNIX seconds.
     """
     if trainer.checkpoints is None:

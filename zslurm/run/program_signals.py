@@ -14,7 +14,7 @@ def not_shown(config: Mapping[str, Any], *, step: int | None, checkpoint_step: i
 
     Args:
         config: of the run, as config.json holds it.
-        step: the newest step that the program has shown; None where it has shown none.
+        step: the newest step that the program has shown; None if it has shown none.
         checkpoint_step: the same of its checkpoints.
     """
     trainer = config.get("trainer")

@@ -18,8 +18,8 @@ RUN/
   logs/job-ID.log       output of the batch script and supervisor        the job
   metrics.jsonl         loss, speed, checkpoints, evaluations            rank 0
   routing.json          the router in the last evaluation                rank 0
-  tensorboard/          the same for TensorBoard, where asked for        rank 0
-  profile/              traces, where asked for                          rank 0
+  tensorboard/          the same for TensorBoard, if asked for        rank 0
+  profile/              traces, if asked for                          rank 0
   exports/              for evaluation.command, with its output          rank 0's command
   checkpoints/          step-00000400/ ...                               all ranks
   output/               what a program writes that is not ours           trainer.command
@@ -154,9 +154,9 @@ class RunDir:
     code_diff = _Below("code.diff")
     """Changes of the checkout that were not committed."""
     code_copy = _Below("code")
-    """The copy of the code, where run.snapshot asks for one."""
+    """The copy of the code, if run.snapshot asks for one."""
     gemm_table = _Below("gemm-table.json")
-    """The cluster's table of tuned matrix products at submission, where it has one."""
+    """The cluster's table of tuned matrix products at submission, if it has one."""
     gemm_csv = _Below("gemm-table.csv")
     """The same as torch's TunableOp reads it; nothing writes to it."""
     secrets = _Below("secrets.env")
@@ -197,12 +197,12 @@ class RunDir:
 
     @property
     def exists(self) -> bool:
-        """True where a run is here, be it only prepared."""
+        """True if a run is here, be it only prepared."""
         return self.config.is_file()
 
     @property
     def submitted(self) -> bool:
-        """True where the run was accepted by a launcher at least once."""
+        """True if the run was accepted by a launcher at least once."""
         return self.submissions.is_file()
 
     def node_memory(self, environ: Mapping[str, str], attempt: int) -> Path:

@@ -61,7 +61,7 @@ def _with_env(spec: RunSpec, values: Mapping[str, str]) -> RunSpec:
 
 
 def write_secrets(file: Path, secrets: Mapping[str, str]) -> None:
-    """Write the file, closed to everybody else from its first byte; remove it where there are none.
+    """Write the file, closed to everybody else from its first byte; remove it if there are none.
 
     Raises:
         ZslurmError: the file system refused.
@@ -77,7 +77,7 @@ def write_secrets(file: Path, secrets: Mapping[str, str]) -> None:
 
 
 def read_secrets(file: Path) -> dict[str, str]:
-    """The secrets of a run; none where there is no file."""
+    """The secrets of a run; none if there is no file."""
     try:
         lines = file.read_text(encoding="utf-8").splitlines()
     except OSError:
@@ -87,7 +87,7 @@ def read_secrets(file: Path) -> dict[str, str]:
 
 
 def refuse_misplaced_secrets(spec: RunSpec) -> None:
-    """Raises ConfigError where another key than cluster.env holds what looks like a secret."""
+    """Raises ConfigError if another key than cluster.env holds what looks like a secret."""
     for path, text in _texts(spec.model_dump(mode="json"), ()):
         if path[:2] == ("cluster", "env"):
             continue

@@ -43,7 +43,7 @@ class Lease:
 
     @property
     def generation(self) -> str | None:
-        """The generation; None where the supervisor has not started its agents yet."""
+        """The generation; None if the supervisor has not started its agents yet."""
         value = self.fields.get("generation")
         return value if isinstance(value, str) and value else None
 
@@ -59,7 +59,7 @@ def take(run: RunDir, generation: str) -> None:
 
 
 def read(run: RunDir) -> Lease | None:
-    """The lease; None where there is none, or the file is damaged.
+    """The lease; None if there is none, or the file is damaged.
 
     Raises:
         OSError: the run directory cannot be read.

@@ -29,7 +29,7 @@ class StepUsage:
 
     Attributes:
         job_id: the job, `123` or `123_4`.
-        name: the step's; that of the job where `step` is empty.
+        name: the step's; that of the job if `step` is empty.
         step: `0`, `1`, `batch`, `extern`; empty for the whole allocation.
         elapsed_s: wall time.
         cpu_s: processor time of all tasks, user and system.

@@ -50,7 +50,7 @@ class SubmissionEnded(SlurmRefused):
 
 
 def parse_estimate(text: str) -> StartEstimate | None:
-    """Read the estimate in sbatch's message, which was written with TZ=UTC; None where there is none."""
+    """Read the estimate in sbatch's message, which was written with TZ=UTC; None if there is none."""
     found = _START.search(text)
     start = jobs.parse_time(found["time"]) if found else None
     return StartEstimate(start, found["nodes"], found["part"]) if found and start else None
@@ -59,8 +59,8 @@ def parse_estimate(text: str) -> StartEstimate | None:
 class SlurmClient(SlurmCommands):
     """Everything zslurm asks of Slurm. Times in answers are UTC.
 
-    Every method raises SlurmUnavailable where a command is missing or the controller does not answer after the
-    retries, SlurmRefused where Slurm refuses, and NotFound where it does not know a job that is to be changed or
+    Every method raises SlurmUnavailable if a command is missing or the controller does not answer after the
+    retries, SlurmRefused if Slurm refuses, and NotFound if it does not know a job that is to be changed or
     asked for by `excluded_nodes` and `output_file`; each with Slurm's message in one line.
     """
 
@@ -89,7 +89,7 @@ class SlurmClient(SlurmCommands):
         return self._version
 
     def estimate_start(self, script: str) -> StartEstimate | None:
-        """When and where Slurm would start a batch script; None where it does not show it. Nothing is submitted.
+        """When and where Slurm would start a batch script; None if it does not show it. Nothing is submitted.
 
         Versions of Slurm that the question can crash are not asked.
 
@@ -180,7 +180,7 @@ class SlurmClient(SlurmCommands):
         return self.run("squeue", *arguments, *chosen)
 
     def job(self, job_id: str) -> JobRecord | None:
-        """One job; what the controller has forgotten comes from accounting where there is any. None if unknown."""
+        """One job; what the controller has forgotten comes from accounting if there is any. None if unknown."""
         if found := self.queue([job_id]).get(job_id):
             return found
         runs = self.history([job_id]).get(job_id)
@@ -220,7 +220,7 @@ class SlurmClient(SlurmCommands):
         return [] if answer is None else accounting.parse_usage(answer)
 
     def _ask_accounting(self, job_ids: Sequence[str], fields: str, *options: str) -> str | None:
-        """Return sacct's answer about jobs; None where no job is asked for, or the site has no accounting."""
+        """Return sacct's answer about jobs; None if no job is asked for, or the site has no accounting."""
         if not job_ids or self.find("sacct") is None:
             return None
         arguments = ["--duplicates", "--noheader", "--parsable2", f"--delimiter={FIELD_END}", *options]
@@ -242,7 +242,7 @@ class SlurmClient(SlurmCommands):
         return "" if answer in ("(null)", "n/a") else answer
 
     def output_file(self, job_id: str) -> str:
-        """The file that a job's output goes to; empty where it has none.
+        """The file that a job's output goes to; empty if it has none.
 
         Raises:
             NotFound: the controller does not know the job.
@@ -252,7 +252,7 @@ class SlurmClient(SlurmCommands):
         return found[0] if found else ""
 
     def preempted_at(self, job_id: str) -> datetime | None:
-        """Since when Slurm preempts a job; None where it does not, or does not know the job or the field."""
+        """Since when Slurm preempts a job; None if it does not, or does not know the job or the field."""
         return jobs.parse_time(self._field(job_id, "PreemptTime"))
 
     def _qos_preempt_modes(self, job_id: str) -> set[str]:
@@ -269,7 +269,7 @@ class SlurmClient(SlurmCommands):
     def preempt_mode(self, record: JobRecord) -> PreemptMode:
         """The PreemptMode that holds for a job: of its QoS or its partition, by PreemptType, or the cluster's.
 
-        Where that cannot be found out, `requeue`: Slurm refuses it where it does not want it.
+        If that cannot be found out, `requeue`: Slurm refuses it if it does not want it.
         """
         try:
             config = self.scontrol_config()
@@ -285,7 +285,7 @@ class SlurmClient(SlurmCommands):
         return "cancel" if all("CANCEL" in one.upper() for one in modes) else "requeue"
 
     def _field(self, job_id: str, name: str) -> str:
-        """One field of squeue for one job; empty where it knows neither."""
+        """One field of squeue for one job; empty if it knows neither."""
         arguments = ["--noheader", "--states=all", f"--jobs={job_id}", f"--Format={name}:0"]
         try:
             return self.run("squeue", *arguments).stdout.strip()

@@ -1,7 +1,7 @@
 """Run one Slurm command: clean environment, one timeout, bounded retries, and errors in one clear line.
 
 slurmctld is shared by everyone and is sometimes slow. A request that surely did not reach it is sent again with
-growing pauses; one that may have been carried out is repeated only where doing it twice is harmless.
+growing pauses; one that may have been carried out is repeated only if doing it twice is harmless.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ class SlurmCommands:
 
         Raises:
             SlurmUnavailable: it is not installed, no cluster is configured, or the controller does not answer.
-                Where it is not `repeatable`, doing it twice would do harm, it may have been done.
+                If it is not `repeatable`, doing it twice would do harm, it may have been done.
             NotFound: Slurm does not know the job.
             SlurmRefused: Slurm refused; its message is in the error's.
         """
@@ -140,7 +140,7 @@ def may_have_arrived(message: str) -> bool:
 
 
 def message_of(result: subprocess.CompletedProcess[str]) -> str:
-    """Return the stderr of a command (or else its stdout) in one line; only its errors, where it marks them."""
+    """Return the stderr of a command (or else its stdout) in one line; only its errors, if it marks them."""
     lines = [line.strip() for line in (result.stderr.strip() or result.stdout).splitlines() if line.strip()]
     errors = [line for line in lines if "error:" in line or "fatal:" in line]
     return "; ".join(errors or lines) or f"exit code {result.returncode}, no message"

@@ -185,7 +185,7 @@ def wait_until_down(
     with Slurm 22.05).
 
     `dead_s` are the seconds for which a node has been dead already: one that Slurm did not call down in all that
-    time it never will, or it has come back since. Waiting ends where `given_up` returns True.
+    time it never will, or it has come back since. Waiting ends if `given_up` returns True.
 
     If the site hides its nodes (PrivateData=nodes), Slurm is asked once, `on_hidden` is called with the seconds
     that are left to wait, and then they pass without a question.

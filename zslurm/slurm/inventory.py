@@ -47,7 +47,7 @@ class Partition:
     max_nodes: int | None
     """Most nodes for one job; None is no limit."""
     preempt_mode: str = ""
-    """What Slurm does with its jobs when it preempts them; empty where it does not show that."""
+    """What Slurm does with its jobs when it preempts them; empty if it does not show that."""
     topology: str | None = None
     """Name of its topology (topology.yaml); None is the cluster's default one."""
     cpus: int = 0
@@ -67,7 +67,7 @@ class Node:
     """What comes with it: drain, not_responding, ..."""
     gpus: int
     gpu_type: str | None
-    """None where the site gives no type, or the node has several."""
+    """None if the site gives no type, or the node has several."""
     cpus: int
     memory_mb: int
     partitions: tuple[str, ...]
@@ -143,7 +143,7 @@ def parse_addresses(text: str) -> dict[str, tuple[str, int]]:
 
 
 def count_gpus(gres: str) -> tuple[int, str | None]:
-    """How many GPUs a node's GRES names, and their type where there is one: `gpu:mi300x:8(S:0-1)` is 8, mi300x."""
+    """How many GPUs a node's GRES names, and their type if there is one: `gpu:mi300x:8(S:0-1)` is 8, mi300x."""
     found = _GPU.findall(gres)
     types = {kind for kind, _ in found}
     kind = types.pop() if len(types) == 1 else None

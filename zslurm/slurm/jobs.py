@@ -36,7 +36,7 @@ def queue_format(fields: Sequence[str] = QUEUE_FIELDS) -> str:
 
 
 QUEUE_FORMAT = queue_format()
-"""For squeue --Format, where squeue knows every field."""
+"""For squeue --Format, if squeue knows every field."""
 
 # Of sacct, with their names in squeue.
 _HISTORY_FIELDS = dict(
@@ -77,7 +77,7 @@ class JobRecord:
     exit_code: ExitCode
     submit_time: datetime | None
     start_time: datetime | None
-    """For a waiting job, the expected start where the scheduler has planned it."""
+    """For a waiting job, the expected start if the scheduler has planned it."""
     end_time: datetime | None
     """For a running job, when its time limit ends it."""
     time_limit: timedelta | None
@@ -95,7 +95,7 @@ def unknown_fields(stderr: str) -> set[str]:
 def parse_queue(text: str, fields: Sequence[str] = QUEUE_FIELDS) -> dict[str, JobRecord]:
     """The answer of `squeue --noheader --Format=QUEUE_FORMAT`, by job id.
 
-    `fields` are those that were asked for, where squeue does not know them all; the others are empty.
+    `fields` are those that were asked for, if squeue does not know them all; the others are empty.
 
     Raises:
         SlurmRefused: the fields are not the ones asked for (an unknown one is left out by squeue).

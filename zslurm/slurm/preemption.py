@@ -2,7 +2,7 @@
 
 At the start of a grace time Slurm sends SIGCONT and SIGTERM to the job's steps, and nothing to the batch script;
 the job stays RUNNING, and its end time moves to the end of the grace time. Nothing else distinguishes this from
-`scancel --signal=TERM`. At the end of the grace time (at once where there is none) Slurm requeues or cancels the
+`scancel --signal=TERM`. At the end of the grace time (at once if there is none) Slurm requeues or cancels the
 job by its PreemptMode, with SIGCONT and SIGTERM to all its processes; PreemptTime stays until the job has left its
 nodes. A job that waits in the queue again has none. All seen with Slurm 22.05.
 """
@@ -38,7 +38,7 @@ class Preemption:
 
 
 def find_preemption(client: SlurmClient, job_id: str, restart: int) -> Preemption | None:
-    """Ask Slurm; None where it does not preempt this start of the job, which began after `restart` requeues.
+    """Ask Slurm; None if it does not preempt this start of the job, which began after `restart` requeues.
 
     Raises:
         SlurmUnavailable, SlurmRefused: from Slurm.

@@ -1,8 +1,8 @@
 """The queue as it was a moment ago: one squeue call for all runs, kept in a file for the next few seconds.
 
 slurmctld answers everybody on the cluster, and a shell loop around `zslurm status` must not be what slows it down.
-So an answer is used again for some seconds (for longer where it was slow to come), and after a failure the
-controller is left alone for a growing while. Where it does not answer, the last view is shown with its age. What
+So an answer is used again for some seconds (for longer if it was slow to come), and after a failure the
+controller is left alone for a growing while. If it does not answer, the last view is shown with its age. What
 decides something (submit, cancel, requeue) never looks here.
 
 One file for each user and cluster below $XDG_CACHE_HOME/zslurm (default ~/.cache), written by rename.
@@ -47,9 +47,9 @@ class QueueView:
     asked: float = 0.0
     """When it was asked (UNIX seconds); 0 for never."""
     problem: str | None = None
-    """Why this is not newer, where the controller did not answer."""
+    """Why this is not newer, if the controller did not answer."""
     no_history: str | None = None
-    """Why nothing is known of jobs that the controller has forgotten, where accounting did not answer."""
+    """Why nothing is known of jobs that the controller has forgotten, if accounting did not answer."""
 
 
 @dataclass
@@ -70,7 +70,7 @@ class _Kept:
 
     @classmethod
     def read(cls, path: Path) -> _Kept:
-        """What is kept; nothing where there is no such file, or one of another version."""
+        """What is kept; nothing if there is no such file, or one of another version."""
         try:
             return _adapter().validate_json(path.read_bytes())
         except (OSError, ValueError):

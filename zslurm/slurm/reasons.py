@@ -62,7 +62,7 @@ _CAPITALS = re.compile(r"(?<=[a-z])(?=[A-Z])")
 
 
 def explain(reason: str) -> str:
-    """Slurm's reason with its meaning, where that is known; nodes that it names after a comma are kept."""
+    """Slurm's reason with its meaning, if that is known; nodes that it names after a comma are kept."""
     code, _, details = reason.strip("() ").partition(",")
     meaning = _MEANINGS.get(code.strip())
     if meaning is None:

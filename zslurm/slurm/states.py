@@ -79,7 +79,7 @@ _ON_NODES = _states("RUNNING SUSPENDED COMPLETING CONFIGURING POWER_UP_NODE RESI
 def parse_state(text: str) -> JobState:
     """The state of squeue's, scontrol's or sacct's words: `CANCELLED by 1000` and `CANCELLED+` are CANCELLED.
 
-    Where several words are given (`PENDING,REQUEUED`), the first known one counts.
+    If several words are given (`PENDING,REQUEUED`), the first known one counts.
     """
     for word in text.upper().replace(",", " ").replace("+", " ").split():
         if word in JobState.__members__:

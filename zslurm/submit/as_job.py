@@ -47,7 +47,7 @@ class JobShape:
 
     Attributes:
         nodes: it has; the command runs on the first of them.
-        gpus: of each node, where the profile's nodes have any.
+        gpus: of each node, if the profile's nodes have any.
         time: its limit, as sbatch takes it; None: the partition's.
     """
 

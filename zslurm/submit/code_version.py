@@ -28,7 +28,7 @@ def code_version(directory: Path) -> tuple[dict[str, Any], str]:
     """Return versions, and the commit, local changes and new files of the git checkout around `directory`.
 
     Returns:
-        a description for code.json, and the diff (empty where there is none, or no git), without secrets.
+        a description for code.json, and the diff (empty if there is none, or no git), without secrets.
     """
     commit = _git(directory, "rev-parse", "HEAD")
     diff = _git(directory, "diff", "HEAD") if commit else None

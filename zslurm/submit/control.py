@@ -36,7 +36,7 @@ _RESTART_AFTER_S = 5
 
 
 def cancel(run: RunDir, *, wait: bool = False) -> str | None:
-    """Ask the run's job to save and stop, with `wait` until it has; returns its id, None where nothing is active.
+    """Ask the run's job to save and stop, with `wait` until it has; returns its id, None if nothing is active.
 
     Raises:
         SlurmUnavailable, SlurmRefused: from Slurm.
@@ -103,7 +103,7 @@ def cancel_orphan(job: JobRecord, run: RunDir) -> str:
 
 
 def _stop_local(run: RunDir) -> None:
-    """Signal the supervisor; wait for it where the run has only just been started."""
+    """Signal the supervisor; wait for it if the run has only just been started."""
     deadline = time.monotonic() + 30.0
     job = last_job(run)
     assert job is not None
@@ -354,7 +354,7 @@ def _start_now(client: SlurmClient, job_id: str) -> None:
 
 
 def _await_job(client: SlurmClient, job_id: str, settled: Callable[[JobRecord], bool]) -> JobRecord | None:
-    """Wait until a requeued job has settled; None where Slurm has forgotten it.
+    """Wait until a requeued job has settled; None if Slurm has forgotten it.
 
     Raises:
         RunActive: it takes too long.

@@ -116,7 +116,7 @@ def _refuse_settings(run: RunDir, spec: RunSpec, state: RunState) -> None:
 
 
 def _rank_nodes(run: RunDir, job_id: str) -> list[str]:
-    """Return the nodes of the newest attempt's ranks now; none where the job has started none."""
+    """Return the nodes of the newest attempt's ranks now; none if the job has started none."""
     nodes: list[str] = []
     rows = [row for row in read_jsonl(run.events) if row.get("job_id") == job_id]
     for event in select(rows, AttemptStarted, RecoveredInMemory, RanksMoved):

@@ -142,7 +142,7 @@ def phase_json(plan: PhasePlan, ranks_per_node: int) -> dict[str, Any]:
 
 
 def context_groups(size: int, ranks_per_node: int) -> list[str]:
-    """Return the local ranks of each context group of a node, such as 0-3; nothing where none is shared."""
+    """Return the local ranks of each context group of a node, such as 0-3; nothing if none is shared."""
     if size == 1:
         return []
     return [f"{first}-{first + size - 1}" for first in range(0, ranks_per_node, size)]

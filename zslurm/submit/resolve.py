@@ -16,7 +16,7 @@ from zslurm.core.errors import NotFound
 
 
 def _named_in(document: yaml12.Document) -> str | None:
-    """cluster.name of the run file itself, where it gives one."""
+    """cluster.name of the run file itself, if it gives one."""
     data: Any = document.data
     section = data.get("cluster") if isinstance(data, dict) else None
     name = section.get("name") if isinstance(section, dict) else None
@@ -60,7 +60,7 @@ def resolve_run(
         cluster: name of the profile.
         overrides: `KEY=VALUE` assignments.
         program: a command that trains in the place of zslurm's own trainer; it wins over the run file's.
-        document: what the run file would hold, where there is no file.
+        document: what the run file would hold, if there is no file.
 
     Raises:
         ConfigError: anything in the files or overrides is wrong; or no profile was named, and there is none.

@@ -44,8 +44,8 @@ class PhaseSize:
         sequences: that a rank has in a step at most.
         microbatch: of the rank.
         products: of a microbatch.
-        time: of a step; None where no rate is known.
-        mfu: share of the peak that the step reaches; None where time or peak are not known.
+        time: of a step; None if no rate is known.
+        mfu: share of the peak that the step reaches; None if time or peak are not known.
     """
 
     phase: PhaseConfig
@@ -166,7 +166,7 @@ def proposals(
 ) -> tuple[list[Shape], list[SizeFinding]]:
     """Return shapes near a number of parameters that keep the rules: on CPUs those of widths alone.
 
-    Where there are none, the second list has what the nearest shape breaks; it is empty where no shape is near.
+    If there are none, the second list has what the nearest shape breaks; it is empty if no shape is near.
     """
 
     def broken(model: ModelConfig) -> list[SizeFinding]:

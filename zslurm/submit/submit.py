@@ -60,7 +60,7 @@ class Prepared:
 
     @property
     def continues(self) -> RunDir | None:
-        """Return the directory whose checkpoints it continues from; None where it starts over."""
+        """Return the directory whose checkpoints it continues from; None if it starts over."""
         return None if self.start_over else self.run
 
 
@@ -197,7 +197,7 @@ def write_gemm_table(spec: RunSpec, run: RunDir) -> None:
 
 @contextmanager
 def _restored_on_error(run: RunDir) -> Iterator[None]:
-    """Put the files of the last accepted submission back where the launcher refuses this one."""
+    """Put the files of the last accepted submission back if the launcher refuses this one."""
     files = (run.code, run.code_diff, run.config, run.script, run.gemm_table, run.gemm_csv)
     before = {path: path.read_text(encoding="utf-8") for path in files if path.exists()}
     secrets = read_secrets(run.secrets)
@@ -225,7 +225,7 @@ def _launcher(spec: RunSpec) -> Launch:
 
 
 def _queue_successor(launch: Launch, spec: RunSpec, run: RunDir, job_id: str) -> str:
-    """Queue the job that continues the run where this one ends early; returns a note on it."""
+    """Queue the job that continues the run if this one ends early; returns a note on it."""
     from zslurm.submit.script.render import render
 
     try:

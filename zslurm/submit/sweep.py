@@ -96,7 +96,7 @@ def _lines(file: Path) -> list[tuple[str, ...]]:
 
 
 def _suffixes(combined: Sequence[tuple[str, ...]]) -> list[str]:
-    """Return a readable end of each name: the keys' last words and the values; numbers where that is too long."""
+    """Return a readable end of each name: the keys' last words and the values; numbers if that is too long."""
     keys = {setting.partition("=")[0] for settings in combined for setting in settings}
     last_words = {key: _clean([part for part in parse_path(key) if isinstance(part, str)][-1]) for key in keys}
     counts = Counter(last_words.values())

@@ -3,7 +3,7 @@
 `sort` is a counting sort: one kernel counts each class in blocks of choices, torch adds the counts up, classes
 first, so that they are where each class's rows of each block start, and another kernel places the choices there.
 
-Rows of tokens move 16 bytes at a time where their width allows it. Everything is computed in fp32.
+Rows of tokens move 16 bytes at a time if their width allows it. Everything is computed in fp32.
 """
 
 from __future__ import annotations

@@ -79,7 +79,7 @@ def _head_of(heads, head, batch):
 
 @triton.jit
 def _of_mixed(given, grad, own, own_token, head, batch, scale, rows, is_row, columns, SHAPE: tl.constexpr):
-    """Return du of some tokens of a head, zero where there is no token, and sqrt(P) g u / |u| of each; fp32."""
+    """Return du of some tokens of a head, zero if there is no token, and sqrt(P) g u / |u| of each; fp32."""
     whole = is_row[:, None] & (columns < SHAPE.HEAD_DIM)[None, :]
     of_rows = own + rows.to(tl.int64)[:, None] * own_token
     partner = partners(columns, SHAPE.PAIRS)

@@ -1,7 +1,7 @@
 """Join two streams and normalise their sum on a GPU: one kernel forward, two backward.
 
 Forward, every row is read once and written once. A tile of a workgroup is one row of up to 8,192 elements, or
-several rows where those are narrow, and is held in registers; longer rows are read in pieces, twice, for LayerNorm
+several rows if those are narrow, and is held in registers; longer rows are read in pieces, twice, for LayerNorm
 three times, of which all but the first mostly come from a cache.
 
 Backward, the rows' kernel recomputes t from both streams, which it needs anyway for the gradients of their scales,

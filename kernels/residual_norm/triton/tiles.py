@@ -113,7 +113,7 @@ def shape_of(chosen: Configuration, rows: int, width: int, *, centered: bool) ->
 
 
 def rows_of(x: Tensor | None) -> Rows:
-    """Return x as rows whose elements are side by side in memory; a copy where they are not."""
+    """Return x as rows whose elements are side by side in memory; a copy if they are not."""
     if x is None:
         return Rows(None, 0)
     x_RD = x.reshape(-1, x.shape[-1])
@@ -160,6 +160,6 @@ def tile_of(rows, row, column, inside):
 
 @triton.jit
 def store(pointer, row, width, column, inside, values):
-    """Store a tile of rows that are together in memory, or nothing where the pointer is None."""
+    """Store a tile of rows that are together in memory, or nothing if the pointer is None."""
     if pointer is not None:
         tl.store(pointer + row * width + column, values.to(pointer.dtype.element_ty), mask=inside)

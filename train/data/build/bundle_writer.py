@@ -55,7 +55,7 @@ class BundleWriter:
     def append(self, document: NDArray[np.integer], targets: NDArray[np.integer] | None = None) -> None:
         """Add one document: its token ids, integers [tokens], the end-of-document token included.
 
-        `targets`, for a masked bundle, is 1 where the token counts as a target and 0 where it does not, integers
+        `targets`, for a masked bundle, is 1 if the token counts as a target and 0 if it does not, integers
         [tokens]; by default all count.
 
         Raises:

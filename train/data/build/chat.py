@@ -7,7 +7,7 @@ controls, `raise_exception`, `tojson`, the special tokens, `{% generation %}`). 
 
 What the assistant said is what is learned:
 
-    {% generation %}    in the template marks it, where the author put it there
+    {% generation %}    in the template marks it, if the author put it there
     otherwise           it is what each of its messages adds to the conversation before it, rendered up to where
                         the assistant's turn begins. A template that renders the beginning of a conversation
                         differently once it continues (one that drops earlier reasoning) cannot be looked at in
@@ -206,7 +206,7 @@ def _raise(message: str) -> None:
 
 
 def _read_config(path: Path) -> dict[str, Any]:
-    """Return tokenizer_config.json; nothing where there is none."""
+    """Return tokenizer_config.json; nothing if there is none."""
     try:
         config = load_json(path.read_bytes())
     except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""Source files as streams of bytes, decompressed where their name ends in .gz or .zst.
+"""Source files as streams of bytes, decompressed if their name ends in .gz or .zst.
 
 Memory is bounded by the buffers, whatever the size of the file. A compressed file that ends too early is an
 error, never a shorter file.
@@ -43,7 +43,7 @@ def open_source(file: SourceFile) -> Iterator[tuple[IO[bytes], IO[bytes]]]:
 
 
 def skip(stream: IO[bytes], count: int) -> None:
-    """Go `count` bytes forward: at once where the stream can seek, by reading where it is compressed."""
+    """Go `count` bytes forward: at once if the stream can seek, by reading where it is compressed."""
     if isinstance(stream, io.BufferedReader) and isinstance(stream.raw, io.FileIO):
         stream.seek(count, io.SEEK_CUR)
         return

@@ -161,7 +161,7 @@ def _name_of(value: Any) -> str:
 
 
 def training_shares(files: Sequence[SourceFile], limit: int) -> dict[int, int]:
-    """Return how many bytes to take of which files, by their number; all where they fit into `limit` bytes."""
+    """Return how many bytes to take of which files, by their number; all if they fit into `limit` bytes."""
     every = max(1, -(-sum(file.size for file in files) // limit))
     texts = [number for number, file in enumerate(files) if file.kind is Kind.TEXT]
     chosen = set(texts[::every])

@@ -124,7 +124,7 @@ class Encoder:
                 yield self._text(document.texts, [next(encodings) for _ in document.texts])
 
     def _text(self, texts: tuple[str, ...], parts: list[NDArray[np.uint32]]) -> _Tokens:
-        """Return a text, or a prompt and completion, that is encoded, with its end; trimmed where it must be."""
+        """Return a text, or a prompt and completion, that is encoded, with its end; trimmed if it must be."""
         removed, excess = 0, sum(map(len, parts)) + 1 - self._most
         if excess > 0 and self.trimming is not None and self._tokenizer is not None:
             text, answer = texts[-1], (0, len(texts[-1])) if len(texts) > 1 else None
@@ -139,7 +139,7 @@ class Encoder:
         return _Tokens(tokens, targets, removed, excess > 0 and not removed)
 
     def _conversation(self, text: str, learned: tuple[tuple[int, int], ...]) -> _Tokens:
-        """Return a conversation, of which what the assistant says is learned; trimmed where it must be."""
+        """Return a conversation, of which what the assistant says is learned; trimmed if it must be."""
         assert self._chat_tokenizer is not None
         encoded = encode_with_offsets(self._chat_tokenizer, text)
         tokens, targets = encoded.ids, np.zeros(len(encoded.ids), np.uint8)

@@ -1,7 +1,7 @@
 """Rows of a Parquet file, a few at a time.
 
 Pages are decoded as they are needed and nothing is read ahead, so that memory is bounded by some pages of the
-columns that are asked for, whatever the size of a row group. Checksums of pages are compared where there are any.
+columns that are asked for, whatever the size of a row group. Checksums of pages are compared if there are any.
 """
 
 from __future__ import annotations

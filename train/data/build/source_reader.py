@@ -142,7 +142,7 @@ class SourceReader:
             yield from self._rows(file, start)
 
     def check_size(self, where: str, size: int) -> None:
-        """Raise a DataError where one document is too large to be held in memory several times."""
+        """Raise a DataError if one document is too large to be held in memory several times."""
         if size > self.max_document_bytes:
             raise DataError(
                 f"{where}: holds {show_bytes(size)} in one document, more than the limit of "

@@ -30,7 +30,7 @@ END_TOKENS = ("<eos>", "</s>", "<|endoftext|>", "<|end_of_text|>")  # Gemma, Lla
 
 
 def train_tokenizer(texts: Iterable[str], vocab_size: int) -> Tokenizer:
-    """Train a byte-level BPE of at most `vocab_size` entries (fewer where the texts have no more pairs).
+    """Train a byte-level BPE of at most `vocab_size` entries (fewer if the texts have no more pairs).
 
     Raises:
         DataError: `vocab_size` has no room for the bytes and the special tokens.

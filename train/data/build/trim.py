@@ -9,7 +9,7 @@ give it:
 
     reasoning       what is between the tags of the last answer, <think> and </think> by default; the tags stay
     what goes       one run of tokens out of its middle: equally many tokens of its beginning and of its end stay
-    where           at ends of lines where the kept parts lose at most a quarter by that, else between tokens
+    where           at ends of lines if the kept parts lose at most a quarter by that, else between tokens
                     that do not divide a character
     no mark         is put where it was: it would be learned
     too little      where prompt and answer alone are too long, or there is no reasoning, nothing is taken: the
@@ -44,7 +44,7 @@ class Trimming:
     closing: str = "</think>"
 
     def reasoning(self, text: str, answer: tuple[int, int] | None = None) -> tuple[int, int] | None:
-        """Return [first, last) of the characters of the reasoning; None where there is none.
+        """Return [first, last) of the characters of the reasoning; None if there is none.
 
         `answer` is where in the text the last answer is; it may begin with reasoning, because templates put the
         opening tag into the prompt. It ends at the last closing tag: whatever follows that is the final answer.

@@ -171,7 +171,7 @@ def files_sha256(files: Sequence[SourceFile], start: Cursor, end: Cursor) -> str
 
 
 def _publish(corpus: Path, final: Path) -> None:
-    """Rename, which succeeds only where `final` is absent or an empty directory."""
+    """Rename, which succeeds only if `final` is absent or an empty directory."""
     sync(corpus)
     try:
         corpus.rename(final)

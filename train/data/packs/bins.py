@@ -38,7 +38,7 @@ class _Rooms:
         self._summary |= 1 << word
 
     def least(self, size: int) -> int | None:
-        """Return the least room of at least `size`; None where no bin has it."""
+        """Return the least room of at least `size`; None if no bin has it."""
         word = size >> _WORD
         bits = self._words.get(word, 0) >> (size & _INSIDE)
         if bits:

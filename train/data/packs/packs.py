@@ -12,7 +12,7 @@ as if it were alone: the first token of a document is no target, and what no doc
 
 All of it is counted. What is packed together follows from the lengths and the context alone: the seed of a run
 only shuffles the packs (train/data/sampler.py). Time: see benchmarks/data/packing.py; memory: 12 bytes a document
-and 8 a pack, mapped from a file where there is one (`store.py`).
+and 8 a pack, mapped from a file if there is one (`store.py`).
 
 What it does not do: it does not move a document to another window, so the last pack of each may be half empty.
 """
@@ -103,7 +103,7 @@ class Packs:
         starts: of each piece in the stream, int64 [pieces].
         tokens: how many it has, int32 [pieces].
         counts: what became of the documents.
-        crc32: of the packs of each window in turn: another one where anything is packed differently.
+        crc32: of the packs of each window in turn: another one if anything is packed differently.
     """
 
     context: int

@@ -37,7 +37,7 @@ class SdpaChoice(NamedTuple):
 
 
 def attention_backend(kernels: Kernels, config: TrainConfig, device: torch.device, dtype: torch.dtype) -> str:
-    """Return what attention runs on on a GPU, for the log: `flash`, or by context where contexts differ.
+    """Return what attention runs on on a GPU, for the log: `flash`, or by context if contexts differ.
 
     Raises:
         ConfigError: the math backend would attend over more than LONGEST_MATH tokens.

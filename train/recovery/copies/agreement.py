@@ -20,7 +20,7 @@ _LATE_S = 5.0
 
 
 def whole_step(own: Sequence[Sequence[int]], held: Sequence[Sequence[int]], buddies: Sequence[int | None]) -> int:
-    """Return the newest step that every rank can have again; -1 where there is none.
+    """Return the newest step that every rank can have again; -1 if there is none.
 
     Args:
         own: the steps of which each rank has its own copy; none for a rank that was replaced.
@@ -73,7 +73,7 @@ def shared_crc(slot: Slot) -> int:
 def check_in(store: dist.Store, generation: Generation, rank: int, over: Callable[[], bool]) -> None:
     """Report that this rank is ready for a generation, and wait until all of its members are.
 
-    A store's wait cannot be interrupted, so the server ends it where a further generation follows, or time is up.
+    A store's wait cannot be interrupted, so the server ends it if a further generation follows, or time is up.
 
     Raises:
         RuntimeError: `over` returned true, or the members did not come in time.

@@ -222,7 +222,7 @@ class Copies:
                         time.sleep(_RETRY_S)
 
     def _send(self, generation: int, slot: Slot) -> None:
-        """Send a slot to the buddy of a generation; where that is over meanwhile, nothing becomes of it."""
+        """Send a slot to the buddy of a generation; if that is over meanwhile, nothing becomes of it."""
         step, parts, meta = slot.step, slot.parts(), slot.meta()
         with self._lock:
             if generation != self._generation:

@@ -1,7 +1,7 @@
 """A rank's own copies of its state, in host memory that is there from the start: for its buddy and checkpoints.
 
 A slot holds masters and optimizer state of one step, and what a run needs besides. Recovery alternates between two
-slots; where checkpoints are written in the background they are written from the same copies, and a third slot
+slots; if checkpoints are written in the background they are written from the same copies, and a third slot
 takes the place of the one that a save is reading. Cost: two or three times the state in host memory.
 """
 
@@ -86,7 +86,7 @@ class Staging:
     def take(self, step: int, cursor: dict[str, Any], extras: Mapping[str, Tensor], keep: int) -> Slot:
         """Begin a copy, in a slot other than that of step `keep`, and other than one that is saved from.
 
-        Where the values that the tensors have now are being copied already, for a save, it is the same slot. But
+        If the values that the tensors have now are being copied already, for a save, it is the same slot. But
         after a step that was skipped these values are those of step `keep` as well, which must stay whole.
         """
         begun = self._begun if self._begun is not None and not self._begun.has(keep) else None
@@ -117,7 +117,7 @@ class Staging:
         return self._free(-1)
 
     def of_step(self, step: int) -> Slot | None:
-        """Return the slot with a step; None where there is none."""
+        """Return the slot with a step; None if there is none."""
         return next((slot for slot in self.slots if slot.step == step), None)
 
     def forget_after(self, step: int) -> None:

@@ -5,7 +5,7 @@
     meta     JSON
     state    bytes, straight from and into the buffers of the caller
     crc      CRC32 of the state, and of meta
-    answer   the step where it arrived whole, else -1
+    answer   the step if it arrived whole, else -1
 
 Plain TCP of the host, so that nothing here depends on the groups that a fault breaks. Sending, receiving and the
 CRC32 leave the trainer its GIL.

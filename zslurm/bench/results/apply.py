@@ -91,7 +91,7 @@ def settings_from(result: BenchResult, source: Path) -> Found:
 
 @contextmanager
 def usable_rows(source: Path) -> Iterator[None]:
-    """Raise ConfigError where the rows of a result are not what its benchmark writes."""
+    """Raise ConfigError if the rows of a result are not what its benchmark writes."""
     try:
         yield
     except (KeyError, TypeError, ValueError, ZeroDivisionError) as error:
@@ -175,7 +175,7 @@ def _samples(rows: Iterable[Row], way: str) -> list[Sample]:
 
 
 def _best(nodes: int, knees: dict[str, Knee], ways: dict[int, str], found: Found) -> Knee | None:
-    """Return the knee of the faster way; where both were measured, the way is entered into `ways`."""
+    """Return the knee of the faster way; if both were measured, the way is entered into `ways`."""
     if len(knees) < len(_LEVELS):
         return next(iter(knees.values()), None)
     if not all(knee.reached for knee in knees.values()):

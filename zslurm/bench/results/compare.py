@@ -1,6 +1,6 @@
 """Compare two results of one benchmark, row by row, and tell a change from noise.
 
-Rows are compared where the benchmark's keys are equal. A row has the median of its repetitions; the median of n
+Rows are compared if the benchmark's keys are equal. A row has the median of its repetitions; the median of n
 values that scatter by s has a standard error of 1.25 s / sqrt(n). A change counts where it is larger than
 
     max(FLOOR, 3 sqrt(a^2 + b^2))     a, b: standard errors of the two rows, relative to their medians

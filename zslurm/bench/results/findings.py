@@ -123,12 +123,12 @@ def _listed(slow: Sequence[Slow]) -> str:
 
 
 def _rail(name: str) -> str:
-    """Return the rail in a name such as `node3 rail 5`; nothing where there is one rail."""
+    """Return the rail in a name such as `node3 rail 5`; nothing if there is one rail."""
     return name.partition(" ")[2]
 
 
 def _slow_rails(samples: Mapping[Pair, Sequence[float]]) -> dict[str, float]:
-    """Return the rails that are slower than others, each with its share of their rate; none where there is one.
+    """Return the rails that are slower than others, each with its share of their rate; none if there is one.
 
     A rail's rate at a moment is what two of its median member would have together, so that one slow node does not
     make a rail slow.
@@ -181,7 +181,7 @@ def compare_own_time(of_pairs: Mapping[Pair, Sequence[Sequence[float]]]) -> Comp
 def member_rates(samples: Mapping[Pair, Sequence[float]]) -> dict[str, list[float]]:
     """Return each member's part in the rates of its pairs, moment by moment.
 
-    The logarithm of a pair's rate is taken as the sum of its two members' parts, m_a + m_b. Where all n members
+    The logarithm of a pair's rate is taken as the sum of its two members' parts, m_a + m_b. If all n members
     of a group exchange with each other, least squares give m_a = (S_a - T / (n - 1)) / (n - 2), S_a being the sum
     over its pairs and T that over all. A member that makes all its pairs slower is slower by as much, and its
     partners are not; each figure is of n - 1 measurements. Only ratios of the figures mean something.
@@ -220,7 +220,7 @@ def _names(row: Row, machine: Machine) -> Pair:
 
 
 def _along_all_rails(samples: dict[Pair, list[float]]) -> dict[Pair, list[float]]:
-    """Return the pairs of nodes on each rail; where there is one rail only, by the nodes' names alone."""
+    """Return the pairs of nodes on each rail; if there is one rail only, by the nodes' names alone."""
     if len({pair[0].rpartition(" ")[2] for pair in samples}) > 1:
         return samples
     return {(a.split(" ")[0], b.split(" ")[0]): values for (a, b), values in samples.items()}

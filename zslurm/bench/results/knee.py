@@ -12,7 +12,7 @@ noise of 3 % moves the first point above 95 % by a factor of two. The fit minimi
 (another process, a protocol that changes at some size) do not move it. For a given H the best B is a weighted
 median; H is searched on a grid.
 
-The knee counts as measured only where a size at least as large was measured; beyond, the bandwidth still rises.
+The knee counts as measured only if a size at least as large was measured; beyond, the bandwidth still rises.
 """
 
 from __future__ import annotations

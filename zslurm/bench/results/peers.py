@@ -2,7 +2,7 @@
 
 Every peer is measured at the same moments as all others, n times. A peer's figure at a moment is divided by the
 median of the others' at that moment, so that what disturbs all of them (a busy machine, a shared link) cancels;
-the median of these ratios over the moments is the peer's share of what is usual. A peer is named where both hold:
+the median of these ratios over the moments is the peer's share of what is usual. A peer is named if both hold:
 
     it matters     its share is below 1 - max(FLOOR, SPREAD x the robust deviation of the others' shares): equal
                    GPUs differ by a few percent, and less than this is not worth a node
@@ -14,7 +14,7 @@ it is the same for all; so m of n moments or more have the probability
 
     P(m) = sum over i >= m of C(n, i) / 2^n        of a peer
 
-and a peer is named where P(m) <= FALSE_NAMES / peers: comparing equal peers names one in at most FALSE_NAMES of
+and a peer is named if P(m) <= FALSE_NAMES / peers: comparing equal peers names one in at most FALSE_NAMES of
 the comparisons (of several compared at once, by Bonferroni's bound). Moments that follow each other are not always
 independent, for a disturbance may last longer than one: n and m are divided by 1 + 2 (r1 + r2 + ...), r being the
 correlations of the sides of the median on which moments are that are 1, 2, ... apart, as far as they are above
@@ -86,7 +86,7 @@ class Comparison:
     Attributes:
         peers: how many there were.
         slow: those that are slow, the slowest first.
-        visible: the least slowdown that every peer would almost surely be named for, as a share; 1 where the
+        visible: the least slowdown that every peer would almost surely be named for, as a share; 1 if the
             moments are too few, or too noisy, to name anyone.
     """
 
@@ -171,7 +171,7 @@ def _middle_without(ordered: Sequence[float], value: float) -> tuple[float, floa
 
 
 def _deciding(values: Sequence[float], peers: int) -> float | None:
-    """Return the order statistic that is below zero where the sign test names; None where no moments suffice."""
+    """Return the order statistic that is below zero if the sign test names; None if no moments suffice."""
     independent = _independent(values)
     needed = _needed(independent, FALSE_NAMES / peers)
     if needed is None:

@@ -239,7 +239,7 @@ def _peers(result: BenchResult) -> list[tuple[str, float]]:
 def _bars(
     result: BenchResult, values: list[tuple[str, float]], unit: str, *, of_peers: bool = False
 ) -> Callable[[Figure], None]:
-    """Draw a bar for each; of peers the slowest ones where there are many, and the median as a line."""
+    """Draw a bar for each; of peers the slowest ones if there are many, and the median as a line."""
 
     def draw_one(figure: Figure) -> None:
         shown = sorted(values, key=lambda pair: pair[1])[:_MOST_PEERS] if of_peers else values[:_MOST_PEERS]

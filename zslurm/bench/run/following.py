@@ -39,7 +39,7 @@ class Following:
         return "".join(line for _, line in list(self.errors))
 
     def next(self) -> tuple[str, MessageOfNode] | None:
-        """Return the next message; None where there is none within a moment, or ever (`over`)."""
+        """Return the next message; None if there is none within a moment, or ever (`over`)."""
         try:
             line = self._lines.get(timeout=_LOOK_S)
         except queue.Empty:

@@ -336,7 +336,7 @@ def _why(message: Failed | Ended) -> str:
 
 
 def launch(request: Request, site: Site, writer: ResultWriter, progress: Progress) -> BenchResult:
-    """Run a benchmark, and return its result, which is written; it is not complete where something went wrong.
+    """Run a benchmark, and return its result, which is written; it is not complete if something went wrong.
 
     Raises:
         ConfigError, NotFound: the nodes that were asked for do not exist.

@@ -191,7 +191,7 @@ class Receiver:
         self._joiner = Joiner(_MARK, words=2)
 
     def read(self, line: str) -> tuple[str, MessageOfNode] | None:
-        """Return the node and its message, where a line completes one; None also for one that is damaged."""
+        """Return the node and its message, if a line completes one; None also for one that is damaged."""
         if (whole := self._joiner.take(line)) is None:
             return None
         (node, _), message = whole

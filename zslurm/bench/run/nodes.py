@@ -15,7 +15,7 @@ _DEFAULT_LIMIT_MIN, _START_MIN = 60, 5
 
 
 def named_nodes(request: Request, site: Site) -> list[str]:
-    """Return the nodes of the list, after looking whether Slurm has them; none where Slurm is to choose.
+    """Return the nodes of the list, after looking whether Slurm has them; none if Slurm is to choose.
 
     Raises:
         NotFound: a named node does not exist.

@@ -69,7 +69,7 @@ def meet(rank: int, timeout: timedelta) -> dist.Store:
 
 
 def _device(local_rank: int, local_size: int) -> torch.device:
-    """Return this rank's GPU; the CPU where torch sees no GPU at all.
+    """Return this rank's GPU; the CPU if torch sees no GPU at all.
 
     Raises:
         CannotJoin: there are GPUs, but fewer than ranks.

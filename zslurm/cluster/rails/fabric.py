@@ -1,7 +1,7 @@
 """The order of nodes on a rails-only fabric, and which nodes cost the fewest hops.
 
 Between nodes, traffic of rail i goes from rank i of one node to rank i of the next, on all rails at once. A
-message passes one switch where both NICs are on one slice of a leaf, and three (leaf, spine, leaf) otherwise. The
+message passes one switch if both NICs are on one slice of a leaf, and three (leaf, spine, leaf) otherwise. The
 hop count of an order of nodes is the number of switches that one message on each rail from each node to the next
 passes, the last node's to the first included: a step of a ring collective.
 
@@ -75,7 +75,7 @@ class Fabric:
         return [node for point in tour for node in members[point]]
 
     def nearest(self, nodes: Sequence[str], count: int) -> list[str]:
-        """Return the `count` nodes whose shortest ring is the shortest, in its order; fewer where there are."""
+        """Return the `count` nodes whose shortest ring is the shortest, in its order; fewer if there are."""
         listed = [node for node in nodes if node in self.slices]
         if len(listed) <= count:
             others = sorted(set(nodes).difference(listed), key=natural_key)
@@ -213,7 +213,7 @@ def _tour_of(distances: Distances, chosen: Sequence[int]) -> list[int]:
 
 
 def fabric_of(section: FabricSection) -> Fabric | None:
-    """Return the fabric that a profile describes; None where it lists no slices."""
+    """Return the fabric that a profile describes; None if it lists no slices."""
     if not section.slices:
         return None
     rails = {rail: position for position, rail in enumerate(section.rails)}
@@ -227,7 +227,7 @@ def fabric_of(section: FabricSection) -> Fabric | None:
 
 
 def most_loaded(fabric: Fabric, nodes: Sequence[str]) -> int:
-    """Return the most of these nodes on one slice whose rail also has some of them elsewhere; 0 where none has.
+    """Return the most of these nodes on one slice whose rail also has some of them elsewhere; 0 if none has.
 
     So many ports feed the uplinks of that slice.
     """

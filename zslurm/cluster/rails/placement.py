@@ -1,6 +1,6 @@
 """What a run's nodes cost on the fabric: hops, and how much of a slice's uplinks they may ask for.
 
-Where no nodes are chosen yet, what the best and the worst choice of the profile's nodes would cost.
+If no nodes are chosen yet, what the best and the worst choice of the profile's nodes would cost.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ class Placement:
         nodes: in the order of ranks.
         hops: switches that one message on each rail from each node to the next passes.
         hops_by_name: the same in the order of names.
-        ports_up: the most ports of these nodes on a slice that also send to other slices; 0 where none do.
-        oversubscription: speed of those ports over that of the slice's uplinks; None where those are unknown.
+        ports_up: the most ports of these nodes on a slice that also send to other slices; 0 if none do.
+        oversubscription: speed of those ports over that of the slice's uplinks; None if those are unknown.
         unlisted: nodes that the profile lists on no slice.
     """
 
@@ -84,7 +84,7 @@ def placements(
 ) -> dict[str, Placement]:
     """Return what `count` nodes cost, by `chosen`, or by `best` and `worst`.
 
-    Nothing where the profile lists no slices, or too few nodes. Of more chosen nodes than `count` those that are
+    Nothing if the profile lists no slices, or too few nodes. Of more chosen nodes than `count` those that are
     nearest to each other count: the others are spares.
     """
     fabric = fabric_of(section)

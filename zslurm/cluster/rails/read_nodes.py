@@ -34,7 +34,7 @@ class Difference:
         nodes: their names.
         others: how many nodes they are compared with.
         aspect: in what they differ.
-        rail: where; None where the number of rails differs.
+        rail: where; None if the number of rails differs.
     """
 
     nodes: tuple[str, ...]

@@ -47,7 +47,7 @@ class Rail:
     Attributes:
         index: its number; ranks, GPUs and NICs are counted in rail order.
         gpus: GPUs that use it, by index: the local ranks.
-        nic: name of the RDMA device; None where there is none.
+        nic: name of the RDMA device; None if there is none.
         near: what the first GPU and the NIC share; None without one of them.
         bridge: the bridge or root complex closest to both.
         gid_index: GID index of RoCE v2: the configured one where it is such, else the first.

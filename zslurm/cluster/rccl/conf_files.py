@@ -37,7 +37,7 @@ class Conf:
 
     Attributes:
         settings: those that take effect, the first of each name.
-        unreadable: NCCL_CONF_FILE where it names no file that can be read here.
+        unreadable: NCCL_CONF_FILE if it names no file that can be read here.
     """
 
     settings: tuple[ConfSetting, ...] = ()

@@ -42,7 +42,7 @@ def lint(given: Mapping[str, str], cluster: ClusterSection, conf: Conf = NO_FILE
 
     What the vendor of the GPUs publishes for the cluster's network, name and value, is no finding (`documented` in
     variables.yaml). `given` is what the ranks will see: the login environment as far as it is exported, under the
-    job's variables; what the libraries read from files (`conf`) holds where `given` sets nothing.
+    job's variables; what the libraries read from files (`conf`) holds if `given` sets nothing.
     """
     behind = {setting.name: setting for setting in conf.settings if setting.name not in given}
     everything = {name: setting.value for name, setting in behind.items()} | dict(given)

@@ -24,7 +24,7 @@ _RAIL_TREES = "2.22.3"
 
 
 def rails(given: Mapping[str, str], cluster: ClusterSection) -> Iterator[FindingFields]:
-    """Whatever sends from one rail to another, where no path leads there."""
+    """Whatever sends from one rail to another, if no path leads there."""
     if not cluster.rails_only:
         return
     no_path = "there is no path from one rail to another"
@@ -126,7 +126,7 @@ def gpu_direct(given: Mapping[str, str], cluster: ClusterSection) -> Iterator[Fi
 
 
 def dmabuf_by_default(cluster: ClusterSection) -> bool:
-    """Return whether the profile's RCCL takes dma-buf without being asked; False where its version is unknown."""
+    """Return whether the profile's RCCL takes dma-buf without being asked; False if its version is unknown."""
     if cluster.rocm_version:
         return in_range(cluster.rocm_version, ">=7.12")
     return in_range(cluster.rccl_version, ">2.28.3")

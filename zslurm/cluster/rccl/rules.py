@@ -125,7 +125,7 @@ class Rule(Section):
     source: Line
 
     def value_on(self, cluster: ClusterSection) -> str | None:
-        """The value on a cluster; None where the profile does not know what it needs."""
+        """The value on a cluster; None if the profile does not know what it needs."""
         return None if self.missing(cluster) else self.value.format_map(_fields_of(cluster))
 
     def missing(self, cluster: ClusterSection) -> list[str]:
@@ -246,7 +246,7 @@ def _data(name: str) -> Any:
 
 
 def _fields_of(cluster: ClusterSection) -> dict[str, Any]:
-    """What a rule's value may name; None where the profile does not know it."""
+    """What a rule's value may name; None if the profile does not know it."""
     limits = rules().limits
     usual = rules().gid_index.get(cluster.rdma_network) if cluster.rdma_network else None
     return {
@@ -268,7 +268,7 @@ def patience_s(timeout: int, retries: int) -> float:
 
 
 def vendor_of(cluster: ClusterSection) -> Vendor | None:
-    """Who makes the GPUs; None where neither gpu_family nor gpu_type names it."""
+    """Who makes the GPUs; None if neither gpu_family nor gpu_type names it."""
     if not cluster.gpus_per_node:
         return None
     name = cluster.gpu_family or cluster.gpu_type or ""
@@ -276,7 +276,7 @@ def vendor_of(cluster: ClusterSection) -> Vendor | None:
 
 
 def rccl_version(cluster: ClusterSection) -> str | None:
-    """Return the profile's RCCL or NCCL: as given, else that of its ROCm; None where neither is known."""
+    """Return the profile's RCCL or NCCL: as given, else that of its ROCm; None if neither is known."""
     return cluster.rccl_version or rules().rccl_of(cluster.rocm_version)
 
 

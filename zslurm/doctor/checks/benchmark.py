@@ -1,4 +1,4 @@
-"""Checks that load the machine, and run only where they are asked for: the GPUs' speed, and torch."""
+"""Checks that load the machine, and run only if they are asked for: the GPUs' speed, and torch."""
 
 from __future__ import annotations
 

@@ -149,9 +149,9 @@ def _drawn(rail: Rail) -> str:
 
 @check("network", "NICs reach GPU memory by peermem or dma-buf", "node")
 def peermem(sources: Sources) -> Outcome | None:
-    """Look at the kernel's peer memory and RCCL's switch for dma-buf, where AMD GPUs have a fast network.
+    """Look at the kernel's peer memory and RCCL's switch for dma-buf, if AMD GPUs have a fast network.
 
-    Where neither works RCCL trains all the same, and copies every message between nodes through host memory.
+    If neither works RCCL trains all the same, and copies every message between nodes through host memory.
     """
     cluster, found = sources.cluster, sources.facts.peermem
     if vendor_of(cluster) != "amd" or not cluster.rdma_network or not sources.facts.gpus:

@@ -1,6 +1,6 @@
 """Check that RCCL opens the network of the profile, between this node and another.
 
-The nodes form pairs (the last three are one group where their number is odd); each starts one
+The nodes form pairs (the last three are one group if their number is odd); each starts one
 rank with RCCL's log on. A node that is alone starts two.
 """
 
@@ -62,7 +62,7 @@ def transport(sources: Sources) -> Outcome | None:
 
 
 def group_of(sources: Sources) -> tuple[str, ...]:
-    """Return the nodes that test their network together, with this one; it alone where Slurm names no others."""
+    """Return the nodes that test their network together, with this one; it alone if Slurm names no others."""
     listed = sources.environ.get("SLURM_STEP_NODELIST") or sources.environ.get("SLURM_JOB_NODELIST")
     nodes = expand(listed) if listed and "SLURM_STEP_ID" in sources.environ else []
     if sources.node not in nodes:

@@ -109,7 +109,7 @@ class StoreClient:
         return client
 
     def taken_over(self, timeout_s: float) -> dict[str, Any] | None:
-        """Return what an adopted server reports of the time before (store_server.py); None where it does not."""
+        """Return what an adopted server reports of the time before (store_server.py); None if it does not."""
         deadline = time.monotonic() + timeout_s
         while not self._adopted and not self._over.wait(0.005) and time.monotonic() < deadline:
             pass
@@ -126,7 +126,7 @@ class StoreClient:
         return self._over.is_set() and not self._listening.is_set() and not self._stopped
 
     def wait_until_listening(self, timeout_s: float) -> bool:
-        """Wait until ranks can reach the store; returns False where it ended, or took longer."""
+        """Wait until ranks can reach the store; returns False if it ended, or took longer."""
         deadline = time.monotonic() + timeout_s
         while not self._listening.wait(0.02):
             if self._over.is_set() or time.monotonic() > deadline:
@@ -134,11 +134,11 @@ class StoreClient:
         return True
 
     def generation(self, generation: Generation) -> bool:
-        """Publish a generation; returns False where the server is gone, and the recovery has failed."""
+        """Publish a generation; returns False if the server is gone, and the recovery has failed."""
         return self._send({"op": "generation", **asdict(generation)})
 
     def move(self, generation: Generation) -> bool:
-        """Have a generation published at the next step's boundary; returns False where the server is gone."""
+        """Have a generation published at the next step's boundary; returns False if the server is gone."""
         return self._send({"op": "move", **asdict(generation)})
 
     def poll(self) -> list[dict[str, Any]]:

@@ -29,7 +29,7 @@ It begins with what happened so far:
      "warm": ["n1/w0"]}
 
 the newest generation and its result, the one before it in which the ranks trained, the move that is planned, the
-last move that came to nothing, and every warm process there was; null, 0 or empty where there is none. Without a
+last move that came to nothing, and every warm process there was; null, 0 or empty if there is none. Without a
 supervisor the server ends some time after the step whose process and exit code are in the files of --step is over,
 or was killed. Without --step it ends with its standard input.
 
@@ -159,7 +159,7 @@ class Requests:
     """Lines of the supervisor, and of the one that comes after it.
 
     Attributes:
-        lines: as they come; None where a supervisor ends, and where one begins a function that sends it a line.
+        lines: as they come; None if a supervisor ends, and where one begins a function that sends it a line.
     """
 
     def __init__(self) -> None:

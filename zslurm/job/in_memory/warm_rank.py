@@ -28,7 +28,7 @@ _CONNECTIONS = 5
 
 
 def main(argv: list[str]) -> int:
-    """Wait, and train where there is a place to take; returns the exit code."""
+    """Wait, and train if there is a place to take; returns the exit code."""
     if len(argv) != 2 or not argv[1].isdigit():
         print("usage: python -m zslurm.job.in_memory.warm_rank RUN_DIR ATTEMPT", file=sys.stderr)
         return 2
@@ -59,7 +59,7 @@ def main(argv: list[str]) -> int:
 
 
 def _wait(run: RunDir, attempt: AttemptDir, stop: StopRequest) -> tuple[Any, Any] | None:
-    """Return the generation to join, and the model; None where the process was asked to stop."""
+    """Return the generation to join, and the model; None if the process was asked to stop."""
     import torch
     from torch.distributed import TCPStore
 

@@ -44,7 +44,7 @@ def packages_dir(run: RunDir) -> Path:
 
 
 def job_code(spec: RunSpec, run: RunDir) -> JobCode | None:
-    """Return where the job of a run finds its code; None where it runs what is installed at that time."""
+    """Return where the job of a run finds its code; None if it runs what is installed at that time."""
     if spec.run.snapshot != "copy":
         return None
     packages, checkout = packages_dir(run), checkout_around(Path.cwd())
@@ -61,7 +61,7 @@ def checkout_around(directory: Path) -> Path | None:
 
 @contextmanager
 def copied_code(spec: RunSpec, run: RunDir) -> Iterator[list[str]]:
-    """Make RUN_DIR/code for a submission, which keeps it; where that fails the older copy comes back.
+    """Make RUN_DIR/code for a submission, which keeps it; if that fails the older copy comes back.
 
     Yields:
         what was left out of the copy, a line each.
@@ -93,7 +93,7 @@ def _move(source: Path, target: Path) -> None:
 
 
 def _copy(spec: RunSpec, fresh: Path) -> list[str]:
-    """Copy what the run wants copied to `fresh`; nothing where it wants none."""
+    """Copy what the run wants copied to `fresh`; nothing if it wants none."""
     container = spec.cluster.container
     wanted = spec.run.snapshot == "copy"
     if not wanted and (container is None or container.packages != "host"):

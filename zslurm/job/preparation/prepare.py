@@ -84,7 +84,7 @@ def _ask_nodes(
     environ: Mapping[str, str],
     needed: Sequence[str],
 ) -> dict[str, NodeAnswer]:
-    """Ask these nodes. What the engine prints where it fails comes back through a file for each node."""
+    """Ask these nodes. What the engine prints if it fails comes back through a file for each node."""
     nodes = expand(compress(nodes))  # as srun numbers them
     logs = [run.logs / f"container-{job_id}-{index}.log" for index in range(len(nodes))]
     for log in logs:

@@ -2,7 +2,7 @@
 
 One archive of the environment is in the run directory; sbcast hands it from node to node, and one task on each
 node unpacks it. The copy carries the job's id, and goes with the job. A virtual environment still needs its base
-Python where it was; a conda environment is copied whole.
+Python if it was; a conda environment is copied whole.
 
 `python -m zslurm.job.preparation.staged_environment unpack|remove DIRECTORY MARK` is what runs on the nodes.
 """
@@ -84,7 +84,7 @@ def _on_nodes(
 
 
 def environment_archive(run: RunDir) -> Path:
-    """Return the archive of this environment; made where there is none yet, or packages were installed since."""
+    """Return the archive of this environment; made if there is none yet, or packages were installed since."""
     prefix = Path(sys.prefix)
     archive = run.path / f"env-{_fingerprint(prefix)}.tar"
     if archive.exists():
@@ -146,7 +146,7 @@ def _reason(error: OSError | subprocess.CalledProcessError) -> str:
 
 
 def main(argv: list[str]) -> None:
-    """Answer `run_on_nodes`: nothing where it went well, else what went wrong."""
+    """Answer `run_on_nodes`: nothing if it went well, else what went wrong."""
     action, target, mark = argv
     try:
         remove(Path(target)) if action == "remove" else unpack(Path(target), mark)

@@ -28,14 +28,14 @@ _ERROR = re.compile(
     rf"^{_PREFIX}(?P<error>[A-Za-z_][\w.]*(?:Error|Exception|Interrupt|Exit|Warning)):(?: (?P<message>.*))?$"
 )
 _OF_LAUNCHERS = frozenset({"ChildFailedError", "CalledProcessError", "ProcessRaisedException", "SignalException"})
-"""What torchrun and accelerate raise where one of their own processes has failed: that one has the cause."""
+"""What torchrun and accelerate raise if one of their own processes has failed: that one has the cause."""
 _ROOT_OF_TORCHRUN = re.compile(r"^Root Cause \(first observed failure\):\n\[0\]:\n((?:  .*\n?)+)", re.MULTILINE)
 _KILLED = re.compile(r"Signal \d+ \((SIG\w+)\) received by PID")
 _FIELD = re.compile(r"^  (\w+) *: (.*)$", re.MULTILINE)
 
 
 def error_in(log: str) -> dict[str, Any]:
-    """Return error, message and traceback of the failure that a log ends with; nothing where there is none.
+    """Return error, message and traceback of the failure that a log ends with; nothing if there is none.
 
     Under torchrun it is that of the process which failed first; else the last traceback. The launcher's own does
     not count while there is another one.
@@ -66,7 +66,7 @@ def _error_of(text: str) -> dict[str, Any] | None:
 
 
 def _torchrun_root(log: str) -> dict[str, str] | None:
-    """Return the fields of what torchrun reports of the process that failed first; None where it reports none.
+    """Return the fields of what torchrun reports of the process that failed first; None if it reports none.
 
     Source: torch/distributed/elastic/multiprocessing/errors/__init__.py, ChildFailedError.
     """
@@ -88,7 +88,7 @@ def record_end(attempt: AttemptDir, environ: Mapping[str, str], code: int, step:
     """Record why the program ended, as far as that is known; returns the exit code of this rank.
 
     A rank that ended well leaves a record too: one without it has ended too early (early_exits.py of Aegis).
-    Where it failed without a traceback nothing is recorded: the signatures of its log then show more than its
+    If it failed without a traceback nothing is recorded: the signatures of its log then show more than its
     exit code, which srun reports.
     """
     body: dict[str, Any] = {}
@@ -104,7 +104,7 @@ def record_end(attempt: AttemptDir, environ: Mapping[str, str], code: int, step:
 
 
 def write_end(attempt: AttemptDir, environ: Mapping[str, str], code: int, step: int, **fields: Any) -> None:
-    """Leave the record of a rank's end, where the file system takes it."""
+    """Leave the record of a rank's end, if the file system takes it."""
     rank = int(environ["RANK"])
     body = {
         "rank": rank,

@@ -37,7 +37,7 @@ class Program:
         Args:
             trainer: what is run, and how it is asked to stop.
             stop: the request to stop.
-            pass_on: called once where a signal asked this rank alone: the other ranks are to stop too.
+            pass_on: called once if a signal asked this rank alone: the other ranks are to stop too.
         """
         self._trainer, self._stop, self._pass_on = trainer, stop, pass_on
         self.killed_late = False

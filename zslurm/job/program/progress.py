@@ -35,7 +35,7 @@ class LogPattern:
         self._log, self._pattern, self._read, self._rest = log, re.compile(pattern), 0, b""
 
     def newest(self) -> dict[str, Any] | None:
-        """Return the figures of the last new line that matches; None where no new one does."""
+        """Return the figures of the last new line that matches; None if no new one does."""
         found = None
         for line in self._lines():
             if (match := self._pattern.search(line)) is not None:

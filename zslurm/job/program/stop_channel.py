@@ -116,7 +116,7 @@ def _requested(read: bytes) -> str | None:
 def join(address: Mapping[str, Any], ask: Callable[[], None]) -> None:
     """Call `ask` in a thread as soon as a request to stop arrives at rank 0.
 
-    Where rank 0 cannot be reached, or has ended, no request comes: the supervisor then ends the step when its
+    If rank 0 cannot be reached, or has ended, no request comes: the supervisor then ends the step when its
     limit (aegis.save_s) is over.
     """
 

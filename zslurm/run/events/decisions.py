@@ -21,7 +21,7 @@ _NOT_DONE = {"observe": "would (mode observe)", "off": "would (mode off)"}
 
 
 class Decided(Event, name="decision", changes_state=True):
-    """What the policy decided after an attempt, and from what; done only where `mode` is `act`."""
+    """What the policy decided after an attempt, and from what; done only if `mode` is `act`."""
 
     action: str
     mode: str = "act"

@@ -56,11 +56,11 @@ class Event(_Fields):
         CHANGES_STATE: it changes the state of the run, as `zslurm status` shows it.
         TEXT: the sentence that describes it, for `str.format` with the event as `event`; a kind whose sentence
             depends on more overrides `_sentence`.
-        time: UNIX seconds; 0 where a damaged row has none.
+        time: UNIX seconds; 0 if a damaged row has none.
         job_id: the job in which it happened.
         attempt: the attempt in which it happened, where it belongs to one.
-        nodes: the nodes that it is about, where there are any.
-        reason: why, in one line, where that is known.
+        nodes: the nodes that it is about, if there are any.
+        reason: why, in one line, if that is known.
     """
 
     NAME: ClassVar[str] = ""
@@ -103,12 +103,12 @@ class Event(_Fields):
 
     @property
     def because(self) -> str:
-        """The end of a sentence that gives the reason; empty where there is none."""
+        """The end of a sentence that gives the reason; empty if there is none."""
         return f": {self.reason}" if self.reason else ""
 
     @property
     def on_nodes(self) -> str:
-        """The part of a sentence that names the nodes; empty where there are none."""
+        """The part of a sentence that names the nodes; empty if there are none."""
         return f" on {self.node_list}" if self.nodes else ""
 
     @property
@@ -117,7 +117,7 @@ class Event(_Fields):
         return event_text.node_list(self.nodes)
 
     def describe(self) -> str:
-        """Return what happened as a sentence for a person who was just woken, or as fields where that fails."""
+        """Return what happened as a sentence for a person who was just woken, or as fields if that fails."""
         try:
             return self._sentence()
         except (KeyError, TypeError, ValueError, AttributeError, OverflowError, ZslurmError):  # damaged fields

@@ -79,7 +79,7 @@ def _decode(line: bytes) -> Any:
 
 
 def time_of(event: Mapping[str, Any]) -> float:
-    """Return when something happened (UNIX seconds); 0 where a damaged row does not have it."""
+    """Return when something happened (UNIX seconds); 0 if a damaged row does not have it."""
     return float(event.get("time") or 0.0)
 
 

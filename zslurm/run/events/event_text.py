@@ -34,7 +34,7 @@ def describe_cause(cause: Mapping[str, Any]) -> str:
 
 
 def cause_of(row: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Return the cause in a row of an end; None where it has none, or a damaged one without a message."""
+    """Return the cause in a row of an end; None if it has none, or a damaged one without a message."""
     cause = row.get("cause")
     if not isinstance(cause, dict) or not cause.get("message"):
         return None

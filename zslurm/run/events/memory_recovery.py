@@ -46,7 +46,7 @@ class RecoveryStarted(Event, name="recovery_started"):
 
 
 class RecoveredInMemory(Event, name="recovered_in_memory", changes_state=True):
-    """The ranks train on; `nodes` are those that they are on now, `world_size` how many where there are fewer."""
+    """The ranks train on; `nodes` are those that they are on now, `world_size` how many if there are fewer."""
 
     attempt: int
     generation: int

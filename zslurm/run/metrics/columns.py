@@ -2,10 +2,10 @@
 
     metrics = read_metrics("runs/first")             # the run's directory, or its metrics.jsonl
     metrics.steps["loss"]                            # numpy, one number for each kept step
-    metrics.frame()                                  # the same as a pandas DataFrame, where pandas is installed
+    metrics.frame()                                  # the same as a pandas DataFrame, if pandas is installed
     metrics.frame("evaluation")
 
-A restart repeats the steps after its checkpoint. A step is *kept* where no later line goes back to it or before
+A restart repeats the steps after its checkpoint. A step is *kept* if no later line goes back to it or before
 it: the others are work that was lost, and `all_steps` has them too.
 
 Cost: one pass over the file; a run of a hundred thousand steps takes some seconds and some tens of megabytes.

@@ -22,7 +22,7 @@ class RankTimes:
     Attributes:
         time: when they were measured (UNIX seconds).
         nodes: the node of each rank.
-        seconds: of each rank per microbatch, over the last steps; None where a rank has not reported.
+        seconds: of each rank per microbatch, over the last steps; None if a rank has not reported.
     """
 
     time: float
@@ -31,13 +31,13 @@ class RankTimes:
 
     @property
     def median(self) -> float | None:
-        """Seconds of the median rank; None where none is known."""
+        """Seconds of the median rank; None if none is known."""
         known = [value for value in self.seconds if value is not None]
         return statistics.median(known) if known else None
 
     @property
     def slowest(self) -> int | None:
-        """The rank that takes longest; None where none is known."""
+        """The rank that takes longest; None if none is known."""
         known = [(value, rank) for rank, value in enumerate(self.seconds) if value is not None]
         return max(known)[1] if known else None
 
@@ -70,7 +70,7 @@ def write_rank_times(attempt: AttemptDir, times: RankTimes) -> None:
 
 
 def read_rank_times(attempt: AttemptDir) -> RankTimes | None:
-    """Return the newest times of an attempt; None where there are none, or the file is damaged."""
+    """Return the newest times of an attempt; None if there are none, or the file is damaged."""
     body = read_json(attempt.rank_times) or {}
     nodes, seconds, when = body.get("nodes"), body.get("seconds"), body.get("time")
     if not isinstance(nodes, list) or not isinstance(seconds, list) or len(nodes) != len(seconds):

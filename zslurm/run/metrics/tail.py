@@ -13,7 +13,7 @@ _STEPS_TO_AVERAGE = 10  # one step's time may hold a checkpoint
 
 @dataclass
 class NewestRows:
-    """The last row of each kind; empty where there is none yet."""
+    """The last row of each kind; empty if there is none yet."""
 
     step: dict[str, Any] = field(default_factory=dict)
     step_times: list[float] = field(default_factory=list)
@@ -31,7 +31,7 @@ class NewestRows:
 
 
 def newest_rows(path: Path) -> NewestRows:
-    """The newest rows of `metrics.jsonl`; all empty where there is no such file."""
+    """The newest rows of `metrics.jsonl`; all empty if there is no such file."""
     found = NewestRows()
     for line in lines_backwards(path):
         if b'"step"' in line and len(found.step_times) < _STEPS_TO_AVERAGE:
@@ -65,7 +65,7 @@ def newest_steps(path: Path, count: int) -> list[dict[str, Any]]:
 
 
 def last_step_at(path: Path, attempt: int) -> float | None:
-    """When an attempt finished its newest step (UNIX seconds); None where it has finished none.
+    """When an attempt finished its newest step (UNIX seconds); None if it has finished none.
 
     Every rank has finished it then: a step ends with what they compute together.
     """

@@ -1,8 +1,8 @@
 """The state of a run: what Slurm (or the process table) reports of its job, and what its own files hold.
 
-Slurm is asked once for all runs. Where it has forgotten a job (some minutes after its end, without accounting),
-the outcome that the supervisor recorded decides; where there is none, the state is `lost` instead of a guess.
-Where Slurm does not answer, a state may be as old as `RunState.as_of`, or unknown.
+Slurm is asked once for all runs. If it has forgotten a job (some minutes after its end, without accounting),
+the outcome that the supervisor recorded decides; if there is none, the state is `lost` instead of a guess.
+If Slurm does not answer, a state may be as old as `RunState.as_of`, or unknown.
 """
 
 from __future__ import annotations
@@ -79,9 +79,9 @@ class RunState:
     launcher: str | None = None
     reason: str | None = None
     expected_start: float | None = None
-    """When Slurm means to start a job that waits (UNIX seconds), where it has planned that."""
+    """When Slurm means to start a job that waits (UNIX seconds), if it has planned that."""
     as_of: float | None = None
-    """When Slurm reported it, where it does not answer now; None where it did."""
+    """When Slurm reported it, if it does not answer now; None if it did."""
     nodes: str | None = None
     restarts: int = 0
     submitted: float | None = None
@@ -158,7 +158,7 @@ class _Job:
     readmitted: Mapping[str, float] = field(default_factory=dict)
     """Excluded nodes that a user allowed again, and when."""
     original: Path | None = None
-    """The directory that the job works in, where the run is a copy of that."""
+    """The directory that the job works in, if the run is a copy of that."""
 
 
 _SUBMISSION = {"action", "job_id", "launcher", "cluster", "time"}
@@ -166,7 +166,7 @@ _SUBMISSION = {"action", "job_id", "launcher", "cluster", "time"}
 
 
 def last_job(run: RunDir) -> _Job | None:
-    """The newest job of a run; None where it was never submitted, and where the job is that of its original."""
+    """The newest job of a run; None if it was never submitted, and where the job is that of its original."""
     job = recorded_job(run)
     return job if job is not None and job.original is None else None
 
@@ -206,7 +206,7 @@ def look_all(runs: Sequence[RunDir], *, cached: bool = False) -> list[RunState]:
     """The states of many runs, with one question to Slurm.
 
     With `cached`, for what is shown to a person, an answer that Slurm gave some seconds ago will do, or an older
-    one where it does not answer. What decides something asks anew.
+    one if it does not answer. What decides something asks anew.
     """
     jobs = [recorded_job(run) for run in runs]
     on_slurm = [job for job in jobs if job is not None and job.original is None and job.launcher == "slurm"]
@@ -296,7 +296,7 @@ def is_settled(job: _Job, events: Sequence[Event]) -> bool:
 
 
 def _present_job(job: _Job, events: Sequence[Event], seen: QueueView) -> _Job:
-    """The job that the run depends on now: the submitted one, or its successor where that took its place."""
+    """The job that the run depends on now: the submitted one, or its successor if that took its place."""
     if job.successor is None or is_settled(job, events):
         return job
     first, second = seen.jobs.get(job.job_id), seen.jobs.get(job.successor)
@@ -312,7 +312,7 @@ def _end_of(job_id: str, events: Sequence[Event]) -> Ended | None:
 
 
 def _last_end(events: Sequence[Event]) -> Ended | None:
-    """How the job ended, or its last attempt where no later one was started."""
+    """How the job ended, or its last attempt if no later one was started."""
     end: Ended | None = None
     for event in events:
         if isinstance(event, Ended):

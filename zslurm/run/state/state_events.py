@@ -135,7 +135,7 @@ class AegisView:
             `kind`, `rank`, `node`, `gpu`, `nic`, `step`, `exit_code`.
         last_decision: the newest event `decision` of this job, without the fields for a replay.
         excluded: nodes that the run does not use now.
-        preempted: the event `preempted` of this job, where no attempt has started since.
+        preempted: the event `preempted` of this job, if no attempt has started since.
         postponed: the newest event `start_postponed` of this job, if no ranks and no supervisor started since.
         restarts_in_place: how often the ranks were started again without Slurm's queue, in this job.
         recovered_in_memory: how often lost ranks were replaced while the others continued, in this job.

@@ -55,7 +55,7 @@ def start_on_nodes(
     Args:
         module: reads stdin to its end.
         nodes: exactly these.
-        count: so many of Slurm's choice, where none are named.
+        count: so many of Slurm's choice, if none are named.
         options: further options of srun (partition, account, GPUs, ...).
         job_id: as a step of this job, which this process runs in; default: as a job of its own.
         setup: shell lines that each node runs first.

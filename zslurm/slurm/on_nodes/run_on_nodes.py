@@ -88,7 +88,7 @@ def run_on_nodes(
         module: a module that calls `answer` once.
         arguments: of the module.
         nodes: on exactly these nodes; those that do not answer are in the result, with the reason.
-        count: on so many nodes of Slurm's choice, where none are named.
+        count: on so many nodes of Slurm's choice, if none are named.
         options: further options of srun (partition, account, GPUs, ...).
         job_id: as a step of this job, which this process runs in; default: as a separate job.
         setup: shell lines that each node runs first (`module load rocm`).

@@ -40,7 +40,7 @@ class TaskFailure:
 
     @property
     def exit_code(self) -> int | None:
-        """The exit code, where the ranks exited by themselves; None where a signal ended them."""
+        """The exit code, if the ranks exited by themselves; None if a signal ended them."""
         match = _EXIT_CODE.fullmatch(self.what)
         return int(match[1]) if match else None
 

@@ -15,7 +15,7 @@ from zslurm.slurm.inventory import Partition
 
 
 def fabric_summary(cluster: ClusterSection) -> str | None:
-    """Return what the profile lists, in one line; None where it lists no slices."""
+    """Return what the profile lists, in one line; None if it lists no slices."""
     fabric = fabric_of(cluster.fabric)
     if fabric is None:
         return None

@@ -15,7 +15,7 @@ def calls_of(spec: RunSpec) -> list[LinearCall]:
 
 
 def untuned(spec: RunSpec) -> list[str]:
-    """Return a line on the products of a run that are not in the table that it will use; none where all are.
+    """Return a line on the products of a run that are not in the table that it will use; none if all are.
 
     Raises:
         ConfigError, NotFound: see `table_of`.

@@ -14,7 +14,7 @@ _FASTER = 1.03
 
 
 def off_measured(spec: RunSpec) -> list[str]:
-    """Return the settings of a run that are off the measured ones; none where nothing was measured for it."""
+    """Return the settings of a run that are off the measured ones; none if nothing was measured for it."""
     measured = spec.cluster.measured
     if not measured_alike(spec) or spec.world_size == 1:
         return []

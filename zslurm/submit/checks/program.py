@@ -86,7 +86,7 @@ def _check_script(trainer: TrainerSection, directory: Path) -> None:
 
 
 def _watched(spec: RunSpec, trainer: TrainerSection) -> list[str]:
-    """Return how a hang will be noticed, where that has to be known."""
+    """Return how a hang will be noticed, if that has to be known."""
     source = trainer.progress
     if source.pattern is not None:
         return []

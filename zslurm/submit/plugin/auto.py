@@ -1,7 +1,7 @@
 """submitit's AutoExecutor and the parameters of Slurm: `slurm_partition` holds for the cluster `zslurm` too.
 
 AutoExecutor drops the parameters of other clusters than its own without a word, and a plugin never sees them. So
-the two places where it does that are wrapped: `flexible_init`, which makes the executor, and the method that
+the two places if it does that are wrapped: `flexible_init`, which makes the executor, and the method that
 updates parameters. For other clusters they do what they did. One thing is kept as it was there: AutoExecutor's
 deprecated names without a prefix (`partition` for `slurm_partition`), which it would give to the last executor
 with such a parameter.

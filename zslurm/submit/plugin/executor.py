@@ -90,7 +90,7 @@ class ZslurmExecutor(submitit.SlurmExecutor):
 
     @classmethod
     def affinity(cls) -> int:
-        """Return 1 where Slurm is: `AutoExecutor` uses zslurm where it is asked to, and never by itself."""
+        """Return 1 if Slurm is installed: `AutoExecutor` uses zslurm only if you ask for it."""
         return 1 if shutil.which("sbatch") or shutil.which("srun") else -1
 
     @classmethod
@@ -127,7 +127,7 @@ class ZslurmExecutor(submitit.SlurmExecutor):
     def _internal_process_submissions(
         self, delayed_submissions: Sequence[utils.DelayedSubmission]
     ) -> list[core.Job[Any]]:
-        """Submit one function as a job, or several as an array; where that fails, no file is left.
+        """Submit one function as a job, or several as an array; if that fails, no file is left.
 
         Raises:
             ConfigError: the pickles are larger than `max_pickle_size_gb`.

@@ -1,4 +1,4 @@
-"""A job of the executor, and where its state is from: sacct as with submitit, squeue where sacct knows nothing.
+"""A job of the executor, and where its state is from: sacct as with submitit, squeue if sacct knows nothing.
 
 On a site without accounting submitit never learns that a job has died, and waits for its result for ever.
 """
@@ -49,7 +49,7 @@ class Watcher(slurm.SlurmInfoWatcher):
         self._finished |= {job for job in open_jobs if self.is_done(job, mode="cache")}
 
     def _ask_sacct(self) -> bool:
-        """Take what accounting knows; returns whether it answered. submitit warns where it does not."""
+        """Take what accounting knows; returns whether it answered. submitit warns if it does not."""
         command = self._make_command()
         if command is None:
             return True

@@ -1,6 +1,6 @@
 """What a task knows of its job, and what it does at a signal: checkpoint and requeue, at a preemption too.
 
-Slurm sends the signal of `--signal` before the time limit, and at a preemption only where the site has
+Slurm sends the signal of `--signal` before the time limit, and at a preemption only if the site has
 `PreemptParameters=send_user_signal`. Elsewhere a preempted job gets SIGTERM and its grace time, which submitit
 ignores. Here a task asks Slurm why it got SIGTERM: a job that `scancel` ends does as submitit's do, and one that
 is preempted calls `checkpoint()` and returns to the queue.
@@ -30,7 +30,7 @@ class ZslurmJobEnvironment(slurm.SlurmJobEnvironment):
         signal.signal(self._usr_sig(), signals.asked)
 
     def why_terminated(self) -> str:
-        """Ask Slurm; empty where it does not preempt or requeue the job, or cannot be asked from here."""
+        """Ask Slurm; empty if it does not preempt or requeue the job, or cannot be asked from here."""
         from zslurm.core.errors import ZslurmError
         from zslurm.slurm.client import SlurmClient
         from zslurm.slurm.commands import Retries
@@ -88,7 +88,7 @@ class _Signals:
         self.handler.checkpoint_and_try_requeue(signum, frame)
 
     def terminated(self, signum: int, frame: types.FrameType | None = None) -> None:
-        """Checkpoint where Slurm preempts the job or has requeued it; otherwise do as submitit does: nothing.
+        """Checkpoint if Slurm preempts the job or has requeued it; otherwise do as submitit does: nothing.
 
         Raises:
             UncompletedJobError: the site's preemption cancels jobs; the function's checkpoint is in its pickle.

@@ -30,13 +30,13 @@ from zslurm.submit.script.render import environment_variables, job_environment
 from zslurm.submit.script.templates import Template, TemplateEnvironment, find_template
 
 _MINUTES = 5
-"""submitit's time limit where neither a parameter nor the profile has one."""
+"""submitit's time limit if neither a parameter nor the profile has one."""
 
 _SIGNAL_S = 90
-"""submitit's time from the signal to the end of a job where neither a parameter nor the profile has one."""
+"""submitit's time from the signal to the end of a job if neither a parameter nor the profile has one."""
 
 _LONGEST_MINUTES = 24855 * 24 * 60
-"""What submitit counts with where there is no limit: Slurm's longest time."""
+"""What submitit counts with if there is no limit: Slurm's longest time."""
 
 _KEYS = {
     name: name
@@ -223,7 +223,7 @@ def _flags(given: Mapping[str, Any]) -> dict[str, str | bool]:
 
 
 def _gpus(spec: RunSpec, given: Mapping[str, Any]) -> str | None:
-    """Return the value of --gpus-per-node with the cluster's type of GPU; None where a function asks for none.
+    """Return the value of --gpus-per-node with the cluster's type of GPU; None if a function asks for none.
 
     Raises:
         ConfigError: a node does not have so many.
@@ -245,7 +245,7 @@ def _gpus(spec: RunSpec, given: Mapping[str, Any]) -> str | None:
 def function_script(function: Function, command: str, folder: Path, secrets: Path, array: int | None) -> str:
     """Render the script that runs submitit's `command` as a job, or as an array of so many jobs.
 
-    Secrets of the profile, where it has any, are written into the file `secrets`.
+    Secrets of the profile, if it has any, are written into the file `secrets`.
 
     Raises:
         ConfigError: the template is not valid, or has no blocks to put the function in.

@@ -19,7 +19,7 @@ def switches_request(spec: RunSpec) -> str | None:
 
 
 def rail_lines(spec: RunSpec) -> list[str]:
-    """Return the map of rails, and the slices behind them where they are known; nothing without rails."""
+    """Return the map of rails, and the slices behind them if they are known; nothing without rails."""
     if not spec.cluster.has_rails or spec.cluster.launcher != "slurm":
         return []
     return [*_rails(spec), *_slices(spec.cluster)]

@@ -148,7 +148,7 @@ def job_environment(spec: RunSpec) -> dict[str, str]:
 
 
 def job_python(spec: RunSpec) -> str:
-    """Return the Python that runs the supervisor, and the ranks where nothing else is set."""
+    """Return the Python that runs the supervisor, and the ranks if nothing else is set."""
     return f"{spec.cluster.venv}/bin/python" if spec.cluster.venv else sys.executable
 
 

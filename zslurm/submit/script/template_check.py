@@ -123,7 +123,7 @@ def _syntax(script: JobScript) -> Iterator[Finding]:
 
 
 def _shellcheck(script: JobScript) -> Iterator[Finding]:
-    """Find what shellcheck warns of, where there is one."""
+    """Find what shellcheck warns of, if there is one."""
     program = shutil.which("shellcheck")
     if program is None:
         return
@@ -208,7 +208,7 @@ def _directives(
 ) -> Iterator[Finding]:
     """Check the #SBATCH options: there, in time, and those that other code relies on with their value.
 
-    `line_of` gives the line of the template where something of a block is missing.
+    `line_of` gives the line of the template if something of a block is missing.
     """
     given: dict[str, str] = {}
     commands = False
