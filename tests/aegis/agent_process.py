@@ -17,14 +17,15 @@ from tests.forked import client
 from tests.submit.specs import run_spec
 from tests.waiting import DEADLINE_S, wait_for
 from zslurm.aegis.protocol import (
+    MARK,
     AgentReport,
     Answer,
     Command,
     Heartbeat,
     ProgressReport,
     Report,
+    ReportReader,
     SensorReport,
-    decode_report,
     encode_command,
 )
 from zslurm.run.run_dir import RunDir
@@ -111,12 +112,12 @@ class AgentProcess:
 
     def _read(self) -> None:
         assert self.process.stdout is not None
+        reader = ReportReader(lambda _, error: self.other_lines.append(str(error)))
         for line in self.process.stdout:
-            report = decode_report(line)
-            if report is None:
-                self.other_lines.append(line)
-            else:
+            if (report := reader.read(line.encode())) is not None:
                 self.reports.append(report)
+            elif MARK not in line:
+                self.other_lines.append(line)
 
     def send(self, *commands: Heartbeat | Command | str) -> None:
         """Commands, or lines that are none."""
@@ -160,9 +161,7 @@ class AgentProcess:
         return wait_for(lambda: self.of(kind, wanted), f"a {kind.__name__}")[0]
 
     def answer(self, number: int, node: str = "node0") -> Answer:
-        return self.wait_for(
-            Answer, lambda answer: answer.id == number and answer.done and answer.stamp.node == node
-        )
+        return self.wait_for(Answer, lambda answer: answer.id == number and answer.stamp.node == node)
 
     def sensed(self, sensor: str, wanted: Callable[[SensorReport], object] = lambda report: True) -> SensorReport:
         return self.wait_for(SensorReport, lambda report: report.sensor == sensor and wanted(report))

@@ -5,6 +5,7 @@ to DIRECTORY/told-NODE. A file in DIRECTORY makes it misbehave: on every node, o
 `all`, on that node alone:
 
     garbage-all     write what is no report, too
+    weather-all     send reports of an unknown kind, too
     mute-all        say nothing
     blocked-all     neither read nor say anything
     exit-all        end with this exit code
@@ -19,6 +20,7 @@ import time
 from pathlib import Path
 
 from zslurm.aegis.protocol import (
+    MARK,
     AgentReport,
     Answer,
     Command,
@@ -28,6 +30,7 @@ from zslurm.aegis.protocol import (
     decode_command,
     encode_report,
 )
+from zslurm.slurm.on_nodes.message_lines import split
 
 PERIOD_S = 0.1
 
@@ -63,8 +66,7 @@ def main() -> None:
                     say(AgentReport(stamp(), "ended"))
                     os._exit(0)
                 if not asked("mute"):
-                    say(Answer(stamp(), command.id, True, values={"part": [1]}, done=False))
-                    say(Answer(stamp(), command.id, True, values={"part": [2], "attempt": command.attempt}))
+                    say(Answer(stamp(), command.id, True, values={"attempt": command.attempt}))
         os._exit(0)
 
     (directory / f"words-{node}").write_text(" ".join(sys.argv))
@@ -72,7 +74,7 @@ def main() -> None:
     draft.write_text(str(os.getpid()))
     draft.rename(directory / f"pid-{node}")  # whole from the first moment: a test reads it as soon as it is there
     threading.Thread(target=listen, daemon=True).start()
-    started = False
+    started, unknown = False, 0
     while True:
         if (code := asked("exit")) is not None:
             os._exit(int(code.read_text()))
@@ -84,6 +86,11 @@ def main() -> None:
                 sys.stdout.buffer.write(
                     b'zslurm-agent {"node": \nzslurm-agent \xff\xfe\n' + b"x" * 200_000 + b"\n"
                 )
+                sys.stdout.flush()
+        if asked("weather") and unknown < 3:
+            unknown += 1
+            with out:
+                sys.stdout.write("".join(split(MARK, (node, f"0{unknown}"), {"kind": "weather"})))
                 sys.stdout.flush()
         if not asked("mute") and not asked("blocked"):
             say(ProgressReport(stamp(), 1))

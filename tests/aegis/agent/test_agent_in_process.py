@@ -24,10 +24,15 @@ from zslurm.aegis.protocol import (
     Heartbeat,
     ProgressReport,
     Report,
+    ReportReader,
     SensorReport,
-    decode_report,
+    Unreadable,
     encode_command,
 )
+
+
+def _unexpected(node: str, error: Unreadable) -> None:
+    raise AssertionError(f"{node}: {error}")
 
 
 class Broken(Sensor):
@@ -77,8 +82,9 @@ class Here:
 
     def _read(self) -> None:
         with open(self._out, closefd=False) as lines:
+            reader = ReportReader(_unexpected)
             for line in lines:
-                if (report := decode_report(line)) is not None:
+                if (report := reader.read(line.encode())) is not None:
                     self.reports.append(report)
 
     def send(self, command: Heartbeat | Command) -> None:

@@ -43,6 +43,19 @@ SAID = [
         "the agent on node3 sends no heartbeats: no word for 8 s, its ranks continue",
     ),
     ({"event": "agent_lost", "node": "node3"}, "the agent on node3 sends no heartbeats"),
+    (
+        {
+            "event": "agent_reports_ignored",
+            "node": "node3",
+            "count": 1,
+            "reason": "no kind 'x'",
+        },
+        "ignored 1 unknown report from the agent on node3, which runs another version of zslurm: no kind 'x'",
+    ),
+    (
+        {"event": "agent_reports_ignored", "count": 10, "damaged": True},
+        "ignored 10 damaged reports from an agent",
+    ),
     ({"event": "lease_lost", "generation": "g2"}, "another supervisor has taken over the run"),
     (
         {"event": "run_dir_lost", "attempt": 1, "reason": "the run directory /r/a was moved to /r/b"},

@@ -46,6 +46,7 @@ from zslurm.aegis.protocol import (
     Report,
     SensorReport,
     Stamp,
+    Unreadable,
     decode_command,
     encode_report,
 )
@@ -168,7 +169,9 @@ class Agent:
     # --- what it reports --------------------------------------------------------------------------------------
 
     def _stamp(self) -> Stamp:
-        return Stamp(self._context.node, next(self._seq), self._context.now(), time.monotonic())
+        return Stamp(
+            self._context.node, next(self._seq), round(self._context.now(), 3), round(time.monotonic(), 3)
+        )
 
     def _send(self, report: Report) -> None:
         self._out.put(encode_report(report))
@@ -201,15 +204,24 @@ class Agent:
     # --- commands ------------------------------------------------------------
 
     def _listen(self) -> None:
+        ignored: set[bool] = set()
         with open(self._commands, "rb", closefd=False) as lines:
             while line := lines.readline(_LONGEST_COMMAND):
-                command = decode_command(line)
+                try:
+                    command = decode_command(line)
+                except Unreadable as error:
+                    if not error.is_damaged:  # a supervisor of another version lives as well
+                        self._heard_at = time.monotonic()
+                    if line.strip() and error.is_damaged not in ignored:
+                        ignored.add(error.is_damaged)
+                        _LOG.warning("a message of the supervisor is ignored: %s", error)
+                    continue
                 if isinstance(command, Heartbeat):
                     began = command.attempt != self.attempt
                     self._heard_at, self.attempt = time.monotonic(), command.attempt
                     for runner in self._runners if began else ():  # what it begins with
                         runner.look_now()
-                elif command is not None and (not command.nodes or self._context.node in command.nodes):
+                elif not command.nodes or self._context.node in command.nodes:
                     self._handle(command)
         self._hung_up = self._memory.frozen = True
 

@@ -194,8 +194,8 @@ class Receiver:
         """Return the node and its message, if a line completes one; None also for one that is damaged."""
         if (whole := self._joiner.take(line)) is None:
             return None
-        (node, _), message = whole
+        (node, _), text = whole
         try:
-            return node, _OF_NODE.validate_python(message)
+            return node, _OF_NODE.validate_json(text)
         except ValidationError:
             return None

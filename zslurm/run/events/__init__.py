@@ -71,6 +71,7 @@ from zslurm.run.events.preparation import (
 )
 from zslurm.run.events.supervision import (
     AgentLost,
+    AgentReportsIgnored,
     AgentRestarted,
     AgentsStarted,
     AgentsUnavailable,
@@ -96,6 +97,7 @@ __all__ = [
     "KINDS",
     "Action",
     "AgentLost",
+    "AgentReportsIgnored",
     "AgentRestarted",
     "AgentsStarted",
     "AgentsUnavailable",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from zslurm.checkpoint_tools.quantities import counted
 from zslurm.run.events.event import Event
 
 
@@ -43,6 +44,20 @@ class AgentsUnavailable(Event, name="agents_unavailable"):
     """The agents cannot be started; the run continues without."""
 
     TEXT = "no agents watch the nodes{event.because}"
+
+
+class AgentReportsIgnored(Event, name="agent_reports_ignored"):
+    """Reports of an agent cannot be read: damaged lines, or messages that only another version of zslurm knows."""
+
+    count: int
+    node: str | None = None
+    damaged: bool | None = None
+
+    def _sentence(self) -> str:
+        agent = "an agent" if self.node is None else f"the agent on {self.node}"
+        reports = counted(self.count, "damaged report" if self.damaged else "unknown report")
+        version = "" if self.damaged else ", which runs another version of zslurm"
+        return f"ignored {reports} from {agent}{version}{self.because}"
 
 
 class LeaseLost(Event, name="lease_lost"):

@@ -7,6 +7,7 @@ no file is shared. A node without a readable answer is an answer too: `NodeAnswe
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import secrets
@@ -243,8 +244,9 @@ def read_answers(heard: Iterable[tuple[float, str]]) -> dict[str, NodeAnswer]:
     found = {}
     for received, line in heard:
         if (whole := joiner.take(line)) is not None:
-            (node,), value = whole
-            found[node] = NodeAnswer(node, value, received=received)
+            (node,), text = whole
+            with suppress(ValueError, RecursionError):  # a damaged one
+                found[node] = NodeAnswer(node, json.loads(text), received=received)
     return found
 
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
+from msgspec.structs import replace
 
 from tests.aegis.core.detection.simulated_training import Training
 from zslurm.aegis.core.detection.attempt_progress import GONE_S

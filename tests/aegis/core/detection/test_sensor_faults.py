@@ -21,8 +21,8 @@ def fault(kind: str = "nic_link_down", *, cleared: bool = False, **more: Any) ->
     return Fault(kind, "root", "nic", WALL, cleared=cleared, **fields)
 
 
-def report(*faults: Fault, first: bool = False, more: bool = False, sensor: str = "nic") -> SensorReport:
-    return SensorReport(Stamp("node1", 1, WALL, 1.0), sensor, faults=faults, first=first, more=more)
+def report(*faults: Fault, first: bool = False, sensor: str = "nic") -> SensorReport:
+    return SensorReport(Stamp("node1", 1, WALL, 1.0), sensor, faults=faults, first=first)
 
 
 def fed(faults: SensorFaults, *reports: SensorReport) -> list[tuple[str, bool]]:
@@ -52,13 +52,6 @@ def test_a_state_that_a_first_report_does_not_name_is_over() -> None:
     assert fed(faults, report(first=True, sensor="gpu")) == [], "another sensor knows nothing of it"
     assert fed(faults, report(first=True)) == [("nic_link_down", True)]
     assert fed(faults, report(DOWN)) == [("nic_link_down", False)], "again"
-
-
-def test_a_first_report_is_assessed_when_all_its_lines_are_there() -> None:
-    faults = SensorFaults()
-    other = fault(nic="ionic_1")
-    fed(faults, report(DOWN, other))
-    assert fed(faults, report(DOWN, first=True, more=True), report(other, first=True)) == []
 
 
 def test_what_came_and_went_is_told_once_however_often_the_log_is_read_again() -> None:

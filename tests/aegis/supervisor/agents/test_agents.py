@@ -177,14 +177,25 @@ def test_garbage_is_not_heard_and_does_no_harm(here: SteeredAgents) -> None:
         here.wait_for_report("here")
     assert {type(heard.report) for heard in here.heard} <= {AgentReport, ProgressReport}
     assert here.event("agent_lost") == []
+    assert here.wait_for_event("agent_reports_ignored")[0].items() >= {"damaged": True, "count": 1}.items()
 
 
-def test_an_answer_comes_in_parts_and_is_whole(here: SteeredAgents) -> None:
+def test_a_kind_of_report_that_only_another_version_knows_is_named_once(here: SteeredAgents) -> None:
+    here.ask_for("weather")
+    here.start()
+    here.wait_for_event("agents_started")
+    for _ in range(3):
+        here.wait_for_report("here")
+    (ignored,) = here.wait_for_event("agent_reports_ignored")
+    assert ignored == {"node": "here", "count": 1, "reason": "Invalid value 'weather' - at `$.kind`"}
+
+
+def test_an_answer_comes_back(here: SteeredAgents) -> None:
     here.agents.attempt = 7
     here.start()
     here.wait_for_event("agents_started")
     answers = here.agents.ask("clean_up", timeout_s=DEADLINE_S)
-    assert answers["here"].values == {"part": [1, 2], "attempt": 7}
+    assert answers["here"].values == {"attempt": 7}
     assert here.agents.ask("stacks", ["nowhere"], timeout_s=DEADLINE_S) == {}
 
 

@@ -52,7 +52,7 @@ def ranks_in(
     return tuple(
         RankProgress(
             record.rank, record.pid, record.phase, record.step, record.committed_step,
-            _age_s(record, now_ns, paused_since), record.waiting, record.work_ns / 1e9,
+            round(_age_s(record, now_ns, paused_since), 2), record.waiting, round(record.work_ns / 1e9, 4),
             _is_halted(record.pid), is_gone(record.pid),
         )
         for record in found

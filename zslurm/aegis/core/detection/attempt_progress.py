@@ -76,15 +76,11 @@ class NodeState:
     Attributes:
         heard: when its agent reported last; None before the first report.
         lost: the loss of its agent, and of no more, was reported.
-        seq: number of the look that is being reported.
-        seen: ranks in that look.
         watches: its agent has reported about this attempt.
     """
 
     heard: float | None = None
     lost: bool = False
-    seq: int = -1
-    seen: set[int] | None = None
     watches: bool = False
 
 
@@ -130,7 +126,7 @@ class AttemptProgress:
             for name in dict.fromkeys(rank_nodes)
         }
         for node in self.nodes.values():
-            node.seen, node.watches = None, False
+            node.watches = False
         self.front, self._counted, self._front_at, self.front_moved = -1, -1, now, now
         self.over_limit: set[int] = set()
         for seconds in step_times:
@@ -166,8 +162,7 @@ class AttemptProgress:
     def feed(self, report: ProgressReport, node: NodeState, now: float) -> None:
         """Take where the ranks of a node are."""
         node.watches = True
-        if node.seen is None or report.stamp.seq != node.seq:
-            node.seen, node.seq = set(), report.stamp.seq
+        seen = set()
         for row in self.known(report, now):
             rank = self.ranks[row.rank]
             rank.row, rank.ended = row, False
@@ -177,19 +172,17 @@ class AttemptProgress:
             is_gone = is_gone and row.pid not in (rank.former_pid, rank.living_pid)
             rank.gone_since = (now if rank.gone_since is None else rank.gone_since) if is_gone else None
             rank.gone_until = now if is_gone else 0.0
-            node.seen.add(row.rank)
+            seen.add(row.rank)
             if row.age_s > self.limit(row.phase):
                 self.over_limit.add(row.rank)
             else:
                 self.over_limit.discard(row.rank)
             if row.step > self.front:
                 self._advance(row.step, now - row.age_s)
-        if not report.more:
-            for number in self.ranks_on.get(report.stamp.node, frozenset()) - node.seen:
-                if self.ranks[number].row is not None:
-                    self.ranks[number].ended, self.ranks[number].gone_since = True, None
-                    self.over_limit.discard(number)
-            node.seen = None
+        for number in self.ranks_on.get(report.stamp.node, frozenset()) - seen:
+            if self.ranks[number].row is not None:
+                self.ranks[number].ended, self.ranks[number].gone_since = True, None
+                self.over_limit.discard(number)
 
     def known(self, report: ProgressReport, now: float) -> list[RankProgress]:
         """Return the rows of a report that belong to ranks of this attempt.

@@ -32,7 +32,6 @@ class SensorFaults:
         self._new: list[Fault] = []
         self._open: dict[_Key, Fault] = {}
         self._recorded: set[tuple[_Key, str]] = set()
-        self._first: dict[tuple[str, str], list[Fault]] = {}
         self._passed: dict[tuple[str, str | None], deque[float]] = {}
         self._unavailable: dict[tuple[str, str], str] = {}
 
@@ -64,12 +63,8 @@ class SensorFaults:
         node = report.stamp.node
         faults = [replace(fault, node=fault.node or node, time=fault.time + behind) for fault in report.faults]
         if report.first:
-            whole = self._first.setdefault((node, report.sensor), [])
-            whole += faults
-            if report.more:
-                return
-            del self._first[node, report.sensor]
-            faults = [*self._over(node, report.sensor, whole, report.stamp.t + behind), *self._unknown(whole)]
+            over = self._over(node, report.sensor, faults, report.stamp.t + behind)
+            faults = [*over, *self._unknown(faults)]
         for fault in faults:
             self._feed(fault, now)
 

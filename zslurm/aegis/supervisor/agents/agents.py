@@ -26,9 +26,12 @@ import contextlib
 import secrets
 import threading
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence, Set
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from weakref import WeakKeyDictionary
+
+from msgspec.structs import replace
 
 from zslurm.aegis.core.detection.witnesses import WitnessReport
 from zslurm.aegis.protocol import (
@@ -38,7 +41,8 @@ from zslurm.aegis.protocol import (
     CommandName,
     Heartbeat,
     Report,
-    decode_report,
+    ReportReader,
+    Unreadable,
     encode_command,
 )
 from zslurm.aegis.supervisor.agents.answers import AgentAnswers
@@ -51,8 +55,8 @@ from zslurm.checkpoint_tools.plain import reason_of
 from zslurm.config.aegis import AegisSection
 from zslurm.config.spec import RunSpec
 from zslurm.run import supervisor_lease
-from zslurm.run.events import AgentRestarted, AgentsUnavailable, LeaseLost
-from zslurm.run.events.event import Event
+from zslurm.run.events import AgentReportsIgnored, AgentRestarted, AgentsUnavailable, LeaseLost
+from zslurm.run.events.event import Event, only_known
 from zslurm.run.run_dir import RunDir
 
 _HEARTBEAT_S = 1.0
@@ -100,6 +104,8 @@ class Agents:
         self._answers = AgentAnswers(self._lock)
         self._reports: deque[ReceivedReport] = deque(maxlen=_KEPT_REPORTS)
         self._events: deque[Event] = deque()
+        self._readers: WeakKeyDictionary[AgentLink, ReportReader] = WeakKeyDictionary()
+        self._unreadable: Counter[tuple[str, bool]] = Counter()
         self._over = threading.Event()
         self._inquiry: Inquiry | None = None
 
@@ -201,8 +207,9 @@ class Agents:
 
     def _on_line(self, link: AgentLink, line: bytes) -> None:
         """Take a line of output; called in the threads of the links."""
-        report = decode_report(line)
-        if report is None:
+        with self._lock:
+            reader = self._readers.setdefault(link, ReportReader(self._ignore))
+        if (report := reader.read(line)) is None:
             return
         now = time.monotonic()
         with self._lock:
@@ -225,6 +232,16 @@ class Agents:
                 why = "the agent ended: " + str(report.values.get("reason", "no reason"))
                 self._keeper.mark_lost(name, node, why, now)
             self._reports.append(ReceivedReport(now, report))
+
+    def _ignore(self, node: str, error: Unreadable) -> None:
+        """Record the first report of a node that cannot be read, then the 10th, the 100th and so on."""
+        with self._lock:
+            self._unreadable[node, error.is_damaged] += 1
+            count = self._unreadable[node, error.is_damaged]
+        if count == 10 ** (len(str(count)) - 1):
+            damaged = error.is_damaged or None
+            ignored = AgentReportsIgnored(node=node or None, count=count, damaged=damaged, reason=str(error))
+            self._record(only_known(ignored))
 
     # --- what goes ------------------------------------------------------------------------------------------
 

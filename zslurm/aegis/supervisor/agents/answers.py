@@ -1,4 +1,4 @@
-"""Collects the answers of agents to a command: by the command's number, from each node, line by line."""
+"""Collects the answers of agents to a command: by the command's number, from each node."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import itertools
 import threading
 from collections.abc import Iterator, Set
 
-from zslurm.aegis.protocol import Answer, joined
+from zslurm.aegis.protocol import Answer
 
 
 class AgentAnswers:
@@ -17,32 +17,30 @@ class AgentAnswers:
         """Wait for nothing yet; `lock` is that of the reading threads."""
         self._changed = threading.Condition(lock)
         self._ids = itertools.count(1)
-        self._lines: dict[int, dict[str, list[Answer]]] = {}
+        self._given: dict[int, dict[str, Answer]] = {}
 
     @contextlib.contextmanager
     def collected(self) -> Iterator[int]:
         """Collect answers while the block runs, under the number that it gets."""
         with self._changed:
             number = next(self._ids)
-            self._lines[number] = {}
+            self._given[number] = {}
         try:
             yield number
         finally:
             with self._changed:
-                del self._lines[number]
+                del self._given[number]
 
     def take(self, node: str, answer: Answer) -> None:
-        """Take one line of an answer."""
+        """Take an answer."""
         with self._changed:
-            if answer.id in self._lines:
-                self._lines[answer.id].setdefault(node, []).append(answer)
+            if answer.id in self._given:
+                self._given[answer.id][node] = answer
                 self._changed.notify_all()
 
     def wait(self, number: int, nodes: Set[str], timeout_s: float) -> dict[str, Answer]:
-        """Wait for whole answers of these nodes; return those that came in time."""
+        """Wait for the answers of these nodes; return those that came in time."""
         with self._changed:
-            self._changed.wait_for(lambda: nodes <= self._whole(number).keys(), timeout_s)
-            return {node: answer for node, answer in self._whole(number).items() if node in nodes}
-
-    def _whole(self, number: int) -> dict[str, Answer]:
-        return {node: joined(lines) for node, lines in self._lines[number].items() if lines[-1].done}
+            given = self._given[number]
+            self._changed.wait_for(lambda: nodes <= given.keys(), timeout_s)
+            return {node: answer for node, answer in given.items() if node in nodes}
