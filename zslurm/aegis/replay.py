@@ -20,9 +20,11 @@ from zslurm.aegis.core.policy.policy import alarm, decide
 from zslurm.aegis.fault_kinds import NODE_DEAD, SLURM_NODE_FAIL
 from zslurm.aegis.types import AttemptSummary, Decision, EndedAs, Resources
 from zslurm.checkpoint_tools.quantities import counted
+from zslurm.config import yaml12
 from zslurm.config.aegis import AegisSection
 from zslurm.config.layers import Layers, Origin
 from zslurm.config.problems import describe
+from zslurm.config.spec import RunSpec
 from zslurm.core.console import say
 from zslurm.core.errors import ConfigError, NotFound
 from zslurm.core.files import read_json
@@ -108,15 +110,25 @@ class _Run(Section):
     aegis: AegisSection = Field(AegisSection(), description="the supervisor")
 
 
-def settings_of(config: Path, overrides: Sequence[str] = ()) -> AegisSection:
-    """The section `aegis` of a run, or the defaults where it has no `config.json`, under `aegis.KEY=VALUE`.
+def settings_of(config: Path, overrides: Sequence[str] = (), policy: Path | None = None) -> AegisSection:
+    """Return the section `aegis` of a run, under that of a policy file and `aegis.KEY=VALUE`.
+
+    Args:
+        config: the run's `config.json`; the defaults hold if there is none.
+        overrides: assignments, applied last, in order.
+        policy: a YAML file with a section `aegis`, such as a run file; its other sections do not count.
 
     Raises:
-        ConfigError: an assignment is wrong, or the configuration is.
+        NotFound: there is no such policy file.
+        ConfigError: an assignment is wrong, or the configuration or the policy file is.
     """
     origin = Origin("run file", str(config))
     section = (read_json(config) or {}).get("aegis", {})
     layers = Layers({"aegis": section}, {(): origin}, origin)
+    if policy is not None:
+        layers.add(yaml12.read(policy), "run file", yaml12.called(policy))
+        for other in (RunSpec.model_fields.keys() | {"extends"}) - {"aegis"}:
+            layers.data.pop(other, None)
     for assignment in overrides:
         if not assignment.startswith("aegis."):
             raise ConfigError(f"--set {assignment}: only settings of `aegis` matter here, such as aegis.retries=5")

@@ -60,6 +60,39 @@ def test_damaged_lines_are_named_and_the_rest_is_replayed(shell: Shell, events: 
     assert f"{events}: 2 damaged lines left out" in done.stderr
 
 
+def test_a_policy_file_is_laid_over_the_settings_of_the_run(shell: Shell, events: Path, tmp_path: Path) -> None:
+    events.with_name("config.json").write_text('{"aegis": {"retries": 9, "max_excluded": 1}}')
+    policy = tmp_path / "strict.yaml"
+    policy.write_text("run: {name: another}\naegis:\n  retries: 1\n")
+    found = json.loads(shell.zslurm("aegis", "replay", events, "--policy", policy, "--json").stdout)
+    assert (found["settings"]["retries"], found["settings"]["max_excluded"]) == (1, 1)
+    assert [row["policy"]["action"] for row in found["attempts"]] == ["restart", "stop"]
+    later = shell.zslurm("aegis", "replay", events, "--policy", policy, "--set", "aegis.retries=9", "--json")
+    assert json.loads(later.stdout)["settings"]["retries"] == 9
+
+
+@pytest.mark.parametrize(
+    ("text", "code", "message"),
+    [
+        ("aegis:\n  retires: 1\n", Exit.USAGE, "{}:2: aegis.retires: unknown key; did you mean `retries`?"),
+        ("agis:\n  retries: 1\n", Exit.USAGE, "{}:1: agis: unknown key; did you mean `aegis`?"),
+        ("retries: 1\n", Exit.USAGE, "{}:1: retries: unknown key; did you mean `aegis.retries`?"),
+        ("aegis: 3\n", Exit.USAGE, "{}:1: aegis: expected a mapping of keys to values, got 3"),
+        ("aegis: [\n", Exit.USAGE, "{}:"),
+        (None, Exit.NOT_FOUND, "{}: no such file"),
+    ],
+)
+def test_a_policy_file_with_a_mistake(
+    shell: Shell, events: Path, tmp_path: Path, text: str | None, code: Exit, message: str
+) -> None:
+    policy = tmp_path / "policy.yaml"
+    if text is not None:
+        policy.write_text(text)
+    found, line = shell.fails("aegis", "replay", str(events), "--policy", str(policy))
+    assert found == code
+    assert line.startswith("zslurm: " + message.format(policy))
+
+
 @pytest.mark.parametrize("content", [b"", b"\xff\x00\n" * 9, b"hello\n", b'{"step": 1}\n', b"[1, 2]\n"])
 def test_what_is_no_events_file(shell: Shell, tmp_path: Path, content: bytes) -> None:
     other = tmp_path / "metrics.jsonl"

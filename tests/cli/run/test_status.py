@@ -386,6 +386,19 @@ def test_runs_are_chosen_by_state_and_by_time(shell: Shell) -> None:
     assert "expected 30m" in shell.fails("status", "--since", "yesterday")[1]
 
 
+@pytest.mark.parametrize("options", [(), ("--json",), ("--state", "completed")])
+def test_damaged_lines_of_events_are_named_and_the_rest_counts(
+    tmp_path: Path, shell: Shell, options: tuple[str, ...]
+) -> None:
+    story = Story(tmp_path / "tiny").submitted().started().ended("completed", 0)
+    whole = shell.zslurm.ok("status", story.run.path, *options).stdout
+    text = story.run.events.read_text()
+    story.run.events.write_text("\0" * 40 + "\n" + text.replace("\n", "\n[]\n", 1))
+    done = shell.zslurm.ok("status", story.run.path, *options)
+    assert done.stdout == whole
+    assert done.stderr == f"{story.run.events}: 2 damaged lines are left out: what they tell is missing here\n"
+
+
 def test_a_run_that_waits_for_a_person_is_shown_first(tmp_path: Path, shell: Shell) -> None:
     well = look(Story(tmp_path / "well").submitted().started().trained(9, saved=9).ended("interrupted", 75).run)
     story = Story(tmp_path / "failed").submitted().started().trained(9).ended("failed", 137, KILLED)

@@ -42,6 +42,26 @@ def test_lines_about_faults_are_not_parsed(tmp_path: Path, monkeypatch: pytest.M
     assert len(parsed) == 2
 
 
+@pytest.mark.parametrize("kept", [False, True])
+def test_damaged_lines_are_counted_and_the_rest_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kept: bool
+) -> None:
+    monkeypatch.setattr(state_events, "WORTH_KEEPING", 0 if kept else 1 << 20)
+    path = written(tmp_path / "events.jsonl", {"event": "attempt_started", "attempt": 1}, {"event": "signal"})
+    with path.open("ab") as file:
+        file.write(b'{"time": 3.0, "event": "attempt_ended", "attem\n')  # a crash; the next writer closed the line
+        file.write(b"\0" * 40 + b"\n\n")
+        file.write(b'{"time": 4.0, "event": "run_ended", "outcome": "fai\x00led"}\n')
+    written(path, {"event": "attempt_started", "attempt": 2})
+    for _ in range(2):
+        found = read_state_events(path)
+        assert [event.attempt for event in found.events] == [1, 2]
+        assert found.damaged == 3
+    with path.open("ab") as file:
+        file.write(b'{"time": 5.0, "event": "attem')
+    assert read_state_events(path).damaged == 3, "a line that is being written"
+
+
 @pytest.mark.parametrize("advisories", [1, 20])
 def test_an_advisory_fault_is_not_the_last_event(tmp_path: Path, advisories: int) -> None:
     """A healthy run has many of them, and its last event read "fault detected"."""

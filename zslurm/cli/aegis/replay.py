@@ -31,21 +31,23 @@ def replay(
     events: Annotated[
         str, typer.Argument(metavar="EVENTS_OR_RUN", help="An events.jsonl, or a run's name, directory or job id.")
     ],
+    policy_file: Annotated[
+        Path | None,
+        typer.Option("--policy", metavar="FILE", help="A YAML file whose section `aegis` is laid over the run's."),
+    ] = None,
     overrides: Set = None,
     json: Json = False,
 ) -> None:
-    """Show what was done about each attempt of a run.
+    """Show what was done about each attempt of a run, and what the present or another policy would have done.
 
-    Beside it stands what the present or another policy would have done.
-
-    The policy is that of the run, changed by --set aegis.KEY=VALUE. It gets each attempt with the history that
-    the run really had.
+    The policy is that of the run, changed by a file (--policy) and by --set aegis.KEY=VALUE. It gets each attempt
+    with the history that the run really had.
 
     Example: zslurm aegis replay my-run --set aegis.retries=1
     """
     given = Path(events)
     path = given if given.is_file() else find(events).events
-    settings = policy.settings_of(path.with_name("config.json"), overrides or [])
+    settings = policy.settings_of(path.with_name("config.json"), overrides or [], policy_file)
     found = policy.replay(policy.read_events(path), settings)
     if json:
         attempts = [

@@ -105,6 +105,10 @@ def status(
             if filtered
             else "no runs yet; `zslurm submit run.yaml` starts one"
         )
+    for each in states:
+        if each.damaged_events:
+            damaged = counted(each.damaged_events, "damaged line is", "damaged lines are")
+            say(f"{each.run.events}: {damaged} left out: what they tell is missing here")
     if stale:
         say(f"zslurm: {stale}")
         raise typer.Exit(Exit.SLURM_UNAVAILABLE)

@@ -103,8 +103,10 @@ def pattern_of_kinds(kinds: Collection[str]) -> re.Pattern[bytes]:
     return re.compile(rb'"event": ?"(?:%b)"' % "|".join(sorted(kinds)).encode())
 
 
-def rows_of_kinds(block: bytes, pattern: re.Pattern[bytes]) -> Iterator[dict[str, Any]]:
-    """Yield the rows of some kinds in a block of lines, without damaged ones; other lines are not parsed.
+def rows_of_kinds(block: bytes, pattern: re.Pattern[bytes]) -> Iterator[dict[str, Any] | None]:
+    """Yield the rows of some kinds in a block of lines; other lines are not parsed.
+
+    A row that is damaged in its middle is None; `damaged_lines` counts the others.
 
     A run of some weeks writes a million lines, most of them about single ranks.
     """
@@ -114,5 +116,15 @@ def rows_of_kinds(block: bytes, pattern: re.Pattern[bytes]) -> Iterator[dict[str
             continue
         begin, end = block.rfind(b"\n", 0, match.start()) + 1, block.find(b"\n", match.end()) + 1
         row = parse_line(block[begin:end])
-        if row is not None and "event" in row:
+        if row is None and block[begin:end].endswith(b"}\n"):
+            yield None
+        elif row is not None and "event" in row:
             yield row
+
+
+def damaged_lines(block: bytes) -> int:
+    """Return how many lines of a block do not begin and end as an object does; they are not parsed."""
+    if block.startswith(b"{") and block.endswith(b"}\n") and block.count(b"}\n{") == block.count(b"\n") - 1:
+        return 0
+    lines = (line.strip() for line in block.split(b"\n"))
+    return sum(bool(line) and not (line.startswith(b"{") and line.endswith(b"}")) for line in lines)

@@ -106,6 +106,8 @@ class RunState:
     """What the program of a run does not show of its progress; empty for zslurm's own trainer."""
     last_event: dict[str, Any] | None = None
     """The newest row of the run's events."""
+    damaged_events: int = 0
+    """Lines of the run's events that cannot be read."""
     aegis: AegisView = field(default_factory=AegisView)
     """What the supervisor noticed and did in this job."""
 
@@ -284,6 +286,7 @@ def _state(run: RunDir, job: _Job | None, seen: QueueView) -> RunState:
         cause=ended.cause if ended else None,
         successor=job.successor if state in ACTIVE else None,
         last_event=events.newest,
+        damaged_events=events.damaged,
         aegis=aegis,
         **_progress(run),
     )

@@ -31,7 +31,7 @@ from zslurm.run.events import (
     SupervisorStarted,
 )
 from zslurm.run.events.event import CLASSES, Event, from_row
-from zslurm.run.events.event_log import blocks_of_lines, pattern_of_kinds, rows_of_kinds
+from zslurm.run.events.event_log import blocks_of_lines, damaged_lines, pattern_of_kinds, rows_of_kinds
 from zslurm.run.exclusions import active_exclusions, exclusions_in
 from zslurm.train.jsonl import lines_backwards, parse_line
 
@@ -56,21 +56,23 @@ class StateEvents:
     Attributes:
         events: oldest first.
         newest: the row of the newest event, advisory faults excepted: a healthy run has many of them.
+        damaged: lines that cannot be read; such a line may have been any event.
     """
 
     events: Sequence[Event] = ()
     newest: dict[str, Any] | None = None
+    damaged: int = 0
 
 
 def read_state_events(path: Path) -> StateEvents:
-    """Read the state-changing events of `events.jsonl`; none if there is no such file. Skip damaged lines."""
+    """Read the state-changing events of `events.jsonl`; none if there is no such file."""
     try:
-        rows = _read_rows(path)
+        rows, damaged = _read_rows(path)
     except FileNotFoundError:
         return StateEvents()
     last = (parse_line(line) for line in islice(lines_backwards(path), _LAST))
     newest = next((row for row in last if row is not None and row.get("role") != "advisory"), None)
-    return StateEvents([from_row(row) for row in rows], newest or (rows[-1] if rows else None))
+    return StateEvents([from_row(row) for row in rows], newest or (rows[-1] if rows else None), damaged)
 
 
 def keep_state_events(path: Path) -> None:
@@ -82,40 +84,46 @@ def keep_state_events(path: Path) -> None:
     _read_rows(path)
 
 
-def _read_rows(path: Path) -> list[dict[str, Any]]:
-    """Return the state-changing rows, from the record and what was added since; keep them if that is much."""
+def _read_rows(path: Path) -> tuple[list[dict[str, Any]], int]:
+    """Return the state-changing rows, from the record and what was added since; keep them if that is much.
+
+    The number is that of damaged lines.
+    """
     record = path.with_name("state-events.json")
-    rows, begin = _kept_rows(record, path)
+    rows, damaged, begin = _kept_rows(record, path)
     with path.open("rb") as file:
         file.seek(begin)
         end = begin
         for block in blocks_of_lines(file):
-            rows += rows_of_kinds(block, _PATTERN)
+            found = list(rows_of_kinds(block, _PATTERN))
+            rows += [row for row in found if row is not None]
+            damaged += damaged_lines(block) + found.count(None)
             end += len(block)
         if end - begin > WORTH_KEEPING:
-            content = {"kinds": sorted(_KINDS), "offset": end, "ends": _ends(file, end), "rows": rows}
+            content = {"kinds": sorted(_KINDS), "offset": end, "ends": _ends(file, end), "damaged": damaged}
+            content["rows"] = rows
             with contextlib.suppress(OSError):  # it only saves time: a full disk or a run of others has none
                 write_atomically(record, json.dumps(content))
-    return rows
+    return rows, damaged
 
 
-def _kept_rows(record: Path, path: Path) -> tuple[list[dict[str, Any]], int]:
-    """Return the rows of a record and the byte of the file at which it ends; nothing if it is of another file.
+def _kept_rows(record: Path, path: Path) -> tuple[list[dict[str, Any]], int, int]:
+    """Return the rows of a record, the damaged lines and the byte at which it ends; nothing if its file is another.
 
     A record of another version may lack kinds.
     """
     kept = read_json(record) or {}
-    rows, offset = kept.get("rows"), kept.get("offset")
+    rows, offset, damaged = kept.get("rows"), kept.get("offset"), kept.get("damaged")
     if kept.get("kinds") != sorted(_KINDS) or not isinstance(rows, list):
-        return [], 0
-    if not isinstance(offset, int) or offset < 0:
-        return [], 0
+        return [], 0, 0
+    if not isinstance(offset, int) or offset < 0 or not isinstance(damaged, int):
+        return [], 0, 0
     try:
         with path.open("rb") as file:
             same = _ends(file, offset) == kept.get("ends")
     except OSError:
-        return [], 0
-    return ([row for row in rows if isinstance(row, dict)], offset) if same else ([], 0)
+        return [], 0, 0
+    return ([row for row in rows if isinstance(row, dict)], damaged, offset) if same else ([], 0, 0)
 
 
 def _ends(file: BinaryIO, offset: int) -> str:
