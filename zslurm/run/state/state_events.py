@@ -108,7 +108,7 @@ def _read_rows(path: Path) -> tuple[list[dict[str, Any]], int]:
 
 
 def _kept_rows(record: Path, path: Path) -> tuple[list[dict[str, Any]], int, int]:
-    """Return the rows of a record, the damaged lines and the byte at which it ends; nothing if its file is another.
+    """Return the rows of a record, the damaged lines and its end in the file; nothing if the file is another.
 
     A record of another version may lack kinds.
     """
