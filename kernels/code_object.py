@@ -33,7 +33,7 @@ from zslurm.kernels.arch import Arch, meta_tensors_on
 
 
 @dataclass(frozen=True)
-class Launch:
+class KernelLaunch:
     """One launch to compile, described by the file of an implementation.
 
     Attributes:
@@ -84,7 +84,7 @@ class CodeObject:
     flops_per_lds_byte: float | None = None
 
 
-def violations(code: CodeObject, launch: Launch, arch: Arch) -> list[str]:
+def violations(code: CodeObject, launch: KernelLaunch, arch: Arch) -> list[str]:
     """Return what of a code object is against the rules of the module's text, as sentences."""
     found = []
     if code.lds_bytes > arch.lds_bytes:
@@ -109,12 +109,12 @@ def implementation_files() -> list[str]:
     return sorted(file.relative_to(here).parts[0] for file in files)
 
 
-def launches_of(folder: str, arch: Arch) -> Iterator[Launch]:
+def launches_of(folder: str, arch: Arch) -> Iterator[KernelLaunch]:
     """Yield the launches that an operation's file in Triton describes for an architecture."""
     yield from importlib.import_module(f"zslurm.kernels.{folder}.triton").launches(arch)
 
 
-def compile_launch(launch: Launch, arch: Arch) -> list[CodeObject]:
+def compile_launch(launch: KernelLaunch, arch: Arch) -> list[CodeObject]:
     """Compile what a launch runs, in the order of its kernels.
 
     Raises:

@@ -1,7 +1,7 @@
 """Put a rank's model and its shards together, as all ranks agree.
 
 What must be the same on all ranks is decided here: by collectives when a run starts, and in a process that takes
-the place of a rank later by the `Facts` that the ranks left for it.
+the place of a rank later by the `AgreedFacts` that the ranks left for it.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from zslurm.train.model.attention_backends.choice import attention_backend
 from zslurm.train.model.attention_backends.documents import documents_by_torch, failure_of
 from zslurm.train.model.attention_backends.packages import FORMATS, FlashAttention, choose_kernels
 from zslurm.train.model.zaya import Zaya, build
-from zslurm.train.parallel.facts import Facts, kernel_facts
+from zslurm.train.parallel.facts import AgreedFacts, kernel_facts
 from zslurm.train.parallel.kernel_agreement import leave_out_together, share_tables
 from zslurm.train.parallel.levels import Levels, choose_levels, make_levels
 from zslurm.train.parallel.topology import Topology
 from zslurm.train.parallel.world import DTYPES, World, choose_device, least_of_all, overlaps
 from zslurm.train.parallel.zero import ZeroShards
 from zslurm.train.plan.activations import recomputed_layers
-from zslurm.train.plan.communication import Group, bucket_bytes
+from zslurm.train.plan.communication import RankGroup, bucket_bytes
 from zslurm.train.plan.memory import with_least_recompute
 from zslurm.train.schedule import Plan
 from zslurm.train.shapes import owned_table
@@ -101,7 +101,7 @@ def recomputed_by_all(config: TrainConfig, world: World) -> int:
     return chosen
 
 
-def make_or_choose_levels(config: TrainConfig, world: World, facts: Facts | None) -> Levels | None:
+def make_or_choose_levels(config: TrainConfig, world: World, facts: AgreedFacts | None) -> Levels | None:
     """Return the levels of the collectives: as the ranks chose before (`facts`), or chosen now by all of them."""
     if facts is None:
         levels, line = choose_levels(config.parallel, world)
@@ -114,11 +114,11 @@ def make_or_choose_levels(config: TrainConfig, world: World, facts: Facts | None
     return make_levels(topology, world.rank, timedelta(seconds=config.parallel.timeout_s))
 
 
-def agree_on_facts(config: TrainConfig, world: World, recomputed: int, *, two_level: bool) -> Facts:
+def agree_on_facts(config: TrainConfig, world: World, recomputed: int, *, two_level: bool) -> AgreedFacts:
     """Agree on the rest of what must be the same on all ranks, also if their nodes are unlike."""
     local, overlap = least_of_all([world.local_size, overlaps(config.parallel, world.device)], world)
     tables, missing = kernel_facts()
-    return Facts(recomputed, int(local), bool(overlap), two_level, tables, missing)
+    return AgreedFacts(recomputed, int(local), bool(overlap), two_level, tables, missing)
 
 
 def warm_up(model: Zaya, config: TrainConfig) -> None:
@@ -162,8 +162,8 @@ def make_contexts(config: TrainConfig, world: World) -> dict[int, ContextParalle
 
 
 def assemble(
-    config: TrainConfig, world: World, model: Zaya | None = None, facts: Facts | None = None
-) -> tuple[Zaya, ZeroShards, Facts]:
+    config: TrainConfig, world: World, model: Zaya | None = None, facts: AgreedFacts | None = None
+) -> tuple[Zaya, ZeroShards, AgreedFacts]:
     """Return the model, its shards, and what the ranks agreed on.
 
     A `model` that was made before is taken as it is. A process that takes the place of a rank adopts the `facts`
@@ -183,10 +183,10 @@ def assemble(
     return model, shards, facts
 
 
-def shard(model: Zaya, config: TrainConfig, world: World, levels: Levels | None, facts: Facts) -> ZeroShards:
+def shard(model: Zaya, config: TrainConfig, world: World, levels: Levels | None, facts: AgreedFacts) -> ZeroShards:
     """Divide gradients and master weights over the ranks, as parallel.* asks for."""
     parallel = config.parallel
-    group = Group.of(world.size, facts.local, "flat" if levels is None else "two_level")
+    group = RankGroup.of(world.size, facts.local, "flat" if levels is None else "two_level")
     return ZeroShards(
         model,
         owned_table(config.model, config.optim),

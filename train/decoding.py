@@ -33,7 +33,7 @@ READY = -1
 
 
 @dataclass(frozen=True)
-class Request:
+class DecodingRequest:
     """What to generate; the last fields are the arguments of `train.model.generate.generate`.
 
     Attributes:
@@ -58,13 +58,13 @@ class Request:
         return asdict(self) | {"weights": str(self.weights)}
 
     @classmethod
-    def of(cls, fields: dict[str, Any]) -> Request:
+    def of(cls, fields: dict[str, Any]) -> DecodingRequest:
         """Return the request that JSON has as `fields`."""
         lists = {key: tuple(fields[key]) for key in ("prompt_ids", "eos_ids")}
         return cls(**fields | lists | {"weights": Path(fields["weights"])})
 
 
-def generate_on_ranks(request: Request, ranks: int) -> Iterator[int]:
+def generate_on_ranks(request: DecodingRequest, ranks: int) -> Iterator[int]:
     """Start the ranks, wait until all have the weights, and return an iterator of the tokens as they are chosen.
 
     Raises:
@@ -75,7 +75,7 @@ def generate_on_ranks(request: Request, ranks: int) -> Iterator[int]:
     return tokens
 
 
-def _generated(request: Request, ranks: int) -> Iterator[int]:
+def _generated(request: DecodingRequest, ranks: int) -> Iterator[int]:
     """Yield a number that is no token when all ranks are ready, then the tokens."""
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     with local_ranks(_rank, ranks, store.port, request) as readers:
@@ -109,7 +109,7 @@ def received(readers: list[Connection]) -> Iterator[int]:
                 yield message
 
 
-def _rank(rank: int, ranks: int, port: int, request: Request, answer: Connection) -> None:
+def _rank(rank: int, ranks: int, port: int, request: DecodingRequest, answer: Connection) -> None:
     """Generate on one rank of this machine; see `generate_as_rank`."""
     store = dist.TCPStore("127.0.0.1", port, is_master=False)
     with suppress(BrokenPipeError):  # the text is not wanted any more
@@ -117,7 +117,7 @@ def _rank(rank: int, ranks: int, port: int, request: Request, answer: Connection
 
 
 def generate_as_rank(
-    who: RankOf, request: Request, store: dist.Store, send: Callable[[int | Failure | None], None]
+    who: RankOf, request: DecodingRequest, store: dist.Store, send: Callable[[int | Failure | None], None]
 ) -> None:
     """Generate on one rank, which sends `READY`, the first one each token, and None; or why it failed."""
     try:

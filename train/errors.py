@@ -35,7 +35,7 @@ class MovedOff(TrainError):
     exit_code = 0
 
 
-class RecoveryFailed(TrainError):
+class CannotRecover(TrainError):
     """The ranks cannot continue in memory; the message states why."""
 
 

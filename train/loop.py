@@ -31,7 +31,7 @@ from zslurm.train.model.zaya import Zaya
 from zslurm.train.optim.balance import BalanceState, balance_over
 from zslurm.train.optim.sharded import ShardedOptimizer
 from zslurm.train.optim.stability import SkippedStep, StepGuard
-from zslurm.train.parallel.facts import Facts
+from zslurm.train.parallel.facts import AgreedFacts
 from zslurm.train.parallel.kernel_agreement import leave_out_together
 from zslurm.train.parallel.world import World, read_back, to_device
 from zslurm.train.parallel.zero import ZeroShards
@@ -41,7 +41,7 @@ from zslurm.train.step_signals import MicrobatchSums, StepCallback, StepSignals
 from zslurm.train.stop import Ending, StopRequest
 from zslurm.train.telemetry.observer import StepResult
 from zslurm.train.telemetry.observers import Observers
-from zslurm.train.telemetry.timing import Part, StepClock, work_time_ns
+from zslurm.train.telemetry.timing import StepClock, StepPart, work_time_ns
 
 _LOG = logging.getLogger(__name__)
 
@@ -69,7 +69,7 @@ class Trainer:
     contexts: dict[int, ContextParallel]
     model: Zaya
     shards: ZeroShards
-    facts: Facts
+    facts: AgreedFacts
     optimizer: ShardedOptimizer
     balance: BalanceState
     guard: StepGuard
@@ -145,7 +145,7 @@ class Trainer:
         optim = self.config.optim
         sums = self._forward_and_backward(here)
         self.progress.update(waiting=True)
-        self.clock.enter(Part.REDUCE)
+        self.clock.enter(StepPart.REDUCE)
         self.shards.reduce_gradients()
         signals = StepSignals(float(sums.targets), float(self.stop.asked))
         for callback in self.callbacks:
@@ -159,7 +159,7 @@ class Trainer:
             share = here.step_tokens / counted_targets
             self.shards.scale_gradients(share.where(counted_targets > 0, 1).to(self.shards.master_gradient.dtype))
         norm = self.shards.clip_gradients(optim.clip_norm)
-        self.clock.enter(Part.REDUCE)
+        self.clock.enter(StepPart.REDUCE)
         totals, norm, counts_LC = read_back(totals, norm, sums.counts_MLC.sum(dim=0))
         self.clock.settle()
         ce_sum, z_sum, *others = totals.tolist()
@@ -171,13 +171,13 @@ class Trainer:
         if reason is not None:
             self._skip(reason, loss, norm.item())
         else:
-            self.clock.enter(Part.CHECKPOINT)
+            self.clock.enter(StepPart.CHECKPOINT)
             for callback in self.callbacks:
                 callback.before_update()
-            self.clock.enter(Part.OPTIMIZER)
+            self.clock.enter(StepPart.OPTIMIZER)
             self.optimizer.step(here.lr)
             self.shards.start_gathering(rounded=self.optimizer.rounds)
-            self.clock.enter(Part.OTHER)
+            self.clock.enter(StepPart.OTHER)
             lr, betas = optim.balance_lr, optim.balance_betas
             self.set_balance(balance_over(self.balance, sums.counts_MLC, lr=lr, betas=betas))
         return StepResult(loss, z_loss, norm.item(), counts_LC.long(), signals.stop > 0, taken=reason is None)
@@ -190,9 +190,9 @@ class Trainer:
         shares = here.microbatches if optim.balance_scope == "microbatch" else 1
         counts_MLC = torch.zeros((shares, *self.balance.bias.shape), dtype=torch.int64, device=device)
         targets, context = 0, self.contexts.get(here.phase.context_parallel)
-        self.clock.enter(Part.DATA)
+        self.clock.enter(StepPart.DATA)
         for microbatch in self.loader.microbatches(self.step):
-            self.clock.enter(Part.FORWARD)
+            self.clock.enter(StepPart.FORWARD)
             losses, counts_LC = self.model.losses(
                 microbatch.tokens_BS,
                 microbatch.targets_BS,
@@ -203,19 +203,19 @@ class Trainer:
                 bounds_N=microbatch.bounds_N,
                 context=context,
             )
-            self.clock.enter(Part.BACKWARD)
+            self.clock.enter(StepPart.BACKWARD)
             (losses.objective / here.step_tokens).backward()
             losses_2 += torch.stack([losses.cross_entropy, losses.z_loss])
             counts_MLC[microbatch.number % shares] += counts_LC
             targets += microbatch.targets if context is None or context.rank == 0 else 0
-            self.clock.enter(Part.DATA)
+            self.clock.enter(StepPart.DATA)
         return MicrobatchSums(losses_2, counts_MLC, targets)
 
     def wait_for_weights(self, module: str | None = None) -> None:
         """Wait for a module's weights, all by default; waiting for peers is no work of this rank's."""
         if self.shards.is_gathering(module):
             self.progress.update(waiting=True)
-            with self.clock.within(Part.GATHER):
+            with self.clock.within(StepPart.GATHER):
                 self.shards.wait_for_weights(module)
             self.progress.update()
 
@@ -243,6 +243,6 @@ class Trainer:
             keep.add(best.step)
         cursor = cursor_of(self.step, self.order, self.guard, best, self.config)
         self.observers.checkpoint_requested(self.step)
-        with self.clock.within(Part.CHECKPOINT):
+        with self.clock.within(StepPart.CHECKPOINT):
             request = SaveRequest(self.step, self.plan.tokens_after(self.step), cursor, self.balance, keep)
             self.saves.start(request, wait=wait)

@@ -32,7 +32,7 @@ from zslurm.train.model.zaya import Zaya
 from zslurm.train.optim.balance import BalanceState
 from zslurm.train.optim.sharded import ShardedOptimizer
 from zslurm.train.optim.stability import Recent, StepGuard
-from zslurm.train.parallel.facts import Facts
+from zslurm.train.parallel.facts import AgreedFacts
 from zslurm.train.parallel.world import World, common_local_size
 from zslurm.train.progress import ProgressWriter
 from zslurm.train.schedule import Plan, check_ranks, compare
@@ -66,7 +66,7 @@ def build(
     stop: StopRequest,
     *,
     model: Zaya | None = None,
-    facts: Facts | None = None,
+    facts: AgreedFacts | None = None,
 ) -> Trainer:
     """Return a trainer without its state; all ranks call it together.
 

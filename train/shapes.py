@@ -45,7 +45,7 @@ from enum import StrEnum
 from zslurm.train.config import ModelConfig, OptimConfig
 
 
-class Kind(StrEnum):
+class TensorKind(StrEnum):
     """What a tensor is; it decides the initial value, the optimizer and the weight decay."""
 
     EMBEDDING = "embedding"
@@ -57,8 +57,8 @@ class Kind(StrEnum):
     BIAS = "bias"
 
 
-_MATRICES = frozenset({Kind.MATRIX, Kind.EXPERTS})
-_DECAYED = _MATRICES | {Kind.EMBEDDING, Kind.CONVOLUTION}
+_MATRICES = frozenset({TensorKind.MATRIX, TensorKind.EXPERTS})
+_DECAYED = _MATRICES | {TensorKind.EMBEDDING, TensorKind.CONVOLUTION}
 _GATE_UP = ".experts.gate_up.weight"
 
 
@@ -71,7 +71,7 @@ class TensorInfo:
 
     name: str
     shape: tuple[int, ...]
-    kind: Kind
+    kind: TensorKind
     whole: int = 0
 
     @property
@@ -122,7 +122,7 @@ class ParameterCounts:
 def tensor_table(model: ModelConfig) -> tuple[TensorInfo, ...]:
     """Return every parameter, in the order of `Zaya.named_parameters()`."""
     return (
-        TensorInfo("embedding.weight", (model.vocab_size, model.hidden_size), Kind.EMBEDDING),
+        TensorInfo("embedding.weight", (model.vocab_size, model.hidden_size), TensorKind.EMBEDDING),
         *(info for layer in range(model.layers) for info in _layer(model, layer)),
         *_entry("head_entry", model, first=False),
     )
@@ -153,8 +153,8 @@ def parameter_counts(model: ModelConfig) -> ParameterCounts:
     """Count the parameters of a model (ZAYA1-base: 8.3 B without the embedding, 0.75 B of them active)."""
     table = tensor_table(model)
     total = sum(info.numel for info in table)
-    embedding = sum(info.numel for info in table if info.kind is Kind.EMBEDDING)
-    experts = sum(info.numel for info in table if info.kind is Kind.EXPERTS)
+    embedding = sum(info.numel for info in table if info.kind is TensorKind.EMBEDDING)
+    experts = sum(info.numel for info in table if info.kind is TensorKind.EXPERTS)
     used = min(model.experts_per_token, model.experts)
     return ParameterCounts(
         total=total,
@@ -176,9 +176,9 @@ def _layer(model: ModelConfig, layer: int) -> Iterator[TensorInfo]:
 def _entry(prefix: str, model: ModelConfig, *, first: bool) -> Iterator[TensorInfo]:
     width = (model.hidden_size,)
     for stream in ("hidden",) if first else ("hidden", "residual"):
-        yield TensorInfo(f"{prefix}.{stream}_scale", width, Kind.SCALE)
-        yield TensorInfo(f"{prefix}.{stream}_bias", width, Kind.BIAS)
-    yield TensorInfo(f"{prefix}.norm.weight", width, Kind.NORM)
+        yield TensorInfo(f"{prefix}.{stream}_scale", width, TensorKind.SCALE)
+        yield TensorInfo(f"{prefix}.{stream}_bias", width, TensorKind.BIAS)
+    yield TensorInfo(f"{prefix}.norm.weight", width, TensorKind.NORM)
 
 
 def _attention(prefix: str, model: ModelConfig) -> Iterator[TensorInfo]:
@@ -186,35 +186,35 @@ def _attention(prefix: str, model: ModelConfig) -> Iterator[TensorInfo]:
     queries, keys = model.query_heads * model.head_dim, model.kv_heads * model.head_dim
     depthwise, grouped = model.conv_widths
     channels = queries + keys
-    yield TensorInfo(f"{prefix}.temperature", (model.kv_heads,), Kind.SCALE)
-    yield TensorInfo(f"{prefix}.query.weight", (queries, hidden), Kind.MATRIX)
-    yield TensorInfo(f"{prefix}.key.weight", (keys, hidden), Kind.MATRIX)
-    yield TensorInfo(f"{prefix}.value_current.weight", (keys // 2, hidden), Kind.MATRIX)
-    yield TensorInfo(f"{prefix}.value_previous.weight", (keys // 2, hidden), Kind.MATRIX)
-    yield TensorInfo(f"{prefix}.depthwise_conv.weight", (channels, 1, depthwise), Kind.CONVOLUTION)
-    yield TensorInfo(f"{prefix}.depthwise_conv.bias", (channels,), Kind.BIAS)
-    yield TensorInfo(f"{prefix}.grouped_conv.weight", (channels, model.head_dim, grouped), Kind.CONVOLUTION)
-    yield TensorInfo(f"{prefix}.grouped_conv.bias", (channels,), Kind.BIAS)
-    yield TensorInfo(f"{prefix}.output.weight", (hidden, queries), Kind.MATRIX)
+    yield TensorInfo(f"{prefix}.temperature", (model.kv_heads,), TensorKind.SCALE)
+    yield TensorInfo(f"{prefix}.query.weight", (queries, hidden), TensorKind.MATRIX)
+    yield TensorInfo(f"{prefix}.key.weight", (keys, hidden), TensorKind.MATRIX)
+    yield TensorInfo(f"{prefix}.value_current.weight", (keys // 2, hidden), TensorKind.MATRIX)
+    yield TensorInfo(f"{prefix}.value_previous.weight", (keys // 2, hidden), TensorKind.MATRIX)
+    yield TensorInfo(f"{prefix}.depthwise_conv.weight", (channels, 1, depthwise), TensorKind.CONVOLUTION)
+    yield TensorInfo(f"{prefix}.depthwise_conv.bias", (channels,), TensorKind.BIAS)
+    yield TensorInfo(f"{prefix}.grouped_conv.weight", (channels, model.head_dim, grouped), TensorKind.CONVOLUTION)
+    yield TensorInfo(f"{prefix}.grouped_conv.bias", (channels,), TensorKind.BIAS)
+    yield TensorInfo(f"{prefix}.output.weight", (hidden, queries), TensorKind.MATRIX)
 
 
 def _router(prefix: str, model: ModelConfig, *, first: bool) -> Iterator[TensorInfo]:
     if model.router == "linear":
-        yield TensorInfo(f"{prefix}.output.weight", (model.router_classes, model.hidden_size), Kind.MATRIX)
+        yield TensorInfo(f"{prefix}.output.weight", (model.router_classes, model.hidden_size), TensorKind.MATRIX)
         return
     width = model.router_hidden_size
     if not first:
-        yield TensorInfo(f"{prefix}.previous_scale", (width,), Kind.SCALE)
-    yield TensorInfo(f"{prefix}.down.weight", (width, model.hidden_size), Kind.MATRIX)
-    yield TensorInfo(f"{prefix}.down.bias", (width,), Kind.BIAS)
-    yield TensorInfo(f"{prefix}.norm.weight", (width,), Kind.NORM)
+        yield TensorInfo(f"{prefix}.previous_scale", (width,), TensorKind.SCALE)
+    yield TensorInfo(f"{prefix}.down.weight", (width, model.hidden_size), TensorKind.MATRIX)
+    yield TensorInfo(f"{prefix}.down.bias", (width,), TensorKind.BIAS)
+    yield TensorInfo(f"{prefix}.norm.weight", (width,), TensorKind.NORM)
     for linear in ("first", "second"):
-        yield TensorInfo(f"{prefix}.{linear}.weight", (width, width), Kind.MATRIX)
-        yield TensorInfo(f"{prefix}.{linear}.bias", (width,), Kind.BIAS)
-    yield TensorInfo(f"{prefix}.output.weight", (model.router_classes, width), Kind.MATRIX)
+        yield TensorInfo(f"{prefix}.{linear}.weight", (width, width), TensorKind.MATRIX)
+        yield TensorInfo(f"{prefix}.{linear}.bias", (width,), TensorKind.BIAS)
+    yield TensorInfo(f"{prefix}.output.weight", (model.router_classes, width), TensorKind.MATRIX)
 
 
 def _experts(prefix: str, model: ModelConfig) -> Iterator[TensorInfo]:
     experts, inner, hidden = model.experts, model.expert_hidden_size, model.hidden_size
-    yield TensorInfo(f"{prefix}.gate_up.weight", (experts, 2 * inner, hidden), Kind.EXPERTS)
-    yield TensorInfo(f"{prefix}.down.weight", (experts, hidden, inner), Kind.EXPERTS)
+    yield TensorInfo(f"{prefix}.gate_up.weight", (experts, 2 * inner, hidden), TensorKind.EXPERTS)
+    yield TensorInfo(f"{prefix}.down.weight", (experts, hidden, inner), TensorKind.EXPERTS)

@@ -51,7 +51,7 @@ from zslurm.train.optim.sharded import spans_of
 from zslurm.train.plan.memory import copies_bytes
 from zslurm.train.recovery.copies.agreement import check_in, whole_step
 from zslurm.train.recovery.generation import Generation, buddy_of, recovered, result_key, ward_of
-from zslurm.train.recovery.watcher import POLL_PER_RANK_S, POLL_S, Watcher
+from zslurm.train.recovery.watcher import POLL_PER_RANK_S, POLL_S, GenerationWatcher
 from zslurm.train.shapes import owned_table
 
 SIZES = (64, 1024)
@@ -238,7 +238,7 @@ def _host(pipe: Connection, port: int, ranks: int, mine: range) -> None:
     def simulate(rank: int) -> None:
         nonlocal through
         store = connect()
-        watcher = Watcher(connect(), members[rank], ranks, lambda _: None)
+        watcher = GenerationWatcher(connect(), members[rank], ranks, lambda _: None)
         with ready:
             here.append(rank)
             ready.notify()

@@ -22,7 +22,7 @@ import torch.distributed as dist
 
 from benchmarks.gpu.step import CONTEXT, CONTEXT_ON_CPU, TrainingStep, config_of, world_on
 from zslurm.kernels.harness.timing import wait
-from zslurm.train.telemetry.timing import Part, StepClock
+from zslurm.train.telemetry.timing import StepClock, StepPart
 
 RANKS = 2
 _SAMPLES, _STEPS = 5, 3
@@ -121,18 +121,18 @@ def _timed(step: TrainingStep, *, overlap: bool) -> _Times:
 
     def wait_for_weights(module: str | None) -> None:
         if shards.is_gathering(module if overlap else None):
-            with clock.within(Part.OPTIMIZER):
+            with clock.within(StepPart.OPTIMIZER):
                 shards.wait_for_weights(module if overlap else None)
 
     step.model.call_before(wait_for_weights)
-    step.marked = lambda name: clock.within(Part.REDUCE if name == "reduction" else Part.OTHER)
+    step.marked = lambda name: clock.within(StepPart.REDUCE if name == "reduction" else StepPart.OTHER)
     for _ in range(_STEPS):
         step.run()
     wait_for_weights(None)
     wait(device)
     seconds = time.perf_counter() - started
     split = clock.end_step()
-    return _Times(*(each / _STEPS for each in (seconds, split[Part.REDUCE], split[Part.OPTIMIZER])))
+    return _Times(*(each / _STEPS for each in (seconds, split[StepPart.REDUCE], split[StepPart.OPTIMIZER])))
 
 
 def _medians(times: list[_Times]) -> dict[str, float]:

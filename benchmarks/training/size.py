@@ -35,7 +35,7 @@ from benchmarks.common import write_result
 from benchmarks.models import TINY
 from zslurm.bench import gemm, hbm, train
 from zslurm.bench.measurement import Point, Row
-from zslurm.bench.ranks import Ranks
+from zslurm.bench.ranks import BenchRanks
 from zslurm.config.spec import RunSpec
 from zslurm.submit.resolve import resolve_run
 from zslurm.submit.run_products import measured_products
@@ -75,7 +75,7 @@ RUNS = (
 def run(names: Sequence[str] = ()) -> None:
     """Measure the shapes of these names, by default all, and write results/size.json."""
     torch.set_num_threads(1)
-    ranks = Ranks(
+    ranks = BenchRanks(
         rank=0, local_rank=0, local_size=1, nodes=["n0"], device=torch.device("cpu"), store=dist.HashStore(),
         timeout=timedelta(seconds=600),
     )  # fmt: skip
@@ -90,7 +90,7 @@ def run(names: Sequence[str] = ()) -> None:
 
 
 def _row(
-    ranks: Ranks, name: str, model: ModelConfig, context: int, global_batch: int, micro_batch: int
+    ranks: BenchRanks, name: str, model: ModelConfig, context: int, global_batch: int, micro_batch: int
 ) -> dict[str, Any]:
     phase = {"name": name, "tokens": 10**9, "context": context, "global_batch": global_batch, "lr": 1e-3}
     phase["micro_batch"] = micro_batch
@@ -138,7 +138,7 @@ class _Turn:
         return self.expected.seconds / median(self.steps_s)
 
 
-def _turn(folder: Path, spec: RunSpec, products: list[Point], trainer: Trainer, ranks: Ranks) -> _Turn:
+def _turn(folder: Path, spec: RunSpec, products: list[Point], trainer: Trainer, ranks: BenchRanks) -> _Turn:
     rows: list[Row | None] = []
     steps_s: list[float] = []
     for number, each in enumerate(products):
@@ -167,7 +167,7 @@ def _spec(folder: Path, model: ModelConfig, phase: dict[str, Any]) -> RunSpec:
 
 
 @contextmanager
-def _trainer(folder: Path, spec: RunSpec, ranks: Ranks) -> Iterator[Trainer]:
+def _trainer(folder: Path, spec: RunSpec, ranks: BenchRanks) -> Iterator[Trainer]:
     """Yield a trainer that has taken its first steps."""
     sections = spec.model_dump(mode="json", include={"model", "optim", "parallel", "metrics"})
     phase = spec.phases[0]

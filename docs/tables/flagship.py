@@ -13,7 +13,7 @@ from zslurm.config.spec import RunSpec
 from zslurm.submit.phase_plan import Communication, PhasePlan, phase_plans
 from zslurm.submit.size import card_of, run_size
 from zslurm.train.context.bytes import context_bytes
-from zslurm.train.plan.communication import Group, step_traffic
+from zslurm.train.plan.communication import RankGroup, step_traffic
 from zslurm.train.plan.memory import plan_memory
 from zslurm.train.plan.rates import Rates
 from zslurm.train.plan.step_time import PARTS_OF_A_STEP
@@ -116,7 +116,7 @@ def two_levels() -> str:
     forward_s = (phases[0].compute_s or 0.0) / 3
     # As it was: flat, in buckets of 64 MiB.
     small = spec.model_copy(update={"parallel": spec.parallel.model_copy(update={"bucket_mb": 64.0})})
-    before = step_traffic(small, Group(128, 8, two_level=False))
+    before = step_traffic(small, RankGroup(128, 8, two_level=False))
     rows = []
     for name, traffic in (("two levels", sent.traffic), ("flat", sent.flat), ("flat, buckets of 64 MiB", before)):
         total = traffic.total

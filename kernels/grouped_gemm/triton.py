@@ -28,14 +28,14 @@ import triton.language as tl
 from torch import Tensor
 
 from zslurm.kernels.arch import Arch, arch_of
-from zslurm.kernels.code_object import Launch
+from zslurm.kernels.code_object import KernelLaunch
 from zslurm.kernels.triton_tools import dies, dot, launch, on_one_die
 
 _LARGE_ROWS, _LARGE_COLUMNS = 512, 256
 """Fewest rows of a group and columns for tiles of 256: with fewer, too many rows of the last tile are unused."""
 
 
-class Configuration(NamedTuple):
+class GemmConfiguration(NamedTuple):
     """How a tile is computed.
 
     Attributes:
@@ -62,30 +62,30 @@ class Configuration(NamedTuple):
 
 def multiply_configuration(
     arch: Arch, dtype: torch.dtype, rows_per_group: int, columns: int, *, by_terms: bool
-) -> Configuration:
+) -> GemmConfiguration:
     """Return how tiles are computed, from the average number of rows in a group.
 
     With `by_terms` the terms of a matrix's column lie together in memory, else the columns of its row.
     """
     if dtype == torch.float32:
-        return Configuration(64, 64, 32, 4, 2)
+        return GemmConfiguration(64, 64, 32, 4, 2)
     if rows_per_group <= 64 or columns <= 64:
-        return Configuration(64, 64, 64, 4, 2)
+        return GemmConfiguration(64, 64, 64, 4, 2)
     if arch.name == "gfx942" and rows_per_group >= _LARGE_ROWS and columns >= _LARGE_COLUMNS:
-        return Configuration(256, 256, 32, 8, 2, 16) if by_terms else Configuration(128, 256, 64, 8, 2, 16)
-    return Configuration(128, 128, 64, 8, 2 if arch.is_amd else 4)
+        return GemmConfiguration(256, 256, 32, 8, 2, 16) if by_terms else GemmConfiguration(128, 256, 64, 8, 2, 16)
+    return GemmConfiguration(128, 128, 64, 8, 2 if arch.is_amd else 4)
 
 
-def weight_gradient_configuration(arch: Arch, dtype: torch.dtype, rows: int, columns: int) -> Configuration:
+def weight_gradient_configuration(arch: Arch, dtype: torch.dtype, rows: int, columns: int) -> GemmConfiguration:
     """Return how the tiles of gradients of this size are computed."""
     if dtype == torch.float32:
-        return Configuration(64, 64, 32, 4, 2)
+        return GemmConfiguration(64, 64, 32, 4, 2)
     terms = 64 if arch.is_amd else 32  # with 32, AMD's backend reads 2 bytes of LDS at a time for these tiles
     if rows <= 64 or columns <= 64:
-        return Configuration(64, 64, terms, 4, 2)
+        return GemmConfiguration(64, 64, terms, 4, 2)
     if arch.name == "gfx942" and min(rows, columns) >= _LARGE_COLUMNS:
-        return Configuration(256, 256, 32, 8, 2, 16)
-    return Configuration(128, 128, terms, 8, 2 if arch.is_amd else 4)
+        return GemmConfiguration(256, 256, 32, 8, 2, 16)
+    return GemmConfiguration(128, 128, terms, 8, 2 if arch.is_amd else 4)
 
 
 def multiply(x_NI: Tensor, weight_EIO: Tensor, ends_E: Tensor) -> Tensor:
@@ -293,7 +293,7 @@ def _variable_terms(
         tl.store(corner + offsets, total.to(out.dtype.element_ty), mask=is_row[:, None] & is_column[None, :])
 
 
-def launches(arch: Arch) -> Iterator[Launch]:
+def launches(arch: Arch) -> Iterator[KernelLaunch]:
     """Yield a launch of every kind that the compiler makes other code of: the products of ZAYA1's experts."""
     kinds = [(dtype, rows) for dtype in (torch.bfloat16, torch.float16) for rows in (32, 256, 1024)]
     if arch.is_amd:
@@ -303,15 +303,19 @@ def launches(arch: Arch) -> Iterator[Launch]:
         x = torch.empty(16 * rows, 2048, dtype=dtype, device="meta")
         weight = torch.empty(16, 2048, 4096, dtype=dtype, device="meta")
         name = f"{str(dtype).removeprefix('torch.')} {rows}"
-        yield Launch(f"{name} rows", partial(multiply, x, weight, ends))
-        yield Launch(f"{name} rows, weight turned", partial(multiply, x, weight.view(16, 4096, 2048).mT, ends))
+        yield KernelLaunch(f"{name} rows", partial(multiply, x, weight, ends))
+        yield KernelLaunch(
+            f"{name} rows, weight turned", partial(multiply, x, weight.view(16, 4096, 2048).mT, ends)
+        )
     for dtype in dict(kinds):
         for rows, columns in ((64, 64), (128, 4096), (2048, 4096)):
             left = torch.empty(4096, rows, dtype=dtype, device="meta")
             right = torch.empty(4096, columns, dtype=dtype, device="meta")
             name = f"{str(dtype).removeprefix('torch.')} {rows} x {columns}"
-            yield Launch(f"{name} gradient", partial(weight_gradient, left, right, ends))
+            yield KernelLaunch(f"{name} gradient", partial(weight_gradient, left, right, ends))
     x = torch.empty(100, 77, dtype=torch.bfloat16, device="meta")
     odd = torch.empty(16, 77, 99, dtype=torch.bfloat16, device="meta")
-    yield Launch("bfloat16 odd rows", partial(multiply, x, odd, ends), wide=False)
-    yield Launch("bfloat16 odd gradient", partial(weight_gradient, x, x.new_empty(100, 99), ends), wide=False)
+    yield KernelLaunch("bfloat16 odd rows", partial(multiply, x, odd, ends), wide=False)
+    yield KernelLaunch(
+        "bfloat16 odd gradient", partial(weight_gradient, x, x.new_empty(100, 99), ends), wide=False
+    )

@@ -24,7 +24,7 @@ _NO_END = 2**62
 
 
 @dataclass(frozen=True)
-class Measured:
+class MeasuredCase:
     """What was timed of one case.
 
     Attributes:
@@ -50,7 +50,7 @@ class Measured:
         return best if self.seconds[best] < _WORTH * self.seconds[REFERENCE] else REFERENCE
 
 
-def bench_all(device: torch.device, *, small: bool, only: Sequence[str] = ()) -> Iterator[Measured]:
+def bench_all(device: torch.device, *, small: bool, only: Sequence[str] = ()) -> Iterator[MeasuredCase]:
     """Time all operations on a device, or those whose folder is named."""
     for operation in operations().values():
         if only and operation.name.partition(".")[0] not in only:
@@ -59,7 +59,7 @@ def bench_all(device: torch.device, *, small: bool, only: Sequence[str] = ()) ->
             yield measure(operation, case, device)
 
 
-def measure(operation: Operation, case: Case, device: torch.device) -> Measured:
+def measure(operation: Operation, case: Case, device: torch.device) -> MeasuredCase:
     """Time the reference and every other implementation that takes the operands and can start."""
     call = case.make(device)
     runs, missing = {}, {}
@@ -77,7 +77,7 @@ def measure(operation: Operation, case: Case, device: torch.device) -> Measured:
             missing[each.name] = f"{type(error).__name__}: {error}".splitlines()[0]
         else:
             runs[each.name] = run
-    return Measured(
+    return MeasuredCase(
         operation=operation.name,
         case=case.name,
         axis=case.axis,
@@ -93,7 +93,7 @@ def _call(run: Any, call: Any) -> None:
     run(*call.args(), **call.kwargs)
 
 
-def rules(measured: Iterable[Measured]) -> list[dict[str, Any]]:
+def rules(measured: Iterable[MeasuredCase]) -> list[dict[str, Any]]:
     """Return the rules of one operation: by format, along the axis of its cases.
 
     Between two sizes with different winners the reference is taken, if it is one of the two: what was not measured
@@ -103,11 +103,11 @@ def rules(measured: Iterable[Measured]) -> list[dict[str, Any]]:
     return [rule for name, cases in by_format for rule in _along_axis(name, list(cases))]
 
 
-def _format(case: Measured) -> str:
+def _format(case: MeasuredCase) -> str:
     return str(case.sizes["dtype"])
 
 
-def _along_axis(dtype: str, cases: list[Measured]) -> list[dict[str, Any]]:
+def _along_axis(dtype: str, cases: list[MeasuredCase]) -> list[dict[str, Any]]:
     axis = cases[0].axis
     points = sorted((int(case.sizes[axis]), case.fastest) for case in cases)
     found: list[dict[str, Any]] = []
@@ -128,7 +128,7 @@ def _along_axis(dtype: str, cases: list[Measured]) -> list[dict[str, Any]]:
     return found
 
 
-def tables(measured: Sequence[Measured], arch: Arch) -> dict[str, dict[str, Any]]:
+def tables(measured: Sequence[MeasuredCase], arch: Arch) -> dict[str, dict[str, Any]]:
     """Return what goes into the table of each folder, in the form that dispatch.py describes."""
     found: dict[str, dict[str, Any]] = {}
     names = dict.fromkeys(each.operation for each in measured)
@@ -142,7 +142,7 @@ def tables(measured: Sequence[Measured], arch: Arch) -> dict[str, dict[str, Any]
     return found
 
 
-def write_tables(measured: Sequence[Measured], arch: Arch) -> list[Path]:
+def write_tables(measured: Sequence[MeasuredCase], arch: Arch) -> list[Path]:
     """Write the tables of a GPU into the user's cache directory, where dispatch reads them from now on.
 
     Raises:

@@ -18,7 +18,7 @@ import triton.language as tl
 from torch import Tensor
 
 from zslurm.kernels.arch import Arch, arch_of
-from zslurm.kernels.code_object import Launch
+from zslurm.kernels.code_object import KernelLaunch
 from zslurm.kernels.head.reference import in_place_of
 from zslurm.kernels.triton_tools import INTERPRETED, launch
 
@@ -107,7 +107,7 @@ def _losses(
         tl.store(gradient + start + place, result.to(gradient.dtype.element_ty), mask=is_column)
 
 
-def launches(arch: Arch) -> Iterator[Launch]:
+def launches(arch: Arch) -> Iterator[KernelLaunch]:
     """Yield a launch of every kind that the compiler makes other code of: ZAYA1's vocabulary, and odd ones."""
     for dtype in (torch.bfloat16, torch.float16, torch.float32):
         for columns in (262_272, 32_768, 4096, 999):
@@ -116,4 +116,4 @@ def launches(arch: Arch) -> Iterator[Launch]:
             counted = torch.empty(64, dtype=torch.bool, device="meta")
             name = f"{str(dtype).removeprefix('torch.')} {columns} classes"
             run = partial(losses, logits, targets, counted, 1e-4, dtype)
-            yield Launch(name, run, product=False, wide=columns % 16 == 0)
+            yield KernelLaunch(name, run, product=False, wide=columns % 16 == 0)

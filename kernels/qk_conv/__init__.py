@@ -26,7 +26,7 @@ from zslurm.kernels import checks
 from zslurm.kernels.dispatch import Implementation, Operation, Sizes
 from zslurm.kernels.qk_conv import operations, reference
 from zslurm.kernels.qk_conv.kernel import Convolutions, JoinedKernel, join
-from zslurm.kernels.qk_conv.operands import Operands
+from zslurm.kernels.qk_conv.operands import ConvolutionOperands
 from zslurm.kernels.qk_conv.rotation import rotate
 
 __all__ = ["OPERATIONS", "Convolutions", "JoinedKernel", "Linked", "join", "qk_conv", "rotate"]
@@ -90,7 +90,7 @@ def _joined(chosen: bool, *arguments: Any) -> tuple[Tensor, Tensor]:
     seen_BSW = None
     if given.linked is not None:  # itself first
         seen_BSW = torch.cat([torch.ones_like(given.linked[0]), *given.linked[: given.kernel.reach]], dim=-1)
-    operands = Operands(
+    operands = ConvolutionOperands(
         given.z_BSQ, *join(given.kernel), given.temperature_J, given.cos, given.sin, seen_BSW, given.before_BWQ
     )
     q_BHSP, k_BJSP = operations.Mix.apply(chosen, given.differentiated, *operands)  # type: ignore[no-untyped-call]

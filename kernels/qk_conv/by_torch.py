@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from zslurm.kernels.qk_conv.operands import Operands
+from zslurm.kernels.qk_conv.operands import ConvolutionOperands
 from zslurm.kernels.qk_conv.rotation import at_least_fp32, rotate
 
 # u = window W + b + skip; y = rotate(u) temperature sqrt(P) / |u|. Tensors [h, B, S, P] hold all heads.
@@ -21,7 +21,7 @@ from zslurm.kernels.qk_conv.rotation import at_least_fp32, rotate
 
 def forward(keeps: bool, *operands: Tensor | None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Return queries, keys, and if it `keeps` them the mixed form [h, B, S, P] and sqrt(P) / |u| [h, B, S, 1]."""
-    given = Operands(*operands)  # type: ignore[arg-type]
+    given = ConvolutionOperands(*operands)  # type: ignore[arg-type]
     z_BSQ, weight_hIP, bias_hP = given.z_BSQ, given.weight_hIP, given.bias_hP
     z_hBSP = _by_head(z_BSQ, weight_hIP)
     queries = len(z_hBSP) - len(given.temperature_J)
@@ -46,7 +46,7 @@ def backward(
     grad_q_BHSP: Tensor, grad_k_BJSP: Tensor, u_hBSP: Tensor, inverse_hBS1: Tensor, *operands: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Return the gradients of z, weight, bias and temperature."""
-    given = Operands(*operands)  # type: ignore[arg-type]
+    given = ConvolutionOperands(*operands)  # type: ignore[arg-type]
     z_BSQ, weight_hIP, temperature_J = given.z_BSQ, given.weight_hIP, given.temperature_J
     z_hBSP = _by_head(z_BSQ, weight_hIP)
     heads, batch, length, head_dim = z_hBSP.shape

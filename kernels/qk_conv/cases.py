@@ -12,7 +12,7 @@ from torch import Tensor
 from zslurm.kernels.case import TOLERANCE, Call, Case, drawn
 from zslurm.kernels.qk_conv import by_torch
 from zslurm.kernels.qk_conv.kernel import Convolutions, JoinedKernel, join
-from zslurm.kernels.qk_conv.operands import Operands
+from zslurm.kernels.qk_conv.operands import ConvolutionOperands
 
 _TAPS = 2  # of each convolution, as ZAYA1 has them
 
@@ -117,8 +117,10 @@ def _mix(dtype: torch.dtype, sizes: _Sizes, documents: bool, device: torch.devic
     return Call(lambda: operands, list)
 
 
-def _of_passes(given: _Operands) -> Operands:
-    return Operands(given.z_BSQ, *given.kernel, given.temperature_J, given.cos_SA, given.sin_SA, given.seen, None)
+def _of_passes(given: _Operands) -> ConvolutionOperands:
+    return ConvolutionOperands(
+        given.z_BSQ, *given.kernel, given.temperature_J, given.cos_SA, given.sin_SA, given.seen, None
+    )
 
 
 def _forward(dtype: torch.dtype, sizes: _Sizes, documents: bool, device: torch.device) -> Call:

@@ -7,7 +7,7 @@ from typing import NamedTuple
 from torch import Tensor
 
 
-class Operands(NamedTuple):
+class ConvolutionOperands(NamedTuple):
     """The tensors of one call; h counts query heads, then key heads.
 
     Attributes:

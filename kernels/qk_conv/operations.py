@@ -17,7 +17,7 @@ from zslurm.kernels.arch import Arch
 from zslurm.kernels.dispatch import Operation, Sizes, in_triton
 from zslurm.kernels.operators import schema_of
 from zslurm.kernels.qk_conv import by_torch
-from zslurm.kernels.qk_conv.operands import Operands
+from zslurm.kernels.qk_conv.operands import ConvolutionOperands
 
 _IN_TRITON = (torch.bfloat16, torch.float16, torch.float32)
 _WIDEST_HEAD, _WIDEST_HEAD_IN_FP32 = 128, 64
@@ -109,7 +109,7 @@ class Mix(torch.autograd.Function):
 # --- As operators of torch.compile -----------------------------------------------------------------------------
 
 _Four = tuple[Tensor, Tensor, Tensor, Tensor]
-_OPERANDS, _RETURNS = schema_of(Operands), "(Tensor, Tensor, Tensor, Tensor)"
+_OPERANDS, _RETURNS = schema_of(ConvolutionOperands), "(Tensor, Tensor, Tensor, Tensor)"
 
 
 def _alone(x: Tensor) -> Tensor:
@@ -128,7 +128,7 @@ def _compiled_forward(keeps: bool, *operands: Tensor | None) -> _Four:
 
 @_compiled_forward.register_fake
 def _(keeps: bool, *operands: Tensor | None) -> _Four:
-    return Operands(*operands).empty(keeps)  # type: ignore[arg-type]
+    return ConvolutionOperands(*operands).empty(keeps)  # type: ignore[arg-type]
 
 
 @torch.library.custom_op(

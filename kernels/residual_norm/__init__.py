@@ -28,7 +28,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from zslurm.kernels.residual_norm import compiled, operations
-from zslurm.kernels.residual_norm.operands import Operands
+from zslurm.kernels.residual_norm.operands import NormOperands
 from zslurm.kernels.residual_norm.operations import OPERATIONS
 
 __all__ = ["OPERATIONS", "norm", "residual_norm"]
@@ -65,7 +65,9 @@ def residual_norm(
     """
     hidden_scale, hidden_bias = hidden_affine or (None, None)
     residual_scale, residual_bias = residual_affine or (None, None)
-    operands = Operands(hidden, hidden_scale, hidden_bias, residual, residual_scale, residual_bias, weight, bias)
+    operands = NormOperands(
+        hidden, hidden_scale, hidden_bias, residual, residual_scale, residual_bias, weight, bias
+    )
     if not operands.joins:
         return norm(hidden, weight, eps, bias=bias, centered=centered), hidden.to(operands.wide)
     x, joined = _ResidualNorm.apply(eps, centered, *operands)  # type: ignore[no-untyped-call]
@@ -77,7 +79,7 @@ def norm(x: Tensor, weight: Tensor, eps: float, *, bias: Tensor | None = None, c
     if x.device.type == "cpu":
         return _norm_on_cpu(x, weight, eps, bias, centered)
     rows = x.unsqueeze(0) if x.dim() == 1 else x
-    operands = Operands(rows, None, None, None, None, None, weight, bias)
+    operands = NormOperands(rows, None, None, None, None, None, weight, bias)
     normed, _ = _ResidualNorm.apply(eps, centered, *operands)  # type: ignore[no-untyped-call]
     return normed.view_as(x)  # type: ignore[no-any-return]
 
@@ -99,7 +101,7 @@ class _ResidualNorm(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, eps: float, centered: bool, *operands: Tensor | None) -> tuple[Tensor, Tensor]:
         ctx.eps, ctx.centered = eps, centered
-        given = Operands(*operands)  # type: ignore[arg-type]
+        given = NormOperands(*operands)  # type: ignore[arg-type]
         run = compiled.forward_of(centered, given) if torch.compiler.is_compiling() else operations.forward
         x, joined, statistics = run(eps, centered, *operands)
         ctx.save_for_backward(joined, statistics, *operands)
@@ -110,7 +112,7 @@ class _ResidualNorm(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad_x: Tensor | None, grad_joined: Tensor | None) -> tuple[Tensor | None, ...]:
         joined, statistics, *tensors = ctx.saved_tensors
-        operands = Operands(*tensors)
+        operands = NormOperands(*tensors)
         if not operands.joins:
             grad_joined = None  # of a result without elements
         if grad_x is None and grad_joined is None:

@@ -9,11 +9,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from zslurm.kernels.residual_norm.operands import Operands
+from zslurm.kernels.residual_norm.operands import NormOperands
 from zslurm.kernels.residual_norm.reference import Gradients
 
 
-def lacks(centered: bool, given: Operands) -> str | None:
+def lacks(centered: bool, given: NormOperands) -> str | None:
     """Return what of a call this file does not take, or None."""
     if centered or given.bias is not None:
         return "LayerNorm or a bias behind the norm"
@@ -24,7 +24,7 @@ def lacks(centered: bool, given: Operands) -> str | None:
 
 def forward(eps: float, centered: bool, *operands: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
     """Return x, t and the inverse roots, as the reference does."""
-    given = Operands(*operands)  # type: ignore[arg-type]
+    given = NormOperands(*operands)  # type: ignore[arg-type]
     assert given.hidden_scale is not None
     assert given.hidden_bias is not None
     wide, weight = given.wide, given.weight
@@ -49,7 +49,7 @@ def backward(
     *operands: Tensor | None,
 ) -> Gradients:
     """Return the gradients, as the reference does."""
-    given = Operands(*operands)  # type: ignore[arg-type]
+    given = NormOperands(*operands)  # type: ignore[arg-type]
     wide, grad_weight = given.wide, None
     if grad_x is None:
         assert grad_joined is not None

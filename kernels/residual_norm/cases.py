@@ -10,7 +10,7 @@ from torch import Tensor
 
 from zslurm.kernels.case import TOLERANCE, Call, Case, drawn
 from zslurm.kernels.residual_norm import reference
-from zslurm.kernels.residual_norm.operands import Operands
+from zslurm.kernels.residual_norm.operands import NormOperands
 
 _EPS = 1e-5
 
@@ -46,13 +46,13 @@ def _both(dtype: torch.dtype, rows: int, width: int, kind: str) -> Iterator[Case
         )
 
 
-def _operands(dtype: torch.dtype, rows: int, width: int, kind: str, device: torch.device) -> Operands:
+def _operands(dtype: torch.dtype, rows: int, width: int, kind: str, device: torch.device) -> NormOperands:
     def vector(seed: int, around: float) -> Tensor:
         return (around + 0.1 * drawn(device, torch.float32, width, seed=seed)).to(dtype)
 
     scaled = kind in ("scaled", "first")
     streams = kind in ("scaled", "centered")
-    return Operands(
+    return NormOperands(
         hidden=drawn(device, dtype, rows, width),
         hidden_scale=vector(1, 1.0) if scaled else None,
         hidden_bias=vector(2, 0.0) if scaled else None,

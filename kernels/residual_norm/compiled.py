@@ -14,32 +14,32 @@ from torch import Tensor
 
 from zslurm.kernels.operators import schema_of
 from zslurm.kernels.residual_norm import by_torch, operations, reference
-from zslurm.kernels.residual_norm.operands import Operands
+from zslurm.kernels.residual_norm.operands import NormOperands
 from zslurm.kernels.residual_norm.reference import Gradients
 
 
-def forward_of(centered: bool, given: Operands) -> Callable[..., tuple[Tensor, Tensor, Tensor]]:
+def forward_of(centered: bool, given: NormOperands) -> Callable[..., tuple[Tensor, Tensor, Tensor]]:
     """Return what computes x, t and the statistics in a graph."""
     if given.hidden.device.type == "cpu":
         return _torch(centered, given).forward  # type: ignore[no-any-return]
     return forward_in_graph
 
 
-def backward_of(centered: bool, given: Operands) -> Callable[..., Gradients]:
+def backward_of(centered: bool, given: NormOperands) -> Callable[..., Gradients]:
     """Return what computes the gradients in a graph."""
     if given.hidden.device.type == "cpu":
         return _torch(centered, given).backward  # type: ignore[no-any-return]
     return backward_in_graph
 
 
-def _torch(centered: bool, given: Operands) -> ModuleType:
+def _torch(centered: bool, given: NormOperands) -> ModuleType:
     return reference if by_torch.lacks(centered, given) else by_torch
 
 
 @torch.library.custom_op(
     "zslurm::residual_norm",
     mutates_args=(),
-    schema=f"(float eps, bool centered, {schema_of(Operands)}) -> (Tensor, Tensor, Tensor)",
+    schema=f"(float eps, bool centered, {schema_of(NormOperands)}) -> (Tensor, Tensor, Tensor)",
 )
 def forward_in_graph(eps: float, centered: bool, *operands: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
     """Return x, t and the statistics, by one operator."""
@@ -49,7 +49,7 @@ def forward_in_graph(eps: float, centered: bool, *operands: Tensor | None) -> tu
 
 @forward_in_graph.register_fake
 def _(eps: float, centered: bool, *operands: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-    given = Operands(*operands)  # type: ignore[arg-type]
+    given = NormOperands(*operands)  # type: ignore[arg-type]
     hidden = given.hidden
     joined = hidden.new_empty(hidden.shape if given.joins else (0,), dtype=given.wide)
     rows = hidden.numel() // hidden.shape[-1]
@@ -63,7 +63,7 @@ _OF_BACKWARD = "Tensor? grad_x, Tensor? grad_joined, Tensor joined, Tensor stati
 @torch.library.custom_op(
     "zslurm::residual_norm_backward",
     mutates_args=(),
-    schema=f"({_OF_BACKWARD}, {schema_of(Operands)}) -> Tensor[]",
+    schema=f"({_OF_BACKWARD}, {schema_of(NormOperands)}) -> Tensor[]",
 )
 def _backward(*args: Tensor | None) -> list[Tensor]:
     return [each for each in operations.backward(*args) if each is not None]
@@ -71,7 +71,7 @@ def _backward(*args: Tensor | None) -> list[Tensor]:
 
 @_backward.register_fake
 def _(grad_x: Tensor | None, *others: Tensor | None) -> list[Tensor]:
-    given = Operands(*others[3:])  # type: ignore[arg-type]
+    given = NormOperands(*others[3:])  # type: ignore[arg-type]
     there = _has_gradient(grad_x, given)
     return [
         torch.empty(operand.shape, dtype=operand.dtype, device=operand.device)
@@ -80,7 +80,7 @@ def _(grad_x: Tensor | None, *others: Tensor | None) -> list[Tensor]:
     ]
 
 
-def _has_gradient(grad_x: Tensor | None, given: Operands) -> Sequence[bool]:
+def _has_gradient(grad_x: Tensor | None, given: NormOperands) -> Sequence[bool]:
     """Return for each operand whether it gets a gradient: those of the norm itself only with one of x."""
     behind_norm = grad_x is not None
     return [*(operand is not None for operand in given[:6]), behind_norm, behind_norm and given.bias is not None]
@@ -95,4 +95,4 @@ def backward_in_graph(
 ) -> Gradients:
     """Return one gradient or None for each operand: operators return no None."""
     found = iter(_backward(grad_x, grad_joined, joined, statistics, *operands))
-    return tuple(next(found) if each else None for each in _has_gradient(grad_x, Operands(*operands)))  # type: ignore[arg-type]
+    return tuple(next(found) if each else None for each in _has_gradient(grad_x, NormOperands(*operands)))  # type: ignore[arg-type]

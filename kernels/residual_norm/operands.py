@@ -12,7 +12,7 @@ from zslurm.kernels import checks
 _FORMATS = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
 
 
-class Operands(NamedTuple):
+class NormOperands(NamedTuple):
     """The tensors of one call; D is the width of a row.
 
     Attributes:
@@ -50,7 +50,7 @@ class Operands(NamedTuple):
         return {name: operand for name, operand in self._asdict().items() if operand is not None}
 
 
-def check(name: str, operands: Operands) -> None:
+def check(name: str, operands: NormOperands) -> None:
     """Raise ValueError for operands that no implementation takes."""
     if _fit(operands):
         return  # the usual case, without the cost of messages: small entries take a CPU 100 microseconds
@@ -71,7 +71,7 @@ def check(name: str, operands: Operands) -> None:
     checks.one_device(name, **given)
 
 
-def _check_affine(name: str, stream: str, operands: Operands) -> None:
+def _check_affine(name: str, stream: str, operands: NormOperands) -> None:
     given = operands.given()
     scale, bias = f"{stream}_scale", f"{stream}_bias"
     if (scale in given) != (bias in given):
@@ -80,7 +80,7 @@ def _check_affine(name: str, stream: str, operands: Operands) -> None:
         raise ValueError(f"{name}: {scale} is given without {stream}")
 
 
-def _fit(given: Operands) -> bool:
+def _fit(given: NormOperands) -> bool:
     """Return whether the operands are right as `check` has it; False may be wrong, True may not."""
     hidden, scale, bias, residual, residual_scale, residual_bias, weight, own_bias = given
     vectors = [each for each in (scale, bias, residual_scale, residual_bias, weight, own_bias) if each is not None]

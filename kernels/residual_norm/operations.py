@@ -11,19 +11,19 @@ from torch import Tensor
 from zslurm.kernels import checks
 from zslurm.kernels.dispatch import Implementation, Operation, Sizes, in_triton
 from zslurm.kernels.residual_norm import by_torch, reference
-from zslurm.kernels.residual_norm.operands import Operands, check
+from zslurm.kernels.residual_norm.operands import NormOperands, check
 
 
 def _check_forward(eps: float, centered: bool, *operands: Any) -> None:
     if not eps >= 0:
         raise ValueError(f"residual_norm: eps is {eps}, but must be at least 0")
-    check("residual_norm", Operands(*operands))
+    check("residual_norm", NormOperands(*operands))
 
 
 def _check_backward(
     grad_x: Tensor | None, grad_joined: Tensor | None, joined: Tensor, statistics: Tensor, *operands: Any
 ) -> None:
-    name, given = "residual_norm.backward", Operands(*operands)
+    name, given = "residual_norm.backward", NormOperands(*operands)
     check(name, given)
     if grad_x is None and grad_joined is None:
         raise ValueError(f"{name}: neither grad_x nor grad_joined is given")
@@ -37,12 +37,12 @@ def _check_backward(
     checks.one_device(name, hidden=given.hidden, statistics=statistics, **there)
 
 
-def _sizes(given: Operands) -> Sizes:
+def _sizes(given: NormOperands) -> Sizes:
     width = given.hidden.shape[-1]
     return {"dtype": checks.short(given.hidden.dtype), "rows": given.hidden.numel() // width, "width": width}
 
 
-def _lacks_in_triton(given: Operands) -> str | None:
+def _lacks_in_triton(given: NormOperands) -> str | None:
     if given.hidden.device.type != "cuda":
         return f"operands on {given.hidden.device.type}"
     return "float64 operands" if given.hidden.dtype == torch.float64 else None
@@ -51,8 +51,8 @@ def _lacks_in_triton(given: Operands) -> str | None:
 def _pass(name: str, check: Callable[..., None], before: int, centered: Callable[..., bool]) -> Operation:
     """Return a pass as an operation, which has so many arguments before the operands."""
 
-    def given(args: Sequence[Any]) -> Operands:
-        return Operands(*args[before:])
+    def given(args: Sequence[Any]) -> NormOperands:
+        return NormOperands(*args[before:])
 
     return Operation(
         name=f"residual_norm.{name}",

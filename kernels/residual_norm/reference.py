@@ -19,10 +19,10 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from zslurm.kernels.residual_norm.operands import Operands
+from zslurm.kernels.residual_norm.operands import NormOperands
 
 Gradients = tuple[Tensor | None, ...]
-"""One for each of `Operands`, in their order and format; None for those that are not there or do not count."""
+"""One for each of `NormOperands`, in their order and format; None for those that are not there or do not count."""
 
 
 def forward(eps: float, centered: bool, *operands: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
@@ -31,13 +31,13 @@ def forward(eps: float, centered: bool, *operands: Tensor | None) -> tuple[Tenso
     Args:
         eps: added under the root.
         centered: LayerNorm instead of RMSNorm.
-        operands: the fields of `Operands`.
+        operands: the fields of `NormOperands`.
 
     Returns:
         x of the shape of hidden; t likewise, in fp32 at least, or without elements if nothing is joined; and
         the inverse roots [1, R] of all R rows, for LayerNorm with their means behind [2, R].
     """
-    given = Operands(*operands)  # type: ignore[arg-type]
+    given = NormOperands(*operands)  # type: ignore[arg-type]
     joined = _join(given)
     mean = joined.mean(dim=-1, keepdim=True) if centered else joined.new_zeros(())
     inverse = ((joined - mean).square().mean(dim=-1, keepdim=True) + eps).rsqrt()
@@ -51,7 +51,7 @@ def forward(eps: float, centered: bool, *operands: Tensor | None) -> tuple[Tenso
     return x.to(given.weight.dtype), joined if given.joins else joined.new_empty(0), statistics
 
 
-def _join(given: Operands) -> Tensor:
+def _join(given: NormOperands) -> Tensor:
     joined = _affine(given.hidden.to(given.wide), given.hidden_scale, given.hidden_bias)
     if given.residual is not None:
         joined = joined + _affine(given.residual.to(given.wide), given.residual_scale, given.residual_bias)
@@ -78,7 +78,7 @@ def backward(
         statistics: as `forward` returned them.
         operands: those of `forward`.
     """
-    given = Operands(*operands)  # type: ignore[arg-type]
+    given = NormOperands(*operands)  # type: ignore[arg-type]
     grad_weight = grad_bias = None
     gradients = [] if grad_joined is None else [grad_joined.to(given.wide)]
     if grad_x is not None:

@@ -22,11 +22,11 @@ import triton.language as tl
 from torch import Tensor
 
 from zslurm.kernels.arch import Arch, arch_of
-from zslurm.kernels.code_object import Launch
+from zslurm.kernels.code_object import KernelLaunch
 from zslurm.kernels.triton_tools import dies, dot, launch, on_one_die
 
 
-class Configuration(NamedTuple):
+class SymmetricConfiguration(NamedTuple):
     """How a tile is computed: its side, the terms of one step, waves and stages of the pipeline."""
 
     side: int
@@ -45,17 +45,17 @@ def symmetric_polynomial(a_KSS: Tensor, b: float, c: float, out_KSS: Tensor) -> 
     _launch(a_KSS, a_KSS, out_KSS, b, c)
 
 
-def configuration(arch: Arch, dtype: torch.dtype, count: int, side: int, length: int) -> Configuration:
+def configuration(arch: Arch, dtype: torch.dtype, count: int, side: int, length: int) -> SymmetricConfiguration:
     """Return how the tiles of `count` matrices of this side are computed.
 
     Large tiles read less per product, but if they are fewer than the compute units, some of those idle.
     """
     if dtype == torch.float32 or (side | length) * dtype.itemsize % 16:  # read element by element
-        return Configuration(64, 32, 4, 2)
+        return SymmetricConfiguration(64, 32, 4, 2)
     rows = triton.cdiv(side, 128)
     if count * rows * (rows + 1) // 2 < arch.compute_units:
-        return Configuration(64, 64, 4, 2)
-    return Configuration(128, 64, 8, 2 if arch.is_amd else 4)
+        return SymmetricConfiguration(64, 64, 4, 2)
+    return SymmetricConfiguration(128, 64, 8, 2 if arch.is_amd else 4)
 
 
 def _launch(x_KSL: Tensor, added_KSS: Tensor | None, out_KSS: Tensor, b: float, c: float) -> None:
@@ -172,7 +172,7 @@ def _lower_tiles(
         tl.store(mirrored + offsets, turned, mask=(is_column[:, None] & is_row[None, :]) | WHOLE_SIDE)
 
 
-def launches(arch: Arch) -> Iterator[Launch]:
+def launches(arch: Arch) -> Iterator[KernelLaunch]:
     """Yield a launch of every kind that the compiler makes other code of."""
     kinds = [(dtype, side) for dtype in (torch.bfloat16, torch.float16) for side in (1024, 4096)]
     if arch.is_amd:
@@ -182,10 +182,10 @@ def launches(arch: Arch) -> Iterator[Launch]:
         tall = torch.empty(1, 2 * side, side, dtype=dtype, device="meta").mT
         square = torch.empty(1, side, side, dtype=dtype, device="meta")
         name = f"{str(dtype).removeprefix('torch.')} {side}"
-        yield Launch(f"{name} wide", partial(symmetric_product, wide, torch.empty_like(square)))
-        yield Launch(f"{name} tall", partial(symmetric_product, tall, torch.empty_like(square)))
-        yield Launch(
+        yield KernelLaunch(f"{name} wide", partial(symmetric_product, wide, torch.empty_like(square)))
+        yield KernelLaunch(f"{name} tall", partial(symmetric_product, tall, torch.empty_like(square)))
+        yield KernelLaunch(
             f"{name} polynomial", partial(symmetric_polynomial, square, 1.5, 0.5, torch.empty_like(square))
         )
     odd = torch.empty(3, 999, 777, dtype=torch.bfloat16, device="meta")
-    yield Launch("bfloat16 odd", partial(symmetric_product, odd, odd.new_empty(3, 999, 999)), wide=False)
+    yield KernelLaunch("bfloat16 odd", partial(symmetric_product, odd, odd.new_empty(3, 999, 999)), wide=False)

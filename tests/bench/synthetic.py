@@ -7,7 +7,7 @@ import random
 from pathlib import Path
 from typing import Any
 
-from zslurm.bench.result import BenchResult, Machine
+from zslurm.bench.result import BenchResult, MeasuredMachine
 
 Row = dict[str, Any]
 
@@ -20,7 +20,7 @@ def result(benchmark: str, rows: list[Row], **changes: Any) -> BenchResult:
     fields: dict[str, Any] = {
         "benchmark": benchmark,
         "command": ["zslurm", "bench", benchmark],
-        "machine": Machine(**machine),
+        "machine": MeasuredMachine(**machine),
         "versions": {"torch": "2.10.0"},
         "environment": {},
         "date": "2026-11-23T16:00:00Z",

@@ -11,7 +11,7 @@ import torch
 from tests.bench.alone import MACHINE, alone
 from zslurm.bench import gemm
 from zslurm.bench.measurement import Point
-from zslurm.bench.parts import Part
+from zslurm.bench.parts import BuiltPart
 from zslurm.cli.bench.run_file import run_named
 from zslurm.core.errors import NotFound
 from zslurm.submit.run_products import run_newton_schulz, run_parts, run_products
@@ -113,7 +113,7 @@ def test_the_parts_of_a_microbatch_run_with_right_numbers(part: str) -> None:
     assert [row["pass"] for row in rows] == ["forward", "forward and backward"]
     for row in rows:
         # A sequence of 16 tokens, not 256: what is computed is the same.
-        made = Part({**row, "m": 32, "n": 16, "dtype": "bf16"}, CPU)
+        made = BuiltPart({**row, "m": 32, "n": 16, "dtype": "bf16"}, CPU)
         made.call()
         assert made.wrong() == 0
         assert len(made.out[0].shape) == 0 or made.out[0].numel() % 32 == 0

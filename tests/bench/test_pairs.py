@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 
 from zslurm.bench import pairs
-from zslurm.bench.ranks import Ranks
+from zslurm.bench.ranks import BenchRanks
 
 EXCHANGE_S, SMALL_S, OWN_S, RATE = 0.004, 1e-5, 0.001, 0.8
 MEMBERS = 3
@@ -78,7 +78,7 @@ def slow(monkeypatch: pytest.MonkeyPatch) -> SlowRank:
 
 def test_what_a_slow_rank_takes_longer_is_not_hidden_by_partners_that_wait_for_it(slow: SlowRank) -> None:
     values = {"scope": pairs.GPU_PAIR, "nodes": 1, "ranks": 2, "bytes": 1 << 20}
-    ranks: Ranks = slow  # type: ignore[assignment]
+    ranks: BenchRanks = slow  # type: ignore[assignment]
     rates = {tuple(row["pair"]): row["figures"] for row in pairs.sweep(values, ranks)}
     assert set(rates) == {(0, 1), (0, 2), (1, 2)}
     healthy = rates[1, 2][0]

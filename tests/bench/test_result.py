@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from zslurm.bench.measurement import Plan, Point
-from zslurm.bench.result import PARTIAL, BenchResult, Machine, ResultWriter, read_result
+from zslurm.bench.measurement import MeasurementPlan, Point
+from zslurm.bench.result import PARTIAL, BenchResult, MeasuredMachine, ResultWriter, read_result
 from zslurm.bench.run.messages import FromRank, Measured, Receiver, Sender
 from zslurm.core.errors import ConfigError, NotFound
 
-MACHINE = Machine(
+MACHINE = MeasuredMachine(
     cluster="local", nodes=["n0", "n1"], ranks_per_node=2, device="cpu", gpu=None, gpus_per_node=0,
     gpu_memory=1 << 30, cpu="x", cores=2,
 )  # fmt: skip
@@ -76,7 +76,7 @@ def test_a_result_that_is_not_there_or_cannot_be_written(tmp_path: Path) -> None
 
 
 def test_a_limited_time_keeps_the_cheapest_points_in_their_order() -> None:
-    plan = Plan([Point({"n": index}, seconds) for index, seconds in enumerate((5.0, 1.0, 3.0, 2.0))])
+    plan = MeasurementPlan([Point({"n": index}, seconds) for index, seconds in enumerate((5.0, 1.0, 3.0, 2.0))])
     kept = plan.within(6.5)
     assert [point.values["n"] for point in kept.points] == [1, 2, 3]
     assert [skipped.point for skipped in kept.skipped] == [{"n": 0}]

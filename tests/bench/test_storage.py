@@ -22,15 +22,15 @@ from tests import forked
 from tests.waiting import DEADLINE_S, wait_for
 from zslurm.bench import storage, storage_io, storage_space
 from zslurm.bench.measurement import BENCHMARKS, Point
-from zslurm.bench.ranks import Ranks
-from zslurm.bench.result import Machine, read_result
+from zslurm.bench.ranks import BenchRanks
+from zslurm.bench.result import MeasuredMachine, read_result
 from zslurm.bench.run.work_directory import WorkDirectory
-from zslurm.bench.storage_io import Measured, ScratchFile
+from zslurm.bench.storage_io import ScratchFile, StorageRun
 from zslurm.checkpoint_tools import list_checkpoints
 from zslurm.core.errors import Exit, ZslurmError
 
 MIB = 1 << 20
-MACHINE = Machine(
+MACHINE = MeasuredMachine(
     cluster="local", nodes=["node0"], ranks_per_node=1, device="cpu", gpu=None, gpus_per_node=0, gpu_memory=1,
     cpu="a CPU", cores=2,
 )  # fmt: skip
@@ -42,18 +42,18 @@ def options(path: Path, **more: Any) -> dict[str, Any]:
 
 
 @pytest.fixture
-def alone(monkeypatch: pytest.MonkeyPatch) -> Ranks:
+def alone(monkeypatch: pytest.MonkeyPatch) -> BenchRanks:
     """One rank, which needs no store."""
     monkeypatch.setattr(storage, "_WORK", {})
     storage._scratch.cache_clear()
     storage._filled.cache_clear()
-    return Ranks(
+    return BenchRanks(
         rank=0, local_rank=0, local_size=1, nodes=["node0"], device=torch.device("cpu"),
         store=None, timeout=timedelta(seconds=60),  # type: ignore[arg-type]
     )  # fmt: skip
 
 
-def measured(path: Path, ranks: Ranks, **more: Any) -> list[dict[str, Any]]:
+def measured(path: Path, ranks: BenchRanks, **more: Any) -> list[dict[str, Any]]:
     """Rows of all points, and nothing left behind."""
     plan = storage.points(options(path, **more), MACHINE)
     try:
@@ -63,7 +63,7 @@ def measured(path: Path, ranks: Ranks, **more: Any) -> list[dict[str, Any]]:
             work.remove()
 
 
-def test_every_operation_has_a_row_of_the_same_columns(tmp_path: Path, alone: Ranks) -> None:
+def test_every_operation_has_a_row_of_the_same_columns(tmp_path: Path, alone: BenchRanks) -> None:
     rows = measured(tmp_path, alone)
     assert [(row["operation"], row["depth"]) for row in rows] == [
         ("sequential_write", 1), ("random_read", 1), ("random_read", 4), ("sequential_read", 1), ("create", 1),
@@ -124,7 +124,7 @@ def _pages(file: ScratchFile) -> list[bytes]:
 
 
 def test_a_full_disk_ends_it_with_a_line_and_nothing_left(
-    tmp_path: Path, alone: Ranks, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, alone: BenchRanks, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(*_arguments: object) -> int:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -135,7 +135,7 @@ def test_a_full_disk_ends_it_with_a_line_and_nothing_left(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_saves_are_whole_checkpoints(tmp_path: Path, alone: Ranks, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_saves_are_whole_checkpoints(tmp_path: Path, alone: BenchRanks, monkeypatch: pytest.MonkeyPatch) -> None:
     kept: list[bool] = []
 
     def look(root: Path, **_options: object) -> None:
@@ -159,8 +159,8 @@ class _NoRemover(WorkDirectory):
         self.path.rmdir() if not list(self.path.iterdir()) else None
 
 
-def test_rates_of_ranks_add_up_and_latencies_do_not(alone: Ranks) -> None:
-    one = Measured(100, 2.0, 0.01, 0.05, [10.0, 10.0])
+def test_rates_of_ranks_add_up_and_latencies_do_not(alone: BenchRanks) -> None:
+    one = StorageRun(100, 2.0, 0.01, 0.05, [10.0, 10.0])
     found = [vars(each) | {"direct": True} for each in (one, replace(one, elapsed=1.0, median=0.03, p99=0.2))]
     values = {"operation": "random_read", "depth": 2, "bytes": 16384}
     (row,) = storage._rows(values, found, alone)
@@ -194,7 +194,7 @@ def test_a_read_only_file_system_is_refused(tmp_path: Path, monkeypatch: pytest.
     assert reason == f"{tmp_path}: the file system is read-only; name a directory that you can write"
 
 
-def test_points_that_are_left_out_do_not_break_the_others(tmp_path: Path, alone: Ranks) -> None:
+def test_points_that_are_left_out_do_not_break_the_others(tmp_path: Path, alone: BenchRanks) -> None:
     values = {"operation": "sequential_read", "depth": 1, "bytes": 4 * MIB, "size": 8 * MIB}
     point = Point(values | {"path": str(tmp_path), "work": "work"}, 1.0)
     (row,) = storage.run(point, alone)  # before anything was written

@@ -15,7 +15,7 @@ from zslurm.kernels import arch
 from zslurm.kernels.dispatch import forget_tables, operations
 from zslurm.kernels.harness import bench, builds, figures, timing
 from zslurm.kernels.harness import comparison as checks
-from zslurm.kernels.harness.bench import Measured
+from zslurm.kernels.harness.bench import MeasuredCase
 from zslurm.kernels.harness.comparison import Checked
 from zslurm.kernels.harness.figures import Figure
 
@@ -137,7 +137,7 @@ def test_bench_on_a_cpu_writes_nothing(shell: Shell, cache: Path) -> None:
 def simulated_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """A gfx942 on which Triton's symmetric product wins from 2,048 on."""
     found = [
-        Measured(
+        MeasuredCase(
             operation="symmetric_product.product",
             case=f"bfloat16 {side}",
             axis="side",

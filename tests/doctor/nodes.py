@@ -10,10 +10,10 @@ from typing import Any
 from tests.doctor import rccl_logs, samples
 from tests.fake_sysfs import RAILS, FakeNode, mi300x_pollara
 from zslurm.config.spec import ClusterSection
-from zslurm.doctor.check import Outcome, chosen_checks
+from zslurm.doctor.check import CheckOutcome, chosen_checks
 from zslurm.doctor.checks.transport import RANK_VARIABLE
 from zslurm.doctor.node import run_checks
-from zslurm.hardware.node_sources import Sources, Task
+from zslurm.hardware.node_sources import NodeTask, Sources
 
 CLUSTER: dict[str, Any] = {
     "name": "mi",
@@ -126,9 +126,9 @@ class Node:
         section = ClusterSection.model_validate({**CLUSTER, **cluster})
         more = {"jobs": (), "directory": "/shared/runs"} | (task or {})
         base = {"SLURMD_NODENAME": "node0", RANK_VARIABLE: str(self.root / "rank")}
-        return Sources(Task(cluster=section, **more), self.root, {**base, **(environ or {})})
+        return Sources(NodeTask(cluster=section, **more), self.root, {**base, **(environ or {})})
 
-    def check(self, check: str, **options: Any) -> Outcome:
+    def check(self, check: str, **options: Any) -> CheckOutcome:
         """One check's outcome."""
         outcome = run_checks(chosen_checks([check], []), self.sources(**options))[check]
         assert outcome is not None

@@ -10,7 +10,7 @@ import pytest
 from zslurm.cluster.site import load_site
 from zslurm.doctor import ask as asking
 from zslurm.doctor.nodes import Chosen
-from zslurm.hardware.node_sources import Task
+from zslurm.hardware.node_sources import NodeTask
 from zslurm.slurm.on_nodes.run_on_nodes import NodeAnswer
 
 
@@ -26,6 +26,6 @@ def test_the_clocks_of_nodes_are_compared_with_the_end_of_the_wait(monkeypatch: 
         return {"a": NodeAnswer("a", {"sent": 100.0, "began": 401.0}), "b": NodeAnswer("b", None, "no answer")}
 
     monkeypatch.setattr(asking, "run_on_nodes", run_on_nodes)
-    answers = asking.ask(load_site("local"), Chosen(names=("a", "b")), Task(), 600.0)
+    answers = asking.ask(load_site("local"), Chosen(names=("a", "b")), NodeTask(), 600.0)
     assert answers["a"].value == {"sent": 400.0, "began": 401.0}
     assert answers["b"].error == "no answer"

@@ -9,7 +9,7 @@ import pytest
 
 from tests import forked
 from tests.doctor.nodes import Node
-from zslurm.doctor.check import Outcome, Status
+from zslurm.doctor.check import CheckOutcome, Status
 
 HEALTHY = {
     "device": "AMD Instinct MI300X",
@@ -29,7 +29,7 @@ def test_the_cpu_is_measured_without_a_threshold(node: Node) -> None:
     assert outcome.data["all_reduce_gb_s"] > 0
 
 
-def outcome_of(node: Node, monkeypatch: pytest.MonkeyPatch, cores: int = 96, **changes: object) -> Outcome:
+def outcome_of(node: Node, monkeypatch: pytest.MonkeyPatch, cores: int = 96, **changes: object) -> CheckOutcome:
     """The outcome of figures that a GPU node would have measured."""
     node.program("speed", f"echo '{json.dumps(HEALTHY | changes)}'")
     monkeypatch.setattr(sys, "executable", "speed")

@@ -5,14 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from zslurm.doctor.check import Check, NodeData, Outcome, Status, all_checks, failed, merged, passed
+from zslurm.doctor.check import Check, CheckOutcome, NodeData, Status, all_checks, failed, merged, passed
 from zslurm.doctor.node_differences import inconsistent_nodes, unlike_here
-from zslurm.hardware.node_sources import Sources, Task
+from zslurm.hardware.node_sources import NodeTask, Sources
 
 VERSIONS = Check("versions", "system", "", "node", lambda sources: None)
 
 
-def with_rocm(**versions: str | None) -> dict[str, Outcome]:
+def with_rocm(**versions: str | None) -> dict[str, CheckOutcome]:
     return {node: passed("", must_match={"ROCm": version, "kernel": "6.8"}) for node, version in versions.items()}
 
 
@@ -63,19 +63,19 @@ def test_nodes_that_are_unlike_this_machine_are_not_blamed() -> None:
 def test_all_that_is_found_of_a_node_is_one_outcome() -> None:
     own = passed("fine", must_match={"kernel": "6.8"}, data={"x": 1})
     assert merged([own, passed("fine too")]) == passed("fine too", must_match=own.must_match, data=own.data)
-    both = merged([own, Outcome(Status.WARN, "odd", "look"), failed("bad", "mend")])
+    both = merged([own, CheckOutcome(Status.WARN, "odd", "look"), failed("bad", "mend")])
     assert (both.status, both.reason, both.remedy, both.must_match) == (
         Status.FAIL,
         "bad; odd",
         "mend; look",
         own.must_match,
     )
-    undecided = Outcome(Status.FAIL, "differs", "", node_fault=False)
+    undecided = CheckOutcome(Status.FAIL, "differs", "", node_fault=False)
     assert merged([own, undecided]).node_fault is False
     assert merged([failed("bad", ""), undecided]).node_fault is True
 
 
-def clocks(**ahead: float) -> dict[str, Outcome]:
+def clocks(**ahead: float) -> dict[str, CheckOutcome]:
     """Nodes whose clocks are ahead of this machine's; each took a second to start and answered in 10 ms."""
     nodes = {
         name: NodeData({}, sent=100.0, began=101.0 + by, ended=101.5 + by, received=101.51)
@@ -83,7 +83,7 @@ def clocks(**ahead: float) -> dict[str, Outcome]:
     }
     compare = named("clock").compare
     assert compare is not None
-    return dict(compare(nodes, Sources(Task())))
+    return dict(compare(nodes, Sources(NodeTask())))
 
 
 def test_clocks_that_agree_pass_and_the_error_is_stated() -> None:
@@ -108,7 +108,7 @@ def test_what_a_node_wrote_must_be_visible_here(tmp_path: Path) -> None:
     compare = named("shared-files").compare
     assert compare is not None
     nodes: dict[str, Any] = {name: NodeData({"file": f"{name}.small"}) for name in ("a", "b")}
-    found = compare(nodes, Sources(Task(probe=str(tmp_path), token="word", directory="/runs")))
+    found = compare(nodes, Sources(NodeTask(probe=str(tmp_path), token="word", directory="/runs")))
     assert {name: outcome.status for name, outcome in found.items()} == {"b": Status.FAIL}
 
 
@@ -116,7 +116,7 @@ def test_nodes_whose_memory_is_held_by_something_are_found() -> None:
     rooms = {"node0": 1000 << 30, "node1": 980 << 30, "node2": 400 << 30}
     compare = named("page-cache").compare
     assert compare is not None
-    found = compare({name: NodeData({"room": room}) for name, room in rooms.items()}, Sources(Task()))
+    found = compare({name: NodeData({"room": room}) for name, room in rooms.items()}, Sources(NodeTask()))
     assert {name: outcome.status for name, outcome in found.items()} == {"node2": Status.WARN}
     assert found["node2"].reason == "room for 400 GiB, half of the nodes have 980 GiB or more"
-    assert compare({"node0": NodeData({"room": 1})}, Sources(Task())) == {}
+    assert compare({"node0": NodeData({"room": 1})}, Sources(NodeTask())) == {}

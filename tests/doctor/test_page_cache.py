@@ -12,7 +12,7 @@ import pytest
 from tests.doctor.nodes import Node
 from zslurm.doctor.check import Status
 from zslurm.doctor.stored import stored_sizes
-from zslurm.hardware.node_sources import Stored, Task
+from zslurm.hardware.node_sources import NodeTask, Stored
 
 GIB = 1 << 30
 
@@ -57,6 +57,6 @@ def test_sizes_are_those_of_bundles_and_of_the_newest_checkpoint(tmp_path: Path)
 
 
 def test_they_travel_to_the_nodes(node: Node) -> None:
-    task = Task(stored=Stored(1, 2, "run/step-00000003"))
-    assert Task.from_json(json.loads(json.dumps(task.to_json()))).stored == task.stored
+    task = NodeTask(stored=Stored(1, 2, "run/step-00000003"))
+    assert NodeTask.from_json(json.loads(json.dumps(task.to_json()))).stored == task.stored
     assert asdict(task.stored)["checkpoint_bytes"] == 2

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from zslurm.cli.cluster.doctor import left_alone, remedies, summary, table
 from zslurm.core.errors import Exit
-from zslurm.doctor.check import Check, Outcome, Status, failed, passed, unavailable, warned
-from zslurm.doctor.report import LOGIN, Report
+from zslurm.doctor.check import Check, CheckOutcome, Status, failed, passed, unavailable, warned
+from zslurm.doctor.report import LOGIN, DoctorReport
 
 ECC = Check("gpu-ecc", "gpu", "", "node", lambda sources: None)
 DISK = Check("disk", "storage", "", "both", lambda sources: None)
 
 
-def report(**outcomes: dict[str, Outcome | None]) -> Report:
-    made = Report("mi", [ECC, DISK], asked=("node0", "node1", "node2"))
+def report(**outcomes: dict[str, CheckOutcome | None]) -> DoctorReport:
+    made = DoctorReport("mi", [ECC, DISK], asked=("node0", "node1", "node2"))
     for check, by_node in outcomes.items():
         made.add({"ecc": "gpu-ecc"}.get(check, check), by_node)
     return made
@@ -55,7 +55,7 @@ def test_warnings_and_what_is_unavailable_do_not_fail() -> None:
 
 def test_what_blames_no_node_fails_but_excludes_none() -> None:
     made = report(
-        ecc={"node0": Outcome(Status.FAIL, "differ", node_fault=False)}, disk={LOGIN: failed("full", "")}
+        ecc={"node0": CheckOutcome(Status.FAIL, "differ", node_fault=False)}, disk={LOGIN: failed("full", "")}
     )
     assert (made.exclude, made.exit_code) == ("", Exit.CHECK_FAILED)
 
@@ -76,7 +76,7 @@ def test_json_is_complete_and_gives_the_outcomes_back() -> None:
     bad = failed("GPU 2: 1 uncorrectable error", "exclude it", must_match={"kernel": "6.8"})
     body = report(ecc={"node1": bad}).as_json()
     (result,) = body["results"]
-    assert Outcome.from_json({key: result[key] for key in bad.to_json()}) == bad
+    assert CheckOutcome.from_json({key: result[key] for key in bad.to_json()}) == bad
     assert (result["check"], result["node"]) == ("gpu-ecc", "node1")
     assert (body["exclude"], body["failing"], body["status"]) == ("node1", ["node1"], "fail")
     assert [check["name"] for check in body["checks"]] == ["gpu-ecc", "disk"]

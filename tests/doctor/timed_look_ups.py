@@ -12,19 +12,19 @@ from unittest import mock
 
 from tests.own_network import Dns, set_up
 from zslurm.config.spec import ClusterSection
-from zslurm.doctor.check import Outcome
+from zslurm.doctor.check import CheckOutcome
 from zslurm.doctor.checks import network
-from zslurm.hardware.node_sources import Sources, Task
+from zslurm.hardware.node_sources import NodeTask, Sources
 
 LIMIT_S = 60.0
 """No answer of the server takes that long."""
 
 
-def outcome() -> Outcome:
+def outcome() -> CheckOutcome:
     """Check from node0, whose peer is an address: it needs no look-up to be known."""
     limits = {"name_lookup_s": LIMIT_S}
     cluster = ClusterSection.model_validate({"name": "a", "launcher": "slurm", "doctor": limits})
-    task = Task(cluster=cluster, peers=("node0", "10.0.2.11"))
+    task = NodeTask(cluster=cluster, peers=("node0", "10.0.2.11"))
     found = network.reverse_names.run(Sources(task, environ={"SLURMD_NODENAME": "node0"}))
     assert found is not None
     return found

@@ -19,7 +19,7 @@ from benchmarks.kernels.code_objects import of_triton
 from zslurm.kernels.arch import GFX942, SM_90, Arch
 from zslurm.kernels.code_object import (
     CodeObject,
-    Launch,
+    KernelLaunch,
     compile_launch,
     implementation_files,
     launches_of,
@@ -46,7 +46,7 @@ def test_kernels_keep_to_the_limits_of_sm_90(folder: str, every: int) -> None:
     assert_within_limits(islice(launches_of(folder, SM_90), 0, None, every), SM_90)
 
 
-def assert_within_limits(launches: Iterable[Launch], arch: Arch) -> list[dict[str, Any]]:
+def assert_within_limits(launches: Iterable[KernelLaunch], arch: Arch) -> list[dict[str, Any]]:
     """Compile launches; returns their rows in the benchmark's result."""
     found, rows = {}, []
     for launch in launches:
@@ -93,13 +93,13 @@ def good(**other: int) -> CodeObject:
     ],
 )
 def test_what_is_against_the_limits_is_named(code: CodeObject, expected: list[str]) -> None:
-    found = violations(code, Launch("l", lambda: None), GFX942)
+    found = violations(code, KernelLaunch("l", lambda: None), GFX942)
     assert len(found) == len(expected)
     assert all(part in sentence for part, sentence in zip(expected, found, strict=True))
 
 
 def test_a_kernel_without_products_needs_no_matrix_instructions() -> None:
-    launch = Launch("l", lambda: None, product=False, wide=False)
+    launch = KernelLaunch("l", lambda: None, product=False, wide=False)
     assert violations(good(wide_accesses=0, matrix_instructions=0), launch, GFX942) == []
 
 
@@ -108,9 +108,9 @@ def test_a_launch_that_needs_too_much_memory_is_refused_as_on_a_gpu(monkeypatch:
 
     from zslurm.kernels.symmetric_product import triton
 
-    monkeypatch.setattr(triton, "configuration", lambda *_: triton.Configuration(128, 64, 8, 4))
+    monkeypatch.setattr(triton, "configuration", lambda *_: triton.SymmetricConfiguration(128, 64, 8, 4))
     x_KSL = torch.empty(1, 4096, 4096, dtype=torch.bfloat16, device="meta")
-    launch = Launch("four stages", partial(triton.symmetric_product, x_KSL, torch.empty_like(x_KSL)))
+    launch = KernelLaunch("four stages", partial(triton.symmetric_product, x_KSL, torch.empty_like(x_KSL)))
     with pytest.raises(OutOfResources, match="shared memory, Required: 98304, Hardware limit: 65536"):
         compile_launch(launch, GFX942)
     assert compile_launch(launch, SM_90)[0].lds_bytes > 65536

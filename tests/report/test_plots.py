@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from matplotlib.image import imread
 
-from zslurm.report.plots import SIZE, Block, Curve, Marker, Plot, band, draw, heat_map, sparkline
+from zslurm.report.plots import SIZE, Curve, Marker, Plot, PlotBlock, band, draw, heat_map, sparkline
 from zslurm.report.thinning import column_means, keep_extremes, smooth
 
 values = st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=3000)
@@ -71,7 +71,7 @@ def test_without_a_point_there_is_no_plot() -> None:
 def test_names_are_no_markup() -> None:
     curve = Curve('<b>"x"', np.arange(3.0), np.arange(3.0))
     drawn = str(draw(Plot("<i>", "&", [curve, curve], markers=[Marker(1, "<u>")])))
-    drawn += str(band([("<i>", [Block(0, 1, "p-steps", "<u>")])], 0, 1, [Marker(0, "<s>")]))
+    drawn += str(band([("<i>", [PlotBlock(0, 1, "p-steps", "<u>")])], 0, 1, [Marker(0, "<s>")]))
     assert not re.search(r"<b>\"|<i>|<u>|<s>", drawn.replace("<b>&lt;i&gt;</b>", ""))
 
 

@@ -9,8 +9,8 @@ import pytest
 from tests.slurm.recordings.scripts import Calls
 from zslurm.core.errors import SlurmRefused, SlurmUnavailable
 from zslurm.slurm.exclusion import (
+    JobSize,
     Requeue,
-    Size,
     exclude_requeued,
     requeue_excluding,
     requeue_unchanged,
@@ -79,7 +79,7 @@ def test_a_refused_requeue_changes_nothing(tmp_path: Path) -> None:
 def test_a_job_that_fills_its_partition_shrinks_in_the_same_update(tmp_path: Path) -> None:
     calls = Calls(tmp_path)
     requeue_excluding(
-        calls.client, "12", ["node3"], restarts=0, size=Size(nodes=3, tasks_per_node=8, cpus_per_task=12)
+        calls.client, "12", ["node3"], restarts=0, size=JobSize(nodes=3, tasks_per_node=8, cpus_per_task=12)
     )
     assert calls.made[1] == "update JobId=12 ExcNodeList=node3 NumNodes=3 NumTasks=24 NumCPUs=288"
 

@@ -15,7 +15,7 @@ from zslurm.slurm.client import SlurmClient
 from zslurm.slurm.hostlist import expand
 from zslurm.slurm.inventory import parse_partitions
 from zslurm.submit.checks.fabric import leaf_size_notes, strangers
-from zslurm.submit.checks.profile import Report, check_profile
+from zslurm.submit.checks.profile import ProfileReport, check_profile
 
 NICS = "nics: [a, b, c, d, e, f, g, h]"
 
@@ -25,7 +25,7 @@ def no_slurm(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PATH", str(tmp_path / "empty"))
 
 
-def checked(tmp_path: Path, text: str) -> Report:
+def checked(tmp_path: Path, text: str) -> ProfileReport:
     own("lab", text)
     (tmp_path / "net" / "eno1").mkdir(parents=True, exist_ok=True)
     return check_profile("lab", interfaces=tmp_path / "net")

@@ -10,22 +10,22 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from zslurm.train.parallel.zero import ZeroShards
-from zslurm.train.shapes import Kind, TensorInfo
+from zslurm.train.shapes import TensorInfo, TensorKind
 
 FLAT = (
-    TensorInfo("matrix", (7, 9), Kind.MATRIX),
-    TensorInfo("norm", (9,), Kind.NORM),
-    TensorInfo("experts", (2, 5, 3), Kind.EXPERTS),
-    TensorInfo("bias", (5,), Kind.BIAS),
+    TensorInfo("matrix", (7, 9), TensorKind.MATRIX),
+    TensorInfo("norm", (9,), TensorKind.NORM),
+    TensorInfo("experts", (2, 5, 3), TensorKind.EXPERTS),
+    TensorInfo("bias", (5,), TensorKind.BIAS),
 )
 TABLE = (
-    TensorInfo("embedding", (11, 6), Kind.EMBEDDING),
-    TensorInfo("matrix", (7, 9), Kind.MATRIX, whole=1),
-    TensorInfo("norm", (9,), Kind.NORM),
-    TensorInfo("experts", (3, 8, 3), Kind.EXPERTS, whole=3),
-    TensorInfo("halves", (2, 10, 4), Kind.EXPERTS, whole=4),
-    TensorInfo("bias", (5,), Kind.BIAS),
-    TensorInfo("second", (9, 7), Kind.MATRIX, whole=1),
+    TensorInfo("embedding", (11, 6), TensorKind.EMBEDDING),
+    TensorInfo("matrix", (7, 9), TensorKind.MATRIX, whole=1),
+    TensorInfo("norm", (9,), TensorKind.NORM),
+    TensorInfo("experts", (3, 8, 3), TensorKind.EXPERTS, whole=3),
+    TensorInfo("halves", (2, 10, 4), TensorKind.EXPERTS, whole=4),
+    TensorInfo("bias", (5,), TensorKind.BIAS),
+    TensorInfo("second", (9, 7), TensorKind.MATRIX, whole=1),
 )
 TINY_BUCKETS = 512.0
 """Bytes: a few matrices of TABLE at a time, and some of them cut."""
@@ -64,7 +64,7 @@ def backward(model: nn.Module, seed: int, *, integers: bool = False) -> None:
 
 def gradient_of(name: str, shape: tuple[int, ...], seed: int, *, integers: bool = False) -> Tensor:
     """The gradient that `backward` gives."""
-    gradient = values_of(TensorInfo(name, shape, Kind.MATRIX), seed)
+    gradient = values_of(TensorInfo(name, shape, TensorKind.MATRIX), seed)
     return (4 * gradient).round() if integers else gradient
 
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from tests.train.models import tiny_config
 from zslurm.train.config import ModelConfig, MuonConfig, OptimConfig
 from zslurm.train.model.zaya import Zaya
-from zslurm.train.shapes import Kind, buffer_table, owned_table, parameter_counts, tensor_table
+from zslurm.train.shapes import TensorKind, buffer_table, owned_table, parameter_counts, tensor_table
 
 LAYER_1 = """
 layers.1.attention_entry.hidden_scale (12,)
@@ -156,9 +156,9 @@ def test_any_model_has_exactly_these_tensors(kv_heads: int, group: int, **change
 
 def test_matrices_are_the_linear_maps_and_nothing_else() -> None:
     for info in tensor_table(tiny_config()):
-        if info.kind is Kind.EXPERTS:
+        if info.kind is TensorKind.EXPERTS:
             assert info.matrices == info.shape
-        elif info.kind is Kind.MATRIX:
+        elif info.kind is TensorKind.MATRIX:
             assert info.matrices == (1, *info.shape)
         else:
             assert info.matrices is None

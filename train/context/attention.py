@@ -25,7 +25,7 @@ from zslurm.train.context.bytes import Attention
 from zslurm.train.context.context_parallel import ContextParallel
 from zslurm.train.context.flash import choose_blocks
 from zslurm.train.context.gather import GatheredKeys
-from zslurm.train.context.key_parts import KeyExchange, Part, early
+from zslurm.train.context.key_parts import KeyExchange, KeyPart, early
 from zslurm.train.context.ring import RingOfKeys
 
 
@@ -121,13 +121,13 @@ def _exchange(
     return GatheredKeys(context, kv_2BJSP)
 
 
-def _seen_by(part: Part, x_BHSX: Tensor) -> Tensor:
+def _seen_by(part: KeyPart, x_BHSX: Tensor) -> Tensor:
     """Return the rows of the queries that see a part."""
     length = x_BHSX.shape[2]
     return x_BHSX.narrow(2, length // 2, length // 2) if part.late_queries else x_BHSX
 
 
-def _labels(part: Part, labels: SequenceLabels | None) -> Labels | None:
+def _labels(part: KeyPart, labels: SequenceLabels | None) -> Labels | None:
     if labels is None:
         return None
     keys_cBS = labels.keys_cBS[part.ranks]

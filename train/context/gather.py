@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from zslurm.train.context.context_parallel import ContextParallel
-from zslurm.train.context.key_parts import Part, early, own_part
+from zslurm.train.context.key_parts import KeyPart, early, own_part
 
 
 class GatheredKeys:
@@ -26,7 +26,7 @@ class GatheredKeys:
         self._kv_2BJSP = kv_2BJSP
         self._grad_c2BJSP: Tensor | None = None
 
-    def parts(self) -> Iterator[Part]:
+    def parts(self) -> Iterator[KeyPart]:
         """See `KeyExchange`."""
         rank, size = self._context.rank, self._context.size
         pending = self._context.start_all_gather(self._kv_2BJSP) if size > 1 else None
@@ -38,9 +38,9 @@ class GatheredKeys:
             if ranks.start < ranks.stop:
                 theirs_c2BJSP = whole_c2BJSP[ranks]
                 joined = _join(early(theirs_c2BJSP, -2) if is_early else theirs_c2BJSP)
-                yield Part(joined, ranks, early_keys=is_early, late_queries=not is_early, causal=False)
+                yield KeyPart(joined, ranks, early_keys=is_early, late_queries=not is_early, causal=False)
 
-    def add(self, part: Part, grad_2BJSP: Tensor) -> None:
+    def add(self, part: KeyPart, grad_2BJSP: Tensor) -> None:
         """See `KeyExchange`."""
         if self._grad_c2BJSP is None:
             self._grad_c2BJSP = grad_2BJSP.new_zeros(self._context.size, *self._kv_2BJSP.shape)

@@ -8,7 +8,7 @@ from typing import NamedTuple, Protocol
 from torch import Tensor
 
 
-class Part(NamedTuple):
+class KeyPart(NamedTuple):
     """Keys and values that some of a rank's queries see, all of them, or causally if they are its own tokens.
 
     Attributes:
@@ -29,19 +29,19 @@ class Part(NamedTuple):
 class KeyExchange(Protocol):
     """Brings a rank the keys and values of all ranks, and them their gradients."""
 
-    def parts(self) -> Iterator[Part]:
+    def parts(self) -> Iterator[KeyPart]:
         """Hand out each part once, a rank's own first; the next ones are on their way while it is used."""
 
-    def add(self, part: Part, grad_2BJSP: Tensor) -> None:
+    def add(self, part: KeyPart, grad_2BJSP: Tensor) -> None:
         """Take the gradient of the part that was handed out last."""
 
     def gradient(self) -> Tensor:
         """Return the gradient of this rank's keys and values [2, B, J, S, P], once all parts are through."""
 
 
-def own_part(kv_2BJSP: Tensor, rank: int) -> Part:
+def own_part(kv_2BJSP: Tensor, rank: int) -> KeyPart:
     """Return the part that needs no exchange."""
-    return Part(kv_2BJSP, slice(rank, rank + 1), early_keys=False, late_queries=False, causal=True)
+    return KeyPart(kv_2BJSP, slice(rank, rank + 1), early_keys=False, late_queries=False, causal=True)
 
 
 def early(x: Tensor, dim: int) -> Tensor:

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from torch import Tensor
 
 from zslurm.train.context.context_parallel import ContextParallel, Pending
-from zslurm.train.context.key_parts import Part, early, own_part
+from zslurm.train.context.key_parts import KeyPart, early, own_part
 
 
 class RingOfKeys:
@@ -28,7 +28,7 @@ class RingOfKeys:
         self._arriving: Pending | None = None
         self._grad_2BJSP: Tensor | None = None
 
-    def parts(self) -> Iterator[Part]:
+    def parts(self) -> Iterator[KeyPart]:
         """See `KeyExchange`."""
         rank, size = self._context.rank, self._context.size
         kv_2BJSP, step = self._kv_2BJSP, 0
@@ -44,13 +44,13 @@ class RingOfKeys:
             else:
                 is_early = source < rank
                 part = early(kv_2BJSP, -2) if is_early else kv_2BJSP
-                yield Part(part, slice(source, source + 1), is_early, not is_early, causal=False)
+                yield KeyPart(part, slice(source, source + 1), is_early, not is_early, causal=False)
             if pending is None:
                 return
             (kv_2BJSP,) = pending.wait()
             step += 1
 
-    def add(self, part: Part, grad_2BJSP: Tensor) -> None:
+    def add(self, part: KeyPart, grad_2BJSP: Tensor) -> None:
         """See `KeyExchange`."""
         if part.causal:
             self._own_grad_2BJSP = grad_2BJSP

@@ -23,8 +23,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from zslurm.train.data.order import DataOrder
-from zslurm.train.data.reader import Location, Read, read_from
-from zslurm.train.data.shares import Piece, share_of
+from zslurm.train.data.reader import MicrobatchPosition, Read, read_from
+from zslurm.train.data.shares import SharePiece, share_of
 from zslurm.train.model.head import IGNORED_TARGET
 from zslurm.train.model.packing import document_bounds, documents_by_bounds, documents_of, valid_positions
 from zslurm.train.schedule import Position
@@ -63,7 +63,7 @@ class _Held(NamedTuple):
     packs only, how many inputs of each sequence are no padding.
     """
 
-    locations: list[Location]
+    locations: list[MicrobatchPosition]
     sizes: list[int]
     windows_NS: Tensor
     mask_NS: Tensor | None
@@ -102,7 +102,7 @@ class Loader:
         self._ahead: _ReadAhead | None = None
         self._next_step: int | None = None
 
-    def share(self, here: Position) -> tuple[Piece, ...]:
+    def share(self, here: Position) -> tuple[SharePiece, ...]:
         """Return what this rank computes of a step, in the order in which `microbatches` yields it."""
         return share_of(here, self._rank, self._world_size)
 

@@ -26,16 +26,16 @@ from numpy.typing import NDArray
 
 from zslurm.train.data.order import DataOrder
 from zslurm.train.data.sequences import PackedSequences, Sequences
-from zslurm.train.data.shares import Piece, share_of
+from zslurm.train.data.shares import SharePiece, share_of
 from zslurm.train.schedule import Position
 
 FIRST_SEQUENCES, ORDERED_SEQUENCES = 32, 4096
 READ_TOKENS = 1 << 18
 
-_Share = Callable[[Position], tuple[Piece, ...]]
+_Share = Callable[[Position], tuple[SharePiece, ...]]
 
 
-class Location(NamedTuple):
+class MicrobatchPosition(NamedTuple):
     """A microbatch: its optimizer step, from 0, and its number among the step's microbatches."""
 
     step: int
@@ -66,7 +66,7 @@ class Read(NamedTuple):
         packed: of packs, the documents and the padding of each microbatch; None for windows.
     """
 
-    locations: list[Location]
+    locations: list[MicrobatchPosition]
     sizes: list[int]
     windows_NS: NDArray[np.unsignedinteger]
     mask_NS: NDArray[np.uint8] | None
@@ -76,7 +76,7 @@ class Read(NamedTuple):
 class _Planned(NamedTuple):
     """What is read at once; of one phase."""
 
-    locations: list[Location]
+    locations: list[MicrobatchPosition]
     sizes: list[int]
     sequences: Sequences
 
@@ -120,14 +120,14 @@ def _planned(order: DataOrder, step: int, share: _Share) -> Iterator[_Planned]:
         first = 0
         for together in _together(pieces, READ_TOKENS // context):
             sizes = [piece.sequences for _, piece in together]
-            locations = [Location(step, piece.number) for step, piece in together]
+            locations = [MicrobatchPosition(step, piece.number) for step, piece in together]
             yield _Planned(locations, sizes, sequences.part(first, first + sum(sizes)))
             first += sum(sizes)
 
 
-def _together(pieces: list[tuple[int, Piece]], most: int) -> Iterator[list[tuple[int, Piece]]]:
+def _together(pieces: list[tuple[int, SharePiece]], most: int) -> Iterator[list[tuple[int, SharePiece]]]:
     """Yield the pieces, neighbours together up to `most` sequences, and at least one at a time."""
-    together: list[tuple[int, Piece]] = []
+    together: list[tuple[int, SharePiece]] = []
     sequences = 0
     for each in pieces:
         size = each[1].sequences
@@ -142,9 +142,9 @@ def _together(pieces: list[tuple[int, Piece]], most: int) -> Iterator[list[tuple
 
 def _batches(
     order: DataOrder, step: int, share: _Share
-) -> Iterator[tuple[int, list[tuple[int, Piece]], NDArray[np.int64]]]:
+) -> Iterator[tuple[int, list[tuple[int, SharePiece]], NDArray[np.int64]]]:
     """Yield steps that are ordered at once: phase, steps and pieces, their sequences' numbers in the phase."""
-    pieces: list[tuple[int, Piece]] = []
+    pieces: list[tuple[int, SharePiece]] = []
     numbers: list[NDArray[np.int64]] = []
     phase_index, ordered, most = 0, 0, FIRST_SEQUENCES
     for each in range(step, order.plan.total_steps):

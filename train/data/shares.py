@@ -26,7 +26,7 @@ from zslurm.checkpoint_tools.quantities import counted
 from zslurm.train.schedule import Position
 
 
-class Piece(NamedTuple):
+class SharePiece(NamedTuple):
     """Sequences of one microbatch that a rank runs forward and backward at once: all of them, or some.
 
     Attributes:
@@ -77,26 +77,26 @@ class Shares:
         return tuple(whole * self.micro_batch + part for part in _edges(left, self.micro_batch, self.ranks, edge))
 
     @cached_property
-    def _shares(self) -> tuple[tuple[Piece, ...], ...]:
+    def _shares(self) -> tuple[tuple[SharePiece, ...], ...]:
         """Every rank's share: whole microbatches dealt out in rounds, then the rest cut into consecutive edges."""
-        shares: list[list[Piece]] = [[] for _ in range(self.ranks)]
+        shares: list[list[SharePiece]] = [[] for _ in range(self.ranks)]
         wholes = [size // self.micro_batch for size in self.sizes]
         numbers = itertools.count()
         for dealt in range(max(wholes)):
             for rank, whole in enumerate(wholes):
                 if dealt < whole:
-                    shares[rank].append(Piece(next(numbers), 0, self.micro_batch))
+                    shares[rank].append(SharePiece(next(numbers), 0, self.micro_batch))
         at = sum(wholes) * self.micro_batch
         for rank, size in enumerate(self.sizes):
             end = at + size % self.micro_batch
             while at < end:
                 number, first = divmod(at, self.micro_batch)
                 last = min(self.micro_batch, first + end - at)
-                shares[rank].append(Piece(number, first, last))
+                shares[rank].append(SharePiece(number, first, last))
                 at += last - first
         return tuple(map(tuple, shares))
 
-    def of(self, rank: int) -> tuple[Piece, ...]:
+    def of(self, rank: int) -> tuple[SharePiece, ...]:
         """Return what `rank` computes, in this order; nothing if there is too little for all.
 
         Raises:
@@ -113,7 +113,7 @@ def shares(sequences: int, micro_batch: int, ranks: int) -> Shares:
     return Shares(sequences, micro_batch, ranks)
 
 
-def share_of(here: Position, rank: int, world_size: int) -> tuple[Piece, ...]:
+def share_of(here: Position, rank: int, world_size: int) -> tuple[SharePiece, ...]:
     """Return what rank `rank` of `world_size` computes of a step.
 
     The ranks of a context group (`phases[].context_parallel`, consecutive ranks) have the same share: the group is

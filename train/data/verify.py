@@ -31,7 +31,7 @@ GROUP = 256  # pieces handed to the threads at a time
 
 
 @dataclass(frozen=True)
-class Damage:
+class BundleDamage:
     """What is wrong, in one line, and in which file; in which dataset and block of it, if that is known."""
 
     path: Path
@@ -41,18 +41,18 @@ class Damage:
 
 
 @dataclass(frozen=True)
-class Verification:
+class BundleVerification:
     """What was read, and all that is wrong with it."""
 
     bundles: int
     tokens: int
     bytes: int  # of the datasets
-    damages: tuple[Damage, ...]
+    damages: tuple[BundleDamage, ...]
 
 
 def verify(
     path: Path, workers: int, report: Callable[[int, int], None] = lambda done, total: None
-) -> Verification:
+) -> BundleVerification:
     """Read a bundle, or a directory of them, on so many threads, and compare everything with its checksums.
 
     `report` gets the bytes done and in all, in this thread.
@@ -72,7 +72,7 @@ def verify(
                     damages.append(damage)
                 done += piece.bytes
                 report(done, total)
-    return Verification(len(bundles), sum(bundle.token_count for bundle in bundles), total, tuple(damages))
+    return BundleVerification(len(bundles), sum(bundle.token_count for bundle in bundles), total, tuple(damages))
 
 
 @dataclass(frozen=True)
@@ -89,7 +89,7 @@ class _Piece:
     def bytes(self) -> int:
         return self.count * self.bundle.ranges[self.dataset].dtype.itemsize
 
-    def damage(self) -> Damage | None:
+    def damage(self) -> BundleDamage | None:
         """Read it; what is wrong with it."""
         try:
             with self.bundle.path.open("rb") as file:
@@ -104,7 +104,9 @@ class _Piece:
         if self.block is not None:
             of = "the mask of " if self.dataset == "targets" else ""
             name = f"block {self.block} ({of}tokens {self.start} to {self.start + self.count - 1})"
-        return Damage(self.bundle.path, f"{self.bundle.path}: {name} {fault}; {AGAIN}", self.dataset, self.block)
+        return BundleDamage(
+            self.bundle.path, f"{self.bundle.path}: {name} {fault}; {AGAIN}", self.dataset, self.block
+        )
 
     def _fault_of_block(self, file: BinaryIO, block: int) -> str | None:
         extent = self.bundle.ranges[self.dataset]
@@ -143,7 +145,7 @@ def _pieces(bundle: Bundle) -> Iterator[_Piece]:
             yield _Piece(bundle, dataset, block, start, min(bundle.block_tokens, bundle.token_count - start))
 
 
-def _open_all(path: Path) -> tuple[list[Bundle], list[Damage]]:
+def _open_all(path: Path) -> tuple[list[Bundle], list[BundleDamage]]:
     """Return the bundles that can be opened, and what is wrong with the others and between them.
 
     Raises:
@@ -160,13 +162,13 @@ def _open_all(path: Path) -> tuple[list[Bundle], list[Damage]]:
         try:
             bundles.append(Bundle.open(file))
         except DataError as error:
-            damages.append(Damage(file, str(error)))
+            damages.append(BundleDamage(file, str(error)))
     if not damages:
         damages.extend(_faults_of_the_whole(path))
     return bundles, damages
 
 
-def _faults_of_the_whole(path: Path) -> Iterator[Damage]:
+def _faults_of_the_whole(path: Path) -> Iterator[BundleDamage]:
     """Yield what is wrong between files that are each well."""
     try:
         corpus = Corpus.open(path)
@@ -176,9 +178,9 @@ def _faults_of_the_whole(path: Path) -> Iterator[Damage]:
             return
         record = BuildManifest.read(path)
     except DataError as error:
-        yield Damage(path, str(error))
+        yield BundleDamage(path, str(error))
         return
     built = (record.fingerprint, record.bundles, record.tokens, record.documents)
     if built != (corpus.fingerprint, len(corpus.bundles), corpus.token_count, corpus.document_count):
         reason = f"{path}: {BUILD_FILE} does not belong to these bundles, or is damaged; {AGAIN}"
-        yield Damage(path / BUILD_FILE, reason)
+        yield BundleDamage(path / BUILD_FILE, reason)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from zslurm.train.config import TrainConfig
 from zslurm.train.context.context_parallel import ContextParallel
 from zslurm.train.evaluation.evaluate import Best, Evaluator, better
-from zslurm.train.evaluation.scores import Result, as_metrics
+from zslurm.train.evaluation.scores import TaskResult, as_metrics
 from zslurm.train.model.zaya import Zaya
 from zslurm.train.parallel.world import World
 from zslurm.train.schedule import due
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from zslurm.train.inference.text import TextCoder
 
 
-class Record(NamedTuple):
+class EvaluationRecord(NamedTuple):
     """What was evaluated: a line of metrics.jsonl, and one of the log, if there is one."""
 
     kind: str
@@ -62,7 +62,7 @@ class TaskEvaluator:
 
     def evaluate(
         self, step: int, model: Zaya, phase: PhaseConfig, world: World, alive: Callable[[], None]
-    ) -> Record:
+    ) -> EvaluationRecord:
         """Score the model; all ranks together.
 
         Raises:
@@ -71,7 +71,7 @@ class TaskEvaluator:
         from zslurm.train.evaluation.on_group import score_on_group
         from zslurm.train.evaluation.scoring import Ask, ModelScorer
 
-        def score(ask: Ask) -> tuple[list[Result], int]:
+        def score(ask: Ask) -> tuple[list[TaskResult], int]:
             """Score all tasks, on the first rank."""
             from zslurm.train.evaluation.harness import score
             from zslurm.train.evaluation.text_model import TextModel
@@ -92,7 +92,7 @@ class TaskEvaluator:
                     self.last = Best(step, signed, phase.context, self._best_by)
         fields = as_metrics(results) | {"tokens": tokens, "seconds": time.monotonic() - started}
         scores = ", ".join(f"{name} {value:.4f}" for name, value in fields["scores"].items())
-        return Record("tasks", fields, f"step {step} {scores} ({fields['seconds']:.2f} s)")
+        return EvaluationRecord("tasks", fields, f"step {step} {scores} ({fields['seconds']:.2f} s)")
 
 
 class Evaluations:
@@ -132,7 +132,7 @@ class Evaluations:
         context: ContextParallel | None = None,
         *,
         last: bool = True,
-    ) -> Iterator[Record]:
+    ) -> Iterator[EvaluationRecord]:
         """Evaluate what is due after `step`; all ranks together. See `Evaluator.evaluate` for the arguments.
 
         Raises:
@@ -141,9 +141,9 @@ class Evaluations:
         if self._loss.is_due(step, last=last, stop=False):
             found = self._loss.evaluate(step, model, phase, world, alive, context)
             line = f"step {step} validation loss {found.loss:.4f} ({found.seconds:.2f} s)"
-            yield Record("evaluation", found.fields(), line)
+            yield EvaluationRecord("evaluation", found.fields(), line)
             if (routing := self._loss.routing) is not None:
-                yield Record("routing", routing.summary())
+                yield EvaluationRecord("routing", routing.summary())
                 if world.is_first:
                     routing.write(self._run_dir, step, phase.name)
         if self._tasks is not None and self._tasks.is_due(step, last=last, stop=False):

@@ -28,7 +28,7 @@ from lm_eval.tasks import TaskManager
 
 from zslurm.checkpoint_tools.plain import shorten
 from zslurm.train.errors import DataError
-from zslurm.train.evaluation.scores import Result
+from zslurm.train.evaluation.scores import TaskResult
 
 BOOTSTRAP_DRAWS = 1000
 """For standard errors without a formula, such as a perplexity's; the harness's 100,000 take minutes."""
@@ -149,7 +149,7 @@ def load_tasks(
 
 def score(
     task: HarnessTask, model: Texts, *, limit: int | None = None
-) -> tuple[list[Result], list[dict[str, Any]]]:
+) -> tuple[list[TaskResult], list[dict[str, Any]]]:
     """Return the scores of a task's tasks and groups, and a sample for each document and filter.
 
     Raises:
@@ -172,7 +172,7 @@ def score(
     return _results(found), samples
 
 
-def _results(found: Mapping[str, Any]) -> list[Result]:
+def _results(found: Mapping[str, Any]) -> list[TaskResult]:
     """Return the harness's results; those of groups have as many documents as their tasks."""
     results = []
     for name, row in {**found["results"], **found.get("groups", {})}.items():
@@ -187,7 +187,7 @@ def _results(found: Mapping[str, Any]) -> list[Result]:
             stderr[shown] = float(error) if isinstance(error, int | float) else None
             higher[shown] = found["higher_is_better"].get(name, {}).get(metric) is not False
         if metrics:
-            results.append(Result(name, metrics, stderr, higher, int(row["sample_len"])))
+            results.append(TaskResult(name, metrics, stderr, higher, int(row["sample_len"])))
     return results
 
 

@@ -30,7 +30,7 @@ from zslurm.train.parallel.world import DTYPES
 
 
 @dataclass(frozen=True)
-class Request:
+class ScoringRequest:
     """Whose answers are wanted.
 
     Attributes:
@@ -59,7 +59,7 @@ class Request:
         return found
 
     @classmethod
-    def of(cls, fields: dict[str, Any]) -> Request:
+    def of(cls, fields: dict[str, Any]) -> ScoringRequest:
         """Return the request that JSON has as `fields`."""
         files = fields["tokenizer"]
         others = tuple(Path(each) for each in files["others"])
@@ -82,7 +82,7 @@ Message = Answers | Failure
 
 
 @contextmanager
-def local_answers(request: Request, ranks: int = 1) -> Iterator[Ask]:
+def local_answers(request: ScoringRequest, ranks: int = 1) -> Iterator[Ask]:
     """Return what asks `ranks` processes of this machine; with one rank this process answers by itself.
 
     Raises:
@@ -114,20 +114,20 @@ def local_answers(request: Request, ranks: int = 1) -> Iterator[Ask]:
         yield ask
 
 
-def _scorer(request: Request, device: torch.device) -> ModelScorer:
+def _scorer(request: ScoringRequest, device: torch.device) -> ModelScorer:
     coder = request.coder()
     with open_weights(request.weights, Overrides(request.rope_base, request.context)) as weights:
         model = load_model(weights, dtype=DTYPES[request.dtype], device=device)
     return ModelScorer(model, coder, rope_base=request.rope_base, context=request.context)
 
 
-def _rank(rank: int, ranks: int, request: Request, pipe: Connection) -> None:
+def _rank(rank: int, ranks: int, request: ScoringRequest, pipe: Connection) -> None:
     with suppress(BrokenPipeError, EOFError):  # nothing more is asked
         serve(RankOf(rank, ranks, rank, ranks), request, pipe.recv, pipe.send)
 
 
 def serve(
-    who: RankOf, request: Request, receive: Callable[[], Work | None], send: Callable[[Message], None]
+    who: RankOf, request: ScoringRequest, receive: Callable[[], Work | None], send: Callable[[Message], None]
 ) -> None:
     """Answer this rank's share of the requests, until there are none."""
     try:

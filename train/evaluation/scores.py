@@ -8,7 +8,7 @@ from typing import Any
 
 
 @dataclass(frozen=True)
-class Result:
+class TaskResult:
     """The scores of a task, or of a group of tasks.
 
     Attributes:
@@ -30,7 +30,7 @@ class Result:
         return asdict(self)
 
 
-def as_metrics(results: Sequence[Result]) -> dict[str, Any]:
+def as_metrics(results: Sequence[TaskResult]) -> dict[str, Any]:
     """Return results as fields of a line of metrics.jsonl: numbers by TASK/METRIC."""
     return {
         "scores": {f"{each.task}/{name}": value for each in results for name, value in each.metrics.items()},

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from zslurm.train.hub.export import Exported, export
 from zslurm.train.hub.import_ import Imported, import_weights
-from zslurm.train.hub.layouts import BALANCING_BIAS, Layout, Piece, pieces
+from zslurm.train.hub.layouts import BALANCING_BIAS, Layout, TensorPiece, pieces
 from zslurm.train.hub.run_facts import tokenizer_of, weights_only
 from zslurm.train.hub.settings import Settings, TokenIds, from_config_json, inexact, to_config_json
 from zslurm.train.hub.tokenizer_files import TokenizerFiles

@@ -29,7 +29,7 @@ from zslurm.checkpoint_tools.plain import StrPath
 from zslurm.train.errors import HubError, HubIOError
 from zslurm.train.hub import sidecar
 from zslurm.train.hub.folder import BUFFER_ELEMENTS, CONFIG, INDEX, SINGLE, to_bf16
-from zslurm.train.hub.layouts import BALANCING_BIAS, Layout, Piece, pieces
+from zslurm.train.hub.layouts import BALANCING_BIAS, Layout, TensorPiece, pieces
 from zslurm.train.hub.settings import inexact, to_config_json
 from zslurm.train.hub.sidecar import Sidecar
 from zslurm.train.hub.tokenizer_files import TokenizerFiles, config_of, token_ids
@@ -137,17 +137,17 @@ def appearing(out: Path) -> Iterator[Path]:
         raise HubIOError(f"{error.filename or out}: cannot be written: {error.strerror or error}") from error
 
 
-def _dtype(piece: Piece, dtype: str) -> str:
+def _dtype(piece: TensorPiece, dtype: str) -> str:
     return "F32" if dtype == "fp32" or piece.tensor == BALANCING_BIAS else "BF16"
 
 
-def _bytes(piece: Piece, dtype: str) -> int:
+def _bytes(piece: TensorPiece, dtype: str) -> int:
     return piece.numel * shard_header.DTYPES[_dtype(piece, dtype)].itemsize
 
 
-def _divide(table: tuple[Piece, ...], dtype: str, limit: int) -> list[list[Piece]]:
+def _divide(table: tuple[TensorPiece, ...], dtype: str, limit: int) -> list[list[TensorPiece]]:
     """Cut the table into files of at most `limit` bytes, in order; each is sorted so that all is aligned."""
-    files: list[list[Piece]] = []
+    files: list[list[TensorPiece]] = []
     filled = limit
     for piece in table:
         size = _bytes(piece, dtype)
@@ -160,7 +160,7 @@ def _divide(table: tuple[Piece, ...], dtype: str, limit: int) -> list[list[Piece
 
 
 def _write_tensors(
-    weights: Weights, files: list[list[Piece]], dtype: str, directory: Path, report: Report
+    weights: Weights, files: list[list[TensorPiece]], dtype: str, directory: Path, report: Report
 ) -> list[str]:
     total = sum(_bytes(piece, dtype) for file in files for piece in file)
     done = 0
@@ -183,7 +183,9 @@ def _write_tensors(
     return names
 
 
-def _write_file(weights: Weights, file: list[Piece], dtype: str, path: Path, count: Callable[[int], None]) -> None:
+def _write_file(
+    weights: Weights, file: list[TensorPiece], dtype: str, path: Path, count: Callable[[int], None]
+) -> None:
     header = shard_header.encode(
         [(piece.name, _dtype(piece, dtype), piece.shape) for piece in file], {"format": "pt"}
     )

@@ -38,7 +38,7 @@ _MAX_HEADER = 100 << 20  # the limit of the safetensors library
 
 
 @dataclass(frozen=True)
-class Stored:
+class StoredTensor:
     """A tensor in a file: its bytes are [begin, begin + numel * item size)."""
 
     file: str
@@ -63,7 +63,7 @@ class TensorFolder:
             HubIOError: the operating system refused.
         """
         self.path = path
-        self.tensors: dict[str, Stored] = {}
+        self.tensors: dict[str, StoredTensor] = {}
         self.problems: list[str] = []
         self._explained: set[str] = set()  # tensors that a problem is about; "" stands for all
         self._open: tuple[str, int] | None = None
@@ -144,7 +144,7 @@ class TensorFolder:
             elif name in self.tensors:
                 self.problems.append(f"{file}: {name}: also in {self.tensors[name].file}")
             else:
-                self.tensors[name] = Stored(file, span.dtype, span.shape, span.begin)
+                self.tensors[name] = StoredTensor(file, span.dtype, span.shape, span.begin)
 
     def _spans(self, file: str, size: int) -> dict[str, shard_header.Span]:
         if size < shard_header.LENGTH_BYTES:

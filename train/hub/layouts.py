@@ -1,6 +1,6 @@
 """What our tensors are called elsewhere: transformers' `zaya` format, and Zyphra's first release.
 
-Both formats hold what ours holds, cut at other places. A `Piece` is one of their tensors: a run of elements,
+Both formats hold what ours holds, cut at other places. A `TensorPiece` is one of their tensors: a run of elements,
 row-major, of one of ours. So a conversion moves ranges of elements and never rearranges any.
 
     ours                             transformers                      first release (stage 2L, 2L + 1)
@@ -36,7 +36,7 @@ class Layout(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class TensorPiece:
     """A tensor of another format: elements [start, start + numel) of our `tensor`, row-major."""
 
     name: str
@@ -50,24 +50,24 @@ class Piece:
         return math.prod(self.shape)
 
 
-def pieces(model: ModelConfig, layout: Layout) -> tuple[Piece, ...]:
+def pieces(model: ModelConfig, layout: Layout) -> tuple[TensorPiece, ...]:
     """Return every tensor of `model` in another format, in the order of our own table."""
     table = [(row.name, row.shape) for row in tensor_table(model)]
     table += [(row.name, row.shape) for row in buffer_table(model)]
     return tuple(piece for name, shape in table for piece in _pieces(name, shape, model.layers, layout))
 
 
-def _pieces(name: str, shape: tuple[int, ...], layers: int, layout: Layout) -> Iterator[Piece]:
+def _pieces(name: str, shape: tuple[int, ...], layers: int, layout: Layout) -> Iterator[TensorPiece]:
     if name == BALANCING_BIAS:
         for layer in range(layers):
             theirs = _name(f"layers.{layer}.{BALANCING_BIAS}", layers, layout)
-            yield Piece(theirs, shape[1:], name, layer * shape[1])
+            yield TensorPiece(theirs, shape[1:], name, layer * shape[1])
     elif layout is Layout.FIRST_RELEASE and ".experts." in name:
         for expert in range(shape[0]):
             theirs = _name(name, layers, layout).format(expert=expert)
-            yield Piece(theirs, shape[1:], name, expert * math.prod(shape[1:]))
+            yield TensorPiece(theirs, shape[1:], name, expert * math.prod(shape[1:]))
     else:
-        yield Piece(_name(name, layers, layout), shape, name, 0)
+        yield TensorPiece(_name(name, layers, layout), shape, name, 0)
 
 
 _SCALING = {

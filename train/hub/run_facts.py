@@ -40,7 +40,7 @@ def tokenizer_of(manifest: Manifest) -> str | None:
 
 
 @dataclass(frozen=True)
-class Facts:
+class WeightFacts:
     """What belongs to the weights of a checkpoint."""
 
     settings: Settings
@@ -65,7 +65,7 @@ class Facts:
         return TokenizerFiles.of_data(self.data, self.tokenizer_sha256)
 
 
-def facts_of(checkpoint: Checkpoint, model: ModelConfig) -> Facts:
+def facts_of(checkpoint: Checkpoint, model: ModelConfig) -> WeightFacts:
     """Return the facts of a checkpoint of `model`.
 
     Raises:
@@ -77,7 +77,7 @@ def facts_of(checkpoint: Checkpoint, model: ModelConfig) -> Facts:
     sha256 = tokenizer_of(manifest)
     config = _run_config(checkpoint.path)
     if config is None:
-        return Facts(Settings(model), checkpoint.path, None, sha256, imported=False)
+        return WeightFacts(Settings(model), checkpoint.path, None, sha256, imported=False)
     phase = _phase(config, manifest.step)
     # All sources of a mixture were made with one tokenizer.
     path = config.data.path or next(iter(config.data.sources.values()), None)
@@ -90,7 +90,7 @@ def facts_of(checkpoint: Checkpoint, model: ModelConfig) -> Facts:
         dtype=config.parallel.dtype,
         lr=phase.lr,
     )
-    return Facts(settings, checkpoint.path, data, sha256, imported=False)
+    return WeightFacts(settings, checkpoint.path, data, sha256, imported=False)
 
 
 def to_state(settings: Settings, origin: str, tokenizer_sha256: str | None) -> dict[str, Any]:
@@ -108,7 +108,7 @@ def to_state(settings: Settings, origin: str, tokenizer_sha256: str | None) -> d
     }
 
 
-def _imported(path: Path, model: ModelConfig, state: dict[str, Any]) -> Facts:
+def _imported(path: Path, model: ModelConfig, state: dict[str, Any]) -> WeightFacts:
     tokens = state["tokens"]
     settings = Settings(
         model,
@@ -117,7 +117,7 @@ def _imported(path: Path, model: ModelConfig, state: dict[str, Any]) -> Facts:
         tokens=TokenIds(tokens["pad"], tokens["begin"], tuple(tokens["end"])),
         dtype=state["dtype"],
     )
-    return Facts(settings, path, None, state["tokenizer_sha256"], imported=True)
+    return WeightFacts(settings, path, None, state["tokenizer_sha256"], imported=True)
 
 
 def _run_config(checkpoint: Path) -> TrainConfig | None:

@@ -23,8 +23,8 @@ from zslurm.checkpoint_tools.plain import StrPath, load_json
 from zslurm.train.config import ModelConfig
 from zslurm.train.errors import HubError, HubIOError
 from zslurm.train.hub.folder import BUFFER_ELEMENTS, CONFIG, TensorFolder
-from zslurm.train.hub.layouts import BALANCING_BIAS, Layout, Piece, pieces
-from zslurm.train.hub.run_facts import Facts, facts_of, tokenizer_of
+from zslurm.train.hub.layouts import BALANCING_BIAS, Layout, TensorPiece, pieces
+from zslurm.train.hub.run_facts import WeightFacts, facts_of, tokenizer_of
 from zslurm.train.hub.settings import Settings, check_architecture, from_config_json
 from zslurm.train.hub.sidecar import Sidecar, shifted
 from zslurm.train.hub.tokenizer_files import TokenizerFiles
@@ -128,7 +128,7 @@ class CheckpointWeights(Weights):
         return self._overrides.apply(self._facts.settings)
 
     @cached_property
-    def _facts(self) -> Facts:
+    def _facts(self) -> WeightFacts:
         return facts_of(self._checkpoint, self.model)
 
     def read(self, tensor: str, start: int, out: NDArray[np.float32]) -> None:
@@ -180,7 +180,7 @@ class FolderWeights(Weights):
         except BaseException:
             self._folder.close()
             raise
-        self._pieces: dict[str, list[Piece]] = defaultdict(list)
+        self._pieces: dict[str, list[TensorPiece]] = defaultdict(list)
         for piece in table:
             self._pieces[piece.tensor].append(piece)
         self._trained_bias: NDArray[np.float32] | None = None
@@ -221,7 +221,7 @@ class FolderWeights(Weights):
         trained = sidecar.balancing_bias
         return trained if trained.shape == stored.shape and np.array_equal(shifted(trained), stored) else None
 
-    def _check_tensors(self, table: tuple[Piece, ...]) -> None:
+    def _check_tensors(self, table: tuple[TensorPiece, ...]) -> None:
         """Every tensor is there, in its shape, and no other; all that is wrong is reported at once.
 
         Raises:

@@ -29,11 +29,11 @@ import torch
 from torch import Tensor
 
 from zslurm.train.config import ModelConfig
-from zslurm.train.shapes import Kind, TensorInfo
+from zslurm.train.shapes import TensorInfo, TensorKind
 
 _RESIDUAL_WRITERS = (".attention.output.weight", ".experts.down.weight")
 _ROUTER_MLP = (".router.first.weight", ".router.second.weight", ".router.output.weight")
-_CONSTANTS = {Kind.NORM: 1.0, Kind.SCALE: 1.0, Kind.BIAS: 0.0}
+_CONSTANTS = {TensorKind.NORM: 1.0, TensorKind.SCALE: 1.0, TensorKind.BIAS: 0.0}
 
 
 def initial_tensor(info: TensorInfo, config: ModelConfig, seed: int) -> Tensor:
@@ -53,7 +53,7 @@ def initial_balancing_bias(config: ModelConfig) -> Tensor:
 
 
 def _standard_deviation(info: TensorInfo, config: ModelConfig) -> float:
-    if info.kind is Kind.CONVOLUTION:
+    if info.kind is TensorKind.CONVOLUTION:
         return 1 / math.sqrt(math.prod(info.shape[1:]))
     if info.name.endswith(_RESIDUAL_WRITERS):
         return config.init_std / math.sqrt(2 * config.layers)

@@ -42,7 +42,7 @@ class Bucket:
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class BucketPiece:
     """`numel` elements at `start` in the matrix space, and at `offset` in their owner's chunk of the partition.
 
     `in_share` is their offset in what their holder holds, all its chunks one after the other.
@@ -106,12 +106,12 @@ class MatrixSpace:
         """Return the numbers of the buckets that a tensor has elements in."""
         return range(place.offset // self.bucket, -(-(place.offset + place.numel) // self.bucket))
 
-    def held_by(self, rank: int) -> tuple[Piece, ...]:
+    def held_by(self, rank: int) -> tuple[BucketPiece, ...]:
         """Return the pieces that `rank` holds, in the order in which they are sent: by owner, then by start."""
         pieces = (piece for bucket in self.buckets for piece in self._within(bucket, rank, bucket.held(rank)))
         return tuple(sorted(pieces, key=lambda piece: (piece.owner, piece.start)))
 
-    def owned_by(self, rank: int) -> tuple[Piece, ...]:
+    def owned_by(self, rank: int) -> tuple[BucketPiece, ...]:
         """Return the pieces that `rank` owns, in the order in which they arrive: by holder, then by start."""
         pieces = (
             piece
@@ -131,7 +131,7 @@ class MatrixSpace:
                 placed.append(_Placed(start, start + matrix.numel, owner, matrix.offset))
         return sorted(placed, key=lambda matrix: matrix.start)
 
-    def _within(self, bucket: Bucket, holder: int, part: slice) -> Iterator[Piece]:
+    def _within(self, bucket: Bucket, holder: int, part: slice) -> Iterator[BucketPiece]:
         """Yield the pieces of `part` of the space, all of which `holder` holds in `bucket`."""
         index = max(0, bisect_right(self._starts, part.start) - 1)
         while index < len(self._matrices) and self._matrices[index].start < part.stop:
@@ -140,7 +140,7 @@ class MatrixSpace:
             if start < stop:
                 in_share = bucket.start // self.ranks + start - bucket.held(holder).start
                 offset = matrix.offset + start - matrix.start
-                yield Piece(holder, matrix.owner, start, in_share, offset, stop - start)
+                yield BucketPiece(holder, matrix.owner, start, in_share, offset, stop - start)
             index += 1
 
     def _holders(self, matrix: _Placed) -> Iterator[tuple[int, Bucket, slice]]:

@@ -11,7 +11,7 @@ from zslurm.kernels import dispatch
 
 
 @dataclass(frozen=True)
-class Facts:
+class AgreedFacts:
     """Decisions that all ranks made together.
 
     Attributes:
@@ -35,7 +35,7 @@ class Facts:
         return json.dumps(asdict(self))
 
     @classmethod
-    def of_json(cls, text: str | bytes) -> Facts:
+    def of_json(cls, text: str | bytes) -> AgreedFacts:
         """Read what `to_json` returned."""
         return cls(**json.loads(text))
 

@@ -20,7 +20,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 
-from zslurm.train.parallel.buckets import MatrixSpace, Piece
+from zslurm.train.parallel.buckets import BucketPiece, MatrixSpace
 from zslurm.train.parallel.topology import Topology
 
 
@@ -56,8 +56,8 @@ class Route:
         through: with two hops, the elements that it passes on: from rank i of its node to node b, at [i][b].
     """
 
-    held: tuple[Piece, ...]
-    owned: tuple[Piece, ...]
+    held: tuple[BucketPiece, ...]
+    owned: tuple[BucketPiece, ...]
     hops: tuple[Hop, ...]
     through: tuple[tuple[int, ...], ...] = ()
 
@@ -94,7 +94,7 @@ def plan_route(space: MatrixSpace, position: int, topology: Topology | None = No
     return Route(held, owned, (inside, along), through)
 
 
-def _to_rail(pieces: Iterable[Piece], rail: int, nodes: int) -> list[int]:
+def _to_rail(pieces: Iterable[BucketPiece], rail: int, nodes: int) -> list[int]:
     """Return the elements of pieces that are owned on a rail, for each of its nodes."""
     return _counts(((piece.owner % nodes, piece.numel) for piece in pieces if piece.owner // nodes == rail), nodes)
 

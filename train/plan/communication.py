@@ -64,7 +64,7 @@ class Links:
 
 
 @dataclass(frozen=True)
-class Group:
+class RankGroup:
     """The ranks of a run: on how many nodes, how many on each, and how their collectives are made."""
 
     nodes: int
@@ -77,7 +77,7 @@ class Group:
         return self.nodes * self.local
 
     @classmethod
-    def of(cls, ranks: int, local: int, collectives: str) -> Group:
+    def of(cls, ranks: int, local: int, collectives: str) -> RankGroup:
         """Return the group of a run, `local` of its ranks on each node, by `parallel.collectives`.
 
         A run for a rails-only network has `two_level` there when it is resolved; what is still `auto` is flat.
@@ -129,7 +129,7 @@ class Traffic:
         )
 
 
-def collective(size: float, group: Group, links: Links) -> Traffic:
+def collective(size: float, group: RankGroup, links: Links) -> Traffic:
     """Return the traffic of a reduce-scatter or an all-gather of `size` bytes, counted whole."""
     nodes, local, ranks = group.nodes, group.local, group.ranks
     if group.two_level or nodes == 1 or local == 1:
@@ -144,7 +144,7 @@ def collective(size: float, group: Group, links: Links) -> Traffic:
     return Traffic(inside, rail, 0.0, hops + between, latency_s, transfer_s)
 
 
-def exchange(size: float, group: Group, links: Links) -> Traffic:
+def exchange(size: float, group: RankGroup, links: Links) -> Traffic:
     """Return the traffic of one way of the exchange of matrices, of which a rank holds `size` bytes."""
     nodes, local, ranks = group.nodes, group.local, group.ranks
     if group.two_level:
@@ -221,7 +221,7 @@ class StepTraffic:
         return reduced - backward_s + computed - (forward_s if self.buckets else 0.0)
 
 
-def step_traffic(config: TrainConfig, group: Group, links: Links | None = None) -> StepTraffic:
+def step_traffic(config: TrainConfig, group: RankGroup, links: Links | None = None) -> StepTraffic:
     """Return the communication of a step of ZeRO-1, the same in every phase."""
     links = links or Links()
     matrices, flat, gradient, weight = _sizes(config)
@@ -240,7 +240,7 @@ def step_traffic(config: TrainConfig, group: Group, links: Links | None = None) 
     )
 
 
-def bucket_bytes(config: TrainConfig, group: Group, links: Links | None = None) -> float:
+def bucket_bytes(config: TrainConfig, group: RankGroup, links: Links | None = None) -> float:
     """Return the bytes of gradients in one reduction: `parallel.bucket_mb`, or where that is null the model's."""
     if config.parallel.bucket_mb is not None:
         return config.parallel.bucket_mb * 2**20
@@ -279,7 +279,7 @@ def automatic_bucket_bytes(
         two_level: whether collectives are made in two levels.
         links: what joins the ranks.
     """
-    links, group = links or Links(), Group(nodes, local, two_level and nodes > 1 and local > 1)
+    links, group = links or Links(), RankGroup(nodes, local, two_level and nodes > 1 and local > 1)
     weight_bytes = gradient_bytes if weight_bytes is None else weight_bytes
     both_ways = gradient_bytes + weight_bytes
     exchanged = exchange(both_ways / group.ranks, group, links)  # its transfer; each way has the latency

@@ -78,7 +78,7 @@ class Matmul:
 
 
 @dataclass(frozen=True)
-class Microbatch:
+class MicrobatchShape:
     """The tokens of a microbatch on one rank.
 
     Attributes:
@@ -97,7 +97,7 @@ class Microbatch:
         return self.sequences * self.local
 
     @classmethod
-    def of(cls, phase: PhaseConfig, most_sequences: int | None = None) -> Microbatch:
+    def of(cls, phase: PhaseConfig, most_sequences: int | None = None) -> MicrobatchShape:
         """Return that of a phase, with no more sequences than a rank has in a step."""
         sequences = min(phase.micro_batch, most_sequences or phase.micro_batch)
         ranks = phase.context_parallel
@@ -105,7 +105,7 @@ class Microbatch:
         return cls(sequences, local, phase.context)
 
 
-def matmuls(config: TrainConfig, microbatch: Microbatch, recomputed: int, *, on_cpu: bool) -> list[Matmul]:
+def matmuls(config: TrainConfig, microbatch: MicrobatchShape, recomputed: int, *, on_cpu: bool) -> list[Matmul]:
     """Return the products of a microbatch; of so many layers, forward is computed twice."""
     model = config.model
     found = []
@@ -120,7 +120,7 @@ def matmuls(config: TrainConfig, microbatch: Microbatch, recomputed: int, *, on_
     return found
 
 
-def _layer(model: ModelConfig, microbatch: Microbatch) -> Iterator[Matmul]:
+def _layer(model: ModelConfig, microbatch: MicrobatchShape) -> Iterator[Matmul]:
     """Return the products of forward that every layer has."""
     tokens, hidden, heads = microbatch.tokens, model.hidden_size, model.query_heads + model.kv_heads
     queries, keys = model.query_heads * model.head_dim, model.kv_heads * model.head_dim

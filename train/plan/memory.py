@@ -28,7 +28,7 @@ from zslurm.train.plan.activations import (
     product_sums,
     recomputed_layers,
 )
-from zslurm.train.plan.communication import Group, bucket_bytes
+from zslurm.train.plan.communication import RankGroup, bucket_bytes
 from zslurm.train.shapes import owned_table
 
 _EXACT = 8  # bytes of an element in fp64
@@ -97,7 +97,7 @@ def plan_memory(config: TrainConfig, ranks: int, *, on_cpu: bool, local: int = 8
     table = owned_table(config.model, config.optim)
     layout = partition(table, ranks)
     rank = max(range(ranks), key=layout.chunk)
-    group = Group.of(ranks, local, config.parallel.collectives)
+    group = RankGroup.of(ranks, local, config.parallel.collectives)
     resident = sharded_bytes(
         config.model,
         config.optim,

@@ -32,7 +32,7 @@ from pydantic import Field, ValidationError
 
 from zslurm.checkpoint_tools.plain import Unexpected, load_json
 from zslurm.train.errors import ConfigError
-from zslurm.train.plan.matmuls import Matmul, Microbatch
+from zslurm.train.plan.matmuls import Matmul, MicrobatchShape
 from zslurm.train.plan.newton_schulz import KIND as NEWTON_SCHULZ
 from zslurm.train.plan.newton_schulz import MuonMatrices
 from zslurm.train.plan.parts import PartPass
@@ -152,7 +152,7 @@ class Rates:
         distance, nearest = min((_distances(sizes, other), other) for other in self._exact)
         return Rate(self._exact[nearest], "near") if distance[0] <= _NEAR else self._default
 
-    def part_s(self, part: str, pass_name: PartPass, microbatch: Microbatch, width: int) -> float | None:
+    def part_s(self, part: str, pass_name: PartPass, microbatch: MicrobatchShape, width: int) -> float | None:
         """Return the seconds of a part of a microbatch; None if it was not measured."""
         row = self._parts.get((part, pass_name, microbatch.local, width))
         return None if row is None else row.seconds * microbatch.tokens / row.tokens

@@ -28,7 +28,7 @@ _MOST_LAYERS = 256
 
 
 @dataclass(frozen=True)
-class Shape:
+class ShapeProposal:
     """A proposal: the model, with its parameters in all and those that a token passes through."""
 
     model: ModelConfig
@@ -38,12 +38,12 @@ class Shape:
 
 def search_shapes(
     base: ModelConfig, parameters: float, keeps_rules: Callable[[ModelConfig], bool], most: int = 8
-) -> list[Shape]:
+) -> list[ShapeProposal]:
     """Return at most so many shapes that keep the rules, the nearest to a number of parameters first.
 
     Vocabulary, router and head size (in whole tiles) are those of `base`; parameters include the embedding.
     """
-    found: list[Shape] = []
+    found: list[ShapeProposal] = []
     for shape in nearest_shapes(base, parameters):
         if keeps_rules(shape.model):
             found.append(shape)
@@ -52,7 +52,7 @@ def search_shapes(
     return found
 
 
-def nearest_shapes(base: ModelConfig, parameters: float) -> list[Shape]:
+def nearest_shapes(base: ModelConfig, parameters: float) -> list[ShapeProposal]:
     """Return all shapes within TOLERANCE, whatever rules they break, the nearest first."""
     shapes = [shape for shape in _shapes(base, parameters) if abs(shape.parameters / parameters - 1) <= TOLERANCE]
     return sorted(
@@ -66,7 +66,7 @@ def nearest_shapes(base: ModelConfig, parameters: float) -> list[Shape]:
     )
 
 
-def _shapes(base: ModelConfig, parameters: float) -> Iterator[Shape]:
+def _shapes(base: ModelConfig, parameters: float) -> Iterator[ShapeProposal]:
     head_dim = max(1, round(base.head_dim / TILE)) * TILE
     for hidden in range(_STEP, WIDEST + 1, _STEP):
         key_heads = max(1, round(hidden / 2 / head_dim / 4))
@@ -85,7 +85,7 @@ def _shapes(base: ModelConfig, parameters: float) -> Iterator[Shape]:
                     yield shape
 
 
-def _with_layers(base: ModelConfig, changes: dict[str, int], parameters: float) -> Shape | None:
+def _with_layers(base: ModelConfig, changes: dict[str, int], parameters: float) -> ShapeProposal | None:
     """Return the shape whose layers bring it nearest; None where they would be too many or too few."""
 
     def model(layers: int) -> ModelConfig:
@@ -101,4 +101,4 @@ def _with_layers(base: ModelConfig, changes: dict[str, int], parameters: float) 
     more = layers - 2  # all layers but the first are alike: to count those of a deep model takes long
     total = two.total + more * (three.total - two.total)
     active = two.active + more * (three.active - two.active)
-    return Shape(model(layers), total, active)
+    return ShapeProposal(model(layers), total, active)

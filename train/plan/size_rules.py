@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from zslurm.checkpoint_tools.quantities import counted, show_bytes
 from zslurm.train.config import TrainConfig
 from zslurm.train.plan.activations import head_chunk
-from zslurm.train.plan.matmuls import Matmul, Microbatch
+from zslurm.train.plan.matmuls import Matmul, MicrobatchShape
 from zslurm.train.plan.memory import LEFT_FREE, MemoryPlan, plan_memory, with_least_recompute
 
 TILE = 64
@@ -81,7 +81,7 @@ def batch_findings(
     """Check the microbatches of a phase, of whose sequences a rank has so many in a step."""
     phase, model = config.phases[index], config.model
     key = f"phases[{index}].micro_batch"
-    microbatch = Microbatch.of(phase, sequences)
+    microbatch = MicrobatchShape.of(phase, sequences)
     if sequences % phase.micro_batch:
         fitting = [n for n in range(1, sequences + 1) if not sequences % n and not phase.global_batch % n]
         yield _finding(
@@ -117,7 +117,7 @@ def batch_findings(
 
 
 def _product_findings(
-    config: TrainConfig, index: int, microbatch: Microbatch, sequences: int, products: list[Matmul]
+    config: TrainConfig, index: int, microbatch: MicrobatchShape, sequences: int, products: list[Matmul]
 ) -> Iterator[SizeFinding]:
     """Check the large products of a microbatch."""
     total = sum(product.total_flops for product in products if product.pass_name != "recompute")
@@ -176,7 +176,7 @@ def _terms_key(product: Matmul, index: int) -> str | None:
     return decides.get((product.name, product.pass_name), "model.hidden_size")
 
 
-def _enough_terms(config: TrainConfig, key: str, microbatch: Microbatch, short: list[Matmul]) -> str:
+def _enough_terms(config: TrainConfig, key: str, microbatch: MicrobatchShape, short: list[Matmul]) -> str:
     """Return the least value of a key with which its products have enough terms."""
     model, fewest = config.model, min(product.k for product in short)
     if key == "model.query_heads":

@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from zslurm.train.config import TrainConfig
 from zslurm.train.parallel.memory import ITEMSIZE
 from zslurm.train.plan.communication import StepTraffic, context_traffic
-from zslurm.train.plan.matmuls import Matmul, Microbatch
+from zslurm.train.plan.matmuls import Matmul, MicrobatchShape
 from zslurm.train.plan.memory import MemoryPlan
 from zslurm.train.plan.newton_schulz import matrix_batches
 from zslurm.train.plan.parts import PARTS, PASSES, calls, is_recomputed
@@ -72,7 +72,7 @@ def step_time(
     default = rates.default
     if default is None:
         return None
-    microbatch = Microbatch.of(phase, sequences)
+    microbatch = MicrobatchShape.of(phase, sequences)
     microbatches = sequences / microbatch.sequences
     parts = _parts_s(config, microbatch, memory.recomputed, rates)
     dense = attention = forward = backward = 0.0
@@ -108,7 +108,7 @@ def step_time(
 
 
 def _parts_s(
-    config: TrainConfig, microbatch: Microbatch, recomputed: int, rates: Rates
+    config: TrainConfig, microbatch: MicrobatchShape, recomputed: int, rates: Rates
 ) -> tuple[float, float] | None:
     """Return the measured seconds of a microbatch forward and backward; None if a part was not measured."""
     model, forward, backward = config.model, 0.0, 0.0

@@ -18,7 +18,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from zslurm.train.config import TrainConfig
-from zslurm.train.plan.matmuls import Matmul, Microbatch, Pass, matmuls
+from zslurm.train.plan.matmuls import Matmul, MicrobatchShape, Pass, matmuls
 
 PASSES: tuple[Pass, ...] = ("forward", "input gradient", "weight gradient")
 _BIASED = ("router.down", "router.first", "router.second")
@@ -58,7 +58,7 @@ def tunable_calls(config: TrainConfig, most_sequences: Iterable[int]) -> list[Li
     """
     found: dict[tuple[object, ...], LinearCall] = {}
     for phase, sequences in zip(config.phases, most_sequences, strict=True):
-        for product in matmuls(config, Microbatch.of(phase, sequences), 0, on_cpu=False):
+        for product in matmuls(config, MicrobatchShape.of(phase, sequences), 0, on_cpu=False):
             if product.kind == "dense" and product.pass_name == "forward":
                 call = _call(product, config.parallel.dtype)
                 found.setdefault((call.rows, call.outputs, call.inputs, call.bias, call.passes), call)

@@ -14,7 +14,7 @@ from zslurm.checkpoint_tools.quantities import counted, show_bytes
 from zslurm.train.checkpointing.checkpointer import Checkpointer
 from zslurm.train.checkpointing.snapshot import Snapshot, available_memory, snapshot_bytes
 from zslurm.train.config import RecoveryConfig
-from zslurm.train.errors import ConfigError, RecoveryFailed
+from zslurm.train.errors import CannotRecover, ConfigError
 from zslurm.train.loop import Trainer
 from zslurm.train.parallel.world import World
 from zslurm.train.plan.memory import copies_bytes
@@ -182,7 +182,7 @@ class StepCopies:
             try:
                 self.copies.return_to(tuple(infos[ward]["address"]), step, over)
             except ChangedInMemory as error:
-                raise RecoveryFailed(f"recovery: rank {ward} did not get its state back: {error}") from error
+                raise CannotRecover(f"recovery: rank {ward} did not get its state back: {error}") from error
             except OSError as error:  # it may be lost as well, and replaced by a further generation
                 raise RuntimeError(f"rank {ward} did not get its state back: {error}") from error
         if slot.step != step:
@@ -191,7 +191,7 @@ class StepCopies:
                 if over():
                     raise RuntimeError("a further rank was lost")
                 if time.monotonic() > deadline:
-                    raise RecoveryFailed(f"recovery: rank {rank}'s buddy did not send its state")
+                    raise CannotRecover(f"recovery: rank {rank}'s buddy did not send its state")
         return slot
 
 

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from zslurm.train.errors import RecoveryFailed
+from zslurm.train.errors import CannotRecover
 from zslurm.train.parallel.store_connections import CONNECTIONS
 from zslurm.train.recovery.abort import Abort
 from zslurm.train.recovery.copies.agreement import check_in
@@ -29,7 +29,7 @@ from zslurm.train.recovery.generation import (
 )
 from zslurm.train.recovery.moves import PlannedMoves
 from zslurm.train.recovery.warm import with_secret
-from zslurm.train.recovery.watcher import Watcher
+from zslurm.train.recovery.watcher import GenerationWatcher
 
 _CONNECTIONS = 3
 """Connections to the store that a new generation needs: for its groups, beside them, and for the next save."""
@@ -76,7 +76,9 @@ class Membership:
         self._wait_s, self._end_other_waits = wait_s, end_waits
         self._abort = Abort(device, other_ports={port})
         self._leaving = threading.Lock()  # the collectives of a generation
-        self._watcher = Watcher(_connect(host, port), self.member, self.size, self.on_generation, generation)
+        self._watcher = GenerationWatcher(
+            _connect(host, port), self.member, self.size, self.on_generation, generation
+        )
         CONNECTIONS.keep(host, port, _CONNECTIONS)
         self.moves = PlannedMoves(self.store, self._watcher, self.member)
 
@@ -186,7 +188,7 @@ class Membership:
         if not self.wait_after(generation.number, min(generation.deadline_s, self._wait_s)):
             reason = str(error).partition("\n")[0]
             self.report(failed(generation.number, self.rank, f"rank {self.rank}: {reason}"))
-            raise RecoveryFailed(f"recovery: generation {generation.number} broke: {reason}") from None
+            raise CannotRecover(f"recovery: generation {generation.number} broke: {reason}") from None
 
     def report(self, event: dict[str, Any]) -> None:
         """Report how a generation ended to the supervisor; the first answer counts."""

@@ -21,7 +21,7 @@ import torch.distributed as dist
 
 from zslurm.train.errors import MovedOff
 from zslurm.train.recovery.generation import Generation, boundary_key, held_key, unmoved_key
-from zslurm.train.recovery.watcher import Watcher
+from zslurm.train.recovery.watcher import GenerationWatcher
 
 _LOG = logging.getLogger(__name__)
 _HOLD_S = 30.0
@@ -36,7 +36,7 @@ class PlannedMoves:
         due: the ranks have agreed to hold before the next step.
     """
 
-    def __init__(self, store: dist.Store, watcher: Watcher, member: str) -> None:
+    def __init__(self, store: dist.Store, watcher: GenerationWatcher, member: str) -> None:
         """Take part as `member`."""
         self._store, self._watcher, self._member, self._size = store, watcher, member, 0
         self._given_up = 0

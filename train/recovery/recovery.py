@@ -28,10 +28,10 @@ import torch.distributed as dist
 from zslurm.checkpoint_tools.quantities import counted
 from zslurm.train import setup
 from zslurm.train.config import TrainConfig
-from zslurm.train.errors import RecoveryFailed, TrainError
+from zslurm.train.errors import CannotRecover, TrainError
 from zslurm.train.loop import Trainer
 from zslurm.train.model.zaya import Zaya
-from zslurm.train.parallel.facts import Facts
+from zslurm.train.parallel.facts import AgreedFacts
 from zslurm.train.parallel.world import choose_device, open_world, regroup
 from zslurm.train.recovery.abort import NCCL_VARIABLES, leave_groups, why_not
 from zslurm.train.recovery.copies.agreement import is_intact, shared_crc, whole_step, why_none
@@ -91,9 +91,9 @@ class Recovery:
         self._save = False  # one was due, or in progress, when a rank was lost
         self._resizing: Resizing | None = None
         self._membership = Membership(device, generation, config.recovery.wait_s, self._end_waits)
-        self._facts: Facts | None = None
+        self._facts: AgreedFacts | None = None
         if generation is not None:
-            self._facts = Facts.of_json(self._membership.store.get(FACTS))
+            self._facts = AgreedFacts.of_json(self._membership.store.get(FACTS))
             self._facts.adopt()
 
     def fence(self) -> None:
@@ -252,7 +252,7 @@ class Recovery:
 
     def _recover_joining(self, trainer: Trainer) -> None:
         if not self._recover(trainer):
-            raise RecoveryFailed("recovery: the number of ranks changed before this process was one of them")
+            raise CannotRecover("recovery: the number of ranks changed before this process was one of them")
 
     def _may_recover(self, error: BaseException) -> bool:
         """Return whether a new generation follows on an error; waits for it if peers may be gone."""
@@ -299,7 +299,7 @@ class Recovery:
         """Leave the old groups, and make that of all ranks anew once every member has left."""
         membership = self._membership
         if generation.rank_of(membership.member) != membership.rank or len(generation.members) != membership.size:
-            raise RecoveryFailed(
+            raise CannotRecover(
                 f"generation {generation.number} has {counted(len(generation.members), 'rank')} and this process "
                 f"at {generation.rank_of(membership.member)}; in memory a rank stays what it is, rank "
                 f"{membership.rank} of {membership.size}"
@@ -354,14 +354,14 @@ class Recovery:
         ]
         step = whole_step(own, held, buddies)
         if step < 0:
-            raise RecoveryFailed(f"recovery: {why_none(own, held, buddies)}")
+            raise CannotRecover(f"recovery: {why_none(own, held, buddies)}")
         copying.connect(world, infos)
         parts.end("agree")
         slot = copying.slot_of(
             step, infos, membership.rank, generation.deadline_s, lambda: membership.is_over(generation)
         )
         if not is_intact(slot):
-            raise RecoveryFailed(
+            raise CannotRecover(
                 f"recovery: rank {membership.rank}'s copy of step {step} has changed in memory: its CRC32 differs"
             )
         parts.end("return")

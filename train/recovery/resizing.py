@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 
 from zslurm.checkpoint_tools.quantities import counted
 from zslurm.train.config import ParallelConfig
-from zslurm.train.errors import RecoveryFailed, TrainError
+from zslurm.train.errors import CannotRecover, TrainError
 from zslurm.train.loop import Trainer
 from zslurm.train.parallel.world import World, regroup
 from zslurm.train.recovery.abort import leave_groups
@@ -85,7 +85,7 @@ class Resizing:
             reason = f"while the number of ranks changed: {str(error).splitlines()[0]}"
             newest = membership.newest or generation
             membership.report(failed(newest.number, membership.rank, reason))
-            raise RecoveryFailed(f"recovery: {reason}") from None
+            raise CannotRecover(f"recovery: {reason}") from None
         seconds = time.monotonic() - self.started
         if world.is_first:
             membership.report(recovered(generation.number, self.step, self.rolled_back, seconds))
@@ -104,7 +104,7 @@ class Resizing:
         rank = generation.rank_of(membership.member)
         former = None if rank is None else generation.former[rank]
         if (former, generation.former_size) != (membership.rank, membership.size):
-            raise RecoveryFailed(
+            raise CannotRecover(
                 f"generation {generation.number} does not follow on that of rank {membership.rank} of "
                 f"{membership.size}"
             )
@@ -128,11 +128,11 @@ class Resizing:
         ]
         self.step = step = newest_whole(members, generation.former_size)
         if step < 0:
-            raise RecoveryFailed(f"recovery: {why_none(members, generation.former_size)}")
+            raise CannotRecover(f"recovery: {why_none(members, generation.former_size)}")
         slot, me = copying.staging.of_step(step), members[rank]
         assert slot is not None
         if not is_intact(slot):
-            raise RecoveryFailed(f"recovery: a copy of step {step} has changed in memory: its CRC32 differs")
+            raise CannotRecover(f"recovery: a copy of step {step} has changed in memory: its CRC32 differs")
         given_by = [giver for giver in givers(members, generation.former_size, step) if giver is not None]
         mine: dict[int, Arrays] = {me.former: slot.snapshot.arrays}
         if me.ward is not None and given_by[me.ward] == rank:
@@ -140,7 +140,7 @@ class Resizing:
             try:
                 mine[me.ward] = copying.state_of_ward(step, sizes)
             except ChangedInMemory as error:
-                raise RecoveryFailed(f"recovery: the copy of rank {me.ward}'s state: {error}") from error
+                raise CannotRecover(f"recovery: the copy of rank {me.ward}'s state: {error}") from error
         now = owned_by(trainer.shards, trainer.world)
         exchange(trainer.optimizer.states, mine, given_by, handed_over.owned, now, trainer.world.group)
         self.rolled_back = max(info["done"] for info in infos) - step

@@ -8,7 +8,7 @@ from collections.abc import Callable, MutableMapping
 
 import torch.distributed as dist
 
-from zslurm.train.parallel.facts import Facts
+from zslurm.train.parallel.facts import AgreedFacts
 from zslurm.train.recovery.generation import (
     FACTS,
     NEWEST,
@@ -58,7 +58,7 @@ def take_place(
     """Set torchrun's variables for the rank whose place this process takes; returns the rank."""
     rank = generation.rank_of(member)
     assert rank is not None
-    local_size = Facts.of_json(store.get(FACTS)).local
+    local_size = AgreedFacts.of_json(store.get(FACTS)).local
     environ["RANK"], environ["WORLD_SIZE"] = str(rank), str(len(generation.members))
     environ["LOCAL_RANK"], environ["LOCAL_WORLD_SIZE"] = str(rank % local_size), str(local_size)
     environ["GROUP_RANK"] = str(rank // local_size)

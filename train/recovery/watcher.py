@@ -35,7 +35,7 @@ _LEAVES_S = 10.0
 """Seconds that a process whose rank has moved elsewhere as planned gets to end in order."""
 
 
-class Watcher:
+class GenerationWatcher:
     """Keeps the newest generation.
 
     Attributes:

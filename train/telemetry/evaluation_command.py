@@ -34,7 +34,7 @@ from zslurm.train.jsonl import Record
 from zslurm.train.schedule import Position, due
 from zslurm.train.sections.metrics_config import EvaluationConfig
 from zslurm.train.telemetry.observer import ObservedRun, Observer, StepResult
-from zslurm.train.telemetry.timing import Part
+from zslurm.train.telemetry.timing import StepPart
 
 _LOG = logging.getLogger(__name__)
 _RANKS_OWN = re.compile(
@@ -84,7 +84,7 @@ class EvaluationCommand(Observer):
         name = run.config.run.name
         return cls(run.run_dir, name, config.command, config, run.record, starts=run.world.is_first)
 
-    def step_done(self, step: int, here: Position, result: StepResult, split: Mapping[Part, float]) -> None:
+    def step_done(self, step: int, here: Position, result: StepResult, split: Mapping[StepPart, float]) -> None:
         """Note whether the command is due, and how the one before went."""
         self._pending = self._pending or due(self._config.command_every_steps, step)
         self.poll()

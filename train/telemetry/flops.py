@@ -23,7 +23,7 @@ import re
 from dataclasses import dataclass
 
 from zslurm.train.config import ModelConfig
-from zslurm.train.shapes import Kind, tensor_table
+from zslurm.train.shapes import TensorKind, tensor_table
 
 
 def token_flops(model: ModelConfig, context: int, skip_share: float) -> float:
@@ -33,8 +33,10 @@ def token_flops(model: ModelConfig, context: int, skip_share: float) -> float:
     above.
     """
     table = tensor_table(model)
-    always = sum(row.numel for row in table if row.kind in (Kind.EMBEDDING, Kind.MATRIX, Kind.CONVOLUTION))
-    expert = sum(row.numel for row in table if row.kind is Kind.EXPERTS) / model.experts
+    always = sum(
+        row.numel for row in table if row.kind in (TensorKind.EMBEDDING, TensorKind.MATRIX, TensorKind.CONVOLUTION)
+    )
+    expert = sum(row.numel for row in table if row.kind is TensorKind.EXPERTS) / model.experts
     attention = 2 * model.layers * model.query_heads * model.head_dim * (context + 1) / 2
     return 6 * (always + attention + model.experts_per_token * (1 - skip_share) * expert)
 

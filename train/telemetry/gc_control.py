@@ -17,7 +17,7 @@ from typing import Any, Self
 
 from zslurm.train.schedule import Position, due
 from zslurm.train.telemetry.observer import ObservedRun, Observer, StepResult
-from zslurm.train.telemetry.timing import Part
+from zslurm.train.telemetry.timing import StepPart
 
 
 class GarbageControl(Observer):
@@ -42,7 +42,7 @@ class GarbageControl(Observer):
             gc.disable()
         return self
 
-    def step_done(self, step: int, here: Position, result: StepResult, split: Mapping[Part, float]) -> None:
+    def step_done(self, step: int, here: Position, result: StepResult, split: Mapping[StepPart, float]) -> None:
         """Collect if the step is one of those; the same on all ranks."""
         self.after_step(step)
 

@@ -19,7 +19,7 @@ from zslurm.train.data.order import SourceProgress
 from zslurm.train.jsonl import Record
 from zslurm.train.parallel.world import World
 from zslurm.train.schedule import Position
-from zslurm.train.telemetry.timing import Part
+from zslurm.train.telemetry.timing import StepPart
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ class Observer:
     def __exit__(self, *failure: Any) -> None:
         """Leave: training has ended, or failed (three arguments, as every context manager gets)."""
 
-    def step_done(self, step: int, here: Position, result: StepResult, split: Mapping[Part, float]) -> None:
+    def step_done(self, step: int, here: Position, result: StepResult, split: Mapping[StepPart, float]) -> None:
         """Observe a step: its number from 1, its place in the run, what it did, and its seconds in each part."""
 
     def recorded(self, kind: str, fields: Mapping[str, Any]) -> None:

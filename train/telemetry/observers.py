@@ -18,7 +18,7 @@ from zslurm.train.telemetry.observer import ObservedRun, Observer, StepResult
 from zslurm.train.telemetry.profiler import Profiler
 from zslurm.train.telemetry.source_metrics import SourceMetrics, no_sources
 from zslurm.train.telemetry.step_metrics import StepMetrics
-from zslurm.train.telemetry.timing import Part
+from zslurm.train.telemetry.timing import StepPart
 from zslurm.train.telemetry.trackers.feed import Trackers
 
 OBSERVERS: tuple[type[Observer], ...] = (
@@ -82,7 +82,7 @@ class Observers:
         for observer in self._all:
             observer.recorded(kind, fields)
 
-    def step_done(self, step: int, here: Position, result: StepResult, split: Mapping[Part, float]) -> None:
+    def step_done(self, step: int, here: Position, result: StepResult, split: Mapping[StepPart, float]) -> None:
         """Report a step."""
         for observer in self._all:
             observer.step_done(step, here, result, split)

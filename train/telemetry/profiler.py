@@ -20,7 +20,7 @@ from torch.profiler import ProfilerActivity, profile, schedule
 from zslurm.checkpoint_tools.quantities import show_bytes
 from zslurm.train.schedule import Position
 from zslurm.train.telemetry.observer import ObservedRun, Observer, StepResult
-from zslurm.train.telemetry.timing import Part
+from zslurm.train.telemetry.timing import StepPart
 
 _LOG = logging.getLogger(__name__)
 
@@ -67,7 +67,7 @@ class Profiler(Observer):
             self._profile.start()
         return self
 
-    def step_done(self, step: int, here: Position, result: StepResult, split: Mapping[Part, float]) -> None:
+    def step_done(self, step: int, here: Position, result: StepResult, split: Mapping[StepPart, float]) -> None:
         """Count the step; see `after_step`."""
         self.after_step()
 

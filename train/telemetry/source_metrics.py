@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from zslurm.train.data.order import SourceProgress
 from zslurm.train.schedule import Position
 from zslurm.train.telemetry.observer import ObservedRun, Observer, StepResult
-from zslurm.train.telemetry.timing import Part
+from zslurm.train.telemetry.timing import StepPart
 
 _EVERY = 10
 """Steps between two lines; whoever looks for the newest one reads no further back than ten steps."""
@@ -34,7 +34,7 @@ class SourceMetrics(Observer):
         """Return that of rank 0."""
         return cls(run) if run.world.is_first else None
 
-    def step_done(self, step: int, here: Position, result: StepResult, split: Mapping[Part, float]) -> None:
+    def step_done(self, step: int, here: Position, result: StepResult, split: Mapping[StepPart, float]) -> None:
         """Record the sources after the step, also a skipped one; that of a run with data.path is called `data`."""
         if step % _EVERY and step != self._run.total_steps:
             return

@@ -14,7 +14,7 @@ from torch import Tensor
 from zslurm.train.schedule import Position
 from zslurm.train.telemetry.observer import ObservedRun, Observer, StepResult
 from zslurm.train.telemetry.throughput import ThroughputMeter
-from zslurm.train.telemetry.timing import Part
+from zslurm.train.telemetry.timing import StepPart
 
 _LOG = logging.getLogger(__name__)
 _CHECKED_STEPS = 3
@@ -38,7 +38,7 @@ class StepMetrics(Observer):
         throughput = ThroughputMeter(run.config, run.world)
         return cls(run, throughput) if run.world.is_first else None
 
-    def step_done(self, step: int, here: Position, result: StepResult, split: Mapping[Part, float]) -> None:
+    def step_done(self, step: int, here: Position, result: StepResult, split: Mapping[StepPart, float]) -> None:
         """Record the step, in detail and in the log at every metrics.log_every."""
         if not result.taken:
             return

@@ -28,7 +28,7 @@ from itertools import pairwise
 import torch
 
 
-class Part(StrEnum):
+class StepPart(StrEnum):
     """A part of a step."""
 
     DATA = "data"  # waiting for tokens, and bringing them to the device
@@ -41,11 +41,11 @@ class Part(StrEnum):
     OTHER = "other"
 
 
-_OWN_PARTS = (Part.DATA, Part.FORWARD, Part.BACKWARD)
+_OWN_PARTS = (StepPart.DATA, StepPart.FORWARD, StepPart.BACKWARD)
 """What a rank does by itself; in the other parts it also waits for its peers."""
 
 
-def work_time_ns(split: Mapping[Part, float], microbatches: float) -> int:
+def work_time_ns(split: Mapping[StepPart, float], microbatches: float) -> int:
     """Return the nanoseconds of a rank's own work for each of its microbatches in a step.
 
     Of a part of a microbatch only the fraction counts, so that ranks with unlike shares compare.
@@ -60,17 +60,17 @@ class StepClock:
         """Begin the first step; on CPUs, `now` gives the time in seconds."""
         self._stamps: _DeviceStamps | _HostStamps
         self._stamps = _DeviceStamps() if device.type == "cuda" else _HostStamps(now)
-        self._parts: list[Part | None] = []
+        self._parts: list[StepPart | None] = []
         self._settled: int | None = None  # stamps before the one that the host has waited for
-        self.enter(Part.OTHER)
+        self.enter(StepPart.OTHER)
 
-    def enter(self, part: Part | None) -> None:
+    def enter(self, part: StepPart | None) -> None:
         """From now on, and until the next call, the step is in `part`; None is time that is no step's."""
         self._parts.append(part)
         self._stamps.add()
 
     @contextmanager
-    def within(self, part: Part | None) -> Iterator[None]:
+    def within(self, part: StepPart | None) -> Iterator[None]:
         """Time the block as `part`; what follows it is in the part that was left."""
         before = self._parts[-1]
         self.enter(part)
@@ -87,12 +87,12 @@ class StepClock:
         if self._stamps.queued:
             self._settled = len(self._parts) - 1
 
-    def end_step(self) -> dict[Part, float]:
+    def end_step(self) -> dict[StepPart, float]:
         """End the step: its seconds in each part. The next step begins, in Part.OTHER."""
-        self.enter(Part.OTHER)
+        self.enter(StepPart.OTHER)
         count = len(self._parts) - 1 if self._settled is None else self._settled
         self._settled = None
-        split = dict.fromkeys(Part, 0.0)
+        split = dict.fromkeys(StepPart, 0.0)
         for part, seconds in zip(self._parts[:count], self._stamps.take(count), strict=True):
             if part is not None:
                 split[part] += seconds

@@ -46,7 +46,7 @@ def submit(
         raise ConfigError(f"overrides: expected a dictionary or a list of KEY=VALUE, got the text {overrides!a}")
     if isinstance(overrides, Mapping):
         overrides = [assign(key, value) for key, value in overrides.items()]
-    document = yaml12.Document(_plain(run), {}) if isinstance(run, Mapping) else None
+    document = yaml12.YamlDocument(_plain(run), {}) if isinstance(run, Mapping) else None
     resolved = resolve_run(
         None if run is None or isinstance(run, Mapping) else Path(run),
         cluster=cluster,

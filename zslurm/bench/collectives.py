@@ -33,9 +33,9 @@ import torch
 import torch.distributed as dist
 
 from zslurm.bench import pairs
-from zslurm.bench.measurement import CannotMeasure, Options, Plan, Point, Row
-from zslurm.bench.ranks import Ranks
-from zslurm.bench.result import Machine, Skipped
+from zslurm.bench.measurement import CannotMeasure, MeasurementPlan, Options, Point, Row
+from zslurm.bench.ranks import BenchRanks
+from zslurm.bench.result import MeasuredMachine, Skipped
 from zslurm.bench.run.timing import time_together
 from zslurm.checkpoint_tools.quantities import show_bytes
 from zslurm.train.parallel.comm import all_gather_into, reduce_scatter_into
@@ -76,7 +76,7 @@ class _Scope:
     ranks: int
 
 
-def scopes(machine: Machine, wanted: Sequence[str]) -> Iterator[_Scope]:
+def scopes(machine: MeasuredMachine, wanted: Sequence[str]) -> Iterator[_Scope]:
     """Return the groups that this machine has, the smaller ones first."""
     local, nodes = machine.ranks_per_node, len(machine.nodes)
     if "node" in wanted:
@@ -90,7 +90,7 @@ def scopes(machine: Machine, wanted: Sequence[str]) -> Iterator[_Scope]:
         yield _Scope("rail", nodes, nodes)
 
 
-def points(options: Options, machine: Machine) -> Plan:
+def points(options: Options, machine: MeasuredMachine) -> MeasurementPlan:
     """Return operations x groups x levels x sizes; sizes whose buffers do not fit into memory are skipped."""
     if machine.ranks < 2:
         what = "one GPU" if machine.device == "cuda" else "one rank"
@@ -129,10 +129,10 @@ def points(options: Options, machine: Machine) -> Plan:
             "levels": "flat", "bytes": _PAIR_BYTES[machine.device],
         }  # fmt: skip
         found.append(Point(values, pairs.sweep_seconds(machine, name, rounds)))
-    return Plan(found, skipped)
+    return MeasurementPlan(found, skipped)
 
 
-def run(point: Point, ranks: Ranks) -> list[Row]:
+def run(point: Point, ranks: BenchRanks) -> list[Row]:
     """Measure one operation in all groups of its scope at once; the rows of rank 0 are those of all groups."""
     values = point.values
     if values["scope"] in (pairs.GPU_PAIR, pairs.NODE_PAIR):
@@ -174,7 +174,7 @@ def run(point: Point, ranks: Ranks) -> list[Row]:
     return list(rows.values())
 
 
-def _members(values: dict[str, Any], ranks: Ranks) -> tuple[list[int], str]:
+def _members(values: dict[str, Any], ranks: BenchRanks) -> tuple[list[int], str]:
     """Return the ranks of this rank's group, and what the group is called."""
     local = ranks.local_size
     if values["scope"] == "node":
@@ -188,7 +188,7 @@ def _members(values: dict[str, Any], ranks: Ranks) -> tuple[list[int], str]:
 _made: dict[int, Levels] = {}
 
 
-def _levels(values: dict[str, Any], ranks: Ranks) -> Levels:
+def _levels(values: dict[str, Any], ranks: BenchRanks) -> Levels:
     """Return this rank's groups of two levels over the first nodes; made once for each number of nodes."""
     nodes = values["nodes"]
     if nodes not in _made:
@@ -204,7 +204,7 @@ class _Operation:
     """
 
     def __init__(
-        self, name: str, size: int, group: dist.ProcessGroup, levels: Levels | None, ranks: Ranks
+        self, name: str, size: int, group: dist.ProcessGroup, levels: Levels | None, ranks: BenchRanks
     ) -> None:
         self.name, self.group, self.device = name, group, ranks.device
         self.rank, self.n = dist.get_rank(group), dist.get_world_size(group)

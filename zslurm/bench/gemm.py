@@ -27,10 +27,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from zslurm.bench.measurement import Options, Plan, Point, Row
-from zslurm.bench.parts import Part
-from zslurm.bench.ranks import Ranks
-from zslurm.bench.result import Machine, Skipped
+from zslurm.bench.measurement import MeasurementPlan, Options, Point, Row
+from zslurm.bench.parts import BuiltPart
+from zslurm.bench.ranks import BenchRanks
+from zslurm.bench.result import MeasuredMachine, Skipped
 from zslurm.bench.run.local import rates_of_all, time_alone
 from zslurm.checkpoint_tools.quantities import show_bytes
 from zslurm.kernels import grouped_gemm, head
@@ -54,7 +54,7 @@ _LONGEST_ROW = 1.5  # singular values end at 1.2 at most
 _GUESS = {"cuda": 2e14, "cpu": 2e10}
 
 
-def points(options: Options, machine: Machine) -> Plan:
+def points(options: Options, machine: MeasuredMachine) -> MeasurementPlan:
     """Return the products that were asked for.
 
     Those that do not fit into memory, or whose format the device lacks, are skipped.
@@ -73,10 +73,10 @@ def points(options: Options, machine: Machine) -> Plan:
             continue
         once = values["flops"] / _GUESS[machine.device]
         found.append(Point(values, max(0.1, min(_POINT_S, 60 * once), 7 * once)))
-    return Plan(found, skipped)
+    return MeasurementPlan(found, skipped)
 
 
-def _sweep(options: Options, machine: Machine) -> list[dict[str, Any]]:
+def _sweep(options: Options, machine: MeasuredMachine) -> list[dict[str, Any]]:
     default = SWEEP[machine.device]
     return [
         {"product": "", "pass": "forward", "kind": "dense", "m": m, "n": n, "k": k, "batch": 1, "group": 1,
@@ -87,7 +87,7 @@ def _sweep(options: Options, machine: Machine) -> list[dict[str, Any]]:
     ]  # fmt: skip
 
 
-def _lacks(dtype: str, machine: Machine) -> str:
+def _lacks(dtype: str, machine: MeasuredMachine) -> str:
     if machine.device == "cuda" and dtype == "bf16" and not torch.cuda.is_bf16_supported():
         return f"{machine.gpu} has no bf16"
     return ""
@@ -105,7 +105,7 @@ def _bytes(values: dict[str, Any]) -> int:
     return int(batch * (m * k + k * n + m * n) * itemsize + 2 * m * n * 4)
 
 
-def run(point: Point, ranks: Ranks) -> Row | None:
+def run(point: Point, ranks: BenchRanks) -> Row | None:
     """Measure a product on every rank at the same time; the row is rank 0's."""
     values = point.values
     product = _MADE_BY.get(values["kind"], Product)(values, ranks.device)
@@ -234,9 +234,9 @@ class NewtonSchulz:
         return int((~(lengths < _LONGEST_ROW)).sum())
 
 
-_MADE_BY: dict[str, Callable[[dict[str, Any], torch.device], Product | Attention | Part | NewtonSchulz]] = {
+_MADE_BY: dict[str, Callable[[dict[str, Any], torch.device], Product | Attention | BuiltPart | NewtonSchulz]] = {
     "attention": Attention,
-    "part": Part,
+    "part": BuiltPart,
     NEWTON_SCHULZ: NewtonSchulz,
 }
 """By kind; all others are products."""

@@ -22,9 +22,9 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from zslurm.bench.measurement import Options, Plan, Point, Row
-from zslurm.bench.ranks import Ranks
-from zslurm.bench.result import Machine, Skipped
+from zslurm.bench.measurement import MeasurementPlan, Options, Point, Row
+from zslurm.bench.ranks import BenchRanks
+from zslurm.bench.result import MeasuredMachine, Skipped
 from zslurm.bench.run.local import rates_of_all, time_alone
 from zslurm.checkpoint_tools.quantities import show_bytes
 from zslurm.train.parallel.world import DTYPES
@@ -41,7 +41,7 @@ _CHECKED_AT_ONCE = 1 << 24
 _GUESS = {"cuda": 2e12, "cpu": 3e9}
 
 
-def points(options: Options, machine: Machine) -> Plan:
+def points(options: Options, machine: MeasuredMachine) -> MeasurementPlan:
     """Return patterns x sizes; sizes of which three arrays do not fit into memory are skipped."""
     found: list[Point] = []
     skipped: list[Skipped] = []
@@ -56,10 +56,10 @@ def points(options: Options, machine: Machine) -> Plan:
                 continue
             once = 3 * size / _GUESS[machine.device]
             found.append(Point(values, max(0.1, min(_POINT_S, 60 * once), 10 * once)))
-    return Plan(found, skipped)
+    return MeasurementPlan(found, skipped)
 
 
-def run(point: Point, ranks: Ranks) -> Row | None:
+def run(point: Point, ranks: BenchRanks) -> Row | None:
     """Measure a pattern on every rank at the same time; the row is rank 0's."""
     values = point.values
     pattern = Pattern(values["pattern"], values["bytes"], DTYPES[values["dtype"]], ranks.device)

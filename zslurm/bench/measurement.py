@@ -27,10 +27,10 @@ from dataclasses import dataclass, field
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
-from zslurm.bench.result import Machine, Skipped
+from zslurm.bench.result import MeasuredMachine, Skipped
 
 if TYPE_CHECKING:
-    from zslurm.bench.ranks import Ranks
+    from zslurm.bench.ranks import BenchRanks
 
 Options = Mapping[str, Any]
 """Of one measurement, as JSON has them."""
@@ -52,13 +52,13 @@ class Point:
 
 
 @dataclass(frozen=True)
-class Plan:
+class MeasurementPlan:
     """What will be measured, in this order, and what will not."""
 
     points: Sequence[Point]
     skipped: Sequence[Skipped] = field(default=())
 
-    def within(self, seconds: float | None) -> Plan:
+    def within(self, seconds: float | None) -> MeasurementPlan:
         """Return the part that fits into so many seconds: the cheapest points first, kept in their order."""
         if seconds is None:
             return self
@@ -74,7 +74,7 @@ class Plan:
             for index, point in enumerate(self.points)
             if index not in kept
         ]
-        return Plan([self.points[index] for index in sorted(kept)], [*self.skipped, *dropped])
+        return MeasurementPlan([self.points[index] for index in sorted(kept)], [*self.skipped, *dropped])
 
 
 class CannotMeasure(Exception):
@@ -84,14 +84,14 @@ class CannotMeasure(Exception):
 class Measurement(Protocol):
     """A module with these two functions."""
 
-    def points(self, options: Options, machine: Machine) -> Plan:
+    def points(self, options: Options, machine: MeasuredMachine) -> MeasurementPlan:
         """Return what will be measured.
 
         Raises:
             CannotMeasure: there is nothing that could be.
         """
 
-    def run(self, point: Point, ranks: Ranks) -> Row | list[Row] | None:
+    def run(self, point: Point, ranks: BenchRanks) -> Row | list[Row] | None:
         """Measure one point together with all other ranks; rank 0's rows count."""
 
 

@@ -23,9 +23,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from zslurm.bench.measurement import Options, Plan, Point, Row
-from zslurm.bench.ranks import Ranks
-from zslurm.bench.result import Machine, Skipped
+from zslurm.bench.measurement import MeasurementPlan, Options, Point, Row
+from zslurm.bench.ranks import BenchRanks
+from zslurm.bench.result import MeasuredMachine, Skipped
 from zslurm.bench.results.peers import compare_peers
 from zslurm.bench.run.local import name_of, time_at_once
 from zslurm.bench.run.timing import summarize
@@ -43,7 +43,7 @@ _MOMENT_S = 0.25
 _GUESS = {"cuda": 3e14, "cpu": 2e10}
 
 
-def points(options: Options, machine: Machine) -> Plan:
+def points(options: Options, machine: MeasuredMachine) -> MeasurementPlan:
     """Return the one point, unless it does not fit into memory or the device lacks its format."""
     values = {**DEFAULTS[machine.device], **{name: value for name, value in options.items() if value is not None}}
     moments, moment_s = values.pop("moments", _MOMENTS), values.pop("moment_s", _MOMENT_S)
@@ -54,10 +54,10 @@ def points(options: Options, machine: Machine) -> Plan:
     elif needed > 0.95 * machine.gpu_memory:
         reason = f"it takes {show_bytes(needed)} for each rank, of {show_bytes(machine.gpu_memory)} that are free"
     if reason:
-        return Plan([], [Skipped(point=values, reason=reason)])
+        return MeasurementPlan([], [Skipped(point=values, reason=reason)])
     step = flops(values) / _GUESS[machine.device]
     seconds = 2 * step + moments * max(moment_s, step)
-    return Plan([Point({**values, "moments": moments, "moment_s": moment_s}, seconds)])
+    return MeasurementPlan([Point({**values, "moments": moments, "moment_s": moment_s}, seconds)])
 
 
 def flops(values: dict[str, Any]) -> float:
@@ -74,7 +74,7 @@ def memory(values: dict[str, Any]) -> int:
     return int((2 * weights + kept) * DTYPES[values["dtype"]].itemsize)
 
 
-def run(point: Point, ranks: Ranks) -> list[Row]:
+def run(point: Point, ranks: BenchRanks) -> list[Row]:
     """Measure the stack on all ranks at once; returns a row for each rank, on rank 0."""
     values = dict(point.values)
     moments, moment_s = values.pop("moments"), values.pop("moment_s")

@@ -38,8 +38,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from zslurm.bench.measurement import Row
-from zslurm.bench.ranks import Ranks
-from zslurm.bench.result import Machine
+from zslurm.bench.ranks import BenchRanks
+from zslurm.bench.result import MeasuredMachine
 from zslurm.bench.results.findings import compare_members, compare_own_time
 from zslurm.bench.results.peers import fewest_moments, rounds
 from zslurm.bench.run.timing import summarize
@@ -70,7 +70,7 @@ class _Moment(NamedTuple):
     own_s: float
 
 
-def sweeps(machine: Machine, wanted: list[str]) -> Iterator[tuple[str, int]]:
+def sweeps(machine: MeasuredMachine, wanted: list[str]) -> Iterator[tuple[str, int]]:
     """Return the sweeps that this machine has, each with how many rounds it takes."""
     local, nodes = machine.ranks_per_node, len(machine.nodes)
     for scope, members in ((GPU_PAIR, local), (NODE_PAIR, nodes)):
@@ -78,7 +78,7 @@ def sweeps(machine: Machine, wanted: list[str]) -> Iterator[tuple[str, int]]:
             yield scope, members - 1 + members % 2
 
 
-def sweep_seconds(machine: Machine, scope: str, sweep_rounds: int) -> float:
+def sweep_seconds(machine: MeasuredMachine, scope: str, sweep_rounds: int) -> float:
     """Return about how long a sweep takes up to its first look."""
     members = machine.ranks_per_node if scope == GPU_PAIR else len(machine.nodes)
     turns = members // 2 if _takes_turns(machine.device, scope) else 1
@@ -101,7 +101,7 @@ def _moments(members: int) -> int:
     return max(_MOMENTS, fewest_moments(members))
 
 
-def sweep(values: dict[str, Any], ranks: Ranks) -> list[Row]:
+def sweep(values: dict[str, Any], ranks: BenchRanks) -> list[Row]:
     """Exchange `values["bytes"]` in both directions between all pairs; rank 0 gets a row for each."""
     in_node = values["scope"] == GPU_PAIR
     local = ranks.local_size
@@ -161,7 +161,7 @@ class _Exchanges:
         short_in_whole: how many short messages are as much as a whole one.
     """
 
-    def __init__(self, ranks: Ranks, group: dist.ProcessGroup, size: int) -> None:
+    def __init__(self, ranks: BenchRanks, group: dist.ProcessGroup, size: int) -> None:
         self._ranks, self._group = ranks, group
         self._source = torch.full((max(1, size // 4),), float(ranks.rank + 1), device=ranks.device)
         self._out = torch.zeros_like(self._source)
@@ -233,7 +233,7 @@ def _enough_of_own(own_s: dict[tuple[int, int], list[list[float]]]) -> bool:
 
 
 def _by_pair(
-    gathered: list[Any], ranks: Ranks, *, in_node: bool
+    gathered: list[Any], ranks: BenchRanks, *, in_node: bool
 ) -> tuple[dict[tuple[int, int], list[float]], dict[tuple[int, int], list[list[float]]], set[tuple[int, int]]]:
     """Return the times of each pair of ranks, the processor times of its two, and the pairs that got wrong data.
 
@@ -255,7 +255,9 @@ def _by_pair(
     return found, own, bad
 
 
-def _row(values: dict[str, Any], pair: tuple[int, int], times: list[float], ranks: Ranks, *, wrong: bool) -> Row:
+def _row(
+    values: dict[str, Any], pair: tuple[int, int], times: list[float], ranks: BenchRanks, *, wrong: bool
+) -> Row:
     (node_a, local_a), (node_b, local_b) = (divmod(rank, ranks.local_size) for rank in pair)
     names = ranks.nodes
     in_node = values["scope"] == GPU_PAIR

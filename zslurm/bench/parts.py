@@ -28,7 +28,7 @@ from zslurm.train.plan.parts import BOTH
 _DEVIATION = 0.02
 
 
-class Part:
+class BuiltPart:
     """One part with its weights and inputs.
 
     Attributes:

@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 
 
-class Ranks:
+class BenchRanks:
     """One rank's view of the benchmark.
 
     Attributes:

@@ -25,7 +25,7 @@ SCHEMA = 1
 PARTIAL = ".partial"
 
 
-class Machine(BaseModel):
+class MeasuredMachine(BaseModel):
     """Where it was measured.
 
     Attributes:
@@ -96,7 +96,7 @@ class BenchResult(BaseModel):
     schema_version: int = SCHEMA
     benchmark: str
     command: list[str]
-    machine: Machine
+    machine: MeasuredMachine
     versions: dict[str, str | None]
     environment: dict[str, str]
     date: str

@@ -32,10 +32,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 
 from zslurm.bench import storage_io
-from zslurm.bench.measurement import Options, Plan, Point, Row
+from zslurm.bench.measurement import MeasurementPlan, Options, Point, Row
 from zslurm.bench.run.timing import summarize
 from zslurm.bench.run.work_directory import WorkDirectory
-from zslurm.bench.storage_io import LARGE, Measured, ScratchFile
+from zslurm.bench.storage_io import LARGE, ScratchFile, StorageRun
 from zslurm.bench.storage_space import refusal
 from zslurm.checkpoint_tools import Entry, ShardReport, Tensor, assemble, begin, commit, write_shard
 from zslurm.checkpoint_tools.errors import CheckpointError
@@ -43,8 +43,8 @@ from zslurm.core.errors import ZslurmError
 from zslurm.train.plan.io import PAGE_BYTES
 
 if TYPE_CHECKING:
-    from zslurm.bench.ranks import Ranks
-    from zslurm.bench.result import Machine
+    from zslurm.bench.ranks import BenchRanks
+    from zslurm.bench.result import MeasuredMachine
 
 T = TypeVar("T")
 
@@ -54,7 +54,7 @@ _SLOW = 1.2  # times the median of all ranks' shards: such a rank is named
 _GUESS_BYTES_S, _GUESS_OPERATIONS_S = 2e8, 2e3  # of a rank, for the first estimate
 
 
-def points(options: Options, machine: Machine) -> Plan:
+def points(options: Options, machine: MeasuredMachine) -> MeasurementPlan:
     """Return the points: random reads at each depth, then the others.
 
     Raises:
@@ -83,10 +83,10 @@ def points(options: Options, machine: Machine) -> Plan:
             saves * checkpoint * machine.ranks_per_node / _GUESS_BYTES_S,
         )
     )
-    return Plan(found)
+    return MeasurementPlan(found)
 
 
-def run(point: Point, ranks: Ranks) -> list[Row]:
+def run(point: Point, ranks: BenchRanks) -> list[Row]:
     """Measure one point.
 
     Raises:
@@ -107,7 +107,7 @@ def run(point: Point, ranks: Ranks) -> list[Row]:
         raise ZslurmError(f"{values['path']}: {error}") from error
 
 
-def together(ranks: Ranks, action: Callable[[], T]) -> list[T] | None:
+def together(ranks: BenchRanks, action: Callable[[], T]) -> list[T] | None:
     """Return what every rank's action returned, plain values in order, on rank 0; None on the others.
 
     They begin at the same time. If one fails, all of them raise.
@@ -134,7 +134,7 @@ def together(ranks: Ranks, action: Callable[[], T]) -> list[T] | None:
 _WORK: dict[str, WorkDirectory] = {}
 
 
-def _prepare(values: dict[str, Any], ranks: Ranks) -> Path:
+def _prepare(values: dict[str, Any], ranks: BenchRanks) -> Path:
     """Make this node's working directory, once; on a shared file system the nodes have one and the same."""
     path = Path(values["path"]) / str(values["work"])
 
@@ -164,7 +164,7 @@ def _how(is_direct: Sequence[bool]) -> str:
     return "direct" if all(is_direct) else "cache dropped"
 
 
-def _write(values: dict[str, Any], work: Path, ranks: Ranks) -> list[Row]:
+def _write(values: dict[str, Any], work: Path, ranks: BenchRanks) -> list[Row]:
     def write() -> dict[str, Any]:
         file = _scratch(work, ranks.rank, values["size"])
         return asdict(file.write()) | {"direct": file.is_direct}
@@ -172,18 +172,18 @@ def _write(values: dict[str, Any], work: Path, ranks: Ranks) -> list[Row]:
     return _rows(values, together(ranks, write), ranks)
 
 
-def _read(values: dict[str, Any], work: Path, ranks: Ranks) -> list[Row]:
+def _read(values: dict[str, Any], work: Path, ranks: BenchRanks) -> list[Row]:
     return _rows(values, _counted(values, work, ranks, lambda file: file.read()), ranks)
 
 
-def _read_randomly(values: dict[str, Any], work: Path, ranks: Ranks) -> list[Row]:
+def _read_randomly(values: dict[str, Any], work: Path, ranks: BenchRanks) -> list[Row]:
     depth, seconds = values["depth"], values["limit_s"]
     found = _counted(values, work, ranks, lambda file: file.read_randomly(depth, seconds, BLOCK))
     return _rows(values, found, ranks)
 
 
 def _counted(
-    values: dict[str, Any], work: Path, ranks: Ranks, read: Callable[[ScratchFile], Measured]
+    values: dict[str, Any], work: Path, ranks: BenchRanks, read: Callable[[ScratchFile], StorageRun]
 ) -> list[dict[str, Any]] | None:
     """Read on all ranks, and note what the kernel counted as read from the storage."""
     together(ranks, lambda: _filled(work, ranks.rank, values["size"]) and None)
@@ -199,7 +199,7 @@ def _counted(
     return together(ranks, measure)
 
 
-def _rows(values: dict[str, Any], found: list[dict[str, Any]] | None, ranks: Ranks) -> list[Row]:
+def _rows(values: dict[str, Any], found: list[dict[str, Any]] | None, ranks: BenchRanks) -> list[Row]:
     """Return the row of what all ranks did at once; on rank 0."""
     if found is None:
         return []
@@ -233,7 +233,7 @@ def _rows(values: dict[str, Any], found: list[dict[str, Any]] | None, ranks: Ran
 # --- saves ------------------------------------------------------------------------------------------------------
 
 
-def _save(values: dict[str, Any], work: Path, ranks: Ranks) -> list[Row]:
+def _save(values: dict[str, Any], work: Path, ranks: BenchRanks) -> list[Row]:
     """Save as training does (zslurm/train/checkpointing/writer.py), several times; each save is removed.
 
     Raises:
@@ -289,17 +289,17 @@ def _entries(each: int, rank: int) -> list[Entry]:
     return [Entry(f"tensor.{index}", "master", start, stop, values) for index in range(_TENSORS)]
 
 
-def _of_first(found: list[T] | None, ranks: Ranks) -> T:
+def _of_first(found: list[T] | None, ranks: BenchRanks) -> T:
     """Return rank 0's value on all ranks."""
     value: T = ranks.share(None if found is None else found[0])
     return value
 
 
-def _begin(root: Path, step: int, ranks: Ranks) -> str:
+def _begin(root: Path, step: int, ranks: BenchRanks) -> str:
     return str(begin(root, step, f"bench{step}")) if ranks.is_first else ""
 
 
-def _shard(directory: Path, entries: list[Entry], ranks: Ranks) -> tuple[str, float]:
+def _shard(directory: Path, entries: list[Entry], ranks: BenchRanks) -> tuple[str, float]:
     """Write this rank's shard; returns its report, and the seconds that it took."""
     began = time.perf_counter()
     report = write_shard(directory, ranks.rank, ranks.size, entries)
@@ -307,7 +307,7 @@ def _shard(directory: Path, entries: list[Entry], ranks: Ranks) -> tuple[str, fl
 
 
 def _commit(
-    root: Path, directory: Path, step: int, written: list[tuple[str, float]] | None, each: int, ranks: Ranks
+    root: Path, directory: Path, step: int, written: list[tuple[str, float]] | None, each: int, ranks: BenchRanks
 ) -> None:
     if written is None:
         return
@@ -322,7 +322,7 @@ def _commit(
 # --- names ------------------------------------------------------------------------------------------------------
 
 
-def _names(values: dict[str, Any], work: Path, ranks: Ranks) -> list[Row]:
+def _names(values: dict[str, Any], work: Path, ranks: BenchRanks) -> list[Row]:
     """Make, look at, list and remove empty files; rows of the four operations."""
     count = values["files"]
     own = work / f"names-{ranks.rank}"
@@ -343,11 +343,11 @@ def _names(values: dict[str, Any], work: Path, ranks: Ranks) -> list[Row]:
     return rows
 
 
-def _as_row(action: Callable[[Path, int], Measured], directory: Path, count: int) -> dict[str, Any]:
+def _as_row(action: Callable[[Path, int], StorageRun], directory: Path, count: int) -> dict[str, Any]:
     return asdict(action(directory, count))
 
 
-def _is_shared(work: Path, ranks: Ranks) -> bool:
+def _is_shared(work: Path, ranks: BenchRanks) -> bool:
     """Return whether each node sees what the others make; all ranks call it."""
     marks = [f"node-{node}" for node in range(len(ranks.nodes))]
     together(ranks, (work / marks[ranks.node]).touch)

@@ -30,7 +30,7 @@ _ALIGNMENT = 4096
 
 
 @dataclass(frozen=True)
-class Measured:
+class StorageRun:
     """What one rank did.
 
     Attributes:
@@ -83,7 +83,7 @@ class ScratchFile:
         """Free its space."""
         os.close(self.descriptor)
 
-    def write(self) -> Measured:
+    def write(self) -> StorageRun:
         """Write the whole file from its start and sync it: with bytes that neither compress nor repeat.
 
         Raises:
@@ -105,7 +105,7 @@ class ScratchFile:
         # What a buffered write takes is no measure of the storage: only the whole is, with its fsync.
         return _measured(np.array(durations), elapsed, windows=self.is_direct)
 
-    def read(self) -> Measured:
+    def read(self) -> StorageRun:
         """Read the whole file in order."""
         self._forget(os.POSIX_FADV_SEQUENTIAL)
         durations = []
@@ -118,7 +118,7 @@ class ScratchFile:
             elapsed = time.perf_counter() - began
         return _measured(np.array(durations), elapsed)
 
-    def read_randomly(self, depth: int, seconds: float, block_bytes: int) -> Measured:
+    def read_randomly(self, depth: int, seconds: float, block_bytes: int) -> StorageRun:
         """Read blocks in random order for so long, `depth` of them at a time, each by a thread.
 
         Raises:
@@ -165,7 +165,7 @@ class ScratchFile:
         durations = done - np.concatenate([np.array(each) for each in starts])
         elapsed = float(done.max()) - began
         counts, _ = np.histogram(done - began, bins=WINDOWS, range=(0, elapsed))
-        return Measured(
+        return StorageRun(
             len(done), elapsed, float(np.median(durations)), float(np.quantile(durations, 0.99)), counts.tolist()
         )
 
@@ -194,10 +194,10 @@ def _places(blocks: int) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
 
 def _measured(
     durations: np.ndarray[tuple[int], np.dtype[np.float64]], elapsed: float, *, windows: bool = True
-) -> Measured:
+) -> StorageRun:
     """Return operations that came one after the other; windows of equally many of them, as rates of one each."""
     parts = np.array_split(durations, min(WINDOWS, len(durations))) if windows else []
-    return Measured(
+    return StorageRun(
         len(durations),
         elapsed,
         float(np.median(durations)),
@@ -218,7 +218,7 @@ def read_bytes() -> int | None:
         return None
 
 
-def create_files(directory: Path, count: int) -> Measured:
+def create_files(directory: Path, count: int) -> StorageRun:
     """Create empty files.
 
     Raises:
@@ -229,17 +229,17 @@ def create_files(directory: Path, count: int) -> Measured:
     )
 
 
-def stat_files(directory: Path, count: int) -> Measured:
+def stat_files(directory: Path, count: int) -> StorageRun:
     """Ask for the size and times of each file."""
     return _each(count, lambda name: (directory / name).stat())
 
 
-def unlink_files(directory: Path, count: int) -> Measured:
+def unlink_files(directory: Path, count: int) -> StorageRun:
     """Remove each file."""
     return _each(count, lambda name: (directory / name).unlink())
 
 
-def list_files(directory: Path, count: int) -> Measured:
+def list_files(directory: Path, count: int) -> StorageRun:
     """List the directory once; an operation is one name.
 
     Raises:
@@ -251,10 +251,10 @@ def list_files(directory: Path, count: int) -> Measured:
     elapsed = time.perf_counter() - began
     if found != count:
         raise OSError(5, f"{directory} shows {found} of {counted(count, 'file')}")
-    return Measured(count, elapsed, elapsed / count, elapsed / count)
+    return StorageRun(count, elapsed, elapsed / count, elapsed / count)
 
 
-def _each(count: int, action: Callable[[str], object]) -> Measured:
+def _each(count: int, action: Callable[[str], object]) -> StorageRun:
     durations = np.empty(count)
     began = time.perf_counter()
     for index in range(count):

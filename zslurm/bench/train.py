@@ -23,9 +23,9 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from zslurm.bench.measurement import Options, Plan, Point, Row
-from zslurm.bench.ranks import Ranks
-from zslurm.bench.result import Machine, Skipped
+from zslurm.bench.measurement import MeasurementPlan, Options, Point, Row
+from zslurm.bench.ranks import BenchRanks
+from zslurm.bench.result import MeasuredMachine, Skipped
 from zslurm.bench.run.timing import summarize
 from zslurm.checkpoint_tools.quantities import counted, show_bytes
 from zslurm.train.config import TrainConfig
@@ -37,7 +37,7 @@ from zslurm.train.plan.memory import plan_memory, with_least_recompute
 from zslurm.train.setup import open_trainer
 from zslurm.train.stop import StopRequest
 from zslurm.train.telemetry.flops import token_flops
-from zslurm.train.telemetry.timing import Part
+from zslurm.train.telemetry.timing import StepPart
 
 WARM_UP = 3
 
@@ -62,7 +62,7 @@ def config_of(values: dict[str, Any], ranks: int, folder: Path | None = None) ->
     return TrainConfig.model_validate(body)
 
 
-def points(options: Options, machine: Machine) -> Plan:
+def points(options: Options, machine: MeasuredMachine) -> MeasurementPlan:
     """Return a point for each phase that was asked for, unless it does not fit into memory."""
     found: list[Point] = []
     skipped: list[Skipped] = []
@@ -94,10 +94,10 @@ def points(options: Options, machine: Machine) -> Plan:
         tokens = config.phases[0].global_batch * config.phases[0].context / machine.ranks
         step = tokens * token_flops(config.model, config.phases[0].context, 0.0) / _GUESS[machine.device]
         found.append(Point(values, (options["steps"] + WARM_UP) * step))
-    return Plan(found, skipped)
+    return MeasurementPlan(found, skipped)
 
 
-def run(point: Point, ranks: Ranks) -> Row | None:
+def run(point: Point, ranks: BenchRanks) -> Row | None:
     """Take the steps on all ranks; the row is rank 0's."""
     values = point.values
     folder = Path(tempfile.gettempdir(), ranks.share(f"zslurm-bench-train-{uuid4().hex}"))
@@ -128,7 +128,7 @@ def write_tokens(path: Path, config: TrainConfig) -> None:
             left -= count
 
 
-def _steps(config: TrainConfig, folder: Path, steps: int, ranks: Ranks) -> list[dict[str, Any]]:
+def _steps(config: TrainConfig, folder: Path, steps: int, ranks: BenchRanks) -> list[dict[str, Any]]:
     """Take the steps and return what rank 0's telemetry wrote of those that count."""
     group = dist.group.WORLD
     assert group is not None
@@ -146,7 +146,7 @@ def _steps(config: TrainConfig, folder: Path, steps: int, ranks: Ranks) -> list[
     return [row for row in read_jsonl(folder / "metrics.jsonl") if row["kind"] == "step" and row["step"] > WARM_UP]
 
 
-def _row(values: dict[str, Any], config: TrainConfig, rows: list[dict[str, Any]], ranks: Ranks) -> Row:
+def _row(values: dict[str, Any], config: TrainConfig, rows: list[dict[str, Any]], ranks: BenchRanks) -> Row:
     timing = summarize([row["step_time_s"] for row in rows])
 
     def middle(name: str) -> float | None:
@@ -168,6 +168,6 @@ def _row(values: dict[str, Any], config: TrainConfig, rows: list[dict[str, Any]]
         "tokens_per_s_per_rank": middle("tokens_per_s_per_rank"),
         "tflops_per_rank": middle("tflops_per_rank"),
         "mfu": middle("mfu"),
-        **{f"{part}_s": median(row["time_split_s"][str(part)] for row in rows) for part in Part},
+        **{f"{part}_s": median(row["time_split_s"][str(part)] for row in rows) for part in StepPart},
         "memory_bytes": middle("memory_allocated_bytes") or middle("memory_rss_bytes"),
     }

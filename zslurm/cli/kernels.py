@@ -18,7 +18,7 @@ if TYPE_CHECKING:  # torch is imported by the commands that need it, not to show
     import torch
 
     from zslurm.kernels.arch import Arch
-    from zslurm.kernels.harness.bench import Measured
+    from zslurm.kernels.harness.bench import MeasuredCase
     from zslurm.kernels.harness.builds import Built
     from zslurm.kernels.harness.figures import Figure
 
@@ -238,7 +238,7 @@ def _build_row(arch: str, built: Built) -> list[str]:
     ]
 
 
-def _bench_rows(each: Measured, triad: float) -> list[list[str]]:
+def _bench_rows(each: MeasuredCase, triad: float) -> list[list[str]]:
     from zslurm.kernels.dispatch import REFERENCE
 
     reference = each.seconds[REFERENCE]

@@ -24,7 +24,7 @@ from zslurm.train.errors import ConfigError as TrainConfigError
 from zslurm.train.plan.matmuls import Matmul
 from zslurm.train.plan.newton_schulz import matrix_batches
 from zslurm.train.plan.rates import ASSUMED_MEMORY_GB_S, ASSUMED_TFLOPS, Rates, RateTable, load_rates
-from zslurm.train.plan.shape_search import Shape
+from zslurm.train.plan.shape_search import ShapeProposal
 from zslurm.train.plan.step_time import PARTS_OF_A_STEP
 
 FEWEST_PARAMETERS, MOST_PARAMETERS = 1e5, 1e13
@@ -270,7 +270,7 @@ def _search(spec: RunSpec, parameters: float, card: Card, *, on_cpu: bool, json:
     say("note: parameters include the embedding, active ones do not; all else of `model` is the run's")
 
 
-def _shape_facts(shape: Shape) -> dict[str, Any]:
+def _shape_facts(shape: ShapeProposal) -> dict[str, Any]:
     names = ("hidden_size", "layers", "experts", "expert_hidden_size", "query_heads", "kv_heads", "head_dim")
     model = {name: getattr(shape.model, name) for name in names}
     return {"parameters": shape.parameters, "active": shape.active, "model": model}

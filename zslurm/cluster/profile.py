@@ -146,7 +146,7 @@ def find_profile(name: str, *, below: Profile | None = None) -> Profile:
     raise NotFound(f"{name}: no cluster profile has this name; {hint}; `zslurm init` makes one")
 
 
-def profile_layers(name: str) -> list[tuple[yaml12.Document, str]]:
+def profile_layers(name: str) -> list[tuple[yaml12.YamlDocument, str]]:
     """A profile and everything it extends, the base first: each with what error messages call its file.
 
     Raises:
@@ -158,19 +158,19 @@ def profile_layers(name: str) -> list[tuple[yaml12.Document, str]]:
     return layers_of(top, top.read())
 
 
-def layers_of(top: Profile, text: str) -> list[tuple[yaml12.Document, str]]:
+def layers_of(top: Profile, text: str) -> list[tuple[yaml12.YamlDocument, str]]:
     """As `profile_layers`, for a profile whose text is not, or not yet, that of its file.
 
     Raises:
         ConfigError: see `profile_layers`.
     """
-    stack: list[tuple[yaml12.Document, str]] = []
+    stack: list[tuple[yaml12.YamlDocument, str]] = []
     seen = [top]
     while True:
         profile = seen[-1]
         document = yaml12.parse(profile.read() if stack else text, profile.file)
         section, extends = _open_section(document, profile.file)
-        stack.insert(0, (yaml12.Document(section, document.lines), profile.file))
+        stack.insert(0, (yaml12.YamlDocument(section, document.lines), profile.file))
         if extends is None:
             break
         place = f"{profile.file}:{document.lines[('cluster', 'extends')]}: cluster.extends"
@@ -183,7 +183,7 @@ def layers_of(top: Profile, text: str) -> list[tuple[yaml12.Document, str]]:
     return stack
 
 
-def _open_section(document: yaml12.Document, file: str) -> tuple[Any, Any]:
+def _open_section(document: yaml12.YamlDocument, file: str) -> tuple[Any, Any]:
     """A profile's data with a section `cluster` in it, and what that section extends."""
     data: Any = {} if document.data is None else document.data
     if not isinstance(data, dict):

@@ -62,7 +62,7 @@ class Layers:
     # The last file: where a section that is not given would be.
     top: Origin = DEFAULT
 
-    def add(self, document: yaml12.Document, layer: str, file: str) -> None:
+    def add(self, document: yaml12.YamlDocument, layer: str, file: str) -> None:
         """Lay a parsed file over what is there.
 
         Raises:

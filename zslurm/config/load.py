@@ -76,7 +76,7 @@ def recipes() -> dict[str, str]:
     }
 
 
-def _base_of(name: object, user: Path | None, line: int | None) -> tuple[yaml12.Document, str, Path | None]:
+def _base_of(name: object, user: Path | None, line: int | None) -> tuple[yaml12.YamlDocument, str, Path | None]:
     """Return the document that `extends: NAME` means: a shipped recipe, or a file beside the one that names it."""
     where = f"{yaml12.called(user)}:{line}" if user else "extends"
     if not isinstance(name, str):
@@ -93,10 +93,10 @@ def _base_of(name: object, user: Path | None, line: int | None) -> tuple[yaml12.
 
 
 def _stack(
-    document: yaml12.Document, layer: str, file: str, path: Path | None
-) -> list[tuple[yaml12.Document, str, str]]:
+    document: yaml12.YamlDocument, layer: str, file: str, path: Path | None
+) -> list[tuple[yaml12.YamlDocument, str, str]]:
     """Return a document and everything it extends, the base first."""
-    stack: list[tuple[yaml12.Document, str, str]] = []
+    stack: list[tuple[yaml12.YamlDocument, str, str]] = []
     seen = {file if path is None else path.resolve()}
     while True:
         base = None
@@ -121,8 +121,8 @@ def _stack(
 def resolve(
     run_file: Path,
     *,
-    document: yaml12.Document | None = None,
-    profile: Sequence[tuple[yaml12.Document, str]] = (),
+    document: yaml12.YamlDocument | None = None,
+    profile: Sequence[tuple[yaml12.YamlDocument, str]] = (),
     overrides: tuple[str, ...] = (),
 ) -> Resolved:
     """Resolve a run file over a cluster profile and under overrides.

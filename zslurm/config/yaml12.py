@@ -33,7 +33,7 @@ MAX_DIGITS = 400
 
 
 @dataclass(frozen=True)
-class Document:
+class YamlDocument:
     """A parsed file: its data, and the 1-based line of every key path in it."""
 
     data: Any
@@ -96,7 +96,7 @@ def _build(
     return mapping
 
 
-def parse(text: str, name: str) -> Document:
+def parse(text: str, name: str) -> YamlDocument:
     """Parse one YAML document; `name` is what error messages call it (a path, or `--set`).
 
     Raises:
@@ -106,7 +106,7 @@ def parse(text: str, name: str) -> Document:
     try:
         loader = _Loader(text)
         node = loader.get_single_node()
-        return Document(None if node is None else _build(loader, node, (), lines, name, frozenset()), lines)
+        return YamlDocument(None if node is None else _build(loader, node, (), lines, name, frozenset()), lines)
     except RecursionError as error:
         raise ConfigError(f"{name}: not valid YAML: lists or mappings are nested too deeply") from error
     except MarkedYAMLError as error:
@@ -144,7 +144,7 @@ def called(path: Path) -> str:
     return "standard input" if path == STDIN else str(path)
 
 
-def read(path: Path) -> Document:
+def read(path: Path) -> YamlDocument:
     """Parse the file at `path`; `-` is standard input.
 
     Raises:

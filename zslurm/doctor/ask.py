@@ -15,7 +15,7 @@ from zslurm.cluster.site import Site
 from zslurm.core.errors import SlurmRefused, SlurmUnavailable
 from zslurm.doctor.node import TASK_VARIABLE
 from zslurm.doctor.nodes import Chosen
-from zslurm.hardware.node_sources import Task
+from zslurm.hardware.node_sources import NodeTask
 from zslurm.slurm.client import SlurmClient
 from zslurm.slurm.hostlist import compress
 from zslurm.slurm.on_nodes.run_on_nodes import NodeAnswer, run_on_nodes
@@ -28,7 +28,7 @@ _REPORTED_EVERY_S = 10.0
 
 
 def ask(
-    site: Site, chosen: Chosen, task: Task, timeout_s: float, *, inside: bool = False
+    site: Site, chosen: Chosen, task: NodeTask, timeout_s: float, *, inside: bool = False
 ) -> dict[str, NodeAnswer]:
     """Give the chosen nodes a task; those on which no task can be started are left out the next time.
 

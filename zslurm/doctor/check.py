@@ -31,7 +31,7 @@ class Status(StrEnum):
 
 
 @dataclass(frozen=True)
-class Outcome:
+class CheckOutcome:
     """What a check found on one machine.
 
     Attributes:
@@ -54,33 +54,33 @@ class Outcome:
         return {"alike" if name == "must_match" else name: value for name, value in asdict(self).items()}
 
     @classmethod
-    def from_json(cls, value: Mapping[str, Any]) -> Outcome:
+    def from_json(cls, value: Mapping[str, Any]) -> CheckOutcome:
         """Return the outcome that `to_json` gave."""
         fields = {"must_match" if name == "alike" else name: field for name, field in value.items()}
         return cls(**(fields | {"status": Status(value["status"])}))
 
 
-def passed(reason: str, **more: Any) -> Outcome:
+def passed(reason: str, **more: Any) -> CheckOutcome:
     """Return the outcome if all is well."""
-    return Outcome(Status.PASS, reason, **more)
+    return CheckOutcome(Status.PASS, reason, **more)
 
 
-def warned(reason: str, remedy: str, **more: Any) -> Outcome:
+def warned(reason: str, remedy: str, **more: Any) -> CheckOutcome:
     """Return the outcome if training works, but slower or less safely than it could."""
-    return Outcome(Status.WARN, reason, remedy, **more)
+    return CheckOutcome(Status.WARN, reason, remedy, **more)
 
 
-def failed(reason: str, remedy: str, **more: Any) -> Outcome:
+def failed(reason: str, remedy: str, **more: Any) -> CheckOutcome:
     """Return the outcome of a machine that must not train."""
-    return Outcome(Status.FAIL, reason, remedy, **more)
+    return CheckOutcome(Status.FAIL, reason, remedy, **more)
 
 
-def unavailable(reason: str, remedy: str = "", **more: Any) -> Outcome:
+def unavailable(reason: str, remedy: str = "", **more: Any) -> CheckOutcome:
     """Return the outcome if it could not be found out."""
-    return Outcome(Status.UNAVAILABLE, reason, remedy, **more)
+    return CheckOutcome(Status.UNAVAILABLE, reason, remedy, **more)
 
 
-def merged(outcomes: Sequence[Outcome]) -> Outcome:
+def merged(outcomes: Sequence[CheckOutcome]) -> CheckOutcome:
     """Merge all outcomes of one check for one machine; the first is the machine's."""
     first, problems = outcomes[0], [outcome for outcome in outcomes if outcome.status is not Status.PASS]
     node_fault = any(outcome.node_fault for outcome in problems if outcome.status is Status.FAIL) or not problems
@@ -89,14 +89,14 @@ def merged(outcomes: Sequence[Outcome]) -> Outcome:
     )
 
 
-def worst(problems: Sequence[Outcome], fine: str, **more: Any) -> Outcome:
+def worst(problems: Sequence[CheckOutcome], fine: str, **more: Any) -> CheckOutcome:
     """Merge several findings of a check: the worst status, all reasons, every remedy once."""
     if not problems:
         return passed(fine, **more)
     ordered = sorted(problems, key=lambda problem: -problem.status.rank)
     remedies = dict.fromkeys(problem.remedy for problem in ordered if problem.remedy)
     reasons = "; ".join(problem.reason for problem in ordered)
-    return Outcome(ordered[0].status, reasons, "; ".join(remedies), **more)
+    return CheckOutcome(ordered[0].status, reasons, "; ".join(remedies), **more)
 
 
 MOST_NAMED = 4
@@ -110,7 +110,7 @@ def first_few(names: Sequence[str]) -> str:
 
 @dataclass(frozen=True)
 class NodeData:
-    """A node's `Outcome.data`, and the times of its answer.
+    """A node's `CheckOutcome.data`, and the times of its answer.
 
     Attributes:
         sent: when it was asked, by the clock here.
@@ -147,8 +147,8 @@ class Check:
     group: str
     about: str
     where: Literal["login", "node", "both"]
-    run: Callable[[Sources], Outcome | None]
-    compare: Callable[[Mapping[str, NodeData], Sources], Mapping[str, Outcome]] | None = None
+    run: Callable[[Sources], CheckOutcome | None]
+    compare: Callable[[Mapping[str, NodeData], Sources], Mapping[str, CheckOutcome]] | None = None
     inconsistent: Status = Status.FAIL
     on_request: bool = False
     uses_gpus: bool = False
@@ -161,7 +161,7 @@ class Check:
 
 def check(
     group: str, about: str, where: Literal["login", "node", "both"], **options: Any
-) -> Callable[[Callable[[Sources], Outcome | None]], Check]:
+) -> Callable[[Callable[[Sources], CheckOutcome | None]], Check]:
     """Make a check of the function that this decorates: `gpu_ecc` is the check gpu-ecc.
 
     `options` are the other fields of `Check`.

@@ -14,8 +14,8 @@ import time
 from collections.abc import Collection, Iterable
 
 from zslurm.checkpoint_tools.plain import reason_of
-from zslurm.doctor.check import Check, Outcome, all_checks, failed, unavailable
-from zslurm.hardware.node_sources import Sources, Task
+from zslurm.doctor.check import Check, CheckOutcome, all_checks, failed, unavailable
+from zslurm.hardware.node_sources import NodeTask, Sources
 
 TASK_VARIABLE = "ZSLURM_DOCTOR_TASK"
 """Environment variable with the task as JSON: a command line is visible to everybody, and has a limit."""
@@ -23,9 +23,9 @@ TASK_VARIABLE = "ZSLURM_DOCTOR_TASK"
 _BENCHMARK_TIME_FACTOR = 5
 
 
-def run_checks(checks: Iterable[Check], sources: Sources) -> dict[str, Outcome | None]:
+def run_checks(checks: Iterable[Check], sources: Sources) -> dict[str, CheckOutcome | None]:
     """Return what each check found; None if it does not apply."""
-    found: dict[str, Outcome | None] = {}
+    found: dict[str, CheckOutcome | None] = {}
     checks = list(checks)
     # The benchmark takes the whole machine, and spoils what others measure; so does what takes GPU memory.
     idle = [check for check in checks if not check.on_request and not check.uses_gpus]
@@ -46,7 +46,7 @@ def run_checks(checks: Iterable[Check], sources: Sources) -> dict[str, Outcome |
     return {check.name: found[check.name] for check in checks}
 
 
-def _run(check: Check, sources: Sources, found: dict[str, Outcome | None]) -> None:
+def _run(check: Check, sources: Sources, found: dict[str, CheckOutcome | None]) -> None:
     try:
         outcome = check.run(sources)
     except Exception as error:  # one broken check must not hide the others
@@ -64,7 +64,7 @@ def main() -> None:
     from zslurm.slurm.on_nodes.run_on_nodes import answer
 
     began = time.time()
-    sources = Sources(Task.from_json(json.loads(os.environ[TASK_VARIABLE])))
+    sources = Sources(NodeTask.from_json(json.loads(os.environ[TASK_VARIABLE])))
     found = run_checks(node_checks(sources.task.checks), sources)
     outcomes = {name: outcome.to_json() for name, outcome in found.items() if outcome is not None}
     answer({"sent": sources.task.sent, "began": began, "ended": time.time(), "outcomes": outcomes})

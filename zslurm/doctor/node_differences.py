@@ -4,19 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from zslurm.doctor.check import Check, Outcome
+from zslurm.doctor.check import Check, CheckOutcome
 from zslurm.slurm.hostlist import compress, natural_key
 
 _REMEDY = "make them the same, or exclude them"
 _MOST_NAMED = 3
 
 
-def inconsistent_nodes(check: Check, outcomes: Mapping[str, Outcome]) -> dict[str, list[Outcome]]:
+def inconsistent_nodes(check: Check, outcomes: Mapping[str, CheckOutcome]) -> dict[str, list[CheckOutcome]]:
     """Return outcomes of nodes that differ from most; and of all, without attribution, if no value is usual.
 
     What a node could not read is not compared.
     """
-    found: dict[str, list[Outcome]] = {}
+    found: dict[str, list[CheckOutcome]] = {}
     differing: dict[str, list[tuple[str, int]]] = {}  # node -> how it differs, and from how many
     for name in dict.fromkeys(name for outcome in outcomes.values() for name in outcome.must_match):
         nodes_of: dict[str, list[str]] = {}
@@ -35,7 +35,9 @@ def inconsistent_nodes(check: Check, outcomes: Mapping[str, Outcome]) -> dict[st
             listed = "; ".join(f"{value} on {compress(nodes)}" for value, nodes in nodes_of.items())
             reason = f"{name} differs, and no value is usual: {listed}"
             for node in (node for nodes in nodes_of.values() for node in nodes):
-                found.setdefault(node, []).append(Outcome(check.inconsistent, reason, _REMEDY, node_fault=False))
+                found.setdefault(node, []).append(
+                    CheckOutcome(check.inconsistent, reason, _REMEDY, node_fault=False)
+                )
     groups: dict[tuple[tuple[str, int], ...], list[str]] = {}
     for node, differences in differing.items():
         groups.setdefault(tuple(differences), []).append(node)
@@ -45,11 +47,13 @@ def inconsistent_nodes(check: Check, outcomes: Mapping[str, Outcome]) -> dict[st
         more = f"; and {len(group) - _MOST_NAMED} more" if len(group) > _MOST_NAMED else ""
         reason = f"{which} from the other {min(others for _, others in group)}: {listed}{more}"
         for node in nodes:
-            found.setdefault(node, []).append(Outcome(check.inconsistent, reason, _REMEDY))
+            found.setdefault(node, []).append(CheckOutcome(check.inconsistent, reason, _REMEDY))
     return found
 
 
-def unlike_here(check: Check, here: Outcome, outcomes: Mapping[str, Outcome]) -> dict[str, list[Outcome]]:
+def unlike_here(
+    check: Check, here: CheckOutcome, outcomes: Mapping[str, CheckOutcome]
+) -> dict[str, list[CheckOutcome]]:
     """Return nodes that differ from this machine in what a check of both finds; either may be wrong."""
     found = {}
     for node, outcome in outcomes.items():
@@ -60,5 +64,5 @@ def unlike_here(check: Check, here: Outcome, outcomes: Mapping[str, Outcome]) ->
         ]
         if differing:
             remedy = "use one environment that all machines share"
-            found[node] = [Outcome(check.inconsistent, "; ".join(differing), remedy, node_fault=False)]
+            found[node] = [CheckOutcome(check.inconsistent, "; ".join(differing), remedy, node_fault=False)]
     return found

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from zslurm.checkpoint_tools.quantities import counted
 from zslurm.core.errors import ConfigError, NotFound
-from zslurm.doctor.check import Outcome, failed, warned
+from zslurm.doctor.check import CheckOutcome, failed, warned
 from zslurm.slurm.hostlist import compress, expand
 from zslurm.slurm.inventory import Node
 
@@ -27,7 +27,7 @@ class Chosen:
 
     names: tuple[str, ...] = ()
     count: int | None = None
-    states: Mapping[str, Outcome] = field(default_factory=dict)
+    states: Mapping[str, CheckOutcome] = field(default_factory=dict)
     not_asked: Mapping[str, str] = field(default_factory=dict)
 
     @property

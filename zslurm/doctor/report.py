@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from zslurm.core.errors import Exit
-from zslurm.doctor.check import Check, Outcome, Status
+from zslurm.doctor.check import Check, CheckOutcome, Status
 from zslurm.slurm.hostlist import compress, natural_key
 
 LOGIN = "(login)"
@@ -15,16 +15,16 @@ LOGIN = "(login)"
 
 
 @dataclass(frozen=True)
-class Result:
+class CheckResult:
     """What one check found on one machine, which is LOGIN where the doctor runs."""
 
     check: str
     node: str
-    outcome: Outcome
+    outcome: CheckOutcome
 
 
 @dataclass
-class Report:
+class DoctorReport:
     """Everything that was found.
 
     Attributes:
@@ -38,15 +38,17 @@ class Report:
 
     cluster: str
     checks: Sequence[Check]
-    results: list[Result] = field(default_factory=list)
+    results: list[CheckResult] = field(default_factory=list)
     asked: tuple[str, ...] = ()
     not_asked: Mapping[str, str] = field(default_factory=dict)
     slurm_error: str | None = None
     took_s: float = 0.0
 
-    def add(self, check: str, outcomes: Mapping[str, Outcome | None]) -> None:
+    def add(self, check: str, outcomes: Mapping[str, CheckOutcome | None]) -> None:
         """Add what a check found on several machines."""
-        self.results += [Result(check, node, outcome) for node, outcome in outcomes.items() if outcome is not None]
+        self.results += [
+            CheckResult(check, node, outcome) for node, outcome in outcomes.items() if outcome is not None
+        ]
 
     @property
     def failing(self) -> list[str]:

@@ -18,15 +18,15 @@ from zslurm.cluster.profile import LOCAL
 from zslurm.cluster.site import Site, load_site
 from zslurm.core.errors import NoProfile, SlurmRefused, SlurmUnavailable
 from zslurm.doctor.ask import ask
-from zslurm.doctor.check import Check, NodeData, Outcome, Status, failed, merged
+from zslurm.doctor.check import Check, CheckOutcome, NodeData, Status, failed, merged
 from zslurm.doctor.checks.page_cache import page_cache
 from zslurm.doctor.checks.storage import TOKEN
 from zslurm.doctor.node import run_checks
 from zslurm.doctor.node_differences import inconsistent_nodes, unlike_here
 from zslurm.doctor.nodes import Chosen, choose
-from zslurm.doctor.report import LOGIN, Report
+from zslurm.doctor.report import LOGIN, DoctorReport
 from zslurm.doctor.stored import stored_sizes
-from zslurm.hardware.node_sources import Sources, Stored, Task
+from zslurm.hardware.node_sources import NodeTask, Sources, Stored
 from zslurm.slurm.client import SlurmClient
 from zslurm.slurm.hostlist import expand
 from zslurm.slurm.on_nodes.run_on_nodes import NodeAnswer
@@ -74,14 +74,14 @@ def site_to_check(name: str | None) -> Site:
         return load_site(LOCAL)
 
 
-def run_doctor(site: Site, wanted: Wanted) -> Report:
+def run_doctor(site: Site, wanted: Wanted) -> DoctorReport:
     """Check this machine, and the nodes if the profile has Slurm; what it waits for is logged.
 
     Raises:
         ConfigError, NotFound: the nodes that were asked for do not exist.
     """
     began = time.monotonic()
-    report = Report(site.cluster.name, wanted.checks)
+    report = DoctorReport(site.cluster.name, wanted.checks)
     if site.cluster.launcher == "local":
         _check_here(site, wanted, report)
     else:
@@ -90,7 +90,7 @@ def run_doctor(site: Site, wanted: Wanted) -> Report:
     return report
 
 
-def _check_here(site: Site, wanted: Wanted, report: Report) -> None:
+def _check_here(site: Site, wanted: Wanted, report: DoctorReport) -> None:
     """This machine alone: it is login node and compute node at once."""
     with _probe(wanted.directory) as (probe, token):
         task = _task(site, wanted, probe, token)
@@ -98,7 +98,7 @@ def _check_here(site: Site, wanted: Wanted, report: Report) -> None:
             report.add(name, {LOGIN: outcome})
 
 
-def _check_cluster(site: Site, wanted: Wanted, report: Report) -> None:
+def _check_cluster(site: Site, wanted: Wanted, report: DoctorReport) -> None:
     client = SlurmClient()
     with _probe(wanted.directory) as (probe, token):
         task = _task(site, wanted, probe, token)
@@ -147,9 +147,9 @@ def _active_jobs(client: SlurmClient) -> tuple[str, ...] | None:
     return tuple(job_id for job_id, job in jobs.items() if job.state.is_active)
 
 
-def _task(site: Site, wanted: Wanted, probe: str, token: str) -> Task:
+def _task(site: Site, wanted: Wanted, probe: str, token: str) -> NodeTask:
     compared = page_cache in wanted.checks
-    return Task(
+    return NodeTask(
         cluster=site.cluster,
         checks=tuple(check.name for check in wanted.checks),
         directory=str(wanted.directory.absolute()),
@@ -185,9 +185,9 @@ def _probe(directory: Path) -> Iterator[tuple[str, str]]:
 def _add_results(
     answers: Mapping[str, NodeAnswer],
     checks: Sequence[Check],
-    here: Mapping[str, Outcome | None],
+    here: Mapping[str, CheckOutcome | None],
     sources: Sources,
-    report: Report,
+    report: DoctorReport,
 ) -> None:
     """Add the outcomes of the nodes, what comparing them shows, and which nodes did not answer."""
     remedy = "look at the node (scontrol show node); it is in the list to exclude"
@@ -197,7 +197,7 @@ def _add_results(
     answered = {name: answer for name, answer in answers.items() if answer.error is None}
     for check in checks:
         outcomes = {
-            name: Outcome.from_json(answer.value["outcomes"][check.name])
+            name: CheckOutcome.from_json(answer.value["outcomes"][check.name])
             for name, answer in answered.items()
             if check.name in answer.value["outcomes"]
         }

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from zslurm.checkpoint_tools.quantities import counted
 from zslurm.cluster.rccl.rules import PLUGIN, ainic_transport
 from zslurm.config.spec import ClusterSection
-from zslurm.doctor.check import Outcome, failed, warned
+from zslurm.doctor.check import CheckOutcome, failed, warned
 
 _MESSAGE = re.compile(r"\bNCCL (?:INFO|WARN) (.*)")
 _NETWORK = re.compile(r"^Using network (.+?)\s*$")
@@ -86,7 +86,7 @@ def expected(cluster: ClusterSection, given: Mapping[str, str]) -> str:
     }[ainic_transport(cluster)]
 
 
-def problems(opened: Opened, cluster: ClusterSection, given: Mapping[str, str]) -> list[Outcome]:
+def problems(opened: Opened, cluster: ClusterSection, given: Mapping[str, str]) -> list[CheckOutcome]:
     """Return what is wrong with the network that a rank opened; nothing where it is the profile's.
 
     The profile has GPUs and names its network; `given` is the environment of the rank.

@@ -14,7 +14,7 @@ import json
 import re
 from typing import Any
 
-from zslurm.hardware.gpu_health import GpuHealth, GpuProcess, Gpus, Run, ask_tool
+from zslurm.hardware.gpu_health import GpuHealth, GpuProcess, GpuReadings, Run, ask_tool
 
 _START = re.compile(r"[\[{]")
 _UNITS = {"B": 1, "KB": 1 << 10, "MB": 1 << 20, "GB": 1 << 30, "TB": 1 << 40}
@@ -22,7 +22,7 @@ _PAGE_KINDS = {"retired": "retired", "pending": "pending", "un_res": "unreservab
 _QUESTIONS = ("metric --ecc --ecc-blocks --mem-usage", "bad-pages", "process", "list")
 
 
-def read(run: Run, canary_s: float) -> Gpus:
+def read(run: Run, canary_s: float) -> GpuReadings:
     """Ask amd-smi for the health of the GPUs."""
     return ask_tool(
         run,

@@ -53,7 +53,7 @@ class GpuHealth:
 
 
 @dataclass(frozen=True)
-class Gpus:
+class GpuReadings:
     """All GPUs of a node.
 
     Attributes:
@@ -76,7 +76,7 @@ def ask_tool(
     parse: Callable[[Sequence[CommandResult]], tuple[GpuHealth, ...]],
     *,
     canary_s: float,
-) -> Gpus:
+) -> GpuReadings:
     """Ask a GPU tool one question at a time, and none more once it has not answered in time.
 
     Args:
@@ -90,11 +90,11 @@ def ask_tool(
     try:
         first = run(tool, *canary, timeout_s=canary_s)
         if first is None:
-            return Gpus(why=f"{tool} is neither on PATH nor in /opt/rocm/bin")
+            return GpuReadings(why=f"{tool} is neither on PATH nor in /opt/rocm/bin")
         answers = [run(tool, *asked, timeout_s=_REAL_QUESTIONS * canary_s) or first for asked in questions]
     except CommandHung as error:
-        return Gpus(hung=str(error), why=str(error))
+        return GpuReadings(hung=str(error), why=str(error))
     if health := parse(answers):
-        return Gpus(health, source=tool)
+        return GpuReadings(health, source=tool)
     message = answers[0].message or first.err.strip().rpartition("\n")[2]
-    return Gpus(why=f"{tool} names no GPU: {message}" if message else f"{tool} printed nothing")
+    return GpuReadings(why=f"{tool} names no GPU: {message}" if message else f"{tool} printed nothing")

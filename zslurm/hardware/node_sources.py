@@ -20,7 +20,7 @@ from zslurm.config.spec import ClusterSection
 from zslurm.hardware import amd_smi, nvidia_smi, ras
 from zslurm.hardware.command import CommandResult, run
 from zslurm.hardware.facts import NodeFacts, read_facts
-from zslurm.hardware.gpu_health import Gpus
+from zslurm.hardware.gpu_health import GpuReadings
 from zslurm.hardware.sysfs import sysroot
 from zslurm.slurm.environment import node_name
 
@@ -46,7 +46,7 @@ class Stored:
 
 
 @dataclass(frozen=True)
-class Task:
+class NodeTask:
     """What a machine is to look at.
 
     Attributes:
@@ -82,7 +82,7 @@ class Task:
         return {**self.__dict__, "cluster": public.model_dump(mode="json"), "stored": asdict(self.stored)}
 
     @classmethod
-    def from_json(cls, value: Mapping[str, Any]) -> Task:
+    def from_json(cls, value: Mapping[str, Any]) -> NodeTask:
         """Return the task that `to_json` gave."""
         return TypeAdapter(cls).validate_python(value)
 
@@ -115,7 +115,7 @@ class Sources:
         node: this machine's name in Slurm, or the host's.
     """
 
-    task: Task = field(default_factory=Task)
+    task: NodeTask = field(default_factory=NodeTask)
     root: Path = field(default_factory=sysroot)
     environ: Mapping[str, str] = field(default_factory=lambda: os.environ)
 
@@ -136,7 +136,7 @@ class Sources:
         return self._facts()
 
     @property
-    def gpus(self) -> Gpus:
+    def gpus(self) -> GpuReadings:
         """The health of the GPUs, by their maker's tool and sysfs."""
         return self._gpus()
 
@@ -158,7 +158,7 @@ class Sources:
         found = self.find(program)
         return None if found is None else run([found, *arguments], self.environ, timeout_s)
 
-    def _read_gpus(self) -> Gpus:
+    def _read_gpus(self) -> GpuReadings:
         """Ask the tool of the GPUs' maker; a field that it leaves open (`N/A`), and only that, is sysfs's."""
         gpus, canary_s = self.facts.gpus, self.limits.canary_s
         nvidia = any(gpu.kind == "nvidia" for gpu in gpus)

@@ -10,14 +10,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from zslurm.hardware.command import CommandResult
-from zslurm.hardware.gpu_health import GpuHealth, GpuProcess, Gpus, Run, ask_tool
+from zslurm.hardware.gpu_health import GpuHealth, GpuProcess, GpuReadings, Run, ask_tool
 
 _GPU = "index,pci.bus_id,memory.used,ecc.errors.uncorrected.volatile.total,ecc.errors.corrected.volatile.total"
 _ROWS = "gpu_bus_id,remapped_rows.uncorrectable,remapped_rows.pending,remapped_rows.failure"
 _APPS = "gpu_bus_id,pid,used_memory,process_name"
 
 
-def read(run: Run, canary_s: float) -> Gpus:
+def read(run: Run, canary_s: float) -> GpuReadings:
     """Ask nvidia-smi for the health of the GPUs."""
     queries = (f"--query-gpu={_GPU}", f"--query-remapped-rows={_ROWS}", f"--query-compute-apps={_APPS}")
 

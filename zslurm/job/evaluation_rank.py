@@ -15,7 +15,7 @@ from pathlib import Path
 from zslurm.core.files import read_json, write_atomically
 from zslurm.job.ranks_step import REQUEST, wait_for, write_failure
 from zslurm.slurm.environment import step_info
-from zslurm.train.evaluation.on_ranks import Message, Request, serve
+from zslurm.train.evaluation.on_ranks import Message, ScoringRequest, serve
 from zslurm.train.evaluation.scoring import Work
 from zslurm.train.parallel.local_ranks import Failure, RankOf
 
@@ -44,7 +44,7 @@ def main() -> None:
         write_atomically(path, json.dumps({"answers": list(message.items())}), private=True)
 
     who = RankOf(info.rank, info.world_size, info.local_rank, info.local_world_size)
-    serve(who, Request.of(request), receive, send)
+    serve(who, ScoringRequest.of(request), receive, send)
     sys.exit(failed)
 
 

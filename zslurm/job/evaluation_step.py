@@ -12,13 +12,13 @@ from itertools import count
 
 from zslurm.core.files import write_atomically
 from zslurm.job.evaluation_rank import ANSWERS, WORK
-from zslurm.job.ranks_step import Step, ranks_step
-from zslurm.train.evaluation.on_ranks import Request
+from zslurm.job.ranks_step import StepShape, ranks_step
+from zslurm.train.evaluation.on_ranks import ScoringRequest
 from zslurm.train.evaluation.scoring import Answers, Ask, Work
 
 
 @contextmanager
-def answers_of_step(request: Request, step: Step) -> Iterator[Ask]:
+def answers_of_step(request: ScoringRequest, step: StepShape) -> Iterator[Ask]:
     """Start the ranks, and return what asks all of them.
 
     Raises:

@@ -17,7 +17,7 @@ from zslurm.core.files import read_json, write_atomically
 from zslurm.job.own_address import rendezvous_host
 from zslurm.job.ranks_step import REQUEST, wait_for, write_failure
 from zslurm.slurm.environment import step_info
-from zslurm.train.decoding import Request, generate_as_rank
+from zslurm.train.decoding import DecodingRequest, generate_as_rank
 from zslurm.train.parallel.local_ranks import Failure, RankOf
 
 TOKEN = "token-{number:07}.json"
@@ -50,7 +50,7 @@ def main() -> None:
         sys.exit(1)  # nobody waits for the text
     else:
         store = TCPStore(found["host"], found["port"], is_master=False)
-    generate_as_rank(who, Request.of(request), store, send)
+    generate_as_rank(who, DecodingRequest.of(request), store, send)
     sys.exit(failed)
 
 

@@ -6,11 +6,11 @@ from collections.abc import Iterator
 from itertools import count
 
 from zslurm.job.generation_rank import TOKEN
-from zslurm.job.ranks_step import Step, ranks_step
-from zslurm.train.decoding import READY, Request
+from zslurm.job.ranks_step import StepShape, ranks_step
+from zslurm.train.decoding import READY, DecodingRequest
 
 
-def tokens_of_step(request: Request, step: Step) -> Iterator[int]:
+def tokens_of_step(request: DecodingRequest, step: StepShape) -> Iterator[int]:
     """Start the ranks, and yield the tokens as they are chosen.
 
     Raises:

@@ -43,7 +43,7 @@ class OutOfTime(TrainError):
 
 
 @dataclass(frozen=True)
-class Step:
+class StepShape:
     """The shape of a step.
 
     Attributes:
@@ -62,10 +62,10 @@ class Step:
         return self.nodes * self.ranks_per_node
 
 
-def step_of(nodes: int, ranks: int) -> Step:
+def step_of(nodes: int, ranks: int) -> StepShape:
     """Return a step with `ranks` on each node, and as many GPUs of each node if the profile's nodes have any."""
     gpus = load_site().cluster.gpu_request_of(ranks)
-    return Step(nodes, ranks, (f"--gpus-per-node={gpus}", "--gpu-bind=none") if gpus else ())
+    return StepShape(nodes, ranks, (f"--gpus-per-node={gpus}", "--gpu-bind=none") if gpus else ())
 
 
 @dataclass(frozen=True)
@@ -102,7 +102,7 @@ class RanksStep:
 
 
 @contextmanager
-def ranks_step(step: Step, module: str, request: dict[str, Any]) -> Iterator[RanksStep]:
+def ranks_step(step: StepShape, module: str, request: dict[str, Any]) -> Iterator[RanksStep]:
     """Start the ranks, each as `python -m MODULE FOLDER`; they find `request` in the folder's request.json.
 
     Raises:
@@ -152,7 +152,7 @@ def _folder() -> Iterator[Path]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _command(step: Step, module: str, folder: Path) -> list[str]:
+def _command(step: StepShape, module: str, folder: Path) -> list[str]:
     program = SlurmCommands(os.environ).find("srun")
     if program is None:
         raise SlurmUnavailable("srun: not found on PATH; run this on a machine of the Slurm cluster")

@@ -80,7 +80,7 @@ class FigureDifference:
 
 
 @dataclass(frozen=True)
-class Comparison:
+class RunComparison:
     """How the second run differs from the first."""
 
     names: tuple[str, str]
@@ -100,9 +100,9 @@ class Comparison:
         }
 
 
-def compare(first: RunFacts, second: RunFacts) -> Comparison:
+def compare(first: RunFacts, second: RunFacts) -> RunComparison:
     """Return how `second` differs from `first`."""
-    return Comparison(
+    return RunComparison(
         (first.run.name, second.run.name),
         list(_configuration(first, second)),
         [found for name in _CURVES if (found := _curve(name, first, second)) is not None],

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from zslurm.checkpoint_tools.quantities import counted
-from zslurm.report.page_parts import Drawing, Item, Section, Table, Text
+from zslurm.report.page_parts import Drawing, Item, PageSection, Table, Text
 from zslurm.report.plots import Curve, Marker, Plot, draw, heat_map, show_number, sparkline
 from zslurm.report.routing import load_over_time, routing_items
 from zslurm.report.run_facts import RunFacts
@@ -43,22 +43,22 @@ def drawing(plot: Plot, of: NDArray[np.float64] | None = None) -> Drawing:
     return Drawing(draw(plot), f"{plot.name}: `{line}` {ends[0]} to {ends[1]}{unit}")
 
 
-def curve_sections(facts: RunFacts) -> Iterator[Section]:
+def curve_sections(facts: RunFacts) -> Iterator[PageSection]:
     """Yield the sections of one run's curves."""
     metrics = facts.metrics
     if "step" not in metrics.steps or not len(metrics.steps["step"]):
         hidden = any(clause.startswith(NO_STEPS) for clause in facts.state.not_shown)
         why = "The program shows no steps" if hidden else "The run has taken no step yet, or its metrics are gone"
-        yield Section("Training", [Text(f"{why}.")])
+        yield PageSection("Training", [Text(f"{why}.")])
         return
     marks = restarts(facts)
     items: list[Item] = [drawing(plot, metrics.steps.get(name)) for name, plot in _of_training(metrics, marks)]
     if marks:
         items.append(Text("Dashed lines are the steps at which an attempt began."))
-    yield Section("Training", items)
-    yield Section("Throughput", list(_throughput(metrics, marks)))
+    yield PageSection("Training", items)
+    yield PageSection("Throughput", list(_throughput(metrics, marks)))
     if routing := [*_routing(metrics, marks), *routing_items(metrics, facts.routing)]:
-        yield Section("Router", routing)
+        yield PageSection("Router", routing)
 
 
 def restarts(facts: RunFacts) -> list[Marker]:

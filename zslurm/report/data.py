@@ -6,18 +6,18 @@ from collections.abc import Iterator
 from typing import Any
 
 from zslurm.checkpoint_tools.quantities import show_count
-from zslurm.report.page_parts import Drawing, Item, Section, Table
+from zslurm.report.page_parts import Drawing, Item, PageSection, Table
 from zslurm.report.plots import Curve, Plot, draw
 from zslurm.report.run_facts import RunFacts
 
 _MOST_POINTS = 400
 
 
-def data_sections(facts: RunFacts) -> Iterator[Section]:
+def data_sections(facts: RunFacts) -> Iterator[PageSection]:
     """Yield the section, if the run recorded its sources."""
     rows = [row for row in facts.metrics.rows("sources") if _is_sound(row)]
     if rows:
-        yield Section("Data", list(_items(rows)))
+        yield PageSection("Data", list(_items(rows)))
 
 
 def _items(rows: list[dict[str, Any]]) -> Iterator[Item]:

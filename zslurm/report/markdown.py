@@ -5,15 +5,26 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from zslurm.core.console import harmless
-from zslurm.report.page_parts import Bullets, Drawing, Fold, Item, Report, RunPart, Section, Table, Text, Tile
+from zslurm.report.page_parts import (
+    Bullets,
+    Drawing,
+    Fold,
+    Item,
+    PageSection,
+    ReportPage,
+    RunPart,
+    Table,
+    Text,
+    Tile,
+)
 
 
-def as_markdown(report: Report) -> str:
+def as_markdown(report: ReportPage) -> str:
     """Return the report as GitHub's Markdown."""
     return harmless("\n".join(_lines(report)) + "\n")
 
 
-def _lines(report: Report) -> Iterator[str]:
+def _lines(report: ReportPage) -> Iterator[str]:
     yield f"# {_escaped(report.title)}"
     yield ""
     yield f"Made {report.made} by `zslurm report`."
@@ -45,7 +56,7 @@ def _tiles(tiles: Sequence[Tile]) -> Iterator[str]:
     yield from _table(Table([tile.name for tile in tiles], [[tile.value for tile in tiles]]))
 
 
-def _section(section: Section, level: int) -> Iterator[str]:
+def _section(section: PageSection, level: int) -> Iterator[str]:
     yield f"{'#' * level} {section.name}"
     yield ""
     for item in section.items:

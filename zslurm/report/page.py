@@ -9,12 +9,12 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from zslurm import __version__
 from zslurm.core.console import harmless
-from zslurm.report.page_parts import Report
+from zslurm.report.page_parts import ReportPage
 
 _TEMPLATES = Path(__file__).parent / "templates"
 
 
-def as_html(report: Report) -> str:
+def as_html(report: ReportPage) -> str:
     """Return the page."""
     environment = Environment(
         loader=FileSystemLoader(_TEMPLATES),

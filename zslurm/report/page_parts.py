@@ -53,7 +53,7 @@ Item = Text | Bullets | Table | Drawing | Fold
 
 
 @dataclass(frozen=True)
-class Section:
+class PageSection:
     """A part with a heading."""
 
     name: str
@@ -79,14 +79,14 @@ class RunPart:
     cause: str
     tiles: Sequence[Tile]
     notes: Sequence[str]
-    sections: Sequence[Section]
+    sections: Sequence[PageSection]
 
 
 @dataclass(frozen=True)
-class Report:
+class ReportPage:
     """A whole report."""
 
     title: str
     made: str
-    together: Sequence[Section]
+    together: Sequence[PageSection]
     runs: Sequence[RunPart]

@@ -183,7 +183,7 @@ def _labels(values: Sequence[float], low: float, high: float, show: Callable[[fl
 
 
 @dataclass(frozen=True)
-class Block:
+class PlotBlock:
     """A part of a band, in the unit of the band; `look` is a class of the page's style."""
 
     begin: float
@@ -192,7 +192,9 @@ class Block:
     text: str
 
 
-def band(rows: Sequence[tuple[str, Sequence[Block]]], begin: float, end: float, ticks: Sequence[Marker]) -> Markup:
+def band(
+    rows: Sequence[tuple[str, Sequence[PlotBlock]]], begin: float, end: float, ticks: Sequence[Marker]
+) -> Markup:
     """Return rows of blocks over one axis, each with its name before it, as HTML; empty without rows."""
     if not rows or end <= begin:
         return Markup("")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
-from zslurm.report.page_parts import Item, Section, Table, Text
+from zslurm.report.page_parts import Item, PageSection, Table, Text
 from zslurm.report.plots import Curve, Plot
 from zslurm.report.run_facts import RunFacts
 
@@ -21,7 +21,7 @@ class _Scored(NamedTuple):
     by: str
 
 
-def score_sections(facts: RunFacts) -> Iterator[Section]:
+def score_sections(facts: RunFacts) -> Iterator[PageSection]:
     """Yield the section of a run's scores, if it has any."""
     while_training = [
         _Scored(row["step"], row["scores"], _mapping(row.get("stderr")), "the run")
@@ -39,7 +39,7 @@ def score_sections(facts: RunFacts) -> Iterator[Section]:
     items: list[Item] = list(_curves(while_training))
     items.append(Text("The newest score of each:"))
     items.append(Table(("task and metric", "score", "standard error", "step", "by"), rows, numbers=_NUMBERS))
-    yield Section("Scores on tasks", items)
+    yield PageSection("Scores on tasks", items)
 
 
 _NUMBERS = ("score", "standard error", "step")

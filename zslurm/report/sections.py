@@ -14,8 +14,19 @@ from zslurm.report.comparison import compare
 from zslurm.report.curves import curve_sections, curves_together
 from zslurm.report.data import data_sections
 from zslurm.report.efficiency import median
-from zslurm.report.page_parts import Bullets, Drawing, Fold, Item, Report, RunPart, Section, Table, Text, Tile
-from zslurm.report.plots import Block, Marker, band
+from zslurm.report.page_parts import (
+    Bullets,
+    Drawing,
+    Fold,
+    Item,
+    PageSection,
+    ReportPage,
+    RunPart,
+    Table,
+    Text,
+    Tile,
+)
+from zslurm.report.plots import Marker, PlotBlock, band
 from zslurm.report.run_facts import RunFacts
 from zslurm.report.scores import score_sections
 from zslurm.report.timeline import PARTS, Attempt, Timeline
@@ -27,11 +38,11 @@ _MOST_CHECKPOINTS = 20
 _LOOKS = {"completed": "good", "running": "good", "failed": "bad", "lost": "bad", "out-of-memory": "bad"}
 
 
-def build(runs: Sequence[RunFacts]) -> Report:
+def build(runs: Sequence[RunFacts]) -> ReportPage:
     """Return the report of one run, or of several side by side."""
     names = ", ".join(facts.run.name for facts in runs)
     made = show_time(max((facts.made for facts in runs), default=time.time()))
-    return Report(names, made, list(_together(runs)) if len(runs) > 1 else [], [_run(facts) for facts in runs])
+    return ReportPage(names, made, list(_together(runs)) if len(runs) > 1 else [], [_run(facts) for facts in runs])
 
 
 def _run(facts: RunFacts) -> RunPart:
@@ -39,11 +50,11 @@ def _run(facts: RunFacts) -> RunPart:
         *curve_sections(facts),
         *data_sections(facts),
         *score_sections(facts),
-        Section("Where the time went", list(_time(facts))),
-        Section("Faults and actions", list(_happenings(facts))),
-        Section("Checkpoints", list(_checkpoints(facts))),
-        Section("Efficiency of the job", list(_efficiency(facts))),
-        Section("Environment and configuration", list(_environment(facts))),
+        PageSection("Where the time went", list(_time(facts))),
+        PageSection("Faults and actions", list(_happenings(facts))),
+        PageSection("Checkpoints", list(_checkpoints(facts))),
+        PageSection("Efficiency of the job", list(_efficiency(facts))),
+        PageSection("Environment and configuration", list(_environment(facts))),
     ]
     look = _LOOKS.get(facts.state.state, "")
     return RunPart(
@@ -141,7 +152,7 @@ def _goodput_band(line: Timeline) -> Any:
     for part in PARTS:
         if seconds := line.seconds.get(part, 0.0):
             text = f"{PARTS[part]}: {show_duration(seconds)}, {100 * seconds / line.wall_s:.1f} %"
-            blocks.append(Block(at, at + seconds, f"p-{part}", text))
+            blocks.append(PlotBlock(at, at + seconds, f"p-{part}", text))
             at += seconds
     return band([("all time", blocks)], 0.0, line.wall_s, _duration_ticks(0.0, line.wall_s))
 
@@ -163,16 +174,16 @@ def _attempt_bands(facts: RunFacts) -> Any:
     rows = []
     for attempt in shown:
         blocks = [
-            Block(span.begin, span.end, f"p-{span.part}", f"{PARTS[span.part]}: {show_duration(span.seconds)}")
+            PlotBlock(span.begin, span.end, f"p-{span.part}", f"{PARTS[span.part]}: {show_duration(span.seconds)}")
             for span in attempt.spans
         ]
         blocks += [
-            Block(found.time, found.time, "p-fault", found.text)
+            PlotBlock(found.time, found.time, "p-fault", found.text)
             for found in facts.happenings
             if found.sort == "fault" and found.attempt == attempt.number and begin <= found.time <= end
         ]
         blocks += [
-            Block(save.time, save.time, "p-save", f"checkpoint of step {save.step}")
+            PlotBlock(save.time, save.time, "p-save", f"checkpoint of step {save.step}")
             for save in facts.checkpoints[-200:]
             if attempt.began <= save.time <= attempt.ended
         ]
@@ -312,18 +323,18 @@ def _gpus(cluster: Mapping[str, Any]) -> str:
 # --- several runs ----------------------------------------------------------------------------------------------
 
 
-def _together(runs: Sequence[RunFacts]) -> Iterator[Section]:
+def _together(runs: Sequence[RunFacts]) -> Iterator[PageSection]:
     """Yield the sections in which runs stand side by side."""
     rows = list(_side_by_side(runs))
     columns = ("", *(facts.run.name for facts in runs))
-    yield Section("Side by side", [Table(columns, rows, numbers=columns[1:])])
+    yield PageSection("Side by side", [Table(columns, rows, numbers=columns[1:])])
     if plots := list(curves_together(runs)):
-        yield Section("Curves", plots)
+        yield PageSection("Curves", plots)
     if len(runs) == 2:
         found = compare(*runs)
         if found.config:
             rows = [(row.key, show_value(row.first), show_value(row.second)) for row in found.config]
-            yield Section("What differs in the configuration", [Table(("key", *columns[1:]), rows)])
+            yield PageSection("What differs in the configuration", [Table(("key", *columns[1:]), rows)])
 
 
 def _side_by_side(runs: Sequence[RunFacts]) -> Iterator[tuple[str, ...]]:

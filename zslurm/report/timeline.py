@@ -48,7 +48,7 @@ PARTS = {
 
 
 @dataclass(frozen=True)
-class Span:
+class TimeSpan:
     """A part of the wall time without a break, in UNIX seconds."""
 
     part: str
@@ -90,7 +90,7 @@ class Attempt:
     kept: int = 0
     lost: int = 0
     seconds: dict[str, float] = field(default_factory=dict)
-    spans: list[Span] = field(default_factory=list)
+    spans: list[TimeSpan] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -104,7 +104,7 @@ class Timeline:
     """
 
     attempts: Sequence[Attempt]
-    spans: Sequence[Span]
+    spans: Sequence[TimeSpan]
     seconds: Mapping[str, float]
 
     @property
@@ -206,7 +206,7 @@ def _measure(attempt: Attempt, metrics: Metrics, recovery_s: float) -> None:
         mine = (rows["attempt"] == attempt.number) & ~_is_nan(rows["time"]) & ~_is_nan(rows["step_time_s"])
     if mine is None or not mine.any():
         attempt.seconds = {"start": attempt.ended - attempt.began}
-        attempt.spans = [Span("start", attempt.began, attempt.ended, attempt.number)]
+        attempt.spans = [TimeSpan("start", attempt.began, attempt.ended, attempt.number)]
         return
     steps, times, kept = rows["step"][mine], rows["time"][mine], metrics.kept[mine]
     took = rows["step_time_s"][mine]
@@ -230,29 +230,29 @@ def _measure(attempt: Attempt, metrics: Metrics, recovery_s: float) -> None:
         "end": attempt.ended - last,
     }
     attempt.spans = [
-        Span("start", attempt.began, first, attempt.number),
+        TimeSpan("start", attempt.began, first, attempt.number),
         *_stretches(begins, times, kept, attempt.number),
-        Span("end", last, attempt.ended, attempt.number),
+        TimeSpan("end", last, attempt.ended, attempt.number),
     ]
 
 
 def _stretches(
     begins: NDArray[np.float64], ends: NDArray[np.float64], kept: NDArray[np.bool_], attempt: int
-) -> list[Span]:
+) -> list[TimeSpan]:
     """Return spans of steps that were kept, or lost, in a row."""
     import numpy as np
 
     changes = [0, *(np.flatnonzero(np.diff(kept.astype(int))) + 1).tolist(), len(kept)]
     return [
-        Span("steps" if kept[low] else "lost", float(begins[low]), float(ends[high - 1]), attempt)
+        TimeSpan("steps" if kept[low] else "lost", float(begins[low]), float(ends[high - 1]), attempt)
         for low, high in pairwise(changes)
     ]
 
 
-def _waits(marks: Sequence[Event], attempts: Sequence[Attempt], now: float | None) -> list[Span]:
+def _waits(marks: Sequence[Event], attempts: Sequence[Attempt], now: float | None) -> list[TimeSpan]:
     """Return the time that belongs to no attempt: in the queue, between attempts, after the last one."""
     ended = {attempt.number: attempt.ended for attempt in attempts}
-    spans: list[Span] = []
+    spans: list[TimeSpan] = []
     since: float | None = None  # from when on the run was active and no attempt's
     part = "queue"
     left: RunEnded | None = None  # the end of a run that Slurm may requeue by itself, without an event
@@ -265,12 +265,12 @@ def _waits(marks: Sequence[Event], attempts: Sequence[Attempt], now: float | Non
             if since is None:
                 since = event.time
             elif part == "down" and event.time > since:  # the job held its nodes until then
-                spans.append(Span("down", since, event.time))
+                spans.append(TimeSpan("down", since, event.time))
                 since = event.time
             part = "queue"
         elif isinstance(event, DeputyActed) and runs and since is not None and part == "down":
             if event.time > since:
-                spans.append(Span("down", since, event.time))
+                spans.append(TimeSpan("down", since, event.time))
                 since = event.time
             part = "queue"
         elif isinstance(event, SupervisorStarted) and runs and event.adopted is None and part == "down":
@@ -279,20 +279,20 @@ def _waits(marks: Sequence[Event], attempts: Sequence[Attempt], now: float | Non
             if since is None and left is not None and left.job_id == event.job_id:
                 since, part = left.time, "queue"
             if since is not None and event.time > since:
-                spans.append(Span(part, since, event.time))
+                spans.append(TimeSpan(part, since, event.time))
             since, part, left = ended[event.attempt], "down", None
         elif isinstance(event, Cancelled):
             if since is not None and event.time > since:
-                spans.append(Span(part, since, event.time))
+                spans.append(TimeSpan(part, since, event.time))
                 since = None
             left = None
         elif isinstance(event, RunEnded):
             if since is not None and event.time > since and part == "down":
-                spans.append(Span("end", since, event.time))
+                spans.append(TimeSpan("end", since, event.time))
             if part == "down":
                 since, left = None, event if event.outcome == "interrupted" else None
     if now is not None and since is not None and not any(attempt.outcome == "running" for attempt in attempts):
-        spans.append(Span(part, since, max(now, since)))
+        spans.append(TimeSpan(part, since, max(now, since)))
     return spans
 
 

@@ -26,14 +26,14 @@ from zslurm.run.run_dir import RunDir
 from zslurm.train.jsonl import read_jsonl
 
 
-class Location(TypedDict):
+class RunLocation(TypedDict):
     """The fields of a submission that tell which directory its job works in."""
 
     run_dir: str
     inode: int
 
 
-def location(run: RunDir) -> Location:
+def location(run: RunDir) -> RunLocation:
     """The fields that a submission records: the path and the inode of the directory that its job works in."""
     return {"run_dir": str(run.path.absolute()), "inode": run.path.stat().st_ino}
 

@@ -16,7 +16,7 @@ from zslurm.slurm.states import JobState
 
 
 @dataclass(frozen=True)
-class Size:
+class JobSize:
     """The nodes that a job asks for, its tasks on each, and the CPUs of each task."""
 
     nodes: int
@@ -86,7 +86,7 @@ def requeue_excluding(
     *,
     restarts: int,
     expired: Collection[str] = (),
-    size: Size | None = None,
+    size: JobSize | None = None,
     on_requeued: Callable[[], None] = lambda: None,
     sleep: Callable[[float], None] = time.sleep,
 ) -> Requeue:
@@ -124,7 +124,7 @@ def exclude_requeued(
     nodes: Collection[str],
     *,
     expired: Collection[str] = (),
-    size: Size | None = None,
+    size: JobSize | None = None,
     sleep: Callable[[float], None] = time.sleep,
 ) -> Requeue:
     """As `requeue_excluding`, for a job that `has_left` already: only its settings are changed.

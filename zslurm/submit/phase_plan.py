@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from zslurm.config.spec import RunSpec
-from zslurm.train.plan.communication import Group, StepTraffic, Traffic, context_traffic, step_traffic
+from zslurm.train.plan.communication import RankGroup, StepTraffic, Traffic, context_traffic, step_traffic
 from zslurm.train.plan.memory import MemoryPlan
 from zslurm.train.plan.rates import ASSUMED_TFLOPS
 from zslurm.train.sections.phases import PhaseConfig
@@ -57,14 +57,14 @@ class PhasePlan:
 class Communication:
     """What a rank sends in a step of any phase, and what flat collectives would send instead."""
 
-    group: Group
+    group: RankGroup
     traffic: StepTraffic
     flat: StepTraffic
 
     @classmethod
     def of(cls, spec: RunSpec) -> Communication:
         """Return that of a run."""
-        group = Group.of(spec.world_size, spec.ranks_per_node, spec.parallel.collectives)
+        group = RankGroup.of(spec.world_size, spec.ranks_per_node, spec.parallel.collectives)
         return cls(group, step_traffic(spec, group), step_traffic(spec, replace(group, two_level=False)))
 
     def as_json(self) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from zslurm.config.load import Resolved, recipes, resolve
 from zslurm.core.errors import NotFound
 
 
-def _named_in(document: yaml12.Document) -> str | None:
+def _named_in(document: yaml12.YamlDocument) -> str | None:
     """cluster.name of the run file itself, if it gives one."""
     data: Any = document.data
     section = data.get("cluster") if isinstance(data, dict) else None
@@ -50,7 +50,7 @@ def resolve_run(
     cluster: str | None = None,
     overrides: Sequence[str] = (),
     program: Sequence[str] = (),
-    document: yaml12.Document | None = None,
+    document: yaml12.YamlDocument | None = None,
 ) -> Resolved:
     """Resolve a run file over the profile `cluster`, else the one that it or --set names, else the default.
 
@@ -78,7 +78,7 @@ def resolve_run(
         near = difflib.get_close_matches(str(run_file), known, n=1)
         raise NotFound(f"{run_file}: no such file" + "".join(f"; did you mean {known[one]}{one}?" for one in near))
     if document is None:
-        document = yaml12.read(run_file) if run_file is not None else yaml12.Document({}, {})
+        document = yaml12.read(run_file) if run_file is not None else yaml12.YamlDocument({}, {})
     name = cluster or _named_by(overrides) or _named_in(document) or default_name()
     if cluster is not None:
         # The option wins over a run file that names another profile.

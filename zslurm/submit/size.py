@@ -10,10 +10,10 @@ from zslurm.config.spec import RunSpec
 from zslurm.submit.phase_plan import Communication
 from zslurm.train.config import ModelConfig, TrainConfig
 from zslurm.train.errors import ConfigError
-from zslurm.train.plan.matmuls import Matmul, Microbatch, matmuls
+from zslurm.train.plan.matmuls import Matmul, MicrobatchShape, matmuls
 from zslurm.train.plan.memory import MemoryPlan, plan_memory, with_least_recompute
 from zslurm.train.plan.rates import Rates
-from zslurm.train.plan.shape_search import Shape, nearest_shapes, search_shapes
+from zslurm.train.plan.shape_search import ShapeProposal, nearest_shapes, search_shapes
 from zslurm.train.plan.size_rules import (
     SHAPE_RULES,
     SizeFinding,
@@ -50,7 +50,7 @@ class PhaseSize:
 
     phase: PhaseConfig
     sequences: int
-    microbatch: Microbatch
+    microbatch: MicrobatchShape
     products: list[Matmul]
     time: StepTime | None
     mfu: float | None
@@ -115,7 +115,7 @@ def run_size(spec: RunSpec, card: Card, rates: Rates, *, on_cpu: bool) -> RunSiz
     phases = []
     for index, phase in enumerate(config.phases):
         sequences = most_sequences(spec, phase)
-        microbatch = Microbatch.of(phase, sequences)
+        microbatch = MicrobatchShape.of(phase, sequences)
         products = matmuls(config, microbatch, memory.recomputed, on_cpu=on_cpu)
         kept = memory.microbatches[index].layers
         time = step_time(config, phase, sequences, products, memory, traffic, rates, kept)
@@ -163,7 +163,7 @@ def _findings(
 
 def proposals(
     spec: RunSpec, parameters: float, card: Card, *, on_cpu: bool
-) -> tuple[list[Shape], list[SizeFinding]]:
+) -> tuple[list[ShapeProposal], list[SizeFinding]]:
     """Return shapes near a number of parameters that keep the rules: on CPUs those of widths alone.
 
     If there are none, the second list has what the nearest shape breaks; it is empty if no shape is near.
@@ -193,7 +193,7 @@ def _broken_by(spec: RunSpec, model: ModelConfig, card: Card) -> list[SizeFindin
     found = list(width_findings(changed))
     for index, phase in enumerate(spec.phases):
         sequences = most_sequences(spec, phase)
-        products = matmuls(changed, Microbatch.of(phase, sequences), 0, on_cpu=False)
+        products = matmuls(changed, MicrobatchShape.of(phase, sequences), 0, on_cpu=False)
         found += batch_findings(changed, index, sequences, products)
     found = [finding for finding in found if finding.rule in SHAPE_RULES]
     if found or card.memory is None:

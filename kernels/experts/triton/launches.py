@@ -10,12 +10,12 @@ from torch import Tensor
 
 from zslurm.kernels.arch import Arch
 from zslurm.kernels.checks import short
-from zslurm.kernels.code_object import Launch
+from zslurm.kernels.code_object import KernelLaunch
 from zslurm.kernels.experts.triton.routing import choose, choose_backward, sort
 from zslurm.kernels.experts.triton.rows import activate, activate_backward, combine, gather, weights_backward
 
 
-def launches(arch: Arch) -> Iterator[Launch]:
+def launches(arch: Arch) -> Iterator[KernelLaunch]:
     """Yield them."""
     yield from _routing()
     yield from _rows()
@@ -25,7 +25,7 @@ def _empty(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
     return torch.empty(*shape, dtype=dtype, device="meta")
 
 
-def _routing() -> Iterator[Launch]:
+def _routing() -> Iterator[KernelLaunch]:
     few = {"product": False, "wide": False}
     for tokens, choices, classes in ((4096, 1, 17), (4096, 8, 160), (4001, 2, 5)):
         name = f"{classes} classes, {choices} choices"
@@ -34,12 +34,12 @@ def _routing() -> Iterator[Launch]:
         for dtype in (torch.bfloat16, torch.float32):
             forward = partial(choose, _empty(tokens, classes, dtype=dtype), _empty(classes), choices)
             backward = partial(choose_backward, weights, chosen, probabilities, dtype)
-            yield Launch(f"choose {short(dtype)} {name}", forward, **few)
-            yield Launch(f"choose_backward {short(dtype)} {name}", backward, **few)
-        yield Launch(f"sort {name}", partial(sort, chosen, classes, classes - 1), **few)
+            yield KernelLaunch(f"choose {short(dtype)} {name}", forward, **few)
+            yield KernelLaunch(f"choose_backward {short(dtype)} {name}", backward, **few)
+        yield KernelLaunch(f"sort {name}", partial(sort, chosen, classes, classes - 1), **few)
 
 
-def _rows() -> Iterator[Launch]:
+def _rows() -> Iterator[KernelLaunch]:
     ends = _empty(16, dtype=torch.int32)
     for dtype in (torch.bfloat16, torch.float32):
         for tokens, width, choices in ((4096, 2048, 1), (4096, 2048, 2), (4001, 77, 2)):
@@ -50,14 +50,14 @@ def _rows() -> Iterator[Launch]:
             )
             weights, rows, of_rows = _empty(tokens, choices), _empty(count, dtype=torch.int64), _empty(count)
             name = f"{short(dtype)} {width} wide, {choices} choices"
-            yield Launch(f"gather {name}", partial(gather, x, rows, choices), **moved)
-            yield Launch(f"activate {name}", partial(activate, both, of_rows), **moved)
-            yield Launch(f"activate_backward {name}", partial(activate_backward, y, both, of_rows), **moved)
+            yield KernelLaunch(f"gather {name}", partial(gather, x, rows, choices), **moved)
+            yield KernelLaunch(f"activate {name}", partial(activate, both, of_rows), **moved)
+            yield KernelLaunch(f"activate_backward {name}", partial(activate_backward, y, both, of_rows), **moved)
             for identity in (True, False):
                 rest = rows, ends, identity
                 kind = f"{name}, skipping {'identity' if identity else 'zero'}"
                 of_weights = {**moved, "wide": identity and width % 16 == 0}
-                yield Launch(f"combine {kind}", partial(combine, y, x, weights, *rest), **moved)
-                yield Launch(
+                yield KernelLaunch(f"combine {kind}", partial(combine, y, x, weights, *rest), **moved)
+                yield KernelLaunch(
                     f"weights_backward {kind}", partial(weights_backward, of_rows, x, x, *rest), **of_weights
                 )

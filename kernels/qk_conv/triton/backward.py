@@ -8,7 +8,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from zslurm.kernels.qk_conv.operands import Operands
+from zslurm.kernels.qk_conv.operands import ConvolutionOperands
 from zslurm.kernels.qk_conv.triton.records import Heads, angles, heads_of, partners, plan
 from zslurm.kernels.triton_tools import dot, launch, on_one_die
 
@@ -26,7 +26,7 @@ def backward(
     grad_q_BHSP: Tensor, grad_k_BJSP: Tensor, u_hBSP: Tensor, inverse_hBS1: Tensor, *operands: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Return the gradients of z, weight, bias and temperature."""
-    tensors = Operands(*operands)  # type: ignore[arg-type]
+    tensors = ConvolutionOperands(*operands)  # type: ignore[arg-type]
     z_BSQ, weight_hIP, temperature_J = tensors.z_BSQ, tensors.weight_hIP, tensors.temperature_J
     heads, inputs, head_dim = weight_hIP.shape
     grad_z_BSQ = z_BSQ.new_empty(z_BSQ.shape)

@@ -8,14 +8,14 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from zslurm.kernels.qk_conv.operands import Operands
+from zslurm.kernels.qk_conv.operands import ConvolutionOperands
 from zslurm.kernels.qk_conv.triton.records import angles, partners, plan
 from zslurm.kernels.triton_tools import dot, launch, on_one_die
 
 
 def forward(keeps: bool, *operands: Tensor | None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Return queries, keys, and if it `keeps` them the mixed form [h, B, S, P] and its scale [h, B, S, 1]."""
-    tensors = Operands(*operands)  # type: ignore[arg-type]
+    tensors = ConvolutionOperands(*operands)  # type: ignore[arg-type]
     q_BHSP, k_BJSP, u_hBSP, inverse_hBS1 = tensors.empty(keeps)
     if q_BHSP.numel():
         given, shape, chosen, _, tiles = plan(tensors)

@@ -10,13 +10,13 @@ import torch
 from torch import Tensor
 
 from zslurm.kernels.arch import Arch
-from zslurm.kernels.code_object import Launch
-from zslurm.kernels.qk_conv.operands import Operands
+from zslurm.kernels.code_object import KernelLaunch
+from zslurm.kernels.qk_conv.operands import ConvolutionOperands
 from zslurm.kernels.qk_conv.triton.backward import backward
 from zslurm.kernels.qk_conv.triton.forward import forward
 
 
-def launches(arch: Arch) -> Iterator[Launch]:
+def launches(arch: Arch) -> Iterator[KernelLaunch]:
     """Yield them."""
     kinds = [
         ("bfloat16", 128, 4096, 3, False),
@@ -32,7 +32,7 @@ def launches(arch: Arch) -> Iterator[Launch]:
         name = f"{dtype} {head_dim} channels, {tokens} tokens{', documents' * divided}"
         passes = _on_meta(getattr(torch, dtype), head_dim, tokens, taps, divided)
         for what in ("forward", "backward") if tokens > 16 else passes:
-            yield Launch(f"{name}, {what}", passes[what], narrow=head_dim < 128)
+            yield KernelLaunch(f"{name}, {what}", passes[what], narrow=head_dim < 128)
 
 
 def _on_meta(dtype: torch.dtype, head_dim: int, tokens: int, taps: int, divided: bool) -> dict[str, Any]:
@@ -42,7 +42,7 @@ def _on_meta(dtype: torch.dtype, head_dim: int, tokens: int, taps: int, divided:
     def empty(*shape: int, dtype: torch.dtype = dtype) -> Tensor:
         return torch.empty(*shape, dtype=dtype, device="meta")
 
-    given = Operands(
+    given = ConvolutionOperands(
         z_BSQ=empty(2, tokens, (heads + keys) * head_dim)[:, :, : heads * head_dim],  # of a wider product
         weight_hIP=empty(heads, taps * head_dim, head_dim),
         bias_hP=empty(heads, head_dim, dtype=torch.float32),

@@ -10,11 +10,11 @@ import triton.language as tl
 from torch import Tensor
 
 from zslurm.kernels.arch import Arch, arch_of
-from zslurm.kernels.qk_conv.operands import Operands
+from zslurm.kernels.qk_conv.operands import ConvolutionOperands
 from zslurm.kernels.triton_tools import dies
 
 
-class Configuration(NamedTuple):
+class ConvolutionConfiguration(NamedTuple):
     """How a kernel is computed: tokens of a tile, terms of a step of a product, waves, stages of the pipeline."""
 
     rows: int
@@ -23,14 +23,14 @@ class Configuration(NamedTuple):
     num_stages: int
 
 
-def configuration(arch: Arch, dtype: torch.dtype, tokens: int, head_dim: int) -> Configuration:
+def configuration(arch: Arch, dtype: torch.dtype, tokens: int, head_dim: int) -> ConvolutionConfiguration:
     """Return how sequences of so many tokens are computed."""
     width = _padded(head_dim)
     if tokens <= 16:
-        return Configuration(16, min(width, 32), 4, 2)
+        return ConvolutionConfiguration(16, min(width, 32), 4, 2)
     if dtype == torch.float32 or width < 128:
-        return Configuration(32, min(width, 32), 4, 2)
-    return Configuration(64, 64, 8, 2)
+        return ConvolutionConfiguration(32, min(width, 32), 4, 2)
+    return ConvolutionConfiguration(64, 64, 8, 2)
 
 
 class Tokens(NamedTuple):
@@ -50,7 +50,7 @@ class Heads(NamedTuple):
     token: int
 
 
-class Given(NamedTuple):
+class GivenOperands(NamedTuple):
     """The operands of both kernels, and their sizes."""
 
     z: Tokens
@@ -67,7 +67,7 @@ class Given(NamedTuple):
     heads: int
 
 
-class Shape(NamedTuple):
+class ConvolutionShape(NamedTuple):
     """Constants of both kernels.
 
     Attributes:
@@ -93,24 +93,24 @@ class Shape(NamedTuple):
     DIES: int
 
 
-class Plan(NamedTuple):
+class ConvolutionPlan(NamedTuple):
     """All that both passes prepare for their launch."""
 
-    given: Given
-    shape: Shape
-    chosen: Configuration
+    given: GivenOperands
+    shape: ConvolutionShape
+    chosen: ConvolutionConfiguration
     arch: Arch
     tiles: int
 
 
-def plan(operands: Operands) -> Plan:
+def plan(operands: ConvolutionOperands) -> ConvolutionPlan:
     """Return what a launch for these operands takes."""
     heads, batch, length, head_dim = operands.mixed_shape
     keys, inputs = len(operands.temperature_J), operands.weight_hIP.shape[1]
     arch = arch_of(operands.z_BSQ.device)
     chosen = configuration(arch, operands.z_BSQ.dtype, length, head_dim)
     cos, seen, before = operands.cos.contiguous(), operands.seen_BSW, operands.before_BWQ
-    given = Given(
+    given = GivenOperands(
         z=_tokens(operands.z_BSQ),
         before=None if before is None else _tokens(before),
         weight=operands.weight_hIP.contiguous(),
@@ -124,7 +124,7 @@ def plan(operands: Operands) -> Plan:
         batches=batch,
         heads=heads,
     )
-    shape = Shape(
+    shape = ConvolutionShape(
         KEYS=keys,
         GROUP=(heads - keys) // keys,
         TAPS=inputs // head_dim,
@@ -135,7 +135,7 @@ def plan(operands: Operands) -> Plan:
         TERMS=chosen.terms,
         DIES=dies(arch),
     )
-    return Plan(given, shape, chosen, arch, batch * triton.cdiv(length, chosen.rows))
+    return ConvolutionPlan(given, shape, chosen, arch, batch * triton.cdiv(length, chosen.rows))
 
 
 def heads_of(x_BHSP: Tensor) -> Heads:

@@ -10,7 +10,7 @@ import triton.language as tl
 from torch import Tensor
 
 from zslurm.kernels.arch import arch_of
-from zslurm.kernels.residual_norm.operands import Operands
+from zslurm.kernels.residual_norm.operands import NormOperands
 from zslurm.kernels.residual_norm.reference import Gradients
 from zslurm.kernels.residual_norm.triton.tiles import (
     Rows,
@@ -45,10 +45,10 @@ def backward(
     *operands: Tensor | None,
 ) -> Gradients:
     """Return the gradients of the operands, as the reference does."""
-    given = Operands(*operands)  # type: ignore[arg-type]
+    given = NormOperands(*operands)  # type: ignore[arg-type]
     hidden, width = given.hidden, given.hidden.shape[-1]
     rows = hidden.numel() // width
-    out = Operands(*(None if each is None else _empty(each) for each in given))  # type: ignore[arg-type]
+    out = NormOperands(*(None if each is None else _empty(each) for each in given))  # type: ignore[arg-type]
     if grad_x is None:
         out = out._replace(weight=None, bias=None)  # type: ignore[arg-type]
     if not rows:

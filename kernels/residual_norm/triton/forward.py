@@ -8,7 +8,7 @@ import triton.language as tl
 from torch import Tensor
 
 from zslurm.kernels.arch import arch_of
-from zslurm.kernels.residual_norm.operands import Operands
+from zslurm.kernels.residual_norm.operands import NormOperands
 from zslurm.kernels.residual_norm.triton.tiles import (
     for_kernels,
     forward_configuration,
@@ -24,7 +24,7 @@ from zslurm.kernels.triton_tools import launch
 
 def forward(eps: float, centered: bool, *operands: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
     """Return x, t and the statistics of each row, as the reference does."""
-    given = Operands(*operands)  # type: ignore[arg-type]
+    given = NormOperands(*operands)  # type: ignore[arg-type]
     hidden, width = given.hidden, given.hidden.shape[-1]
     rows = hidden.numel() // width
     x = torch.empty(hidden.shape, dtype=given.weight.dtype, device=hidden.device)

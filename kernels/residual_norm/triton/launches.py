@@ -8,13 +8,13 @@ from functools import partial
 import torch
 
 from zslurm.kernels.arch import Arch
-from zslurm.kernels.code_object import Launch
-from zslurm.kernels.residual_norm.operands import Operands
+from zslurm.kernels.code_object import KernelLaunch
+from zslurm.kernels.residual_norm.operands import NormOperands
 from zslurm.kernels.residual_norm.triton.backward import backward
 from zslurm.kernels.residual_norm.triton.forward import forward
 
 
-def launches(arch: Arch) -> Iterator[Launch]:
+def launches(arch: Arch) -> Iterator[KernelLaunch]:
     """Yield a launch of every kind that the compiler makes other code of."""
     bf16, fp32 = torch.bfloat16, torch.float32
     for width in (256, 2048, 4096, 8192, 16384):
@@ -32,19 +32,19 @@ def launches(arch: Arch) -> Iterator[Launch]:
         yield from _both(f"cut {width}", inside, centered=False, wide=False)
 
 
-def _drawn(rows: int, width: int, dtype: torch.dtype, *, joins: bool = True, bias: bool = False) -> Operands:
+def _drawn(rows: int, width: int, dtype: torch.dtype, *, joins: bool = True, bias: bool = False) -> NormOperands:
     vector = torch.empty(width, dtype=dtype, device="meta")
     hidden = torch.empty(rows, width, dtype=dtype, device="meta")
     residual = torch.empty(rows, width, dtype=torch.float32, device="meta")
     last = vector, vector if bias else None
     if not joins:
-        return Operands(hidden, None, None, None, None, None, *last)
-    return Operands(hidden, vector, vector, residual, vector, vector, *last)
+        return NormOperands(hidden, None, None, None, None, None, *last)
+    return NormOperands(hidden, vector, vector, residual, vector, vector, *last)
 
 
-def _both(name: str, given: Operands, *, centered: bool, wide: bool = True) -> Iterator[Launch]:
+def _both(name: str, given: NormOperands, *, centered: bool, wide: bool = True) -> Iterator[KernelLaunch]:
     statistics = torch.empty(2 if centered else 1, len(given.hidden), device="meta")
     joined = torch.empty(given.hidden.shape, device="meta")
     ends = (torch.empty_like(given.hidden), joined if given.joins else None, joined, statistics)
-    yield Launch(f"{name} forward", partial(forward, 1e-5, centered, *given), product=False, wide=wide)
-    yield Launch(f"{name} backward", partial(backward, *ends, *given), product=False, wide=wide)
+    yield KernelLaunch(f"{name} forward", partial(forward, 1e-5, centered, *given), product=False, wide=wide)
+    yield KernelLaunch(f"{name} backward", partial(backward, *ends, *given), product=False, wide=wide)

@@ -9,7 +9,7 @@ import triton.language as tl
 from torch import Tensor
 
 from zslurm.kernels.arch import Arch
-from zslurm.kernels.residual_norm.operands import Operands
+from zslurm.kernels.residual_norm.operands import NormOperands
 
 _TILE = 2048  # elements of a tile of narrow rows: 8 for each of 256 lanes
 _FORWARD_PIECE = 4096  # elements of long rows, of which one is read at a time
@@ -17,7 +17,7 @@ _BACKWARD_ROWS, _BACKWARD_PIECE = 16, 256  # of long rows
 _MOST_WARPS = 16
 
 
-class Configuration(NamedTuple):
+class NormConfiguration(NamedTuple):
     """How rows are cut into tiles, and the tiles dealt out.
 
     Attributes:
@@ -35,13 +35,13 @@ class Configuration(NamedTuple):
     programs: int
 
 
-class Shape(NamedTuple):
-    """Constants of the rows' kernels: `Configuration`, and what they compute.
+class NormShape(NamedTuple):
+    """Constants of the rows' kernels: `NormConfiguration`, and what they compute.
 
     Attributes:
         ROWS: of a tile.
         COLUMNS: of a tile.
-        HOISTED: see `Configuration`.
+        HOISTED: see `NormConfiguration`.
         WHOLE: whether no tile is cut by the last row or column.
         CENTERED: LayerNorm instead of RMSNorm.
     """
@@ -72,7 +72,7 @@ def _aligned(width: int) -> bool:
     return width % 16 == 0
 
 
-def forward_configuration(arch: Arch, rows: int, width: int) -> Configuration:
+def forward_configuration(arch: Arch, rows: int, width: int) -> NormConfiguration:
     """Return how the forward kernel takes so many rows of this width."""
     if not held_in_registers(arch, width):
         return _dealt_out(arch, rows, width, 1, _FORWARD_PIECE, waves=32)
@@ -80,7 +80,7 @@ def forward_configuration(arch: Arch, rows: int, width: int) -> Configuration:
     return _dealt_out(arch, rows, width, max(1, _TILE // columns), columns, waves=32)
 
 
-def backward_configuration(arch: Arch, rows: int, width: int) -> Configuration:
+def backward_configuration(arch: Arch, rows: int, width: int) -> NormConfiguration:
     """Return how the backward kernel of the rows takes so many rows of this width.
 
     Each workgroup writes a row of partial sums, so there are no more of them than keep the card busy.
@@ -96,20 +96,22 @@ def backward_configuration(arch: Arch, rows: int, width: int) -> Configuration:
     return found._replace(hoisted=found.hoisted and found.num_warps < _MOST_WARPS)
 
 
-def _dealt_out(arch: Arch, rows: int, width: int, tile_rows: int, columns: int, *, waves: int) -> Configuration:
+def _dealt_out(
+    arch: Arch, rows: int, width: int, tile_rows: int, columns: int, *, waves: int
+) -> NormConfiguration:
     # 8 elements a lane are 16 bytes of bf16: with more warps a lane would move less at a time. On NVIDIA 16 warps
     # may have no more than 128 registers each.
     per_lane, most = 8 if _aligned(width) else 4, _MOST_WARPS if arch.wave_size == 64 else 8
     warps = min(max(tile_rows * columns // (per_lane * arch.wave_size), 4), most)
     hoisted = _aligned(width) and tile_rows * columns // (warps * arch.wave_size) <= 8
     programs = min(triton.cdiv(rows, tile_rows), arch.compute_units * max(1, waves // warps))
-    return Configuration(tile_rows, columns, hoisted, warps, programs)
+    return NormConfiguration(tile_rows, columns, hoisted, warps, programs)
 
 
-def shape_of(chosen: Configuration, rows: int, width: int, *, centered: bool) -> Shape:
+def shape_of(chosen: NormConfiguration, rows: int, width: int, *, centered: bool) -> NormShape:
     """Return the constants for so many rows of this width."""
     whole = width % chosen.columns == 0 and rows % chosen.rows == 0
-    return Shape(chosen.rows, chosen.columns, chosen.hoisted, whole, centered)
+    return NormShape(chosen.rows, chosen.columns, chosen.hoisted, whole, centered)
 
 
 def rows_of(x: Tensor | None) -> Rows:
@@ -121,7 +123,7 @@ def rows_of(x: Tensor | None) -> Rows:
     return Rows(x_RD, x_RD.stride(0))
 
 
-def for_kernels(given: Operands) -> Any:
+def for_kernels(given: NormOperands) -> Any:
     """Return the operands as kernels take them: streams as rows, vectors without gaps between their elements."""
     streams: Any = {"hidden": rows_of(given.hidden), "residual": rows_of(given.residual)}
     vectors = {name: each.contiguous() for name, each in given.given().items() if name not in streams}

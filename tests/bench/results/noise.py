@@ -23,7 +23,7 @@ from statistics import median
 from typing import Any
 
 from zslurm.bench.results.findings import compare_members
-from zslurm.bench.results.peers import Comparison, compare_peers
+from zslurm.bench.results.peers import PeerComparison, compare_peers
 
 Figures = dict[str, list[float]]
 Noise = Callable[[random.Random, int], list[float]]
@@ -76,7 +76,7 @@ NOISES: dict[str, Noise] = {
 }
 
 
-def peers(rng: random.Random, noise: Noise, count: int, moments: int, slow: float) -> Comparison:
+def peers(rng: random.Random, noise: Noise, count: int, moments: int, slow: float) -> PeerComparison:
     """Compare drawn peers, of which the first is slower by `slow`; what all share at a moment is drawn as well."""
     shared = [rng.uniform(0.3, 1.0) for _ in range(moments)]
     figures: Figures = {
@@ -89,7 +89,7 @@ def peers(rng: random.Random, noise: Noise, count: int, moments: int, slow: floa
     return compare_peers(figures)
 
 
-def members(rng: random.Random, noise: Noise, count: int, moments: int, slow: float) -> Comparison:
+def members(rng: random.Random, noise: Noise, count: int, moments: int, slow: float) -> PeerComparison:
     """Compare the members of drawn pairs: the noise is that of pairs, and a slow member slows all its pairs."""
     return compare_members({
         (f"peer{a}", f"peer{b}"): [each * (1 - slow if a == 0 else 1) for each in noise(rng, moments)]
@@ -98,7 +98,7 @@ def members(rng: random.Random, noise: Noise, count: int, moments: int, slow: fl
 
 
 def rates(
-    compare: Callable[..., Comparison], noise: Noise, count: int, *, moments: int, runs: int, seed: int
+    compare: Callable[..., PeerComparison], noise: Noise, count: int, *, moments: int, runs: int, seed: int
 ) -> dict[str, Any]:
     """Return how many of so many runs named a peer, with none slow and with the first."""
     rng = random.Random(seed)

@@ -11,7 +11,7 @@ import pytest
 from tests.bench.results.noise import NOISES, members, peers, rates
 from zslurm.bench.results.peers import (
     FLOOR,
-    Comparison,
+    PeerComparison,
     compare_pairs,
     compare_peers,
     exclude_line,
@@ -55,7 +55,7 @@ def test_equal_peers_are_not_named_however_noisy() -> None:
 
 @pytest.mark.parametrize("compare", [peers, members])
 @pytest.mark.parametrize("noise", NOISES)
-def test_names_are_right_whatever_the_noise(noise: str, compare: Callable[..., Comparison]) -> None:
+def test_names_are_right_whatever_the_noise(noise: str, compare: Callable[..., PeerComparison]) -> None:
     found = rates(compare, NOISES[noise], 4, moments=40, runs=60, seed=7)
     # Only disturbances that last for several moments, which look like a slow peer, may be mistaken for one.
     assert found["false_names"] <= ("correlated" in noise)

@@ -20,7 +20,7 @@ from zslurm.checkpoint_tools import Tensor
 from zslurm.cli.cluster import doctor
 from zslurm.cli.terminal.table import print_table
 from zslurm.doctor.check import Check, failed, passed, warned
-from zslurm.doctor.report import LOGIN, Report
+from zslurm.doctor.report import LOGIN, DoctorReport
 from zslurm.run import index
 from zslurm.run.index import new_entry
 
@@ -181,7 +181,7 @@ def test_doctor(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPa
     def check(name: str) -> Check:
         return Check(name, "gpu", "", "node", lambda sources: None)
 
-    report = Report("mi", [check("gpu-ecc"), check("disk"), check("clock")], asked=("node0", "node1"))
+    report = DoctorReport("mi", [check("gpu-ecc"), check("disk"), check("clock")], asked=("node0", "node1"))
     bad = "GPU 2: 1 uncorrectable error since the driver was loaded; the GPU's memory pages were retired at 04:12"
     nodes = [f"gpu-rack{rack}-n{node:02d}" for rack in range(4) for node in range(0, 32, 3)]
     report.add("gpu-ecc", {**dict.fromkeys(nodes, passed("no error")), "node1": failed(bad, "exclude it")})

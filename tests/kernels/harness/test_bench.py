@@ -13,7 +13,7 @@ from zslurm.kernels import dispatch
 from zslurm.kernels.arch import CPU, GFX942, SM_90, meta_tensors_on
 from zslurm.kernels.cache import table_file, write_table
 from zslurm.kernels.dispatch import forget_tables, operations
-from zslurm.kernels.harness.bench import Measured, bench_all, rules, tables, write_tables
+from zslurm.kernels.harness.bench import MeasuredCase, bench_all, rules, tables, write_tables
 from zslurm.kernels.harness.figures import all_figures
 from zslurm.kernels.harness.timing import triad
 
@@ -34,8 +34,8 @@ def forgotten() -> object:
     forget_tables()
 
 
-def measured(side: int, *, triton: float, dtype: str = "bfloat16", reference: float = 1.0) -> Measured:
-    return Measured(
+def measured(side: int, *, triton: float, dtype: str = "bfloat16", reference: float = 1.0) -> MeasuredCase:
+    return MeasuredCase(
         operation="symmetric_product.product",
         case=str(side),
         axis="side",

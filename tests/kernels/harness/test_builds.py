@@ -8,7 +8,7 @@ import pytest
 
 from zslurm.kernels import symmetric_product
 from zslurm.kernels.arch import CPU, GFX942, SM_90
-from zslurm.kernels.code_object import Launch
+from zslurm.kernels.code_object import KernelLaunch
 from zslurm.kernels.harness import builds
 from zslurm.kernels.harness.builds import build_all, cache_problem
 from zslurm.kernels.hip.build import SOURCES, code_of
@@ -27,11 +27,11 @@ def test_a_gpu_gets_triton_too_and_what_fails_is_named(monkeypatch: pytest.Monke
     pytest.importorskip("triton")
     monkeypatch.setenv("PATH", str(tmp_path))  # no compiler there; Triton brings its own
 
-    def launches(folder: str, arch: object) -> list[Launch]:
+    def launches(folder: str, arch: object) -> list[KernelLaunch]:
         if folder == "grouped_gemm":
             raise ImportError("no module named triton")
         first = next(original(folder, GFX942))
-        return [first, Launch("broken", lambda: 1 / 0)]
+        return [first, KernelLaunch("broken", lambda: 1 / 0)]
 
     original = builds.launches_of
     monkeypatch.setattr(builds, "launches_of", launches)

@@ -19,7 +19,7 @@ from tests.kernels.implementations import interpreted
 from zslurm.kernels.arch import GFX942, SM_90
 from zslurm.kernels.dispatch import Operation, using
 from zslurm.kernels.residual_norm import OPERATIONS, by_torch, norm, reference, residual_norm
-from zslurm.kernels.residual_norm.operands import Operands
+from zslurm.kernels.residual_norm.operands import NormOperands
 
 pytest.importorskip("triton")
 
@@ -56,7 +56,9 @@ RUNS = runs()
 KINDS = ("entry", "first", "plain", "alone", "both biases")
 
 
-def drawn(kind: str, rows: int, width: int, dtype: torch.dtype, stream: torch.dtype = torch.float32) -> Operands:
+def drawn(
+    kind: str, rows: int, width: int, dtype: torch.dtype, stream: torch.dtype = torch.float32
+) -> NormOperands:
     def vector(middle: float) -> Tensor:
         return (middle + 0.3 * torch.randn(width)).to(dtype)
 
@@ -72,10 +74,10 @@ def drawn(kind: str, rows: int, width: int, dtype: torch.dtype, stream: torch.dt
             vectors = (None, None, None, None, None, vector(1), None)
         case _:
             vectors = (vector(1), vector(0), residual, vector(1), vector(0), vector(1), vector(0))
-    return Operands(hidden, *vectors)
+    return NormOperands(hidden, *vectors)
 
 
-def wide(operands: Operands) -> list[Tensor | None]:
+def wide(operands: NormOperands) -> list[Tensor | None]:
     return [None if each is None else each.double() for each in operands]
 
 
@@ -86,7 +88,9 @@ def assert_close(result: Tensor, expected: Tensor, scale: Tensor | float = 0.0) 
     assert not wrong.any(), ((result.double() - expected).abs() / allowed).max()
 
 
-def check(name: str, operands: Operands, *, centered: bool = False, grads: str = "both", eps: float = EPS) -> None:
+def check(
+    name: str, operands: NormOperands, *, centered: bool = False, grads: str = "both", eps: float = EPS
+) -> None:
     """Compare forward, and backward for drawn gradients of what `grads` names, with the reference in fp64."""
     if name.startswith("torch") and by_torch.lacks(centered, operands):
         return
@@ -110,7 +114,7 @@ def check(name: str, operands: Operands, *, centered: bool = False, grads: str =
     there = [None if each is None else each.double() for each in (grad_x, grad_joined)]
     exact = reference.backward(*there, expected[1], expected[2], *wide(operands))
     rows = x.numel() // x.shape[-1]
-    for field, ours, theirs, operand in zip(Operands._fields, found, exact, operands, strict=True):
+    for field, ours, theirs, operand in zip(NormOperands._fields, found, exact, operands, strict=True):
         assert (ours is None) == (theirs is None), field
         if ours is not None:
             assert ours.dtype == operand.dtype
@@ -222,7 +226,7 @@ def test_huge_tiny_and_undefined_values_come_through(name: str, centered: bool) 
     grad = torch.randn(6, 40)
     found = backward(grad, grad, joined, statistics, *operands)
     there = reference.backward(grad.double(), grad.double(), *exact[1:], *wide(operands))
-    for field, ours, theirs in zip(Operands._fields, found, there, strict=True):
+    for field, ours, theirs in zip(NormOperands._fields, found, there, strict=True):
         assert (ours is None) == (theirs is None)
         if ours is not None:
             assert torch.equal(ours.isfinite(), theirs.isfinite()), field
@@ -250,7 +254,7 @@ def test_gradients_are_those_of_finite_differences(implementation: str, kind: st
 
     def run(*given: Tensor) -> tuple[Tensor, ...]:
         values = iter(given)
-        o = Operands(*(None if each is None else next(values) for each in operands))
+        o = NormOperands(*(None if each is None else next(values) for each in operands))
         return residual_norm(
             o.hidden,
             o.weight,

@@ -13,7 +13,7 @@ from submitit.slurm import slurm
 
 from zslurm.cluster.profile import save_profile
 from zslurm.submit.plugin.executor import ZslurmExecutor
-from zslurm.submit.plugin.job import Watcher, ZslurmJob
+from zslurm.submit.plugin.job import JobWatcher, ZslurmJob
 from zslurm.submit.plugin.job_environment import ZslurmJobEnvironment
 
 PROFILE = """
@@ -52,7 +52,7 @@ def our_classes(profile: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]
     monkeypatch.setattr(slurm, "SlurmExecutor", ZslurmExecutor)
     monkeypatch.setattr(slurm, "SlurmJob", ZslurmJob)
     monkeypatch.setattr(slurm, "SlurmJobEnvironment", ZslurmJobEnvironment)
-    monkeypatch.setattr(slurm, "SlurmInfoWatcher", Watcher)
+    monkeypatch.setattr(slurm, "SlurmInfoWatcher", JobWatcher)
     monkeypatch.setattr(test_core.MockedSubprocess, "job_context", job_context)
     monkeypatch.setattr(AutoExecutor, "which", staticmethod(ZslurmExecutor.name))
     yield

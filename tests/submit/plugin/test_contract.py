@@ -21,7 +21,7 @@ from submitit.slurm import slurm
 
 from tests.checkout import ROOT
 from zslurm.submit.plugin.executor import ZslurmExecutor
-from zslurm.submit.plugin.job import Watcher, ZslurmJob
+from zslurm.submit.plugin.job import JobWatcher, ZslurmJob
 from zslurm.submit.plugin.job_environment import ZslurmJobEnvironment
 from zslurm.submit.slurm_launcher import _RunExecutor
 
@@ -68,7 +68,7 @@ OVERRIDDEN: dict[type, set[str]] = {
     },
     _RunExecutor: {"__init__", "affinity", "_make_submission_file_text", "_num_tasks"},
     ZslurmJob: {"watcher"},
-    Watcher: {"__init__", "update", "is_done", "clear"},
+    JobWatcher: {"__init__", "update", "is_done", "clear"},
     ZslurmJobEnvironment: {"_handle_signals", "_requeue"},
 }
 

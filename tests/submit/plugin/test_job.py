@@ -10,7 +10,7 @@ import pytest
 from tests.submit.scripted_slurm import ScriptedSlurm
 from zslurm.slurm.jobs import FIELD_END, QUEUE_FIELDS, RECORD_END
 from zslurm.submit.plugin import job as job_module
-from zslurm.submit.plugin.job import FORGOTTEN, Watcher
+from zslurm.submit.plugin.job import FORGOTTEN, JobWatcher
 
 
 @pytest.fixture
@@ -29,7 +29,7 @@ def queue_shows(slurm: ScriptedSlurm, states: dict[str, str]) -> None:
     slurm.write_program("squeue", f"printf %s {shlex.quote(chr(10).join(records))}")
 
 
-def states(watcher: Watcher, *jobs: str) -> list[tuple[str, bool]]:
+def states(watcher: JobWatcher, *jobs: str) -> list[tuple[str, bool]]:
     for job in jobs:
         watcher.register_job(job)
     watcher.update()
@@ -40,7 +40,7 @@ def test_without_accounting_squeue_has_the_states(slurm: ScriptedSlurm) -> None:
     queue_shows(
         slurm, {"7": "RUNNING", "8": "CANCELLED", "9_0": "FAILED", "9_[1-2%4]": "PENDING", "10": "SUSPENDED"}
     )
-    found = states(Watcher(), "7", "8", "9_0", "9_1", "9_2", "10", "11")
+    found = states(JobWatcher(), "7", "8", "9_0", "9_1", "9_2", "10", "11")
     assert found == [
         ("RUNNING", False),
         ("CANCELLED", True),
@@ -53,7 +53,7 @@ def test_without_accounting_squeue_has_the_states(slurm: ScriptedSlurm) -> None:
 
 
 def test_a_job_that_slurm_has_forgotten_is_over(slurm: ScriptedSlurm) -> None:
-    watcher = Watcher()
+    watcher = JobWatcher()
     queue_shows(slurm, {"7": "RUNNING"})
     assert states(watcher, "7") == [("RUNNING", False)]
     slurm.write_program("squeue", "echo slurm_load_jobs error: Invalid job id specified >&2; exit 1")
@@ -62,7 +62,7 @@ def test_a_job_that_slurm_has_forgotten_is_over(slurm: ScriptedSlurm) -> None:
 
 def test_an_answer_that_lacks_a_job_is_not_its_end(slurm: ScriptedSlurm, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("time.sleep", lambda seconds: None)
-    watcher = Watcher()
+    watcher = JobWatcher()
     queue_shows(slurm, {"7": "RUNNING", "8": "RUNNING"})
     states(watcher, "7", "8")
     queue_shows(slurm, {"8": "RUNNING"})
@@ -74,7 +74,7 @@ def test_an_answer_that_lacks_a_job_is_not_its_end(slurm: ScriptedSlurm, monkeyp
 def test_a_controller_that_does_not_answer_changes_no_state(
     slurm: ScriptedSlurm, caplog: pytest.LogCaptureFixture
 ) -> None:
-    watcher = Watcher()
+    watcher = JobWatcher()
     queue_shows(slurm, {"7": "RUNNING"})
     states(watcher, "7")
     slurm.write_program("squeue", "echo slurm_load_jobs error: Unable to contact slurm controller >&2; exit 1")
@@ -87,7 +87,7 @@ def test_sacct_is_not_asked_again_for_a_while_where_it_fails(
     asked = tmp_path / "asked"
     slurm.write_program("sacct", f"echo once >> {asked}; exit 1")
     queue_shows(slurm, {"7": "RUNNING"})
-    watcher = Watcher()
+    watcher = JobWatcher()
     states(watcher, "7")
     states(watcher, "7")
     assert asked.read_text().split() == ["once"]
@@ -99,4 +99,4 @@ def test_sacct_is_not_asked_again_for_a_while_where_it_fails(
 def test_with_accounting_squeue_is_asked_only_about_what_sacct_does_not_know(slurm: ScriptedSlurm) -> None:
     slurm.write_program("sacct", "printf 'JobID|State|NodeList\\n7|TIMEOUT|n1\\n'")
     queue_shows(slurm, {"7": "RUNNING", "8": "PENDING"})
-    assert states(Watcher(), "7", "8") == [("TIMEOUT", True), ("PENDING", False)]
+    assert states(JobWatcher(), "7", "8") == [("TIMEOUT", True), ("PENDING", False)]

@@ -17,7 +17,7 @@ from zslurm.config.spec import RunSpec
 from zslurm.core.errors import ConfigError, NotFound
 from zslurm.run.run_dir import RunDir
 from zslurm.submit.script.render import render, template_of
-from zslurm.submit.script.template_check import Finding, check_template
+from zslurm.submit.script.template_check import TemplateFinding, check_template
 from zslurm.submit.script.templates import find_template, shipped_templates, user_templates_dir
 from zslurm.submit.submit import submit
 
@@ -41,7 +41,7 @@ def script_of(spec: RunSpec) -> str:
     return render(spec, RunDir(Path("/runs/tiny"))).text
 
 
-def findings(spec: RunSpec) -> list[Finding]:
+def findings(spec: RunSpec) -> list[TemplateFinding]:
     return check_template(template_of(spec), spec, RunDir(Path("/runs/tiny")))[1]
 
 

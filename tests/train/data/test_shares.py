@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.train.data.numbered import phase
-from zslurm.train.data.shares import Piece, Shares, share_of
+from zslurm.train.data.shares import SharePiece, Shares, share_of
 from zslurm.train.schedule import Plan
 
 
@@ -22,7 +22,7 @@ def divisions(draw: st.DrawFn, most: int = 40) -> Shares:
     return Shares(micro_batch * draw(st.integers(0, 24)), micro_batch, ranks)
 
 
-def pieces(shares: Shares) -> Iterator[Piece]:
+def pieces(shares: Shares) -> Iterator[SharePiece]:
     return itertools.chain.from_iterable(shares.of(rank) for rank in range(shares.ranks))
 
 
@@ -59,16 +59,18 @@ def test_where_ranks_divide_the_microbatches_each_computes_whole_ones_in_turn(
     """The division is the former one, so that earlier runs resume bit for bit."""
     shares = Shares(micro_batch * each * ranks, micro_batch, ranks)
     for rank in range(ranks):
-        assert shares.of(rank) == tuple(Piece(j, 0, micro_batch) for j in range(rank, each * ranks, ranks))
+        assert shares.of(rank) == tuple(SharePiece(j, 0, micro_batch) for j in range(rank, each * ranks, ranks))
 
 
 def test_a_lost_node_of_128_costs_a_quarter_of_a_step() -> None:
     whole, smaller = Shares(4096, 4, 1024), Shares(4096, 4, 1016)
     assert set(whole.sizes) == {4}
     assert Counter(smaller.sizes) == {4: 984, 5: 32}
-    assert smaller.of(3) == (Piece(3, 0, 4), Piece(1016, 3, 4))
-    assert smaller.of(4) == (Piece(4, 0, 4),)
-    assert smaller.of(127) == (Piece(127, 0, 4), Piece(1017, 0, 1)), "those with more are in different nodes"
+    assert smaller.of(3) == (SharePiece(3, 0, 4), SharePiece(1016, 3, 4))
+    assert smaller.of(4) == (SharePiece(4, 0, 4),)
+    assert smaller.of(127) == (SharePiece(127, 0, 4), SharePiece(1017, 0, 1)), (
+        "those with more are in different nodes"
+    )
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ from zslurm.train.data.build.bundle_writer import BundleWriter
 from zslurm.train.data.build.source_reader import Fields
 from zslurm.train.data.bundle import Bundle
 from zslurm.train.data.schema import BLOCK_TOKENS, bundle_name
-from zslurm.train.data.verify import Verification, verify
+from zslurm.train.data.verify import BundleVerification, verify
 from zslurm.train.errors import DataError
 
 
@@ -62,7 +62,7 @@ def test_an_intact_corpus_is_read_whole(corpus: Path) -> None:
     documents = sum(Bundle.open(path).document_count for path in corpus.glob("*.h5"))
     size = 3 * tokens + 8 * (documents + found.bundles)
     assert found.bundles > 2
-    assert found == Verification(found.bundles, tokens, size, ())
+    assert found == BundleVerification(found.bundles, tokens, size, ())
     assert reported[0] == (0, size)
     assert reported[-1] == (size, size)
     assert reported == sorted(reported)

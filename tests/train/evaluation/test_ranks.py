@@ -18,7 +18,7 @@ from tests.cli.trained import CONTEXT, trained_run
 from tests.train.models import ROPE_BASE, scrambled, tiny_config
 from zslurm.train.errors import DataError, TrainError
 from zslurm.train.evaluation.on_group import score_on_group
-from zslurm.train.evaluation.on_ranks import Request, local_answers
+from zslurm.train.evaluation.on_ranks import ScoringRequest, local_answers
 from zslurm.train.evaluation.scoring import Answers, Ask, ModelScorer, Work
 from zslurm.train.hub import TokenizerFiles
 from zslurm.train.inference.batch_generation import Prompt
@@ -39,12 +39,14 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def request_of_run(run: Path) -> Request:
+def request_of_run(run: Path) -> ScoringRequest:
     files = TokenizerFiles(run.parent.parent / "data" / "tokenizer.json")
-    return Request(run / "checkpoints" / "step-00000080", files, "fp32", "cpu", 5000.0, CONTEXT)
+    return ScoringRequest(run / "checkpoints" / "step-00000080", files, "fp32", "cpu", 5000.0, CONTEXT)
 
 
-def test_processes_answer_what_one_answers(request_of_run: Request, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_processes_answer_what_one_answers(
+    request_of_run: ScoringRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("zslurm.train.inference.likelihood.PASS_TOKENS", 20)
     with local_answers(request_of_run, 2) as ask:
         likely = ask(Work(pairs=WORK.pairs))
@@ -56,7 +58,7 @@ def test_processes_answer_what_one_answers(request_of_run: Request, monkeypatch:
         assert answer == pytest.approx(cast(tuple[float, bool], alone[place]), rel=1e-5)
 
 
-def test_a_rank_that_is_killed_is_named_and_the_others_are_ended(request_of_run: Request) -> None:
+def test_a_rank_that_is_killed_is_named_and_the_others_are_ended(request_of_run: ScoringRequest) -> None:
     with (
         pytest.raises(TrainError, match="rank 1 of --ranks was killed; is there memory for all ranks"),
         local_answers(request_of_run, 2) as ask,
@@ -68,15 +70,15 @@ def test_a_rank_that_is_killed_is_named_and_the_others_are_ended(request_of_run:
     assert multiprocessing.active_children() == []
 
 
-def test_a_rank_that_cannot_read_the_weights_says_so(request_of_run: Request, tmp_path: Path) -> None:
-    wrong = Request(tmp_path, *tuple(vars(request_of_run).values())[1:])
+def test_a_rank_that_cannot_read_the_weights_says_so(request_of_run: ScoringRequest, tmp_path: Path) -> None:
+    wrong = ScoringRequest(tmp_path, *tuple(vars(request_of_run).values())[1:])
     with pytest.raises(TrainError, match=r"rank [01] of --ranks: "), local_answers(wrong, 2) as ask:
         ask(Work(pairs=WORK.pairs))
 
 
-def test_requests_and_whose_answers_are_wanted_survive_a_file(request_of_run: Request) -> None:
+def test_requests_and_whose_answers_are_wanted_survive_a_file(request_of_run: ScoringRequest) -> None:
     assert Work.of(json.loads(json.dumps(WORK.fields()))) == WORK
-    assert Request.of(json.loads(json.dumps(request_of_run.fields()))) == request_of_run
+    assert ScoringRequest.of(json.loads(json.dumps(request_of_run.fields()))) == request_of_run
 
 
 class _NoCoder:

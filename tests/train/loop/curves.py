@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from tests.train.sharded import by_tensor
 from zslurm.train.config import ModelConfig, OptimConfig
-from zslurm.train.data.shares import Piece, Shares
+from zslurm.train.data.shares import SharePiece, Shares
 from zslurm.train.model.zaya import build
 from zslurm.train.optim.sharded import ShardedOptimizer
 from zslurm.train.parallel.zero import ZeroShards
@@ -82,7 +82,7 @@ def shares_of(ranks: int) -> Shares:
     return Shares(MICROBATCHES * SEQUENCES, SEQUENCES, ranks)
 
 
-def loss_of(model: torch.nn.Module, step: int, piece: Piece) -> torch.Tensor:
+def loss_of(model: torch.nn.Module, step: int, piece: SharePiece) -> torch.Tensor:
     """What sequences of a microbatch add to the step's mean loss; the same on every rank that computes them."""
     tokens_BS = tokens_of(step, piece.number)[piece.first : piece.last]
     loss, _ = model(tokens_BS[:, :-1], tokens_BS[:, 1:], rope_base=100.0)

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from tests.train.loop.curves import MODEL, Case, loss_of, shares_of, train
 from tests.train.ranks import in_group, train_on
 from tests.train.runs import losses_of, make_corpus, make_run
-from zslurm.train.data.shares import Piece
+from zslurm.train.data.shares import SharePiece
 from zslurm.train.model.zaya import build
 
 FP64 = {
@@ -145,7 +145,7 @@ def test_one_steps_gradient_is_within_the_bound_for_sums_in_any_order(
 
 
 def sums_of(
-    pieces: Sequence[Piece], dtype: torch.dtype
+    pieces: Sequence[SharePiece], dtype: torch.dtype
 ) -> tuple[dict[str, NDArray[Any]], dict[str, NDArray[Any]]]:
     """Sums of the gradients of the first step's microbatches or pieces, and of their absolute values, in fp64."""
     torch.set_num_threads(1)

@@ -17,7 +17,7 @@ import torch
 
 from zslurm.train.config import ModelConfig
 from zslurm.train.model.zaya import Zaya
-from zslurm.train.shapes import Kind, tensor_table
+from zslurm.train.shapes import TensorKind, tensor_table
 
 RECORDED = json.loads((Path(__file__).parent / "recorded_logits.json").read_text())
 
@@ -33,10 +33,10 @@ def model_of_the_recording() -> Zaya:
     model = Zaya(config)
     for info in tensor_table(config):
         value = drawn(info.name, info.shape)
-        if info.kind in (Kind.NORM, Kind.SCALE, Kind.BIAS):
-            value = 0.2 * value + (0.0 if info.kind is Kind.BIAS else 1.0)
+        if info.kind in (TensorKind.NORM, TensorKind.SCALE, TensorKind.BIAS):
+            value = 0.2 * value + (0.0 if info.kind is TensorKind.BIAS else 1.0)
         else:
-            fan_in = info.shape[1:] if info.kind is Kind.CONVOLUTION else info.shape[-1:]
+            fan_in = info.shape[1:] if info.kind is TensorKind.CONVOLUTION else info.shape[-1:]
             value = value / np.sqrt(np.prod(fan_in)) * (2.0 if ".router." in info.name else 1.0)
         model.get_parameter(info.name).copy_(value)
     model.balancing_bias.copy_(0.05 * drawn("balancing_bias", tuple(model.balancing_bias.shape)))

@@ -10,12 +10,12 @@ from tests.train.sharded import TABLE
 from zslurm.checkpoint_tools import ALIGN, partition
 from zslurm.train.config import ModelConfig, OptimConfig
 from zslurm.train.parallel.buckets import MatrixSpace
-from zslurm.train.shapes import Kind, TensorInfo, owned_table
+from zslurm.train.shapes import TensorInfo, TensorKind, owned_table
 
 rows = st.tuples(st.integers(0, 4), st.integers(1, 12), st.integers(1, 12))
 tables = st.lists(rows, max_size=6).map(
     lambda found: tuple(
-        TensorInfo(f"t{i}", (max(whole, 1), m, n), Kind.EXPERTS, whole=whole)
+        TensorInfo(f"t{i}", (max(whole, 1), m, n), TensorKind.EXPERTS, whole=whole)
         for i, (whole, m, n) in enumerate(found)
     )
 )

@@ -14,7 +14,7 @@ from torch import Tensor
 from tests.train.loop.curves import MODEL, SEQUENCES, loss_of
 from tests.train.ranks import in_group
 from zslurm.train.config import OptimConfig
-from zslurm.train.data.shares import Piece
+from zslurm.train.data.shares import SharePiece
 from zslurm.train.model.zaya import build
 from zslurm.train.optim.sharded import ShardedOptimizer
 from zslurm.train.parallel.zero import ZeroShards
@@ -52,7 +52,7 @@ def prefetched_steps(group: dist.ProcessGroup, ahead: bool) -> tuple[list[float]
         shards.begin_step(backwards=2)
         total = torch.zeros((), dtype=torch.float64)
         for j in range(2):
-            loss = loss_of(model, step, Piece(2 * shards.rank + j, 0, SEQUENCES))
+            loss = loss_of(model, step, SharePiece(2 * shards.rank + j, 0, SEQUENCES))
             loss.backward()
             total += loss.detach()
         shards.reduce_gradients()

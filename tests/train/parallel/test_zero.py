@@ -16,7 +16,7 @@ from tests.train.ranks import in_group
 from tests.train.sharded import TABLE, Few, backward, by_tensor, gradient_of, shards_of, values_of
 from zslurm.train.config import MuonConfig, OptimConfig
 from zslurm.train.optim.sharded import ShardedOptimizer
-from zslurm.train.shapes import Kind, TensorInfo
+from zslurm.train.shapes import TensorInfo, TensorKind
 
 
 @pytest.fixture(scope="module")
@@ -100,7 +100,7 @@ def test_a_backward_pass_too_many_is_not_lost_in_silence(alone: dist.ProcessGrou
 
 def test_gradients_of_bf16_weights_are_summed_in_fp32(alone: dist.ProcessGroup) -> None:
     """256 + 1 is 256 in bf16: a sum in that format would lose every small gradient."""
-    table = (TensorInfo("matrix", (4, 4), Kind.MATRIX, whole=1), TensorInfo("norm", (16,), Kind.NORM))
+    table = (TensorInfo("matrix", (4, 4), TensorKind.MATRIX, whole=1), TensorInfo("norm", (16,), TensorKind.NORM))
     for dtype, expected in ((torch.float32, 258.0), (torch.bfloat16, 256.0)):
         model = Few(table, torch.bfloat16)
         shards = shards_of(model, alone, table, gradient_dtype=dtype)

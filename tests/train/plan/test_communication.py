@@ -16,8 +16,8 @@ from zslurm.train.plan.communication import (
     FEWEST_BUCKETS,
     LATENCY_SHARE,
     SMALLEST_BUCKET,
-    Group,
     Links,
+    RankGroup,
     bucket_bytes,
     collective,
     context_traffic,
@@ -37,7 +37,7 @@ def zaya1(phase: dict[str, Any] | None = None, **parallel: Any) -> TrainConfig:
     )
 
 
-def sent_by_pairs(size: float, group: Group) -> tuple[float, float, float]:
+def sent_by_pairs(size: float, group: RankGroup) -> tuple[float, float, float]:
     """Bytes of rank 0 by level, counted rank by rank: it sends an equal part to each other one."""
     inside = rail = off_rail = 0.0
     for other in range(1, group.ranks):
@@ -53,14 +53,14 @@ def sent_by_pairs(size: float, group: Group) -> tuple[float, float, float]:
 
 @pytest.mark.parametrize(("nodes", "local"), [(1, 8), (2, 8), (16, 4), (128, 8), (5, 1)])
 def test_a_flat_exchange_sends_what_each_pair_of_ranks_does(nodes: int, local: int) -> None:
-    group = Group(nodes, local, two_level=False)
+    group = RankGroup(nodes, local, two_level=False)
     sent = exchange(1e9, group, Links())
     assert (sent.inside, sent.rail, sent.off_rail) == pytest.approx(sent_by_pairs(1e9, group))
     assert sent.messages == group.ranks - 1
 
 
 def test_two_levels_never_leave_their_rail_between_nodes_and_need_fewer_messages() -> None:
-    two, flat = (Group.of(1024, 8, collectives) for collectives in ("two_level", "flat"))
+    two, flat = (RankGroup.of(1024, 8, collectives) for collectives in ("two_level", "flat"))
     assert exchange(1e9, two, Links()).off_rail == 0
     assert exchange(1e9, flat, Links()).off_rail == pytest.approx(7 / 8 * 1e9, rel=0.01)
     assert exchange(1e9, two, Links()).messages == 127 + 7
@@ -72,23 +72,23 @@ def test_two_levels_never_leave_their_rail_between_nodes_and_need_fewer_messages
 @pytest.mark.parametrize("collectives", ["flat", "two_level"])
 def test_a_collective_sends_all_but_what_the_rank_has(collectives: str) -> None:
     """(W - 1)/W of the bytes in a ring over all ranks; two levels send what is summed once less often."""
-    group = Group.of(64, 8, collectives)
+    group = RankGroup.of(64, 8, collectives)
     sent = collective(1e9, group, Links())
     assert sent.inside + sent.rail == pytest.approx(1e9 * 63 / 64)
 
 
 def test_nodes_that_are_not_full_have_one_level() -> None:
-    assert Group.of(12, 8, "auto") == Group(12, 1, False)
-    assert Group.of(3, 8, "auto") == Group(1, 3, False)
-    assert Group.of(8, 8, "two_level") == Group(1, 8, False)
-    assert Group.of(16, 8, "two_level") == Group(2, 8, True)
-    assert Group.of(16, 8, "auto") == Group(2, 8, False), "the trainer's default, see zslurm.config.load"
-    assert Group.of(16, 8, "flat") == Group(2, 8, False)
+    assert RankGroup.of(12, 8, "auto") == RankGroup(12, 1, False)
+    assert RankGroup.of(3, 8, "auto") == RankGroup(1, 3, False)
+    assert RankGroup.of(8, 8, "two_level") == RankGroup(1, 8, False)
+    assert RankGroup.of(16, 8, "two_level") == RankGroup(2, 8, True)
+    assert RankGroup.of(16, 8, "auto") == RankGroup(2, 8, False), "the trainer's default, see zslurm.config.load"
+    assert RankGroup.of(16, 8, "flat") == RankGroup(2, 8, False)
 
 
 @pytest.mark.parametrize("nodes", [1, 2, 16, 64, 128])
 def test_the_automatic_bucket_is_the_smallest_with_a_tenth_of_latency(nodes: int) -> None:
-    group = Group.of(8 * nodes, 8, "two_level")
+    group = RankGroup.of(8 * nodes, 8, "two_level")
     traffic = step_traffic(zaya1(), group)
     share = traffic.total.latency_s / traffic.total.seconds
     assert share <= LATENCY_SHARE
@@ -100,17 +100,17 @@ def test_the_automatic_bucket_is_the_smallest_with_a_tenth_of_latency(nodes: int
 
 def test_buckets_of_64_mib_were_mostly_latency_on_1024_ranks() -> None:
     """495 reduce-scatters, flat, are about 2 s (a flat ring of 1,023 hops of about 4 us each)."""
-    flat = step_traffic(zaya1(bucket_mb=64), Group.of(1024, 8, "flat"))
+    flat = step_traffic(zaya1(bucket_mb=64), RankGroup.of(1024, 8, "flat"))
     assert flat.buckets == 495
     assert flat.reduce_scatter.latency_s == pytest.approx(2.0, rel=0.05)
-    automatic = step_traffic(zaya1(), Group.of(1024, 8, "two_level"))
+    automatic = step_traffic(zaya1(), RankGroup.of(1024, 8, "two_level"))
     assert automatic.total.seconds < flat.total.seconds / 10
 
 
 @pytest.mark.parametrize(("ranks", "local"), [(8, 8), (128, 8), (1024, 8), (6, 3), (1024, 1)])
 def test_the_buckets_of_the_model_are_those_of_the_run(ranks: int, local: int) -> None:
     config = zaya1()
-    group = Group.of(ranks, local, "two_level")
+    group = RankGroup.of(ranks, local, "two_level")
     table = owned_table(config.model, config.optim)
     space = MatrixSpace(table, partition(table, ranks), int(bucket_bytes(config, group) / 4))
     assert abs(len(space.buckets) - step_traffic(config, group).buckets) <= 1
@@ -119,7 +119,7 @@ def test_the_buckets_of_the_model_are_those_of_the_run(ranks: int, local: int) -
 
 
 def test_the_bytes_of_a_step_are_all_parameters_both_ways() -> None:
-    traffic = step_traffic(zaya1(), Group.of(1024, 8, "flat"))
+    traffic = step_traffic(zaya1(), RankGroup.of(1024, 8, "flat"))
     sent = [part.inside + part.rail + part.off_rail for part in (traffic.reduce_scatter, traffic.all_gather)]
     assert sent == pytest.approx([4 * PARAMETERS * 1023 / 1024, 2 * PARAMETERS * 1023 / 1024], rel=1e-3)
     matrices = parameter_counts(ModelConfig()).matrices
@@ -129,7 +129,7 @@ def test_the_bytes_of_a_step_are_all_parameters_both_ways() -> None:
 
 @pytest.mark.parametrize(("nodes", "two_level"), [(128, False), (1024, True)])
 def test_a_few_buckets_are_left_to_hide_where_none_is_large_enough(nodes: int, two_level: bool) -> None:
-    traffic = step_traffic(zaya1(), Group(nodes, 8, two_level))
+    traffic = step_traffic(zaya1(), RankGroup(nodes, 8, two_level))
     assert traffic.buckets == FEWEST_BUCKETS
     assert traffic.total.latency_s > LATENCY_SHARE * traffic.total.seconds
 
@@ -137,7 +137,7 @@ def test_a_few_buckets_are_left_to_hide_where_none_is_large_enough(nodes: int, t
 @pytest.mark.parametrize("collectives", ["flat", "two_level"])
 def test_the_exchange_sends_what_the_plan_of_the_run_does(collectives: str) -> None:
     """In the mean over ranks; the plan (route.py) has every piece, from its holder to its owner."""
-    config, group = zaya1(), Group.of(32, 4, collectives)
+    config, group = zaya1(), RankGroup.of(32, 4, collectives)
     table = owned_table(config.model, config.optim)
     space = MatrixSpace(table, partition(table, group.ranks), int(bucket_bytes(config, group) / 4))
     topology = Topology(group.nodes, group.local)
@@ -167,16 +167,16 @@ def test_the_exchange_sends_what_the_plan_of_the_run_does(collectives: str) -> N
 
 
 def test_one_rank_and_adamw_alone_need_no_case_of_their_own() -> None:
-    assert step_traffic(zaya1(), Group.of(1, 8, "auto")).total.seconds == 0
-    assert bucket_bytes(zaya1(), Group.of(1, 8, "auto")) == SMALLEST_BUCKET
+    assert step_traffic(zaya1(), RankGroup.of(1, 8, "auto")).total.seconds == 0
+    assert bucket_bytes(zaya1(), RankGroup.of(1, 8, "auto")) == SMALLEST_BUCKET
     config = zaya1().model_copy(update={"optim": zaya1().optim.model_copy(update={"matrices": "adamw"})})
-    traffic = step_traffic(config, Group.of(16, 8, "auto"))
+    traffic = step_traffic(config, RankGroup.of(16, 8, "auto"))
     assert traffic.buckets == 0
     assert traffic.exposed_s(1.0, 2.0) == pytest.approx(traffic.total.seconds), "nothing is beside it"
 
 
 def test_what_is_exposed_is_what_no_computation_covers() -> None:
-    traffic = step_traffic(zaya1(), Group.of(1024, 8, "two_level"))
+    traffic = step_traffic(zaya1(), RankGroup.of(1024, 8, "two_level"))
     assert traffic.exposed_s(0.0, 0.0) == pytest.approx(traffic.total.seconds)
     ends = (
         traffic.reduce_bucket,

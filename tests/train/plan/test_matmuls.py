@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from zslurm.train.config import TrainConfig
-from zslurm.train.plan.matmuls import Matmul, Microbatch, matmuls
+from zslurm.train.plan.matmuls import Matmul, MicrobatchShape, matmuls
 from zslurm.train.telemetry.flops import token_flops
 
 PHASE = {"tokens": 10**9, "context": 4096, "global_batch": 4096, "micro_batch": 4, "lr": 1e-3}
@@ -20,7 +20,7 @@ def config(model: dict[str, Any] | None = None, **phase: Any) -> TrainConfig:
 
 
 def of_a_microbatch(run: TrainConfig, recomputed: int = 0, *, on_cpu: bool = False) -> list[Matmul]:
-    return matmuls(run, Microbatch.of(run.phases[0]), recomputed, on_cpu=on_cpu)
+    return matmuls(run, MicrobatchShape.of(run.phases[0]), recomputed, on_cpu=on_cpu)
 
 
 MODELS: list[dict[str, Any]] = [
@@ -85,5 +85,5 @@ def test_recomputed_layers_make_their_products_once_more() -> None:
 
 
 def test_a_microbatch_has_no_more_sequences_than_the_rank() -> None:
-    assert Microbatch.of(config().phases[0], 3).tokens == 3 * 4096
-    assert Microbatch.of(config().phases[0], 9).tokens == 4 * 4096
+    assert MicrobatchShape.of(config().phases[0], 3).tokens == 3 * 4096
+    assert MicrobatchShape.of(config().phases[0], 9).tokens == 4 * 4096

@@ -11,8 +11,8 @@ import pytest
 from tests.train.plan.test_matmuls import PHASE, config, of_a_microbatch
 from zslurm.train.config import OptimConfig, TrainConfig
 from zslurm.train.errors import ConfigError
-from zslurm.train.plan.communication import Group, step_traffic
-from zslurm.train.plan.matmuls import Microbatch
+from zslurm.train.plan.communication import RankGroup, step_traffic
+from zslurm.train.plan.matmuls import MicrobatchShape
 from zslurm.train.plan.memory import plan_memory
 from zslurm.train.plan.newton_schulz import matrix_batches
 from zslurm.train.plan.parts import BOTH, FORWARD, PARTS
@@ -52,7 +52,7 @@ def test_without_a_table_a_gpu_has_the_assumed_rate_and_a_cpu_none() -> None:
 def times(rates: Rates, ranks: int = 1, sequences: int = 8) -> StepTime | None:
     run = config()
     memory = plan_memory(run, ranks, on_cpu=False)
-    traffic = step_traffic(run, Group.of(ranks, 8, "flat"))
+    traffic = step_traffic(run, RankGroup.of(ranks, 8, "flat"))
     kept = memory.microbatches[0].layers
     return step_time(run, run.phases[0], sequences, of_a_microbatch(run), memory, traffic, rates, kept)
 
@@ -86,7 +86,7 @@ def part(name: str, pass_name: str, seconds: float, tokens: int) -> dict[str, An
 
 def test_measured_parts_give_the_time_of_a_microbatch() -> None:
     run = config()
-    tokens = Microbatch.of(run.phases[0], 8).tokens
+    tokens = MicrobatchShape.of(run.phases[0], 8).tokens
     # Measured with half of the tokens: the times are in proportion to them.
     measured = [part(name, *each, tokens // 2) for name in PARTS for each in ((FORWARD, 1.0), (BOTH, 3.0))]
     time = times(Rates(table(TINY, attention_tflops=50.0, parts=measured), on_cpu=False))

@@ -30,7 +30,7 @@ from zslurm.train.recovery.generation import Generation, generation_key, unmoved
 from zslurm.train.recovery.membership import Membership
 from zslurm.train.recovery.moves import PlannedMoves
 from zslurm.train.recovery.waits import WAITS
-from zslurm.train.recovery.watcher import Watcher
+from zslurm.train.recovery.watcher import GenerationWatcher
 
 
 def taken(staging: Staging, step: int, keep: int = -1) -> Any:
@@ -94,7 +94,7 @@ def test_an_answer_that_was_frozen_on_its_way_is_no_sign_of_membership(monkeypat
     monkeypatch.setattr(watcher_module, "time", SimpleNamespace(monotonic=lambda: clock[0]))
     monkeypatch.setattr(watcher_module, "POLL_S", 3600.0)  # the thread does not look
     store = Asked()
-    watcher = Watcher(cast(dist.Store, store), "n0/0", 2, lambda _: None)
+    watcher = GenerationWatcher(cast(dist.Store, store), "n0/0", 2, lambda _: None)
     store.may_answer.clear()
     looks = threading.Thread(target=watcher._look)
     looks.start()
@@ -119,7 +119,7 @@ def test_a_process_that_was_frozen_does_not_continue_where_the_store_is_gone(
     monkeypatch.setattr(watcher_module, "time", SimpleNamespace(monotonic=lambda: clock[0]))
     store = Asked()
     store.may_answer.clear()
-    watcher = Watcher(cast(dist.Store, store), "n0/0", 2, lambda _: None)
+    watcher = GenerationWatcher(cast(dist.Store, store), "n0/0", 2, lambda _: None)
     store.is_asked.wait()
     store.is_gone = True
     store.may_answer.set()
@@ -127,7 +127,7 @@ def test_a_process_that_was_frozen_does_not_continue_where_the_store_is_gone(
     watcher.fence()
     assert left == [], "nobody is replaced without a store"
     monkeypatch.setattr(watcher_module, "POLL_S", 3600.0)  # the thread does not look
-    frozen = Watcher(cast(dist.Store, store), "n0/1", 2, lambda _: None)
+    frozen = GenerationWatcher(cast(dist.Store, store), "n0/1", 2, lambda _: None)
     clock[0] += 60
     frozen.fence()
     assert left == [
@@ -304,7 +304,7 @@ def _planned_moves(store: dist.Store, newest: Generation | None, planned: int = 
     """The planned moves of a process that knows of this generation."""
     number = newest.number if newest is not None else 0
     seen = SimpleNamespace(newest=newest, number=number, planned=planned)
-    return PlannedMoves(store, cast(Watcher, seen), "n0/0")
+    return PlannedMoves(store, cast(GenerationWatcher, seen), "n0/0")
 
 
 def test_a_generation_that_came_before_the_boundary_is_not_waited_for() -> None:

@@ -19,7 +19,7 @@ from zslurm.train.setup import open_trainer
 from zslurm.train.stop import StopRequest
 from zslurm.train.telemetry import observers
 from zslurm.train.telemetry.observer import ObservedRun, Observer, StepResult
-from zslurm.train.telemetry.timing import Part
+from zslurm.train.telemetry.timing import StepPart
 
 
 class Diary(Observer):
@@ -48,7 +48,7 @@ class Diary(Observer):
     ) -> None:
         self.entries.append("exit")
 
-    def step_done(self, step: int, here: Position, result: StepResult, split: Mapping[Part, float]) -> None:
+    def step_done(self, step: int, here: Position, result: StepResult, split: Mapping[StepPart, float]) -> None:
         self._step = step
         self.entries.append(f"done {step}")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from zslurm.train.telemetry.timing import Part, StepClock
+from zslurm.train.telemetry.timing import StepClock, StepPart
 
 CPU = torch.device("cpu")
 
@@ -28,18 +28,18 @@ def test_parts_are_what_happened_between_the_calls_and_sum_to_the_step() -> None
     clock = StepClock(CPU, now=hand)
     hand.wait(1)
     for _ in range(2):
-        clock.enter(Part.DATA)
+        clock.enter(StepPart.DATA)
         hand.wait(2)
-        clock.enter(Part.FORWARD)
+        clock.enter(StepPart.FORWARD)
         hand.wait(4)
-        clock.enter(Part.BACKWARD)
+        clock.enter(StepPart.BACKWARD)
         hand.wait(8)
-    clock.enter(Part.REDUCE)
+    clock.enter(StepPart.REDUCE)
     hand.wait(16)
     split = clock.end_step()
     assert split == {
-        Part.DATA: 4, Part.FORWARD: 8, Part.BACKWARD: 16, Part.REDUCE: 16,
-        Part.OPTIMIZER: 0, Part.GATHER: 0, Part.CHECKPOINT: 0, Part.OTHER: 1,
+        StepPart.DATA: 4, StepPart.FORWARD: 8, StepPart.BACKWARD: 16, StepPart.REDUCE: 16,
+        StepPart.OPTIMIZER: 0, StepPart.GATHER: 0, StepPart.CHECKPOINT: 0, StepPart.OTHER: 1,
     }  # fmt: skip
     assert sum(split.values()) == hand.seconds - 100
 
@@ -51,13 +51,13 @@ def test_a_step_begins_where_the_last_one_ended() -> None:
     hand.wait(5)
     assert sum(clock.end_step().values()) == 5
     hand.wait(1)
-    with clock.within(Part.CHECKPOINT):
+    with clock.within(StepPart.CHECKPOINT):
         hand.wait(30)
     hand.wait(2)
-    clock.enter(Part.DATA)
+    clock.enter(StepPart.DATA)
     hand.wait(3)
     split = clock.end_step()
-    assert (split[Part.CHECKPOINT], split[Part.OTHER], split[Part.DATA]) == (30, 3, 3)
+    assert (split[StepPart.CHECKPOINT], split[StepPart.OTHER], split[StepPart.DATA]) == (30, 3, 3)
 
 
 def test_what_belongs_to_no_step_is_put_aside() -> None:
@@ -73,12 +73,12 @@ def test_what_belongs_to_no_step_is_put_aside() -> None:
 def test_a_part_ends_also_when_its_block_fails() -> None:
     hand = Hand()
     clock = StepClock(CPU, now=hand)
-    with pytest.raises(OSError), clock.within(Part.CHECKPOINT):
+    with pytest.raises(OSError), clock.within(StepPart.CHECKPOINT):
         hand.wait(1)
         raise OSError
     hand.wait(2)
     split = clock.end_step()
-    assert (split[Part.CHECKPOINT], split[Part.OTHER]) == (1, 2)
+    assert (split[StepPart.CHECKPOINT], split[StepPart.OTHER]) == (1, 2)
 
 
 def test_on_a_queue_a_step_ends_where_the_host_last_waited(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -87,22 +87,22 @@ def test_on_a_queue_a_step_ends_where_the_host_last_waited(monkeypatch: pytest.M
     clock, host = StepClock(CPU, now=hand), StepClock(CPU, now=hand)
     monkeypatch.setattr(clock._stamps, "queued", True)
     for step in range(2):
-        for part, seconds in ((Part.FORWARD, 4), (Part.BACKWARD, 8), (Part.REDUCE, 16)):
+        for part, seconds in ((StepPart.FORWARD, 4), (StepPart.BACKWARD, 8), (StepPart.REDUCE, 16)):
             for each in (clock, host):
                 each.enter(part)
             hand.wait(seconds)
         for each in (clock, host):
-            each.enter(Part.REDUCE)
+            each.enter(StepPart.REDUCE)
             each.settle()
         hand.wait(1)  # reads the loss
         for each in (clock, host):
-            each.enter(Part.OPTIMIZER)
+            each.enter(StepPart.OPTIMIZER)
         hand.wait(32)
         split, at_once = clock.end_step(), host.end_step()
-        assert (split[Part.FORWARD], split[Part.BACKWARD]) == (4, 8)
-        assert split[Part.REDUCE] == (16 if step == 0 else 17)
-        assert split[Part.OPTIMIZER] == (0 if step == 0 else 32)
-        assert (at_once[Part.REDUCE], at_once[Part.OPTIMIZER]) == (17, 32)
+        assert (split[StepPart.FORWARD], split[StepPart.BACKWARD]) == (4, 8)
+        assert split[StepPart.REDUCE] == (16 if step == 0 else 17)
+        assert split[StepPart.OPTIMIZER] == (0 if step == 0 else 32)
+        assert (at_once[StepPart.REDUCE], at_once[StepPart.OPTIMIZER]) == (17, 32)
     assert sum(clock.end_step().values()) == 33, "without a wait a step ends where it ends"
 
 
@@ -113,10 +113,10 @@ def test_on_a_gpu_work_is_counted_where_it_runs() -> None:
     clock = StepClock(torch.device("cuda"))
     large = torch.ones(4096, 4096, device="cuda")
     for _ in range(3):
-        clock.enter(Part.FORWARD)
+        clock.enter(StepPart.FORWARD)
         for _ in range(20):
             large = large @ large
-        clock.enter(Part.OTHER)
+        clock.enter(StepPart.OTHER)
         split = clock.end_step()
-    assert split[Part.FORWARD] > 10 * split[Part.OTHER]
-    assert split[Part.DATA] == 0
+    assert split[StepPart.FORWARD] > 10 * split[StepPart.OTHER]
+    assert split[StepPart.DATA] == 0

@@ -49,7 +49,7 @@ class Rendered(NamedTuple):
     learned: tuple[tuple[int, int], ...]
 
 
-class Refused(Exception):
+class RefusedConversation(Exception):
     """The template cannot render this conversation; why, in a clause."""
 
 
@@ -116,7 +116,7 @@ class ChatTemplate:
         before = self._text(messages[:place], add_generation_prompt=True) if place else ""
         after = text if place == len(messages) - 1 else self._text(messages[: place + 1])
         if not (after.startswith(before) and text.startswith(after)):
-            raise Refused(
+            raise RefusedConversation(
                 f"the beginning of the conversation, up to message {place}, is rendered differently when it "
                 "continues, so that nothing shows what the assistant said; use a template with {% generation %}"
             )
@@ -138,9 +138,9 @@ class ChatTemplate:
             ):
                 pieces.append(piece)
         except jinja2.TemplateError as error:
-            raise Refused(" ".join(str(error).split()) or type(error).__name__) from error
+            raise RefusedConversation(" ".join(str(error).split()) or type(error).__name__) from error
         except Exception as error:  # whatever an expression of the template runs into
-            raise Refused(f"{type(error).__name__}: {' '.join(str(error).split())}") from error
+            raise RefusedConversation(f"{type(error).__name__}: {' '.join(str(error).split())}") from error
         return "".join(pieces)
 
 

@@ -14,10 +14,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from zslurm.checkpoint_tools.plain import in_words
-from zslurm.train.data.build.chat import ChatTemplate, Refused, Rendered
+from zslurm.train.data.build.chat import ChatTemplate, RefusedConversation, Rendered
 from zslurm.train.data.build.compressed import open_source
 from zslurm.train.data.build.source_reader import Cursor, Raw, SourceReader
-from zslurm.train.data.build.sources import Kind, SourceFile
+from zslurm.train.data.build.sources import SourceFile, SourceKind
 from zslurm.train.errors import DataError
 
 SAMPLE_BYTES = 64 << 20
@@ -106,7 +106,7 @@ def _conversation(raw: Raw, chat: ChatTemplate, name: str, messages: Any) -> Doc
         rendered = chat.render(messages) if messages else Rendered("", ())
         document = _document([content.encode()], (rendered.text,), learned=rendered.learned)
         return replace(document, text_bytes=len(rendered.text.encode()))
-    except Refused as error:
+    except RefusedConversation as error:
         raise DataError(f"{raw.where}: the chat template ({chat.where}) fails: {error}") from error
     except UnicodeEncodeError as error:
         raise DataError(f"{raw.where}: holds half of a surrogate pair, which is no text") from error
@@ -163,12 +163,12 @@ def _name_of(value: Any) -> str:
 def training_shares(files: Sequence[SourceFile], limit: int) -> dict[int, int]:
     """Return how many bytes to take of which files, by their number; all if they fit into `limit` bytes."""
     every = max(1, -(-sum(file.size for file in files) // limit))
-    texts = [number for number, file in enumerate(files) if file.kind is Kind.TEXT]
+    texts = [number for number, file in enumerate(files) if file.kind is SourceKind.TEXT]
     chosen = set(texts[::every])
     return {
         number: file.size if number in chosen else -(-file.size // every)
         for number, file in enumerate(files)
-        if number in chosen or file.kind is not Kind.TEXT
+        if number in chosen or file.kind is not SourceKind.TEXT
     }
 
 

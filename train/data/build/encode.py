@@ -31,7 +31,7 @@ from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
 from zslurm.train.data.build.documents import Document, document_of
-from zslurm.train.data.build.source_reader import Batch, Cursor, SourceReader
+from zslurm.train.data.build.source_reader import Cursor, RecordBatch, SourceReader
 from zslurm.train.data.build.tokenizer import encode, encode_with_offsets, load_tokenizer
 from zslurm.train.data.build.trim import Trimming, removal
 from zslurm.train.errors import BuildFailed, DataError
@@ -93,7 +93,7 @@ class Encoder:
     end_token: int = 0
     trimming: Trimming | None = None
 
-    def __call__(self, batch: Batch) -> list[Encoded]:
+    def __call__(self, batch: RecordBatch) -> list[Encoded]:
         """Parse, check and tokenize.
 
         Raises:
@@ -193,8 +193,8 @@ def default_workers() -> int:
 
 
 def encode_all(
-    encoder: Encoder, batches: Iterable[Batch], workers: int
-) -> Generator[tuple[Batch, list[Encoded]], None, None]:
+    encoder: Encoder, batches: Iterable[RecordBatch], workers: int
+) -> Generator[tuple[RecordBatch, list[Encoded]], None, None]:
     """Yield every batch, which is taken when it is needed, and what became of it, in order.
 
     `workers` are processes of lower priority than this one; 1: this process, at its own priority.
@@ -216,11 +216,11 @@ def encode_all(
 
 
 def _in_processes(
-    encoder: Encoder, batches: Iterable[Batch], workers: int
-) -> Iterator[tuple[Batch, list[Encoded]]]:
+    encoder: Encoder, batches: Iterable[RecordBatch], workers: int
+) -> Iterator[tuple[RecordBatch, list[Encoded]]]:
     """As encode_all."""
     pool = ProcessPoolExecutor(workers, mp_context=get_context("spawn"), initializer=_begin, initargs=(encoder,))
-    waiting: deque[tuple[Batch, Future[list[Encoded]]]] = deque()
+    waiting: deque[tuple[RecordBatch, Future[list[Encoded]]]] = deque()
     try:
         for batch in batches:
             waiting.append((batch, pool.submit(_work, batch)))
@@ -237,7 +237,7 @@ def _in_processes(
         pool.shutdown(cancel_futures=True)
 
 
-def _until_fault(batches: Iterable[Batch], faults: list[DataError]) -> Iterator[Batch]:
+def _until_fault(batches: Iterable[RecordBatch], faults: list[DataError]) -> Iterator[RecordBatch]:
     """Yield the batches before one that cannot be read; why goes to `faults`, for when these are done."""
     try:
         yield from batches
@@ -245,7 +245,7 @@ def _until_fault(batches: Iterable[Batch], faults: list[DataError]) -> Iterator[
         faults.append(error)
 
 
-def _next(waiting: deque[tuple[Batch, Future[list[Encoded]]]]) -> tuple[Batch, list[Encoded]]:
+def _next(waiting: deque[tuple[RecordBatch, Future[list[Encoded]]]]) -> tuple[RecordBatch, list[Encoded]]:
     batch, future = waiting.popleft()
     return batch, future.result()
 
@@ -269,6 +269,6 @@ def _end_with_parent() -> None:
         os._exit(1)
 
 
-def _work(batch: Batch) -> list[Encoded]:
+def _work(batch: RecordBatch) -> list[Encoded]:
     assert _encoder is not None
     return _encoder(batch)

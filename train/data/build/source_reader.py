@@ -17,7 +17,7 @@ from typing import IO, Any, NamedTuple
 from zslurm.checkpoint_tools.quantities import show_bytes
 from zslurm.train.data.build.chat import ChatTemplate
 from zslurm.train.data.build.compressed import open_source, skip
-from zslurm.train.data.build.sources import Kind, SourceFile
+from zslurm.train.data.build.sources import SourceFile, SourceKind
 from zslurm.train.errors import DataError
 
 BATCH_BYTES = 256 << 10
@@ -47,13 +47,13 @@ class Fields:
     completion_key: str | None = None
     chat_key: str | None = None
 
-    def of(self, kind: Kind) -> tuple[str, ...]:
+    def of(self, kind: SourceKind) -> tuple[str, ...]:
         """Return the names of the fields in a file of this kind."""
         if self.chat_key is not None:
             return (self.chat_key,)
         if self.prompt_key is not None and self.completion_key is not None:
             return (self.prompt_key, self.completion_key)
-        return (self.text_column if kind is Kind.PARQUET else self.text_key,)
+        return (self.text_column if kind is SourceKind.PARQUET else self.text_key,)
 
     @property
     def paired(self) -> bool:
@@ -80,13 +80,15 @@ class Raw:
     @property
     def where(self) -> str:
         """Return the record for people: FILE, FILE:LINE (from 1), or FILE: row ROW (from 0)."""
-        if self.file.kind is Kind.JSON_LINES:
+        if self.file.kind is SourceKind.JSON_LINES:
             return f"{self.file.path}:{self.cursor.record + 1}"
-        return str(self.file.path) + (f": row {self.cursor.record}" if self.file.kind is Kind.PARQUET else "")
+        return str(self.file.path) + (
+            f": row {self.cursor.record}" if self.file.kind is SourceKind.PARQUET else ""
+        )
 
 
 @dataclass(frozen=True)
-class Batch:
+class RecordBatch:
     """Records that are worked on together, and how many bytes of the sources end with them."""
 
     records: list[Raw]
@@ -102,7 +104,7 @@ class SourceReader:
     max_document_bytes: int = MAX_DOCUMENT_BYTES
     chat: ChatTemplate | None = None  # of conversations
 
-    def batches(self, start: Cursor = START) -> Iterator[Batch]:
+    def batches(self, start: Cursor = START) -> Iterator[RecordBatch]:
         """Yield all records from `start` on, in batches of about BATCH_BYTES, or of BATCH_RECORDS short ones.
 
         Raises:
@@ -114,10 +116,10 @@ class SourceReader:
             records.append(raw)
             size += record_bytes
             if size >= BATCH_BYTES or len(records) >= BATCH_RECORDS:
-                yield Batch(records, done)
+                yield RecordBatch(records, done)
                 records, size = [], 0
         if records:
-            yield Batch(records, sum(file.size for file in self.files))
+            yield RecordBatch(records, sum(file.size for file in self.files))
 
     def records(self, start: Cursor = START) -> Iterator[tuple[Raw, int, int]]:
         """Yield each record from `start` on, its bytes, and the bytes of the sources up to its end."""
@@ -131,11 +133,11 @@ class SourceReader:
 
     def records_of(self, file: SourceFile, start: Cursor) -> Iterator[tuple[Raw, int, int]]:
         """Yield the records of one file from `start` on, as `records`, the bytes counted from its beginning."""
-        if file.kind is Kind.TEXT:
+        if file.kind is SourceKind.TEXT:
             if not file.compression:
                 self.check_size(str(file.path), file.size)
             yield Raw(file, start, None), file.size, file.size
-        elif file.kind is Kind.JSON_LINES:
+        elif file.kind is SourceKind.JSON_LINES:
             with open_source(file) as (stream, position):
                 yield from self._lines(file, start, stream, position)
         else:
@@ -168,7 +170,7 @@ class SourceReader:
     def _rows(self, file: SourceFile, start: Cursor) -> Iterator[tuple[Raw, int, int]]:
         from zslurm.train.data.build.parquet import read_rows
 
-        columns, nested = self.fields.of(Kind.PARQUET), self.chat is not None
+        columns, nested = self.fields.of(SourceKind.PARQUET), self.chat is not None
         for row, values, total in read_rows(file.path, columns, start.record, PARQUET_ROWS, nested=nested):
             raw = Raw(file, Cursor(start.file, row), values)
             size = sum(len(value if isinstance(value, str) else str(value)) for value in values)

@@ -30,7 +30,7 @@ DEMO_CORPUS_GLOB = "*.py"
 COMPRESSED = (".gz", ".zst")
 
 
-class Kind(StrEnum):
+class SourceKind(StrEnum):
     """What a file holds."""
 
     TEXT = "text"
@@ -58,13 +58,13 @@ class SourceFile:
         return suffix if suffix in COMPRESSED else ""
 
     @cached_property
-    def kind(self) -> Kind:
+    def kind(self) -> SourceKind:
         """Return what it holds, by its name."""
         name = self.path.name.lower()
         inner = Path(name.removesuffix(self.compression)).suffix
         if inner in (".jsonl", ".ndjson") or (inner == ".json" and self.compression):
-            return Kind.JSON_LINES
-        return Kind.PARQUET if name.endswith(".parquet") else Kind.TEXT
+            return SourceKind.JSON_LINES
+        return SourceKind.PARQUET if name.endswith(".parquet") else SourceKind.TEXT
 
 
 def find_files(

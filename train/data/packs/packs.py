@@ -71,7 +71,7 @@ class Counts:
         return Counts(*(getattr(self, name) + value for name, value in asdict(other).items()))
 
 
-class Part(NamedTuple):
+class PackWindow(NamedTuple):
     """Some packs: those of one window.
 
     Attributes:
@@ -163,7 +163,7 @@ def pack(
 
 def pack_windows(
     corpus: Corpus, context: int, long_documents: LongDocuments, report: Callable[[int, int], None]
-) -> Iterator[Part]:
+) -> Iterator[PackWindow]:
     """Yield the packs of each window of documents, as `pack`."""
     done, packs = 0, 0
     for starts, lengths in _windows(corpus):
@@ -200,7 +200,7 @@ def _windows(corpus: Corpus) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int
 
 def _pack_window(
     starts: NDArray[np.int64], lengths: NDArray[np.int64], context: int, long_documents: LongDocuments
-) -> Part:
+) -> PackWindow:
     room = context + 1
     empty, long = int((lengths < 2).sum()), lengths > room
     dropped = 0
@@ -215,7 +215,7 @@ def _pack_window(
     order = np.argsort(bins, kind="stable")
     counts = Counts(len(lengths), empty, int(long.sum()), dropped, packs, int(tokens.sum()), packs * room)
     sizes = np.bincount(bins, minlength=packs)
-    return Part(piece_starts[order], tokens[order].astype(np.int32), sizes, counts)
+    return PackWindow(piece_starts[order], tokens[order].astype(np.int32), sizes, counts)
 
 
 def _refusal(corpus: Corpus, context: int, before: int, lengths: NDArray[np.int64]) -> str:

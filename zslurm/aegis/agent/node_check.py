@@ -13,9 +13,9 @@ from zslurm.aegis.agent.sensor import NodeContext, Sensor
 from zslurm.aegis.agent.sensors.disk import Disk
 from zslurm.aegis.agent.sensors.host import Host
 from zslurm.aegis.fault_kinds import DISK_LOW, STORAGE_FAULT, ZOMBIES
-from zslurm.doctor.check import Check, Outcome, Status, failed, passed, unavailable, warned
+from zslurm.doctor.check import Check, CheckOutcome, Status, failed, passed, unavailable, warned
 from zslurm.doctor.node import node_checks, run_checks
-from zslurm.hardware.node_sources import Sources, Task
+from zslurm.hardware.node_sources import NodeTask, Sources
 
 _NO_REASON = frozenset({DISK_LOW, STORAGE_FAULT, ZOMBIES})
 """Faults for which no node is refused: all nodes share a file system, and zombies hold nothing."""
@@ -37,7 +37,7 @@ class Health:
 
 def check_node(context: NodeContext) -> Health:
     """Examine this node. Each check has the doctor's limit of time, cluster.doctor.check_s."""
-    sources = ToolSources.of(context, task=Task(cluster=context.cluster, directory=str(context.run.path)))
+    sources = ToolSources.of(context, task=NodeTask(cluster=context.cluster, directory=str(context.run.path)))
     own = [_check("memory", Host(context)), _check("checkpoints", Disk(context), context.run.checkpoints)]
     outcomes = run_checks([*node_checks(DOCTOR_CHECKS), *own], sources)
 
@@ -57,7 +57,7 @@ def _check(name: str, sensor: Sensor, mounted: Path | None = None) -> Check:
         mounted: a directory without which this node lacks a mount that the others have.
     """
 
-    def examine(_sources: Sources) -> Outcome:
+    def examine(_sources: Sources) -> CheckOutcome:
         try:
             if mounted is not None:
                 mounted.stat()

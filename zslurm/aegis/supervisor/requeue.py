@@ -17,7 +17,7 @@ from zslurm.run.events.event import select
 from zslurm.run.state.run_state import last_job
 from zslurm.slurm.client import SlurmClient
 from zslurm.slurm.commands import Retries
-from zslurm.slurm.exclusion import Requeue, Size, exclude_requeued, has_left, requeue_excluding, wait_until_down
+from zslurm.slurm.exclusion import JobSize, Requeue, exclude_requeued, has_left, requeue_excluding, wait_until_down
 from zslurm.slurm.hostlist import compress
 from zslurm.slurm.states import JobState
 from zslurm.train.jsonl import read_jsonl
@@ -74,7 +74,7 @@ def requeue_job(
         excluded = set(excluded) - _wait_until_down(client, job, dead, sleep)
     size = None
     if decision.n_nodes:
-        size = Size(decision.n_nodes, job.spec.ranks_per_node, job.spec.cpus_per_task)
+        size = JobSize(decision.n_nodes, job.spec.ranks_per_node, job.spec.cpus_per_task)
     requeue = _Requeue(client, job, tuple(excluded), tuple(expired), size, on_requeued, sleep)
     reported = ""
     while True:
@@ -102,7 +102,7 @@ class _Requeue:
     job: Job
     excluded: tuple[str, ...]
     expired: tuple[str, ...]
-    size: Size | None
+    size: JobSize | None
     on_requeued: Callable[[], None]
     sleep: Callable[[float], None]
     asked: bool = False

@@ -34,7 +34,7 @@ Key = tuple[tuple[str, Any], ...]
 
 
 @dataclass(frozen=True)
-class Change:
+class FigureChange:
     """A row of both results.
 
     Attributes:
@@ -57,7 +57,7 @@ class Change:
 
 
 @dataclass(frozen=True)
-class Comparison:
+class ResultComparison:
     """Two results of one benchmark.
 
     Attributes:
@@ -66,7 +66,7 @@ class Comparison:
         warnings: in what the results are not alike, a line each.
     """
 
-    changes: list[Change]
+    changes: list[FigureChange]
     only_first: int
     only_second: int
     warnings: list[str]
@@ -85,7 +85,7 @@ class Comparison:
         return f"{rows}: {parts}; the median row has {middle:.3f} times the first result's value"
 
 
-def compare(first: BenchResult, second: BenchResult) -> Comparison:
+def compare(first: BenchResult, second: BenchResult) -> ResultComparison:
     """Compare two results.
 
     Raises:
@@ -105,7 +105,7 @@ def compare(first: BenchResult, second: BenchResult) -> Comparison:
         raise ConfigError("the results have no row in common: measure the same points with both")
     shared = len(changes)
     warnings = list(_warnings(first, second))
-    return Comparison(changes, len(before) - shared, len(after) - shared, warnings)
+    return ResultComparison(changes, len(before) - shared, len(after) - shared, warnings)
 
 
 def _rows(result: BenchResult, benchmark: Benchmark) -> dict[Key, dict[str, Any]]:
@@ -119,16 +119,16 @@ def _rows(result: BenchResult, benchmark: Benchmark) -> dict[Key, dict[str, Any]
     return found
 
 
-def _change(key: Key, before: dict[str, Any], after: dict[str, Any], benchmark: Benchmark) -> Change:
+def _change(key: Key, before: dict[str, Any], after: dict[str, Any], benchmark: Benchmark) -> FigureChange:
     old, new = float(before[benchmark.value]), float(after[benchmark.value])
     gain = new / old if benchmark.better == "higher" else old / new
     size = max(gain, 1 / gain) - 1
     errors = [_standard_error(row) for row in (before, after)]
     if None in errors:
         outcome: Outcome = "unclear" if size < _CERTAIN else "better" if gain > 1 else "worse"
-        return Change(key, old, new, None, outcome)
+        return FigureChange(key, old, new, None, outcome)
     noise = max(FLOOR, _ERRORS * math.hypot(*(error for error in errors if error is not None)))
-    return Change(key, old, new, noise, "same" if size <= noise else "better" if gain > 1 else "worse")
+    return FigureChange(key, old, new, noise, "same" if size <= noise else "better" if gain > 1 else "worse")
 
 
 def _standard_error(row: dict[str, Any]) -> float | None:

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from statistics import mean, median
 from typing import Any
 
-from zslurm.bench.result import BenchResult, Machine
-from zslurm.bench.results.peers import Comparison, Pair, Slow, compare_pairs, compare_peers, exclude_line
+from zslurm.bench.result import BenchResult, MeasuredMachine
+from zslurm.bench.results.peers import Pair, PeerComparison, Slow, compare_pairs, compare_peers, exclude_line
 from zslurm.checkpoint_tools.quantities import counted
 
 Row = dict[str, Any]
@@ -42,7 +42,7 @@ def add_findings(result: BenchResult) -> None:
     result.findings, result.slow, result.exclude = list(found.lines), list(found.slow), list(found.nodes)
 
 
-def of_collectives(rows: Sequence[Row], machine: Machine) -> Findings:
+def of_collectives(rows: Sequence[Row], machine: MeasuredMachine) -> Findings:
     """Name GPUs and nodes that are slow with all partners, and slow pairs of others."""
     lines: list[str] = []
     slow: list[str] = []
@@ -70,7 +70,7 @@ def of_collectives(rows: Sequence[Row], machine: Machine) -> Findings:
     return Findings(tuple(lines), tuple(dict.fromkeys(slow)), tuple(nodes))
 
 
-def _by_own_time(rows: Sequence[Row], machine: Machine) -> Iterator[Findings]:
+def _by_own_time(rows: Sequence[Row], machine: MeasuredMachine) -> Iterator[Findings]:
     """Compare ranks on CPUs by the processor time that they took for exchanges with all others."""
     found: dict[str, dict[Pair, Sequence[Sequence[float]]]] = {}
     for row in rows:
@@ -144,7 +144,7 @@ def _slow_rails(samples: Mapping[Pair, Sequence[float]]) -> dict[str, float]:
     return {each.name: each.share for each in compare_peers(rates).slow}
 
 
-def of_mlp(rows: Sequence[Row], machine: Machine) -> Findings:
+def of_mlp(rows: Sequence[Row], machine: MeasuredMachine) -> Findings:
     """Return what all ranks did together, and name those that are slow."""
     rates = [row["tflops"] for row in rows]
     if not rates:
@@ -163,12 +163,12 @@ def of_mlp(rows: Sequence[Row], machine: Machine) -> Findings:
     return Findings(tuple(lines), tuple(slow), tuple(nodes))
 
 
-def compare_members(samples: Mapping[Pair, Sequence[float]]) -> Comparison:
+def compare_members(samples: Mapping[Pair, Sequence[float]]) -> PeerComparison:
     """Compare the members of pairs by what each adds to the rates of its pairs."""
     return compare_peers(member_rates(samples))
 
 
-def compare_own_time(of_pairs: Mapping[Pair, Sequence[Sequence[float]]]) -> Comparison:
+def compare_own_time(of_pairs: Mapping[Pair, Sequence[Sequence[float]]]) -> PeerComparison:
     """Compare members by their own times in their pairs, of which the mean counts at each moment."""
     of_member: dict[str, list[Sequence[float]]] = {}
     for pair, of_two in of_pairs.items():
@@ -212,7 +212,7 @@ def member_rates(samples: Mapping[Pair, Sequence[float]]) -> dict[str, list[floa
     return found
 
 
-def _names(row: Row, machine: Machine) -> Pair:
+def _names(row: Row, machine: MeasuredMachine) -> Pair:
     """Return what the two of a pair are called: `node3 GPU 5`, or `node3 rail 5`."""
     word = "rail" if row["scope"] == "node_pair" else "GPU" if machine.device == "cuda" else "rank"
     first, second = (divmod(rank, machine.ranks_per_node) for rank in row["pair"])
@@ -226,7 +226,7 @@ def _along_all_rails(samples: dict[Pair, list[float]]) -> dict[Pair, list[float]
     return {(a.split(" ")[0], b.split(" ")[0]): values for (a, b), values in samples.items()}
 
 
-_OF_BENCHMARK: dict[str, Callable[[Sequence[Row], Machine], Findings]] = {
+_OF_BENCHMARK: dict[str, Callable[[Sequence[Row], MeasuredMachine], Findings]] = {
     "collectives": of_collectives,
     "mlp": of_mlp,
 }

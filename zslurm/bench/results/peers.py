@@ -80,7 +80,7 @@ class Slow:
 
 
 @dataclass(frozen=True)
-class Comparison:
+class PeerComparison:
     """What came of comparing peers.
 
     Attributes:
@@ -109,7 +109,7 @@ class Comparison:
         return f"{len(self.slow)} of {counted(self.peers, kind)} {verb} slower than the others: {named}{more}"
 
 
-def compare_peers(samples: Mapping[str, Sequence[float]], *, better: Better = "higher") -> Comparison:
+def compare_peers(samples: Mapping[str, Sequence[float]], *, better: Better = "higher") -> PeerComparison:
     """Name the slow ones of several peers.
 
     Args:
@@ -126,7 +126,7 @@ def compare_peers(samples: Mapping[str, Sequence[float]], *, better: Better = "h
     if any(not (math.isfinite(value) and value > 0) for values in samples.values() for value in values):
         raise ValueError("figures of peers are positive numbers")
     if len(names) < 2:
-        return Comparison(len(names), (), 0.0)
+        return PeerComparison(len(names), (), 0.0)
     logs = {
         name: [math.log(value) if better == "higher" else -math.log(value) for value in values]
         for name, values in samples.items()
@@ -159,7 +159,7 @@ def compare_peers(samples: Mapping[str, Sequence[float]], *, better: Better = "h
         if decides < -TOLERANCE and shares[name] < -matters:
             slow.append(Slow(name, math.exp(shares[name])))
     slow.sort(key=lambda each: (each.share, natural_key(each.name)))
-    return Comparison(len(names), tuple(slow), 1 - math.exp(-visible))
+    return PeerComparison(len(names), tuple(slow), 1 - math.exp(-visible))
 
 
 def _middle_without(ordered: Sequence[float], value: float) -> tuple[float, float]:

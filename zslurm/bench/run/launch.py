@@ -35,7 +35,7 @@ from zslurm.bench.run.messages import (
     Task,
 )
 from zslurm.bench.run.nodes import named_nodes, srun_options
-from zslurm.bench.run.request import Progress, Request
+from zslurm.bench.run.request import BenchProgress, BenchRequest
 from zslurm.checkpoint_tools.quantities import counted
 from zslurm.cluster.rccl.environment import variables_of
 from zslurm.cluster.site import Site
@@ -71,7 +71,7 @@ class _Node:
 class _Run:
     """One benchmark under way."""
 
-    def __init__(self, request: Request, site: Site, writer: ResultWriter, progress: Progress) -> None:
+    def __init__(self, request: BenchRequest, site: Site, writer: ResultWriter, progress: BenchProgress) -> None:
         self.request, self.site, self.writer, self.progress = request, site, writer, progress
         self.result: BenchResult | None = None
         self.nodes: dict[str, _Node] = {}
@@ -335,7 +335,7 @@ def _why(message: Failed | Ended) -> str:
     return lines[-1].strip() if lines else f"it ended with {message.code}"
 
 
-def launch(request: Request, site: Site, writer: ResultWriter, progress: Progress) -> BenchResult:
+def launch(request: BenchRequest, site: Site, writer: ResultWriter, progress: BenchProgress) -> BenchResult:
     """Run a benchmark, and return its result, which is written; it is not complete if something went wrong.
 
     Raises:

@@ -10,13 +10,13 @@ from statistics import median
 from typing import Any
 
 from zslurm.bench.measurement import Row
-from zslurm.bench.ranks import Ranks
+from zslurm.bench.ranks import BenchRanks
 from zslurm.bench.run.timing import Timing, time_together
 
 _WARM_UP = 2
 
 
-def time_alone(operation: Callable[[], object], ranks: Ranks, seconds: float = 1.0) -> Timing:
+def time_alone(operation: Callable[[], object], ranks: BenchRanks, seconds: float = 1.0) -> Timing:
     """Time an operation of this rank, until the median is stable or so many seconds are over.
 
     The ranks begin together, so that what they share (the memory of a CPU, the power of a node) is shared.
@@ -39,7 +39,7 @@ class Moments:
     own_s: list[float]
 
 
-def time_at_once(operation: Callable[[], object], ranks: Ranks, *, moments: int, moment_s: float) -> Moments:
+def time_at_once(operation: Callable[[], object], ranks: BenchRanks, *, moments: int, moment_s: float) -> Moments:
     """Time an operation on all ranks at the same moments; each is as many calls on all ranks.
 
     Args:
@@ -65,13 +65,13 @@ def time_at_once(operation: Callable[[], object], ranks: Ranks, *, moments: int,
     return Moments([wall for wall, _ in measured], [own for _, own in measured])
 
 
-def name_of(ranks: Ranks, rank: int) -> str:
+def name_of(ranks: BenchRanks, rank: int) -> str:
     """Return how a rank is called in results: its node, and its GPU there."""
     local = rank % ranks.local_size
     return f"{ranks.nodes[rank // ranks.local_size]} {'GPU' if ranks.on_gpu else 'rank'} {local}"
 
 
-def rates_of_all(rate: float, timing: Timing, ranks: Ranks, unit: str, **more: Any) -> Row | None:
+def rates_of_all(rate: float, timing: Timing, ranks: BenchRanks, unit: str, **more: Any) -> Row | None:
     """Return the row of what each rank measured by itself, on rank 0: the median rank's figures and the slowest.
 
     Args:

@@ -12,14 +12,14 @@ import psutil
 import torch
 from pydantic import BaseModel
 
-from zslurm.bench.result import Machine
+from zslurm.bench.result import MeasuredMachine
 from zslurm.bench.run.messages import Task
 from zslurm.core.redact import redact
 
 _VARIABLES = ("NCCL_", "RCCL_", "HSA_", "GLOO_", "HIP_", "ROCR_", "CUDA_", "TORCH_NCCL_", "IONIC_", "UCX_")
 
 
-class Facts(BaseModel):
+class MachineFacts(BaseModel):
     """What one rank sees of its device and node.
 
     Attributes:
@@ -34,11 +34,11 @@ class Facts(BaseModel):
     cores: int
 
 
-def facts(device: torch.device, local_size: int) -> Facts:
+def facts(device: torch.device, local_size: int) -> MachineFacts:
     """Look at this rank's device and node."""
     on_gpu = device.type == "cuda"
     memory = torch.cuda.mem_get_info(device)[0] if on_gpu else psutil.virtual_memory().available // local_size
-    return Facts(
+    return MachineFacts(
         device=device.type,
         gpu=torch.cuda.get_device_name(device) if on_gpu else None,
         gpus=torch.cuda.device_count(),
@@ -57,10 +57,10 @@ def _cpu_model() -> str:
     return found[1].strip() if found else platform.processor() or platform.machine()
 
 
-def machine_of(task: Task, ranks: Sequence[Facts]) -> Machine:
+def machine_of(task: Task, ranks: Sequence[MachineFacts]) -> MeasuredMachine:
     """Return the machine that all ranks form: what differs between them, as rank 0 or the least of them has it."""
     first = ranks[0]
-    return Machine(
+    return MeasuredMachine(
         cluster=task.cluster,
         nodes=task.nodes,
         ranks_per_node=task.ranks_per_node,

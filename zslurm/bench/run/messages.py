@@ -14,7 +14,7 @@ from typing import IO, Annotated, Any, Literal
 
 from pydantic import BaseModel, Field, TypeAdapter, ValidationError
 
-from zslurm.bench.result import Machine, Skipped
+from zslurm.bench.result import MeasuredMachine, Skipped
 from zslurm.slurm.environment import node_name
 from zslurm.slurm.on_nodes.message_lines import Joiner, split
 
@@ -79,7 +79,7 @@ class Planned(BaseModel):
     """Rank 0 knows the machine and what to measure: so many points, in about so many seconds."""
 
     kind: Literal["planned"] = "planned"
-    machine: Machine
+    machine: MeasuredMachine
     versions: dict[str, str | None]
     environment: dict[str, str]
     points: int

@@ -43,7 +43,7 @@ PYTHON_VARIABLE = "ZSLURM_BENCH_PYTHON"
 _LAST_LINES = 20
 
 
-class Node:
+class BenchNode:
     """The ranks of this node."""
 
     def __init__(self, sender: Sender) -> None:
@@ -129,7 +129,7 @@ def _beat(sender: Sender) -> None:
 def main() -> None:
     """Do what stdin asks for, until it ends."""
     sender = Sender(os.environ)
-    node = Node(sender)
+    node = BenchNode(sender)
     listed = os.environ.get("SLURM_STEP_NODELIST") if "SLURM_PROCID" in os.environ else None
     here = Here(
         index=int(os.environ.get("SLURM_NODEID", "0")) if listed else 0,

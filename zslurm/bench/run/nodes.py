@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from zslurm.bench.run.request import Request
+from zslurm.bench.run.request import BenchRequest
 from zslurm.checkpoint_tools.quantities import counted
 from zslurm.cluster.site import Site
 from zslurm.core.errors import ConfigError, NotFound
@@ -14,7 +14,7 @@ from zslurm.slurm.hostlist import compress, expand
 _DEFAULT_LIMIT_MIN, _START_MIN = 60, 5
 
 
-def named_nodes(request: Request, site: Site) -> list[str]:
+def named_nodes(request: BenchRequest, site: Site) -> list[str]:
     """Return the nodes of the list, after looking whether Slurm has them; none if Slurm is to choose.
 
     Raises:
@@ -41,7 +41,7 @@ def named_nodes(request: Request, site: Site) -> list[str]:
     return []
 
 
-def srun_options(request: Request, site: Site, *, inside: bool) -> list[str]:
+def srun_options(request: BenchRequest, site: Site, *, inside: bool) -> list[str]:
     """Return options of srun: whole nodes with all their GPUs."""
     options = site.cluster.srun_gpu_options()
     if inside:

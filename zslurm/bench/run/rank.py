@@ -18,9 +18,9 @@ import torch.distributed as dist
 from pydantic import BaseModel
 
 from zslurm import __version__
-from zslurm.bench.measurement import BENCHMARKS, CannotMeasure, Plan, Point
-from zslurm.bench.ranks import Ranks
-from zslurm.bench.run.machine import Facts, facts, machine_of, variables_in_force, versions
+from zslurm.bench.measurement import BENCHMARKS, CannotMeasure, MeasurementPlan, Point
+from zslurm.bench.ranks import BenchRanks
+from zslurm.bench.run.machine import MachineFacts, facts, machine_of, variables_in_force, versions
 from zslurm.bench.run.messages import (
     TASK_VARIABLE,
     Address,
@@ -87,7 +87,7 @@ def _device(local_rank: int, local_size: int) -> torch.device:
     return device
 
 
-def join(task: Task) -> Ranks:
+def join(task: Task) -> BenchRanks:
     """Join the others.
 
     Raises:
@@ -97,7 +97,7 @@ def join(task: Task) -> Ranks:
     timeout = timedelta(seconds=task.timeout_s)
     store = meet(rank, timeout)  # before anything of a GPU is in this process, which rank 0 copies for the store
     device = _device(local_rank, task.ranks_per_node)
-    ranks = Ranks(
+    ranks = BenchRanks(
         rank=rank,
         local_rank=local_rank,
         local_size=task.ranks_per_node,
@@ -118,13 +118,13 @@ def join(task: Task) -> Ranks:
     return ranks
 
 
-def measure(task: Task, ranks: Ranks) -> None:
+def measure(task: Task, ranks: BenchRanks) -> None:
     """Measure every point that there is time for."""
     measurement = BENCHMARKS[task.benchmark].load()
     found = ranks.gather(facts(ranks.device, ranks.local_size).model_dump())
-    plan = Plan([])
+    plan = MeasurementPlan([])
     if found is not None:
-        machine = machine_of(task, [Facts.model_validate(each) for each in found])
+        machine = machine_of(task, [MachineFacts.model_validate(each) for each in found])
         plan = measurement.points(task.options, machine).within(task.seconds)
         if not plan.points:
             reason = plan.skipped[0].reason if plan.skipped else "no point is left by these options"

@@ -11,7 +11,7 @@ LOST_AFTER_S = 20.0
 
 
 @dataclass(frozen=True)
-class Request:
+class BenchRequest:
     """What a user asked for.
 
     Attributes:
@@ -42,7 +42,7 @@ class Request:
         return self.nodes is not None or self.nodelist is not None
 
 
-class Progress:
+class BenchProgress:
     """What happens while a benchmark runs; the command line overrides what it shows."""
 
     def planned(self, points: int, seconds: float) -> None:

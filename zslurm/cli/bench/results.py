@@ -12,7 +12,7 @@ from typer import Argument, Option
 from zslurm.bench.measurement import BENCHMARKS
 from zslurm.bench.result import BenchResult, read_result
 from zslurm.bench.results.apply import Found, merged, settings_from, usable_rows
-from zslurm.bench.results.compare import Change, Comparison, compare
+from zslurm.bench.results.compare import FigureChange, ResultComparison, compare
 from zslurm.bench.results.plots import draw
 from zslurm.checkpoint_tools.quantities import show_bytes
 from zslurm.cli.options import Cluster, Json
@@ -55,7 +55,7 @@ def compare_results(
         raise typer.Exit(Exit.CHECK_FAILED)
 
 
-def _print_comparison(found: Comparison, unit: str, *, only_changed: bool) -> None:
+def _print_comparison(found: ResultComparison, unit: str, *, only_changed: bool) -> None:
     changes = [change for change in found.changes if not only_changed or change.outcome in ("better", "worse")]
     names = list(dict.fromkeys(name for change in changes for name, _ in change.key))
     # A column that is the same in all rows identifies none.
@@ -64,7 +64,7 @@ def _print_comparison(found: Comparison, unit: str, *, only_changed: bool) -> No
     print_table(columns, [_row(each, names) for each in changes])
 
 
-def _row(change: Change, names: list[str]) -> list[str]:
+def _row(change: FigureChange, names: list[str]) -> list[str]:
     values = dict(change.key)
     noise = "not known" if change.noise is None else f"{100 * change.noise:.1f} %"
     figures = [f"{change.before:.4g}", f"{change.after:.4g}", f"{change.ratio:.3f}", noise]

@@ -17,7 +17,7 @@ from zslurm.bench.results.apply import settings_from
 from zslurm.bench.results.plots import NoPlots
 from zslurm.bench.results.published import beside
 from zslurm.bench.run.launch import launch
-from zslurm.bench.run.request import Progress, Request
+from zslurm.bench.run.request import BenchProgress, BenchRequest
 from zslurm.checkpoint_tools.quantities import counted, show_duration
 from zslurm.cli.bench.cells import cell_of, fit_columns, split_columns, title
 from zslurm.cli.bench.environments import show_side_by_side
@@ -62,7 +62,7 @@ def run_benchmark(
         name: of the benchmark.
         options: of it, as JSON has them.
         common: the options that all share.
-        environments: see `Request`.
+        environments: see `BenchRequest`.
         show: prints the result on a terminal; default: a table of the benchmark's columns.
 
     Raises:
@@ -71,7 +71,7 @@ def run_benchmark(
     """
     site = site_of(common)
     path = (common.out or default_path(name, site.cluster.name)).absolute()
-    request = Request(
+    request = BenchRequest(
         benchmark=name,
         options=options,
         command=["zslurm", *sys.argv[1:]],
@@ -122,7 +122,7 @@ def exit_code(result: BenchResult) -> Exit:
     return Exit.CHECK_FAILED if any(row.get("wrong") for row in result.rows) else Exit.DONE
 
 
-class _Shown(Progress):
+class _Shown(BenchProgress):
     """A line that is replaced on a terminal; elsewhere a line a minute."""
 
     def __init__(self) -> None:

@@ -31,12 +31,12 @@ from zslurm.run.checkpoints import find_weights
 from zslurm.run.events import Scored
 from zslurm.run.events.by_user import record_by_user
 from zslurm.run.run_dir import RunDir
-from zslurm.train.evaluation.scores import Result, as_metrics
+from zslurm.train.evaluation.scores import TaskResult, as_metrics
 from zslurm.train.hub import open_weights
 
 if TYPE_CHECKING:
     from zslurm.train.evaluation.harness import HarnessTask
-    from zslurm.train.evaluation.on_ranks import Request
+    from zslurm.train.evaluation.on_ranks import ScoringRequest
     from zslurm.train.evaluation.scoring import Ask
 
 
@@ -110,7 +110,7 @@ def eval(
         loaded = load_tasks(references, include_path=include_path, num_fewshot=num_fewshot, run_code=run_code)
     run_locally_or_as_job(slurm, workers_option=None, nodes=nodes, gpus=ranks, time_limit=time)
     with as_user_errors():
-        from zslurm.train.evaluation.on_ranks import Request, local_answers  # imports torch
+        from zslurm.train.evaluation.on_ranks import ScoringRequest, local_answers  # imports torch
 
         with open_weights(path) as weights:
             files, settings = tokenizer_for(weights, tokenizer), weights.settings
@@ -123,7 +123,7 @@ def eval(
             )
         device = choose_device(Device.AUTO, ranks)
         format_ = settings.dtype or "fp32"
-        request = Request(path.absolute(), files, format_, device, settings.rope_base, settings.context)
+        request = ScoringRequest(path.absolute(), files, format_, device, settings.rope_base, settings.context)
         report = _Report(path, request.dtype, out, samples)
         asking = local_answers(request, ranks)
         if nodes > 1:
@@ -144,7 +144,7 @@ def eval(
 
 
 def _scored(
-    tasks: list[HarnessTask], request: Request, limit: int | None, asking: AbstractContextManager[Ask]
+    tasks: list[HarnessTask], request: ScoringRequest, limit: int | None, asking: AbstractContextManager[Ask]
 ) -> Iterator[_TaskScores]:
     """Yield the scores of each task, its samples, the tokens that were computed for it and the seconds.
 
@@ -168,7 +168,7 @@ class _TaskScores(NamedTuple):
     """What was found about one reference: its tasks and groups, its samples, and how long that took."""
 
     reference: str
-    results: list[Result]
+    results: list[TaskResult]
     samples: list[dict[str, Any]]
     tokens: int
     seconds: float
@@ -193,7 +193,7 @@ class _Report:
 
     def __init__(self, weights: Path, dtype: str, out: Path | None, samples: Path | None) -> None:
         self._out, self._samples, self._lines = out, samples, list[str]()
-        self.results: list[Result] = []
+        self.results: list[TaskResult] = []
         self.body: dict[str, Any] = {"weights": str(weights), "dtype": dtype, "complete": False, "results": []}
         self._check_files()
 
@@ -275,7 +275,7 @@ def _interrupted_by_sigterm() -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
-def _record(path: Path, results: list[Result]) -> None:
+def _record(path: Path, results: list[TaskResult]) -> None:
     """Record scores in the events of the run that a checkpoint is in, where it is in one and can be written to."""
     folder = path.absolute().parent
     run = RunDir(folder.parent)

@@ -207,9 +207,9 @@ def _stream(
     """Return the tokens as they are made, by so many nodes with so many ranks each."""
     nodes, ranks = shape
     if nodes > 1 or ranks > 1:
-        from zslurm.train.decoding import Request, generate_on_ranks  # imports torch
+        from zslurm.train.decoding import DecodingRequest, generate_on_ranks  # imports torch
 
-        request = Request(weights.path.absolute(), dtype, device, tuple(ids), **settings)
+        request = DecodingRequest(weights.path.absolute(), dtype, device, tuple(ids), **settings)
         if nodes == 1:
             return generate_on_ranks(request, ranks)
         from zslurm.job.generation_step import tokens_of_step

@@ -16,7 +16,7 @@ from zslurm.core import log
 from zslurm.core.console import print_json, say
 from zslurm.core.errors import ConfigError
 from zslurm.doctor.check import Status, all_checks, chosen_checks
-from zslurm.doctor.report import LOGIN, Report, Result
+from zslurm.doctor.report import LOGIN, CheckResult, DoctorReport
 from zslurm.doctor.run_checks import ANSWER, STATE, Wanted, run_doctor, site_to_check
 from zslurm.slurm.hostlist import compress, expand
 
@@ -115,7 +115,7 @@ def _list_checks(*, as_json: bool) -> None:
     print_table(["check", Column("group", drop=1), Column("where", drop=2), Column("what", "text")], rows)
 
 
-def table(report: Report) -> list[list[str]]:
+def table(report: DoctorReport) -> list[list[str]]:
     """Return a row for each check and status; several where nodes differ, but not too many."""
     names = [STATE, ANSWER, *(check.name for check in report.checks)]
     rows = []
@@ -126,7 +126,7 @@ def table(report: Report) -> list[list[str]]:
     return rows
 
 
-def _rows(name: str, status: Status, results: list[Result]) -> list[list[str]]:
+def _rows(name: str, status: Status, results: list[CheckResult]) -> list[list[str]]:
     by_reason = _grouped((result.outcome.reason, result.node) for result in results)
     if len(by_reason) > (_MOST_REASONS if status is not Status.PASS else 1):
         # What passes differs in its numbers only; of many different faults the first is the example.
@@ -150,7 +150,7 @@ def _where(nodes: Iterable[str]) -> str:
     return ", ".join(part for part in (LOGIN if LOGIN in nodes else "", listed) if part)
 
 
-def remedies(report: Report) -> list[str]:
+def remedies(report: DoctorReport) -> list[str]:
     """Return what to do about what failed or warned, a line for each check and remedy."""
     found = _grouped(
         ((result.check, result.outcome.remedy), result.node)
@@ -160,7 +160,7 @@ def remedies(report: Report) -> list[str]:
     return [f"{check} on {_where(nodes)}: {remedy}" for (check, remedy), nodes in found.items()]
 
 
-def left_alone(report: Report) -> list[str]:
+def left_alone(report: DoctorReport) -> list[str]:
     """Return a line for each reason for which nodes were not asked."""
     by_reason = _grouped((reason, node) for node, reason in report.not_asked.items())
     lines = [f"not asked: {compress(nodes)}: {reason}" for reason, nodes in by_reason.items()]
@@ -170,7 +170,7 @@ def left_alone(report: Report) -> list[str]:
     return shown
 
 
-def summary(report: Report) -> str:
+def summary(report: DoctorReport) -> str:
     """Return in one line how many nodes were checked, and how they are."""
     if not report.asked:
         return f"this machine: {report.worst} ({report.took_s:.1f} s)"

@@ -10,7 +10,7 @@ from zslurm.cli.terminal.screen import print_styled
 from zslurm.cli.terminal.table import Column, print_table
 from zslurm.core.console import print_json, say
 from zslurm.core.units import show_value
-from zslurm.report.comparison import Comparison, CurveDifference, FigureDifference
+from zslurm.report.comparison import CurveDifference, FigureDifference, RunComparison
 from zslurm.run.find import find
 
 _MOST_FAULTS = 10
@@ -59,7 +59,7 @@ def _figure_row(row: FigureDifference) -> list[str]:
     return [row.name, *("-" if value is None else f"{value:.5g}" for value in (row.first, row.second)), ratio]
 
 
-def _curve_lines(found: Comparison) -> Iterator[str]:
+def _curve_lines(found: RunComparison) -> Iterator[str]:
     if not found.curves:
         yield "no step is in both runs, so no curve can be compared"
     for curve in found.curves:
@@ -79,7 +79,7 @@ def describe(curve: CurveDifference) -> str:
     )
 
 
-def _fault_lines(found: Comparison, names: list[str]) -> Iterator[str]:
+def _fault_lines(found: RunComparison, names: list[str]) -> Iterator[str]:
     for name, faults in zip(names, found.faults, strict=True):
         if not faults:
             yield f"faults of {name}: none"

@@ -17,7 +17,7 @@ from zslurm.slurm.topology import hostlist_in_order
 
 
 @dataclass(frozen=True)
-class Placement:
+class RankPlacement:
     """Some nodes on the fabric.
 
     Attributes:
@@ -66,10 +66,10 @@ class Placement:
         return f"; {compress(self.unlisted)}: on no slice of the profile" if self.unlisted else ""
 
 
-def place(fabric: Fabric, section: FabricSection, nodes: Sequence[str]) -> Placement:
+def place(fabric: Fabric, section: FabricSection, nodes: Sequence[str]) -> RankPlacement:
     """Return what these nodes cost in the order of a shortest ring."""
     order, ports = fabric.order(nodes), most_loaded(fabric, nodes)
-    return Placement(
+    return RankPlacement(
         nodes=tuple(order),
         hops=fabric.ring_hops(order),
         hops_by_name=fabric.ring_hops(sorted(nodes, key=natural_key)),
@@ -81,7 +81,7 @@ def place(fabric: Fabric, section: FabricSection, nodes: Sequence[str]) -> Place
 
 def placements(
     section: FabricSection, count: int, *, chosen: Sequence[str] = (), excluded: Sequence[str] = ()
-) -> dict[str, Placement]:
+) -> dict[str, RankPlacement]:
     """Return what `count` nodes cost, by `chosen`, or by `best` and `worst`.
 
     Nothing if the profile lists no slices, or too few nodes. Of more chosen nodes than `count` those that are

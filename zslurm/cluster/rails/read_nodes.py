@@ -27,7 +27,7 @@ Aspect = Literal["rails", "place", "name", "rate"]
 
 
 @dataclass(frozen=True)
-class Difference:
+class NodeDifference:
     """Nodes that agree with each other and differ from the most.
 
     Attributes:
@@ -66,13 +66,13 @@ _ASPECTS: dict[Aspect, tuple[str, Callable[[Rail], Hashable], Callable[[Rail], s
 }
 
 
-def differences(maps: Sequence[RailMap]) -> list[Difference]:
+def differences(maps: Sequence[RailMap]) -> list[NodeDifference]:
     """Return every group of nodes that differs from the most, for each rail and aspect."""
     if len(maps) < 2:
         return []
     counts = _minorities([(found, len(found.rails)) for found in maps])
     listed = [
-        Difference(nodes, others, "rails", None, f"{counted(count, 'rail')}, not {usual}")
+        NodeDifference(nodes, others, "rails", None, f"{counted(count, 'rail')}, not {usual}")
         for nodes, others, count, usual in counts
     ]
     usual_count = Counter(len(found.rails) for found in maps).most_common(1)[0][0]
@@ -83,7 +83,7 @@ def differences(maps: Sequence[RailMap]) -> list[Difference]:
             present = [(found, value(found.rails[index])) for found in same if found.rails[index].nic_pci]
             text = {value(found.rails[index]): shown(found.rails[index]) for found in same}
             listed += [
-                Difference(nodes, others, aspect, index, f"rail {index} {verb} {text[odd]}, not {text[usual]}")
+                NodeDifference(nodes, others, aspect, index, f"rail {index} {verb} {text[odd]}, not {text[usual]}")
                 for nodes, others, odd, usual in _minorities(present)
             ]
     return listed
@@ -124,7 +124,7 @@ class RailReadings:
 
     maps: tuple[RailMap, ...]
     unanswered: Mapping[str, str]
-    differences: tuple[Difference, ...]
+    differences: tuple[NodeDifference, ...]
 
     @property
     def incomplete(self) -> dict[str, RailMap]:

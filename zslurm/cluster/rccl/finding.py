@@ -11,7 +11,7 @@ LEVELS: tuple[Level, ...] = ("fault", "warning", "note")
 
 
 @dataclass(frozen=True)
-class Finding:
+class RcclFinding:
     """Something about one variable.
 
     Attributes:

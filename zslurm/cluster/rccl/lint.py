@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from zslurm.checkpoint_tools.quantities import counted, show_duration
 from zslurm.cluster.rccl.conf_files import NO_FILES, Conf
-from zslurm.cluster.rccl.finding import LEVELS, Finding, FindingFields, is_on, number
+from zslurm.cluster.rccl.finding import LEVELS, FindingFields, RcclFinding, is_on, number
 from zslurm.cluster.rccl.lint_network import CHECKS
 from zslurm.cluster.rccl.rules import (
     LONGEST_TIMEOUT,
@@ -37,7 +37,7 @@ _PREFIXES = ("NCCL", "RCCL", "TORCH_NCCL", "HSA")
 _SLIP = re.compile(r"(TORCH_)?[NR][CL]{2,4}_")  # NCLL_, RCL_
 
 
-def lint(given: Mapping[str, str], cluster: ClusterSection, conf: Conf = NO_FILES) -> list[Finding]:
+def lint(given: Mapping[str, str], cluster: ClusterSection, conf: Conf = NO_FILES) -> list[RcclFinding]:
     """Check the variables of a job on a cluster; faults first, else by name. Others than `OURS` are left alone.
 
     What the vendor of the GPUs publishes for the cluster's network, name and value, is no finding (`documented` in
@@ -48,7 +48,7 @@ def lint(given: Mapping[str, str], cluster: ClusterSection, conf: Conf = NO_FILE
     everything = {name: setting.value for name, setting in behind.items()} | dict(given)
     looked_at = {name: value for name, value in sorted(everything.items()) if concerns_us(name)}
     found = [
-        Finding(name, looked_at.get(name), level, message)
+        RcclFinding(name, looked_at.get(name), level, message)
         for check in _CHECKS
         for level, name, message in check(looked_at, cluster)
     ]
@@ -58,24 +58,24 @@ def lint(given: Mapping[str, str], cluster: ClusterSection, conf: Conf = NO_FILE
     return sorted(found, key=lambda finding: (LEVELS.index(finding.level), finding.name))
 
 
-def _placed(finding: Finding, place: str) -> Finding:
+def _placed(finding: RcclFinding, place: str) -> RcclFinding:
     return replace(finding, message=f"{finding.message} (set in {place}, which the library reads by itself)")
 
 
-def _of_files(conf: Conf, looked_at: Mapping[str, str], found: set[str]) -> Iterator[Finding]:
+def _of_files(conf: Conf, looked_at: Mapping[str, str], found: set[str]) -> Iterator[RcclFinding]:
     if conf.unreadable is not None:
         message = "this file cannot be read here; is it there on the compute nodes?"
-        yield Finding("NCCL_CONF_FILE", conf.unreadable, "warning", message)
+        yield RcclFinding("NCCL_CONF_FILE", conf.unreadable, "warning", message)
     for setting in conf.settings:
         if setting.name in looked_at and setting.name not in found:
             message = f"set in {setting.place}, which the library reads by itself; cluster.env would show it"
-            yield Finding(setting.name, setting.value, "note", message)
+            yield RcclFinding(setting.name, setting.value, "note", message)
 
 
-def overridden(exported: Mapping[str, str], job: Mapping[str, str]) -> list[Finding]:
+def overridden(exported: Mapping[str, str], job: Mapping[str, str]) -> list[RcclFinding]:
     """Variables of the login environment that the job sets to something else."""
     return [
-        Finding(name, value, "note", f"the job sets {job[name]}; to keep yours, put it into cluster.env")
+        RcclFinding(name, value, "note", f"the job sets {job[name]}; to keep yours, put it into cluster.env")
         for name, value in sorted(exported.items())
         if concerns_us(name) and job.get(name, value) != value
     ]

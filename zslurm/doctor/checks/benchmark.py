@@ -9,7 +9,7 @@ import tempfile
 from typing import Any
 
 from zslurm.checkpoint_tools.quantities import counted
-from zslurm.doctor.check import Outcome, check, failed, passed, warned, worst
+from zslurm.doctor.check import CheckOutcome, check, failed, passed, warned, worst
 from zslurm.hardware.command import CommandHung
 from zslurm.hardware.node_sources import Sources
 
@@ -25,7 +25,7 @@ print(json.dumps([torch.__version__, kind, torch.cuda.device_count()]))
 
 
 @check("benchmark", "speed of GPUs: matrix product, memory, all-reduce", "node", on_request=True)
-def benchmark(sources: Sources) -> Outcome:
+def benchmark(sources: Sources) -> CheckOutcome:
     """Measure matrix product and memory traffic of each GPU, and all-reduce; without GPUs, those of the CPU.
 
     The thresholds are those of Primus' node_smoke: healthy MI300X reach 4,500 to 5,000 GB/s where 2,000 is the
@@ -76,7 +76,7 @@ def _figure(value: float) -> str:
 
 
 @check("benchmark", "torch can be imported and sees all GPUs", "node", on_request=True)
-def torch_import(sources: Sources) -> Outcome:
+def torch_import(sources: Sources) -> CheckOutcome:
     """Import torch in a separate process: a missing library ends that one, not the doctor."""
     try:
         done = sources.run(sys.executable, "-c", _TORCH, timeout_s=sources.limits.check_s)

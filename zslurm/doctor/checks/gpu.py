@@ -7,7 +7,7 @@ from collections import Counter
 from zslurm.checkpoint_tools.quantities import counted, show_bytes
 from zslurm.cluster.rccl.rules import vendor_of
 from zslurm.cluster.xgmi import group_cost
-from zslurm.doctor.check import Outcome, Status, check, failed, first_few, passed, unavailable, warned, worst
+from zslurm.doctor.check import CheckOutcome, Status, check, failed, first_few, passed, unavailable, warned, worst
 from zslurm.hardware import ras
 from zslurm.hardware.gpu_health import GpuHealth
 from zslurm.hardware.job_processes import process
@@ -19,7 +19,7 @@ _EXCLUDE = "exclude the node and have the GPU reset; if it comes back, have it r
 
 
 @check("gpu", "all GPUs are there, by sysfs and by their tool", "node", inconsistent=Status.WARN)
-def gpu_count(sources: Sources) -> Outcome | None:
+def gpu_count(sources: Sources) -> CheckOutcome | None:
     """Compare the GPUs that the kernel and their tool show with the profile's number."""
     if not sources.has_gpus:
         return None
@@ -45,7 +45,7 @@ def gpu_count(sources: Sources) -> Outcome | None:
 
 
 @check("gpu", "the GPU driver answers in time", "node")
-def gpu_driver(sources: Sources) -> Outcome | None:
+def gpu_driver(sources: Sources) -> CheckOutcome | None:
     """Ask with a time limit: a driver that is wedging answers late or never, minutes before GPUs stop."""
     if not sources.has_gpus:
         return None
@@ -58,7 +58,7 @@ def gpu_driver(sources: Sources) -> Outcome | None:
 
 
 @check("gpu", "uncorrectable, deferred and correctable memory errors of GPUs", "node")
-def gpu_ecc(sources: Sources) -> Outcome | None:
+def gpu_ecc(sources: Sources) -> CheckOutcome | None:
     """Read the error counters of every GPU.
 
     Uncorrectable: any is too many (SaFE). Correctable: more than 10,000 (SaFE). Deferred errors are damaged data
@@ -79,7 +79,7 @@ def gpu_ecc(sources: Sources) -> Outcome | None:
     return worst(problems, f"no uncorrectable error on {counted(len(known), 'GPU')} ({corrected} correctable)")
 
 
-def _memory_errors(gpu: GpuHealth, limit: float) -> list[Outcome]:
+def _memory_errors(gpu: GpuHealth, limit: float) -> list[CheckOutcome]:
     found = []
     if gpu.uncorrectable:
         where = f" ({', '.join(sorted(gpu.blocks))})" if gpu.blocks else ""
@@ -95,7 +95,7 @@ def _memory_errors(gpu: GpuHealth, limit: float) -> list[Outcome]:
 
 
 @check("gpu", "nothing is left running on the GPUs or in their memory", "node")
-def gpu_idle(sources: Sources) -> Outcome | None:
+def gpu_idle(sources: Sources) -> CheckOutcome | None:
     """Find processes that hold GPU memory, and memory that no process seems to hold; this job's are fine."""
     if not sources.has_gpus:
         return None
@@ -136,7 +136,7 @@ def _is_ours(sources: Sources, pid: int) -> bool:
 
 
 @check("gpu", "bad pages of GPU memory: retired, pending, not reservable", "node")
-def gpu_pages(sources: Sources) -> Outcome | None:
+def gpu_pages(sources: Sources) -> CheckOutcome | None:
     """Count the bad pages of every GPU, by kind.
 
     A retired page is out of the way. One that is pending will be retired by a reset, and one that could not be
@@ -163,7 +163,7 @@ def gpu_pages(sources: Sources) -> Outcome | None:
 
 
 @check("gpu", "ranks per node use all xGMI links, or none", "login")
-def xgmi(sources: Sources) -> Outcome | None:
+def xgmi(sources: Sources) -> CheckOutcome | None:
     """Look at the ranks per node of the profile: one for each GPU, unless slurm.ranks_per_node differs."""
     if vendor_of(sources.cluster) != "amd":
         return None

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from zslurm.checkpoint_tools.quantities import counted, show_bytes
 from zslurm.core.files import read_text
-from zslurm.doctor.check import Outcome, check, failed, first_few, passed, unavailable, warned, worst
+from zslurm.doctor.check import CheckOutcome, check, failed, first_few, passed, unavailable, warned, worst
 from zslurm.hardware.node_sources import Sources
 from zslurm.hardware.sysfs import names
 
@@ -20,7 +20,7 @@ _FAR_TOO_FEW = 1 / 16
 
 
 @check("limits", "memory that a process inside the step may pin", "node")
-def memlock(sources: Sources) -> Outcome:
+def memlock(sources: Sources) -> CheckOutcome:
     """Look at the limit of this very process, which runs where ranks run, for RDMA.
 
     The login shell looks fine while the step inherits slurmd's limit (NVIDIA/nccl-tests#206, NVIDIA/nccl#1191).
@@ -40,7 +40,7 @@ def memlock(sources: Sources) -> Outcome:
 
 
 @check("limits", "open files, processes and threads (nofile, nproc)", "node")
-def ulimits(sources: Sources) -> Outcome:
+def ulimits(sources: Sources) -> CheckOutcome:
     """Look at open files and processes, as /proc/self/limits has them."""
     text = read_text(sources.path("/proc/self/limits")) or ""
     rows = dict(re.findall(r"^Max (open files|processes)\s+(\d+|unlimited)", text, re.MULTILINE))
@@ -59,7 +59,7 @@ def ulimits(sources: Sources) -> Outcome:
 
 
 @check("limits", "room in /dev/shm, and files that were left there", "node")
-def shm(sources: Sources) -> Outcome:
+def shm(sources: Sources) -> CheckOutcome:
     """Look at the free space, and at this user's files that no process has open or mapped; small ones are fine."""
     place = sources.path("/dev/shm")
     try:

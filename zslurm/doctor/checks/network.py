@@ -12,11 +12,11 @@ from zslurm.cluster.rails.map import rail_map
 from zslurm.cluster.rails.types import Rail
 from zslurm.cluster.rccl.conf_files import read_conf
 from zslurm.cluster.rccl.environment import FIND_OUT, left_out_lines, variables_of
-from zslurm.cluster.rccl.finding import Finding
+from zslurm.cluster.rccl.finding import RcclFinding
 from zslurm.cluster.rccl.lint import concerns_us, lint, overridden
 from zslurm.cluster.rccl.lint_network import dmabuf_by_default
 from zslurm.cluster.rccl.rules import vendor_of
-from zslurm.doctor.check import Outcome, Status, check, failed, passed, unavailable, warned, worst
+from zslurm.doctor.check import CheckOutcome, Status, check, failed, passed, unavailable, warned, worst
 from zslurm.hardware.command import CommandHung
 from zslurm.hardware.node_sources import Sources
 from zslurm.hardware.routes import addresses, reverse_lookup_s
@@ -28,7 +28,7 @@ _LISTED = re.compile(r"^\s+(\S+)\s+[0-9a-f]{16}\s*$", re.MULTILINE)
 
 
 @check("network", "names of nodes resolve, and not to the loopback address", "both")
-def names(sources: Sources) -> Outcome | None:
+def names(sources: Sources) -> CheckOutcome | None:
     """Look up the names of the nodes that are checked together.
 
     A name that does not resolve makes c10d's store try again for minutes. One that resolves to the loopback
@@ -53,7 +53,7 @@ _LOOKED_UP, _LOOKUP_LIMIT_S = 4, 3.0
 
 
 @check("network", "the names of nodes' addresses are looked up at once", "node")
-def reverse_names(sources: Sources) -> Outcome | None:
+def reverse_names(sources: Sources) -> CheckOutcome | None:
     """Time reverse look-ups of some other nodes' addresses.
 
     torch's store on rank 0 makes one for each connection that it accepts, in the only thread that answers ranks. A
@@ -89,7 +89,7 @@ def reverse_names(sources: Sources) -> Outcome | None:
 
 
 @check("network", "NICs of all rails are there, up and at full rate", "node", inconsistent=Status.WARN)
-def nics(sources: Sources) -> Outcome | None:
+def nics(sources: Sources) -> CheckOutcome | None:
     """Look at state and rate of each RDMA device that is a rail's, and at firmware and driver of all."""
     cluster, found = sources.cluster, sources.facts.nics
     if not cluster.nics and not cluster.rdma_network and not found:
@@ -109,7 +109,7 @@ def nics(sources: Sources) -> Outcome | None:
 
 
 @check("network", "NICs have a RoCE v2 address at the GID index in use", "node")
-def gid_index(sources: Sources) -> Outcome | None:
+def gid_index(sources: Sources) -> CheckOutcome | None:
     """Look for RoCE v2 at the GID index that ranks use: a wrong one is `status 4`, or a hang at the start."""
     ethernet = [nic for nic in sources.facts.nics if nic.link_layer == "Ethernet"]
     if not ethernet or sources.cluster.network == "infiniband":
@@ -125,7 +125,7 @@ def gid_index(sources: Sources) -> Outcome | None:
 
 
 @check("network", "GPU i uses the NIC of rail i, on every node", "node")
-def rails(sources: Sources) -> Outcome | None:
+def rails(sources: Sources) -> CheckOutcome | None:
     """Look at the pairing of GPUs and NICs on this node; that it is the same elsewhere is found by comparing."""
     if not sources.facts.gpus or not sources.facts.nics:
         return None
@@ -148,7 +148,7 @@ def _drawn(rail: Rail) -> str:
 
 
 @check("network", "NICs reach GPU memory by peermem or dma-buf", "node")
-def peermem(sources: Sources) -> Outcome | None:
+def peermem(sources: Sources) -> CheckOutcome | None:
     """Look at the kernel's peer memory and RCCL's switch for dma-buf, if AMD GPUs have a fast network.
 
     If neither works RCCL trains all the same, and copies every message between nodes through host memory.
@@ -175,7 +175,7 @@ def peermem(sources: Sources) -> Outcome | None:
 
 
 @check("network", "the RDMA library fits the kernel's driver", "both", inconsistent=Status.WARN)
-def rdma_abi(sources: Sources) -> Outcome | None:
+def rdma_abi(sources: Sources) -> CheckOutcome | None:
     """Compare the devices that libibverbs lists with the kernel's.
 
     A library that is older than the driver rejects every device, RCCL falls back to a socket, and the job dies of
@@ -211,7 +211,7 @@ def rdma_abi(sources: Sources) -> Outcome | None:
 
 
 @check("network", "dead, misspelt or contradictory variables of RCCL", "login")
-def environment(sources: Sources) -> Outcome | None:
+def environment(sources: Sources) -> CheckOutcome | None:
     """Check the variables that a job would get from here: this shell's, under those of the profile's rules."""
     if not sources.cluster.gpus_per_node:
         return None
@@ -226,7 +226,7 @@ def environment(sources: Sources) -> Outcome | None:
 
 
 @check("network", "files that set variables of RCCL behind the environment", "node", inconsistent=Status.WARN)
-def rccl_conf(sources: Sources) -> Outcome | None:
+def rccl_conf(sources: Sources) -> CheckOutcome | None:
     """Read ~/.rccl.conf, /etc/rccl.conf and NCCL_CONF_FILE; what they set must be the same on all nodes."""
     if not sources.cluster.gpus_per_node:
         return None
@@ -242,5 +242,5 @@ def rccl_conf(sources: Sources) -> Outcome | None:
     return worst(problems, f"files set {listed}", must_match={"files of RCCL": listed})
 
 
-def _of_findings(findings: Iterable[Finding], remedy: str) -> list[Outcome]:
+def _of_findings(findings: Iterable[RcclFinding], remedy: str) -> list[CheckOutcome]:
     return [(failed if finding.level == "fault" else warned)(finding.line, remedy) for finding in findings]

@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Mapping
 
 from zslurm.checkpoint_tools.quantities import show_bytes
-from zslurm.doctor.check import NodeData, Outcome, check, unavailable, warned, worst
+from zslurm.doctor.check import CheckOutcome, NodeData, check, unavailable, warned, worst
 from zslurm.hardware import page_cache as cache
 from zslurm.hardware.node_sources import Sources
 
@@ -17,7 +17,7 @@ _LITTLE = 0.5
 """Of the median room of the nodes: a node with less differs from them."""
 
 
-def compare_room(nodes: Mapping[str, NodeData], _sources: Sources) -> Mapping[str, Outcome]:
+def compare_room(nodes: Mapping[str, NodeData], _sources: Sources) -> Mapping[str, CheckOutcome]:
     """Find nodes with much less room than the others: something holds their memory."""
     rooms = {name: node.data["room"] for name, node in nodes.items() if "room" in node.data}
     if len(rooms) < 2:
@@ -32,7 +32,7 @@ def compare_room(nodes: Mapping[str, NodeData], _sources: Sources) -> Mapping[st
 
 
 @check("storage", "room in the page cache for bundles and the newest checkpoint", "node", compare=compare_room)
-def page_cache(sources: Sources) -> Outcome:
+def page_cache(sources: Sources) -> CheckOutcome:
     """Compare available memory with the bundles in the data's directories and with the newest checkpoint.
 
     A cache that is smaller than the data is usual; reads then go to the storage, which `zslurm plan io` weighs.

@@ -12,7 +12,7 @@ from pathlib import Path
 from zslurm.checkpoint_tools.quantities import counted, show_bytes
 from zslurm.cluster.rails.map import rail_map
 from zslurm.core.files import read_text
-from zslurm.doctor.check import NodeData, Outcome, Status, check, failed, passed, unavailable, warned, worst
+from zslurm.doctor.check import CheckOutcome, NodeData, Status, check, failed, passed, unavailable, warned, worst
 from zslurm.hardware.mounts import mount_of
 from zslurm.hardware.node_sources import Sources
 from zslurm.hardware.routes import addresses, interface_to
@@ -23,7 +23,7 @@ _LARGE = 16 * _MIB
 
 
 @check("storage", "room in /tmp", "both")
-def disk(sources: Sources) -> Outcome:
+def disk(sources: Sources) -> CheckOutcome:
     """Look at the free space and the free inodes for this user."""
     try:
         space = os.statvfs(sources.path("/tmp"))
@@ -37,7 +37,7 @@ def disk(sources: Sources) -> Outcome:
     return passed(f"{show_bytes(free)} free")
 
 
-def compare_files(nodes: Mapping[str, NodeData], sources: Sources) -> Mapping[str, Outcome]:
+def compare_files(nodes: Mapping[str, NodeData], sources: Sources) -> Mapping[str, CheckOutcome]:
     """Check that what each node wrote is visible on the login node."""
     probe = Path(sources.task.probe)
     reason = f"{sources.task.directory}: what the node wrote is not visible here"
@@ -49,7 +49,7 @@ def compare_files(nodes: Mapping[str, NodeData], sources: Sources) -> Mapping[st
 
 
 @check("storage", "the runs directory is shared, writable and fast", "node", compare=compare_files)
-def shared_files(sources: Sources) -> Outcome:
+def shared_files(sources: Sources) -> CheckOutcome:
     """Read the file of the login node, write a small file and fsync it, then a larger one.
 
     All nodes do so at the same time, as they do when they save a checkpoint.
@@ -95,7 +95,7 @@ def _write(path: Path, content: bytes) -> float:
 
 
 @check("storage", "mounts of runs and data are reached over the storage network, not a rail", "node")
-def storage_route(sources: Sources) -> Outcome:
+def storage_route(sources: Sources) -> CheckOutcome:
     """Look at mount, server, route and interface of the runs directory and of every further directory.
 
     A mount that is routed over a rail's NIC takes bandwidth from the gradients: steps are slow for no visible
@@ -107,7 +107,7 @@ def storage_route(sources: Sources) -> Outcome:
     return worst(problems, "; ".join(dict.fromkeys(outcome.reason for outcome in outcomes)))
 
 
-def _route_to(directory: str, sources: Sources) -> Outcome:
+def _route_to(directory: str, sources: Sources) -> CheckOutcome:
     mount = mount_of(directory, sources.root)
     if mount is None:
         return unavailable(f"{directory}: /proc/self/mounts cannot be read", "look whether /proc is mounted")

@@ -16,8 +16,8 @@ from zslurm.core.errors import SlurmRefused, SlurmUnavailable
 from zslurm.core.files import read_text
 from zslurm.doctor.check import (
     MOST_NAMED,
+    CheckOutcome,
     NodeData,
-    Outcome,
     Status,
     check,
     failed,
@@ -39,7 +39,7 @@ _MANY_ZOMBIES = 20
 
 
 @check("slurm", "Slurm's commands are here and its controller answers", "login")
-def slurm(sources: Sources) -> Outcome | None:
+def slurm(sources: Sources) -> CheckOutcome | None:
     """Ask the controller for its configuration."""
     if sources.cluster.launcher != "slurm":
         return None
@@ -52,7 +52,7 @@ def slurm(sources: Sources) -> Outcome | None:
 
 
 @check("system", "numa_balancing off, iommu=pt, the same kernel everywhere", "node", inconsistent=Status.WARN)
-def kernel(sources: Sources) -> Outcome | None:
+def kernel(sources: Sources) -> CheckOutcome | None:
     """Look at kernel.numa_balancing=0 and iommu=pt, on nodes with GPUs; the kernel's release everywhere.
 
     RCCL itself warns of both (init.cc): NUMA balancing moves pages that a NIC has pinned, and without iommu=pt
@@ -76,7 +76,7 @@ def kernel(sources: Sources) -> Outcome | None:
 
 
 @check("system", "ROCm, RCCL and drivers are the same on all nodes", "node")
-def versions(sources: Sources) -> Outcome | None:
+def versions(sources: Sources) -> CheckOutcome | None:
     """Read the versions in files of ROCm and of the kernel's modules; that nodes agree is found by comparing."""
     facts, stated = sources.facts, sources.cluster.rccl_version
     rccl = _rccl(sources)
@@ -103,7 +103,7 @@ def _rccl(sources: Sources) -> str | None:
 
 
 @check("system", "Python, zslurm and torch are the same on all nodes and here", "both")
-def python(sources: Sources) -> Outcome:
+def python(sources: Sources) -> CheckOutcome:
     """Read the versions of Python, zslurm and torch, without importing torch."""
     versions = {
         "Python": ".".join(map(str, sys.version_info[:3])),
@@ -122,7 +122,7 @@ def _version(package: str) -> str | None:
         return None
 
 
-def compare_clocks(nodes: Mapping[str, NodeData], sources: Sources) -> Mapping[str, Outcome]:
+def compare_clocks(nodes: Mapping[str, NodeData], sources: Sources) -> Mapping[str, CheckOutcome]:
     """Compare each node's clock with the login node's and with the other nodes'.
 
     Timestamps are exchanged through Slurm's own I/O. The answer was sent before it came, and the task was handed
@@ -145,13 +145,13 @@ def compare_clocks(nodes: Mapping[str, NodeData], sources: Sources) -> Mapping[s
 
 
 @check("system", "clocks of nodes against this machine's and each other's", "node", compare=compare_clocks)
-def clock(sources: Sources) -> Outcome | None:
+def clock(sources: Sources) -> CheckOutcome | None:
     """Nothing is wrong with a clock alone: `compare_clocks` looks at all of them."""
     return None if sources.cluster.launcher == "local" else passed("the clock was read")
 
 
 @check("system", "processes of your jobs that are over, and zombies", "node")
-def orphaned_processes(sources: Sources) -> Outcome:
+def orphaned_processes(sources: Sources) -> CheckOutcome:
     """Find this user's processes of jobs that Slurm does not know as active, and zombies.
 
     What a killed job left is found by the job and the node in its environment, never by a program's name: data

@@ -15,7 +15,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from zslurm.cluster.rccl.environment import variables_of
-from zslurm.doctor.check import Outcome, check, failed, passed, unavailable, worst
+from zslurm.doctor.check import CheckOutcome, check, failed, passed, unavailable, worst
 from zslurm.doctor.transport import expected, problems, read_log
 from zslurm.doctor.transport_rank import NO_GPU
 from zslurm.hardware.command import CommandHung, CommandResult, run
@@ -27,7 +27,7 @@ RANK_VARIABLE = "ZSLURM_DOCTOR_RANK"
 
 
 @check("network", "RCCL opens the profile's network between two ranks", "node", uses_gpus=True, time_factor=3)
-def transport(sources: Sources) -> Outcome | None:
+def transport(sources: Sources) -> CheckOutcome | None:
     """Start the ranks of this node, and compare the network in their logs with the profile's."""
     cluster = sources.cluster
     if not cluster.gpus_per_node:
@@ -120,7 +120,7 @@ def _run_ranks(
 
 def _outcome(
     sources: Sources, with_others: str, given: Mapping[str, str], results: Sequence[CommandResult]
-) -> Outcome:
+) -> CheckOutcome:
     if any(rank.code == NO_GPU for rank in results):
         return unavailable("not checked: torch sees no GPU here (see torch-import)")
     opened = [read_log(rank.out) for rank in results]

@@ -27,7 +27,7 @@ _INTERFACE = re.compile(r"(?=.{1,15}$)(?!\d+\.\d+\.\d+\.\d+$)[^\s/:]+")
 
 
 @dataclass
-class Report:
+class ProfileReport:
     """What a check found: faults would stop a job or ruin it; warnings are worth knowing."""
 
     name: str
@@ -36,14 +36,14 @@ class Report:
     passed: list[str] = field(default_factory=list)
 
 
-def check_profile(name: str, *, interfaces: Path = Path("/sys/class/net")) -> Report:
+def check_profile(name: str, *, interfaces: Path = Path("/sys/class/net")) -> ProfileReport:
     """Check a profile; `interfaces` lists this machine's network interfaces.
 
     Raises:
         NotFound: there is no such profile.
         SlurmUnavailable: Slurm is here, but its controller does not answer.
     """
-    report = Report(name)
+    report = ProfileReport(name)
     try:
         spec = resolve_profile(name).spec
     except ConfigError as error:
@@ -62,7 +62,7 @@ def check_profile(name: str, *, interfaces: Path = Path("/sys/class/net")) -> Re
     return report
 
 
-def _check_rails(cluster: ClusterSection, report: Report) -> None:
+def _check_rails(cluster: ClusterSection, report: ProfileReport) -> None:
     """Check NICs against the network; that there is one for every GPU is part of being valid."""
     if cluster.rdma_network and not cluster.nics:
         report.warnings.append(
@@ -78,7 +78,7 @@ def _check_rails(cluster: ClusterSection, report: Report) -> None:
     report.warnings += missing_slices(cluster)
 
 
-def _check_interfaces(cluster: ClusterSection, folder: Path, report: Report) -> None:
+def _check_interfaces(cluster: ClusterSection, folder: Path, report: ProfileReport) -> None:
     for key in ("interface", "storage_interface"):
         name = getattr(cluster, key)
         if name is None:
@@ -97,7 +97,7 @@ def _check_interfaces(cluster: ClusterSection, folder: Path, report: Report) -> 
             report.passed.append(f"cluster.{key}: {name}")
 
 
-def _check_variables(cluster: ClusterSection, report: Report) -> None:
+def _check_variables(cluster: ClusterSection, report: ProfileReport) -> None:
     settings = variables_of(cluster)
     # What a rule makes of another key was checked with that key.
     for finding in (finding for finding in lint(settings, cluster) if finding.name in cluster.env):
@@ -107,7 +107,7 @@ def _check_variables(cluster: ClusterSection, report: Report) -> None:
 # --- Slurm ------------------------------------------------------------------------------------------------------
 
 
-def _check_slurm(spec: RunSpec, client: SlurmClient, report: Report) -> None:
+def _check_slurm(spec: RunSpec, client: SlurmClient, report: ProfileReport) -> None:
     partitions, nodes = client.partitions(), client.nodes_if_shown()
     partition = _check_partition(spec.slurm.partition, partitions, report)
     if partition is None:
@@ -136,7 +136,7 @@ def _check_slurm(spec: RunSpec, client: SlurmClient, report: Report) -> None:
         _check_accepted(spec, report)
 
 
-def _check_partition(name: str | None, partitions: Sequence[Partition], report: Report) -> Partition | None:
+def _check_partition(name: str | None, partitions: Sequence[Partition], report: ProfileReport) -> Partition | None:
     known = [partition.name for partition in partitions]
     chosen = next((p for p in partitions if p.name == name or (name is None and p.is_default)), None)
     if chosen is None:
@@ -151,7 +151,9 @@ def _check_partition(name: str | None, partitions: Sequence[Partition], report: 
     return chosen
 
 
-def _check_nodes(spec: RunSpec, partition: Partition, members: Sequence[Node], report: Report) -> list[Node]:
+def _check_nodes(
+    spec: RunSpec, partition: Partition, members: Sequence[Node], report: ProfileReport
+) -> list[Node]:
     """Return the nodes that are what the profile has."""
     cluster = spec.cluster
     if not members:
@@ -189,7 +191,7 @@ def _gpus(count: int, kind: str | None) -> str:
     return counted(count, "GPU") + (f" of type {kind}" if kind else "")
 
 
-def _check_accepted(spec: RunSpec, report: Report) -> None:
+def _check_accepted(spec: RunSpec, report: ProfileReport) -> None:
     """Ask Slurm about account, QoS, constraint and every flag of the profile; nothing is submitted."""
     if not SlurmClient().can_test():
         report.warnings.append("this version of Slurm can crash on `sbatch --test-only`: no job was tried")

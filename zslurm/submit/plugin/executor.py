@@ -41,11 +41,11 @@ _UNREACHABLE = (
 _LATER = "a job that appears later ends by itself within a minute: look with `squeue --me`, then submit again"
 
 
-class Refused(SlurmRefused, utils.FailedJobError):
+class SubmissionRefused(SlurmRefused, utils.FailedJobError):
     """sbatch refused the job: submitit's error for that, and ours."""
 
 
-class Unavailable(SlurmUnavailable, utils.FailedJobError):
+class ControllerUnavailable(SlurmUnavailable, utils.FailedJobError):
     """Slurm's controller does not answer: submitit's error for that, and ours."""
 
 
@@ -217,7 +217,9 @@ class ZslurmExecutor(submitit.SlurmExecutor):
                 return super()._submit_command(command)
         except OSError as error:
             if error.filename in ("env", "sbatch"):
-                raise Unavailable("sbatch: not found on this machine; submit from a login node") from error
+                raise ControllerUnavailable(
+                    "sbatch: not found on this machine; submit from a login node"
+                ) from error
             where = error.filename or self.folder
             raise ZslurmError(f"{where}: cannot be written: {error.strerror}") from error
         except utils.FailedJobError as error:
@@ -236,11 +238,13 @@ class ZslurmExecutor(submitit.SlurmExecutor):
         try:
             job_id = self._find(script)
         except SubmissionEnded as error:
-            raise Refused(f"{unknown}, and {error}") from error
+            raise SubmissionRefused(f"{unknown}, and {error}") from error
         except ZslurmError as error:
-            raise Unavailable(f"{unknown}, and it is not known whether it has a job: {error}; {_LATER}") from error
+            raise ControllerUnavailable(
+                f"{unknown}, and it is not known whether it has a job: {error}; {_LATER}"
+            ) from error
         if job_id is None:
-            raise Unavailable(f"{unknown}, which shows no job of this submission; {_LATER}")
+            raise ControllerUnavailable(f"{unknown}, which shows no job of this submission; {_LATER}")
         job: core.Job[Any] = self.job_class(self.folder, job_id, list(range(self._num_tasks())))
         job.paths.move_temporary_file(script, "submission_file", keep_as_symlink=True)
         return job
@@ -258,14 +262,14 @@ class ZslurmExecutor(submitit.SlurmExecutor):
         return self._resolve().tasks
 
 
-def _refusal(text: str) -> Refused | Unavailable:
+def _refusal(text: str) -> SubmissionRefused | ControllerUnavailable:
     """Return the error that sbatch's message in submitit's error means."""
     lines = [line.strip() for line in text.splitlines() if line.strip().startswith("sbatch:")]
     words = "; ".join(line.removeprefix("sbatch: ").removeprefix("error: ") for line in lines)
     if any(phrase in text for phrase in _UNREACHABLE):
-        return Unavailable(f"sbatch: the Slurm controller does not answer: {words}")
+        return ControllerUnavailable(f"sbatch: the Slurm controller does not answer: {words}")
     advice = _NEVER_AVAILABLE_ADVICE if _NEVER_AVAILABLE in text else ""
-    return Refused(f"sbatch refused the job: {words or ' '.join(text.split())}{advice}")
+    return SubmissionRefused(f"sbatch refused the job: {words or ' '.join(text.split())}{advice}")
 
 
 _NEVER_AVAILABLE = "Requested node configuration is not available"

@@ -27,7 +27,7 @@ _ASK_SACCT_AGAIN_S = 600.0
 """sacct is asked no more often than this where it fails: a site without accounting has squeue alone."""
 
 
-class Watcher(slurm.SlurmInfoWatcher):
+class JobWatcher(slurm.SlurmInfoWatcher):
     """Asks Slurm for the states of all jobs at once."""
 
     def __init__(self, delay_s: int = 600) -> None:
@@ -110,4 +110,4 @@ def _ids(job: str) -> list[str]:
 class ZslurmJob(slurm.SlurmJob[R]):
     """A job with submitit's methods, and with a state on sites without accounting too."""
 
-    watcher = Watcher()
+    watcher = JobWatcher()

@@ -118,7 +118,7 @@ def resolve_function(parameters: Mapping[str, Any]) -> Function:
         _check_list(name, given.get(name, ()))
     section = {key: _value(name, given[name]) for name, key in _KEYS.items() if name in given}
     section = _OF_RUNS | section
-    document = yaml12.Document({"trainer": {"command": ["python"]}, "slurm": section}, {})
+    document = yaml12.YamlDocument({"trainer": {"command": ["python"]}, "slurm": section}, {})
     resolved = resolve(
         Path("update_parameters"),
         document=document,

@@ -35,7 +35,7 @@ _PLACES_THE_JOB = {
 
 
 @dataclass(frozen=True)
-class Finding:
+class TemplateFinding:
     """One thing that is wrong, or odd, and where."""
 
     level: Literal["error", "warning"]
@@ -48,7 +48,7 @@ class Finding:
 
 def check_template(
     template: Template, spec: RunSpec, run: RunDir, *, start_over: bool = False
-) -> tuple[JobScript | None, list[Finding]]:
+) -> tuple[JobScript | None, list[TemplateFinding]]:
     """Render a template for a run; returns the script, if there is one, and everything that is wrong with it."""
     unknown = list(_undefined(template, set(template_variables(spec, run))))
     try:
@@ -56,7 +56,7 @@ def check_template(
     except ConfigError as error:
         place, _, message = str(error).partition(": ")
         known = any(finding.place == place for finding in unknown)
-        return None, unknown if known else [*unknown, Finding("error", place, message)]
+        return None, unknown if known else [*unknown, TemplateFinding("error", place, message)]
     return script, [*unknown, *_syntax(script), *_missing_lines(script), *_shellcheck(script)]
 
 
@@ -83,7 +83,7 @@ def checked_script(spec: RunSpec, run: RunDir, *, start_over: bool = False) -> J
     return script
 
 
-def _undefined(template: Template, known: set[str]) -> Iterator[Finding]:
+def _undefined(template: Template, known: set[str]) -> Iterator[TemplateFinding]:
     """Find variables that do not exist, each where it is used first."""
     environment = TemplateEnvironment(template)
     try:
@@ -95,12 +95,12 @@ def _undefined(template: Template, known: set[str]) -> Iterator[Finding]:
         if node.name in undeclared:
             undeclared.remove(node.name)
             given = ", ".join(sorted(known))
-            yield Finding(
+            yield TemplateFinding(
                 "error", f"{template.place}:{node.lineno}", f"'{node.name}' is undefined; there are {given}"
             )
 
 
-def _syntax(script: JobScript) -> Iterator[Finding]:
+def _syntax(script: JobScript) -> Iterator[TemplateFinding]:
     """Find what `bash -n` refuses."""
     place = script.template.place
     bash = shutil.which("bash")
@@ -114,15 +114,15 @@ def _syntax(script: JobScript) -> Iterator[Finding]:
     message = (done.stderr.strip().splitlines() or ["bash -n: not valid"])[0]
     found = re.match(r".*?line (?P<line>\d+): (?P<message>.*)", message)
     if found is None:
-        yield Finding("error", place, message)
+        yield TemplateFinding("error", place, message)
         return
     lines = script.text.splitlines()
     number = min(int(found["line"]), len(lines))
     where = f"line {number} of the script (`{lines[number - 1].strip()}`)" if lines else "the script"
-    yield Finding("error", place, f"not valid shell: {where}: {found['message']}")
+    yield TemplateFinding("error", place, f"not valid shell: {where}: {found['message']}")
 
 
-def _shellcheck(script: JobScript) -> Iterator[Finding]:
+def _shellcheck(script: JobScript) -> Iterator[TemplateFinding]:
     """Find what shellcheck warns of, if there is one."""
     program = shutil.which("shellcheck")
     if program is None:
@@ -138,12 +138,12 @@ def _shellcheck(script: JobScript) -> Iterator[Finding]:
     lines = script.text.splitlines()
     for comment in comments:
         line = lines[comment["line"] - 1].strip() if 0 < comment["line"] <= len(lines) else ""
-        yield Finding(
+        yield TemplateFinding(
             "warning", script.template.place, f"shellcheck SC{comment['code']}: {comment['message']} (`{line}`)"
         )
 
 
-def _missing_lines(script: JobScript) -> Iterator[Finding]:
+def _missing_lines(script: JobScript) -> Iterator[TemplateFinding]:
     """Find what a script must have and this one does not."""
     place, variables = script.template.place, script.variables
     lines = script.text.splitlines()
@@ -151,15 +151,15 @@ def _missing_lines(script: JobScript) -> Iterator[Finding]:
     def line_of(block: str) -> int:
         return _line_of_block(script.template, block)
 
-    def error(message: str) -> Finding:
-        return Finding("error", place, message)
+    def error(message: str) -> TemplateFinding:
+        return TemplateFinding("error", place, message)
 
     if not lines or not lines[0].startswith("#!"):
         yield error("the first line must name the shell: #!/bin/bash")
     if variables["spec"].cluster.launcher == "slurm":
         yield from _directives(place, lines, variables, line_of)
         if any(f"# {as_comment(line)}" not in lines for line in variables["rails"]):
-            yield Finding(
+            yield TemplateFinding(
                 "warning",
                 f"{place}:{line_of('rails')}",
                 "does not show the map of rails; keep the block `rails`, or write "
@@ -205,7 +205,7 @@ def _line_of_block(template: Template, name: str) -> int:
 
 def _directives(
     place: str, lines: list[str], variables: Mapping[str, Any], line_of: Callable[[str], int]
-) -> Iterator[Finding]:
+) -> Iterator[TemplateFinding]:
     """Check the #SBATCH options: there, in time, and those that other code relies on with their value.
 
     `line_of` gives the line of the template if something of a block is missing.
@@ -215,7 +215,7 @@ def _directives(
     for line in lines:
         if line.startswith("#SBATCH"):
             if commands:
-                yield Finding("error", place, f"sbatch reads no options after the first command: `{line}`")
+                yield TemplateFinding("error", place, f"sbatch reads no options after the first command: `{line}`")
             else:
                 name, _, value = line.removeprefix("#SBATCH").strip().removeprefix("--").partition("=")
                 given[name] = value.strip("'\"")
@@ -226,8 +226,12 @@ def _directives(
             level: Literal["error", "warning"] = "error" if name in _ESSENTIAL else "warning"
             shown, why = "" if value is True else f"={value}", _PLACES_THE_JOB.get(name, "")
             where = f"{place}:{line_of('directives')}" if why else place
-            yield Finding(level, where, f"no line `#SBATCH --{name}{shown}`{why}; keep the block `directives`")
+            yield TemplateFinding(
+                level, where, f"no line `#SBATCH --{name}{shown}`{why}; keep the block `directives`"
+            )
         elif name == "signal" and not given[name].startswith("B:USR2@"):
-            yield Finding("error", place, f"--signal={given[name]}: the supervisor waits for B:USR2@SECONDS")
+            yield TemplateFinding(
+                "error", place, f"--signal={given[name]}: the supervisor waits for B:USR2@SECONDS"
+            )
         elif name == "nodes" and given[name] != str(value):
-            yield Finding("error", place, f"--nodes={given[name]}: the run has {value}; set slurm.nodes")
+            yield TemplateFinding("error", place, f"--nodes={given[name]}: the run has {value}; set slurm.nodes")

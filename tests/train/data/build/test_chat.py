@@ -13,7 +13,7 @@ from tokenizers import Tokenizer
 
 from tests.train.data.corpora import write_rows
 from zslurm.train.data.build.build import build
-from zslurm.train.data.build.chat import ChatTemplate, Refused
+from zslurm.train.data.build.chat import ChatTemplate, RefusedConversation
 from zslurm.train.data.build.source_reader import Fields
 from zslurm.train.data.build.tokenizer import train_tokenizer
 from zslurm.train.data.bundle import Corpus
@@ -214,7 +214,7 @@ def test_templates_see_what_those_of_transformers_see() -> None:
     )
     template = ChatTemplate(source, (), "here")
     assert template.render(messages) == ('{"role": "user", "content": "<é>"}x', ((34, 35),))
-    with pytest.raises(Refused, match="'strftime_now' is undefined"):
+    with pytest.raises(RefusedConversation, match="'strftime_now' is undefined"):
         ChatTemplate("{{ strftime_now('%Y') }}", (), "here").render(messages)
 
 

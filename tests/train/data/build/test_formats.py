@@ -23,7 +23,7 @@ from tests.train.data.corpora import texts_of, write_rows, write_texts
 from zslurm.train.data.build import source_reader
 from zslurm.train.data.build.build import BuildProgress, build
 from zslurm.train.data.build.source_reader import Fields, SourceReader
-from zslurm.train.data.build.sources import Kind, SourceFile, find_files
+from zslurm.train.data.build.sources import SourceFile, SourceKind, find_files
 from zslurm.train.data.build.tokenizer import train_tokenizer
 from zslurm.train.data.bundle import Corpus
 from zslurm.train.errors import BuildFailed, DataError
@@ -64,10 +64,15 @@ def test_a_directory_may_mix_them(tmp_path: Path, tokenizer: Path) -> None:
 
 def test_the_name_says_the_kind() -> None:
     kinds = {
-        "a.jsonl": Kind.JSON_LINES, "A.JSONL.GZ": Kind.JSON_LINES, "c4-train.00000.json.gz": Kind.JSON_LINES,
-        "settings.json": Kind.TEXT, "a.txt.zst": Kind.TEXT, "README": Kind.TEXT, "a.gz": Kind.TEXT,
-        "train-00000.parquet": Kind.PARQUET,
-    }  # fmt: skip
+        "a.jsonl": SourceKind.JSON_LINES,
+        "A.JSONL.GZ": SourceKind.JSON_LINES,
+        "c4-train.00000.json.gz": SourceKind.JSON_LINES,
+        "settings.json": SourceKind.TEXT,
+        "a.txt.zst": SourceKind.TEXT,
+        "README": SourceKind.TEXT,
+        "a.gz": SourceKind.TEXT,
+        "train-00000.parquet": SourceKind.PARQUET,
+    }
     assert {name: SourceFile(Path(name), 0).kind for name in kinds} == kinds
 
 

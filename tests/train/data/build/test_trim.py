@@ -17,8 +17,8 @@ from tests.train.data.corpora import texts_of, write_rows
 from zslurm.train.data.build.build import build
 from zslurm.train.data.build.chat import ChatTemplate
 from zslurm.train.data.build.encode import Encoded, Encoder
-from zslurm.train.data.build.source_reader import Batch, Cursor, Fields, Raw, SourceReader
-from zslurm.train.data.build.sources import Kind, SourceFile
+from zslurm.train.data.build.source_reader import Cursor, Fields, Raw, RecordBatch, SourceReader
+from zslurm.train.data.build.sources import SourceFile, SourceKind
 from zslurm.train.data.build.tokenizer import end_token_id, load_tokenizer
 from zslurm.train.data.build.trim import Trimming
 from zslurm.train.data.bundle import Corpus
@@ -42,11 +42,11 @@ def loaded(path: Path) -> Any:
 
 def encoded(tokenizer: Path, fields: Fields, row: dict[str, Any], trimming: Trimming | None) -> Encoded:
     """What the build makes of one line."""
-    file = SourceFile(Path("a.jsonl"), Kind.JSON_LINES, 1, 0)
+    file = SourceFile(Path("a.jsonl"), SourceKind.JSON_LINES, 1, 0)
     chat = ChatTemplate.beside(tokenizer) if fields.chat_key else None
     reader = SourceReader([file], fields, chat=chat)
     encoder = Encoder(reader, tokenizer / "tokenizer.json", end_token_id(loaded(tokenizer)), trimming)
-    (found,) = encoder(Batch([Raw(file, Cursor(0), json.dumps(row).encode())], 1))
+    (found,) = encoder(RecordBatch([Raw(file, Cursor(0), json.dumps(row).encode())], 1))
     return found
 
 
