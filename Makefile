@@ -75,6 +75,7 @@ lint: $(STAMP) ## ruff, mypy, which package may import which, tables and words o
 	@rm -rf .imports
 	$(BIN)/python -m docs.tables --check
 	$(BIN)/python -m docs.vocabulary
+	$(BIN)/python -m docs.language
 
 format: $(STAMP) ## let ruff format the code
 	$(BIN)/ruff check --fix .
