@@ -8,11 +8,10 @@ from typing import Any
 import pytest
 
 from tests.aegis.attempts import NOW, fault, settings
-from zslurm.aegis.core.attempt import GONE, AttemptState
+from zslurm.aegis.core.attempt import GONE, AttemptState, MemoryState, Move, MoveWish
 from zslurm.aegis.core.detection.attempt_progress import GONE_S
 from zslurm.aegis.core.detection.detector import Detector
 from zslurm.aegis.core.messages import (
-    Assess,
     CoreAction,
     CoreEvent,
     EndRead,
@@ -32,6 +31,7 @@ from zslurm.aegis.core.messages import (
     StopState,
     Tick,
 )
+from zslurm.aegis.core.policy.in_memory import InMemory
 from zslurm.aegis.core.step import step
 from zslurm.aegis.protocol import ProgressReport, RankProgress, Stamp
 from zslurm.aegis.types import Fault
@@ -62,7 +62,7 @@ class Attempt:
         return self.tell(RanksFailed(TaskFailure(NODES[task % 3], (task,), what), {}, now, **more))
 
     def assess(self, now: float, **more: Any) -> list[CoreAction]:
-        return self.tell(Assess(now, NOW + now - BEGAN, **more))
+        return self.tell(Tick(now, NOW + now - BEGAN, **more))
 
     def kinds(self) -> list[str]:
         return [fault.kind for fault in self.state.faults]
@@ -122,10 +122,15 @@ def test_in_mode_observe_nothing_is_ended_for_a_fault() -> None:
 
 
 def test_a_slow_node_that_the_ranks_are_about_to_leave_ends_nothing() -> None:
-    attempt = Attempt(spares=1, straggler={"act": True})
+    attempt = Attempt(spares=1, straggler={"act": True}, planned_moves=False)
     attempt.tell(FaultsFound((fault("straggler", "node1", rank=1),)))
-    assert attempt.assess(BEGAN + 1, moving=frozenset({"node1"})) == []
-    (given_up,) = attempt.assess(BEGAN + 3, moving=frozenset({"node2"}))
+    leaves = MoveWish("node1", "it is slow", None, BEGAN)
+    attempt.state.moves.wishes = [leaves]
+    attempt.state.memory = MemoryState.of_start(NODES, 1, ())
+    attempt.state.memory.move = Move("node1", InMemory(), (1,), 1, "it is slow")
+    assert attempt.assess(BEGAN + 1) == []
+    attempt.state.moves.wishes = [replace(leaves, node="node2")]
+    *_, given_up = attempt.assess(BEGAN + 3)
     assert isinstance(given_up, GiveUp) and given_up.root is not None and given_up.root.kind == "straggler"
 
 
@@ -200,8 +205,9 @@ def test_a_rank_that_recorded_an_orderly_end_is_not_lost() -> None:
 
 def test_a_node_that_slurm_reports_as_failed_is_noticed_once_without_agents() -> None:
     attempt = Attempt(agents=False)
-    assert kinds_of(attempt.tell(Tick(BEGAN, NOW, failed_nodes=("node1",)))) == ["fault_detected"]
-    assert attempt.tell(Tick(BEGAN + 1, NOW + 1, failed_nodes=("node1",))) == []
+    failed = Tick(BEGAN, NOW, failed_nodes=("node1",), over=True)
+    assert kinds_of(attempt.tell(failed)) == ["fault_detected"]
+    assert attempt.tell(failed) == []
     assert (attempt.state.dead_nodes, attempt.state.alive) == ({"node1"}, ["node0", "node2"])
 
 

@@ -10,14 +10,14 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
-from tests.aegis.supervisor.in_memory.test_memory_recovery import Pool, Store
 from tests.submit.specs import run_spec
 from tests.waiting import wait_for
-from zslurm.aegis.core.attempt import GONE
+from zslurm.aegis.core.attempt import GONE, MemoryState
 from zslurm.aegis.core.detection.detector import Detector
 from zslurm.aegis.core.detection.early_exits import LINE
 from zslurm.aegis.core.detection.witnesses import WitnessReport
@@ -30,8 +30,8 @@ from zslurm.aegis.supervisor.agents.agents import Agents, ReceivedReport
 from zslurm.aegis.supervisor.attempt_monitor import AttemptMonitor
 from zslurm.aegis.supervisor.attempt_starter import RunningAttempt
 from zslurm.aegis.supervisor.fault_collector import FaultCollector
-from zslurm.aegis.supervisor.in_memory.memory_recovery import MemoryRecovery
-from zslurm.aegis.supervisor.in_memory.rank_places import RankPlaces
+from zslurm.aegis.supervisor.in_memory.memory_shell import MemoryShell
+from zslurm.aegis.supervisor.in_memory.warm_pool import WarmPool
 from zslurm.aegis.supervisor.job import Job
 from zslurm.aegis.types import Fault, History
 from zslurm.config.aegis import AegisSection
@@ -189,9 +189,9 @@ def test_a_file_system_that_does_not_answer_tells_nothing_new(
 
     with monkeypatch.context() as away:
         away.setattr(Path, "read_text", stalled)
-        monitor.collected.collect()
+        monitor.collected.look("")
         assert monitor.collected.state.faults == []
-    monitor.collected.collect()
+    monitor.collected.look("")
     assert [fault.rank for fault in monitor.collected.state.faults] == [0], "it is heard of once it can be read"
     running.process.signal_group(signal.SIGKILL)
 
@@ -393,24 +393,25 @@ def test_the_former_process_of_a_replaced_rank_may_end_late(tmp_path: Path, run:
     wait_for(lambda: log.exists() and "task 1" in log.read_text(), "srun's message")
     collected = _monitor(tmp_path, running, Speakers({})).collected
     collected.tell(Recovered(frozenset([1]), frozenset(["node1"])))
-    collected.collect()
+    collected.look("")
     assert (collected.state.lost, collected.state.failures, collected.state.failed_at) == (set(), [], None)
     with log.open("a") as output:
         output.write("srun: error: node2: task 2: Killed\n")
-    collected.collect()
+    collected.look("")
     assert collected.state.lost == {2}
     running.process.signal_group(signal.SIGKILL)
 
 
 def test_an_attempt_whose_store_has_ended_is_ended(tmp_path: Path, run: RunDir) -> None:
     """Its ranks meet there for every save, and are asked to stop there."""
-    running, store = _step(run, "ranks train", "sleep 60"), Store()
-    store.has_ended = True
-    collected = _monitor(tmp_path, running, Speakers({})).collected
-    places = RankPlaces(1, list(NODES))
-    memory = MemoryRecovery(collected.job, running.attempt, cast(StoreClient, store), Pool(), places)
-    collected.running = replace(running, memory=memory)
-    outcome = AttemptMonitor(collected).until_end()
+    running = _step(run, "ranks train", "sleep 60")
+    store = SimpleNamespace(has_ended=True, never_listened=False, poll=list, stop=lambda: None)
+    warm = SimpleNamespace(ended=list, end=lambda: None, runs=False)
+    state = MemoryState.of_start(NODES, 1, ())
+    memory = MemoryShell(
+        running.attempt, cast(StoreClient, store), cast(WarmPool, warm), state, NODES, lambda *_: ""
+    )
+    outcome = _monitor(tmp_path, replace(running, memory=memory), Speakers({})).until_end()
     assert outcome.cause is not None
     assert "the ranks' store server has ended, and without it ranks cannot save" in outcome.cause.message
     assert running.process.poll() is not None

@@ -36,6 +36,9 @@ class Quiet:
     def trouble(self) -> dict[str, str]:
         return {}
 
+    def any_responding(self) -> bool:
+        return True
+
     def witness_reports(self) -> dict[str, Any]:
         return {}
 
@@ -78,7 +81,7 @@ def test_a_rank_that_is_gone_was_killed_even_if_srun_is_silent(tmp_path: Path, r
     events: list[dict[str, Any]] = []
     collected = _collector(tmp_path, run, events)
     for _ in range(2):
-        collected.collect()
+        collected.look("")
     (fault,) = collected.state.faults
     assert (fault.kind, fault.role, fault.rank, fault.node) == ("rank_killed", "root", 1, "node1")
     assert time.time() - fault.time == pytest.approx(GONE_S + 1, abs=5), (
@@ -92,41 +95,41 @@ def test_a_rank_that_is_gone_was_killed_even_if_srun_is_silent(tmp_path: Path, r
 def test_the_last_lines_of_its_log_say_why(tmp_path: Path, run: RunDir) -> None:
     run.attempt(1).rank_log(1).write_text("torch.OutOfMemoryError: HIP out of memory. Tried to allocate 2 GiB\n")
     collected = _collector(tmp_path, run, [])
-    collected.collect()
+    collected.look("")
     assert [(fault.kind, fault.rank) for fault in collected.state.faults] == [("gpu_oom", 1)]
 
 
 def test_a_rank_that_recorded_an_end_in_order_was_not_killed(tmp_path: Path, run: RunDir) -> None:
     run.attempt(1).rank_end(1).write_text(json.dumps({"rank": 1, "node": "node1", "exit_code": 0, "time": 1.0}))
     collected = _collector(tmp_path, run, [])
-    collected.collect()
+    collected.look("")
     assert (collected.state.faults, collected.state.lost, collected.state.failed_at) == ([], set(), None)
 
 
 def test_what_srun_reports_first_is_all(tmp_path: Path, run: RunDir) -> None:
     run.attempt(1).step_log.write_text("srun: error: node1: task 1: Segmentation fault\n")
     collected = _collector(tmp_path, run, [])
-    collected.collect()
+    collected.look("")
     assert [fault.line for fault in collected.state.faults] == ["Segmentation fault"]
 
 
 def test_what_srun_reports_later_replaces_the_word_of_the_agent(tmp_path: Path, run: RunDir) -> None:
     collected = _collector(tmp_path, run, [])
-    collected.collect()
+    collected.look("")
     run.attempt(1).step_log.write_text("srun: error: node1: task 1: Segmentation fault\n")
-    collected.collect()
+    collected.look("")
     assert [failure.what for failure in collected.state.failures] == ["Segmentation fault"]
     assert collected.state.lost == {1}
 
 
 def test_the_next_supervisor_knows_it_and_reports_it_once(tmp_path: Path, run: RunDir) -> None:
     events: list[dict[str, Any]] = []
-    _collector(tmp_path, run, events).collect()
+    _collector(tmp_path, run, events).look("")
     run.events.write_text("".join(json.dumps(event) + "\n" for event in events))
     again: list[dict[str, Any]] = []
     collected = _collector(tmp_path, run, again)
     collected.resume()
-    collected.collect()
+    collected.look("")
     assert again == []
     assert (collected.state.lost, [failure.what for failure in collected.state.failures]) == ({1}, [GONE])
     assert collected.state.failed_at is not None
@@ -136,13 +139,13 @@ def test_a_supervisor_that_died_before_it_recorded_the_fault_leaves_it_to_the_ne
     tmp_path: Path, run: RunDir
 ) -> None:
     events: list[dict[str, Any]] = []
-    _collector(tmp_path, run, events).collect()
+    _collector(tmp_path, run, events).look("")
     kept = [event | {"time": time.time()} for event in events if event["event"] == "ranks_ended"]
     run.events.write_text("".join(json.dumps(event) + "\n" for event in kept))
     again: list[dict[str, Any]] = []
     collected = _collector(tmp_path, run, again)
     collected.resume()
-    collected.collect()
+    collected.look("")
     assert [(event["event"], event["rank"]) for event in again] == [("fault_detected", 1)]
     (fault,) = collected.state.faults
     assert (fault.kind, fault.source, fault.line) == ("rank_killed", "agent", GONE)
@@ -156,9 +159,9 @@ def test_a_rank_that_ended_in_order_did_so_under_its_new_number_too(
     record = run.attempt(1).rank_end(1)
     record.write_text(json.dumps({"rank": 1, "node": "node1", "exit_code": 0, "time": 1.0}))
     collected = _collector(tmp_path, run, [])
-    collected.collect()
+    collected.look("")
     collected.tell(Recovered(frozenset({0}), frozenset({"node0"}), left_out=True))
     record.unlink()
     monkeypatch.setattr(collected.state.detector, "gone", lambda now: {0: 12.0})
-    collected.collect()
+    collected.look("")
     assert (collected.state.faults, collected.state.lost) == ([], set())

@@ -3,24 +3,33 @@
 from __future__ import annotations
 
 import pickle
-import signal
 from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import cast
 
 import pytest
 
 from tests.aegis.core.detection.test_flight_records import WORLD, Recorders
-from tests.aegis.supervisor.in_memory.test_memory_recovery import Site
-from zslurm.aegis.core.detection.detector import Detector
+from tests.aegis.core.sites import Site
+from zslurm.aegis.core.messages import (
+    CoreAction,
+    CoreEvent,
+    DumpStacks,
+    ExamineHang,
+    FaultsFound,
+    GiveUp,
+    KillRanks,
+    RanksKilled,
+    Record,
+    StopChanged,
+    StopState,
+)
 from zslurm.aegis.fault_kinds import RANK_HANG, STORAGE_FAULT
 from zslurm.aegis.protocol import Answer, Stamp
 from zslurm.aegis.supervisor.agents.agents import Agents
-from zslurm.aegis.supervisor.attempt_starter import RunningAttempt
-from zslurm.aegis.supervisor.fault_collector import FaultCollector
-from zslurm.aegis.supervisor.job import Job, StopRequest
-from zslurm.aegis.types import Fault, History
+from zslurm.aegis.supervisor.hanging_ranks import dump_stacks, examine_hang, kill_ranks
+from zslurm.aegis.types import Fault
 from zslurm.run.run_dir import RunDir
 
 HERE = Stamp("n1", 1, 0.0, 0.0)
@@ -31,43 +40,48 @@ class Hung(Site):
     """A site where ranks hang, and agents that answer what a test has them answer."""
 
     def __init__(self, directory: Path, *, agents: bool = True, memory: bool = True) -> None:
-        super().__init__(directory)
-        self.attempt = self.memory.attempt
+        self.attempt = RunDir(directory).attempt(1)
         self.attempt.flight.mkdir(parents=True)
-        self.asked: list[tuple[str, tuple[str, ...], int]] = []
+        self.asked_agents: list[tuple[str, tuple[str, ...], int]] = []
         stacks = Answer(HERE, 1, ok=True, values={"ranks": [0, 1]})
         self.answers: dict[str, Answer] = {
             "end_rank": Answer(HERE, 1, ok=True), "ras": Answer(HERE, 1, ok=True), "stacks": stacks,
         }  # fmt: skip
-        job = self.memory.job
-        spec = SimpleNamespace(**vars(job.spec), trainer=None)
-        self.stop = StopRequest()
-        around = SimpleNamespace(
-            spec=spec, record=job.record, stop=self.stop, run=RunDir(directory), environ={}, on_slurm=False,
-            history=History,
-        )  # fmt: skip
-        process: Any = None
-        running = RunningAttempt(self.attempt, process, EVERYWHERE, memory=self.memory if memory else None)
-        helpers = SimpleNamespace(ask=self._ask, liveness=SimpleNamespace(any_responding=lambda: True))
-        self.collected = FaultCollector(
-            cast(Job, around), running, cast("Agents | None", helpers if agents else None),
-            cast(Detector, SimpleNamespace(step=5)),
-        )  # fmt: skip
+        helpers = cast(Agents, SimpleNamespace(ask=self._ask))
+        self.agents = helpers if agents else None
+        self.given_up: GiveUp | None = None
+        super().__init__()
+        if not memory:
+            self.state.memory = None
 
     def _ask(self, do: str, nodes: Sequence[str], *, timeout_s: float, rank: int = -1) -> dict[str, Answer]:
-        self.asked.append((do, tuple(nodes), rank))
+        self.asked_agents.append((do, tuple(nodes), rank))
         return {nodes[0]: self.answers[do]} if do in self.answers else {}
+
+    def carry_out(self, action: CoreAction) -> list[CoreEvent]:
+        match action:
+            case ExamineHang():
+                return [examine_hang(self.attempt, self.state, self.agents)]
+            case KillRanks():
+                return [RanksKilled(action.ranks, kill_ranks(action.ranks, self.state, self.agents), self.now)]
+            case DumpStacks() if (dumped := dump_stacks(self.state, self.agents)) is not None:
+                return super().carry_out(Record(dumped))
+            case GiveUp():
+                self.given_up = action
+        return super().carry_out(action)
 
     def hang(self, rank: int | None) -> bool:
         """A rank hangs by its progress, or all do; returns whether the attempt continues."""
-        node = None if rank is None else self.memory.places.nodes[rank]
+        node = None if rank is None else self.state.rank_nodes[rank]
         root = Fault.of_kind(RANK_HANG, 1.0, "progress", "no progress for 180 s", rank=rank, node=node)
-        self.collected.note([root])
+        self.tell(FaultsFound((root,)))
         return self.continues()
 
     def continues(self) -> bool:
-        """Assess the faults; return whether the attempt continues."""
-        return self.collected.assess(broken="", moving=()) is None
+        """Let time pass; return whether the attempt continues."""
+        self.given_up = None
+        self.tick(times=1)
+        return self.given_up is None
 
     @property
     def refused(self) -> list[str]:
@@ -81,14 +95,15 @@ def site(tmp_path: Path) -> Hung:
 
 def test_the_rank_that_hangs_is_killed_alone_and_replaced(site: Hung) -> None:
     assert site.hang(3)
-    assert site.asked == [("ras", ("n0",), -1), ("stacks", EVERYWHERE, -1), ("end_rank", ("n1",), 3)]
+    assert site.asked_agents == [("ras", ("n0",), -1), ("stacks", EVERYWHERE, -1), ("end_rank", ("n1",), 3)]
     assert site.recorded("stacks_dumped")[0]["ranks"] == [0, 1], "before anything is ended"
     (ended,) = site.recorded("hanging_ranks_ended")
     assert (ended["ranks"], ended["nodes"], ended["reason"]) == ([3], ["n1"], "no progress for 180 s")
     assert site.continues(), "until Slurm reports its end"
-    assert len(site.asked) == 3, "it is killed once"
-    assert site.memory.consider([3], [], site.collected.state.faults, 5)
-    assert site.store.generations[0].lost == (3,)
+    assert len(site.asked_agents) == 3, "it is killed once"
+    site.state.lost = {3}
+    assert site.continues() and site.memory.active
+    assert site.generations[0].lost == (3,)
     site.recover(1)
     assert site.recorded("recovered_in_memory")[0]["ranks"] == [3]
     assert site.memory.ended == set(), "the next hang is another one"
@@ -97,7 +112,7 @@ def test_the_rank_that_hangs_is_killed_alone_and_replaced(site: Hung) -> None:
 def test_a_hang_of_no_rank_in_particular_goes_down_a_rung(site: Hung) -> None:
     assert not site.hang(None)
     assert site.refused == ["a rank hangs: no rank lags behind the others, so none can be replaced alone"]
-    assert site.asked == [("ras", ("n0",), -1)], "nothing is killed"
+    assert site.asked_agents == [("ras", ("n0",), -1)], "nothing is killed"
 
 
 def test_a_hang_inside_a_device_call_goes_down_a_rung(site: Hung) -> None:
@@ -117,21 +132,21 @@ def test_without_an_agent_s_answer_it_goes_down_a_rung(tmp_path: Path) -> None:
 
 
 def test_a_rank_that_could_not_be_replaced_is_not_killed(site: Hung) -> None:
-    site.collected.note([Fault.of_kind(STORAGE_FAULT, 1.0, "log", "EIO")])
+    site.tell(FaultsFound((Fault.of_kind(STORAGE_FAULT, 1.0, "log", "EIO"),)))
     assert not site.hang(3)
     assert "the file system fails" in site.refused[0]
-    assert [do for do, *_ in site.asked] == ["ras"]
+    assert [do for do, *_ in site.asked_agents] == ["ras"]
 
 
 def test_once_the_ranks_were_asked_to_stop_none_is_killed_alone(site: Hung) -> None:
-    site.stop.signum = signal.SIGUSR2
+    site.tell(StopChanged(StopState(True, "SIGUSR2", "SIGUSR2")))
     assert not site.hang(3)
-    assert site.asked == [("ras", ("n0",), -1)] and site.refused == [], "nothing takes its place any more"
+    assert site.asked_agents == [("ras", ("n0",), -1)], "nothing takes its place any more"
 
 
 def test_a_rank_whose_end_is_never_reported_goes_down_a_rung(site: Hung) -> None:
     assert site.hang(3)
-    site.collected.state.hang.until = 0.0
+    site.state.hang.until = 0.0
     assert not site.continues()
     assert site.refused == ["a rank that hung was killed, and Slurm did not report its end"]
 
@@ -155,14 +170,14 @@ def test_flight_recorders_are_read_before_and_once(site: Hung) -> None:
     assert site.hang(1)
     (examined,) = site.recorded("collectives_examined")
     assert examined["dumps"] == 4
-    assert [fault.source for fault in site.collected.state.faults] == ["progress", "flight_recorder"]
-    assert site.memory.consider([1], [], site.collected.state.faults, 5), (
-        "the finding of another witness is no other fault"
-    )
+    assert [fault.source for fault in site.state.faults] == ["progress", "flight_recorder"]
+    site.state.lost = {1}
+    site.tick()
+    assert site.memory.active, "the finding of another witness is no other fault"
 
 
 def test_without_recovery_in_memory_witnesses_are_asked_for_the_record_only(tmp_path: Path) -> None:
     site = Hung(tmp_path, memory=False)
     assert not site.hang(3)
-    assert site.asked == [("ras", ("n0",), -1)]
+    assert site.asked_agents == [("ras", ("n0",), -1)]
     assert site.recorded("ras_answered") == [], "nothing listens, and that is no event"

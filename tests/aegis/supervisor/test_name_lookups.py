@@ -110,7 +110,7 @@ def collector(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., 
 
 def collect(collected: FaultCollector, times: int = 1) -> list[Any]:
     for _ in range(times):
-        collected.collect()
+        collected.look("")
     return [(fault.kind, fault.role, fault.scope, fault.node, fault.rank) for fault in collected.state.faults]
 
 

@@ -1,23 +1,25 @@
 """The state of an attempt that runs: all that is known of its ranks, nodes and faults, owned by one object.
 
-Only `step` (step.py) changes it. Recovery in memory and planned moves still own their parts
-(supervisor/in_memory).
+Only `step` (step.py) changes it.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection
 from dataclasses import dataclass, field, replace
 
 from zslurm.aegis.core.detection.detector import Detector
 from zslurm.aegis.core.detection.flight_records import Culprits
 from zslurm.aegis.core.messages import GiveUp, ProgressRead, StopState
+from zslurm.aegis.core.policy.in_memory import InMemory
 from zslurm.aegis.core.policy.outcome import AttemptOutcome
 from zslurm.aegis.core.root_cause import roots_of
 from zslurm.aegis.fault_kinds import EARLY_EXIT, NODE_DEAD, SLURM_CANCELLED, STRAGGLER
 from zslurm.aegis.types import OF_STEP, Alarm, AttemptSummary, Fault, History
 from zslurm.config.aegis import AegisSection
 from zslurm.slurm.on_nodes.srun_output import TaskFailure
+from zslurm.train.recovery.generation import member_name, node_of
 
 GONE = "its process is gone, by the agent of its node; its end was not reported"
 """What is recorded of a rank that only an agent reports to have ended."""
@@ -49,6 +51,199 @@ class HangState:
     replaces: bool = False
 
 
+@dataclass(frozen=True)
+class Move:
+    """A planned move of the ranks of a node.
+
+    Attributes:
+        off: the node that they leave.
+        plan: who continues as them.
+        ranks: which they are.
+        number: of the generation in which they do.
+        reason: why.
+        request: the request that it answers, if a person asked.
+    """
+
+    off: str
+    plan: InMemory
+    ranks: tuple[int, ...]
+    number: int
+    reason: str
+    request: str | None = None
+
+
+@dataclass
+class MoveWish:
+    """A node to leave.
+
+    Attributes:
+        node: its name.
+        reason: why.
+        request: of a person; None if the policy wants it.
+        since: when it was noted (monotonic seconds).
+        tries: moves that were begun for it.
+    """
+
+    node: str
+    reason: str
+    request: str | None
+    since: float
+    tries: int = 0
+
+
+@dataclass
+class MovesState:
+    """The nodes that the ranks of an attempt should leave as planned.
+
+    Attributes:
+        answered: requests, and nodes of them, that have been answered.
+        wishes: nodes to leave, one after the other.
+        signs: faults that may be a reason; those that the run overcame among them.
+        known: what the policy has wanted once: not again if it was refused.
+        drained: nodes that Slurm drains.
+    """
+
+    answered: frozenset[tuple[str | None, str]] = frozenset()
+    wishes: list[MoveWish] = field(default_factory=list)
+    signs: list[Fault] = field(default_factory=list)
+    known: set[tuple[str, str]] = field(default_factory=set)
+    drained: set[str] = field(default_factory=set)
+
+    @property
+    def nodes(self) -> frozenset[str]:
+        """The nodes that the ranks are about to leave, so that the attempt need not be ended for a slow one."""
+        return frozenset(wish.node for wish in self.wishes)
+
+
+@dataclass
+class Regrouping:
+    """One recovery in memory that is under way: from the first lost rank until the ranks train, or must not.
+
+    A further lost rank makes a further generation of the same recovery.
+
+    Attributes:
+        began: when (monotonic seconds).
+        deadline: when its newest generation has failed (monotonic seconds).
+        lost: ranks whose process is another one afterwards, or that are left out.
+        dead: nodes that died.
+        plan: of the newest generation; empty while none is published.
+        awaits_warm: too few processes are ready, and more are being started.
+        awaits_check: the spare that a plan needs is being checked.
+        plan_again: something else has changed than the ranks that are lost: plan with what there is now.
+        replacements_lost: processes that were lost on their way in.
+    """
+
+    began: float
+    deadline: float
+    lost: set[int] = field(default_factory=set)
+    dead: set[str] = field(default_factory=set)
+    plan: InMemory = field(default_factory=InMemory)
+    awaits_warm: bool = False
+    awaits_check: bool = False
+    plan_again: bool = False
+    replacements_lost: int = 0
+
+    @property
+    def planned_members(self) -> tuple[str, ...]:
+        """The members of the newest generation; none if it has another number of ranks."""
+        return () if self.plan.former else self.plan.members
+
+
+@dataclass
+class MemoryState:
+    """Recovery in memory of an attempt: its processes, and the generation that is under way.
+
+    Attributes:
+        per_node: ranks of a node.
+        members: the process of each rank, NODE/SLOT.
+        spares: nodes without ranks that may be used.
+        checks_spares: a spare is checked before ranks are placed on it; otherwise every spare is fit.
+        left: nodes that ranks have left as planned.
+        number: of the newest generation.
+        ended: ranks that hung, and were killed alone, since the last recovery.
+        given_up: nothing is recovered in memory in this attempt, or not any more.
+        regrouping: the recovery that is under way.
+        waiting: processes that are ready and have no rank, by node.
+        coming: how many are being started, by node.
+        came: processes that are not being started any more: they are ready, or have failed.
+        warm_started: the first of them were started.
+        move: the planned move that is under way; a fault may come before it.
+        overtaken: a move in whose place a fault's generation was published; the ranks may have reached its
+            boundary at the same moment, and the server published that generation first.
+        held_in_vain: the ranks have held for a move in vain: before the next generation they do not do so again.
+        announced: it was recorded that lost ranks can be replaced.
+        recovered_at: the step to which the last recovery went back; -1 if there was none.
+        tries: recoveries since that step.
+        trained: the step that an earlier supervisor has seen finished; -1 if there is none.
+        checks: each spare that is checked, with the reason why it is unfit; None until that is known.
+        check_round: a number of the checks: those of earlier recoveries do not count.
+        unfit: spares that a check found unfit.
+        fewer: why the ranks must not continue on so many nodes; empty if they may.
+    """
+
+    per_node: int
+    members: list[str]
+    spares: tuple[str, ...] = ()
+    checks_spares: bool = False
+    left: set[str] = field(default_factory=set)
+    number: int = 0
+    ended: set[int] = field(default_factory=set)
+    given_up: bool = False
+    regrouping: Regrouping | None = None
+    waiting: dict[str, list[str]] = field(default_factory=dict)
+    coming: Counter[str] = field(default_factory=Counter)
+    came: set[str] = field(default_factory=set)
+    warm_started: bool = False
+    move: Move | None = None
+    overtaken: Move | None = None
+    held_in_vain: bool = False
+    announced: bool = False
+    recovered_at: int = -1
+    tries: int = 0
+    trained: int = -1
+    checks: dict[str, str | None] = field(default_factory=dict)
+    check_round: int = 0
+    unfit: set[str] = field(default_factory=set)
+    fewer: dict[int, str] = field(default_factory=dict)
+
+    @classmethod
+    def of_start(cls, rank_nodes: Collection[str], per_node: int, spares: tuple[str, ...]) -> MemoryState:
+        """Return the state at the start of an attempt with ranks on these nodes."""
+        members = [member_name(node, rank % per_node) for rank, node in enumerate(rank_nodes)]
+        return cls(per_node, members, spares)
+
+    @property
+    def active(self) -> bool:
+        """Whether the ranks regroup now, so that nothing else must be done about them."""
+        return self.regrouping is not None
+
+    def leave(self, node: str) -> None:
+        """Note that the ranks have left a node: processes that wait there end by themselves."""
+        self.left.add(node)
+        self.waiting.pop(node, None)
+
+    def add_warm(self, member: str) -> None:
+        """Note that a process is ready."""
+        self.end_start(member)
+        if node_of(member) not in self.left:
+            self.waiting.setdefault(node_of(member), []).append(member)
+
+    def take_warm(self, members: Collection[str]) -> None:
+        """Note that these processes are ranks now, or gone."""
+        self.waiting = {
+            node: rest
+            for node, waiting in self.waiting.items()
+            if (rest := [member for member in waiting if member not in members])
+        }
+
+    def end_start(self, member: str) -> None:
+        """Note that a process is no longer being started: it is ready, or has failed."""
+        if member not in self.came:
+            self.came.add(member)
+            node = node_of(member)
+            self.coming[node] = max(0, self.coming[node] - 1)
+
+
 @dataclass
 class AttemptState:
     """An attempt that runs.
@@ -78,6 +273,8 @@ class AttemptState:
         progress: how far the run was when that was read last.
         alarm: what the policy makes of the faults, as of the last assessment.
         hang: the hang that is known, if there is one.
+        memory: recovery in memory; None if the attempt has none.
+        moves: nodes that the ranks should leave as planned.
     """
 
     settings: AegisSection
@@ -104,6 +301,8 @@ class AttemptState:
     progress: ProgressRead = field(default_factory=lambda: ProgressRead(-1, None))
     alarm: Alarm = field(default_factory=lambda: Alarm(give_up=False))
     hang: HangState = field(default_factory=HangState)
+    memory: MemoryState | None = None
+    moves: MovesState = field(default_factory=MovesState)
     changes: list[tuple[frozenset[int], bool]] = field(default_factory=list)
     """The ranks that each recovery has replaced, and whether it has left them out instead."""
     left_in_order: set[int] = field(default_factory=set)
@@ -152,7 +351,7 @@ class AttemptState:
         return len(self.faults) != self.assessed or now >= self.assess_at
 
     def needs_progress(self, now: float) -> bool:
-        """Return whether the next `Tick` or `Assess` depends on how far the run is; reading that takes files."""
+        """Return whether the next `Tick` depends on how far the run is; reading that takes files."""
         return self.has_serious_faults and (self.failed_at is not None or self.is_assessment_due(now))
 
     def summary(self, wall: float, outcome: AttemptOutcome | None = None) -> AttemptSummary:

@@ -14,7 +14,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 
 from zslurm.aegis.core.attempt import AttemptState
-from zslurm.aegis.core.messages import LookForPreemption, ProgressRead, Record, StopState
+from zslurm.aegis.core.messages import Exclude, LookForPreemption, ProgressRead, Record, StopState
 from zslurm.aegis.core.policy.outcome import AttemptOutcome, Cause
 from zslurm.aegis.core.policy.policy import SLURM_REQUEUES, decide
 from zslurm.aegis.core.step import note
@@ -234,15 +234,6 @@ class CheckSpares:
     """Check spares before they are used; answered by `SparesExamined`."""
 
     nodes: tuple[str, ...]
-
-
-@dataclass(frozen=True)
-class Exclude:
-    """Record that the run does not use some nodes from now on, until `aegis.exclude_for_s` is over."""
-
-    nodes: tuple[str, ...]
-    reason: str
-    attempt: int
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
 """Ranks that hang: before anything is ended, who they are by all witnesses, and whether they are replaced alone.
 
-    a hang -> ExamineHang -> who hangs (policy/hanging.py) -> AskMemory -> DumpStacks, KillRanks
+    a hang -> ExamineHang -> who hangs (policy/hanging.py) -> can they be replaced? -> DumpStacks, KillRanks
            -> recovery in memory takes the killed rank up like any other lost one
 
 Without recovery in memory the same witnesses are asked, for the record, and every rank is ended.
@@ -10,20 +10,18 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
+from zslurm.aegis.core import memory
 from zslurm.aegis.core.attempt import AttemptState
 from zslurm.aegis.core.messages import (
-    AskMemory,
-    Assess,
     CoreAction,
     DumpStacks,
     ExamineHang,
     GiveUp,
     HangExamined,
     KillRanks,
-    MemoryAnswered,
     RanksKilled,
     Record,
-    RefuseMemory,
+    Tick,
 )
 from zslurm.aegis.core.policy.hanging import Witnesses, who_hangs
 from zslurm.aegis.fault_kinds import HANG_HEARTBEAT, RANK_HANG, RCCL_TIMEOUT
@@ -35,19 +33,18 @@ _REPORTED_S = 20.0
 """Seconds in which srun must have reported the end of a rank that was killed."""
 
 
-def give_up(state: AttemptState, given_up: GiveUp, event: Assess) -> list[CoreAction]:
+def give_up(state: AttemptState, given_up: GiveUp, event: Tick) -> list[CoreAction]:
     """Return how an attempt is ended, or what may make that unnecessary: ranks that hang are replaced alone."""
     hang, root = state.hang, given_up.root
     # Nothing is recovered in memory once the ranks were asked to save and stop.
-    may_replace = event.memory != "off" and root is not None and root.kind == RANK_HANG and not state.stop.asked
+    recovers = state.memory is not None and not state.memory.given_up
+    may_replace = recovers and root is not None and root.kind == RANK_HANG and not state.stop.asked
     hang.pending, hang.replaces = given_up, may_replace
     if may_replace and hang.until is not None:
         if event.now < hang.until:
             return []
         reason = "a rank that hung was killed, and Slurm did not report its end"
-        return [RefuseMemory(tuple(sorted(hang.killed)), reason), given_up]
-    if may_replace and event.memory == "active":
-        return []
+        return [*memory.give_up(state, reason, hang.killed), given_up]
     if not hang.examined and any(fault.kind in _WAITS for fault in state.faults):
         hang.examined = True
         return [ExamineHang()]
@@ -60,17 +57,12 @@ def take_examination(state: AttemptState, event: HangExamined) -> list[CoreActio
     return _choose(state) if state.hang.replaces else _end(state)
 
 
-def take_answer(state: AttemptState, event: MemoryAnswered) -> list[CoreAction]:
-    """Kill the ranks that hang if the others can continue without them."""
-    if event.reason:
-        return _refuse(state, event.ranks, event.reason)
-    return [DumpStacks(), KillRanks(event.ranks)]
-
-
 def take_killed(state: AttemptState, event: RanksKilled) -> list[CoreAction]:
     """Wait for srun to report ranks that were killed; end the attempt if they could not be."""
     if event.reason:
         return _refuse(state, event.ranks, event.reason)
+    if state.memory is not None:
+        state.memory.ended |= set(event.ranks)
     state.hang.killed, state.hang.until = frozenset(event.ranks), event.now + _REPORTED_S
     root = state.hang.pending.root if state.hang.pending is not None else None
     nodes = [state.rank_nodes[rank] for rank in event.ranks]
@@ -83,11 +75,13 @@ def take_killed(state: AttemptState, event: RanksKilled) -> list[CoreAction]:
 def _choose(state: AttemptState) -> list[CoreAction]:
     hanging = who_hangs(_witnesses(state))
     ranks = sorted(hanging.ranks)
-    return _refuse(state, ranks, hanging.reason) if hanging.reason else [AskMemory(tuple(ranks))]
+    if reason := hanging.reason or memory.why_not(state, ranks):
+        return _refuse(state, ranks, reason)
+    return [DumpStacks(), KillRanks(tuple(ranks))]
 
 
 def _refuse(state: AttemptState, ranks: Collection[int], reason: str) -> list[CoreAction]:
-    return [RefuseMemory(tuple(ranks), f"a rank hangs: {reason}"), *_end(state)]
+    return [*memory.give_up(state, f"a rank hangs: {reason}", ranks), *_end(state)]
 
 
 def _end(state: AttemptState) -> list[CoreAction]:

@@ -16,6 +16,7 @@ from zslurm.aegis.protocol import Report
 from zslurm.aegis.types import Fault
 from zslurm.run.events.event import Event
 from zslurm.slurm.on_nodes.srun_output import TaskFailure
+from zslurm.train.recovery.generation import Generation
 
 
 @dataclass(frozen=True)
@@ -79,18 +80,16 @@ class ReportReceived:
 
 @dataclass(frozen=True)
 class RanksFailed:
-    """Ranks have ended badly, by srun, or by the step of warm processes.
+    """Ranks have ended badly, by srun.
 
     Attributes:
-        failure: what was reported: of tasks of the step, whose numbers ranks had at its start, or of `warm` ranks.
+        failure: what was reported of tasks of the step, whose numbers ranks had at its start.
         ends: what ranks recorded that exited with the code of an orderly stop.
-        warm: the ranks were in a step of warm processes, and have their present numbers.
     """
 
     failure: TaskFailure
     ends: Mapping[int, Mapping[str, Any]]
     now: float
-    warm: bool = False
 
 
 @dataclass(frozen=True)
@@ -153,7 +152,10 @@ class Tick:
         failed_nodes: nodes that Slurm has reported as failed in this attempt.
         trouble: unheard nodes that may be dead by what Slurm does or reports, with a message.
         witness_reports: what was answered about silent nodes.
-        over: the attempt is over: nothing hangs any more, and no node has to prove that it lives.
+        over: the attempt is over: nothing hangs any more, and no node has to prove that it lives. Whether it
+            continues is only asked before that.
+        responding: agents have reported lately.
+        broken: why the attempt cannot continue by what the shell sees itself; empty if it can.
     """
 
     now: float
@@ -162,25 +164,8 @@ class Tick:
     trouble: Mapping[str, str] = field(default_factory=dict)
     witness_reports: Mapping[str, WitnessReport] = field(default_factory=dict)
     over: bool = False
-
-
-@dataclass(frozen=True)
-class Assess:
-    """The shell asks whether the attempt continues, after everything that is new was reported.
-
-    Attributes:
-        responding: agents have reported lately.
-        memory: recovery in memory is not possible (any more), may be tried, or is under way.
-        broken: why the attempt cannot continue by what the shell sees itself; empty if it can.
-        moving: nodes that the ranks are about to leave as planned.
-    """
-
-    now: float
-    wall: float
     responding: bool = False
-    memory: Literal["off", "ready", "active"] = "off"
     broken: str = ""
-    moving: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True)
@@ -221,20 +206,94 @@ class HangExamined:
 
 
 @dataclass(frozen=True)
-class MemoryAnswered:
-    """Why ranks could not be replaced in memory if they were lost; empty if they could. See `AskMemory`."""
-
-    ranks: tuple[int, ...]
-    reason: str
-
-
-@dataclass(frozen=True)
 class RanksKilled:
     """Ranks that hang were killed, or `reason` is why not all of them could be; see `KillRanks`."""
 
     ranks: tuple[int, ...]
     reason: str
     now: float
+
+
+@dataclass(frozen=True)
+class MemoryResumed:
+    """An earlier supervisor has left the recovery in memory of the attempt.
+
+    Attributes:
+        pending: the newest generation, if nobody has recorded yet how it ended.
+        died: nodes that have died in this attempt.
+        now: monotonic seconds.
+    """
+
+    pending: Generation | None
+    died: frozenset[str]
+    now: float
+
+
+@dataclass(frozen=True)
+class StoreReported:
+    """The store server of the ranks has reported something (job/in_memory/store_server.py)."""
+
+    report: Mapping[str, Any]
+    now: float
+
+
+@dataclass(frozen=True)
+class StoreGone:
+    """The store server did not take a generation; `move` is true if it was that of a planned move."""
+
+    move: bool
+
+
+@dataclass(frozen=True)
+class WarmEnded:
+    """A process of a warm step has failed; `ends` is as of `RanksFailed`."""
+
+    member: str
+    failure: TaskFailure
+    ends: Mapping[int, Mapping[str, Any]]
+    now: float
+
+
+@dataclass(frozen=True)
+class WarmNotStarted:
+    """Warm processes could not be started, and why. See `StartWarm`."""
+
+    action: StartWarm
+    reason: str
+
+
+@dataclass(frozen=True)
+class SparesChecked:
+    """Spares were checked; the reason is empty for one that is fit. See `CheckSpare`."""
+
+    reasons: Mapping[str, str]
+    round: int
+
+
+@dataclass(frozen=True)
+class FewerWeighed:
+    """Why the ranks must not continue on so many nodes; empty if they may. See `WeighFewer`."""
+
+    nodes: int
+    reason: str
+
+
+@dataclass(frozen=True)
+class MoveRequested:
+    """A person asks for the ranks to leave a node."""
+
+    node: str
+    reason: str
+    request: str
+    now: float
+
+
+@dataclass(frozen=True)
+class DrainsRead:
+    """The nodes that Slurm drains now, each with the reason."""
+
+    nodes: Mapping[str, str]
+    wall: float
 
 
 CoreEvent = (
@@ -248,12 +307,19 @@ CoreEvent = (
     | StepCancelled
     | Recovered
     | Tick
-    | Assess
     | ProgressRead
     | Paused
     | HangExamined
-    | MemoryAnswered
     | RanksKilled
+    | MemoryResumed
+    | StoreReported
+    | StoreGone
+    | WarmEnded
+    | WarmNotStarted
+    | SparesChecked
+    | FewerWeighed
+    | MoveRequested
+    | DrainsRead
 )
 
 
@@ -314,13 +380,6 @@ class ExamineHang:
 
 
 @dataclass(frozen=True)
-class AskMemory:
-    """Find out whether ranks could be replaced in memory; answered by `MemoryAnswered`."""
-
-    ranks: tuple[int, ...]
-
-
-@dataclass(frozen=True)
 class DumpStacks:
     """Have every rank that is left write the stacks of its threads to its log."""
 
@@ -333,11 +392,70 @@ class KillRanks:
 
 
 @dataclass(frozen=True)
-class RefuseMemory:
-    """Recover nothing in memory any more in this attempt: these ranks cannot be replaced."""
+class Exclude:
+    """Record that the run does not use some nodes from now on, until `aegis.exclude_for_s` is over."""
 
-    ranks: tuple[int, ...]
+    nodes: tuple[str, ...]
     reason: str
+    attempt: int
+
+
+@dataclass(frozen=True)
+class StartWarm:
+    """Start so many warm processes on each of some nodes; answered by `WarmNotStarted` if that fails.
+
+    Attributes:
+        nodes: on which.
+        per_node: how many on each.
+        first: they are the first ones of the attempt.
+    """
+
+    nodes: tuple[str, ...]
+    per_node: int = 1
+    first: bool = False
+
+
+@dataclass(frozen=True)
+class CheckSpare:
+    """Check spares while the ranks are watched; answered by `SparesChecked`."""
+
+    nodes: tuple[str, ...]
+    round: int
+
+
+@dataclass(frozen=True)
+class WeighFewer:
+    """Find out whether the ranks may continue on fewer nodes; answered by `FewerWeighed`."""
+
+    nodes: int
+    in_use: int
+
+
+@dataclass(frozen=True)
+class Regroup:
+    """Have the ranks regroup as a generation; answered by `StoreGone` if that fails."""
+
+    generation: Generation
+
+
+@dataclass(frozen=True)
+class HoldForMove:
+    """Have the ranks regroup as a generation at the next step's boundary; answered as `Regroup`."""
+
+    generation: Generation
+
+
+@dataclass(frozen=True)
+class ForgetReplaced:
+    """Forget what was recorded of the former processes of ranks, and heard of nodes that died.
+
+    Attributes:
+        members: the present process of each rank that was replaced, or has another number; empty if it is none.
+        dead: nodes that died.
+    """
+
+    members: Mapping[int, str]
+    dead: frozenset[str]
 
 
 CoreAction = (
@@ -348,8 +466,16 @@ CoreAction = (
     | LookForPreemption
     | GiveUp
     | ExamineHang
-    | AskMemory
     | DumpStacks
     | KillRanks
-    | RefuseMemory
+    | Exclude
+    | StartWarm
+    | CheckSpare
+    | WeighFewer
+    | Regroup
+    | HoldForMove
+    | ForgetReplaced
 )
+
+NO_ANSWER = "its agent does not answer"
+"""Why a spare is not used that was not checked in time: no more is known of it."""

@@ -1,31 +1,36 @@
 """What follows from an event for an attempt that runs: its next state, and what the shell is to do.
 
     reports, ends of ranks, Slurm's word -> faults            (noticing)
-    faults, time -> does the attempt continue?                   (assessing)
+    lost ranks -> are they replaced in memory?                   (memory.py)
+    nodes to leave -> planned moves                              (moves.py)
+    faults, time -> does the attempt continue?                   (assessing, hanging.py)
 
-The attempt ends by itself, or by the action `GiveUp`. What follows then is decided in policy/policy.py.
+The attempt ends by itself, or by the action `GiveUp`. What follows then is decided in following.py.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from typing import Any
 
-from zslurm.aegis.core import hanging
-from zslurm.aegis.core.attempt import GONE, AttemptState, HangState
+from zslurm.aegis.core import hanging, memory, moves
+from zslurm.aegis.core.attempt import GONE, AttemptState
 from zslurm.aegis.core.detection.attempt_progress import GONE_S
 from zslurm.aegis.core.messages import (
-    Assess,
     CoreAction,
     CoreEvent,
+    DrainsRead,
     EndRead,
     FaultsFound,
+    FewerWeighed,
     GiveUp,
     HangExamined,
     LookForCancel,
     LookForPreemption,
     LookupsFailed,
-    MemoryAnswered,
+    MemoryResumed,
+    MoveRequested,
     Paused,
     ProgressRead,
     RanksFailed,
@@ -36,9 +41,14 @@ from zslurm.aegis.core.messages import (
     Recovered,
     ReportReceived,
     Resumed,
+    SparesChecked,
     StepCancelled,
     StopChanged,
+    StoreGone,
+    StoreReported,
     Tick,
+    WarmEnded,
+    WarmNotStarted,
 )
 from zslurm.aegis.core.policy.history import fault_of
 from zslurm.aegis.core.policy.outcome import stopped_in_order
@@ -46,7 +56,7 @@ from zslurm.aegis.core.policy.policy import alarm
 from zslurm.aegis.core.root_cause import is_orderly, stalled_networks, without_overcome
 from zslurm.aegis.fault_kinds import NET_CONFIG, NODE_DEAD, RANK_HANG, SENSOR_UNAVAILABLE, STRAGGLER
 from zslurm.aegis.protocol import AgentReport
-from zslurm.aegis.types import OF_STEP, Alarm, Fault
+from zslurm.aegis.types import OF_STEP, Fault
 from zslurm.run.events import (
     FaultDetected,
     RanksEnded,
@@ -94,21 +104,66 @@ def step(state: AttemptState, event: CoreEvent) -> tuple[AttemptState, list[Core
         case LookupsFailed():
             actions = _take_lookups(state, event)
         case Recovered():
-            _take_recovery(state, event)
+            memory.take_recovery(state, event)
         case Tick():
-            actions = _detect(state, event)
-        case Assess():
-            given_up = _why_give_up(state, event)
-            actions = hanging.give_up(state, given_up, event) if given_up is not None else []
+            actions = _detect(state, event) if event.over else _tick(state, event)
         case HangExamined():
             actions = [Record(row) for row in event.recorded]
             actions += note(state, event.faults)
             actions += hanging.take_examination(state, event)
-        case MemoryAnswered():
-            actions = hanging.take_answer(state, event)
         case RanksKilled():
             actions = hanging.take_killed(state, event)
-    return state, actions
+        case MemoryResumed():
+            actions = memory.resume(state, event)
+        case StoreReported():
+            actions = memory.take_report(state, event)
+        case StoreGone():
+            actions = _take_store_gone(state, event)
+        case WarmEnded():
+            actions = _take_warm_end(state, event)
+        case WarmNotStarted():
+            actions = memory.take_not_started(state, event)
+        case SparesChecked():
+            memory.take_check(state, event)
+        case FewerWeighed():
+            memory.take_weighed(state, event)
+        case MoveRequested():
+            moves.take_request(state, event)
+        case DrainsRead():
+            actions = note(state, moves.drains(state, event))
+    given_up = next((action for action in actions if isinstance(action, GiveUp)), None)
+    left = memory.leave_to_restart(state, given_up.root) if given_up is not None else []
+    return state, [*left, *actions]
+
+
+def _tick(state: AttemptState, event: Tick) -> list[CoreAction]:
+    """Detect what time shows, have lost ranks replaced in memory, move ranks as planned, or end the attempt."""
+    actions = _detect(state, event)
+    if state.memory is not None and not state.stop.asked:
+        actions += memory.tend(state, event.now, event.broken)
+        if state.memory.active:
+            return actions
+    actions += moves.tend_moves(state, event.now)
+    if (given_up := _why_give_up(state, event)) is not None:
+        actions += hanging.give_up(state, given_up, event)
+    return actions
+
+
+def _take_store_gone(state: AttemptState, event: StoreGone) -> list[CoreAction]:
+    """Take that the store server did not take a generation."""
+    if not event.move:
+        return memory.give_up(state, "the store server of the ranks is gone")
+    memory.memory_of(state).move = None
+    return moves.refuse(state, state.moves.wishes[0], "the store server is gone")
+
+
+def _take_warm_end(state: AttemptState, event: WarmEnded) -> list[CoreAction]:
+    """Take the end of a process of a warm step; an earlier supervisor may have noted that it was a rank."""
+    rank = memory.take_warm_end(state, event)
+    if rank is None or rank in state.lost:
+        return []
+    failure = TaskFailure(event.failure.node, (rank,), event.failure.what)
+    return _note_end(state, failure, event.ends, event.now, 0.0, warm=True)
 
 
 # --- noticing ---------------------------------------------------------------------------------------------------
@@ -152,13 +207,11 @@ def _take_report(state: AttemptState, event: ReportReceived) -> list[CoreAction]
 
 def _take_failure(state: AttemptState, event: RanksFailed) -> list[CoreAction]:
     """Take bad ends of ranks, and forget what agents reported of them before."""
-    if event.warm:
-        return _note_end(state, event.failure, event, 0.0, warm=True)
     state.ends_taken += 1
     if (failure := state.of_ranks(event.failure)) is None:
         return []
     state.failures = state.without_reports_of(failure.ranks)
-    return _note_end(state, failure, event, 0.0)
+    return _note_end(state, failure, event.ends, event.now, 0.0)
 
 
 def _take_end(state: AttemptState, event: EndRead) -> list[CoreAction]:
@@ -171,20 +224,21 @@ def _take_end(state: AttemptState, event: EndRead) -> list[CoreAction]:
         state.left_in_order.add(event.rank)
         return []
     failure = TaskFailure(state.rank_nodes[event.rank], (event.rank,), GONE)
-    return _note_end(state, failure, event, event.gone_s, by_agent=True)
+    ends = {} if event.end is None else {event.rank: event.end}
+    return _note_end(state, failure, ends, event.now, event.gone_s, by_agent=True)
 
 
 def _note_end(
     state: AttemptState,
     failure: TaskFailure,
-    event: RanksFailed | EndRead,
+    ends: Mapping[int, Mapping[str, Any]],
+    now: float,
     ago_s: float,
     *,
     by_agent: bool | None = None,
     warm: bool | None = None,
 ) -> list[CoreAction]:
     """Take the bad end of ranks, `ago_s` seconds ago; its event has who reported it, and of whom."""
-    ends = event.ends if isinstance(event, RanksFailed) else {} if event.end is None else {event.rank: event.end}
     state.failures.append(failure)
     ended = RanksEnded(
         attempt=state.number, ranks=list(failure.ranks), node=failure.node, what=failure.what,
@@ -194,7 +248,7 @@ def _note_end(
     if stopped_in_order(failure, ends, asked=state.asked):
         return actions
     state.lost |= set(failure.ranks)
-    state.failed_at = state.failed_at or event.now
+    state.failed_at = state.failed_at or now
     if may_be_cancelled(state):
         actions.append(LookForCancel())
     return [*actions, ReadLastWords(failure, ago_s)]
@@ -214,42 +268,6 @@ def _take_lookups(state: AttemptState, event: LookupsFailed) -> list[CoreAction]
         return []
     line = f"torch has tried for {lasted:.0f} s to resolve the name {failed.name}: {failed.reason}"
     return note(state, [Fault.of_kind(NET_CONFIG, failed.first, "log", line, scope="node", node=node)])
-
-
-def _take_recovery(state: AttemptState, event: Recovered) -> None:
-    """Forget what took these ranks and nodes: other processes are in their place, and the others continue."""
-    gone = set(event.ranks)
-    state.replaced |= gone
-    state.lost -= gone
-    state.left_in_order -= gone
-    state.changes.append((frozenset(gone), event.left_out))
-    if event.left_out:
-        state.lost, state.left_in_order = (
-            {rank - sum(other < rank for other in gone) for rank in ranks}
-            for ranks in (state.lost, state.left_in_order)
-        )
-    state.overcome_nodes |= event.dead
-    state.failures = [failure for failure in state.failures if not set(failure.ranks) <= gone]
-    state.faults = [
-        fault
-        for fault in state.faults
-        if not fault.rule.in_memory
-        and fault.role not in ("cascade", "teardown")
-        and fault.node not in event.left
-        and not (fault.kind == RANK_HANG and fault.rank in gone)
-    ]
-    if not state.lost:
-        state.failed_at = None
-    state.alarm, state.assessed, state.hang = Alarm(give_up=False), -1, HangState()
-    if event.rank_nodes is None:
-        return
-    state.rank_nodes = list(event.rank_nodes)
-    state.nodes = tuple(dict.fromkeys(event.rank_nodes))
-    if event.left_out:
-        state.detector.begin(state.number, state.rank_nodes, event.now, adopted=True)
-    else:
-        for rank in event.ranks:
-            state.detector.move(rank, state.rank_nodes[rank])
 
 
 def _detect(state: AttemptState, event: Tick) -> list[CoreAction]:
@@ -317,10 +335,10 @@ def _resume(state: AttemptState, event: Resumed) -> list[CoreAction]:
             case RecoveredInMemory():
                 left_out = recorded.world_size is not None
                 dead = frozenset(state.dead_nodes)
-                _take_recovery(state, Recovered(frozenset(recorded.ranks or ()), dead, left_out=left_out))
+                memory.take_recovery(state, Recovered(frozenset(recorded.ranks or ()), dead, left_out=left_out))
                 by_agents, explained, by_agent = [], True, None
             case RanksMoved():
-                _take_recovery(state, Recovered(frozenset(recorded.ranks), left=frozenset([recorded.off])))
+                memory.take_recovery(state, Recovered(frozenset(recorded.ranks), left=frozenset([recorded.off])))
             case RanksEnded():
                 if recorded.warm:
                     state.lost |= set(recorded.ranks)
@@ -360,7 +378,7 @@ def _resume(state: AttemptState, event: Resumed) -> list[CoreAction]:
 # --- assessing --------------------------------------------------------------------------------------------------
 
 
-def _why_give_up(state: AttemptState, event: Assess) -> GiveUp | None:
+def _why_give_up(state: AttemptState, event: Tick) -> GiveUp | None:
     """Return why the attempt must be ended now; None while there is reason to wait.
 
     If ranks complain of lost peers, and nothing is known of those, their node may be dead. The agents find out;
@@ -391,17 +409,17 @@ def _why_give_up(state: AttemptState, event: Assess) -> GiveUp | None:
     return GiveUp(why) if now > state.failed_at + patience else None
 
 
-def _assess_faults(state: AttemptState, event: Assess) -> None:
+def _assess_faults(state: AttemptState, event: Tick) -> None:
     """Find out whether the faults end the attempt; those that it overcame are forgotten."""
     if state.has_serious_faults:
         summary = state.summary(event.wall)
         if state.settings.mode == "act":
-            state.alarm = alarm(summary, state.history, state.settings, spares=_spares(state, event))
+            state.alarm = alarm(summary, state.history, state.settings, spares=_spares(state))
         state.faults = without_overcome(summary, state.settings)
     state.assessed, state.assess_at = len(state.faults), event.now + _ASSESS_S
 
 
-def _spares(state: AttemptState, event: Assess) -> int:
+def _spares(state: AttemptState) -> int:
     """Return the spares that the alarm counts: none while a planned move is the use that there is for one."""
     slow = [f for f in state.faults if f.kind == STRAGGLER and f.role == "root" and not f.cleared]
-    return 0 if slow and all(fault.node in event.moving for fault in slow) else state.spares
+    return 0 if slow and all(fault.node in state.moves.nodes for fault in slow) else state.spares

@@ -20,7 +20,6 @@ from zslurm.aegis.core.following import (
     CountNodes,
     DecisionFound,
     EndRun,
-    Exclude,
     FindNodes,
     FollowAction,
     FollowEvent,
@@ -36,11 +35,11 @@ from zslurm.aegis.core.following import (
     follow,
 )
 from zslurm.aegis.core.messages import (
-    Assess,
     CoreAction,
     CoreEvent,
     EndRead,
     ExamineHang,
+    Exclude,
     FaultsFound,
     GiveUp,
     HangExamined,
@@ -280,6 +279,8 @@ class Run:
             case Record():
                 row = action.event.row
                 self.record(row.pop("event"), **row)
+            case Exclude():
+                self._exclude(action.nodes, action.reason)
             case GiveUp():
                 self.given_up = action
             case ExamineHang():
@@ -309,10 +310,8 @@ class Run:
         assert state is not None and attempt is not None
         if paused > _PAUSED_S:
             self.tell(Paused(float(paused)))
-        self._collect(over=False)
+        self._collect(over=attempt.over is not None)
         if attempt.over is None:
-            self._tell_progress()
-            self.tell(Assess(float(world.now), world.wall, responding=self._responding()))
             if self.given_up is None:
                 return
             root = self.given_up.root
@@ -324,7 +323,7 @@ class Run:
         world, state = self.world, self.state
         attempt = world.attempt
         assert state is not None and attempt is not None
-        for failure in attempt.log[state.ends_taken :] if not over else ():
+        for failure in attempt.log[state.ends_taken :] if self.phase == "watching" else ():
             self.tell(RanksFailed(failure, {}, float(world.now)))
         for when, report in world.take_reports():
             self.heard[report.stamp.node] = max(when, self.heard.get(report.stamp.node, 0))
@@ -338,6 +337,7 @@ class Run:
                 trouble=self._trouble(),
                 witness_reports=self._witness_reports(),
                 over=over,
+                responding=self._responding(),
             )
         )
 

@@ -9,20 +9,15 @@ from __future__ import annotations
 import shutil
 import signal
 import time
-from collections.abc import Iterable
-from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 from zslurm.aegis.core.ending import outcome_of
-from zslurm.aegis.core.messages import GiveUp, Paused, Recovered
+from zslurm.aegis.core.messages import GiveUp, Paused
 from zslurm.aegis.core.policy.outcome import AttemptOutcome, Cause
 from zslurm.aegis.supervisor.agents.agents import Agents
 from zslurm.aegis.supervisor.attempt_starter import RunningAttempt
 from zslurm.aegis.supervisor.fault_collector import FaultCollector, read_step_log
-from zslurm.aegis.supervisor.in_memory.planned_moves import PlannedMoves
-from zslurm.aegis.supervisor.rank_exits import forget_former_end, rank_ends
-from zslurm.aegis.supervisor.spare_checks import SpareChecks, unfit_spares
+from zslurm.aegis.supervisor.rank_exits import rank_ends
 from zslurm.aegis.supervisor.stop_forwarder import StopForwarder
 from zslurm.aegis.supervisor.teardown import clear, patience_s
 from zslurm.core.errors import Exit
@@ -30,8 +25,6 @@ from zslurm.core.pauses import Pauses
 from zslurm.job.step import kill_step
 from zslurm.run.events import RunDirLost, StepKilled
 from zslurm.run.events.event import only_known
-from zslurm.slurm.hostlist import compress
-from zslurm.slurm.on_nodes.srun_output import TaskFailure
 
 _WATCHFUL_S, _RECOVERING_S = 0.1, 0.02
 """Seconds between two looks where lost ranks are replaced in memory, and while they are."""
@@ -62,11 +55,6 @@ class AttemptMonitor:
         self.collected = collected
         self.job, self._agents = collected.job, collected.agents
         self._memory = collected.running.memory
-        if self._memory is not None and self._agents is not None:
-            limit_s = self.job.spec.aegis.recovery_s / 2  # and there is time for another one
-            check = partial(unfit_spares, self.job, self._agents, timeout_s=limit_s)
-            self._memory.spare_checks = SpareChecks(check)
-        self._moves = PlannedMoves(self.job, collected.attempt.number, self._memory)
         self.overdue = False
         self._pauses = Pauses(_PAUSED_S)
         self._stop = StopForwarder(self.job, self._running)
@@ -80,9 +68,7 @@ class AttemptMonitor:
         try:
             return self._until_end()
         finally:
-            self._moves.close()
-            if self._memory is not None:
-                self._memory.close()
+            self.collected.close()
 
     def _until_end(self) -> AttemptOutcome:
         job, collected, process = self.job, self.collected, self._running.process
@@ -94,21 +80,18 @@ class AttemptMonitor:
                 return self._abandon(lost)
             self._excuse_pause()
             self._stop.forward()
-            self._collect()
-            if self._recover_in_memory():
-                time.sleep(_RECOVERING_S)
-                continue
-            collected.note(self._moves.tend(collected.state.faults))
-            given_up = self._assess()
+            given_up = collected.look(self._why_broken())
+            self._look_once_signalled()
             if given_up is not None:
                 why = given_up.reason
                 collected.find_cancel()
                 self._give_up(given_up)
                 break
-            time.sleep(job.spec.aegis.poll_s if self._memory is None else min(job.spec.aegis.poll_s, _WATCHFUL_S))
+            time.sleep(self._poll_s())
         else:
             self._let_steps_end()
-            self._collect()
+            collected.collect_last()
+            self._look_once_signalled()
             collected.find_cancel()
             if not process.left_exit_code:
                 kill_step(process, self._running.attempt, job.slurm_id)
@@ -128,48 +111,12 @@ class AttemptMonitor:
         self._remove_progress()
         return outcome
 
-    # --- recovery in memory -------------------------------------------------------------------------------------
-
-    def _recover_in_memory(self) -> bool:
-        """Have lost ranks replaced in memory, where that is set; returns whether the ranks regroup now."""
-        memory, collected = self._memory, self.collected
-        if memory is None or self.job.stop.asked:
-            return False
-        step = collected.state.detector.step
-        memory.tend(step)
-        if memory.recovered:
-            replaced, dead = memory.take_recovered()
-            places, members = memory.places, memory.places.members
-            for rank in range(len(members) + len(replaced)) if memory.resized else replaced:
-                forget_former_end(self._running.attempt, rank, members[rank] if rank < len(members) else "")
-            if dead:
-                self._exclude(dead)
-            collected.running = replace(collected.running, nodes=places.in_use)
-            collected.tell(
-                Recovered(
-                    frozenset(replaced),
-                    frozenset(dead),
-                    frozenset(places.left),
-                    memory.resized,
-                    tuple(places.nodes),
-                    time.monotonic(),
-                )
-            )
-            if self._agents is not None and dead:
-                self._agents.liveness.forget(dead)
-        # After the recovery is taken: a process that was lost since then is not one that it has replaced.
-        for rank, failure in memory.lost_members():
-            if rank in collected.state.lost:  # an earlier supervisor has noted it
-                continue
-            collected.tell_end(TaskFailure(failure.node, (rank,), failure.what), warm=True)
-        state = collected.state
-        return memory.consider(state.lost, state.dead_nodes & set(memory.places.nodes), state.faults, step)
-
-    def _exclude(self, dead: Iterable[str]) -> None:
-        """Record that nodes which died are not used from now on, as after an attempt that they end."""
-        resized = self._memory is not None and self._memory.resized
-        how = "the ranks of the others continue" if resized else "its ranks continue on a spare"
-        self.job.exclude(dead, f"{compress(dead)} died, and {how}", self._running.attempt.number)
+    def _poll_s(self) -> float:
+        """Return the seconds until the next look."""
+        poll_s, memory = self.job.spec.aegis.poll_s, self.collected.state.memory
+        if memory is None:
+            return poll_s
+        return _RECOVERING_S if memory.active else min(poll_s, _WATCHFUL_S)
 
     def _runs(self) -> bool:
         """Return whether the attempt has ranks that have not ended: in its step, or in steps of warm processes.
@@ -180,7 +127,12 @@ class AttemptMonitor:
         process, memory = self._running.process, self._memory
         if memory is None or not self.collected.state.replaced:
             return process.poll() is None
-        return (process.poll() is None or memory.holds_ranks) and not self._all_ended()
+        return (process.poll() is None or memory.holds_ranks(self._members)) and not self._all_ended()
+
+    @property
+    def _members(self) -> list[str]:
+        memory = self.collected.state.memory
+        return memory.members if memory is not None else []
 
     def _all_ended(self) -> bool:
         attempt, ranks = self._running.attempt, len(self.collected.rank_nodes())
@@ -190,16 +142,14 @@ class AttemptMonitor:
         """Give the steps a moment in which to end by themselves, where ranks were replaced."""
         memory, deadline = self._memory, time.monotonic() + _STEPS_END_S
         while memory is not None and self.collected.state.replaced and time.monotonic() < deadline:
-            if self._all_ended() and (memory.places.dead or self._running.process.poll() is not None):
+            if self._all_ended() and (
+                self.collected.state.overcome_nodes or self._running.process.poll() is not None
+            ):
                 return
             time.sleep(_WATCHFUL_S)
 
-    def _collect(self, *, over: bool = False) -> None:
-        """Take what is new; of an attempt that is `over` only what the nodes show."""
-        if over:
-            self.collected.collect_from_nodes(over=True)
-        else:
-            self.collected.collect()
+    def _look_once_signalled(self) -> None:
+        """Ask Slurm whether it preempts the job if an agent has reported a signal."""
         self._stop.signalled |= self.collected.signalled
         self.collected.signalled = False
         self._stop.look_once_signalled()
@@ -239,21 +189,19 @@ class AttemptMonitor:
 
     # --- giving up ----------------------------------------------------------------------------------------------
 
-    def _assess(self) -> GiveUp | None:
-        """Return why the attempt must be ended now; None while it continues."""
+    def _why_broken(self) -> str:
+        """Return why the attempt cannot continue though its ranks run; empty if it can."""
         broken, memory = self._running.broken, self._memory
         if not broken and memory is not None and memory.store.has_ended:
             early = memory.store.never_listened
             why = "ended before it listened" if early else "has ended, and without it ranks cannot save"
             broken = f"the ranks' store server {why}; see {self._running.attempt.store_log}"
-        return self.collected.assess(broken=broken, moving=self._moves.nodes)
+        return broken
 
     def _give_up(self, given_up: GiveUp) -> None:
         """Record it, and have every rank that is left write the stacks of its threads to its log."""
         root = given_up.root
         self.overdue = given_up.overdue
-        if self._memory is not None and root is not None:
-            self._memory.leave(root)
         about = None if root is None else root.fields()
         self.job.record(
             only_known(StepKilled(attempt=self._running.attempt.number, reason=given_up.reason, root=about))
@@ -269,11 +217,12 @@ class AttemptMonitor:
         if agents is not None and agents.liveness.any_responding():
             time.sleep(_LAST_LOOK_S)
             self._wait_for_every_node(agents)
-        self._collect(over=True)
+        self._collect_meanwhile()
 
     def _collect_meanwhile(self) -> bool:
         """Take what the agents report while processes are waited for; returns whether the run is asked to stop."""
-        self._collect(over=True)
+        self.collected.collect_from_nodes(over=True)
+        self._look_once_signalled()
         return self.job.stop.asked
 
     def _wait_for_every_node(self, agents: Agents) -> None:
@@ -285,7 +234,7 @@ class AttemptMonitor:
         aegis = self.job.spec.aegis
         deadline = time.monotonic() + aegis.heartbeat_timeout_s
         while time.monotonic() < deadline:
-            self._collect(over=True)
+            self._collect_meanwhile()
             if not agents.liveness.missed_heartbeats(patience_s(aegis)) & set(self.collected.alive()):
                 return
             time.sleep(aegis.poll_s)

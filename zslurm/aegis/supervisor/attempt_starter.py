@@ -9,13 +9,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from zslurm.aegis.core.adopted_memory import KINDS as MEMORY_KINDS
+from zslurm.aegis.core.attempt import MemoryState
 from zslurm.aegis.core.policy.outcome import AttemptOutcome, Cause
 from zslurm.aegis.core.policy.shrinking import expected_wait_s, weigh
 from zslurm.aegis.fault_kinds import NODE_DEAD
-from zslurm.aegis.supervisor.in_memory import adoption
-from zslurm.aegis.supervisor.in_memory.adoption import adopt_memory
-from zslurm.aegis.supervisor.in_memory.memory_recovery import MemoryRecovery
-from zslurm.aegis.supervisor.in_memory.rank_places import RankPlaces
+from zslurm.aegis.supervisor.in_memory.memory_shell import MemoryShell
 from zslurm.aegis.supervisor.in_memory.warm_pool import WarmPool
 from zslurm.aegis.supervisor.job import Job
 from zslurm.aegis.supervisor.node_pool import Nodes
@@ -73,7 +72,7 @@ class RunningAttempt:
     process: DetachedProcess
     nodes: tuple[str, ...]
     adopted: bool = False
-    memory: MemoryRecovery | None = None
+    memory: MemoryShell | None = None
     broken: str = ""
 
 
@@ -222,7 +221,7 @@ class AttemptStarter:
 
     def _memory_recovery(
         self, attempt: AttemptDir, nodes: tuple[str, ...], python: Interpreter
-    ) -> MemoryRecovery | None:
+    ) -> MemoryShell | None:
         """Start the store server of an attempt; None where no recovery in memory is wanted, or possible."""
         job, aegis = self._job, self._job.spec.aegis
         if aegis.recovery != "memory":
@@ -249,11 +248,8 @@ class AttemptStarter:
             job.record(RecoveryUnavailable(attempt=attempt.number, reason=reason))
             return None
         spares = tuple(node for node in self._nodes.usable(job.excluded()) if node not in nodes)
-        return MemoryRecovery(
-            job, attempt, store, WarmPool(job, attempt, python),
-            RankPlaces(job.spec.ranks_per_node, ranks, spares),
-            why_not_fewer=lambda count: self._why_not_fewer(count, len(nodes)),
-        )  # fmt: skip
+        state = MemoryState.of_start(ranks, job.spec.ranks_per_node, spares)
+        return MemoryShell(attempt, store, WarmPool(job, attempt, python), state, ranks, self._why_not_fewer)
 
     def _why_not_fewer(self, count: int, in_use: int) -> str:
         """Return why ranks on `in_use` nodes must not continue on `count` of them; empty where they may."""
@@ -283,7 +279,7 @@ class AttemptStarter:
         if not attempts:
             return None
         last = attempts[-1]
-        kinds: set[type[Event]] = {AttemptStarted, AttemptEnded, Decided, DeputyActed, *adoption.KINDS}
+        kinds: set[type[Event]] = {AttemptStarted, AttemptEnded, Decided, DeputyActed, *MEMORY_KINDS}
         events: list[Event] = list(select(read_jsonl(self._job.run.events), *kinds))
         self._nodes.dead |= self._died(events)
         ended = [e for e in events if isinstance(e, AttemptEnded) and e.attempt == last.number]
@@ -297,7 +293,7 @@ class AttemptStarter:
                 moved = [e for e in replaced if e.attempt == last.number]
                 nodes = moved[-1].nodes if moved and moved[-1].nodes else described.get("nodes", "")
                 memory, broken = self._adopt_memory(last, expand(str(described.get("nodes", ""))), events)
-                in_use = tuple(expand(str(nodes))) if memory is None else memory.places.in_use
+                in_use = tuple(expand(str(nodes))) if memory is None else tuple(dict.fromkeys(memory.rank_nodes))
                 return RunningAttempt(last, process, in_use, adopted=True, memory=memory, broken=broken)
         if not ended:
             cause = Cause(why_lost(self._job, last, events))
@@ -306,7 +302,7 @@ class AttemptStarter:
 
     def _adopt_memory(
         self, attempt: AttemptDir, nodes: Sequence[str], events: Sequence[Event]
-    ) -> tuple[MemoryRecovery | None, str]:
+    ) -> tuple[MemoryShell | None, str]:
         """Take the recovery in memory of an attempt over.
 
         Returns:
@@ -318,10 +314,8 @@ class AttemptStarter:
             return None, ""
         python = prepared(job.spec, job.run, job.job_id, job.environ)
         try:
-            memory = adopt_memory(
-                job, attempt, nodes, events, WarmPool(job, attempt, python), self._nodes.usable(job.excluded()),
-                lambda count: self._why_not_fewer(count, len(nodes)),
-            )  # fmt: skip
+            usable, warm = self._nodes.usable(job.excluded()), WarmPool(job, attempt, python)
+            memory = MemoryShell.adopt(job, attempt, nodes, events, warm, usable, self._why_not_fewer)
         except ZslurmError as error:
             reason = f"the supervisor that started the attempt is gone, and {error}"
             job.record(RecoveryUnavailable(attempt=attempt.number, reason=reason))

@@ -8,35 +8,34 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from typing import Any, Literal
+from functools import partial
+from typing import Any
 
-from zslurm.aegis.core.attempt import GONE, AttemptState
+from zslurm.aegis.core.attempt import GONE, AttemptState, MovesState
 from zslurm.aegis.core.detection.detector import Detector
 from zslurm.aegis.core.detection.early_exits import early_exits
 from zslurm.aegis.core.messages import (
-    AskMemory,
-    Assess,
     CoreAction,
     CoreEvent,
     DumpStacks,
     EndRead,
     ExamineHang,
+    Exclude,
     FaultsFound,
+    ForgetReplaced,
     GiveUp,
     KillRanks,
     LookForCancel,
     LookForPreemption,
     LookupsFailed,
-    MemoryAnswered,
     ProgressRead,
     RanksFailed,
     RanksKilled,
     ReadEnd,
     ReadLastWords,
     Record,
-    RefuseMemory,
     ReportReceived,
     Resumed,
     StepCancelled,
@@ -50,17 +49,20 @@ from zslurm.aegis.logs.signatures import Signatures
 from zslurm.aegis.supervisor.agents.agents import Agents
 from zslurm.aegis.supervisor.attempt_starter import RunningAttempt
 from zslurm.aegis.supervisor.hanging_ranks import dump_stacks, examine_hang, kill_ranks
+from zslurm.aegis.supervisor.in_memory.move_requests import MoveRequests
 from zslurm.aegis.supervisor.job import Job
 from zslurm.aegis.supervisor.rank_exits import (
     cancelled,
     faults_in_step_log,
     faults_of_failure,
+    forget_former_end,
     full_disk,
     late_faults,
     rank_ends,
     tail,
 )
 from zslurm.aegis.supervisor.rank_times_writer import RankTimesWriter
+from zslurm.aegis.supervisor.spare_checks import unfit_spares
 from zslurm.aegis.supervisor.work_left import committed_step
 from zslurm.aegis.types import Fault
 from zslurm.core.errors import Exit
@@ -95,7 +97,7 @@ class FaultCollector:
         agents: the agents; None where the run has none.
         state: all that is known of the attempt.
         signalled: an agent has reported a signal since this was last reset.
-        given_up: why the core ends the attempt, as of the last `assess`; None while it continues.
+        given_up: why the core ends the attempt, as of the last `look`; None while it continues.
     """
 
     def __init__(
@@ -110,12 +112,16 @@ class FaultCollector:
         """Begin; for `reported` and `spares` see `AttemptState`."""
         self.job, self.running, self.agents = job, running, agents
         memory = running.memory
+        self._requests = MoveRequests(job, ask_drains=memory is not None and job.on_slurm)
+        if memory is not None and agents is not None:
+            limit_s = job.spec.aegis.recovery_s / 2  # and there is time for another one
+            memory.check, memory.state.checks_spares = partial(unfit_spares, job, agents, timeout_s=limit_s), True
         ranks = [node for node in running.nodes for _ in range(job.spec.ranks_per_node)]
         self.state = AttemptState(
             job.spec.aegis,
             running.attempt.number,
             running.nodes,
-            ranks if memory is None else list(memory.places.nodes),
+            ranks if memory is None else memory.rank_nodes,
             detector,
             has_agents=agents is not None,
             on_slurm=job.on_slurm,
@@ -123,6 +129,8 @@ class FaultCollector:
             history=job.history(),
             spares=spares,
             reported=set() if reported is None else reported,
+            memory=memory.state if memory is not None else None,
+            moves=MovesState(self._requests.answered()),
         )
         self.signalled = False
         self.given_up: GiveUp | None = None
@@ -163,30 +171,27 @@ class FaultCollector:
                 yield EndRead(action.rank, end, action.gone_s, time.monotonic())
             case ExamineHang():
                 yield examine_hang(self.attempt, self.state, self.agents)
-            case AskMemory():
-                yield MemoryAnswered(action.ranks, self._why_not_in_memory(action.ranks))
             case DumpStacks():
                 self.dump_stacks()
             case KillRanks():
-                yield self._kill(action.ranks)
-            case RefuseMemory():
-                if self.running.memory is not None:
-                    self.running.memory.refuse(action.ranks, action.reason)
+                reason = kill_ranks(action.ranks, self.state, self.agents)
+                yield RanksKilled(action.ranks, reason, time.monotonic())
+            case Exclude():
+                self.job.exclude(action.nodes, action.reason, action.attempt)
+            case ForgetReplaced():
+                self._forget(action)
             case ReadLastWords():
                 yield FaultsFound(tuple(self._last_words(action)))
+            case _ if self.running.memory is not None:
+                yield from self.running.memory.carry_out(action)
 
-    def _why_not_in_memory(self, ranks: Sequence[int]) -> str:
-        memory, state = self.running.memory, self.state
-        if memory is None:
-            return "this attempt has no recovery in memory"
-        return memory.why_not(ranks, state.faults, state.detector.step)
-
-    def _kill(self, ranks: tuple[int, ...]) -> RanksKilled:
-        """Kill ranks that hang, for recovery in memory to take them up."""
-        reason = kill_ranks(ranks, self.state, self.agents)
-        if not reason and self.running.memory is not None:
-            self.running.memory.ended |= set(ranks)
-        return RanksKilled(ranks, reason, time.monotonic())
+    def _forget(self, action: ForgetReplaced) -> None:
+        """Forget what was recorded of the former processes of ranks, and heard of nodes that died."""
+        self.running = replace(self.running, nodes=self.state.nodes)
+        for rank, member in action.members.items():
+            forget_former_end(self.attempt, rank, member)
+        if self.agents is not None and action.dead:
+            self.agents.liveness.forget(action.dead)
 
     def dump_stacks(self) -> None:
         """Have every rank that is left write the stacks of its threads to its log, before anything is ended."""
@@ -240,25 +245,49 @@ class FaultCollector:
             ends = {int(end["rank"]): end for end in rank_ends(self.attempt)}
         self._tell_stop()
         self.tell(Resumed(recorded, in_log, ends, time.monotonic(), time.time()))
+        memory = self.running.memory
+        if memory is not None and memory.resumed is not None:
+            self.tell(memory.resumed)
 
-    def collect(self) -> None:
-        """Take everything new from srun, the ranks and the agents."""
+    def look(self, broken: str) -> GiveUp | None:
+        """Report everything new, and that time has passed; return why the attempt must be ended now, if it must.
+
+        Args:
+            broken: why the attempt cannot continue by what the shell sees itself; empty if it can.
+        """
         self._tell_stop()
+        log = self._collect_ends()
+        self._find_failed_lookups()
+        if self.state.memory is not None and self.running.memory is not None:
+            for event in self.running.memory.events(self.state.memory.members):
+                self.tell(event)
+        for event in self._requests.events():
+            self.tell(event)
+        self.given_up = None
+        self.collect_from_nodes(log=log, broken=broken)
+        return self.given_up
+
+    def _collect_ends(self) -> str:
+        """Take the ends that srun has reported; return what it has printed."""
         log = read_step_log(self.attempt)
         for failure in task_failures(log)[self.state.ends_taken :]:
             self.tell_end(failure)
-        self.collect_from_nodes(log=log)
-        self._find_failed_lookups()
+        return log
 
-    def tell_end(self, failure: TaskFailure, *, warm: bool = False) -> None:
-        """Report the bad end of tasks of the step, or of ranks in the steps of warm processes."""
-        known = failure if warm else self.state.of_ranks(failure)
+    def collect_last(self) -> None:
+        """Take everything new of an attempt that has ended by itself."""
+        self._tell_stop()
+        self.collect_from_nodes(over=True, log=self._collect_ends())
+
+    def tell_end(self, failure: TaskFailure) -> None:
+        """Report the bad end of tasks of the step."""
+        known = self.state.of_ranks(failure)
         ranks = known.ranks if known is not None and known.exit_code == Exit.INTERRUPTED else ()
         ends = {rank: end for rank in ranks if (end := read_json(self.attempt.rank_end(rank)))}
-        self.tell(RanksFailed(failure, ends, time.monotonic(), warm=warm))
+        self.tell(RanksFailed(failure, ends, time.monotonic()))
 
-    def collect_from_nodes(self, *, over: bool = False, log: str | None = None) -> None:
-        """Take what the agents report, and nodes that Slurm has given up; see `Tick` for `over`."""
+    def collect_from_nodes(self, *, over: bool = False, log: str | None = None, broken: str = "") -> None:
+        """Take what the agents report, and nodes that Slurm has given up; see `Tick` for the others."""
         failed = failed_nodes(read_step_log(self.attempt) if log is None else log)
         agents = self.agents
         for received in agents.reports() if agents is not None else ():
@@ -276,6 +305,8 @@ class FaultCollector:
                 trouble=agents.liveness.trouble() if agents is not None else {},
                 witness_reports=agents.witness_reports() if agents is not None else {},
                 over=over,
+                responding=agents is not None and agents.liveness.any_responding(),
+                broken=broken,
             )
         )
 
@@ -299,26 +330,17 @@ class FaultCollector:
             if failed is not None:
                 self.tell(LookupsFailed(node, failed))
 
-    def assess(self, *, broken: str, moving: Collection[str]) -> GiveUp | None:
-        """Return why the attempt must be ended now; None while it continues. For the arguments see `Assess`."""
-        now = time.monotonic()
-        self._tell_stop()
-        if self.state.needs_progress(now):
-            self._tell_progress()
-        self.given_up = None
-        responding = self.agents is not None and self.agents.liveness.any_responding()
-        memory = self.running.memory
-        recovery: Literal["off", "ready", "active"] = "off"
-        if memory is not None and not memory.given_up:
-            recovery = "active" if memory.active else "ready"
-        self.tell(Assess(now, time.time(), responding, recovery, broken, frozenset(moving)))
-        return self.given_up
-
     def find_cancel(self) -> None:
         """Find out whether somebody cancelled the step, unless the supervisor ended it itself."""
         self._tell_stop()
         if may_be_cancelled(self.state) and (fault := cancelled(self.attempt)) is not None:
             self.tell(StepCancelled(fault))
+
+    def close(self) -> None:
+        """End what belongs to the attempt; its ranks are gone."""
+        self._requests.close()
+        if self.running.memory is not None:
+            self.running.memory.close()
 
     def note_late(self, outcome: AttemptOutcome) -> None:
         """Note what the ranks' records and srun's messages show only after the end of the attempt."""

@@ -17,7 +17,6 @@ from zslurm.aegis.core.following import (
     CountNodes,
     DecisionFound,
     EndRun,
-    Exclude,
     FindNodes,
     FollowAction,
     FollowEvent,
@@ -38,7 +37,7 @@ from zslurm.aegis.core.following import (
     TestGpu,
     follow,
 )
-from zslurm.aegis.core.messages import LookForPreemption, ProgressRead, Record
+from zslurm.aegis.core.messages import Exclude, LookForPreemption, ProgressRead, Record
 from zslurm.aegis.core.policy.outcome import AttemptOutcome
 from zslurm.aegis.notify.recorder import Recorder
 from zslurm.aegis.supervisor.agents.agents import Agents

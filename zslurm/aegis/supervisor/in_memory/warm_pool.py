@@ -1,4 +1,8 @@
-"""The warm processes of one attempt: one for each node, and on each spare as many as a node has ranks."""
+"""The steps of the warm processes of one attempt.
+
+There is a process for each node, and on each spare as many as a node has ranks. The core knows which of them wait
+(core/attempt.py).
+"""
 
 from __future__ import annotations
 
@@ -6,7 +10,7 @@ import contextlib
 import json
 import signal
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from zslurm.aegis.supervisor.job import Job
@@ -17,7 +21,6 @@ from zslurm.job.preparation.interpreter import Interpreter
 from zslurm.job.step import kill_step
 from zslurm.run.run_dir import AttemptDir
 from zslurm.slurm.on_nodes.srun_output import TaskFailure, task_failures
-from zslurm.train.recovery.generation import node_of
 
 
 @dataclass
@@ -30,27 +33,13 @@ class _Step:
 
 
 class WarmPool:
-    """Starts warm processes, and knows which of them wait.
-
-    Attributes:
-        waiting: members that are ready and have no rank, by node.
-        coming: how many are being started, by node.
-    """
+    """Starts warm processes, and notices their ends."""
 
     def __init__(self, job: Job, attempt: AttemptDir, python: Interpreter) -> None:
-        """Nothing is started yet."""
+        """Prepare; no process is started yet."""
         self._job, self._attempt, self._python = job, attempt, python
         self._steps: list[_Step] = []
         self._next = 1
-        self.waiting: dict[str, list[str]] = {}
-        self._left: set[str] = set()
-        self.coming: Counter[str] = Counter()
-        self._came: set[str] = set()
-
-    @property
-    def started(self) -> bool:
-        """Whether any was started."""
-        return bool(self._steps)
 
     @property
     def runs(self) -> bool:
@@ -78,43 +67,27 @@ class WarmPool:
             )
         except OSError as error:
             return f"{error.filename or 'the step'}: {error.strerror}"
-        self._note(_Step(process, first), nodes, per_node)
+        self._note(_Step(process, first), len(nodes) * per_node)
         return ""
 
-    def _note(self, step: _Step, nodes: Sequence[str], per_node: int) -> None:
+    def _note(self, step: _Step, count: int) -> None:
         self._steps.append(step)
-        self.coming.update(dict.fromkeys(nodes, per_node))
-        self._next = max(self._next, step.first + len(nodes) * per_node)
+        self._next = max(self._next, step.first + count)
 
-    def adopt(self) -> None:
-        """Find the steps that another supervisor has started; `add` those of their processes that were ready."""
+    def adopt(self) -> Counter[str]:
+        """Find the steps that another supervisor has started; return how many processes that are, by node."""
+        started: Counter[str] = Counter()
         for record in sorted(self._attempt.path.glob("warm-*.json")):
             exit_file = record.with_suffix(".exit")
             described, process = read_json(record.with_suffix(".step")), DetachedProcess.adopt(record, exit_file)
             if described is not None and process is not None:
-                self._note(_Step(process, described["first"]), described["nodes"], described["per_node"])
-
-    def add(self, member: str) -> None:
-        """Note that a process is ready."""
-        self._come(member)
-        node = node_of(member)
-        if node not in self._left:
-            self.waiting.setdefault(node, []).append(member)
-
-    def leave(self, node: str) -> None:
-        """Note that the ranks have left a node: processes that wait there end by themselves."""
-        self._left.add(node)
-        self.waiting.pop(node, None)
-
-    def take(self, members: Iterable[str]) -> None:
-        """Note that these processes are ranks now, or gone."""
-        gone = set(members)
-        self.waiting = {
-            node: left for node, kept in self.waiting.items() if (left := [m for m in kept if m not in gone])
-        }
+                nodes, per_node = described["nodes"], described["per_node"]
+                self._note(_Step(process, described["first"]), len(nodes) * per_node)
+                started.update(dict.fromkeys(nodes, per_node))
+        return started
 
     def ended(self) -> list[tuple[str, TaskFailure]]:
-        """Return the members that have failed since the last call, and how; they wait no longer."""
+        """Return the members that have failed since the last call, and how."""
         found = []
         for step in self._steps:
             step.process.reap()
@@ -122,17 +95,7 @@ class WarmPool:
             for failure in failures[step.seen :]:
                 found += [(warm_name(failure.node, step.first, task), failure) for task in failure.ranks]
             step.seen = len(failures)
-        for member, _ in found:
-            self._come(member)
-        self.take(member for member, _ in found)
         return found
-
-    def _come(self, member: str) -> None:
-        """Note that a process is no longer being started: it is ready, or has failed."""
-        node = node_of(member)
-        if member not in self._came:
-            self._came.add(member)
-            self.coming[node] = max(0, self.coming[node] - 1)
 
     def _log(self, step: _Step) -> str:
         with contextlib.suppress(OSError):

@@ -1,0 +1,478 @@
+"""Recovery in memory: who was lost, who takes their place, and whether that worked.
+
+    lost ranks -> policy/in_memory.py -> Regroup -> recovered, or failed: every rank is started again
+    a node to leave -> HoldForMove -> the same at a step's boundary        (moves.py)
+
+The ranks do the rest (zslurm/train/recovery). While they regroup the attempt is not given up. What fails, or takes
+longer than aegis.recovery_s, leaves the attempt as it would have been without: it is ended, and started again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import Any
+
+from zslurm.aegis.core.attempt import AttemptState, HangState, MemoryState, Move, Regrouping
+from zslurm.aegis.core.messages import (
+    NO_ANSWER,
+    CheckSpare,
+    CoreAction,
+    Exclude,
+    FewerWeighed,
+    ForgetReplaced,
+    HoldForMove,
+    MemoryResumed,
+    Record,
+    Recovered,
+    Regroup,
+    SparesChecked,
+    StartWarm,
+    StoreReported,
+    WarmEnded,
+    WarmNotStarted,
+    WeighFewer,
+)
+from zslurm.aegis.core.policy.in_memory import InMemory, Ranks, plan_in_memory, plan_move, why_not_in_memory
+from zslurm.aegis.fault_kinds import RANK_HANG
+from zslurm.aegis.types import Alarm, Fault
+from zslurm.run.events import (
+    MovePlanned,
+    RanksMoved,
+    RecoveredInMemory,
+    RecoveryFailed,
+    RecoveryReady,
+    RecoveryStarted,
+    RecoveryUnavailable,
+)
+from zslurm.slurm.hostlist import compress
+from zslurm.slurm.topology import hostlist_in_order
+from zslurm.train.recovery.generation import Generation, node_of
+
+_ANSWER_S = 1.0
+"""Seconds beyond the deadline that the store server gets to report that it has passed."""
+
+
+def memory_of(state: AttemptState) -> MemoryState:
+    """Return the recovery in memory of an attempt that has one."""
+    assert state.memory is not None
+    return state.memory
+
+
+# --- what is reported -------------------------------------------------------------------------------------------
+
+
+def take_report(state: AttemptState, event: StoreReported) -> list[CoreAction]:
+    """Take what the store server reports."""
+    memory, report = memory_of(state), event.report
+    regrouping, number = memory.regrouping, report.get("number")
+    match report.get("event"):
+        case "warm":
+            memory.add_warm(str(report.get("member")))
+            if regrouping is not None:
+                regrouping.plan_again |= regrouping.awaits_warm
+            return announce(state)
+        case "recovered" if number == memory.number and regrouping is not None:
+            return _recover(state, regrouping, report, event.now)
+        case "off":
+            return _turn_off(state, str(report.get("reason")))
+        case "boundary":
+            _begin_move(state, number, event.now)
+        case "unmoved":
+            if memory.move is not None and memory.move.number == number:
+                memory.move, memory.held_in_vain = None, True
+        case "refused" if memory.overtaken is not None and memory.overtaken.number == number:
+            pass  # the generation of a fault came too late: that of a move was there; the next one has both
+        case "failed" | "refused" if report.get("number", memory.number) == memory.number and memory.active:
+            return give_up(state, str(report.get("reason", "the ranks gave no reason")))
+    return []
+
+
+def take_warm_end(state: AttemptState, event: WarmEnded) -> int | None:
+    """Take the end of a process of a warm step; return the rank that it was, if it was one."""
+    memory, member = memory_of(state), event.member
+    memory.end_start(member)
+    memory.take_warm([member])
+    if (regrouping := memory.regrouping) is not None:
+        on_its_way = member in regrouping.plan.members and member not in memory.members
+        regrouping.replacements_lost += on_its_way
+        regrouping.plan_again |= on_its_way or regrouping.awaits_warm
+    return memory.members.index(member) if member in memory.members else None
+
+
+def take_not_started(state: AttemptState, event: WarmNotStarted) -> list[CoreAction]:
+    """Take that warm processes could not be started: ranks that wait for them are started again."""
+    memory = memory_of(state)
+    for node in event.action.nodes:
+        memory.coming[node] = max(0, memory.coming[node] - event.action.per_node)
+    if memory.regrouping is not None and memory.regrouping.awaits_warm:
+        return give_up(state, event.reason)
+    return [Record(RecoveryUnavailable(attempt=state.number, reason=event.reason))] if event.action.first else []
+
+
+def take_check(state: AttemptState, event: SparesChecked) -> None:
+    """Take the result of a check that was begun in this recovery."""
+    memory = memory_of(state)
+    if event.round == memory.check_round:
+        memory.checks |= event.reasons
+
+
+def take_weighed(state: AttemptState, event: FewerWeighed) -> None:
+    """Take why the ranks must not continue on so many nodes."""
+    memory_of(state).fewer[event.nodes] = event.reason
+
+
+def resume(state: AttemptState, event: MemoryResumed) -> list[CoreAction]:
+    """Continue with the generation that an earlier supervisor has published."""
+    memory = memory_of(state)
+    if memory.given_up:
+        return []
+    if (generation := event.pending) is not None:
+        nodes = tuple(node_of(member) for member in generation.members)
+        left_out = set(range(generation.former_size)).difference(generation.former)
+        lost = left_out or set(generation.lost)
+        memory.regrouping = Regrouping(
+            event.now,
+            event.now + state.settings.recovery_s + _ANSWER_S,
+            lost=lost,
+            dead={state.rank_nodes[rank] for rank in lost} & event.died,
+            plan=InMemory(generation.members, nodes, generation.former),
+        )
+    return announce(state)
+
+
+# --- what follows -----------------------------------------------------------------------------------------------
+
+
+def tend(state: AttemptState, now: float, broken: str) -> list[CoreAction]:
+    """Take that time has passed: have warm processes once the ranks train, and begin, or end, a recovery."""
+    memory, actions = memory_of(state), list[CoreAction]()
+    regrouping = memory.regrouping
+    if regrouping is not None and now > regrouping.deadline:
+        if regrouping.awaits_check:
+            late = "the check of a spare did not end"
+        elif regrouping.awaits_warm:
+            late = "no process was ready to take a place"
+        else:
+            late = "the ranks did not regroup"
+        actions += give_up(state, f"{late} within {state.settings.recovery_s:g} s (aegis.recovery_s)")
+    if memory.active and broken:
+        actions += give_up(state, "the store server of the ranks has ended")
+    if state.detector.step >= 0 and not memory.warm_started and not memory.given_up:
+        actions += [
+            *_start_warm(memory, tuple(dict.fromkeys(state.rank_nodes)), first=True),
+            *_start_warm(memory, memory.spares, memory.per_node, first=True),
+        ]
+    return [*actions, *_consider(state, now)]
+
+
+def _consider(state: AttemptState, now: float) -> list[CoreAction]:
+    """Begin a recovery if ranks were lost that no recovery has taken up yet."""
+    memory = memory_of(state)
+    if memory.given_up:
+        return []
+    dead = state.dead_nodes
+    on_dead = {rank for rank, node in enumerate(state.rank_nodes) if node in dead}
+    gone, under_way = state.lost | on_dead, memory.regrouping
+    if under_way is None and not gone:
+        return []
+    if under_way is not None and not (gone - under_way.lost or under_way.plan_again):
+        return []
+    memory.regrouping = regrouping = under_way or Regrouping(now, now + state.settings.recovery_s)
+    regrouping.plan_again = False
+    regrouping.lost |= gone
+    regrouping.dead |= {state.rank_nodes[rank] for rank in on_dead}
+    if _step(state) > memory.recovered_at:
+        memory.tries = 0
+    actions = list[CoreAction]()
+    plan = _plan(state, regrouping, actions)
+    if plan is None:
+        regrouping.plan_again = True
+    elif plan.waits:
+        regrouping.awaits_warm = True
+        actions += [each for node, count in plan.start.items() for each in _start_warm(memory, (node,), count)]
+    elif plan.possible:
+        actions += _publish(state, regrouping, plan, now)
+    else:
+        actions += give_up(state, plan.reason)
+    return actions
+
+
+def _step(state: AttemptState) -> int:
+    """Return the last step that is finished."""
+    return max(state.detector.step, memory_of(state).trained)
+
+
+def _ranks(
+    state: AttemptState, *, lost: Collection[int] = (), unusable: Collection[str] = (), tries: int = 0, **more: Any
+) -> Ranks:
+    """Return the ranks as the policy decides on them."""
+    memory = memory_of(state)
+    unusable = frozenset(state.overcome_nodes | memory.left).union(unusable)
+    return Ranks(
+        tuple(memory.members), tuple(state.rank_nodes), memory.per_node, frozenset(lost), unusable,
+        memory.waiting, memory.coming, _step(state), tries, **more,
+    )  # fmt: skip
+
+
+def _plan(state: AttemptState, regrouping: Regrouping, actions: list[CoreAction]) -> InMemory | None:
+    """Return who takes the places of lost ranks, on spares that are fit; None until all that is known."""
+    memory = memory_of(state)
+    in_use, unknown = len(set(state.rank_nodes)), list[int]()
+
+    def why_not_fewer(nodes: int) -> str:
+        if nodes not in memory.fewer:
+            unknown.append(nodes)
+        return memory.fewer.get(nodes, "it is not known yet")
+
+    fit: bool | None = False
+    while fit is False:
+        ranks = _ranks(
+            state,
+            lost=regrouping.lost,
+            unusable=regrouping.dead | memory.unfit | _leaving(memory, memory.number),
+            tries=memory.tries + regrouping.replacements_lost,
+            ended=frozenset(memory.ended),
+            planned=regrouping.planned_members,
+        )
+        plan = plan_in_memory(ranks, state.faults, most_tries=_most_tries(state), why_not_fewer=why_not_fewer)
+        if unknown:
+            actions.append(WeighFewer(unknown[0], in_use))
+            return None
+        fit = has_fit_spares(state, plan, actions)
+    regrouping.awaits_check = fit is None
+    return plan if fit else None
+
+
+def _most_tries(state: AttemptState) -> int:
+    return max(1, state.settings.retries)
+
+
+def has_fit_spares(state: AttemptState, plan: InMemory, actions: list[CoreAction]) -> bool | None:
+    """Have the spares checked that a plan places ranks on; return whether all are fit, None until that is known.
+
+    One that is not fit is excluded. One whose agent does not answer in time is only not used in this attempt.
+    """
+    memory = memory_of(state)
+    spares = set(plan.nodes).difference(state.rank_nodes)
+    if not memory.checks_spares or not spares:
+        return True
+    if more := spares - memory.checks.keys():
+        memory.checks |= dict.fromkeys(more)
+        actions.append(CheckSpare(tuple(sorted(more)), memory.check_round))
+    if any(memory.checks[node] is None for node in spares):
+        return None
+    unfit = {node: reason for node in sorted(spares) if (reason := memory.checks[node])}
+    memory.unfit |= unfit.keys()
+    actions += [
+        Exclude((node,), f"spare {node} is not fit: {reason}", state.number)
+        for node, reason in unfit.items()
+        if reason != NO_ANSWER
+    ]
+    return not unfit
+
+
+def why_not(state: AttemptState, lost: Collection[int]) -> str:
+    """Return why ranks could not be replaced if they were lost now; empty if they could."""
+    if state.memory is None:
+        return "this attempt has no recovery in memory"
+    ranks = _ranks(state, lost=lost, tries=state.memory.tries, ended=frozenset(lost))
+    return plan_in_memory(ranks, state.faults, most_tries=_most_tries(state)).reason
+
+
+def leave_to_restart(state: AttemptState, root: Fault | None) -> list[CoreAction]:
+    """Record why a fault that ends the attempt is not recovered from in memory."""
+    if root is None or state.memory is None or state.memory.given_up:
+        return []
+    return give_up(state, why_not_in_memory(root))
+
+
+def give_up(state: AttemptState, reason: str, ranks: Collection[int] = ()) -> list[CoreAction]:
+    """Recover nothing in memory any more in this attempt."""
+    memory = memory_of(state)
+    lost = set(ranks).union(memory.regrouping.lost if memory.regrouping is not None else ())
+    memory.regrouping, memory.given_up, memory.move = None, True, None
+    _forget_checks(memory)
+    failed = RecoveryFailed(attempt=state.number, generation=memory.number, ranks=sorted(lost), reason=reason)
+    return [Record(failed)]
+
+
+def _turn_off(state: AttemptState, reason: str) -> list[CoreAction]:
+    """Recover nothing in memory, though nothing was lost so far."""
+    memory = memory_of(state)
+    if memory.active:
+        return give_up(state, reason)
+    if memory.given_up:
+        return []
+    memory.given_up, memory.move = True, None
+    return [Record(RecoveryUnavailable(attempt=state.number, reason=reason))]
+
+
+def _start_warm(
+    memory: MemoryState, nodes: tuple[str, ...], per_node: int = 1, *, first: bool = False
+) -> list[CoreAction]:
+    memory.warm_started = True
+    if not nodes or per_node < 1:
+        return []
+    memory.coming.update(dict.fromkeys(nodes, per_node))
+    return [StartWarm(nodes, per_node, first)]
+
+
+def announce(state: AttemptState) -> list[CoreAction]:
+    """Record once that every node has a process which waits."""
+    memory = memory_of(state)
+    if memory.announced or not set(state.rank_nodes) <= memory.waiting.keys():
+        return []
+    memory.announced = True
+    nodes = hostlist_in_order(tuple(node for node in memory.waiting if node not in state.overcome_nodes))
+    return [Record(RecoveryReady(attempt=state.number, nodes=nodes))]
+
+
+def _publish(state: AttemptState, regrouping: Regrouping, plan: InMemory, now: float) -> list[CoreAction]:
+    """Have the ranks regroup with the members of a plan."""
+    memory, recovery_s = memory_of(state), state.settings.recovery_s
+    if memory.move is not None and memory.move.number > memory.number:
+        memory.overtaken, memory.move = memory.move, None
+    memory.held_in_vain = False
+    memory.number += 1
+    regrouping.plan, regrouping.awaits_warm = plan, False
+    regrouping.deadline = now + recovery_s + _ANSWER_S
+    lost = tuple(sorted(regrouping.lost))
+    started = RecoveryStarted(
+        attempt=state.number,
+        generation=memory.number,
+        ranks=list(lost),
+        members=None if plan.former else [plan.members[rank] for rank in lost],
+    )
+    left = memory.left | _leaving(memory, memory.number)
+    generation = Generation(
+        memory.number, plan.members, () if plan.former else lost, recovery_s, left=tuple(sorted(left)),
+        former=plan.former, former_size=len(memory.members) if plan.former else 0,
+    )  # fmt: skip
+    return [Record(started), Regroup(generation)]
+
+
+def _recover(
+    state: AttemptState, regrouping: Regrouping, report: Mapping[str, Any], now: float
+) -> list[CoreAction]:
+    """Take that the newest generation trains: its processes are the ranks now."""
+    memory, plan, lost = memory_of(state), regrouping.plan, frozenset(regrouping.lost)
+    step, rolled_back = int(report.get("step", -1)), int(report.get("rolled_back", 0))
+    resized, size = bool(plan.former), len(memory.members)
+    if not resized:
+        memory.take_warm({plan.members[rank] for rank in lost})
+    memory.members = list(plan.members)
+    memory.spares = tuple(node for node in memory.spares if node not in plan.nodes)
+    seconds, nodes = round(now - regrouping.began, 3), hostlist_in_order(tuple(dict.fromkeys(plan.nodes)))
+    actions = list[CoreAction]()
+    move, memory.move, memory.overtaken = memory.move, None, None
+    if move is not None:
+        memory.leave(move.off)
+        moved = RanksMoved(
+            attempt=state.number, generation=memory.number, off=move.off, ranks=list(move.ranks), step=step,
+            rolled_back=rolled_back, seconds=seconds, nodes=nodes, reason=move.reason, request=move.request,
+        )  # fmt: skip
+        actions.append(Record(moved))
+    if by_fault := sorted(lost.difference(() if move is None else move.ranks)):
+        recovered = RecoveredInMemory(
+            attempt=state.number, generation=memory.number, ranks=by_fault, step=step, rolled_back=rolled_back,
+            seconds=seconds, nodes=nodes, world_size=len(memory.members) if resized else None,
+        )  # fmt: skip
+        actions.append(Record(recovered))
+    dead = frozenset(regrouping.dead)
+    if dead:
+        how = "the ranks of the others continue" if resized else "its ranks continue on a spare"
+        actions.append(Exclude(tuple(sorted(dead)), f"{compress(dead)} died, and {how}", state.number))
+    members = dict.fromkeys(range(size) if resized else lost, "")
+    members |= {rank: member for rank, member in enumerate(memory.members) if rank in members}
+    actions.append(ForgetReplaced(members, dead))
+    memory.regrouping, memory.ended = None, set()
+    _forget_checks(memory)
+    memory.recovered_at, memory.tries, memory.announced = step, memory.tries + 1, False
+    take_recovery(state, Recovered(lost, dead, frozenset(memory.left), resized, plan.nodes, now))
+    used = {} if resized else dict.fromkeys(plan.nodes[rank] for rank in sorted(lost))
+    bare = tuple(node for node in used if not (memory.waiting.get(node) or memory.coming[node]))
+    return [*actions, *_start_warm(memory, bare)]
+
+
+def _forget_checks(memory: MemoryState) -> None:
+    """Have each spare checked again before its next use, and fewer nodes weighed again."""
+    memory.checks, memory.fewer, memory.check_round = {}, {}, memory.check_round + 1
+
+
+def take_recovery(state: AttemptState, event: Recovered) -> None:
+    """Forget what took these ranks and nodes: other processes are in their place, and the others continue."""
+    gone = set(event.ranks)
+    state.replaced |= gone
+    state.lost -= gone
+    state.left_in_order -= gone
+    state.changes.append((frozenset(gone), event.left_out))
+    if event.left_out:
+        state.lost, state.left_in_order = (
+            {rank - sum(other < rank for other in gone) for rank in ranks}
+            for ranks in (state.lost, state.left_in_order)
+        )
+    state.overcome_nodes |= event.dead
+    state.failures = [failure for failure in state.failures if not set(failure.ranks) <= gone]
+    state.faults = [
+        fault
+        for fault in state.faults
+        if not fault.rule.in_memory
+        and fault.role not in ("cascade", "teardown")
+        and fault.node not in event.left
+        and not (fault.kind == RANK_HANG and fault.rank in gone)
+    ]
+    if not state.lost:
+        state.failed_at = None
+    state.alarm, state.assessed, state.hang = Alarm(give_up=False), -1, HangState()
+    if event.rank_nodes is None:
+        return
+    state.rank_nodes = list(event.rank_nodes)
+    state.nodes = tuple(dict.fromkeys(event.rank_nodes))
+    if event.left_out:
+        state.detector.begin(state.number, state.rank_nodes, event.now, adopted=True)
+    else:
+        for rank in event.ranks:
+            state.detector.move(rank, state.rank_nodes[rank])
+
+
+# --- planned moves ----------------------------------------------------------------------------------------------
+
+
+def _leaving(memory: MemoryState, number: int) -> set[str]:
+    """Return the node that ranks leave in generations up to `number`."""
+    return {memory.move.off} if memory.move is not None and memory.move.number <= number else set()
+
+
+def plan_of_move(state: AttemptState, off: str, unfit: Collection[str]) -> InMemory:
+    """Return who would continue as the ranks of a node, or why that is not possible now."""
+    return plan_move(_ranks(state), off, unfit=unfit)
+
+
+def hold_for_move(
+    state: AttemptState, off: str, plan: InMemory, reason: str, request: str | None
+) -> list[CoreAction]:
+    """Have the ranks of a node move at the next step's boundary."""
+    memory = memory_of(state)
+    _forget_checks(memory)
+    ranks = tuple(rank for rank, node in enumerate(state.rank_nodes) if node == off)
+    memory.move = move = Move(off, plan, ranks, memory.number + 1, reason, request)
+    planned = MovePlanned(
+        attempt=state.number, off=off, to=plan.nodes[ranks[0]], ranks=list(ranks), reason=reason, request=request
+    )
+    generation = Generation(move.number, plan.members, ranks, state.settings.recovery_s, left=(off,))
+    return [Record(planned), HoldForMove(generation)]
+
+
+def _begin_move(state: AttemptState, number: object, now: float) -> None:
+    """Note that all ranks hold at the boundary of a move, and that its generation is published."""
+    memory = memory_of(state)
+    move = memory.move or memory.overtaken
+    if move is None or move.number != number or memory.given_up:
+        return
+    faulty, deadline = memory.regrouping, now + state.settings.recovery_s + _ANSWER_S
+    memory.regrouping = regrouping = faulty or Regrouping(now, deadline)
+    regrouping.lost |= set(move.ranks)
+    regrouping.plan_again = faulty is not None  # at the same moment: one more generation has both
+    if memory.move is not None:
+        memory.number, regrouping.plan, regrouping.deadline = move.number, move.plan, deadline
+    memory.move = move
