@@ -54,7 +54,8 @@ class Site:
         self.now = 1000.0
         settings = AegisSection.model_validate({"recovery": "memory", "recovery_s": 10} | aegis)
         ranks = [node for node in NODES for _ in range(PER_NODE)]
-        self.detector = SimpleNamespace(step=step, move=lambda *_: None, begin=lambda *_, **__: None)
+        nothing: Any = lambda *_, **__: None
+        self.detector = SimpleNamespace(step=step, move=nothing, begin=nothing, regroup=nothing)
         self.state = AttemptState(
             settings, 1, NODES, ranks, cast(Detector, self.detector), has_agents=False,
             memory=MemoryState.of_start(ranks, PER_NODE, ("n3",)),

@@ -419,7 +419,7 @@ def take_recovery(state: AttemptState, event: Recovered) -> None:
         if not fault.rule.in_memory
         and fault.role not in ("cascade", "teardown")
         and fault.node not in event.left
-        and not (fault.kind == RANK_HANG and fault.rank in gone)
+        and fault.kind != RANK_HANG
     ]
     if not state.lost:
         state.failed_at = None
@@ -433,6 +433,7 @@ def take_recovery(state: AttemptState, event: Recovered) -> None:
     else:
         for rank in event.ranks:
             state.detector.move(rank, state.rank_nodes[rank])
+    state.detector.regroup(event.now)
 
 
 # --- planned moves ----------------------------------------------------------------------------------------------

@@ -286,7 +286,9 @@ def _detect(state: AttemptState, event: Tick) -> list[CoreAction]:
         own_node=state.own_node,
         halted_by=_halted_by(state, event),
     )
-    actions = note(state, (fault for fault in found if not (event.over and fault.kind == RANK_HANG)))
+    # Nothing hangs that is over, and ranks that regroup wait for each other.
+    waits = event.over or (state.memory is not None and state.memory.active)
+    actions = note(state, (fault for fault in found if not (waits and fault.kind == RANK_HANG)))
     if event.over:
         return actions
     gone = state.detector.gone(event.now)

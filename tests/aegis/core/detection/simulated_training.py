@@ -109,6 +109,7 @@ class Training:
         """Another process, on this node, is the rank from now on."""
         self.moved[rank] = node
         self.detector.move(rank, f"node{node}")
+        self.detector.regroup(self.now)
 
     def run(self, seconds: int, **reported: Any) -> list[Fault]:
         """Time passes; returns the faults that were found meanwhile."""

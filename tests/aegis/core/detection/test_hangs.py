@@ -167,3 +167,16 @@ def test_a_hang_is_found_after_the_ranks_of_a_dead_node_moved_elsewhere() -> Non
     training.run(31)
     training.stopped[3] = training.now
     assert ("rank_hang", "node1", 3) in training.kinds(training.run(60))
+
+
+def test_ranks_that_waited_for_one_that_was_replaced_do_not_hang() -> None:
+    """Their reports still show how long they waited, until they finish the next step."""
+    training = Training(nodes=2)
+    training.run(31)
+    training.stopped[3] = training.now
+    training.halted.add(3)
+    assert training.kinds(training.run(60)) == [("rank_hang", "node1", 3)]
+    training.missing.add(3)  # the new process has not reported yet
+    training.move(3, 1)
+    assert training.run(10) == []
+    assert {fault.kind for fault in training.run(60)} == {"rank_hang"}, "it does not come back to life either"

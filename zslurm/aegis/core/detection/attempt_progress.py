@@ -97,6 +97,7 @@ class AttemptProgress:
         front: the last step that any rank has finished in this attempt; -1 before the first.
         front_moved: when it was finished.
         over_limit: ranks that have passed the limit of their phase.
+        regrouped: when ranks last regrouped in memory: what they waited for before is over.
     """
 
     def __init__(self, settings: AegisSection) -> None:
@@ -129,6 +130,7 @@ class AttemptProgress:
             node.watches = False
         self.front, self._counted, self._front_at, self.front_moved = -1, -1, now, now
         self.over_limit: set[int] = set()
+        self.regrouped = float("-inf")
         for seconds in step_times:
             self._take_step_time(seconds)
 
@@ -173,7 +175,7 @@ class AttemptProgress:
             rank.gone_since = (now if rank.gone_since is None else rank.gone_since) if is_gone else None
             rank.gone_until = now if is_gone else 0.0
             seen.add(row.rank)
-            if row.age_s > self.limit(row.phase):
+            if self.age(row, now) > self.limit(row.phase):
                 self.over_limit.add(row.rank)
             else:
                 self.over_limit.discard(row.rank)
@@ -224,7 +226,16 @@ class AttemptProgress:
             for name in dict.fromkeys(state.node for state in self.ranks)
         }
 
+    def regroup(self, now: float) -> None:
+        """Note that the ranks have regrouped in memory, and train on."""
+        self.regrouped = now
+        self.over_limit.clear()
+
     # --- what is asked ------------------------------------------------------------------------------------------
+
+    def age(self, row: RankProgress, now: float) -> float:
+        """Return the seconds without progress of a rank, without those before the ranks regrouped."""
+        return min(row.age_s, now - self.regrouped)
 
     def limit(self, phase: Phase) -> float:
         """Return the seconds that a rank may go without progress in a phase.

@@ -73,7 +73,11 @@ class Detector:
         """Note that another process, on this node, is a rank of the attempt from now on."""
         self._progress.move(rank, node)
         self._stragglers.move(rank, node)
-        self._hangs.forget(rank)
+
+    def regroup(self, now: float) -> None:
+        """Note that the ranks have regrouped in memory, and train on: none of them hangs."""
+        self._progress.regroup(now)
+        self._hangs.forget()
 
     def feed(self, report: Report, now: float, wall: float | None = None) -> None:
         """Take a report; its faults come with the next `check`.

@@ -37,9 +37,9 @@ class Hangs:
         self._progress = progress
         self._named: set[int | None] = set()
 
-    def forget(self, rank: int) -> None:
-        """Know of no hang of a rank any more: another process is that rank now."""
-        self._named -= {rank, None}
+    def forget(self) -> None:
+        """Know of no hang any more: the ranks have regrouped."""
+        self._named.clear()
 
     def is_suspected(self, now: float) -> bool:
         """Return whether a rank has passed its limit, or should have begun by now and has left no sign of it."""
@@ -111,7 +111,7 @@ class Hangs:
 
     def _age(self, number: int, now: float) -> float:
         row = self._progress.ranks[number].row
-        return now - self._progress.began if row is None else row.age_s
+        return now - self._progress.began if row is None else self._progress.age(row, now)
 
     def _limit_of(self, number: int) -> float:
         row = self._progress.ranks[number].row
