@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, get_args
 
 from zslurm.aegis.simulation.supervisor import Run
@@ -25,6 +25,8 @@ SETTINGS = AegisSection.model_validate(
 )
 """As by default, with shorter limits: what takes minutes takes seconds here."""
 
+IN_MEMORY = SETTINGS.model_copy(update={"recovery": "memory", "recovery_s": 15.0})
+
 LONGEST_S = 3600
 """Seconds after the last thing that happens in which every run must have ended, or wait for nodes."""
 TOTAL_STEPS = 40
@@ -39,12 +41,14 @@ class Schedule:
         spares: nodes that its job has besides.
         partition: nodes of the partition.
         happenings: what happens.
+        in_memory: the run recovers in memory.
     """
 
     needed: int
     spares: int
     partition: int
     happenings: tuple[Happening, ...]
+    in_memory: bool = False
 
 
 @dataclass(frozen=True)
@@ -96,13 +100,21 @@ def drawn(seed: int, *, most_nodes: int = 8) -> Schedule:
         else:
             where = dice.randrange(2 * partition)
         happenings.append(Happening(at, what, where, lasts))
-    return Schedule(needed, spares, partition, tuple(sorted(happenings, key=lambda each: each.at)))
+    in_memory = dice.random() < 0.5
+    return Schedule(needed, spares, partition, tuple(sorted(happenings, key=lambda each: each.at)), in_memory)
 
 
 def play(schedule: Schedule, *, tell: bool = False) -> Played:
     """Play a schedule until the run ends, waits for nodes for good, or an invariant does not hold."""
-    world = World(schedule.happenings, nodes=schedule.partition, ranks_per_node=2, total=TOTAL_STEPS)
-    played = Played(run := Run(world, SETTINGS, schedule.needed, schedule.spares))
+    world = World(
+        schedule.happenings,
+        nodes=schedule.partition,
+        ranks_per_node=2,
+        total=TOTAL_STEPS,
+        in_memory=schedule.in_memory,
+    )
+    settings = IN_MEMORY if schedule.in_memory else SETTINGS
+    played = Played(run := Run(world, settings, schedule.needed, schedule.spares))
     last = max((each.at + each.lasts for each in schedule.happenings), default=0)
     checks = [check(run, schedule) for check in INVARIANTS]
     known, shown = 0, ""
@@ -186,13 +198,19 @@ def living_nodes_are_never_called_dead(run: Run, _: Schedule) -> Iterator[Violat
 
 
 def nothing_is_recorded_twice(run: Run, _: Schedule) -> Iterator[Violation | None]:
-    """A supervisor that was killed and started again records no end of a rank and no decision twice."""
+    """A supervisor that was killed and started again records no end of a rank and no decision twice.
+
+    Nor a recovery; a process that has taken the place of a rank may end as the rank did.
+    """
     seen: set[object] = set()
-    for row in _rows(run, "ranks_ended", "decision"):
+    recoveries = 0
+    for row in _rows(run, "ranks_ended", "decision", "recovered_in_memory", "ranks_moved"):
         if row is None:
             yield None
             continue
-        key = (row["event"], row["attempt"], str(row.get("ranks")), row.get("what"))
+        number = row.get("generation", recoveries if row["event"] == "ranks_ended" else None)
+        key = (row["event"], row["attempt"], str(row.get("ranks")), row.get("what"), number)
+        recoveries += row["event"] in ("recovered_in_memory", "ranks_moved")
         if key in seen:
             yield Violation("nothing is recorded twice", run.world.now, f"{key}")
         seen.add(key)
@@ -269,7 +287,7 @@ def shortest(schedule: Schedule, is_bad: Callable[[Schedule], bool]) -> Schedule
 
 
 def _with(schedule: Schedule, happenings: list[Happening]) -> Schedule:
-    return Schedule(schedule.needed, schedule.spares, schedule.partition, tuple(happenings))
+    return replace(schedule, happenings=tuple(happenings))
 
 
 def violates(schedule: Schedule, name: str) -> bool:

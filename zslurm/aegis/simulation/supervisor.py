@@ -11,7 +11,8 @@ from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from zslurm.aegis.core.attempt import AttemptState
+from zslurm.aegis.core.adopted_memory import KINDS, FoundMemory, found_memory
+from zslurm.aegis.core.attempt import AttemptState, MemoryState, MovesState
 from zslurm.aegis.core.detection.detector import Detector
 from zslurm.aegis.core.detection.witnesses import WitnessReport
 from zslurm.aegis.core.following import (
@@ -35,39 +36,56 @@ from zslurm.aegis.core.following import (
     follow,
 )
 from zslurm.aegis.core.messages import (
+    CheckSpare,
     CoreAction,
     CoreEvent,
+    DrainsRead,
     EndRead,
     ExamineHang,
     Exclude,
     FaultsFound,
+    FewerWeighed,
+    ForgetReplaced,
     GiveUp,
     HangExamined,
+    HoldForMove,
+    KillRanks,
+    MemoryResumed,
+    MoveRequested,
     Paused,
     ProgressRead,
     RanksFailed,
+    RanksKilled,
     ReadEnd,
     ReadLastWords,
     Record,
+    Regroup,
     ReportReceived,
     Resumed,
+    SparesChecked,
+    StartWarm,
     StopState,
+    StoreReported,
     Tick,
+    WarmEnded,
+    WeighFewer,
 )
 from zslurm.aegis.core.policy.history import history_of
 from zslurm.aegis.core.policy.outcome import AttemptOutcome
 from zslurm.aegis.core.step import step
 from zslurm.aegis.fault_kinds import PEER_LOST, RANK_KILLED, USER_ERROR
-from zslurm.aegis.simulation.world import KILL_S, REQUEUE_S, AttemptTruth, World
+from zslurm.aegis.simulation.truth import AttemptTruth
+from zslurm.aegis.simulation.world import KILL_S, REQUEUE_S, World
 from zslurm.aegis.types import Decision, Fault, History, Resources
 from zslurm.config.aegis import AegisSection
 from zslurm.run.events import FaultDetected, RanksEnded, RanksMoved, RecoveredInMemory, StepKilled, StopAsked
 from zslurm.run.events.event import select
 from zslurm.run.exclusions import active_exclusions
+from zslurm.train.recovery.generation import member_name
 
 STARTS_AGAIN_S = 2
 """Seconds until the batch script has started a supervisor again."""
-_PAUSED_S = 30
+_PAUSED_S, _DRAINS_S = 30, 30
 _RESUMED = (FaultDetected, RanksEnded, StepKilled, StopAsked, RecoveredInMemory, RanksMoved)
 
 Phase = Literal["queued", "starting", "watching", "clearing", "over"]
@@ -116,6 +134,8 @@ class Run:
         self.alive = True
         self.seen = 0
         self.given_up: GiveUp | None = None
+        self.found: FoundMemory | None = None
+        self.drains_at = self.moves_read = 0
         self.heard: dict[str, int] = {}
         self.left: set[int] = set()
         """Attempts of earlier starts of the job."""
@@ -235,6 +255,10 @@ class Run:
             event for event in select(self.rows, *_RESUMED) if event.row.get("attempt") == attempt.number
         )
         self.tell(Resumed(recorded, tuple(attempt.log), {}, float(self.world.now), self.world.wall))
+        if self.state is not None and self.state.memory is not None and self.found is not None:
+            self.tell(MemoryResumed(self.found.pending, self.found.died, float(self.world.now)))
+            if self.found.outcome is not None:
+                self.tell(StoreReported(self.found.outcome, float(self.world.now)))
 
     # --- one attempt --------------------------------------------------------------------------------------------
 
@@ -250,7 +274,14 @@ class Run:
         self.phase = "watching"
 
     def _begin(self, attempt: AttemptTruth, *, adopted: bool = False) -> None:
-        rank_nodes = [rank.node.name for rank in attempt.ranks]
+        rank_nodes = [rank.node.name for rank in attempt.tasks]
+        found, store = None, self.world.store
+        if adopted and store is not None:
+            members = [member_name(node, number % 2) for number, node in enumerate(rank_nodes)]
+            events = [each for each in select(self.rows, *KINDS) if each.row.get("attempt") == attempt.number]
+            report = store.adopted()
+            found = found_memory(report, members, events)
+            rank_nodes = found.rank_nodes
         times = [2.0] * 3 if adopted and attempt.progressed else []
         self.detector.begin(attempt.number, rank_nodes, float(self.world.now), adopted=adopted, step_times=times)
         nodes = tuple(dict.fromkeys(rank_nodes))
@@ -259,8 +290,19 @@ class Run:
         self.state = AttemptState(
             self.settings, attempt.number, nodes, rank_nodes, self.detector,
             history=self.history, spares=len(spares), reported=self.reported,
-            own_node=self.allocated[0],
+            own_node=self.allocated[0], moves=MovesState(self._answered_moves()),
         )  # fmt: skip
+        self.drains_at, self.moves_read = 0, 0
+        usable = tuple(name for name in self.allocated if name not in self.excluded_nodes)
+        if found is not None and store is not None:
+            trained = attempt.step if attempt.progressed else -1
+            self.state.memory = found.state(2, usable, store.started, store.warm, trained)
+            self.found = found
+        elif store is not None:
+            idle = tuple(name for name in usable if name in unused)
+            self.state.memory = MemoryState.of_start(rank_nodes, 2, idle)
+        if self.state.memory is not None:
+            self.state.memory.checks_spares = True
         self.given_up = None
 
     def tell(self, event: CoreEvent) -> None:
@@ -273,8 +315,8 @@ class Run:
                 events.extend(self._carry_out(action))
 
     def _carry_out(self, action: CoreAction) -> list[CoreEvent]:
-        attempt = self.world.attempt
-        assert attempt is not None
+        attempt, store = self.world.attempt, self.world.store
+        assert attempt is not None and self.state is not None
         match action:
             case Record():
                 row = action.event.row
@@ -285,11 +327,55 @@ class Run:
                 self.given_up = action
             case ExamineHang():
                 return [HangExamined()]
+            case KillRanks():
+                silent = [n for n in action.ranks if not self._answers(self.state.rank_nodes[n])]
+                if not silent:
+                    self.world.kill_ranks(action.ranks)
+                return [RanksKilled(action.ranks, "no agent answers" if silent else "", float(self.world.now))]
+            case StartWarm() if store is not None:
+                store.start([self.world.by_name[n] for n in action.nodes], action.per_node, self.world.now)
+            case WeighFewer():
+                return [FewerWeighed(action.nodes, "aegis.min_nodes is not set")]
+            case CheckSpare():
+                reasons = {node: "" if self._is_fit(node) else "it was checked" for node in action.nodes}
+                return [SparesChecked(reasons, action.round)]
+            case Regroup() if store is not None:
+                store.publish(action.generation, self.world.now)
+            case HoldForMove() if store is not None:
+                store.move = action.generation
+            case ForgetReplaced():
+                for node in action.dead:
+                    self.heard.pop(node, None)
             case ReadEnd():
                 return [EndRead(action.rank, None, action.gone_s, float(self.world.now))]
             case ReadLastWords():
                 return [FaultsFound(tuple(self._last_word(attempt, rank) for rank in action.failure.ranks))]
         return []
+
+    def _answers(self, node: str) -> bool:
+        """Return whether the agent of a node answers."""
+        truth = self.world.by_name[node]
+        return truth.died is None and self.world.now >= truth.silent_until
+
+    def _answered_moves(self) -> frozenset[tuple[str | None, str]]:
+        answers = [row for row in self.rows if row["event"] in ("ranks_moved", "move_refused")]
+        return frozenset((row.get("request"), row["off"]) for row in answers)
+
+    def _tell_memory(self) -> None:
+        """Report what the store server, warm processes, people and Slurm say."""
+        world, now, store = self.world, float(self.world.now), self.world.store
+        if store is not None:
+            while store.reports:
+                self.tell(StoreReported(store.reports.pop(0), now))
+            while store.ends:
+                member, failure = store.ends.pop(0)
+                self.tell(WarmEnded(member, failure, {}, now))
+        if world.slurm_answers and now >= self.drains_at and store is not None:
+            self.drains_at = world.now + _DRAINS_S
+            self.tell(DrainsRead(world.drained(), world.wall))
+        for node, request in world.moves_asked[self.moves_read :]:
+            self.moves_read += 1
+            self.tell(MoveRequested(node, "asked for", request, now))
 
     def _last_word(self, attempt: AttemptTruth, number: int) -> Fault:
         """Return what a rank recorded: the error of the program, or that it lost its peers; else that it died."""
@@ -325,6 +411,8 @@ class Run:
         assert state is not None and attempt is not None
         for failure in attempt.log[state.ends_taken :] if self.phase == "watching" else ():
             self.tell(RanksFailed(failure, {}, float(world.now)))
+        if self.phase == "watching" and attempt.over is None:
+            self._tell_memory()
         for when, report in world.take_reports():
             self.heard[report.stamp.node] = max(when, self.heard.get(report.stamp.node, 0))
             self.tell(ReportReceived(report, float(when), world.wall - (world.now - when)))

@@ -6,11 +6,14 @@ prints, records of ranks, and Slurm's word. Time passes second by second.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from collections.abc import Collection
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from zslurm.aegis.fault_kinds import GPU_RAS_UNCORRECTABLE, NIC_LINK_DOWN
 from zslurm.aegis.protocol import ProgressReport, RankProgress, Report, SensorReport, Stamp
+from zslurm.aegis.simulation.store import StoreTruth
+from zslurm.aegis.simulation.truth import AttemptTruth, NodeTruth, RankTruth
 from zslurm.aegis.types import Fault
 from zslurm.core.reach import Reach
 from zslurm.slurm.on_nodes.srun_output import TaskFailure
@@ -23,8 +26,8 @@ STEP_S, SAVE_EVERY, SETUP_S = 2, 10, 4
 """Seconds of a step, steps between two checkpoints, and seconds until the ranks train."""
 PEERS_NOTICE_S, COLLECTIVE_TIMEOUT_S = 2, 40
 """Seconds until peers of a killed process lose their connection, and of one that only stands still."""
-SLURM_TIMEOUT_S, REQUEUE_S = 30, 5
-"""Seconds after which Slurm calls a silent node down, and for which a requeued job waits at least."""
+REQUEUE_S = 5
+"""Seconds for which a requeued job waits at least."""
 _KILLED_BY_S = 20
 """Seconds after which a supervisor is killed that has recorded nothing meanwhile."""
 AGENT_START_S, KILL_S = 3, 1
@@ -45,6 +48,9 @@ What = Literal[
     "job_suspended",
     "clock_jumps",
     "user_bug",
+    "warm_killed",
+    "drained",
+    "move_asked",
 ]
 """What may happen."""
 
@@ -67,106 +73,19 @@ class Happening:
     lasts: int = 0
 
 
-@dataclass
-class NodeTruth:
-    """What is the case with a node.
-
-    Attributes:
-        name: as Slurm calls it.
-        died: when it died; None while it lives.
-        silent_until: when its agent reports again.
-        ecc: a GPU of it loses data.
-        nic_until: when the link of its NIC comes back; 0 while it is up.
-        late_s: seconds that its reports are late.
-        twice: its reports come twice.
-        clock_off: seconds that its wall clock is off.
-        rank_ends: ranks that were killed on it.
-        nic_downs: how often the link went down.
-        sensed: sensors that have reported what is wrong.
-        is_new: its agent has not reported yet.
-    """
-
-    name: str
-    died: int | None = None
-    silent_until: int = 0
-    ecc: bool = False
-    nic_until: int = 0
-    late_s: int = 0
-    twice: bool = False
-    clock_off: float = 0.0
-    rank_ends: int = 0
-    nic_downs: int = 0
-    seq: int = 0
-    sensed: set[str] = field(default_factory=set)
-    is_new: bool = True
-
-    def slurm_knows(self, now: int) -> bool:
-        """Return whether Slurm calls the node down."""
-        return self.died is not None and now - self.died >= SLURM_TIMEOUT_S
-
-
-@dataclass
-class RankTruth:
-    """What is the case with a rank of the attempt.
-
-    Attributes:
-        node: on which it is.
-        ended: when its process ended; None while it runs.
-        what: how srun reports its end; empty if it does not.
-        fault: what it recorded, or its log shows.
-        hangs: it makes no progress any more.
-        loses_peers_at: when it gives up waiting for a peer.
-        reported: srun has printed its end.
-    """
-
-    node: NodeTruth
-    ended: int | None = None
-    what: str = ""
-    fault: str = ""
-    hangs: bool = False
-    loses_peers_at: int | None = None
-    reported: bool = False
-    code: int = 0
-
-
-@dataclass
-class AttemptTruth:
-    """The attempt that runs.
-
-    Attributes:
-        number: counted over the run.
-        began: when its step was started.
-        ranks: by number.
-        step: the last one that all ranks have finished.
-        moved: when it was finished, and `awake`, by the seconds that agents count.
-        log: what srun has printed about tasks.
-        failed_nodes: what it has printed about nodes.
-        over: when the step ended; None while it runs.
-    """
-
-    number: int
-    began: int
-    ranks: list[RankTruth]
-    step: int
-    moved: int
-    log: list[TaskFailure] = field(default_factory=list)
-    failed_nodes: list[str] = field(default_factory=list)
-    over: int | None = None
-    awake: int = 0
-    progressed: bool = False
-    worked_s: int = 0
-
-    @property
-    def nodes(self) -> list[NodeTruth]:
-        """The nodes that it runs on."""
-        return list({rank.node.name: rank.node for rank in self.ranks}.values())
-
-
 class World:
     """Nodes, agents, ranks and Slurm, second by second."""
 
-    def __init__(self, happenings: tuple[Happening, ...], *, nodes: int, ranks_per_node: int, total: int) -> None:
-        """Prepare a partition of `nodes`, for a run of `total` steps."""
+    def __init__(
+        self,
+        happenings: tuple[Happening, ...],
+        *,
+        nodes: int,
+        ranks_per_node: int,
+        total: int,
+        in_memory: bool = False,
+    ) -> None:
+        """Prepare a partition of `nodes`, for a run of `total` steps that may recover `in_memory`."""
         self.happenings = sorted(happenings, key=lambda each: each.at)
         self.nodes = [NodeTruth(f"node{number}") for number in range(nodes)]
         self.by_name = {node.name: node for node in self.nodes}
@@ -188,6 +107,13 @@ class World:
         """Reports on their way, and when they come."""
         self.guilty: dict[str, str] = {}
         """Nodes that are, or were, not fit to train, and why."""
+        self.in_memory = in_memory
+        self.store: StoreTruth | None = None
+        """Of the attempt that runs, if it recovers in memory."""
+        self.drained_until: dict[str, int] = {}
+        """Nodes that Slurm drains, and until when."""
+        self.moves_asked: list[tuple[str, str]] = []
+        """Nodes that people ask the ranks to leave, and their requests."""
 
     # --- what happens -------------------------------------------------------------------------------------------
 
@@ -215,7 +141,10 @@ class World:
             return
         self.awake += 1
         if self.attempt is not None and self.attempt.over is None:
+            step = self.attempt.step
             self._train(self.attempt)
+            if self.store is not None:
+                self.store.second(self.now, self.attempt.step > step)
             self._print(self.attempt)
         for node in self.nodes:
             if node.name in self.agents_on:
@@ -271,6 +200,14 @@ class World:
                 self.kill_supervisor = it.where, self.now + _KILLED_BY_S
             case "user_bug":
                 self.bug = it.where
+            case "warm_killed":
+                self._kill_warm(node)
+            case "drained":
+                self.drained_until[node.name] = self.now + it.lasts
+                self.guilty.setdefault(node.name, "the site drains it")
+            case "move_asked":
+                self.moves_asked.append((node.name, f"request-{len(self.moves_asked)}"))
+                self.guilty.setdefault(node.name, "a person asked the ranks to leave it")
 
     def _harm_rank(self, it: Happening) -> None:
         attempt = self.attempt
@@ -287,9 +224,21 @@ class World:
         else:
             self._end(rank, "Killed", "rank_killed")
 
+    def _kill_warm(self, node: NodeTruth) -> None:
+        """Kill a process that waits on a node."""
+        store = self.store
+        if store is None or store.attempt.over is not None:
+            return
+        for name, process in store.processes.items():
+            if process.node is node and process.ended is None and name not in store.members:
+                self._end(process, "Killed", "rank_killed")
+                return
+
     def _end(self, rank: RankTruth, what: str, fault: str, code: int = 137) -> None:
         if rank.ended is None:
             rank.ended, rank.what, rank.fault, rank.code = self.now, what, fault, code
+            if self.store is not None:
+                self.store.note_end(rank, what)
 
     def _train(self, attempt: AttemptTruth) -> None:
         """Let the ranks make progress: all of them, or none; those that wait for long lose their peers."""
@@ -311,6 +260,10 @@ class World:
                 self._finish_step(attempt)
             return
         patience = PEERS_NOTICE_S if killed else COLLECTIVE_TIMEOUT_S
+        if self.store is not None and not self.store.gave_up:
+            if self.store.is_regrouping:
+                return  # they wait for each other
+            patience = COLLECTIVE_TIMEOUT_S  # they leave their collectives, and wait for a generation
         for rank in attempt.ranks:
             if rank.ended is not None or rank.node.died is not None or rank.hangs:
                 continue
@@ -335,7 +288,7 @@ class World:
 
     def _print(self, attempt: AttemptTruth) -> None:
         """Let srun print what it knows, a second late, and end once it knows of all tasks."""
-        for number, rank in enumerate(attempt.ranks):
+        for number, rank in enumerate(attempt.tasks):
             if rank.ended is not None and rank.ended < self.now and not rank.reported and rank.node.died is None:
                 rank.reported = True
                 if rank.what:
@@ -343,8 +296,11 @@ class World:
         for node in attempt.nodes:
             if node.slurm_knows(self.now) and self.slurm_answers and node.name not in attempt.failed_nodes:
                 attempt.failed_nodes.append(node.name)
-        gone = [rank.reported or rank.node.name in attempt.failed_nodes for rank in attempt.ranks]
-        if all(gone):
+        gone = [rank.reported or rank.node.name in attempt.failed_nodes for rank in attempt.tasks]
+        others = [rank for rank in attempt.ranks if rank not in attempt.tasks]
+        gone += [rank.ended is not None or rank.node.name in attempt.failed_nodes for rank in others]
+        completed = bool(others) and all(rank.ended is not None and rank.code == 0 for rank in attempt.ranks)
+        if all(gone) or completed:
             attempt.over = self.now
 
     # --- agents -------------------------------------------------------------------------------------------------
@@ -374,7 +330,7 @@ class World:
         waits = training and not rank.hangs and not is_gone and age > STEP_S
         return RankProgress(
             number,
-            1000 * attempt.number + number,
+            rank.pid or 1000 * attempt.number + number,
             Phase.STEP if training else Phase.SETUP,
             attempt.step if attempt.progressed else -1,
             self.committed,
@@ -420,14 +376,27 @@ class World:
         self.attempt = AttemptTruth(
             self.attempts, self.now, ranks, max(0, self.committed), self.now, awake=self.awake
         )
+        self.store = StoreTruth.of(self.attempt, self.ranks_per_node) if self.in_memory else None
         return self.attempt
+
+    def kill_ranks(self, numbers: Collection[int]) -> None:
+        """Kill ranks that hang, by their agents."""
+        assert self.attempt is not None
+        for number in numbers:
+            self._end(self.attempt.ranks[number], "Killed", "rank_killed")
+
+    def drained(self) -> dict[str, str]:
+        """Return the nodes that Slurm drains, with the reason."""
+        return {name: "maintenance" for name, until in self.drained_until.items() if until > self.now}
 
     def kill(self) -> None:
         """Kill every rank of the attempt, and end its step."""
         assert self.attempt is not None
-        for rank in self.attempt.ranks:
+        for rank in {id(rank): rank for rank in (*self.attempt.tasks, *self.attempt.ranks)}.values():
             if rank.node.died is None:
                 self._end(rank, "", "")
+        if self.store is not None:
+            self.store.coming.clear()
         self.attempt.over = self.attempt.over or self.now
 
     def usable_in_partition(self, excluded: set[str]) -> list[str]:

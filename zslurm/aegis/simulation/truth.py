@@ -1,0 +1,110 @@
+"""What is the case in the simulated world: with its nodes, its ranks and the attempt that runs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from zslurm.slurm.on_nodes.srun_output import TaskFailure
+
+SLURM_TIMEOUT_S = 30
+"""Seconds after which Slurm calls a silent node down."""
+
+
+@dataclass
+class NodeTruth:
+    """What is the case with a node.
+
+    Attributes:
+        name: as Slurm calls it.
+        died: when it died; None while it lives.
+        silent_until: when its agent reports again.
+        ecc: a GPU of it loses data.
+        nic_until: when the link of its NIC comes back; 0 while it is up.
+        late_s: seconds that its reports are late.
+        twice: its reports come twice.
+        clock_off: seconds that its wall clock is off.
+        rank_ends: ranks that were killed on it.
+        nic_downs: how often the link went down.
+        sensed: sensors that have reported what is wrong.
+        is_new: its agent has not reported yet.
+    """
+
+    name: str
+    died: int | None = None
+    silent_until: int = 0
+    ecc: bool = False
+    nic_until: int = 0
+    late_s: int = 0
+    twice: bool = False
+    clock_off: float = 0.0
+    rank_ends: int = 0
+    nic_downs: int = 0
+    seq: int = 0
+    sensed: set[str] = field(default_factory=set)
+    is_new: bool = True
+
+    def slurm_knows(self, now: int) -> bool:
+        """Return whether Slurm calls the node down."""
+        return self.died is not None and now - self.died >= SLURM_TIMEOUT_S
+
+
+@dataclass
+class RankTruth:
+    """What is the case with a rank of the attempt.
+
+    Attributes:
+        node: on which it is.
+        ended: when its process ended; None while it runs.
+        what: how srun reports its end; empty if it does not.
+        fault: what it recorded, or its log shows.
+        hangs: it makes no progress any more.
+        loses_peers_at: when it gives up waiting for a peer.
+        reported: srun has printed its end.
+    """
+
+    node: NodeTruth
+    ended: int | None = None
+    what: str = ""
+    fault: str = ""
+    hangs: bool = False
+    loses_peers_at: int | None = None
+    reported: bool = False
+    code: int = 0
+    pid: int = 0
+
+
+@dataclass
+class AttemptTruth:
+    """The attempt that runs.
+
+    Attributes:
+        number: counted over the run.
+        began: when its step was started.
+        ranks: by number.
+        step: the last one that all ranks have finished.
+        moved: when it was finished, and `awake`, by the seconds that agents count.
+        log: what srun has printed about tasks.
+        failed_nodes: what it has printed about nodes.
+        over: when the step ended; None while it runs.
+    """
+
+    number: int
+    began: int
+    ranks: list[RankTruth]
+    step: int
+    moved: int
+    log: list[TaskFailure] = field(default_factory=list)
+    failed_nodes: list[str] = field(default_factory=list)
+    over: int | None = None
+    awake: int = 0
+    progressed: bool = False
+    worked_s: int = 0
+
+    def __post_init__(self) -> None:
+        """Remember the processes of the step: those of other steps may take their places."""
+        self.tasks = list(self.ranks)
+
+    @property
+    def nodes(self) -> list[NodeTruth]:
+        """The nodes that it runs on."""
+        return list({rank.node.name: rank.node for rank in self.ranks}.values())
