@@ -37,6 +37,10 @@ PER_NODE = 2
 NODES = ("n0", "n1", "n2")
 
 
+def _nothing(*_: object, **__: object) -> None:
+    """Take the place of a detector's method."""
+
+
 class Site:
     """Three nodes of two ranks and a spare; warm processes wait."""
 
@@ -54,8 +58,7 @@ class Site:
         self.now = 1000.0
         settings = AegisSection.model_validate({"recovery": "memory", "recovery_s": 10} | aegis)
         ranks = [node for node in NODES for _ in range(PER_NODE)]
-        nothing: Any = lambda *_, **__: None
-        self.detector = SimpleNamespace(step=step, move=nothing, begin=nothing, regroup=nothing)
+        self.detector = SimpleNamespace(step=step, move=_nothing, begin=_nothing, regroup=_nothing)
         self.state = AttemptState(
             settings, 1, NODES, ranks, cast(Detector, self.detector), has_agents=False,
             memory=MemoryState.of_start(ranks, PER_NODE, ("n3",)),
