@@ -35,6 +35,11 @@ class MetricsConfig(Section):
     trackio: TrackerMode = Field(
         "off", description="trackio: `offline` writes RUN_DIR/trackio; `online` in TRACKIO_SPACE_ID, `off`"
     )
+    prometheus: str | None = Field(
+        None,
+        description="file, or directory of a node exporter's textfile collector on rank 0's node, that gets the "
+        "newest numbers in Prometheus' text format",
+    )
     project: str = Field(
         "zslurm", min_length=1, description="project or experiment under which trackers show the run"
     )

@@ -77,6 +77,11 @@ class NotifySettings(Section):
         description="http(s) address to which the event is sent by POST, as JSON; `$NAME` in it is taken from the "
         "job's environment",
     )
+    apprise: tuple[str, ...] = Field(
+        (),
+        description="addresses of Apprise, such as `slack://$SLACK_TOKENS/#runs` or `mailtos://...`, that get one "
+        "line for each event (needs the extra `apprise`); `$NAME` as in `url`",
+    )
     events: tuple[str, ...] = Field(
         (
             *("fault_detected", "decision", "nodes_excluded", "exclusion_failed", "requeue_failed"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import socket
+import sys
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -15,7 +16,7 @@ import psutil
 import pytest
 
 from tests.waiting import DEADLINE_S, wait_for, with_limit_that_suffices
-from zslurm.aegis.notify.hooks import CommandHook, NotDelivered, Notifier, WebHook, message
+from zslurm.aegis.notify.hooks import AppriseHook, CommandHook, NotDelivered, Notifier, WebHook, message
 from zslurm.config.aegis import NotifySettings
 from zslurm.run.events.event import from_row
 
@@ -385,3 +386,38 @@ def test_by_default_what_waits_for_a_person_is_sent(tmp_path: Path, row: dict[st
     notifier.notify(from_row({"time": 1.0, "job_id": "7", **row}))
     notifier.close(DEADLINE_S)
     assert target.exists() is sent
+
+
+def apprise_hook(*addresses: str, **environ: str) -> AppriseHook:
+    return AppriseHook(addresses, DEADLINE_S, environ)
+
+
+def test_services_of_apprise_get_one_line_for_people(server: Server) -> None:
+    address = server.url.replace("http://", "json://") + "/$PLACE"
+    apprise_hook(address, PLACE="runs").deliver(SENT)
+    ((path, _, body),) = server.requests
+    sent = json.loads(body)
+    assert (path, sent["title"], sent["message"]) == ("/runs", "first", SENTENCE)
+
+
+def test_what_apprise_cannot_send_is_named_without_its_address(server: Server) -> None:
+    server.answers = [500] * 9
+    address = server.url.replace("http://", "json://")
+    with pytest.raises(NotDelivered) as failed:
+        apprise_hook("nonsense://secret", "json://$MISSING", address).deliver(SENT)
+    first, second, third = str(failed.value).split("; ")
+    assert first == "aegis.notify.apprise[0] is no address that Apprise knows"
+    assert second == "$MISSING is not set, which aegis.notify.apprise[1] names"
+    assert third == "JSON did not take the event"
+
+
+def test_a_service_that_hangs_is_given_up(server: Server) -> None:
+    server.hang.clear()
+    with pytest.raises(NotDelivered, match=r"no answer within 0\.2 s"):
+        AppriseHook([server.url.replace("http://", "json://")], 0.2, {}).deliver(SENT)
+
+
+def test_without_apprise_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "apprise", None)
+    with pytest.raises(NotDelivered, match=r"pip install 'zslurm-train\[apprise\]'"):
+        apprise_hook("json://localhost").deliver(SENT)

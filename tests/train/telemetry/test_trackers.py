@@ -9,18 +9,24 @@ import os
 import sqlite3
 import threading
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 
 from tests.train.ranks import train_on
 from tests.train.runs import losses_of, make_corpus, make_run
 from tests.waiting import wait_for
 from zslurm.train.config import TrainConfig, load_train_config
 from zslurm.train.errors import ConfigError
+from zslurm.train.parallel.world import open_world
+from zslurm.train.setup import open_trainer
+from zslurm.train.stop import StopRequest
 from zslurm.train.telemetry.trackers.feed import TRACKERS, Feed, Trackers
 from zslurm.train.telemetry.trackers.mlflow import MLflow
+from zslurm.train.telemetry.trackers.prometheus import Prometheus
 from zslurm.train.telemetry.trackers.tensorboard import TensorBoard
 from zslurm.train.telemetry.trackers.tracker import TrackedRun, Tracker, scalars
 from zslurm.train.telemetry.trackers.trackio import Trackio
@@ -156,6 +162,47 @@ def shown_by_tensorboard(directory: Path) -> dict[str, dict[int, float]]:
     shown = EventAccumulator(str(directory), size_guidance={"scalars": 0})
     shown.Reload()
     return {tag: {event.step: event.value for event in shown.Scalars(tag)} for tag in shown.Tags()["scalars"]}
+
+
+def exporting(directory: Path, target: Path) -> TrackedRun:
+    return replace(run_at(directory), config={"metrics": {"prometheus": str(target)}})
+
+
+def exported(file: Path) -> dict[str, float]:
+    """The values of a file, as Prometheus' own parser reads them; every one has the labels of the run."""
+    samples = [sample for family in text_string_to_metric_families(file.read_text()) for sample in family.samples]
+    assert all(sample.labels == {"run": "tiny", "project": "tests"} for sample in samples)
+    return {sample.name: sample.value for sample in samples}
+
+
+def test_prometheus_gets_the_newest_numbers_as_long_as_the_run_trains(tmp_path: Path) -> None:
+    tracker = Prometheus(exporting(tmp_path, tmp_path))
+    tracker.log(1, {"step/loss": 4.5, "step/time_split_s/forward": 0.25})
+    tracker.log(2, {"step/loss": math.nan})
+    found = exported(tmp_path / "zslurm-tiny.prom")
+    assert math.isnan(found.pop("zslurm_step_loss"))
+    assert found == {"zslurm_step": 2, "zslurm_step_time_split_s_forward": 0.25}
+    tracker.finish()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_prometheus_writes_the_file_that_is_named_and_no_other_directory(tmp_path: Path) -> None:
+    Prometheus(exporting(tmp_path, tmp_path / "mine.prom")).log(7, {})
+    assert exported(tmp_path / "mine.prom") == {"zslurm_step": 7}
+    with pytest.raises(FileNotFoundError, match="nowhere: there is no such directory"):
+        Prometheus(exporting(tmp_path, tmp_path / "nowhere" / "mine.prom"))
+
+
+def test_prometheus_sees_a_run_until_it_ends(tmp_path: Path) -> None:
+    corpus = make_corpus(tmp_path / "tokens.h5")
+    run = make_run(tmp_path / "run", corpus, steps=3, metrics={"prometheus": str(tmp_path / "run.prom")})
+    config = load_train_config(run / "config.json")
+    with open_world(config.parallel) as world:
+        trainer = open_trainer(run, config, world, StopRequest())
+        trainer.run()
+    wait_for(lambda: " 3.0" in (tmp_path / "run.prom").read_text(), "the last step")
+    trainer.observers.finish(give_up=lambda: False)
+    assert not (tmp_path / "run.prom").exists()
 
 
 @needs("tensorboard")

@@ -22,13 +22,14 @@ from zslurm.checkpoint_tools.quantities import counted
 from zslurm.train.config import TrainConfig
 from zslurm.train.telemetry.observer import ObservedRun, Observer
 from zslurm.train.telemetry.trackers.mlflow import MLflow
+from zslurm.train.telemetry.trackers.prometheus import Prometheus
 from zslurm.train.telemetry.trackers.tensorboard import TensorBoard
 from zslurm.train.telemetry.trackers.tracker import TrackedRun, Tracker, scalars
 from zslurm.train.telemetry.trackers.trackio import Trackio
 from zslurm.train.telemetry.trackers.wandb import Wandb
 
 _LOG = logging.getLogger(__name__)
-TRACKERS: tuple[type[Tracker], ...] = (TensorBoard, Wandb, MLflow, Trackio)
+TRACKERS: tuple[type[Tracker], ...] = (TensorBoard, Wandb, MLflow, Trackio, Prometheus)
 LONGEST_QUEUE = 10_000
 """Lines that wait for a tracker: a network that is down for some minutes loses nothing."""
 FINISH_S = 60.0

@@ -70,7 +70,7 @@ class Tracker:
     def mode(cls, metrics: MetricsConfig) -> str:
         """Return off, offline or online."""
         value = getattr(metrics, cls.KEY)
-        return value if isinstance(value, str) else "offline" if value else "off"
+        return value if value in ("off", "offline", "online") else "offline" if value else "off"
 
     @classmethod
     def check(cls, metrics: MetricsConfig) -> None:

@@ -23,8 +23,10 @@ def try_hooks(spec: RunSpec) -> Iterator[str]:
         CheckFailed: some hook did not take it; a line for each.
     """
     settings = spec.aegis.notify
-    if settings.command is None and settings.url is None:
-        raise ConfigError("aegis.notify: no hook; set aegis.notify.command or aegis.notify.url")
+    if settings.command is None and settings.url is None and not settings.apprise:
+        raise ConfigError(
+            "aegis.notify: no hook; set aegis.notify.command, aegis.notify.url or aegis.notify.apprise"
+        )
     for kind in settings.events:
         if kind not in KINDS:
             near = difflib.get_close_matches(kind, KINDS, 1)

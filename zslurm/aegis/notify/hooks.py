@@ -1,4 +1,4 @@
-"""Notify people of what happened to a run: a command of theirs, or a web hook, gets chosen events as JSON.
+"""Notify people of what happened to a run: a command of theirs, a web hook, or a service of Apprise gets events.
 
 The supervisor calls `notify(event)`, which returns at once; each hook has its own queue, so that a web server
 which hangs delays no mail. One accident can make a thousand ranks complain: of faults only roots and advisories
@@ -20,9 +20,9 @@ import threading
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, Union
 from urllib.parse import urlsplit
 
 from zslurm import __version__
@@ -139,14 +139,19 @@ def _shortened(value: Any) -> Any:
     return value
 
 
-def hooks(settings: NotifySettings, environ: Mapping[str, str]) -> list[CommandHook | WebHook]:
-    """The hooks that the settings name."""
-    found: list[CommandHook | WebHook] = []
+Hook = Union["CommandHook", "WebHook", "AppriseHook"]
+
+
+def hooks(settings: NotifySettings, environ: Mapping[str, str]) -> list[Hook]:
+    """Return the hooks that the settings name."""
+    named: list[Hook] = []
     if settings.command is not None:
-        found.append(CommandHook(settings.command, settings.timeout_s, environ))
+        named.append(CommandHook(settings.command, settings.timeout_s, environ))
     if settings.url is not None:
-        found.append(WebHook(settings.url, settings.timeout_s, environ))
-    return found
+        named.append(WebHook(settings.url, settings.timeout_s, environ))
+    if settings.apprise:
+        named.append(AppriseHook(settings.apprise, settings.timeout_s, environ))
+    return named
 
 
 class CommandHook:
@@ -313,6 +318,52 @@ class WebHook:
             return f"{host}: the address is not valid once its variables are filled in", False
         except http.client.HTTPException:
             return f"{host}: what answers is no web server", False
+
+
+class AppriseHook:
+    """The services of Apprise's addresses, each of which gets one line for people."""
+
+    name = "apprise"
+
+    def __init__(self, addresses: Sequence[str], timeout_s: float, environ: Mapping[str, str]) -> None:
+        self._addresses, self._timeout_s, self._environ = addresses, timeout_s, environ
+
+    def deliver(self, message: Message) -> None:
+        """Send the line of an event to every address.
+
+        Raises:
+            NotDelivered: Apprise is not installed, knows an address not, or some service did not take the event.
+        """
+        failures: list[str] = []
+        thread = threading.Thread(
+            target=lambda: failures.extend(self._failures(message)), name="zslurm-apprise", daemon=True
+        )
+        thread.start()
+        thread.join(self._timeout_s)  # Apprise's timeouts are those of each service
+        if thread.is_alive():
+            raise NotDelivered(f"no answer within {self._timeout_s:g} s")
+        if failures:
+            raise NotDelivered("; ".join(failures))
+
+    def give_up(self) -> None:
+        """Do nothing: the thread ends with the process."""
+
+    def _failures(self, message: Message) -> Iterator[str]:
+        try:
+            import apprise
+        except ImportError:
+            yield "the apprise package is not installed; pip install 'zslurm-train[apprise]'"
+            return
+        for number, address in enumerate(self._addresses):
+            try:
+                service = apprise.Apprise.instantiate(string.Template(address).substitute(self._environ))
+            except KeyError as error:
+                yield f"${error.args[0]} is not set, which aegis.notify.apprise[{number}] names"
+                continue
+            if service is None:
+                yield f"aegis.notify.apprise[{number}] is no address that Apprise knows"
+            elif not service.notify(body=message["words"], title=str(message.get("run", "zslurm"))):
+                yield f"{service.service_name or urlsplit(address).scheme} did not take the event"
 
 
 def _one_line(text: str) -> str:
