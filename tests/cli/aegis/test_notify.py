@@ -34,7 +34,7 @@ def test_hooks_that_do_not_work_are_all_named(shell: Shell) -> None:
 @pytest.mark.parametrize(
     ("settings", "complaint"),
     [
-        ({}, "zslurm: aegis.notify: no hook; set aegis.notify.command or aegis.notify.url"),
+        ({}, "zslurm: aegis.notify: no hook; set aegis.notify.command, aegis.notify.url or aegis.notify.apprise"),
         (
             {"command": "touch sent", "events": ["fault_detect"]},
             "zslurm: aegis.notify.events: there are no events `fault_detect`; did you mean `fault_detected`?",
