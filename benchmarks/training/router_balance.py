@@ -22,6 +22,7 @@ from torch import Tensor
 
 from benchmarks.common import write_result
 from zslurm.cli.demo.demo import RANKS, RUN_FILE, VOCAB_SIZE
+from zslurm.config.layers import Override
 from zslurm.config.load import resolve
 from zslurm.train.checkpointing.load_weights import load_model
 from zslurm.train.config import load_train_config
@@ -83,7 +84,7 @@ def _prepare(directory: Path, router: str, overrides: tuple[str, ...]) -> Path:
     )
     run_dir = directory / router
     run_dir.mkdir()
-    spec = resolve(run_file, overrides=changed).spec
+    spec = resolve(run_file, overrides=list(map(Override.parse, changed))).spec
     (run_dir / "config.json").write_text(json.dumps(spec.model_dump(mode="json")))
     return run_dir
 

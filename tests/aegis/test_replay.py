@@ -109,11 +109,11 @@ def test_damaged_resources_are_none(damage: dict[str, Any]) -> None:
 
 
 def test_the_attempt_state_that_was_recorded_counts() -> None:
-    def replayed(name: str = "attempt_state", **more: Any) -> Replayed:
+    def replayed(**more: Any) -> Replayed:
         recorder = Recorder().started().noticed("nic_fault", source="log").noticed("rank_killed", "node2").ended()
         now = AttemptSummary(recorder.clock, 1, "failed", (), 40, **more)
         recorded = json.loads(json.dumps(now.fields()))
-        return only(recorder.decided("restart", there=there(), **{name: recorded}))
+        return only(recorder.decided("restart", there=there(), attempt_state=recorded))
 
     went_on, stood_still = replayed(progressed_at=NOW + 30), replayed()
     assert went_on.policy.root is not None
@@ -121,4 +121,3 @@ def test_the_attempt_state_that_was_recorded_counts() -> None:
     assert (went_on.policy.root.kind, stood_still.policy.root.kind) == ("rank_killed", "nic_fault")
     assert replayed(requeued=True).policy.action == "finish"
     assert replayed(asked_to_stop="SIGTERM").policy.action == "finish"
-    assert replayed("situation", requeued=True).policy.action == "finish", "as earlier versions called it"

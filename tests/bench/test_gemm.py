@@ -12,12 +12,15 @@ from tests.bench.alone import MACHINE, alone
 from zslurm.bench import gemm
 from zslurm.bench.measurement import Point
 from zslurm.bench.parts import BuiltPart
-from zslurm.cli.bench.run_file import run_named
+from zslurm.cli.bench.measurements import run_named
+from zslurm.config.layers import Override
 from zslurm.core.errors import NotFound
 from zslurm.submit.run_products import run_newton_schulz, run_parts, run_products
 from zslurm.submit.size import Card, run_size
 from zslurm.train.plan.parts import PARTS, calls
 from zslurm.train.plan.rates import Rates
+
+ON_CPU = Override.of("parallel.device", "cpu")
 
 DENSE = {"product": "", "pass": "forward", "kind": "dense", "m": 96, "n": 40, "k": 64, "batch": 1, "group": 1}
 CPU = torch.device("cpu")
@@ -70,7 +73,7 @@ def test_attention_forward_and_backward_have_rates() -> None:
 
 @pytest.fixture
 def products() -> list[dict[str, Any]]:
-    spec = run_named("zaya1-tiny", cluster=None, overrides=["parallel.device=cpu"])
+    spec = run_named("zaya1-tiny", cluster=None, overrides=[ON_CPU])
     return run_products(spec, on_cpu=True)
 
 
@@ -108,7 +111,7 @@ def test_a_recipe_that_does_not_exist_is_refused_with_the_nearest_name(tmp_path:
 
 @pytest.mark.parametrize("part", PARTS)
 def test_the_parts_of_a_microbatch_run_with_right_numbers(part: str) -> None:
-    spec = run_named("zaya1-tiny", cluster=None, overrides=["parallel.device=cpu"])
+    spec = run_named("zaya1-tiny", cluster=None, overrides=[ON_CPU])
     rows = [row for row in run_parts(spec, on_cpu=True) if row["product"] == part]
     assert [row["pass"] for row in rows] == ["forward", "forward and backward"]
     for row in rows:
@@ -120,14 +123,14 @@ def test_the_parts_of_a_microbatch_run_with_right_numbers(part: str) -> None:
 
 
 def test_parts_have_all_products_of_a_microbatch() -> None:
-    spec = run_named("zaya1-tiny", cluster=None, overrides=["parallel.device=cpu"])
+    spec = run_named("zaya1-tiny", cluster=None, overrides=[ON_CPU])
     (size,) = run_size(spec, Card(None, None), Rates(None, on_cpu=True), on_cpu=True).phases
     both = [row for row in run_parts(spec, on_cpu=True) if row["pass"] == "forward and backward"]
     assert sum(row["flops"] * calls(spec.model, row["product"]) for row in both) == pytest.approx(size.flops)
 
 
 def test_muons_steps_are_measured_in_the_format_that_muon_multiplies_in() -> None:
-    spec = run_named("zaya1-tiny", cluster=None, overrides=["parallel.device=cpu", "parallel.dtype=fp32"])
+    spec = run_named("zaya1-tiny", cluster=None, overrides=[ON_CPU, Override.parse("parallel.dtype=fp32")])
     found = run_newton_schulz(spec, on_cpu=True)
     assert {(row["dtype"], row["k"], row["kind"]) for row in found} == {("bf16", 5, "newton_schulz")}
     options = {"products": found, "dtype": "fp32", "m": None, "n": None, "k": None}

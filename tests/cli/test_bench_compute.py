@@ -11,7 +11,7 @@ from tests.bench.alone import MACHINE
 from tests.cli.commands import PHASE, Shell
 from zslurm.bench import train
 from zslurm.bench.result import read_result
-from zslurm.cli.bench.run_file import run_named
+from zslurm.cli.bench.measurements import run_named
 from zslurm.core.errors import Exit
 
 

@@ -16,6 +16,7 @@ from zslurm.cluster.detect import detect
 from zslurm.cluster.profile import default_name, profile_files, profile_layers, profile_path, save_profile
 from zslurm.cluster.profile_writer import scalar
 from zslurm.config import yaml12
+from zslurm.config.layers import Override
 from zslurm.core.errors import ConfigError, NoProfile, NotFound, ZslurmError
 from zslurm.submit.resolve import resolve_run
 
@@ -160,7 +161,7 @@ def test_the_profile_is_that_of_the_option_then_the_run_file_then_the_default(
         monkeypatch.setenv("ZSLURM_CLUSTER", environment)
     section = f"cluster: {{name: {in_file}}}\n" if in_file else ""
     run_file = write(tmp_path / "run.yaml", PHASES + section)
-    overrides = [f"cluster.name={override}"] if override else []
+    overrides = [Override.of("cluster.name", override)] if override else []
     spec = resolve_run(run_file, cluster=option, overrides=overrides).spec
     assert (spec.cluster.name, spec.slurm.partition) == (chosen, f"of-{chosen}")
 

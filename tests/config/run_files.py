@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from zslurm.config import yaml12
+from zslurm.config.layers import Override
 from zslurm.config.load import Resolved, resolve
 from zslurm.core.errors import ConfigError
 
@@ -27,24 +28,28 @@ def write(path: Path, text: str) -> Path:
     return path
 
 
-def resolve_text(directory: Path, text: str, *overrides: str, profile: str | None = None) -> Resolved:
+def resolve_text(directory: Path, text: str, *overrides: str | Override, profile: str | None = None) -> Resolved:
     """Resolve `text` as DIRECTORY/run.yaml, over the text of a profile and under `--set` overrides."""
     run_file = write(directory / "run.yaml", text)
     laid_under = []
     if profile is not None:
         path = write(directory / "lab.yaml", profile)
         laid_under = [(yaml12.read(path), str(path))]
-    return resolve(run_file, profile=laid_under, overrides=overrides)
+    return resolve(
+        run_file,
+        profile=laid_under,
+        overrides=[each if isinstance(each, Override) else Override.parse(each) for each in overrides],
+    )
 
 
-def complaints(directory: Path, text: str, *overrides: str, profile: str | None = None) -> list[str]:
+def complaints(directory: Path, text: str, *overrides: str | Override, profile: str | None = None) -> list[str]:
     """The lines that refuse `text`; the directory is left out of them."""
     with pytest.raises(ConfigError) as caught:
         resolve_text(directory, text, *overrides, profile=profile)
     return str(caught.value).replace(f"{directory}/", "").splitlines()
 
 
-def complaint(directory: Path, text: str, *overrides: str, profile: str | None = None) -> str:
+def complaint(directory: Path, text: str, *overrides: str | Override, profile: str | None = None) -> str:
     """The one line that refuses `text`."""
     (line,) = complaints(directory, text, *overrides, profile=profile)
     return line

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.config.run_files import PHASES, complaint, resolve_text, write
-from zslurm.config.layers import parse_path, show_path
+from zslurm.config.layers import Override, parse_path, show_path
 from zslurm.config.load import Resolved
 from zslurm.config.spec import RunSpec
 
@@ -130,23 +130,23 @@ def test_a_section_whose_lines_are_all_commented_out_says_nothing(tmp_path: Path
         ("=4", "--set =4: expected KEY=VALUE, such as phases.0.lr=3e-4"),
         ("a b=4", "--set a b=4: expected KEY=VALUE, such as phases.0.lr=3e-4"),
         ("phases[x].lr=4", "--set phases[x].lr=4: expected KEY=VALUE, such as phases.0.lr=3e-4"),
-        ("phases[1].lr=1", "--set phases[1].lr=1: there is no item [1]; the list has 1"),
-        ("model[0]=1", "--set model[0]=1: `model` is not a list"),
-        ("phase[0].lr=1", "--set phase[0].lr=1: `phase` is not a list; did you mean `phases[0]`?"),
-        ('--nodes slurm.nodes="two"', '--nodes: slurm.nodes: expected a number, got "two"'),
+        ("phases[1].lr=1", "--set phases[1].lr: there is no item [1]; the list has 1"),
+        ("model[0]=1", "--set model[0]: `model` is not a list"),
+        ("phase[0].lr=1", "--set phase[0].lr: `phase` is not a list; did you mean `phases[0]`?"),
+        (Override.of("slurm.nodes", "two", "--nodes"), '--nodes: slurm.nodes: expected a number, got "two"'),
         (
-            '--job-name run.name="grün"',
+            Override.of("run.name", "grün", "--job-name"),
             "--job-name: run.name: must be letters, digits, '.', '_' and '-', and begin with a letter or digit "
             '(it becomes a directory and a job name), got "grün"',
         ),
-        ("phases.lr=1", "--set phases.lr=1: phases holds no keys"),
-        ("phases[0].lr.x=1", "--set phases[0].lr.x=1: phases[0].lr holds no keys"),
+        ("phases.lr=1", "--set phases.lr: phases holds no keys"),
+        ("phases[0].lr.x=1", "--set phases[0].lr.x: phases[0].lr holds no keys"),
         ("run.name=[a", "--set run.name:1: not valid YAML: expected ',' or ']', but got '<stream end>': [a"),
         ("slurm.nodes=two", '--set slurm.nodes: slurm.nodes: expected a number, got "two"'),
         ("slurm.node=2", "--set slurm.node: slurm.node: unknown key; did you mean `nodes`?"),
     ],
 )
-def test_a_bad_override_is_one_line(tmp_path: Path, assignment: str, message: str) -> None:
+def test_a_bad_override_is_one_line(tmp_path: Path, assignment: str | Override, message: str) -> None:
     assert complaint(tmp_path, f"{PHASES}model: {{layers: 2}}\n", assignment) == message
 
 

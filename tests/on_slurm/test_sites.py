@@ -172,45 +172,6 @@ def test_steps_managed_on_the_node() -> None:
         user.zslurm("cancel", "run", "--wait")
 
 
-_FIRST_PROFILE = """\
-# Cluster profile of zslurm, written by `zslurm init` from Slurm 22.05.8. Edit it freely.
-# Partition batch: 2 nodes, 2 of them like this one; time limit 1 day, 0:00:00.
-cluster:
-  name: lab
-  launcher: slurm
-  gpus_per_node: 8
-  gpu_type: mi300x
-  cpus_per_node: 32
-  # interface: eth0         # management network, for rendezvous; needed where a node has several
-slurm:
-  partition: batch
-  # account: my-account
-aegis:
-  silent_s: 90
-"""
-"""What the first version of `zslurm init` wrote, and a key that has another name now."""
-
-
-def test_a_profile_of_the_first_version() -> None:
-    """It works, with one line on a key that was renamed; a key that is gone is one line."""
-    with site() as user:
-        (profile,) = (user.cluster.instance.user / "home/.config/zslurm/clusters").glob("*.yaml")
-        old = profile.with_name("lab.yaml")
-        old.write_text(_FIRST_PROFILE)
-        checked = user.cluster.zslurm("cluster", "check", "lab")
-        assert "ok: sbatch accepts a job of this profile" in checked.stdout
-        renamed = (
-            "lab.yaml:14: aegis.silent_s is called aegis.heartbeat_timeout_s now; a later version will refuse"
-        )
-        assert [renamed in line for line in checked.stderr.splitlines()] == [True]
-        completes(user, "run", "--cluster", "lab")
-        gone = "parallel: {uneven_shares_every: 50}\n"
-        old.write_text(_FIRST_PROFILE.replace("  silent_s: 90\n", "  heartbeat_timeout_s: 90\n") + gone)
-        code, message = user.fails("submit", user.write_run("other"), "--cluster", "lab")
-        assert (code, len(message.strip().splitlines())) == (2, 1), message
-        assert "lab.yaml:15: parallel.uneven_shares_every: unknown key" in message
-
-
 _TOPOLOGY = """\
 - topology: tree
   cluster_default: true

@@ -7,6 +7,7 @@ import re
 import pytest
 
 from zslurm.config import yaml12
+from zslurm.config.layers import Override
 from zslurm.config.spec import RunSpec
 from zslurm.core.errors import ConfigError
 from zslurm.submit.checks.fits import check_fits
@@ -15,7 +16,9 @@ from zslurm.submit.resolve import resolve_run
 
 def spec_of(recipe: str, *overrides: str, cluster: str = "mi300x-pollara") -> RunSpec:
     document = yaml12.parse(f"extends: {recipe}\n", "run file")
-    return resolve_run(None, cluster=cluster, overrides=overrides, document=document).spec
+    return resolve_run(
+        None, cluster=cluster, overrides=[Override.parse(each) for each in overrides], document=document
+    ).spec
 
 
 @pytest.mark.parametrize("recipe", ["zaya1-tiny", "zaya1-100m", "zaya1-1b", "zaya1-3b"])

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from zslurm.config.layers import Override
 from zslurm.core.errors import ConfigError
 from zslurm.submit.sweep import Member, member_name, members, split_values
 
@@ -16,8 +17,8 @@ def names(*sweeps: str, file: Path | None = None) -> list[str]:
 
 def test_one_key_gives_a_run_for_each_value() -> None:
     assert members(["optim.adam_lr=1e-3,3e-4"], None) == [
-        Member("-adam_lr1e-3", ("optim.adam_lr=1e-3",)),
-        Member("-adam_lr3e-4", ("optim.adam_lr=3e-4",)),
+        Member("-adam_lr1e-3", (Override.of("optim.adam_lr", 1e-3),), {"optim.adam_lr": "1e-3"}),
+        Member("-adam_lr3e-4", (Override.of("optim.adam_lr", 3e-4),), {"optim.adam_lr": "3e-4"}),
     ]
 
 
@@ -62,9 +63,9 @@ def test_a_file_has_a_member_in_each_line(tmp_path: Path) -> None:
     file = tmp_path / "sweep.txt"
     file.write_text("# comment\nphases[0].lr=1e-3 run.seed=1\n\nphases[0].lr=3e-4 'data.path=a b' # why\n")
     found = members([], file)
-    assert [member.settings for member in found] == [
-        ("phases[0].lr=1e-3", "run.seed=1"),
-        ("phases[0].lr=3e-4", "data.path=a b"),
+    assert [member.overrides for member in found] == [
+        (Override.of("phases[0].lr", 1e-3), Override.of("run.seed", 1)),
+        (Override.of("phases[0].lr", 3e-4), Override.of("data.path", "a b")),
     ]
     assert len(members(["model.layers=2,4"], file)) == 4
 
@@ -96,4 +97,4 @@ def test_the_same_member_twice_is_refused() -> None:
 
 def test_a_name_that_grows_too_long_is_refused() -> None:
     with pytest.raises(ConfigError, match="has 101 characters, 100 are permitted"):
-        member_name("x" * 95, Member("-seed1", ()))
+        member_name("x" * 95, Member("-seed1", (), {}))

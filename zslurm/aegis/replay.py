@@ -22,7 +22,7 @@ from zslurm.aegis.types import AttemptSummary, Decision, EndedAs, Resources
 from zslurm.checkpoint_tools.quantities import counted
 from zslurm.config import yaml12
 from zslurm.config.aegis import AegisSection
-from zslurm.config.layers import Layers, Origin
+from zslurm.config.layers import Layers, Origin, Override
 from zslurm.config.problems import describe
 from zslurm.config.spec import RunSpec
 from zslurm.core.console import say
@@ -110,17 +110,17 @@ class _Run(Section):
     aegis: AegisSection = Field(AegisSection(), description="the supervisor")
 
 
-def settings_of(config: Path, overrides: Sequence[str] = (), policy: Path | None = None) -> AegisSection:
+def settings_of(config: Path, overrides: Sequence[Override] = (), policy: Path | None = None) -> AegisSection:
     """Return the section `aegis` of a run, under that of a policy file and `aegis.KEY=VALUE`.
 
     Args:
         config: the run's `config.json`; the defaults hold if there is none.
-        overrides: assignments, applied last, in order.
+        overrides: applied last, in order.
         policy: a YAML file with a section `aegis`, such as a run file; its other sections do not count.
 
     Raises:
         NotFound: there is no such policy file.
-        ConfigError: an assignment is wrong, or the configuration or the policy file is.
+        ConfigError: an override is wrong, or the configuration or the policy file is.
     """
     origin = Origin("run file", str(config))
     section = (read_json(config) or {}).get("aegis", {})
@@ -129,10 +129,10 @@ def settings_of(config: Path, overrides: Sequence[str] = (), policy: Path | None
         layers.add(yaml12.read(policy), "run file", yaml12.called(policy))
         for other in (RunSpec.model_fields.keys() | {"extends"}) - {"aegis"}:
             layers.data.pop(other, None)
-    for assignment in overrides:
-        if not assignment.startswith("aegis."):
-            raise ConfigError(f"--set {assignment}: only settings of `aegis` matter here, such as aegis.retries=5")
-        layers.override(assignment)
+    for override in overrides:
+        if override.path[0] != "aegis":
+            raise ConfigError(f"{override.option}: only settings of `aegis` matter here, such as aegis.retries=5")
+        layers.override(override)
     try:
         return _Run.model_validate(layers.data).aegis
     except ValidationError as error:

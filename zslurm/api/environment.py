@@ -9,6 +9,7 @@ from zslurm.cluster.profile import default_name
 from zslurm.cluster.rccl import environment as rccl
 from zslurm.cluster.rccl.environment import Setting
 from zslurm.cluster.site import resolve_profile
+from zslurm.config.layers import Override
 from zslurm.config.spec import ClusterSection
 from zslurm.core.redact import redact_value
 
@@ -47,10 +48,10 @@ def env(cluster: str | None = None, overrides: Sequence[str] = ()) -> Environmen
         NotFound: there is no such profile.
         ConfigError: the profile or an override is wrong, or there is no profile.
     """
-    return Environment(settings_of(cluster or default_name(), overrides)[1])
+    return Environment(settings_of(cluster or default_name(), [Override.parse(each) for each in overrides])[1])
 
 
-def settings_of(cluster: str, overrides: Sequence[str] = ()) -> tuple[ClusterSection, list[Setting]]:
+def settings_of(cluster: str, overrides: Sequence[Override] = ()) -> tuple[ClusterSection, list[Setting]]:
     """Return a cluster and its variables, secrets included.
 
     Raises:

@@ -36,7 +36,7 @@ def submit(
         ZslurmError: the run is active, its directory cannot be written, or Slurm refuses it or does not answer.
     """
     from zslurm.config import yaml12
-    from zslurm.submit.options import assign
+    from zslurm.config.layers import Override
     from zslurm.submit.resolve import resolve_run
     from zslurm.submit.submit import submit as submit_spec
 
@@ -45,12 +45,14 @@ def submit(
     if isinstance(overrides, str):
         raise ConfigError(f"overrides: expected a dictionary or a list of KEY=VALUE, got the text {overrides!a}")
     if isinstance(overrides, Mapping):
-        overrides = [assign(key, value) for key, value in overrides.items()]
-    document = yaml12.YamlDocument(_plain(run), {}) if isinstance(run, Mapping) else None
+        changes = [Override.of(key, _plain(value, f"overrides: {key}")) for key, value in overrides.items()]
+    else:
+        changes = [Override.parse(each) for each in overrides]
+    document = yaml12.YamlDocument(_plain(run, "run"), {}) if isinstance(run, Mapping) else None
     resolved = resolve_run(
         None if run is None or isinstance(run, Mapping) else Path(run),
         cluster=cluster,
-        overrides=overrides,
+        overrides=changes,
         program=[str(word) for word in command],
         document=document,
     )
@@ -58,13 +60,13 @@ def submit(
     return Run(done.run, job_id=done.job_id, notes=(*(f"changed: {key}" for key in done.changed), *done.notes))
 
 
-def _plain(run: Mapping[str, Any]) -> Any:
-    """Return a run as a run file would give it: paths as text, tuples as lists.
+def _plain(value: Any, where: str) -> Any:
+    """Return a value as a run file would give it: paths as text, tuples as lists.
 
     Raises:
         ConfigError: a value is of no type that a run file has.
     """
     try:
-        return json.loads(json.dumps(run, default=os.fspath, allow_nan=False))
+        return json.loads(json.dumps(value, default=os.fspath, allow_nan=False))
     except (TypeError, ValueError) as error:
-        raise ConfigError(f"run: holds a value that no run file can have: {error}") from error
+        raise ConfigError(f"{where}: holds a value that no run file can have: {error}") from error

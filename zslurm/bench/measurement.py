@@ -16,8 +16,9 @@ columns. Three columns mean the same in all benchmarks:
               with `samples`, comparisons judge by it what is noise
     samples   how many measurements the median is of
 
-A command (zslurm/cli/bench/NAME.py) turns its options into the dictionary `options` and calls `run_benchmark` of
-zslurm/cli/bench/run.py; the rest (ranks, Slurm, progress, time limit, result file, table) is the same for all.
+A command (zslurm/cli/bench/measurements.py) turns its options into the dictionary `options` and calls
+`run_benchmark` of zslurm/cli/bench/run.py; the rest (ranks, Slurm, progress, time limit, result file, table) is
+the same for all.
 """
 
 from __future__ import annotations

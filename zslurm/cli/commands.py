@@ -6,8 +6,6 @@ import what they need at their top, and a user pays for one command only.
 
 from __future__ import annotations
 
-import json
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib import import_module
@@ -92,7 +90,7 @@ _COMMANDS = (
     Command("size", "size", "Show a run's matrix products, and where time goes."),
     Command(
         "bench",
-        "bench.commands",
+        "bench.measurements",
         "Measure links, memory, matrix products and storage.",
     ),
     Command("tune", "tune", "Tune once, offline, what runs then only look up."),
@@ -110,46 +108,6 @@ HEADINGS = {
     "More": "aegis completion",
 }
 """The commands in the order of `zslurm --help`; one that is not here is under the last heading."""
-
-
-RENAMED_OPTIONS = {
-    "exec": {"--node": "--nodelist"},
-    "logs": {"--lines": "--tail"},
-    "events": {"--lines": "--tail"},
-    "submit": {"--after": "--dependency", "--at-once": "--max-concurrent"},
-    "doctor": {"--bars": "--benchmark"},
-}
-"""Old and present names of options, by command. Old names work for one version."""
-
-
-def with_current_names(command: str, arguments: list[str]) -> list[str]:
-    """Replace old names of options by the present ones; each is reported in a line on stderr."""
-    renamed = RENAMED_OPTIONS.get(command, {})
-    end = arguments.index("--") if "--" in arguments else len(arguments)
-    words = list(arguments)
-    for index, word in enumerate(arguments[:end]):
-        old, equals, value = word.partition("=")
-        if old in renamed:
-            print(
-                f"zslurm: {old} is called {renamed[old]} now; a later version will refuse the old name",
-                file=sys.stderr,
-            )
-            words[index] = f"{renamed[old]}{equals}{value}"
-    return words
-
-
-def with_program(command: str, arguments: list[str]) -> list[str]:
-    """Give `submit` the program behind `--` as one hidden option; options of sbatch stay where they are.
-
-    A run file may come before it or not, so the number of words does not show which is which.
-    """
-    if command != "submit" or "--" not in arguments:
-        return arguments
-    end = arguments.index("--")
-    program = arguments[end + 1 :]
-    if not program or program[0].startswith("-"):
-        return arguments
-    return [*arguments[:end], "--program", json.dumps(program)]
 
 
 class ClosedPipe(Exception):
@@ -180,7 +138,12 @@ class LazyGroup(HelpGroup):
         name, command, rest = super().resolve_command(ctx, args)
         if name not in COMMANDS:
             return name, command, rest
-        return name, load(name), with_program(name, with_current_names(name, rest))
+        found = load(name)
+        if name == "submit":
+            from zslurm.cli.run.submit import PROGRAM, take_program
+
+            rest, ctx.meta[PROGRAM] = take_program(rest)
+        return name, found, rest
 
     def make_context(self, *args: Any, **extra: Any) -> Any:
         """Parse the command line, and print help or the version if that is asked for."""

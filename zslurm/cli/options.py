@@ -6,19 +6,21 @@ import os
 import re
 import sys
 import time
-from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import MISSING, fields
 from datetime import datetime
-from inspect import Parameter, Signature
 from pathlib import Path
-from typing import Annotated, Any, TypeVar, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from typer import Argument, Option
 
 from zslurm.core.errors import ConfigError
 from zslurm.train.niceness import BACKGROUND, in_slurm_job, lower_process
+
+if TYPE_CHECKING:
+    from zslurm.config.layers import Override
+else:
+    Override = Any  # Typer needs no class for what a parser returns, and help texts load no configuration
 
 _HIGHEST_NICENESS = 19
 
@@ -153,6 +155,17 @@ def parse_since(text: str) -> float:
     raise ConfigError(f"--since {text[:40]!r}: expected {TIMES}")
 
 
+def parse_override(assignment: str) -> Override:
+    """Return the override that `--set KEY=VALUE` means.
+
+    Raises:
+        ConfigError: the text is no assignment, or the value is not valid YAML.
+    """
+    from zslurm.config import layers  # help texts do not need it
+
+    return layers.Override.parse(assignment)
+
+
 _RUNS = "Names, directories or job ids"
 
 RunFile = Annotated[
@@ -176,11 +189,12 @@ Cluster = Annotated[
     ),
 ]
 Set = Annotated[
-    list[str] | None,
+    list[Override] | None,
     Option(
         "--set",
         metavar="KEY=VALUE",
         help="Override a value, e.g. phases.0.lr=3e-4 (repeatable).",
+        parser=parse_override,
         autocompletion=complete_keys,
     ),
 ]
@@ -224,31 +238,3 @@ def lower_priority() -> None:
         raise ConfigError(f"ZSLURM_NICE={wanted}: expected a niceness from 0 to {_HIGHEST_NICENESS}")
     if not in_slurm_job():
         lower_process(int(wanted) if wanted else BACKGROUND)
-
-
-Options = TypeVar("Options")
-
-
-def command_of(kind: type[Options], run: Callable[[Options], None]) -> Callable[..., None]:
-    """Return a command of Typer whose options are the fields of the dataclass that `run` takes.
-
-    Those of the class itself come before those that it inherits.
-    """
-    hints = get_type_hints(kind, include_extras=True)
-
-    def command(**values: Any) -> None:
-        run(kind(**values))
-
-    command.__doc__ = run.__doc__
-    command.__annotations__ = hints
-    parameters = [
-        Parameter(
-            field.name,
-            Parameter.KEYWORD_ONLY,
-            default=Parameter.empty if field.default is MISSING else field.default,
-            annotation=hints[field.name],
-        )
-        for field in sorted(fields(kind), key=lambda field: field.name not in kind.__annotations__)  # type: ignore[arg-type]
-    ]
-    command.__signature__ = Signature(parameters)  # type: ignore[attr-defined]
-    return command

@@ -16,6 +16,7 @@ from zslurm.cli.errors import as_user_errors
 from zslurm.cli.options import Cluster, Json, RunFile, Set
 from zslurm.cli.planned_run import planned_runs
 from zslurm.cli.terminal.table import Column, print_table
+from zslurm.config.layers import Override
 from zslurm.config.spec import RunSpec
 from zslurm.core.console import print_json, say
 from zslurm.core.errors import ConfigError
@@ -165,12 +166,14 @@ def _preset(name: str) -> FailureRates:
 
 
 def _specs(
-    run_file: Path, cluster: str | None, nodes: Sequence[int] | None, overrides: list[str]
+    run_file: Path, cluster: str | None, nodes: Sequence[int] | None, overrides: list[Override]
 ) -> list[RunSpec]:
     if nodes is None:
         return planned_runs(run_file, cluster, [overrides])
     counts = dict.fromkeys(nodes)
-    return planned_runs(run_file, cluster, [[*overrides, f"slurm.nodes={count}"] for count in counts])
+    return planned_runs(
+        run_file, cluster, [[*overrides, Override(("slurm", "nodes"), count, "--nodes")] for count in counts]
+    )
 
 
 def _inputs(spec: RunSpec, given: Given, took: Measured | None, cluster_nodes: int | None) -> Inputs:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from zslurm.config import yaml12
+from zslurm.config.layers import Override
 from zslurm.config.spec import RunSpec
 from zslurm.core.console import say
 from zslurm.core.errors import NoProfile
@@ -15,7 +16,7 @@ PUBLISHED = "mi300x-pollara"
 """The shipped profile of the cluster on which ZAYA1 was trained."""
 
 
-def planned_run(run_file: Path, cluster: str | None, overrides: Sequence[str]) -> RunSpec:
+def planned_run(run_file: Path, cluster: str | None, overrides: Sequence[Override]) -> RunSpec:
     """Return the resolved run over the profile that applies, or the published one if the user has none yet.
 
     Raises:
@@ -24,7 +25,7 @@ def planned_run(run_file: Path, cluster: str | None, overrides: Sequence[str]) -
     return planned_runs(run_file, cluster, [overrides])[0]
 
 
-def planned_runs(run_file: Path, cluster: str | None, variants: Sequence[Sequence[str]]) -> list[RunSpec]:
+def planned_runs(run_file: Path, cluster: str | None, variants: Sequence[Sequence[Override]]) -> list[RunSpec]:
     """Return the run resolved with each of several lists of overrides, as `planned_run` does with one.
 
     Raises:
@@ -34,7 +35,7 @@ def planned_runs(run_file: Path, cluster: str | None, variants: Sequence[Sequenc
     streamed = run_file == yaml12.STDIN or run_file.is_fifo()
     document = yaml12.read(run_file) if streamed else None
 
-    def resolved(overrides: Sequence[str]) -> RunSpec:
+    def resolved(overrides: Sequence[Override]) -> RunSpec:
         return resolve_run(run_file, cluster=cluster, overrides=overrides, document=document).spec
 
     try:

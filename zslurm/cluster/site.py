@@ -13,7 +13,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from zslurm.cluster.profile import LAYER, Profile, default_name, find_profile, layers_of, profile_layers
-from zslurm.config.layers import DEFAULT, Layers, Origin
+from zslurm.config.layers import DEFAULT, Layers, Origin, Override
 from zslurm.config.load import validate
 from zslurm.config.problems import describe
 from zslurm.config.spec import ClusterSection, RunSpec, SlurmSection
@@ -89,8 +89,8 @@ def _rows(value: Any, path: KeyPath, layers: Layers) -> list[tuple[KeyPath, Any,
     return [(path, value, layers.leaf_origin(path))]
 
 
-def resolve_profile(name: str, overrides: Sequence[str] = ()) -> ResolvedProfile:
-    """The profile `name` under `--set` overrides.
+def resolve_profile(name: str, overrides: Sequence[Override] = ()) -> ResolvedProfile:
+    """The profile `name` under overrides.
 
     Raises:
         NotFound: there is no such profile.
@@ -100,7 +100,7 @@ def resolve_profile(name: str, overrides: Sequence[str] = ()) -> ResolvedProfile
     return resolve_text(profile, profile.read(), overrides)
 
 
-def resolve_text(profile: Profile, text: str, overrides: Sequence[str] = ()) -> ResolvedProfile:
+def resolve_text(profile: Profile, text: str, overrides: Sequence[Override] = ()) -> ResolvedProfile:
     """As `resolve_profile`, for a text that is to become the profile's.
 
     Raises:
@@ -109,8 +109,8 @@ def resolve_text(profile: Profile, text: str, overrides: Sequence[str] = ()) -> 
     layers = Layers()
     for document, file in layers_of(profile, text):
         layers.add(document, LAYER, file)
-    for assignment in overrides:
-        layers.override(assignment)
+    for override in overrides:
+        layers.override(override)
     if "phases" not in layers.data:
         layers.data["phases"] = copy.deepcopy(_PHASES)
         layers.origins[("phases",)] = DEFAULT

@@ -14,12 +14,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from zslurm.config import yaml12
-from zslurm.config.renamed_keys import RENAMED, present_names, present_path
 from zslurm.config.yaml12 import KeyPath
 from zslurm.core.errors import ConfigError
 
 _WORD = r"[A-Za-z_][A-Za-z0-9_-]*"
-_TYPED = re.compile(r"(--?[A-Za-z][a-z-]*) ")
 _PATH = re.compile(rf"{_WORD}(\.{_WORD}|\.\d+|\[\d+\])*")
 _PATH_PART = re.compile(rf"({_WORD})|\[(\d+)\]|\.(\d+)")
 
@@ -53,6 +51,45 @@ def rank_of(origin: Origin) -> int:
     return LAYER_ORDER.index("--set" if word.startswith("-") else word)
 
 
+@dataclass(frozen=True)
+class Override:
+    """A value that wins over those of all files.
+
+    Attributes:
+        path: of the key.
+        value: as a run file would give it, parsed.
+        option: what messages and origins call it: `--nodes`, or `--set phases.0.lr`.
+    """
+
+    path: KeyPath
+    value: Any
+    option: str
+
+    @classmethod
+    def of(cls, key: str, value: Any, option: str | None = None) -> Override:
+        """Return the override of a dotted key; without `option` it counts as one of `--set`.
+
+        Raises:
+            ConfigError: the text is no key.
+        """
+        path = parse_path(key)
+        if not path:
+            raise ConfigError(f"--set {key}: expected KEY=VALUE, such as phases.0.lr=3e-4")
+        return cls(path, value, option or f"--set {key}")
+
+    @classmethod
+    def parse(cls, assignment: str) -> Override:
+        """Return the override that `--set KEY=VALUE` means; the value is read as YAML.
+
+        Raises:
+            ConfigError: the text is no assignment, or the value is not valid YAML.
+        """
+        key, equals, text = assignment.partition("=")
+        if not equals or not parse_path(key):
+            raise ConfigError(f"--set {assignment}: expected KEY=VALUE, such as phases.0.lr=3e-4")
+        return cls.of(key, yaml12.parse(text, f"--set {key}").data)
+
+
 @dataclass
 class Layers:
     """The merged data so far, and the origin of every key path in it."""
@@ -72,15 +109,10 @@ class Layers:
         if not isinstance(data, dict):
             raise ConfigError(f"{file}:1: expected sections such as `model:` and `phases:`, not a single value")
 
-        old_lines: dict[KeyPath, int | None] = {
-            (old[0], new): document.lines.get(old) for old, new in RENAMED.items()
-        }
-
         def origin(path: KeyPath) -> Origin:
-            return Origin(layer, file, document.lines.get(path, old_lines.get(path)))
+            return Origin(layer, file, document.lines.get(path))
 
         self.top = Origin(layer, file)
-        data = present_names(data, {key: Origin(layer, file, document.lines.get(key)).place for key in RENAMED})
         # A section whose every line is commented out gives nothing.
         self._merge(self.data, {key: {} if value is None else value for key, value in data.items()}, (), origin)
 
@@ -113,53 +145,40 @@ class Layers:
         for known in [p for p in self.origins if p[: len(path)] == path]:
             del self.origins[known]
 
-    def override(self, assignment: str) -> None:
-        """Apply one `--set a.b[0].c=value`; the value is read as YAML.
-
-        If the value was typed as another option, the option precedes the assignment: `--job-name run.name="x"`.
-        Messages name that option then.
+    def override(self, override: Override) -> None:
+        """Replace one value, or add it.
 
         Raises:
-            ConfigError: not an assignment, or the path runs through something that is not there.
+            ConfigError: the path runs through something that does not exist.
         """
-        typed = _TYPED.match(assignment)
-        assignment = assignment[typed.end() :] if typed else assignment
-        text, equals, value_text = assignment.partition("=")
-        path = parse_path(text) if equals else ()
-        if not path:
-            raise ConfigError(f"--set {assignment}: expected KEY=VALUE, such as phases.0.lr=3e-4")
-        path = present_path(path, "--set")
-        value = yaml12.parse(value_text, f"--set {text}").data
-        if len(path) == 1:
-            section = str(path[0])
-            value = present_names({section: value}, dict.fromkeys(RENAMED, "--set"))[section]
+        path = override.path
         target: Any = self.data
         for depth, part in enumerate(path[:-1]):
             if isinstance(part, int):
-                self._check_index(target, path[: depth + 1], assignment)
+                self._check_index(target, path[: depth + 1], override.option)
                 target = target[part]
             elif isinstance(target, dict):
                 target = target.setdefault(part, {})
             else:
-                raise ConfigError(f"--set {assignment}: {show_path(path[:depth])} holds no keys")
+                raise ConfigError(f"{override.option}: {show_path(path[:depth])} holds no keys")
         last = path[-1]
         if isinstance(last, int):
-            self._check_index(target, path, assignment)
+            self._check_index(target, path, override.option)
         elif not isinstance(target, dict):
-            raise ConfigError(f"--set {assignment}: {show_path(path[:-1])} holds no keys")
+            raise ConfigError(f"{override.option}: {show_path(path[:-1])} holds no keys")
         self._forget(path)
-        target[last] = self._adopt(value, path, lambda _: Origin(typed[1] if typed else f"--set {text}"))
+        target[last] = self._adopt(override.value, path, lambda _: Origin(override.option))
 
-    def _check_index(self, target: Any, path: KeyPath, assignment: str) -> None:
+    def _check_index(self, target: Any, path: KeyPath, option: str) -> None:
         """Check that the last part of a path is the index of an item of a list."""
         name, index = show_path(path[:-1]), path[-1]
         if not isinstance(target, list):
             lists = [key for key, value in self.data.items() if isinstance(value, list)]
             near = difflib.get_close_matches(name, lists, 1, 0.5)
             hint = f"; did you mean `{near[0]}[{index}]`?" if near else ""
-            raise ConfigError(f"--set {assignment}: `{name}` is not a list{hint}")
+            raise ConfigError(f"{option}: `{name}` is not a list{hint}")
         if not isinstance(index, int) or index >= len(target):
-            raise ConfigError(f"--set {assignment}: there is no item [{index}]; the list has {len(target)}")
+            raise ConfigError(f"{option}: there is no item [{index}]; the list has {len(target)}")
 
     def derive(self, path: tuple[str, str], value: Any, origin: Origin) -> None:
         """Set a value that follows from another one, whose origin it has."""

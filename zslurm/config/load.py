@@ -15,10 +15,9 @@ from pydantic import ValidationError
 
 from zslurm.checkpoint_tools.plain import load_json
 from zslurm.config import yaml12
-from zslurm.config.layers import Layers, Origin, show_path
+from zslurm.config.layers import Layers, Origin, Override, show_path
 from zslurm.config.measured import MeasuredSection
 from zslurm.config.problems import describe
-from zslurm.config.renamed_keys import present_names
 from zslurm.config.spec import RECORDED, RunSpec, spec_class
 from zslurm.config.text import CONTROL
 from zslurm.config.yaml12 import KeyPath
@@ -123,7 +122,7 @@ def resolve(
     *,
     document: yaml12.YamlDocument | None = None,
     profile: Sequence[tuple[yaml12.YamlDocument, str]] = (),
-    overrides: tuple[str, ...] = (),
+    overrides: Sequence[Override] = (),
 ) -> Resolved:
     """Resolve a run file over a cluster profile and under overrides.
 
@@ -131,7 +130,7 @@ def resolve(
         run_file: the YAML run file; `-` reads standard input.
         document: the run file if it has been parsed already.
         profile: the parsed cluster profile and the file it came from, below it what it extends, the base first.
-        overrides: `KEY=VALUE` assignments, applied last, in order.
+        overrides: applied last, in order.
 
     Raises:
         ConfigError: anything is wrong; one line for each problem, with place, key and what was expected.
@@ -142,8 +141,8 @@ def resolve(
     given = document or yaml12.read(run_file)
     for part, layer, file in _stack(given, "run file", yaml12.called(run_file), run_file):
         layers.add(part, layer, file)
-    for assignment in overrides:
-        layers.override(assignment)
+    for override in overrides:
+        layers.override(override)
     return _fit_to_cluster(validate(layers))
 
 
@@ -276,7 +275,7 @@ def load_spec(config_json: Path) -> RunSpec:
     if not isinstance(data, dict):
         raise ConfigError(f"{config_json}: it is no configuration of a run")
     try:
-        return spec_class(data).model_validate(present_names(data), context=RECORDED)
+        return spec_class(data).model_validate(data, context=RECORDED)
     except ValidationError as error:
         origin = Origin("run file", str(config_json))
         raise ConfigError(describe(error, Layers(data, {(): origin}, origin), RunSpec)[0]) from error

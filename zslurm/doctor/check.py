@@ -9,7 +9,6 @@ from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Literal
 
-from zslurm.core.console import say
 from zslurm.core.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -182,17 +181,6 @@ def all_checks() -> list[Check]:
     return sorted(found, key=lambda check: (GROUPS.index(check.group), check.name))
 
 
-RENAMED = {"bars": "benchmark", "leftovers": "orphaned-processes"}
-"""Old names of checks, which work for one version, and the names of today."""
-
-
-def _current_name(name: str) -> str:
-    new = RENAMED.get(name, name)
-    if new != name:
-        say(f"zslurm: the check {name} is called {new} now; a later version will refuse the old name")
-    return new
-
-
 def chosen_checks(only: Iterable[str], skip: Iterable[str], *, benchmark: bool = False) -> list[Check]:
     """Return the checks that a user asked for.
 
@@ -205,7 +193,7 @@ def chosen_checks(only: Iterable[str], skip: Iterable[str], *, benchmark: bool =
         ConfigError: no check has this name.
     """
     known = all_checks()
-    only, skip = [[_current_name(name) for name in names] for names in (only, skip)]
+    only, skip = list(only), list(skip)
     for name in (*only, *skip):
         if name not in {check.name for check in known}:
             raise ConfigError(f"{name}: there is no such check; `zslurm doctor --list` shows them")

@@ -16,8 +16,8 @@ from zslurm.run.run_dir import RunDir
 from zslurm.train.jsonl import read_jsonl
 
 UNSTATED_S = 7 * 86400.0
-"""Seconds that an exclusion lasts if no event states its end: an older version wrote it, or the supervisor died
-between its decision and the record of the exclusion. The default of `aegis.exclude_for_s`."""
+"""Seconds that an exclusion lasts if no event states its end: the supervisor died between
+its decision and the record of the exclusion. The default of `aegis.exclude_for_s`."""
 
 
 @dataclass(frozen=True)

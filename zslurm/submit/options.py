@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Sequence
-from typing import Any
 
 from zslurm.config.spec import RESERVED_FLAGS
 from zslurm.core.errors import ConfigError
@@ -38,12 +36,6 @@ _INSTEAD = {
     "test-only": "--dry-run",
     "parsable": "--quiet",
 }
-
-
-def assign(key: str, value: Any, option: str | None = None) -> str:
-    """Return an override that sets `key` to exactly this value; messages name the option that it was typed as."""
-    typed = "" if option is None else f"{option} "
-    return f"{typed}{key}={json.dumps(value)}"
 
 
 def dependency(jobs: Sequence[str]) -> str | None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import json
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,8 +10,9 @@ from typing import Any
 
 from zslurm.cluster.profile import default_name, profile_layers
 from zslurm.config import yaml12
+from zslurm.config.layers import Override
 from zslurm.config.load import Resolved, recipes, resolve
-from zslurm.core.errors import NotFound
+from zslurm.core.errors import ConfigError, NotFound
 
 
 def _named_in(document: yaml12.YamlDocument) -> str | None:
@@ -23,13 +23,12 @@ def _named_in(document: yaml12.YamlDocument) -> str | None:
     return name if isinstance(name, str) else None
 
 
-def _named_by(overrides: Sequence[str]) -> str | None:
-    """cluster.name as the last `--set cluster.name=NAME` gives it."""
-    for assignment in reversed(overrides):
-        key, _, value = assignment.partition("=")
-        if key == "cluster.name":
-            return value
-    return None
+def _named_by(overrides: Sequence[Override]) -> str | None:
+    """Return cluster.name as the last `--set cluster.name=NAME` gives it."""
+    names = [str(each.value) for each in overrides if each.path == ("cluster", "name")]
+    if names and not names[-1].isprintable():
+        raise ConfigError(f"--set cluster.name: cannot hold control characters: {names[-1]!a}")
+    return names[-1] if names else None
 
 
 def _is_recipe(run_file: Path) -> bool:
@@ -48,7 +47,7 @@ def resolve_run(
     run_file: Path | None,
     *,
     cluster: str | None = None,
-    overrides: Sequence[str] = (),
+    overrides: Sequence[Override] = (),
     program: Sequence[str] = (),
     document: yaml12.YamlDocument | None = None,
 ) -> Resolved:
@@ -58,7 +57,7 @@ def resolve_run(
         run_file: the run file, or the name of a recipe if there is no file of that name; None: there is none, the
             run is a program and has its name.
         cluster: name of the profile.
-        overrides: `KEY=VALUE` assignments.
+        overrides: values that win over those of the files.
         program: a command that trains in the place of zslurm's own trainer; it wins over the run file's.
         document: what the run file would hold, if there is no file.
 
@@ -67,8 +66,9 @@ def resolve_run(
         NotFound: the run file or the profile does not exist.
     """
     if program:
-        named = [f"run.name={json.dumps(_name_of(program))}"] if run_file is None and document is None else []
-        overrides = [*named, f"trainer.command={json.dumps(list(program))}", *overrides]
+        unnamed = run_file is None and document is None
+        named = [Override.of("run.name", _name_of(program))] if unnamed else []
+        overrides = [*named, Override.of("trainer.command", list(program)), *overrides]
     file = run_file or (yaml12.STDIN if document is None else Path("run"))
     if document is None and run_file is not None and _is_recipe(run_file):
         document = yaml12.parse(f"extends: {run_file}\nrun: {{name: {run_file}}}\n", f"recipe {run_file}")
@@ -82,10 +82,10 @@ def resolve_run(
     name = cluster or _named_by(overrides) or _named_in(document) or default_name()
     if cluster is not None:
         # The option wins over a run file that names another profile.
-        overrides = [*overrides, f"cluster.name={json.dumps(name)}"]
+        overrides = [*overrides, Override.of("cluster.name", name)]
     return resolve(
         file,
         document=document,
         profile=profile_layers(name),
-        overrides=tuple(overrides),
+        overrides=overrides,
     )

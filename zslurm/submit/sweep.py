@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from zslurm.checkpoint_tools.quantities import counted
-from zslurm.config.layers import parse_path, show_path
+from zslurm.config.layers import Override, parse_path, show_path
 from zslurm.core.errors import ConfigError
 from zslurm.core.paths import LONGEST_NAME
 
@@ -20,10 +20,17 @@ _PAIRS = {"[": "]", "{": "}", "(": ")"}
 
 @dataclass(frozen=True)
 class Member:
-    """One run of a sweep: what its name ends in, and its overrides."""
+    """One run of a sweep.
+
+    Attributes:
+        suffix: what its name ends in.
+        overrides: what differs in it.
+        values: the same as text, by key, for tables.
+    """
 
     suffix: str
-    settings: tuple[str, ...]
+    overrides: tuple[Override, ...]
+    values: dict[str, str]
 
 
 def members(sweeps: Sequence[str], list_file: Path | None) -> list[Member]:
@@ -41,7 +48,13 @@ def members(sweeps: Sequence[str], list_file: Path | None) -> list[Member]:
     combined = [(*line, *chosen) for line in lines for chosen in itertools.product(*axes)]
     if repeated := [" ".join(settings) for settings, count in Counter(combined).items() if count > 1]:
         raise ConfigError(f"the sweep has {repeated[0]} twice; each member must be another run")
-    return [Member(suffix, settings) for suffix, settings in zip(_suffixes(combined), combined, strict=True)]
+    return [_member(*each) for each in zip(_suffixes(combined), combined, strict=True)]
+
+
+def _member(suffix: str, settings: tuple[str, ...]) -> Member:
+    overrides = tuple(map(Override.parse, settings))
+    texts = (setting.partition("=")[2] for setting in settings)
+    return Member(suffix, overrides, dict(zip((show_path(each.path) for each in overrides), texts, strict=True)))
 
 
 def _axis(given: str) -> list[str]:
@@ -132,9 +145,3 @@ def member_name(base: str, member: Member) -> str:
             "a shorter name"
         )
     return name
-
-
-def settings_of(member: Member) -> dict[str, str]:
-    """Return a member's values by key, for tables."""
-    pairs = (setting.partition("=") for setting in member.settings)
-    return {show_path(parse_path(key)): value for key, _, value in pairs}

@@ -112,7 +112,7 @@ def test_what_does_not_exist(shell: Shell, name: str) -> None:
 @pytest.mark.parametrize(
     ("setting", "message"),
     [
-        ("retries=1", "--set retries=1: only settings of `aegis` matter here"),
+        ("retries=1", "--set retries: only settings of `aegis` matter here"),
         ("aegis.retires=1", "--set aegis.retires: aegis.retires: unknown key; did you mean `retries`?"),
         ("aegis.retries=many", '--set aegis.retries: aegis.retries: expected a number, got "many"'),
     ],

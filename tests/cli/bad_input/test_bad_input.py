@@ -174,9 +174,9 @@ def test_validation_data_of_another_tokenizer(shell: Shell) -> None:
 @pytest.mark.parametrize(
     ("window", "message"),
     [
-        ("25:20", "--set metrics.profile: metrics: profile (25:20) must be FIRST:LAST with 1 <= FIRST <= LAST"),
-        ("8:20", "--set metrics.profile: metrics.profile (8:20) ends after the last step, 10"),
-        ("soon", "--set metrics.profile: metrics: profile (soon) must be FIRST:LAST, two numbers of steps"),
+        ("25:20", "--profile: metrics: profile (25:20) must be FIRST:LAST with 1 <= FIRST <= LAST"),
+        ("8:20", "--profile: metrics.profile (8:20) ends after the last step, 10"),
+        ("soon", "--profile: metrics: profile (soon) must be FIRST:LAST, two numbers of steps"),
     ],
 )
 def test_a_bad_window_of_steps_to_profile(shell: Shell, window: str, message: str) -> None:

@@ -100,13 +100,3 @@ def test_the_checks_are_listed(shell: Shell) -> None:
 def test_wrong_options_are_refused(shell: Shell, arguments: tuple[str, ...], words: str) -> None:
     code, message = shell.fails("doctor", *arguments)
     assert (code, words in message) == (Exit.USAGE, True)
-
-
-def test_old_names_of_checks_and_options_work_and_name_the_new_ones(shell: Shell, machine: Node) -> None:
-    done = shell.zslurm(*LOCAL, "--json", "--only", "leftovers")
-    later = "a later version will refuse the old name"
-    assert done.stderr == f"zslurm: the check leftovers is called orphaned-processes now; {later}\n"
-    assert [check["name"] for check in json.loads(done.stdout)["checks"]] == ["orphaned-processes"]
-    listed = shell.zslurm("doctor", "--list", "--bars")
-    assert listed.stderr == f"zslurm: --bars is called --benchmark now; {later}\n"
-    assert "benchmark\tbenchmark\tnode\t" in listed.stdout

@@ -144,8 +144,6 @@ def test_the_previous_attempt_and_the_last_lines_by_command(
     run = story.run.path
     assert zslurm.ok("logs", run, "--previous").stdout == "first attempt\n"
     assert zslurm.ok("logs", run, "--tail", "1").stdout == "three\n"
-    old = zslurm.ok("logs", run, "--lines", "1")
-    assert (old.stdout, "--lines is called --tail now" in old.stderr) == ("three\n", True)
     assert zslurm.ok("logs", run, "--since", "2999-01-01").stdout == ""
     merged = zslurm.ok("logs", run, "--rank", "all", "--since", "2000-01-01").stdout
     assert [line.split(": ", 1)[1] for line in merged.splitlines()] == ["one", "two", "three"]

@@ -334,17 +334,6 @@ def test_what_is_shown_is_what_is_kept_and_submitted(
     assert "--exclude" not in shown
 
 
-def test_old_names_of_options_work_and_name_the_new_ones(shell: Shell) -> None:
-    shell.write_run(cluster=CLUSTER)
-    done = shell.zslurm(
-        "submit", "run.yaml", "--dry-run", "--json", "--after=afterany:7", "--", "--comment=--after"
-    )
-    assert done.stderr == "zslurm: --after is called --dependency now; a later version will refuse the old name\n"
-    script = json.loads(done.stdout)["script"]
-    assert "#SBATCH --dependency=afterany:7\n" in script
-    assert "#SBATCH --comment=--after\n" in script
-
-
 FOUR_NODES = published_form(["node[0,2]", "node[1,3]"], uplinks=1).model_dump(mode="json", exclude_none=True)
 ON_FABRIC = CLUSTER | {"rails_only": True, "gpus_per_node": 8, "nics": [f"a{i}" for i in range(8)], "gpu_nics": []}
 WIDE = {"tokens": 16 * 48 * 4, "context": 16, "global_batch": 48, "micro_batch": 1, "lr": 1e-3}

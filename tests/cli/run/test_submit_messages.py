@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tests.cli.commands import Shell
-from zslurm.cli.run.submission import command
+from zslurm.cli.run import submission
 from zslurm.run.run_dir import RunDir
 from zslurm.submit.submit import Submission
 
@@ -18,7 +18,7 @@ def test_facts_come_before_notes(shell: Shell, monkeypatch: pytest.MonkeyPatch) 
     def submit(spec: Any, *, new: bool) -> Submission:
         return Submission("7", run, continued=True, changed=["optim.clip_norm: 1 -> 2"], notes=["one", "two"])
 
-    monkeypatch.setattr(command, "submit", submit)
+    monkeypatch.setattr(submission, "submit", submit)
     done = shell.zslurm.ok("submit", shell.write_run(), "--cluster", "local")
     assert done.stderr.splitlines() == [
         f"continued tiny as job 7; run directory {run.path}",

@@ -8,6 +8,7 @@ import pytest
 
 from zslurm.cluster.rccl.environment import RULES, environment, left_out, left_out_note
 from zslurm.cluster.site import resolve_profile
+from zslurm.config.layers import Override
 from zslurm.config.spec import ClusterSection
 
 # What every cluster with GPUs gets.
@@ -71,7 +72,9 @@ def test_a_site_that_knows_its_nics_interface_gid_and_version_gets_them() -> Non
         "cluster.gid_index=3",
         "cluster.rccl_version=2.22.3",
     ]
-    assert values(resolve_profile("mi300x-pollara", known).spec.cluster) == EXPECTED["mi300x-pollara"] | {
+    assert values(resolve_profile("mi300x-pollara", list(map(Override.parse, known))).spec.cluster) == EXPECTED[
+        "mi300x-pollara"
+    ] | {
         "NCCL_IB_HCA": "=rdma0,rdma1,rdma2,rdma3,rdma4,rdma5,rdma6,rdma7",
         "GLOO_SOCKET_IFNAME": "eno1",
         "NCCL_SOCKET_IFNAME": "=eno1",
@@ -107,14 +110,14 @@ BUILT_IN = {"NCCL_NET_PLUGIN": "none", "RCCL_AINIC_ROCE": "1"}
     ids=str,
 )
 def test_the_transport_of_pollara_is_chosen_by_version(given: dict[str, str], expected: dict[str, str]) -> None:
-    overrides = [f"cluster.{key}='{value}'" for key, value in given.items()]
+    overrides = [Override.of(f"cluster.{key}", value) for key, value in given.items()]
     found = values(resolve_profile("mi300x-pollara", overrides).spec.cluster)
     assert {name: found[name] for name in ("NCCL_NET_PLUGIN", "RCCL_AINIC_ROCE") if name in found} == expected
 
 
 @pytest.mark.parametrize(("peermem", "dmabuf"), [("true", "0"), ("false", "1"), ("null", None)])
 def test_dma_buf_takes_the_part_of_peermem(peermem: str, dmabuf: str | None) -> None:
-    found = values(resolve_profile("mi300x-pollara", [f"cluster.peermem={peermem}"]).spec.cluster)
+    found = values(resolve_profile("mi300x-pollara", [Override.parse(f"cluster.peermem={peermem}")]).spec.cluster)
     assert found.get("NCCL_DMABUF_ENABLE") == dmabuf
 
 
@@ -186,6 +189,10 @@ def test_another_network_decides_every_rule_of_networks() -> None:
     assert left_out_note(without_gpus) is None
 
 
+def _pollara(assignments: list[str]) -> ClusterSection:
+    return resolve_profile("mi300x-pollara", list(map(Override.parse, assignments))).spec.cluster
+
+
 def test_nothing_is_left_out_of_a_complete_profile_of_one_that_decides_itself_and_of_one_machine() -> None:
     nics = ", ".join(f"ionic_{index}" for index in range(8))
     complete = [
@@ -194,9 +201,9 @@ def test_nothing_is_left_out_of_a_complete_profile_of_one_that_decides_itself_an
         "cluster.rocm_version=6.4.1",
         "cluster.peermem=true",
     ]
-    assert left_out(resolve_profile("mi300x-pollara", complete).spec.cluster) == []
+    assert left_out(_pollara(complete)) == []
     own = [*complete[1:], "cluster.env.NCCL_IB_HCA==ionic_0"]
-    assert left_out(resolve_profile("mi300x-pollara", own).spec.cluster) == []
+    assert left_out(_pollara(own)) == []
     unset = [*complete[1:], "cluster.env.NCCL_IB_HCA=null"]
-    assert left_out(resolve_profile("mi300x-pollara", unset).spec.cluster) == []
+    assert left_out(_pollara(unset)) == []
     assert left_out(resolve_profile("local").spec.cluster) == []

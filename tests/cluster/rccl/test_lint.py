@@ -12,6 +12,7 @@ from zslurm.cluster.rccl.conf_files import read_conf
 from zslurm.cluster.rccl.environment import variables_of
 from zslurm.cluster.rccl.lint import lint, overridden
 from zslurm.cluster.site import resolve_profile
+from zslurm.config.layers import Override
 from zslurm.config.spec import ClusterSection
 
 EIGHT = tuple(f"ionic_{i}" for i in range(8))
@@ -220,7 +221,7 @@ def test_faults_come_first() -> None:
 @pytest.mark.parametrize("rocm", ["6.2", "7.2.0", "7.2.1", "7.11", "7.14", "10.1"])
 @pytest.mark.parametrize("peermem", ["true", "false", "null"])
 def test_our_own_rules_pass(name: str, rocm: str, peermem: str) -> None:
-    overrides = [f"cluster.rocm_version='{rocm}'", f"cluster.peermem={peermem}"]
+    overrides = [Override.of("cluster.rocm_version", rocm), Override.parse(f"cluster.peermem={peermem}")]
     cluster = resolve_profile(name, overrides).spec.cluster
     assert lint(variables_of(cluster), cluster) == []
 
@@ -273,7 +274,9 @@ AMD_SCRIPTS: dict[str, dict[str, str]] = {
     [case for case in product(AMD_SCRIPTS, (None, "6.4.1", "7.2.1")) if case != ("primus, built in", "6.4.1")],
 )
 def test_what_amd_publishes_is_not_warned_of(script: str, rocm: str | None) -> None:
-    cluster = resolve_profile("mi300x-pollara", [f"cluster.rocm_version={rocm}"] if rocm else []).spec.cluster
+    cluster = resolve_profile(
+        "mi300x-pollara", [Override.of("cluster.rocm_version", rocm)] if rocm else []
+    ).spec.cluster
     alone = lint(AMD_SCRIPTS[script], cluster)
     over_ours = lint(variables_of(cluster) | AMD_SCRIPTS[script], cluster)
     assert [entry.line for entry in (*alone, *over_ours) if entry.level != "note"] == []

@@ -216,7 +216,7 @@ def test_only_what_was_done_in_this_job_is_a_restart_in_place() -> None:
 
     told = [decided("restart"), decided("swap"), decided("shrink"), decided("requeue"), decided("stop")]
     assert view(*told).restarts_in_place == 3
-    recorded = {"attempt_state": {"faults": [FAULT] * 1000}, "situation": {}, "resources": {}}
+    recorded = {"attempt_state": {"faults": [FAULT] * 1000}, "resources": {}}
     assert view(decided("restart") | recorded).last_decision == decided("restart") | {"time": 0.0}
     assert view(decided("restart", "observe"), decided("restart", job_id="6")).restarts_in_place == 0
 

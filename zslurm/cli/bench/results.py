@@ -75,7 +75,7 @@ def _cell(name: str, value: Any) -> str:
     return "-" if value is None else show_bytes(value) if name == "bytes" else str(value)
 
 
-def plot(
+def plot_result(
     file: File, folder: Annotated[Path, Argument(metavar="DIR", help="Where the plots go; it is made.")]
 ) -> None:
     """Draw a result as SVG and PNG: bandwidth over size, heat maps of matrix products, memory, peers.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -11,7 +10,6 @@ from typing import Any
 
 import typer
 
-from zslurm.bench.measurement import BENCHMARKS
 from zslurm.bench.result import BenchResult, ResultWriter, default_path
 from zslurm.bench.results.apply import settings_from
 from zslurm.bench.results.plots import NoPlots
@@ -19,11 +17,9 @@ from zslurm.bench.results.published import beside
 from zslurm.bench.run.launch import launch
 from zslurm.bench.run.request import BenchProgress, BenchRequest
 from zslurm.checkpoint_tools.quantities import counted, show_duration
-from zslurm.cli.bench.cells import cell_of, fit_columns, split_columns, title
-from zslurm.cli.bench.environments import show_side_by_side
-from zslurm.cli.bench.options import Measure, MeasureForProfile
+from zslurm.cli.bench.options import Measure
 from zslurm.cli.bench.results import apply_to_profile, draw_plots
-from zslurm.cli.terminal.table import print_table
+from zslurm.cli.bench.tables import show_side_by_side, show_table
 from zslurm.cluster.profile import LOCAL
 from zslurm.cluster.site import Site, load_site
 from zslurm.core import log
@@ -111,7 +107,7 @@ def _use(result: BenchResult, path: Path, site: Site, common: Measure) -> None:
             draw_plots(result, path, common.plot)
         except NoPlots as error:
             say(str(error))
-    if isinstance(common, MeasureForProfile) and common.apply:
+    if common.apply:
         apply_to_profile(site.cluster.name, [settings_from(result, path)])
 
 
@@ -138,34 +134,6 @@ class _Shown(BenchProgress):
         elif time.monotonic() - self._shown > _LINE_EVERY_S:
             self._shown = time.monotonic()
             say(text)
-
-
-def show_table(result: BenchResult) -> None:
-    """Print the rows."""
-    columns = [
-        name
-        for name in BENCHMARKS[result.benchmark].columns
-        if any(row.get(name) not in (None, "") for row in result.rows)
-    ]
-    # Of a sweep of pairs only what it shows: it has a row for each pair.
-    rows = [row for row in result.rows if "pair" not in row]
-    if not rows:
-        return
-    if sys.stdout.isatty():
-        if len(rows) == 1:  # it would be wider than the terminal
-            print_table(["", ""], [[title(name), cell_of(rows[0], name)] for name in columns])
-            return
-        columns, same = split_columns(columns, rows)
-        columns, left_out = fit_columns(columns, rows, shutil.get_terminal_size().columns)
-        if left_out:
-            names = ", ".join(title(name) for name in left_out)
-            say(f"not shown, as the terminal is narrow: {names} (--json has all)")
-        if same:
-            print(", ".join(f"{title(name)} {cell_of(rows[0], name)}" for name in same))
-    print_table(
-        [title(name) for name in columns],
-        [[cell_of(row, name) for name in columns] for row in rows],
-    )
 
 
 def summary(result: BenchResult) -> list[str]:

@@ -6,7 +6,7 @@ from typing import Any
 
 from zslurm.checkpoint_tools.quantities import counted, show_duration
 from zslurm.core.units import show_time
-from zslurm.run.events.event import Event, Nodes, Row
+from zslurm.run.events.event import Event, Nodes
 from zslurm.run.events.event_text import describe_fault, node_list
 
 _ACTIONS = {
@@ -35,11 +35,6 @@ class Decided(Event, name="decision", changes_state=True):
     committed_step: int | None = None
     attempt_state: dict[str, Any] | None = None
     resources: dict[str, Any] | None = None
-
-    @classmethod
-    def renew(cls, row: Row) -> Row:
-        """Call the state of the attempt by its present name."""
-        return {"attempt_state": row["situation"], **row} if "situation" in row else row
 
     @property
     def acted(self) -> bool:

@@ -80,7 +80,7 @@ class Event(_Fields):
 
     @classmethod
     def renew(cls, row: Row) -> Row:
-        """Return a row of an earlier version, or a damaged one, as this version writes it."""
+        """Return the row without what is damaged in it."""
         return row
 
     def __repr__(self) -> str:

@@ -203,7 +203,7 @@ def _postponed(events: Sequence[Event]) -> dict[str, Any] | None:
     return found
 
 
-_FOR_REPLAY = ("attempt_state", "situation", "resources")
+_FOR_REPLAY = ("attempt_state", "resources")
 
 
 def without_replay_fields(decision: Mapping[str, Any]) -> dict[str, Any]:

@@ -18,6 +18,7 @@ from submitit.slurm.slurm import SlurmJobEnvironment
 from zslurm.checkpoint_tools.quantities import counted
 from zslurm.cluster.profile import LOCAL, default_name, profile_layers
 from zslurm.config import yaml12
+from zslurm.config.layers import Override
 from zslurm.config.load import Resolved, resolve
 from zslurm.config.spec import RunSpec
 from zslurm.config.text import CONTROL
@@ -123,7 +124,7 @@ def resolve_function(parameters: Mapping[str, Any]) -> Function:
         Path("update_parameters"),
         document=document,
         profile=profile_layers(profile),
-        overrides=tuple(given.get("overrides", ())),
+        overrides=[Override.parse(each) for each in given.get("overrides", ())],
     )
     spec = resolved.spec
     if spec.cluster.container is not None:

@@ -9,9 +9,7 @@ from typing import Any
 
 from zslurm.checkpoint_tools.quantities import counted, show_bytes, show_count
 from zslurm.cli.plan import planned, trains_on_cpus
-from zslurm.cli.run.submission.columns import columns
-from zslurm.cli.run.submission.fabric_lines import fabric_json, fabric_lines
-from zslurm.cli.run.submission.phase_lines import phase_lines
+from zslurm.cli.run.dry_run_lines import columns, fabric_json, fabric_lines, phase_lines
 from zslurm.cli.values import without_secrets
 from zslurm.cluster.rccl.environment import RULES, left_out_lines
 from zslurm.config.load import Resolved

@@ -1,1 +1,0 @@
-"""`zslurm submit`: its options, one run or a sweep, and the dry run."""
