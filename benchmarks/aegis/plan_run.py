@@ -30,6 +30,7 @@ import psutil
 from benchmarks.common import RESULTS, write_result
 from tests.train.runs import MODEL, clean_environment, make_corpus
 from tests.waiting import wait_for
+from zslurm.config.aegis import AegisSection
 from zslurm.plan.failures import PRESETS, FailureRates, GivenFaults
 from zslurm.plan.measured import Measured, measure
 from zslurm.plan.simulate import Scenario, simulate
@@ -184,7 +185,8 @@ def _daly() -> dict[str, Any]:
     """Compare with the formula at four intervals."""
     between, restart, save, step_s = 4 * 3600.0, 600.0, 120.0, 10.0
     study = Study(FailureRates((0.0, 0.0, 3600 / between / 8, 0.0), ""), gpus_per_node=8)
-    scenario = Scenario(steps=500_000, step_s=step_s, nodes=1, stall_s=save, restart_s=restart)
+    never_stops = AegisSection(retries=10**6, restarts_per_hour=10**6, max_excluded=10**6)
+    scenario = Scenario(steps=500_000, step_s=step_s, nodes=1, stall_s=save, restart_s=restart, aegis=never_stops)
     errors = {}
     for interval in (300.0, 1000.0, 1700.0, 6000.0):
         found = study.predict(replace(scenario, every=round(interval / step_s)), runs=20)

@@ -9,10 +9,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from zslurm.aegis.types import WorkLeft
+from zslurm.config.aegis import AegisSection
 from zslurm.plan.failures import PRESETS, FailureRates, GivenFaults, Kind, RandomFaults
 from zslurm.plan.simulate import Outcome, Scenario, simulate
 from zslurm.plan.study import Study
 from zslurm.plan.young_daly import daly_interval_s, daly_wall_s, young_interval_s
+
+UNLIMITED = AegisSection(retries=10**6, restarts_per_hour=10**6, max_excluded=10**6)
+"""Never stops a run."""
 
 TEN = Scenario(steps=100, step_s=10.0, nodes=4, every=10, stall_s=5.0, restart_s=60.0)
 """100 steps of 10 s, and a stall of 5 s after every tenth."""
@@ -77,12 +82,12 @@ def test_a_lost_node_takes_a_spare_then_the_queue_which_gives_spares_again() -> 
 
 
 def test_fewer_nodes_where_they_cost_less_than_the_wait() -> None:
-    scenario = replace(TEN, min_nodes=3, wait_s=500.0)
+    scenario = replace(TEN, min_nodes=3, wait_s=500.0, work=WorkLeft(12, 1, 1))
     out = with_faults(scenario, (100.0, "node"))
     assert out.actions == {"shrink": 1, "restart": 1}
     assert out.parts_s["fewer nodes"] == pytest.approx(100 * 10 / 3, rel=0.05)
     assert with_faults(replace(scenario, wait_s=100.0), (100.0, "node")).actions == {"requeue": 1, "restart": 1}
-    even = replace(scenario, slowdown=lambda nodes: 1.0, wait_s=0.0)
+    even = replace(scenario, slowdown=lambda nodes: 1.0, wait_s=0.0, work=WorkLeft(2, 1, 1))
     assert with_faults(even, (100.0, "node")).parts_s["fewer nodes"] == 0
 
 
@@ -108,9 +113,26 @@ def test_writing_that_takes_longer_than_the_interval_makes_it_longer() -> None:
 
 def test_a_run_that_makes_no_progress_is_given_up() -> None:
     hopeless = FailureRates((0.0, 1.0, 0.0, 0.0), "every hour on each GPU")
-    out = simulate(replace(TEN, nodes=1000), RandomFaults(hopeless, 8, seed=0))
+    out = simulate(replace(TEN, nodes=50, aegis=UNLIMITED), RandomFaults(hopeless, 8, seed=0))
     assert not out.finished
     assert out.wall_s == pytest.approx(50 * (1000 + 1))
+    stopped = simulate(replace(TEN, nodes=50), RandomFaults(hopeless, 8, seed=0))
+    assert not stopped.finished
+    assert "4 failures without a new checkpoint; aegis.retries: 3" in stopped.stopped
+
+
+def test_aegis_decides_by_the_settings_of_the_run() -> None:
+    """As on a real Slurm: three kills on one node exclude it, and a dead node over the limit goes to the queue."""
+    kills = [(60 + 110.0 * number, "process") for number in range(1, 4)]
+    assert with_faults(replace(TEN, nodes=1, spares=1), *kills).actions == {"restart": 3, "swap": 1}
+    dead = [(60 + 110.0 * number, "node") for number in range(1, 4)]
+    few = replace(TEN, spares=3, aegis=AegisSection(max_excluded=2))
+    assert with_faults(replace(TEN, spares=3), *dead).actions == {"restart": 3, "swap": 3}
+    assert with_faults(few, *dead).actions == {"restart": 3, "swap": 2, "requeue": 1}
+    once = with_faults(replace(TEN, aegis=AegisSection(retries=0)), (60 + 30.0, "restart"))
+    assert once.stopped.endswith("1 failure without a new checkpoint; aegis.retries: 0")
+    ends = with_faults(replace(TEN, limit_s=500.0, aegis=AegisSection(requeue_at_time_limit=False)))
+    assert ends.stopped == "the time limit; aegis.requeue_at_time_limit is off"
 
 
 @pytest.mark.parametrize("interval_s", [300, 1700, 6000])
@@ -119,8 +141,9 @@ def test_it_agrees_with_daly_within_two_percent(interval_s: int) -> None:
     between, restart, save = 4 * 3600.0, 600.0, 120.0
     study = Study(FailureRates((0.0, 0.0, 3600 / between / 8, 0.0), "test"), gpus_per_node=8)
     scenario = Scenario(
-        steps=500_000, step_s=10.0, nodes=1, every=interval_s // 10, stall_s=save, restart_s=restart
-    )
+        steps=500_000, step_s=10.0, nodes=1, every=interval_s // 10, stall_s=save, restart_s=restart,
+        aegis=UNLIMITED,
+    )  # fmt: skip
     found = study.predict(scenario, runs=10).wall_s
     assert found.mean == pytest.approx(daly_wall_s(scenario.ideal_s, interval_s, save, restart, between), rel=0.02)
 
@@ -128,7 +151,7 @@ def test_it_agrees_with_daly_within_two_percent(interval_s: int) -> None:
 def test_the_advised_interval_is_as_good_as_dalys_within_two_percent() -> None:
     between, save = 6 * 3600.0, 60.0
     study = Study(FailureRates((0.0, 0.0, 3600 / between / 8, 0.0), "test"), gpus_per_node=8)
-    scenario = Scenario(steps=100_000, step_s=10.0, nodes=1, stall_s=save, restart_s=300.0)
+    scenario = Scenario(steps=100_000, step_s=10.0, nodes=1, stall_s=save, restart_s=300.0, aegis=UNLIMITED)
     best, tried = study.best_interval(scenario, runs=20)
     optimum = daly_interval_s(save, between)
     assert study.daly_interval(scenario) == round(optimum / 10)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import datetime, timedelta
@@ -309,8 +310,8 @@ def _notes(plan: _Planned) -> list[str]:
     excluded = plan.rates.per_gpu_hour[0] * plan.gpus * scenario.nodes * aegis.exclude_for_s / 3600
     if excluded > aegis.max_excluded:
         notes.append(
-            f"about {counted(round(excluded), 'node')} will be excluded at a time, and Aegis stops a run that has "
-            f"more than {aegis.max_excluded} (aegis.max_excluded)"
+            f"about {counted(round(excluded), 'node')} will be excluded at a time: above {aegis.max_excluded} "
+            "(aegis.max_excluded) Aegis takes no spare for a dead node, but requeues the job"
         )
     if scenario.period > scenario.every:
         notes.append(
@@ -327,10 +328,13 @@ def _notes(plan: _Planned) -> list[str]:
             f"Daly's formula, which knows neither the time of writing nor the queue: {interval}, "
             f"goodput {100 * work / daly_s:.1f} %"
         )
-    if shown.unfinished:
-        notes.append(
-            f"{100 * shown.unfinished:.0f} % of the simulated runs never end: faults come faster than progress"
-        )
+    stopped = len(shown.stopped) / shown.runs
+    if shown.stopped:
+        ((reason, _),) = Counter(shown.stopped).most_common(1)
+        notes.append(f"Aegis stops {100 * stopped:.0f} % of the simulated runs, most of them for: {reason}")
+    if shown.unfinished > stopped:
+        share = 100 * (shown.unfinished - stopped)
+        notes.append(f"{share:.0f} % of the simulated runs never end: faults come faster than progress")
     return notes
 
 

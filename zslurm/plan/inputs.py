@@ -19,6 +19,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from zslurm.aegis.types import WorkLeft
 from zslurm.checkpoint_tools.quantities import counted, show_bytes
 from zslurm.config.spec import RunSpec
 from zslurm.plan.failures import Kind
@@ -130,12 +131,21 @@ def inputs_of(
         repair_s=repair,
         cluster_nodes=cluster_nodes,
         min_nodes=aegis.min_nodes,
+        aegis=aegis,
+        work=_work(spec),
         limit_s=limit.total_seconds() - spec.slurm.save_margin_s if limit else None,
         slowdown=_slowdown(spec),
     )
     rows.append(Input("checkpoint_bytes", size, "run file", show_bytes(size)))
     rows.append(Input("every_steps", scenario.every, "run file", counted(scenario.every, "step")))
     return Inputs(scenario, rows)
+
+
+def _work(spec: RunSpec) -> WorkLeft:
+    """Return the batch by which the policy weighs fewer nodes: of the phase with most tokens."""
+    phase = max(spec.phases, key=lambda phase: phase.tokens)
+    groups = max(1, spec.ranks_per_node // phase.context_parallel)
+    return WorkLeft(phase.global_batch, phase.micro_batch, groups)
 
 
 def _slowdown(spec: RunSpec) -> Callable[[int], float]:

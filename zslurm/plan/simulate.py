@@ -3,14 +3,12 @@
 It is a discrete-event simulation: between two events (a fault, the time limit, the end) the steps and saves that
 were made follow from the time by division, so a run costs as many operations as it has faults, on any number of
 GPUs.
-What happens at a fault follows Aegis (docs/policy.md):
+What happens at a fault is decided by Aegis's own policy (decisions.py); here is what it costs:
 
-    detect            by the kind of the fault
-    recover           in memory, where the run has it: regroup, and go back to the newest copy that is whole
-    or restart        the ranks start again, and load the newest checkpoint that was committed
-    a lost node       is replaced by a spare; without one the run continues on fewer nodes where `min_nodes` allows
-                      it and that is expected to cost no more than the wait; else its job goes back into the queue,
-                      which gives it all its nodes and spares again
+    detection         by the kind of the fault
+    recovery          in memory, if the run has it: regroup, and go back to the newest copy that is whole
+    or a restart      the ranks start again, and load the newest checkpoint that was committed
+    the queue         gives the run all its nodes and spares again, after a wait
     the time limit    a save that is waited for, and the queue
 
 Nodes of the job fail while they train and while ranks start; a fault during a restart begins another one. A save
@@ -23,9 +21,12 @@ from __future__ import annotations
 import heapq
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import count
 
+from zslurm.aegis.types import Decision, WorkLeft
+from zslurm.config.aegis import AegisSection
+from zslurm.plan.decisions import Decider, recovers_in_memory
 from zslurm.plan.failures import Fault, Faults, Kind
 
 _ABANDONED_AFTER = 50.0
@@ -53,6 +54,8 @@ class Scenario:
         repair_s: that a lost node is away, on average (exponential); matters with `cluster_nodes` only.
         cluster_nodes: nodes that this run can get; None: there are always others.
         min_nodes: fewest nodes to continue with; None: all.
+        aegis: the other settings of the policy.
+        work: by which the policy weighs fewer nodes against the queue; None: fewer nodes are always better.
         limit_s: from the start of a job until it saves for its time limit; None: there is none.
         slowdown: a step's time on n nodes as a multiple of that on all; by default nodes / n.
         horizon_s: of the simulation; None: to the end of the run.
@@ -74,6 +77,8 @@ class Scenario:
     repair_s: float = 0.0
     cluster_nodes: int | None = None
     min_nodes: int | None = None
+    aegis: AegisSection = field(default_factory=AegisSection)
+    work: WorkLeft | None = None
     limit_s: float | None = None
     slowdown: Callable[[int], float] | None = None
     horizon_s: float | None = None
@@ -120,6 +125,7 @@ class Outcome:
         actions: how often each was taken: memory, restart, swap, shrink, requeue, time limit.
         steps: that were made and kept.
         finished: it came to its end.
+        stopped: why Aegis stopped it; empty if it did not.
     """
 
     wall_s: float = 0.0
@@ -129,6 +135,7 @@ class Outcome:
     actions: dict[str, int] = field(default_factory=dict)
     steps: int = 0
     finished: bool = False
+    stopped: str = ""
 
     @property
     def goodput(self) -> float:
@@ -137,7 +144,7 @@ class Outcome:
 
 
 class _GivenUp(Exception):
-    """The run does not come to its end, or the horizon is reached."""
+    """The run does not come to its end, is stopped, or the horizon is reached."""
 
 
 def simulate(scenario: Scenario, faults: Faults) -> Outcome:
@@ -154,12 +161,17 @@ class _Simulation:
         self.job_began = 0.0
         self.repairs: list[tuple[float, int]] = []  # when a lost node is back
         self._order = count()
+        settings = scenario.aegis.model_copy(
+            update={"min_nodes": scenario.min_nodes, "expected_wait_s": scenario.wait_s}
+        )
+        self.aegis = Decider(settings, scenario.nodes, scenario.nodes + scenario.spares)
         horizon = scenario.horizon_s
         self.horizon = _ABANDONED_AFTER * (scenario.ideal_s + 1) if horizon is None else horizon
 
     def run(self) -> Outcome:
         self.allocated = self.scenario.nodes + self.scenario.spares
         try:
+            self.aegis.started(0.0)
             self._recover_from(self._pass(self.scenario.restart_s, "restart"))
             while (event := self._train()) != "done":
                 if event == "limit":
@@ -264,8 +276,8 @@ class _Simulation:
         while fault is not None:
             self.out.faults[fault.kind] = self.out.faults.get(fault.kind, 0) + 1
             following = self._pass(self.scenario.detect_s.get(fault.kind, 0.0), "detection")
-            action = self._act(fault)
-            memory = memory and action in ("restart", "swap") and fault.kind != "restart"
+            memory = memory and recovers_in_memory(fault.kind, spares=self.spares)
+            self._act(fault, memory=memory)
             if following is None:
                 following = self._start(memory)
             fault = following
@@ -280,36 +292,49 @@ class _Simulation:
         self._go_back(self.committed)
         self.copied = None
         self._count("restart")
+        self.aegis.started(self.out.wall_s)
         return self._pass(self.scenario.restart_s, "restart")
 
-    def _act(self, fault: Fault) -> str:
-        """Take a lost node out of the run; return how it continues."""
+    def _act(self, fault: Fault, *, memory: bool) -> None:
+        """Take a lost node out of the run, and do what Aegis decides if the ranks do not recover in memory."""
         s = self.scenario
-        if fault.kind != "node":
-            return "restart"
-        heapq.heappush(self.repairs, (self.out.wall_s - s.repair_s * math.log1p(-fault.draw), next(self._order)))
-        action = "requeue"
-        if self.spares:
-            self.spares -= 1
-            action = "swap"
-        elif self._shrinks():
-            self.in_use -= 1
-            action = "shrink"
-        self._count(action)
-        if action == "requeue":
-            self._requeue()
-        return action
+        if fault.kind == "node":
+            back = self.out.wall_s - s.repair_s * math.log1p(-fault.draw)
+            heapq.heappush(self.repairs, (back, next(self._order)))
+        if memory:
+            if fault.kind == "node":
+                self.spares -= 1
+                self._count("swap")
+            return
+        there = None if s.cluster_nodes is None else s.cluster_nodes - len(self.repairs)
+        decision = self.aegis.after(
+            fault, self.out.wall_s, self.committed, self.in_use, self.spares, elsewhere=there, work=self._work()
+        )
+        self._carry_out(decision)
 
-    def _shrinks(self) -> bool:
-        """Return whether fewer nodes cost no more than the expected wait, as Aegis weighs it."""
-        s, fewer = self.scenario, self.in_use - 1
-        if s.min_nodes is None or fewer < s.min_nodes:
-            return False
-        ratio = s.step_time(fewer) / s.step_s
-        ahead = (s.steps - self.step) * s.step_time(fewer)
-        if s.limit_s is not None:
-            ahead = min(ahead, max(0.0, self.job_began + s.limit_s - self.out.wall_s))
-        return ahead * (1 - 1 / ratio) <= s.wait_s
+    def _carry_out(self, decision: Decision) -> None:
+        match decision.action:
+            case "swap":
+                self.spares -= 1
+                self._count("swap")
+            case "shrink":
+                self.in_use = len(decision.nodes)
+                self._count("shrink")
+            case "requeue":
+                self._count("requeue")
+                self._requeue()
+            case "stop" | "finish":
+                self.out.stopped = decision.reason
+                raise _GivenUp
+        self._spend(decision.wait_s or 0.0, "restart")
+
+    def _work(self) -> WorkLeft | None:
+        """Return what is left to train, as the supervisor knows it."""
+        s = self.scenario
+        if s.work is None:
+            return None
+        left = None if s.limit_s is None else max(0.0, self.job_began + s.limit_s - self.out.wall_s)
+        return replace(s.work, job_s=left, training_s=(s.steps - self.step) * s.step_time(self.in_use))
 
     def _requeue(self) -> None:
         """Wait in the queue for as many nodes as there are, and for as many as the run needs."""
@@ -336,5 +361,5 @@ class _Simulation:
         self._count("time limit")
         self._spend(self.scenario.stall_s + self.scenario.write_s, "saving")
         self.committed = self.step
-        self._requeue()
+        self._carry_out(self.aegis.at_time_limit(self.out.wall_s, self.committed, self.in_use))
         self._recover_from(self._start(memory=False))

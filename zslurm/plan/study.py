@@ -78,7 +78,8 @@ class Prediction:
         parts: mean share of the time by what it was spent on.
         faults: mean number of faults in a run, of all kinds.
         actions: mean number of each action.
-        unfinished: share of the runs that were given up.
+        unfinished: share of the runs that were given up, or that Aegis stopped.
+        stopped: why Aegis stopped runs, a reason for each of them.
     """
 
     scenario: Scenario
@@ -90,6 +91,7 @@ class Prediction:
     faults: float
     actions: dict[str, float]
     unfinished: float
+    stopped: tuple[str, ...] = ()
 
     @property
     def of_held_nodes(self) -> float:
@@ -131,6 +133,7 @@ class Study:
             statistics.fmean(sum(outcome.faults.values()) for outcome in outcomes),
             {name: statistics.fmean(outcome.actions.get(name, 0) for outcome in outcomes) for name in names},
             statistics.fmean(not outcome.finished for outcome in outcomes),
+            tuple(outcome.stopped for outcome in outcomes if outcome.stopped),
         )
 
     def between_faults_s(self, nodes: int) -> float:

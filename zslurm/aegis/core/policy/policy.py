@@ -252,8 +252,10 @@ class _Case:
         if self.cause.rule.then == "requeue":
             return self._requeue()
         there, least = self.resources, self.settings.min_nodes
-        usable = [node for node in there.nodes if node not in self.cause.exclude + self.bad_spares()]
-        lost = [node for node in there.in_use if node not in usable]
+        gone = {*self.cause.exclude, *self.bad_spares()}
+        usable = [node for node in there.nodes if node not in gone]
+        remaining = set(usable)
+        lost = [node for node in there.in_use if node not in remaining]
         if not lost:
             return self._restart()
         if not there.outlives_nodes and not set(lost) <= set(there.nodes):

@@ -1,0 +1,115 @@
+"""What Aegis does about the faults of a simulated run: its own policy (aegis/core), told what it would know.
+
+The simulation counts nodes, and the policy takes names: the lost node and the spares have one, the others only if
+the policy weighs how many they are (`aegis.min_nodes`).
+"""
+
+from __future__ import annotations
+
+from zslurm.aegis.core.policy.policy import decide
+from zslurm.aegis.fault_kinds import NIC_FAULT, NODE_DEAD, RANK_HANG, RANK_KILLED, FaultKind, rule_of
+from zslurm.aegis.types import AttemptSummary, Decision, EndedAs, Fault, History, Incident, Resources, WorkLeft
+from zslurm.config.aegis import AegisSection
+from zslurm.plan.failures import Fault as DrawnFault
+from zslurm.plan.failures import Kind
+from zslurm.run.exclusions import Exclusion
+
+KIND_OF: dict[Kind, FaultKind] = {
+    "node": NODE_DEAD,
+    "process": RANK_KILLED,
+    "restart": NIC_FAULT,  # of no node in particular
+    "hang": RANK_HANG,
+}
+_HOUR_S = 3600.0
+_KEPT = 100
+"""Incidents and starts that are kept at most, which is above every limit that stops a run in practice."""
+
+
+def recovers_in_memory(kind: Kind, *, spares: int) -> bool:
+    """Return whether the other ranks may continue; of ranks that hang those that do are killed first."""
+    return (kind == "hang" or rule_of(KIND_OF[kind]).in_memory) and (kind != "node" or spares > 0)
+
+
+class Decider:
+    """Decides after each fault, and keeps what the next decision depends on.
+
+    Attributes:
+        settings: the section `aegis`.
+        needed: nodes that train.
+        asked: nodes of the job, its spares among them.
+    """
+
+    def __init__(self, settings: AegisSection, needed: int, asked: int) -> None:
+        self.settings, self.needed, self.asked = settings, needed, asked
+        self._incidents: list[Incident] = []
+        self._starts: list[float] = []
+        self._exclusions: dict[str, Exclusion] = {}
+        self._replaced: dict[int, int] = {}
+
+    def started(self, now: float) -> None:
+        """Note that the ranks are started."""
+        self._starts.append(now)
+
+    def after(
+        self, fault: DrawnFault, now: float, committed: int, in_use: int, spares: int, *,
+        elsewhere: int | None = None, work: WorkLeft | None = None,
+    ) -> Decision:  # fmt: skip
+        """Return what follows a fault.
+
+        Args:
+            fault: that happened.
+            now: seconds since the run began.
+            committed: step of the newest checkpoint.
+            in_use: nodes that the ranks were on.
+            spares: of the job.
+            elsewhere: nodes that can be had, without the lost one; None: as many as the run wants.
+            work: what is left to train.
+        """
+        index, kind = int(fault.draw * in_use), KIND_OF[fault.kind]
+        name = f"n{index}.{self._replaced.get(index, 0)}"
+        where = {"node": None if fault.kind == "restart" else name}
+        root = Fault.of_kind(kind, now, "srun" if kind == RANK_KILLED else "agent", "simulated", **where)
+        others = in_use - 1 if self.settings.min_nodes is not None and not spares else 0
+        unnamed = in_use - 1 - others
+        ranks = (name, *(f"other{number}" for number in range(others)))
+        alive = ranks[1:] if fault.kind == "node" else ranks
+        resources = Resources(
+            (*alive, *(f"spare{number}" for number in range(spares))),
+            ranks,
+            self.needed - unnamed,
+            outlives_nodes=True,
+            elsewhere=None if elsewhere is None else elsewhere - unnamed,
+            asked=self.asked - unnamed,
+            work=work,
+        )
+        decision = self._decide(resources, now, committed, (root,))
+        if name in decision.exclude:
+            expires = now + self.settings.exclude_for_s
+            self._exclusions[name] = Exclusion((name,), decision.reason, now, expires)
+        if decision.action in ("swap", "shrink", "requeue"):
+            self._replaced[index] = self._replaced.get(index, 0) + 1
+        return decision
+
+    def at_time_limit(self, now: float, committed: int, in_use: int) -> Decision:
+        """Return what follows a save for the time limit."""
+        nodes = tuple(f"other{number}" for number in range(min(in_use, 1)))
+        resources = Resources(nodes, nodes, len(nodes), outlives_nodes=True)
+        return self._decide(resources, now, committed, (), outcome="interrupted", asked="SIGUSR2")
+
+    def _decide(
+        self, resources: Resources, now: float, committed: int, faults: tuple[Fault, ...],
+        outcome: EndedAs = "failed", asked: str | None = None,
+    ) -> Decision:  # fmt: skip
+        since = now - self.settings.exclude_for_s
+        self._incidents = [
+            each
+            for each in self._incidents
+            if each.committed_step >= committed or (each.time > since and not each.excluded)
+        ][-_KEPT:]
+        self._starts = [start for start in self._starts if start > now - _HOUR_S][-_KEPT:]
+        self._exclusions = {node: each for node, each in self._exclusions.items() if each.is_active(now)}
+        attempt = AttemptSummary(now, 1, outcome, faults, committed, asked, nodes=resources.in_use)
+        history = History(tuple(self._incidents), self._exclusions, tuple(self._starts))
+        decision = decide(attempt, history, resources, self.settings)
+        self._incidents.append(Incident(now, 1, decision.action, decision.root, committed, decision.exclude))
+        return decision
