@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from zslurm.kernels.qk_conv import Convolutions, Linked, join, qk_conv
+from zslurm.kernels.qk_conv import Convolutions, join, qk_conv
 from zslurm.train.config import ModelConfig
 from zslurm.train.context.attention import attend_in_context
 from zslurm.train.context.context_parallel import ContextParallel
@@ -54,36 +54,43 @@ class CompressedConvolutionalAttention(nn.Module):
     def forward(self, x_BSD: Tensor, packing: Packing, cache: LayerCache | None = None) -> Tensor:
         """Attend causally within each sequence; x is the stage's normed input, the result has its shape.
 
-        With a cache, x are the next tokens of sequences that it holds, and their share is added to it.
+        Without a cache, x are whole sequences, or this rank's chunks of sequences that it shares with others. With
+        one, x are the next tokens of the sequences that the cache holds, and their share is added to it.
         """
-        if cache is not None and packing.context is None:
-            return self._decode(x_BSD, packing, cache)
         if packing.valid_BS1 is not None:
             x_BSD = x_BSD * packing.valid_BS1
+        z_BSQ, current_BSQ, delayed_BSQ = self.project(x_BSD, cache)
+        q_BHSP, k_BJSP, previous_BSQ = self.mix(z_BSQ, delayed_BSQ, packing, cache)
+        v_BJSP = self.values(current_BSQ, previous_BSQ)
+        if cache is not None:
+            cache.keep(k_BJSP, v_BJSP, packing.slots)
+        y_BSX = self._attend(q_BHSP, k_BJSP, v_BJSP, packing, cache)
+        return F.linear(y_BSX, self.output.weight)
+
+    def mix(
+        self, z_BSQ: Tensor, delayed_BSQ: Tensor, packing: Packing, cache: LayerCache | None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Return queries and keys [B, H or J, S, P], and what the token before each leaves for its values."""
         if packing.context is not None:
-            return self._attend_in_context(x_BSD, packing, packing.context, cache)
-        z_BSQ, current_BSQ, delayed_BSQ = self.project(x_BSD)
+            return self._mix_chunks(z_BSQ, delayed_BSQ, packing, packing.context, cache)
+        if cache is not None:
+            q_BHSP, k_BJSP = cache.convolve(z_BSQ, self.temperature, packing.rotary)
+            return q_BHSP, k_BJSP, cache.shift(delayed_BSQ)
         q_BHSP, k_BJSP = qk_conv(z_BSQ, self.convolutions(), self.temperature, *packing.rotary, packing.linked)
-        v_BJSP = self.values(current_BSQ, delayed_BSQ, packing.linked)
-        return F.linear(self._attend(q_BHSP, k_BJSP, v_BJSP, packing), self.output.weight)
+        previous_BSQ = F.pad(delayed_BSQ[:, :-1], (0, 0, 1, 0))
+        if packing.linked is not None:
+            previous_BSQ = previous_BSQ * packing.linked[0]
+        return q_BHSP, k_BJSP, previous_BSQ
 
-    def _attend(self, q_BHSP: Tensor, k_BJSP: Tensor, v_BJSP: Tensor, packing: Packing) -> Tensor:
-        mask_B1SS = packing.attend_B1SS
-        if isinstance(self.kernels, FlashAttention) and mask_B1SS is None:
-            return self.kernels(q_BHSP, k_BJSP, v_BJSP, packing.bounds_N)
-        by_torch = attend if self.kernels == "auto" else attend_by_sdpa
-        return by_torch(q_BHSP, k_BJSP, v_BJSP, mask_B1SS)
-
-    def communicate_outside_of_graphs(self) -> None:
-        """End torch.compile's graphs at what ranks that share sequences exchange."""
-        self._exchange_halos = torch.compiler.disable(exchange_halos)
-        self._attend_together = torch.compiler.disable(attend_in_context)
-
-    def _attend_in_context(
-        self, x_BSD: Tensor, packing: Packing, context: ContextParallel, cache: LayerCache | None
-    ) -> Tensor:
-        """`forward` for this rank's two chunks of sequences that it shares with others; fills an empty cache."""
-        z_BSQ, current_BSQ, delayed_BSQ = self.project(x_BSD)
+    def _mix_chunks(
+        self,
+        z_BSQ: Tensor,
+        delayed_BSQ: Tensor,
+        packing: Packing,
+        context: ContextParallel,
+        cache: LayerCache | None,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Mix this rank's two chunks of sequences with the tokens before each, which other ranks have."""
         convolutions = self.convolutions()
         before_B2WQ, before_B21Q = self._exchange_halos(context, z_BSQ, delayed_BSQ, convolutions.reach)
         # The tokens before each chunk go through the convolutions as well, and what becomes of them is dropped.
@@ -96,15 +103,30 @@ class CompressedConvolutionalAttention(nn.Module):
         previous_BSQ = previous_tokens(before_B21Q, delayed_BSQ)
         if packing.linked is not None:
             previous_BSQ = previous_BSQ * without_halos(packing.linked[0], convolutions.reach, dim=1)
-        v_BJSP = self._value_heads(current_BSQ, previous_BSQ)
         if cache is not None:
             assert packing.slots is not None
-            cache.keep(k_BJSP, v_BJSP, packing.slots)
-            whole = packing.slots.length
-            cache.before_BWQ = last_tokens(context, z_BSQ, whole, convolutions.reach)
-            cache.delayed_B1Q = last_tokens(context, delayed_BSQ, whole, 1)
-        y_BSX = self._attend_together(context, q_BHSP, k_BJSP, v_BJSP, packing.labels)
-        return F.linear(y_BSX, self.output.weight)
+            cache.before_BWQ = last_tokens(context, z_BSQ, packing.slots.length, convolutions.reach)
+            cache.delayed_B1Q = last_tokens(context, delayed_BSQ, packing.slots.length, 1)
+        return q_BHSP, k_BJSP, previous_BSQ
+
+    def _attend(
+        self, q_BHSP: Tensor, k_BJSP: Tensor, v_BJSP: Tensor, packing: Packing, cache: LayerCache | None
+    ) -> Tensor:
+        """Return the attention of queries to keys and values, and to those in a cache, [B, S, H P]."""
+        if packing.context is not None:
+            return self._attend_together(packing.context, q_BHSP, k_BJSP, v_BJSP, packing.labels)
+        if cache is not None:
+            return cache.attend(q_BHSP, packing.slots).transpose(1, 2).flatten(2)
+        mask_B1SS = packing.attend_B1SS
+        if isinstance(self.kernels, FlashAttention) and mask_B1SS is None:
+            return self.kernels(q_BHSP, k_BJSP, v_BJSP, packing.bounds_N)
+        by_torch = attend if self.kernels == "auto" else attend_by_sdpa
+        return by_torch(q_BHSP, k_BJSP, v_BJSP, mask_B1SS)
+
+    def communicate_outside_of_graphs(self) -> None:
+        """End torch.compile's graphs at what ranks that share sequences exchange."""
+        self._exchange_halos = torch.compiler.disable(exchange_halos)
+        self._attend_together = torch.compiler.disable(attend_in_context)
 
     def new_cache(self, batch: int, room: int) -> LayerCache:
         """Return an empty cache with room for `room` tokens of each sequence."""
@@ -122,23 +144,12 @@ class CompressedConvolutionalAttention(nn.Module):
             kernel=join(self.convolutions()),
         )
 
-    def _decode(self, x_BSD: Tensor, packing: Packing, cache: LayerCache) -> Tensor:
-        """`forward` for the tokens that follow those in the cache."""
-        half = self.value_current.out_features
-        z_BSQ, current_BSQ, delayed_BSQ = F.linear(x_BSD, cache.projection_QD).split(
-            [len(cache.projection_QD) - 2 * half, half, half], dim=-1
-        )
-        q_BHSP, k_BJSP = cache.convolve(z_BSQ, self.temperature, packing.rotary)
-        v_BJSP = self._value_heads(current_BSQ, cache.shift(delayed_BSQ))
-        y_BHSP = cache.attend(q_BHSP, k_BJSP, v_BJSP, packing.slots)
-        return F.linear(y_BHSP.transpose(1, 2).flatten(2), self.output.weight)
-
-    def project(self, x_BSD: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def project(self, x_BSD: Tensor, cache: LayerCache | None = None) -> tuple[Tensor, Tensor, Tensor]:
         """Queries and keys side by side, this token's values, and those for the next token: one product."""
-        weight_QD = self.projection()
+        weight_QD = self.projection() if cache is None else cache.projection_QD
         half = self.value_current.out_features
         z_BSQ, current_BSQ, delayed_BSQ = F.linear(x_BSD, weight_QD).split(
-            [weight_QD.shape[0] - 2 * half, half, half], dim=-1
+            [len(weight_QD) - 2 * half, half, half], dim=-1
         )
         return z_BSQ, current_BSQ, delayed_BSQ
 
@@ -153,13 +164,7 @@ class CompressedConvolutionalAttention(nn.Module):
         assert depthwise.bias is not None and grouped.bias is not None
         return Convolutions(depthwise.weight, depthwise.bias, grouped.weight, grouped.bias)
 
-    def values(self, current_BSQ: Tensor, delayed_BSQ: Tensor, linked: Linked = None) -> Tensor:
-        """Current token's channels, then the previous token's (zeros before the first), cut into heads."""
-        previous_BSQ = F.pad(delayed_BSQ[:, :-1], (0, 0, 1, 0))
-        if linked is not None:
-            previous_BSQ = previous_BSQ * linked[0]
-        return self._value_heads(current_BSQ, previous_BSQ)
-
-    def _value_heads(self, current_BSQ: Tensor, previous_BSQ: Tensor) -> Tensor:
+    def values(self, current_BSQ: Tensor, previous_BSQ: Tensor) -> Tensor:
+        """Return the values [B, J, S, P] of tokens: their own channels, then those that tokens before leave."""
         values_BSQ = torch.cat([current_BSQ, previous_BSQ], dim=-1)
         return values_BSQ.unflatten(-1, (-1, self.head_dim)).transpose(1, 2)

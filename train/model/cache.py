@@ -88,10 +88,9 @@ class LayerCache:
         self.delayed_B1Q = delayed_BSQ[:, -1:]
         return previous_BSQ
 
-    def attend(self, q_BHSP: Tensor, k_BJSP: Tensor, v_BJSP: Tensor, slots: Slots | None) -> Tensor:
-        """Add keys and values of the next tokens, and return their attention to all so far, [B, H, S, P]."""
+    def attend(self, q_BHSP: Tensor, slots: Slots | None) -> Tensor:
+        """Return the attention of the next tokens, whose keys and values are kept already, to all so far."""
         assert slots is not None
-        self.keep(k_BJSP, v_BJSP, slots)
         keys_BJTP, values_BJTP = self.keys_BJSP[:, :, : slots.stop], self.values_BJSP[:, :, : slots.stop]
         if slots.divided is not None:
             return slots.divided.attend(q_BHSP, keys_BJTP, values_BJTP, slots.seen_ST)
@@ -103,8 +102,9 @@ class LayerCache:
             q_BHSP, keys_BJTP, values_BJTP, slots.seen_ST, is_causal=slots.seen_ST is None, enable_gqa=True
         )
 
-    def keep(self, k_BJSP: Tensor, v_BJSP: Tensor, slots: Slots) -> None:
+    def keep(self, k_BJSP: Tensor, v_BJSP: Tensor, slots: Slots | None) -> None:
         """Add the next tokens' keys and values, those that are kept here."""
+        assert slots is not None
         if slots.kept_N is not None:
             k_BJSP, v_BJSP = k_BJSP[:, :, slots.kept_N], v_BJSP[:, :, slots.kept_N]
         self.keys_BJSP[:, :, slots.start : slots.stop] = k_BJSP

@@ -28,7 +28,7 @@ from zslurm.train.model.cache import Cache
 from zslurm.train.model.head import IGNORED_TARGET, HeadLoss, logits, summed_losses
 from zslurm.train.model.init import initial_balancing_bias, initial_tensor
 from zslurm.train.model.norm import StageEntry
-from zslurm.train.model.packing import pack, pack_next
+from zslurm.train.model.packing import Packing, pack, pack_next
 from zslurm.train.shapes import tensor_table
 
 _MOST_GRAPHS = 64
@@ -205,10 +205,7 @@ class Zaya(nn.Module):
         slots = cache.reserve(length)
         angles = cache.angles(rope_base, self._wide)
         packing = pack_next(angles, length, start, slots)
-        stream = Stream(hidden_BSD=self.embedding(tokens_BS), residual_BSD=None, router_TR=None)
-        for layer, bias_C, part in zip(self.all_layers(), self.balancing_bias, cache.layers, strict=True):
-            stream, _ = layer(stream, packing, bias_C, part)
-        x_BSD, _ = self.head_entry(stream.hidden_BSD, stream.residual_BSD)
+        x_BSD, _ = self._run_layers(tokens_BS, packing, cache)
         return logits(x_BSD[:, -1:] if last_only else x_BSD, self.embedding.weight)
 
     @torch.inference_mode()
@@ -264,6 +261,10 @@ class Zaya(nn.Module):
             if cache is not None:
                 packing = packing._replace(slots=cache.fill(tokens_BS.shape[1], context))
             tokens_BS = context.take(tokens_BS)
+        return self._run_layers(tokens_BS, packing, cache)
+
+    def _run_layers(self, tokens_BS: Tensor, packing: Packing, cache: Cache | None) -> tuple[Tensor, Tensor]:
+        """Return the normed hidden states [B, S, D] of tokens, and counts_LC."""
         self._before("embedding")
         stream = Stream(hidden_BSD=self.embedding(tokens_BS), residual_BSD=None, router_TR=None)
         counts: list[Tensor] = []

@@ -28,8 +28,9 @@ def inputs(config: ModelConfig, length: int = 6, seed: str = "x") -> Tensor:
 
 
 def values_of(attention: CompressedConvolutionalAttention, x_BSD: Tensor) -> Tensor:
-    _, current_BSQ, delayed_BSQ = attention.project(x_BSD)
-    return attention.values(current_BSQ, delayed_BSQ).transpose(1, 2)
+    z_BSQ, current_BSQ, delayed_BSQ = attention.project(x_BSD)
+    _, _, previous_BSQ = attention.mix(z_BSQ, delayed_BSQ, Packing(still(x_BSD.shape[1])), None)
+    return attention.values(current_BSQ, previous_BSQ).transpose(1, 2)
 
 
 def queries_and_keys(
