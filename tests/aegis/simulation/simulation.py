@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, get_args
 
 from zslurm.aegis.simulation.supervisor import Run
-from zslurm.aegis.simulation.world import Happening, What, World
+from zslurm.aegis.simulation.world import WALL, Happening, What, World
 from zslurm.config.aegis import AegisSection
 
 SETTINGS = AegisSection.model_validate(
@@ -249,7 +249,57 @@ def a_bug_stops_the_run(run: Run, _: Schedule) -> Iterator[Violation | None]:
             )
 
 
+def healthy_ranks_are_not_killed_alone(run: Run, _: Schedule) -> Iterator[Violation | None]:
+    """Of an attempt that recovers in memory only ranks that hang are killed and replaced."""
+    for row in _rows(run, "hanging_ranks_ended"):
+        attempt = run.world.attempt
+        if row is None or attempt is None:
+            yield None
+            continue
+        healthy = [rank for rank in row["ranks"] if not attempt.ranks[rank].hangs]
+        if healthy:
+            yield Violation("a healthy rank is not killed alone", run.world.now, f"{healthy}: {row['reason']}")
+
+
+def no_attempt_runs_that_is_requeued(run: Run, _: Schedule) -> Iterator[Violation | None]:
+    """A requeue is never asked for while ranks run."""
+    for row in _rows(run, "requeued"):
+        attempt = run.world.attempt
+        if row and attempt is not None and attempt.over is None:
+            yield Violation("no attempt runs that is requeued", run.world.now, str(row["reason"]))
+        elif row is None:
+            yield None
+
+
+_IN_MEMORY: tuple[What, ...] = ("rank_killed", "rank_hangs", "node_dies", "move_asked", "drained")
+"""What a run with a spare survives in memory if nothing else happens."""
+
+
+def what_is_recoverable_costs_no_restart(run: Run, schedule: Schedule) -> Iterator[Violation | None]:
+    """With a spare and recovery in memory no more than a step is lost for a fault that it can recover from."""
+    harm = [each for each in schedule.happenings if each.what in _IN_MEMORY]
+    others = [
+        each for each in schedule.happenings if each.what not in (*_IN_MEMORY, "reports_twice", "clock_jumps")
+    ]
+    applies = schedule.in_memory and schedule.spares > 0 and schedule.needed > 1 and len(harm) == 1 and not others
+    ready_at: float | None = None
+    for row in _rows(run, "recovery_ready", "recovered_in_memory", "step_killed", "decision"):
+        if row is None or not applies:
+            yield None
+            continue
+        if row["event"] == "recovery_ready":
+            ready_at = ready_at or row["time"] + 5  # the processes of the spare are ready as well
+        elif ready_at is None or ready_at > harm[0].at + WALL:
+            yield None
+        elif row["event"] != "recovered_in_memory" or row["rolled_back"] > 1:
+            what = f"{row['event']}: {row.get('reason')}"
+            yield Violation("what is recoverable in memory costs no restart", run.world.now, what)
+
+
 INVARIANTS: tuple[Check, ...] = (
+    healthy_ranks_are_not_killed_alone,
+    no_attempt_runs_that_is_requeued,
+    what_is_recoverable_costs_no_restart,
     healthy_nodes_are_never_excluded,
     few_nodes_are_excluded,
     living_nodes_are_never_called_dead,

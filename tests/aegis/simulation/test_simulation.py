@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 
 from tests.aegis.simulation import simulation
 from tests.aegis.simulation.simulation import INVARIANTS, Schedule, Violation, drawn, play, shortest, violates
 from zslurm.aegis.simulation.supervisor import Run
-from zslurm.aegis.simulation.world import WALL, Happening, What
+from zslurm.aegis.simulation.world import Happening, What
 
 SEEDS, IN_SOAK = 150, 20_000
 """Schedules that `make test` plays, and `make soak`."""
@@ -48,6 +49,15 @@ FOUND = {
     ),
     "a silent agent reports in the second in which its ranks finish": Schedule(
         5, 0, 7, (Happening(5, "agent_stalls", 12, 100), Happening(12, "node_dies", 3))
+    ),
+    "a rank hangs and is replaced in memory while another one waited for it": Schedule(
+        1, 1, 2, (Happening(40, "rank_hangs", 1),), in_memory=True
+    ),
+    "a dead node is replaced in memory while another node's agent is silent": Schedule(
+        3, 2, 7, (Happening(59, "agent_stalls", 2, 20), Happening(64, "node_dies", 8)), in_memory=True
+    ),
+    "a link is down for a second before its node's agent is silent": Schedule(
+        6, 1, 8, (Happening(54, "nic_down", 8, 1), Happening(55, "agent_stalls", 0, 40))
     ),
 }
 """Schedules that violated an invariant, each as short as it could be made."""
@@ -106,17 +116,28 @@ def test_each_thing_that_happens_ends_as_on_a_real_slurm(
     assert played.run.outcome == outcome, played.run.why
 
 
-@pytest.mark.parametrize("what", ["rank_killed", "rank_hangs", "node_dies", "ecc_error", "user_bug"])
-def test_a_supervisor_that_is_killed_before_or_after_any_record_changes_nothing(what: What) -> None:
+_KILLED_BY: tuple[What, ...] = ("rank_killed", "rank_hangs", "node_dies", "ecc_error", "user_bug", "move_asked")
+
+
+@pytest.mark.parametrize("in_memory", [False, True])
+@pytest.mark.parametrize("what", _KILLED_BY)
+def test_a_supervisor_that_is_killed_before_or_after_any_action_changes_nothing(
+    what: What, in_memory: bool
+) -> None:
     """What the run comes to, and which nodes it excludes, is as if the supervisor had lived."""
     harm = Happening(20, what, 2, 0)
-    alone = play(Schedule(3, 1, 5, (harm,))).run
-    records = sum(row["time"] > WALL + 20 for row in alone.rows)
-    for moment in range(2 * records):
-        played = play(Schedule(3, 1, 5, (harm, Happening(20, "supervisor_killed", moment))))
+    schedule = Schedule(3, 1, 5, (harm,), in_memory)
+    alone = play(schedule).run
+    moment = 0
+    while True:
+        killed = (harm, Happening(20, "supervisor_killed", moment))
+        played = play(replace(schedule, happenings=killed))
         assert played.violation is None, moment
         assert played.run.outcome == alone.outcome, moment
         assert played.run.excluded_nodes == alone.excluded_nodes, moment
+        if played.run.moments <= moment:
+            break
+        moment += 1
 
 
 def test_a_violation_is_shown_with_the_shortest_schedule(monkeypatch: pytest.MonkeyPatch) -> None:

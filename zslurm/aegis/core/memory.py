@@ -363,10 +363,15 @@ def _recover(
     memory.members = list(plan.members)
     memory.spares = tuple(node for node in memory.spares if node not in plan.nodes)
     seconds, nodes = round(now - regrouping.began, 3), hostlist_in_order(tuple(dict.fromkeys(plan.nodes)))
-    actions = list[CoreAction]()
     move, memory.move, memory.overtaken = memory.move, None, None
+    # Exclusions come first: a supervisor that finds the recovery recorded does not exclude a node for it.
+    actions, dead = list[CoreAction](), frozenset(regrouping.dead)
+    if dead:
+        how = "the ranks of the others continue" if resized else "its ranks continue on a spare"
+        actions.append(Exclude(tuple(sorted(dead)), f"{compress(dead)} died, and {how}", state.number))
     if move is not None:
         memory.leave(move.off)
+        actions.append(Exclude((move.off,), f"the ranks moved off it: {move.reason}", state.number))
         moved = RanksMoved(
             attempt=state.number, generation=memory.number, off=move.off, ranks=list(move.ranks), step=step,
             rolled_back=rolled_back, seconds=seconds, nodes=nodes, reason=move.reason, request=move.request,
@@ -378,10 +383,6 @@ def _recover(
             seconds=seconds, nodes=nodes, world_size=len(memory.members) if resized else None,
         )  # fmt: skip
         actions.append(Record(recovered))
-    dead = frozenset(regrouping.dead)
-    if dead:
-        how = "the ranks of the others continue" if resized else "its ranks continue on a spare"
-        actions.append(Exclude(tuple(sorted(dead)), f"{compress(dead)} died, and {how}", state.number))
     members = dict.fromkeys(range(size) if resized else lost, "")
     members |= {rank: member for rank, member in enumerate(memory.members) if rank in members}
     actions.append(ForgetReplaced(members, dead))

@@ -15,7 +15,7 @@ from collections.abc import Collection
 
 from zslurm.aegis.core.attempt import AttemptState, MemoryState, MoveWish
 from zslurm.aegis.core.memory import has_fit_spares, hold_for_move, plan_of_move
-from zslurm.aegis.core.messages import CoreAction, DrainsRead, Exclude, MoveRequested, Record
+from zslurm.aegis.core.messages import CoreAction, DrainsRead, MoveRequested, Record
 from zslurm.aegis.core.policy.planned_moves import KINDS, nodes_to_leave
 from zslurm.aegis.fault_kinds import NODE_DRAINED
 from zslurm.aegis.types import Fault
@@ -57,7 +57,7 @@ def tend_moves(state: AttemptState, now: float) -> list[CoreAction]:
         return refuse(state, wish, "this attempt has no recovery in memory: see the event recovery_unavailable")
     if wish.node in memory.left:
         moves.wishes.remove(wish)
-        return [Exclude((wish.node,), f"the ranks moved off it: {wish.reason}", state.number)]
+        return []
     if memory.given_up:
         reason = "recovery in memory is not possible in this attempt any more: see its events"
         return refuse(state, wish, reason)

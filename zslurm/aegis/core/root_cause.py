@@ -20,7 +20,15 @@ from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from zslurm.aegis.fault_kinds import EARLY_EXIT, NODE_DEAD, RANK_HANG, SLURM_CANCELLED, STORAGE_FAULT, STRAGGLER
+from zslurm.aegis.fault_kinds import (
+    AGENT_LOST,
+    EARLY_EXIT,
+    NODE_DEAD,
+    RANK_HANG,
+    SLURM_CANCELLED,
+    STORAGE_FAULT,
+    STRAGGLER,
+)
 from zslurm.aegis.types import OF_STEP, AttemptSummary, Fault
 from zslurm.core.errors import Exit
 from zslurm.slurm.on_nodes.srun_output import TaskFailure
@@ -61,6 +69,8 @@ def without_overcome(attempt_state: AttemptSummary, settings: AegisSection) -> l
 
     left = {fault for fault in attempt_state.faults if is_open(fault)}
     left |= {end for fault in left if (end := taken_back(fault, ends)) is not None}
+    networks = {fault.node for fault in left if fault.rule.of_network}
+    left |= {fault for fault in attempt_state.faults if fault.kind == AGENT_LOST and fault.node in networks}
     return [fault for fault in attempt_state.faults if fault in left]
 
 
@@ -85,7 +95,14 @@ def _may_be_root(
         return False  # on a spare, perhaps
     if (end := taken_back(fault, ends)) is not None:
         return not running and not _overcome(fault, end, attempt_state, settings)
-    return _stays(fault) or not _overcome(fault, None, attempt_state, settings)
+    overcome = _overcome(fault, None, attempt_state, settings)
+    return not overcome or (_stays(fault) and not _is_outdated(fault, attempt_state))
+
+
+def _is_outdated(fault: Fault, attempt_state: AttemptSummary) -> bool:
+    """Return whether nobody can tell that a network is up again, since its node's agent is silent."""
+    lost = (other for other in attempt_state.faults if other.kind == AGENT_LOST and other.node == fault.node)
+    return fault.rule.of_network and any(other.time > fault.time for other in lost)
 
 
 def _stays(fault: Fault) -> bool:

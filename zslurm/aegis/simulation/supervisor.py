@@ -136,18 +136,19 @@ class Run:
         self.given_up: GiveUp | None = None
         self.found: FoundMemory | None = None
         self.drains_at = self.moves_read = 0
+        self.moments = 0
+        """Moments in which the supervisor could be killed so far: one before and one after each action."""
         self.heard: dict[str, int] = {}
         self.left: set[int] = set()
         """Attempts of earlier starts of the job."""
 
     def record(self, kind: str, /, **fields: Any) -> None:
-        """Write an event, unless the supervisor is killed before; it may be killed right after."""
-        self._may_be_killed()
+        """Write an event."""
         self.rows.append({"time": self.world.wall, "event": kind, "job_id": "1", **fields})
-        self._may_be_killed()
 
     def _may_be_killed(self) -> None:
-        """Count a moment before or after a record, in which the supervisor may be killed."""
+        """Count a moment before or after an action, in which the supervisor may be killed."""
+        self.moments += 1
         if self.world.kill_supervisor is None:
             return
         left, latest = self.world.kill_supervisor
@@ -312,7 +313,9 @@ class Run:
             assert self.state is not None
             _, actions = step(self.state, events.popleft())
             for action in actions:
+                self._may_be_killed()
                 events.extend(self._carry_out(action))
+                self._may_be_killed()
 
     def _carry_out(self, action: CoreAction) -> list[CoreEvent]:
         attempt, store = self.world.attempt, self.world.store
@@ -491,7 +494,9 @@ class Run:
         events = deque([event])
         while events:
             for action in follow(self.following, events.popleft()):
+                self._may_be_killed()
                 events.extend(self._carry_out_following(action))
+                self._may_be_killed()
 
     def _carry_out_following(self, action: FollowAction) -> list[FollowEvent]:
         now = self.world.now

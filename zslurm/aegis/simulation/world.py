@@ -63,7 +63,7 @@ class Happening:
         at: seconds after the beginning.
         what: it is.
         where: number of the node, or of the rank; of a bug, the step after which it shows itself; of a killed
-            supervisor, before or after how many more records (even numbers: before one).
+            supervisor, before or after how many more actions (even numbers: before one).
         lasts: seconds, for what has an end.
     """
 
@@ -100,7 +100,7 @@ class World:
         self.awake = 0
         """Seconds in which the job was not suspended: agents count no others."""
         self.kill_supervisor: tuple[int, int] | None = None
-        """Before or after how many more records the supervisor is killed, and when at the latest."""
+        """Before or after how many more actions the supervisor is killed, and when at the latest."""
         self.agents_on: set[str] = set()
         """The nodes of the job."""
         self.inbox: list[tuple[int, Report]] = []

@@ -227,9 +227,12 @@ class AttemptProgress:
         }
 
     def regroup(self, now: float) -> None:
-        """Note that the ranks have regrouped in memory, and train on."""
-        self.regrouped = now
+        """Note that the ranks have regrouped in memory, and train on: each of their nodes has taken part."""
+        self.regrouped = self.front_moved = now
         self.over_limit.clear()
+        for name in self.ranks_on:
+            if (node := self.nodes.get(name)) is not None and node.heard is not None:
+                node.heard = max(node.heard, now)
 
     # --- what is asked ------------------------------------------------------------------------------------------
 
