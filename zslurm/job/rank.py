@@ -18,6 +18,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, MutableMapping
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -38,8 +39,13 @@ from zslurm.train.recovery.generation import MEMBER_VARIABLE, RECOVERY_VARIABLE,
 from zslurm.train.stop import StopRequest
 
 RENDEZVOUS_TIMEOUT_S = 900.0
-_FLIGHT_FILES = ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE")
-"""Variables for what precedes the rank in the name of a flight recorder's dump: of torch 2.10 on, and before."""
+_FLIGHT_FILE = "TORCH_FR_DUMP_TEMP_FILE"
+"""What precedes the rank in the name of a flight recorder's dump, by its name from torch 2.10 on."""
+_OLD_NAMES = {
+    "TORCH_FR_BUFFER_SIZE": "TORCH_NCCL_TRACE_BUFFER_SIZE",
+    _FLIGHT_FILE: "TORCH_NCCL_DEBUG_INFO_TEMP_FILE",
+}
+"""Variables of the flight recorder by their present names; torch 2.10 and later warn of an old one."""
 
 
 def rendezvous(attempt: AttemptDir, environ: MutableMapping[str, str]) -> Any:
@@ -71,6 +77,25 @@ def rendezvous(attempt: AttemptDir, environ: MutableMapping[str, str]) -> Any:
     # torchrun's own way to say that the store is already there and every rank is a client of it.
     environ["TORCHELASTIC_USE_AGENT_STORE"] = "True"
     return store
+
+
+def name_recorder_variables(environ: MutableMapping[str, str], dump: str, torch: str | None = None) -> None:
+    """Set the flight recorder's variables by the names that this rank's torch has for them.
+
+    Args:
+        environ: of the rank; what it has by either name stays.
+        dump: what precedes the rank in the name of a dump.
+        torch: its version; default: that of the package that is installed.
+    """
+    major, minor = (torch or version("torch")).split(".")[:2]
+    renamed = (int(major), int(minor)) >= (2, 10)
+    if _OLD_NAMES[_FLIGHT_FILE] not in environ:
+        environ.setdefault(_FLIGHT_FILE, dump)
+    for present, old in _OLD_NAMES.items():
+        wanted, other = (present, old) if renamed else (old, present)
+        if other in environ:
+            value = environ.pop(other)
+            environ.setdefault(wanted, value)
 
 
 def _listen_for_stop(environ: MutableMapping[str, str], stop: StopRequest) -> StopListener:
@@ -172,8 +197,7 @@ def run_rank(
         if bound := bind(environ):
             print(bound, flush=True)
         set_allocator(environ)
-        for name in _FLIGHT_FILES:
-            environ.setdefault(name, str(attempt.flight / "rank-"))
+        name_recorder_variables(environ, str(attempt.flight / "rank-"))
         from zslurm.train.main import train
 
         store = rendezvous(attempt, environ)
