@@ -126,6 +126,8 @@ class Run:
     """When the present phase is over, at the earliest."""
 
     def __post_init__(self) -> None:
+        self._brief: list[dict[str, Any]] = []
+        """The rows, without lists of all nodes: to read those again and again takes long on large clusters."""
         self.state: AttemptState | None = None
         self.following = FollowState(self.settings, 2)
         self.detector = Detector(self.settings)
@@ -159,7 +161,10 @@ class Run:
     @property
     def history(self) -> History:
         """What the run went through."""
-        return history_of(self.rows)
+        for row in self.rows[len(self._brief) :]:
+            long = () if row["event"] == "nodes_excluded" else ("nodes", "resources")
+            self._brief.append({name: value for name, value in row.items() if name not in long})
+        return history_of(self._brief)
 
     @property
     def excluded_nodes(self) -> set[str]:

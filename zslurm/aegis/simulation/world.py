@@ -6,7 +6,7 @@ prints, records of ranks, and Slurm's word. Time passes second by second.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -146,9 +146,12 @@ class World:
             if self.store is not None:
                 self.store.second(self.now, self.attempt.step > step)
             self._print(self.attempt)
+        ranks_on: dict[str, list[int]] = {}
+        for number, rank in enumerate(self.attempt.ranks if self.attempt is not None else ()):
+            ranks_on.setdefault(rank.node.name, []).append(number)
         for node in self.nodes:
             if node.name in self.agents_on:
-                self._report(node)
+                self._report(node, ranks_on.get(node.name, []))
             if self.now < node.silent_until and self._is_halted_by(node):
                 self.guilty.setdefault(node.name, "its agent was silent while the ranks halted, as if it was dead")
 
@@ -297,7 +300,8 @@ class World:
             if node.slurm_knows(self.now) and self.slurm_answers and node.name not in attempt.failed_nodes:
                 attempt.failed_nodes.append(node.name)
         gone = [rank.reported or rank.node.name in attempt.failed_nodes for rank in attempt.tasks]
-        others = [rank for rank in attempt.ranks if rank not in attempt.tasks]
+        tasks = set(map(id, attempt.tasks))
+        others = [rank for rank in attempt.ranks if id(rank) not in tasks]
         gone += [rank.ended is not None or rank.node.name in attempt.failed_nodes for rank in others]
         completed = bool(others) and all(rank.ended is not None and rank.code == 0 for rank in attempt.ranks)
         if all(gone) or completed:
@@ -305,7 +309,7 @@ class World:
 
     # --- agents -------------------------------------------------------------------------------------------------
 
-    def _report(self, node: NodeTruth) -> None:
+    def _report(self, node: NodeTruth, ranks: Sequence[int]) -> None:
         if node.died is not None or self.now < node.silent_until:
             return
         node.seq += 1
@@ -314,9 +318,9 @@ class World:
         attempt = self.attempt
         if attempt is not None:
             rows = tuple(
-                self._row(number, rank, attempt)
-                for number, rank in enumerate(attempt.ranks)
-                if rank.node is node and not (rank.ended is not None and rank.code != 137)
+                self._row(number, attempt.ranks[number], attempt)
+                for number in ranks
+                if attempt.ranks[number].ended is None or attempt.ranks[number].code == 137
             )
             reports.append(ProgressReport(stamp, attempt.number, rows))
         reports += self._sensor_reports(node, stamp)
@@ -342,6 +346,8 @@ class World:
 
     def _sensor_reports(self, node: NodeTruth, stamp: Stamp) -> list[Report]:
         """Return what sensors notice, once; a new agent's first reports have everything that is wrong."""
+        if not (node.is_new or node.ecc or node.nic_until > self.now or node.sensed):
+            return []
         ecc = Fault.of_kind(GPU_RAS_UNCORRECTABLE, stamp.t, "gpu", "uncorrectable error", node=node.name, gpu="3")
         down = Fault.of_kind(NIC_LINK_DOWN, stamp.t, "nic", "nic0 is down", node=node.name, nic="nic0")
         first, node.is_new = node.is_new, False

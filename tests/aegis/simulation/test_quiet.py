@@ -1,0 +1,55 @@
+"""A world that skips seconds in which nothing happens has the same events at the same times."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from tests.aegis.simulation.simulation import SETTINGS, Schedule, drawn
+from zslurm.aegis.simulation.quiet import pass_quietly
+from zslurm.aegis.simulation.supervisor import Run
+from zslurm.aegis.simulation.world import Happening, World
+
+TOTAL_STEPS, LONGEST_S = 600, 6000
+
+
+def played(schedule: Schedule, *, skip: bool) -> tuple[list[dict[str, Any]], int]:
+    """What was recorded until the run ended, or for so long, and how many seconds were played one by one."""
+    world = World(schedule.happenings, nodes=schedule.partition, ranks_per_node=2, total=TOTAL_STEPS)
+    run = Run(world, SETTINGS, schedule.needed, schedule.spares)
+    seconds = 0
+    while run.phase != "over" and world.now < LONGEST_S:
+        if skip:
+            pass_quietly(world, run)
+        world.second()
+        run.second()
+        seconds += 1
+    return run.rows, seconds
+
+
+def spread(seed: int) -> Schedule:
+    """A drawn schedule whose faults come minutes after each other."""
+    dice = random.Random(seed)
+    schedule = replace(drawn(seed, most_nodes=5), in_memory=False)
+    times = sorted(dice.randint(1, 1500) for _ in schedule.happenings)
+    happenings = tuple(
+        Happening(at, each.what, each.where * 10 if each.what == "user_bug" else each.where, each.lasts)
+        for at, each in zip(times, schedule.happenings, strict=True)
+    )
+    return replace(schedule, happenings=happenings)
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_events_are_the_same_with_and_without_quiet_seconds(seed: int) -> None:
+    schedule = spread(seed)
+    rows, _ = played(schedule, skip=False)
+    assert played(schedule, skip=True)[0] == rows
+
+
+def test_a_run_without_faults_takes_few_seconds() -> None:
+    rows, seconds = played(Schedule(4, 1, 5, ()), skip=True)
+    assert rows[-1]["event"] == "run_ended"
+    assert seconds < 60 < 2 * TOTAL_STEPS

@@ -1,0 +1,66 @@
+"""Seconds in which nothing happens pass at once: the world goes from event to event.
+
+While every rank trains, every agent of the job reports, and nothing is on its way, a second changes nothing but
+counters. The steps follow from the time by division, and the supervisor hears of them in the next second.
+"""
+
+from __future__ import annotations
+
+from zslurm.aegis.simulation.supervisor import Run
+from zslurm.aegis.simulation.truth import SLURM_TIMEOUT_S, NodeTruth
+from zslurm.aegis.simulation.world import SAVE_EVERY, SETUP_S, STEP_S, WALL, World
+
+_SETTLED_S = 10
+"""Seconds after the set-up in which the supervisor gets to know an attempt."""
+_REMEMBERED_S = 120
+"""Seconds after the last record in which a fault may still have consequences that depend on time."""
+_DUE_S = 2
+
+
+def pass_quietly(world: World, run: Run) -> int:
+    """Let the seconds pass in which nothing happens, but for the last one; return how many they were."""
+    seconds = _quiet_s(world, run)
+    if seconds <= 0:
+        return 0
+    attempt = world.attempt
+    assert attempt is not None
+    steps_before = attempt.worked_s // STEP_S
+    attempt.worked_s += seconds
+    world.now, world.awake, run.seen = world.now + seconds, world.awake + seconds, run.seen + seconds
+    if steps := attempt.worked_s // STEP_S - steps_before:
+        attempt.step += steps
+        past = attempt.worked_s % STEP_S
+        attempt.moved, attempt.awake = world.now - past, world.awake - past
+        if (saved := attempt.step // SAVE_EVERY * SAVE_EVERY) > attempt.step - steps:
+            world.committed = saved
+    for name in run.heard:
+        if world.by_name[name].died is None:
+            run.heard[name] += seconds
+    return seconds
+
+
+def _quiet_s(world: World, run: Run) -> int:
+    """Return how many seconds pass in which nothing happens."""
+    attempt, state, now = world.attempt, run.state, world.now
+    if run.phase != "watching" or not run.alive or attempt is None or attempt.over is not None or state is None:
+        return 0
+    last = world.total if world.bug is None else min(world.total, world.bug)
+    until = min([now + (last - attempt.step - 1) * STEP_S, *(each.at for each in world.happenings[:1])]) - _DUE_S
+    settled = max(attempt.began + SETUP_S + _SETTLED_S, world.slurm_away_until, world.suspended_until)
+    if state.faults:
+        settled = max(settled, int(run.rows[-1]["time"] - WALL) + _REMEMBERED_S)
+    is_busy = bool(world.inbox) or world.kill_supervisor is not None or world.store is not None
+    if until <= now or settled >= now or is_busy:
+        return 0
+    if any(rank.ended is not None or rank.hangs for rank in attempt.ranks):
+        return 0
+    in_use = {rank.node.name for rank in attempt.ranks}
+    members = [node for node in world.nodes if node.name in world.agents_on]
+    return until - now if all(_is_quiet(node, now, in_use) for node in members) else 0
+
+
+def _is_quiet(node: NodeTruth, now: int, in_use: set[str]) -> bool:
+    """Return whether nothing is to be noticed of a node: it is well, or dead for long and used by no rank."""
+    if node.died is not None:
+        return node.name not in in_use and now - node.died > SLURM_TIMEOUT_S + _DUE_S
+    return node.silent_until < now and node.nic_until < now and not node.late_s
