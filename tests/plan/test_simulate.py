@@ -135,6 +135,19 @@ def test_aegis_decides_by_the_settings_of_the_run() -> None:
     assert ends.stopped == "the time limit; aegis.requeue_at_time_limit is off"
 
 
+@pytest.mark.parametrize(
+    "aegis", [UNLIMITED, AegisSection(max_excluded=2), AegisSection(retries=1)], ids=["1", "2", "3"]
+)
+def test_runs_that_share_decisions_end_as_they_would_alone(aegis: AegisSection) -> None:
+    scenario = replace(
+        TEN, steps=2000, spares=1, min_nodes=3, wait_s=300.0, limit_s=9000.0, work=WorkLeft(12, 1, 1), aegis=aegis
+    )
+    rates = FailureRates((0.05, 0.05, 0.02, 0.01), "test")
+    alone = [simulate(scenario, RandomFaults(rates, 8, seed)) for seed in range(20)]
+    assert Study(rates, 8).outcomes(scenario, 20) == alone
+    assert len({outcome.wall_s for outcome in alone}) > 10
+
+
 @pytest.mark.parametrize("interval_s", [300, 1700, 6000])
 def test_it_agrees_with_daly_within_two_percent(interval_s: int) -> None:
     """Where the formula applies: a constant restart, blocking saves, a node for every lost one."""

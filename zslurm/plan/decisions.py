@@ -37,10 +37,14 @@ class Decider:
         settings: the section `aegis`.
         needed: nodes that train.
         asked: nodes of the job, its spares among them.
+        known: decisions by all that they depend on, but for names and times; runs of one scenario share them.
     """
 
-    def __init__(self, settings: AegisSection, needed: int, asked: int) -> None:
+    def __init__(
+        self, settings: AegisSection, needed: int, asked: int, known: dict[object, Decision] | None = None
+    ) -> None:
         self.settings, self.needed, self.asked = settings, needed, asked
+        self.known = {} if known is None else known
         self._incidents: list[Incident] = []
         self._starts: list[float] = []
         self._exclusions: dict[str, Exclusion] = {}
@@ -54,7 +58,7 @@ class Decider:
         self, fault: DrawnFault, now: float, committed: int, in_use: int, spares: int, *,
         elsewhere: int | None = None, work: WorkLeft | None = None,
     ) -> Decision:  # fmt: skip
-        """Return what follows a fault.
+        """Return what follows a fault; names in the decision are those of a like one.
 
         Args:
             fault: that happened.
@@ -65,15 +69,43 @@ class Decider:
             elsewhere: nodes that can be had, without the lost one; None: as many as the run wants.
             work: what is left to train.
         """
+        self._forget(now, committed)
         index, kind = int(fault.draw * in_use), KIND_OF[fault.kind]
-        name = f"n{index}.{self._replaced.get(index, 0)}"
-        where = {"node": None if fault.kind == "restart" else name}
-        root = Fault.of_kind(kind, now, "srun" if kind == RANK_KILLED else "agent", "simulated", **where)
-        others = in_use - 1 if self.settings.min_nodes is not None and not spares else 0
-        unnamed = in_use - 1 - others
+        name = None if fault.kind == "restart" else f"n{index}.{self._replaced.get(index, 0)}"
+        root = Fault.of_kind(kind, now, "srun" if kind == RANK_KILLED else "agent", "simulated", node=name)
+        weighs = self.settings.min_nodes is not None and not spares
+        before = tuple(
+            (
+                None if each.root is None else (each.root.kind, each.root.node == name),
+                each.committed_step >= committed,
+                bool(each.excluded),
+            )
+            for each in self._incidents
+        )
+        key: tuple[object, ...] = (kind, spares, elsewhere, before, len(self._starts), len(self._exclusions))
+        if weighs:
+            key = (*key, in_use, work)
+        if (decision := self.known.get(key)) is None:
+            others = in_use - 1 if weighs else 0
+            resources = self._resources(fault, name or "n", others, in_use - 1 - others, spares, elsewhere, work)
+            decision = self.known[key] = self._decide(resources, now, committed, (root,))
+        exclude = (name,) if decision.exclude and name is not None else ()
+        if name is not None and exclude:
+            expires = now + self.settings.exclude_for_s
+            self._exclusions[name] = Exclusion(exclude, decision.reason, now, expires)
+        if decision.action in ("swap", "shrink", "requeue"):
+            self._replaced[index] = self._replaced.get(index, 0) + 1
+        self._incidents.append(Incident(now, 1, decision.action, root, committed, exclude))
+        return decision
+
+    def _resources(
+        self, fault: DrawnFault, name: str, others: int, unnamed: int, spares: int, elsewhere: int | None,
+        work: WorkLeft | None,
+    ) -> Resources:  # fmt: skip
+        """Return the nodes of the job: the lost one, `others`, and spares; without those that need no name."""
         ranks = (name, *(f"other{number}" for number in range(others)))
         alive = ranks[1:] if fault.kind == "node" else ranks
-        resources = Resources(
+        return Resources(
             (*alive, *(f"spare{number}" for number in range(spares))),
             ranks,
             self.needed - unnamed,
@@ -82,34 +114,31 @@ class Decider:
             asked=self.asked - unnamed,
             work=work,
         )
-        decision = self._decide(resources, now, committed, (root,))
-        if name in decision.exclude:
-            expires = now + self.settings.exclude_for_s
-            self._exclusions[name] = Exclusion((name,), decision.reason, now, expires)
-        if decision.action in ("swap", "shrink", "requeue"):
-            self._replaced[index] = self._replaced.get(index, 0) + 1
+
+    def at_time_limit(self, now: float, committed: int) -> Decision:
+        """Return what follows a save for the time limit."""
+        self._forget(now, committed)
+        resources = Resources(("n",), ("n",), 1, outlives_nodes=True)
+        decision = self._decide(resources, now, committed, (), outcome="interrupted", asked="SIGUSR2")
+        self._incidents.append(Incident(now, 1, decision.action, decision.root, committed))
         return decision
 
-    def at_time_limit(self, now: float, committed: int, in_use: int) -> Decision:
-        """Return what follows a save for the time limit."""
-        nodes = tuple(f"other{number}" for number in range(min(in_use, 1)))
-        resources = Resources(nodes, nodes, len(nodes), outlives_nodes=True)
-        return self._decide(resources, now, committed, (), outcome="interrupted", asked="SIGUSR2")
+    def _forget(self, now: float, committed: int) -> None:
+        """Forget what no decision depends on any more."""
+        since = now - self.settings.exclude_for_s
+        self._incidents = [
+            each
+            for each in self._incidents
+            if each.committed_step >= committed
+            or (each.time > since and each.root is not None and each.root.kind in (RANK_KILLED, RANK_HANG))
+        ][-_KEPT:]
+        self._starts = [start for start in self._starts if start > now - _HOUR_S][-_KEPT:]
+        self._exclusions = {node: each for node, each in self._exclusions.items() if each.is_active(now)}
 
     def _decide(
         self, resources: Resources, now: float, committed: int, faults: tuple[Fault, ...],
         outcome: EndedAs = "failed", asked: str | None = None,
     ) -> Decision:  # fmt: skip
-        since = now - self.settings.exclude_for_s
-        self._incidents = [
-            each
-            for each in self._incidents
-            if each.committed_step >= committed or (each.time > since and not each.excluded)
-        ][-_KEPT:]
-        self._starts = [start for start in self._starts if start > now - _HOUR_S][-_KEPT:]
-        self._exclusions = {node: each for node, each in self._exclusions.items() if each.is_active(now)}
         attempt = AttemptSummary(now, 1, outcome, faults, committed, asked, nodes=resources.in_use)
         history = History(tuple(self._incidents), self._exclusions, tuple(self._starts))
-        decision = decide(attempt, history, resources, self.settings)
-        self._incidents.append(Incident(now, 1, decision.action, decision.root, committed, decision.exclude))
-        return decision
+        return decide(attempt, history, resources, self.settings)

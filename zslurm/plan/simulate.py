@@ -147,13 +147,13 @@ class _GivenUp(Exception):
     """The run does not come to its end, is stopped, or the horizon is reached."""
 
 
-def simulate(scenario: Scenario, faults: Faults) -> Outcome:
-    """Return what a run takes that meets these faults."""
-    return _Simulation(scenario, faults).run()
+def simulate(scenario: Scenario, faults: Faults, known: dict[object, Decision] | None = None) -> Outcome:
+    """Return what a run takes that meets these faults; `known` are decisions of other runs of the scenario."""
+    return _Simulation(scenario, faults, known).run()
 
 
 class _Simulation:
-    def __init__(self, scenario: Scenario, faults: Faults) -> None:
+    def __init__(self, scenario: Scenario, faults: Faults, known: dict[object, Decision] | None) -> None:
         self.scenario, self.faults, self.out = scenario, faults, Outcome()
         self.step = self.committed = 0
         self.copied: int | None = None  # step of the newest copy that is whole on every rank
@@ -164,7 +164,7 @@ class _Simulation:
         settings = scenario.aegis.model_copy(
             update={"min_nodes": scenario.min_nodes, "expected_wait_s": scenario.wait_s}
         )
-        self.aegis = Decider(settings, scenario.nodes, scenario.nodes + scenario.spares)
+        self.aegis = Decider(settings, scenario.nodes, scenario.nodes + scenario.spares, known)
         horizon = scenario.horizon_s
         self.horizon = _ABANDONED_AFTER * (scenario.ideal_s + 1) if horizon is None else horizon
 
@@ -361,5 +361,5 @@ class _Simulation:
         self._count("time limit")
         self._spend(self.scenario.stall_s + self.scenario.write_s, "saving")
         self.committed = self.step
-        self._carry_out(self.aegis.at_time_limit(self.out.wall_s, self.committed, self.in_use))
+        self._carry_out(self.aegis.at_time_limit(self.out.wall_s, self.committed))
         self._recover_from(self._start(memory=False))

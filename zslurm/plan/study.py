@@ -12,6 +12,7 @@ import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
+from zslurm.aegis.types import Decision
 from zslurm.plan.failures import FailureRates, RandomFaults
 from zslurm.plan.simulate import PARTS, Outcome, Scenario, simulate
 from zslurm.plan.young_daly import daly_interval_s
@@ -116,7 +117,8 @@ class Study:
     def outcomes(self, scenario: Scenario, runs: int) -> list[Outcome]:
         """Simulate so many runs."""
         seeds = range(self.seed, self.seed + runs)
-        return [simulate(scenario, RandomFaults(self.rates, self.gpus_per_node, seed)) for seed in seeds]
+        known: dict[object, Decision] = {}
+        return [simulate(scenario, RandomFaults(self.rates, self.gpus_per_node, seed), known) for seed in seeds]
 
     def predict(self, scenario: Scenario, runs: int) -> Prediction:
         """Return what a run is expected to take, from so many simulated ones (at least two)."""
