@@ -20,7 +20,6 @@ from zslurm.core.errors import ConfigError
 from zslurm.doctor.check import Status, all_checks, chosen_checks
 from zslurm.doctor.checks import network
 from zslurm.doctor.node import run_checks
-from zslurm.hardware.node_sources import Stored
 
 UID = os.getuid()
 NFS_RUNS = {"task": {"directory": "/shared/runs"}}
@@ -173,8 +172,6 @@ FAULTS: list[tuple[str, Callable[[Node], object], dict[str, Any], Status, str]] 
     ("storage-route", write("proc/net/route", "Iface\tDestination"), NFS_RUNS, Status.UNAVAILABLE,
      "no route to nas is known"),
     ("storage-route", remove("proc/self/mounts"), NFS_RUNS, Status.UNAVAILABLE, "cannot be read"),
-    ("page-cache", lambda node: node.meminfo(96), {"task": {"stored": Stored(0, 96 << 30, "big/step-00000400")}},
-     Status.WARN, "a spare node keeps 50 % of big/step-00000400 (96.0 GiB) in memory, a restart"),
     ("page-cache", remove("proc/meminfo"), {}, Status.UNAVAILABLE, "proc/meminfo cannot be read"),
 ]  # fmt: skip
 

@@ -25,7 +25,7 @@ GIB = 1 << 30
         (
             Stored(4096 * GIB, 96 * GIB, "big/step-00000400"),
             "room for 1.00 TiB; of the bundles (4.00 TiB) 75 % do not fit: they are read from storage; "
-            "big/step-00000400 (96.0 GiB) fits: a spare node keeps all of it in memory",
+            "big/step-00000400 (96.0 GiB) fits",
         ),
     ],
 )

@@ -1,9 +1,7 @@
-"""The room of the page cache, by the machine and by control groups; files in it and out of it."""
+"""The room of the page cache, by the machine and by control groups."""
 
 from __future__ import annotations
 
-import mmap
-import os
 from pathlib import Path
 
 import pytest
@@ -52,22 +50,3 @@ def test_a_control_group_of_the_first_version_does_too(node: FakeNode) -> None:
 
 def test_without_meminfo_it_is_not_known(tmp_path: Path) -> None:
     assert page_cache.room(tmp_path) is None
-
-
-def test_a_file_goes_out_of_the_cache_and_comes_back_by_reading(tmp_path: Path) -> None:
-    path = tmp_path / "file"
-    path.write_bytes(os.urandom(MIB + 1))
-    assert page_cache.resident(path) == MIB + mmap.PAGESIZE
-    page_cache.drop(path)
-    if page_cache.resident(path):
-        pytest.skip("the temporary directory is in memory: its files cannot be put out of the page cache")
-    path.read_bytes()
-    assert page_cache.resident(path) == MIB + mmap.PAGESIZE
-
-
-def test_an_empty_file_has_no_pages_and_a_missing_one_is_an_error(tmp_path: Path) -> None:
-    (tmp_path / "empty").touch()
-    assert page_cache.resident(tmp_path / "empty") == 0
-    for ask in (page_cache.resident, page_cache.drop):
-        with pytest.raises(FileNotFoundError):
-            ask(tmp_path / "missing")

@@ -1,4 +1,4 @@
-"""Storage on a real Slurm: its benchmark when a node is lost, and spares that keep the newest checkpoint warm."""
+"""The benchmark of storage on a real Slurm when a node is lost."""
 
 from __future__ import annotations
 
@@ -84,30 +84,3 @@ def test_a_node_lost_in_mid_benchmark_leaves_a_part_of_the_result_and_no_files(u
     assert (result.complete, result.lost_nodes) == (False, [victim])
     assert result.rows
     wait_for(lambda: not list(place.iterdir()), "the directory to be empty")
-
-
-def test_a_spare_keeps_the_newest_checkpoint_warm_until_it_takes_a_nodes_place(user: User) -> None:
-    run_file = user.write_run("warm", steps=ENDLESS, cluster={"gpus_per_node": 0})  # a check would miss the GPUs
-    user.zslurm("submit", "-q", run_file, "--spares", "1")
-
-    def warmed(node: str, after: int = -1) -> list[int]:
-        found = [event for event in user.events("warm") if event["event"] == "spare_warmed"]
-        assert all(event["bytes"] == event["of"] > 0 for event in found)
-        return [event["step"] for event in found if event["node"] == node and event["step"] > after]
-
-    user.wait_for_step("warm", 5)
-    first, second, spare = user.nodes_of("warm")
-    seen = wait_for(lambda: warmed(spare), "the spare to read a checkpoint")
-    wait_for(lambda: warmed(spare, after=seen[-1]), "the spare to read a newer one")
-    assert not warmed(first) and not warmed(second)
-    user.cluster.kill_node(second, noticed_at_once=True)
-    attempt = wait_for(
-        lambda: [e for e in user.events("warm") if e["event"] == "attempt_started" and e["attempt"] == 2],
-        "the second attempt",
-    )
-    assert spare in user.cluster.run(["scontrol", "show", "hostnames", attempt[0]["nodes"]]).stdout.split()
-    before = len(warmed(spare))
-    reached = user.steps("warm")[-1]["step"]
-    user.wait_for_step("warm", reached + 40)  # several checkpoints later
-    assert len(warmed(spare)) == before
-    user.zslurm("cancel", "warm", "--wait")

@@ -137,9 +137,8 @@ class AgentReport(msgspec.Struct, frozen=True, tag_field="kind", tag="agent", om
 
     Attributes:
         event: `started`; `silent`, when it has not heard of the supervisor for aegis.standby_s; `heard`, when it
-            has again; `signalled`, when it got a signal; `warmed`, when its spare node has read a checkpoint into
-            its page cache; `ended`.
-        values: more about it: `pid`, `seconds`, `signal`, `reason`; of `warmed` the fields of `Warmed`.
+            has again; `signalled`, when it got a signal; `ended`.
+        values: more about it: `pid`, `seconds`, `signal`, `reason`.
     """
 
     stamp: Stamp

@@ -173,16 +173,6 @@ class AegisSection(Section):
         description="seconds that a requeued job is expected to wait for its nodes, against which fewer nodes "
         "(min_nodes) are weighed; default: the median of the run's own waits, an hour before its first",
     )
-    warm_spares: bool = Field(
-        True,
-        description="spare nodes read the newest checkpoint into their page cache, so that one that takes the "
-        "place of a node loads it from memory",
-    )
-    warm_spares_gb_s: Positive = Field(
-        1.0,
-        description="GB a second that all spare nodes of the job together read at most for that, so that the "
-        "storage is left to the ranks",
-    )
     gpu_oom: Literal["stop", "retry"] = Field("stop", description="what to do when a GPU runs out of memory")
     nan_repeats: Annotated[int, Field(ge=2)] = Field(
         2, description="times that NaN comes first from one and the same GPU, before that GPU is tested"

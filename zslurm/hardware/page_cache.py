@@ -1,4 +1,4 @@
-"""The kernel's page cache: how much room it has, what of a file is in it, and how to put a file out of it.
+"""The kernel's page cache: how much room it has.
 
 Room is memory that is free or holds pages that can be dropped: MemAvailable of /proc/meminfo (proc(5)), or less
 if a control group of this process has a limit, for pages count against the group that reads them first
@@ -7,8 +7,6 @@ if a control group of this process has a limit, for pages count against the grou
 
 from __future__ import annotations
 
-import mmap
-import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -57,53 +55,3 @@ def _rooms_of_groups(root: Path) -> Iterator[int]:
                 pages = [stat.get(prefix + name, "") for name in _ON_FILE_LISTS]
                 yield int(sizes[0]) - int(sizes[1]) + sum(int(text) for text in pages if text.isdecimal())
             group = group.parent
-
-
-def drop(path: Path) -> None:
-    """Put a file out of the page cache; what was not written to the disk yet is written first.
-
-    A file system in memory (tmpfs) has nothing to put it out to, and keeps it: see `resident`.
-
-    Raises:
-        OSError: it cannot be opened or synced.
-    """
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-        os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
-    finally:
-        os.close(descriptor)
-
-
-def resident(path: Path) -> int:
-    """Return the bytes of a file that are in the page cache, in whole pages.
-
-    The kernel answers for files that this user owns or may write (mincore(2)); for others all pages seem resident.
-
-    Raises:
-        OSError: it cannot be opened or mapped.
-    """
-    import ctypes  # few programs ask
-
-    with path.open("rb") as file:
-        size = os.fstat(file.fileno()).st_size
-        if not size:
-            return 0
-        pages = -(-size // mmap.PAGESIZE)
-        found = (ctypes.c_ubyte * pages)()
-        libc = ctypes.CDLL(None, use_errno=True)
-        libc.mmap.restype = ctypes.c_void_p
-        libc.mmap.argtypes = (
-            ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long,
-        )  # fmt: skip
-        libc.mincore.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p)
-        libc.munmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
-        address = libc.mmap(None, size, mmap.PROT_READ, mmap.MAP_SHARED, file.fileno(), 0)
-        if address in (None, ctypes.c_void_p(-1).value):
-            raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()), str(path))
-        try:
-            if libc.mincore(address, size, found):
-                raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()), str(path))
-        finally:
-            libc.munmap(address, size)
-    return sum(page & 1 for page in bytes(found)) * mmap.PAGESIZE

@@ -155,14 +155,6 @@ SAID = [
         "spare node node4 is not usable: NIC ionic_2 is down",
     ),
     (
-        {"event": "spare_warmed", "node": "node4", "step": 400, "bytes": 96 << 30, "of": 96 << 30, "seconds": 31},
-        "spare node node4 has the checkpoint of step 400 in memory (96.0 GiB)",
-    ),
-    (
-        {"event": "spare_warmed", "node": "node4", "step": 400, "bytes": 10 << 30, "of": 96 << 30},
-        "spare node node4 has 10.0 GiB of the checkpoint of step 400 in memory (96.0 GiB)",
-    ),
-    (
         {"event": "gpu_tested", "node": "node3", "gpu": "2", "ok": False, "reason": "3 of 100 products differ"}
         | {"device": "GPU 2 (MI300X, 0000:c1:00.0)"},
         "GPU 2 (MI300X, 0000:c1:00.0) of node3 computes wrongly: 3 of 100 products differ",

@@ -101,7 +101,7 @@ def test_damaged_lines_hide_nothing(tmp_path: Path, damage: bytes) -> None:
     assert found.newest is not None
 
 
-LONG = [{"event": "spare_warmed", "node": "x" * 200}] * 40
+LONG = [{"event": "spare_checked", "ok": True, "node": "x" * 200}] * 40
 """Events that change no state, longer than what is read again each time."""
 
 

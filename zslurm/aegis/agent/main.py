@@ -24,7 +24,6 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
-from dataclasses import asdict
 from pathlib import Path
 
 from zslurm.aegis.agent.attempt_baselines import NodeMemory
@@ -34,7 +33,6 @@ from zslurm.aegis.agent.rank_processes import RankProcesses
 from zslurm.aegis.agent.sensor import Make, NodeContext, Reading, all_sensors
 from zslurm.aegis.agent.sensor_runner import SensorRunner
 from zslurm.aegis.agent.sensors.progress import ranks_in
-from zslurm.aegis.agent.spare_warmer import SpareWarmer, Warmed
 from zslurm.aegis.agent.standby import StandbySupervisor
 from zslurm.aegis.fault_kinds import BASELINE_LOST
 from zslurm.aegis.protocol import (
@@ -118,7 +116,6 @@ class Agent:
             )
             for name, make in makers.items()
         ]
-        self._warmer = SpareWarmer(context, lambda: self.attempt, self._stop, self._warmed)
         self._heard_at = time.monotonic()
         self._pauses = Pauses()
         self._missed = self._hung_up = False
@@ -140,8 +137,6 @@ class Agent:
             self._sensed("agent", Reading(faults=(self._context.fault(BASELINE_LOST, "agent", line),)))
         for runner in self._runners:
             runner.start()
-        if self._context.aegis.warm_spares:
-            self._warmer.start()
         for work in (self._listen, self._report_progress):
             threading.Thread(target=work, name=work.__name__, daemon=True).start()
         looked_at = time.monotonic()
@@ -182,9 +177,6 @@ class Agent:
                 self._stamp(), sensor, reading.ok, reading.why, reading.faults, reading.values, first=reading.first
             )
         )
-
-    def _warmed(self, done: Warmed) -> None:
-        self._send(AgentReport(self._stamp(), "warmed", asdict(done)))
 
     def _report_progress(self) -> None:
         processes: RankProcesses | None = None
@@ -231,8 +223,6 @@ class Agent:
                 self._memory.forget()
             self._stop.set()
             return
-        if command.do == "check":  # ranks start here next
-            self._warmer.halt()
         if command.do == "clean_up":  # the attempt is over; what ended it is needed for the decision
             for runner in self._runners:
                 runner.look_now()

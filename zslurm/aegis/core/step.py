@@ -62,11 +62,10 @@ from zslurm.run.events import (
     RanksEnded,
     RanksMoved,
     RecoveredInMemory,
-    SpareWarmed,
     StepKilled,
     StopAsked,
 )
-from zslurm.run.events.event import from_row, only_known
+from zslurm.run.events.event import only_known
 from zslurm.slurm.on_nodes.srun_output import TaskFailure
 
 OF_RANKS = OF_STEP | {"rank", "log"}
@@ -199,9 +198,6 @@ def _take_report(state: AttemptState, event: ReportReceived) -> list[CoreAction]
     state.detector.feed(report, event.now, event.wall)
     if isinstance(report, AgentReport) and report.event == "signalled":
         return [LookForPreemption()]
-    if isinstance(report, AgentReport) and report.event == "warmed":
-        warmed = from_row({"event": SpareWarmed.NAME, "node": report.stamp.node, **report.values})
-        return [Record(warmed)] if isinstance(warmed, SpareWarmed) else []
     return []
 
 

@@ -6,12 +6,9 @@ import statistics
 from collections.abc import Mapping
 
 from zslurm.checkpoint_tools.quantities import show_bytes
-from zslurm.doctor.check import CheckOutcome, NodeData, check, unavailable, warned, worst
+from zslurm.doctor.check import CheckOutcome, NodeData, check, passed, unavailable, warned
 from zslurm.hardware import page_cache as cache
 from zslurm.hardware.node_sources import Sources
-
-SPARE_SHARE = 0.5
-"""Of the room, how much a spare node fills with a checkpoint (zslurm.aegis.agent.spare_warmer)."""
 
 _LITTLE = 0.5
 """Of the median room of the nodes: a node with less differs from them."""
@@ -41,7 +38,7 @@ def page_cache(sources: Sources) -> CheckOutcome:
     if room is None:
         return unavailable(f"{sources.root / 'proc/meminfo'} cannot be read", "look whether /proc is mounted")
     stored, data = sources.task.stored, {"room": room}
-    problems, parts = [], [f"room for {show_bytes(room)}"]
+    parts = [f"room for {show_bytes(room)}"]
     if size := stored.bundle_bytes:
         if size <= room:
             parts.append(f"the bundles ({show_bytes(size)}) fit: a second epoch reads memory")
@@ -51,17 +48,7 @@ def page_cache(sources: Sources) -> CheckOutcome:
                 f"of the bundles ({show_bytes(size)}) {rest:.2g} % do not fit: they are read from storage"
             )
     if size := stored.checkpoint_bytes:
-        share = SPARE_SHARE * room / size
-        if share >= 1:
-            parts.append(f"{stored.checkpoint} ({show_bytes(size)}) fits: a spare node keeps all of it in memory")
-        else:
-            problems.append(
-                warned(
-                    f"room for {show_bytes(room)}: a spare node keeps {100 * share:.0f} % of {stored.checkpoint} "
-                    f"({show_bytes(size)}) in memory, a restart on it reads the rest from storage",
-                    "free memory of the nodes, or expect a longer restart",
-                )
-            )
+        parts.append(f"{stored.checkpoint} ({show_bytes(size)}) {'fits' if size <= room else 'does not fit'}")
     if not stored.bundle_bytes and not stored.checkpoint_bytes:
         parts.append("no bundles (--path) and no checkpoints (--directory) to compare it with")
-    return worst(problems, "; ".join(parts), data=data)
+    return passed("; ".join(parts), data=data)

@@ -67,7 +67,6 @@ from zslurm.run.events.preparation import (
     RailsIncomplete,
     RailsUnknown,
     SpareChecked,
-    SpareWarmed,
 )
 from zslurm.run.events.supervision import (
     AgentLost,
@@ -150,7 +149,6 @@ __all__ = [
     "RunEnded",
     "Scored",
     "SpareChecked",
-    "SpareWarmed",
     "StacksDumped",
     "StartPostponed",
     "StepKilled",

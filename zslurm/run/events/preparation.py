@@ -1,10 +1,9 @@
-"""Events before the ranks start: what was checked, staged and warmed."""
+"""Events before the ranks start: what was checked and staged."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from zslurm.checkpoint_tools.quantities import show_bytes
 from zslurm.run.events.event import Event
 
 
@@ -63,21 +62,6 @@ class SpareChecked(Event, name="spare_checked"):
 
     def _sentence(self) -> str:
         return f"spare node {self.node} {'is in order' if self.ok else 'is not usable'}{self.because}"
-
-
-class SpareWarmed(Event, name="spare_warmed"):
-    """A spare node has read the newest checkpoint into its page cache; of `of` bytes those that fit."""
-
-    node: str
-    step: int
-    bytes: int
-    of: int
-    seconds: float | None = None
-
-    def _sentence(self) -> str:
-        part = "" if self.bytes >= self.of else f"{show_bytes(self.bytes)} of "
-        size = show_bytes(self.of)
-        return f"spare node {self.node} has {part}the checkpoint of step {self.step} in memory ({size})"
 
 
 class GpuTested(Event, name="gpu_tested"):
