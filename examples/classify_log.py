@@ -2,7 +2,7 @@
 
     python examples/classify_log.py slurm-4242.out dmesg.txt
 
-Without a file it reads a log that it writes itself. `zslurm aegis classify` prints the same as a table.
+Without a file it reads a log that it writes itself. `zslurm why` prints the same as a table.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ Beside the operations:
     operators           operators of torch.compile whose operands are a record
     multi_tensor        operations on lists of tensors: by HIP on GPUs, by torch on CPUs
     case                operands that an operation is checked and measured on; cases.py in its folder has them
-    harness             build, check and measure all of them: `zslurm kernels`
+    harness             build, check and measure all of them: `zslurm dev kernels`
     cache               the user's directories of builds and measured tables
     amd_assembly        resources and instructions of kernels in what LLVM writes for AMD's GPUs
     code_object         what a GPU's compiler makes of the kernels in Triton, read without such a GPU

@@ -2,7 +2,7 @@
 
 The file `cases.py` in every operation's folder has two functions:
 
-    checks()                cases of a few thousand elements, odd sizes among them: `zslurm kernels check`
+    checks()                cases of a few thousand elements, odd sizes among them: `zslurm dev kernels check`
     benchmarks(small)       cases of the sizes that training has, or small ones to try the program: `... bench`
 """
 

@@ -13,14 +13,14 @@ WORKS = (
     ["--version"],
     ["--help"],
     ["config", "recipes"],
-    ["template", "show", "train"],
-    ["env", "--cluster", "mi300x-pollara"],
+    ["config", "template", "show", "train"],
+    ["cluster", "env", "--cluster", "mi300x-pollara"],
     ["plan", "memory", "run.yaml", "--cluster", "mi300x-pollara"],
     ["plan", "run", "run.yaml", "--cluster", "mi300x-pollara", "--runs", "2"],
     ["status"],
 )
 NEEDS = {
-    "torch": ("train", ["kernels", "check"]),
+    "torch": ("train", ["dev", "kernels", "check"]),
     "tokenizers": ("data", ["data", "build", "texts", "--vocab-size", "512", "--out", "data"]),
 }
 """By the package that is missing: the extra that brings it, and a command that needs it."""

@@ -1,10 +1,10 @@
-"""The step time that `zslurm size` expects against a step of the trainer, on this CPU.
+"""The step time that `zslurm plan size` expects against a step of the trainer, on this CPU.
 
 Expected: the rates of every product and of attention, the times of the parts of a microbatch and of Muon's
 Newton-Schulz steps as `zslurm bench gemm --run` measures them, and the triad of `zslurm bench hbm`, read by
-`zslurm size`. Peer: the run's optimizer step by the trainer, on synthetic tokens, as `zslurm bench train` takes
-it. Both on one thread of this process and in processor time: the machine is shared, and by the clock a step of
-seconds is disturbed more often than a product of milliseconds.
+`zslurm plan size`. Peer: the run's optimizer step by the trainer, on synthetic tokens, as `zslurm bench train`
+takes it. Both on one thread of this process and in processor time: the machine is shared, and by the clock a step
+of seconds is disturbed more often than a product of milliseconds.
 
 Processor time too depends on what else runs: on the caches and the memory that others leave. So the two take turns
 within a turn already: a step is taken after every few of the measured calls. The ratio of a turn is the step time

@@ -62,8 +62,8 @@ def rails() -> str:
         mi300x_pollara(directory / "node0", down={3})
         environment = _environment(directory)
         environment |= {"ZSLURM_SYSROOT": str(directory / "%n"), "SLURMD_NODENAME": "node0"}
-        arguments = ["rails", "--here", "--cluster", "mi300x-pollara"]
-        return as_svg("zslurm rails", _output(arguments, environment, width=100), 100)
+        arguments = ["cluster", "rails", "--here", "--cluster", "mi300x-pollara"]
+        return as_svg("zslurm cluster rails", _output(arguments, environment, width=100), 100)
 
 
 PICTURES = (status, watch, rails)

@@ -1,4 +1,4 @@
-"""Build, check and measure all kernels on one machine: what `zslurm kernels` and the benchmarks of a GPU run.
+"""Build, check and measure all kernels on one machine: what `zslurm dev kernels` and the benchmarks of a GPU run.
 
 builds      every HIP source and every kernel in Triton, compiled for an architecture into the caches
 checks      every implementation against the reference, on the cases of its operation

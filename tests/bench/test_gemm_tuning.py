@@ -184,7 +184,7 @@ def test_a_table_of_another_card_or_version_is_refused_in_the_rank_in_one_line(
     assert not use_tuned_products(tmp_path, torch.device("cuda", 0), tunable)
     assert not tunable.enabled and not tunable.results
     (line,) = [record.getMessage() for record in caplog.records]
-    assert why in line and "zslurm tune gemm" in line
+    assert why in line and "zslurm dev tune gemm" in line
 
 
 def test_a_table_that_torch_refuses_stays_unused(tmp_path: Path) -> None:

@@ -42,7 +42,7 @@ def test_a_recipes_products_are_measured_and_read_by_size(shell: Shell) -> None:
             "hbm.json",
         )
     )
-    found = shell.zslurm.ok("size", run, "--rates", "gemm.json", "--rates", "hbm.json", "--json").json
+    found = shell.zslurm.ok("plan", "size", run, "--rates", "gemm.json", "--rates", "hbm.json", "--json").json
     (phase,) = found["phases"]
     measured = {(row["name"], row["pass"]) for row in phase["products"] if row["rate"] == "measured"}
     in_time = {(row["product"], row["pass"]) for row in read_result(shell.directory / "gemm.json").rows}

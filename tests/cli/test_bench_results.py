@@ -172,8 +172,10 @@ def test_env_shows_what_was_measured_here(shell: Shell, profile: Path) -> None:
         "  measured:\n    variables:\n      NCCL_ALGO: {best: Tree, others: {Ring: 1.2}, date: 2026-11-23}\n"
     )
     profile.write_text(f"{PROFILE}  env: {{NCCL_ALGO: Ring}}\n{measured}")
-    text = " ".join(shell.zslurm.ok("env", "--cluster", "ours", "--explain").stdout.replace("#", " ").split())
+    text = " ".join(
+        shell.zslurm.ok("cluster", "env", "--cluster", "ours", "--explain").stdout.replace("#", " ").split()
+    )
     assert "measured here 2026-11-23: the bandwidth of Tree is 1.20 times that of Ring" in text
     assert "this value is the slower one: set cluster.env.NCCL_ALGO" in text
-    facts = json.loads(shell.zslurm.ok("env", "--cluster", "ours", "--json").stdout)
+    facts = json.loads(shell.zslurm.ok("cluster", "env", "--cluster", "ours", "--json").stdout)
     assert {each["name"]: each["measured"] for each in facts}["NCCL_ALGO"]["best"] == "Tree"

@@ -17,7 +17,7 @@ import zslurm
 from tests.cli.commands import Shell, fresh_python
 from zslurm.bench.measurement import BENCHMARKS
 from zslurm.cli.commands import COMMANDS as TABLE
-from zslurm.cli.commands import HEADINGS, load
+from zslurm.cli.commands import FURTHER_HEADINGS, HEADINGS, load
 from zslurm.core.errors import Exit
 
 MODULES_OF = """
@@ -51,10 +51,11 @@ def commands(group: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str
 COMMANDS = dict(found for name in TABLE for found in commands(SimpleNamespace(commands={name: load(name)})))
 
 
-def example_of(command: Any) -> str:
-    """The line after `Example:` in a command's help."""
-    (line,) = [line for line in command.help.splitlines() if line.startswith("Example: ")]
-    return str(line.removeprefix("Example: "))
+def examples_of(command: Any) -> list[str]:
+    """What comes after `Example:` in a command's help."""
+    lines = [line for line in command.help.splitlines() if line.startswith("Example: ")]
+    assert lines
+    return [str(line.removeprefix("Example: ")) for line in lines]
 
 
 @pytest.mark.parametrize("name", TABLE)
@@ -67,8 +68,8 @@ def test_the_promised_commands_are_there() -> None:
     groups = [
         ("config", "show"),
         ("config", "schema"),
-        ("template", "ls"),
-        ("template", "show"),
+        ("config", "template", "ls"),
+        ("config", "template", "show"),
         ("data", "build"),
         ("data", "verify"),
     ]
@@ -77,9 +78,10 @@ def test_the_promised_commands_are_there() -> None:
 
 @pytest.mark.parametrize("path", COMMANDS, ids=" ".join)
 def test_a_commands_example_is_that_command_and_parses(path: tuple[str, ...]) -> None:
-    words = shlex.split(example_of(COMMANDS[path]).partition(" > ")[0])
-    assert tuple(words[: len(path) + 1]) == ("zslurm", *path)
-    COMMANDS[path].make_context("zslurm", words[len(path) + 1 :])
+    for example in examples_of(COMMANDS[path]):
+        words = shlex.split(example.partition(" > ")[0])
+        assert tuple(words[: len(path) + 1]) == ("zslurm", *path)
+        COMMANDS[path].make_context("zslurm", words[len(path) + 1 :])
 
 
 @pytest.mark.parametrize("path", COMMANDS, ids=" ".join)
@@ -109,12 +111,50 @@ def test_no_line_of_a_list_of_commands_is_cut(shell: Shell, group: tuple[str, ..
     assert max(map(len, text.splitlines())) <= 80
 
 
-def test_every_command_is_under_a_heading(shell: Shell) -> None:
-    text = shell.zslurm("--help").stdout
-    assert [text.index(f"\n{heading}:\n") for heading in HEADINGS] == sorted(
-        text.index(f"\n{heading}:\n") for heading in HEADINGS
-    )
-    assert set(TABLE) <= {name for names in HEADINGS.values() for name in names.split()}
+EVERYDAY = [name for names in HEADINGS.values() for name in names.split()]
+
+
+def test_every_command_is_under_a_heading_and_help_shows_the_everyday_ones(shell: Shell) -> None:
+    everything = HEADINGS | FURTHER_HEADINGS
+    short, whole = shell.zslurm("--help").stdout, shell.zslurm.ok("help", "--all").stdout
+    for text, headings in ((short, HEADINGS), (whole, everything)):
+        places = [text.index(f"\n{heading}:\n") for heading in headings]
+        assert places == sorted(places)
+    assert set(TABLE) == {name for names in everything.values() for name in names.split()}
+    listed = [name for name in TABLE if f"\n  {name} " in short]
+    assert sorted(listed) == sorted(EVERYDAY)
+    assert len(EVERYDAY) == 17
+    assert [name for name in TABLE if f"\n  {name} " not in whole] == []
+    assert max(map(len, whole.splitlines())) <= 80
+
+
+@pytest.mark.parametrize("path", [("eval",), ("generate",), ("data", "build"), ("plan", "run")], ids=" ".join)
+def test_short_help_has_ten_options_and_help_all_has_all(shell: Shell, path: tuple[str, ...]) -> None:
+    options = [each for each in COMMANDS[path].params if each.param_type_name == "option"]
+    short, whole = shell.zslurm.ok(*path, "--help").stdout, shell.zslurm.ok("help", "--all", *path).stdout
+
+    def shown(text: str) -> list[str]:
+        return [each.name for each in options if re.search(rf"^  (-\w, )?{each.opts[-1]}\b", text, re.MULTILINE)]
+
+    assert len(shown(short)) <= 10
+    assert shown(whole) == [each.name for each in options]
+    assert f"{len(options) - len(shown(short))} more options: zslurm help --all {' '.join(path)}" in short
+
+
+def test_help_of_a_command_is_that_of_its_option_and_an_unknown_one_is_refused(shell: Shell) -> None:
+    assert shell.zslurm.ok("help").stdout == shell.zslurm.ok("--help").stdout
+    for words in (("submit",), ("config", "template"), ("config", "template", "copy")):
+        assert shell.zslurm.ok("help", *words).stdout == shell.zslurm.ok(*words, "--help").stdout
+    for words in (("nonesuch",), ("data", "nonesuch"), ("submit", "nonesuch")):
+        code, line = shell.fails("help", *words)
+        assert (code, f"there is no command `{' '.join(words)}`" in line) == (Exit.USAGE, True)
+
+
+@pytest.mark.parametrize(
+    "name", "events compare size env rails template move kernels tune hostlist hold release".split()
+)
+def test_a_command_that_is_elsewhere_now_is_not_found_under_its_old_name(shell: Shell, name: str) -> None:
+    assert shell.fails(name)[0] == Exit.USAGE
 
 
 def test_commands_that_only_scripts_call_are_not_listed(shell: Shell) -> None:
@@ -139,8 +179,6 @@ def test_the_programs_help_lists_commands_and_exit_codes(shell: Shell, arguments
     done = shell.zslurm(*arguments)
     assert (done.code, done.stderr) == (0, "")
     assert done.stdout.startswith("Usage: zslurm [OPTIONS] COMMAND")
-    for path in COMMANDS:
-        assert f"\n  {path[0]} " in done.stdout
     text = " ".join(done.stdout.split())
     for code in Exit:
         assert f" {int(code)} " in text.partition("Exit codes:")[2]

@@ -1,4 +1,4 @@
-"""`zslurm kernels build|check|bench` on a machine without a GPU, and what it makes of mistakes."""
+"""`zslurm dev kernels build|check|bench` on a machine without a GPU, and what it makes of mistakes."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ def cache(monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @needs_no_gpu
 def test_build_for_this_machine(shell: Shell, cache: Path) -> None:
-    done = shell.zslurm.ok("kernels", "build", "--json")
+    done = shell.zslurm.ok("dev", "kernels", "build", "--json")
     assert {(each["language"], each["architecture"]) for each in done.json} == {("hip", "cpu")}
     for each in done.json:
         assert Path(each["file"]).parent == cache
-    header, *rows = shell.zslurm.ok("kernels", "build", "--arch", "cpu").stdout.splitlines()
+    header, *rows = shell.zslurm.ok("dev", "kernels", "build", "--arch", "cpu").stdout.splitlines()
     assert header.split("\t")[:3] == ["kernel", "language", "architecture"]
     assert len(rows) == len(done.json)
 
@@ -52,14 +52,14 @@ def test_build_for_another_architecture(shell: Shell, monkeypatch: pytest.Monkey
     hipcc.chmod(0o755)
     monkeypatch.setenv("PATH", str(hipcc.parent), prepend=":")
     monkeypatch.setattr(builds, "implementation_files", list)
-    done = shell.zslurm.ok("kernels", "build", "--arch", "gfx942", "--json")
+    done = shell.zslurm.ok("dev", "kernels", "build", "--arch", "gfx942", "--json")
     assert all(b"--offload-arch=gfx942" in Path(each["file"]).read_bytes() for each in done.json)
 
 
 def test_build_without_a_compiler(shell: Shell, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setattr(builds, "implementation_files", list)
-    done = shell.zslurm("kernels", "build", "--arch", "gfx942")
+    done = shell.zslurm("dev", "kernels", "build", "--arch", "gfx942")
     assert done.code == Exit.FAILED
     (line,) = done.stderr.splitlines()
     assert line.startswith("zslurm: gfx942: ")
@@ -67,7 +67,7 @@ def test_build_without_a_compiler(shell: Shell, monkeypatch: pytest.MonkeyPatch,
 
 
 def test_an_unknown_architecture(shell: Shell) -> None:
-    done = shell.zslurm("kernels", "build", "--arch", "gfx943")
+    done = shell.zslurm("dev", "kernels", "build", "--arch", "gfx943")
     assert done.code == Exit.USAGE
     assert done.stderr == "zslurm: --arch gfx943: unknown, expected one of cpu, gfx942, sm_90\n"
 
@@ -75,7 +75,7 @@ def test_an_unknown_architecture(shell: Shell) -> None:
 def test_a_cache_that_cannot_be_written(shell: Shell, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     monkeypatch.setenv("ZSLURM_KERNEL_CACHE", str(tmp_path / "file" / "cache"))
-    done = shell.zslurm("kernels", "build", "--arch", "cpu")
+    done = shell.zslurm("dev", "kernels", "build", "--arch", "cpu")
     assert done.code == Exit.FAILED
     (line,) = done.stderr.splitlines()
     assert "cannot be written (Not a directory): set ZSLURM_KERNEL_CACHE to a directory that can" in line
@@ -84,20 +84,20 @@ def test_a_cache_that_cannot_be_written(shell: Shell, monkeypatch: pytest.Monkey
 @needs_no_gpu
 @pytest.mark.parametrize("command", ["check", "bench"])
 def test_a_gpu_that_is_not_there(shell: Shell, command: str) -> None:
-    done = shell.zslurm("kernels", command, "--device", "gpu")
+    done = shell.zslurm("dev", "kernels", command, "--device", "gpu")
     assert done.code == Exit.FAILED
     assert done.stderr.startswith("zslurm: --device gpu: torch finds no GPU on this machine")
 
 
 @pytest.mark.parametrize("command", ["check", "bench"])
 def test_an_unknown_operation(shell: Shell, command: str) -> None:
-    done = shell.zslurm("kernels", command, "--only", "matmuls")
+    done = shell.zslurm("dev", "kernels", command, "--only", "matmuls")
     assert done.code == Exit.USAGE
     assert done.stderr.startswith("zslurm: --only matmuls: no such operation, expected one of experts, ")
 
 
 def test_check_on_a_cpu(shell: Shell) -> None:
-    done = shell.zslurm.ok("kernels", "check", "--device", "cpu", "--only", "muon")
+    done = shell.zslurm.ok("dev", "kernels", "check", "--device", "cpu", "--only", "muon")
     header, *rows = [line.split("\t") for line in done.stdout.splitlines()]
     assert header == ["operation", "operands", "implementation", "status", "error", "why"]
     assert {(row[2], row[3]) for row in rows} == {("hip", "ok"), ("torch", "ok")}
@@ -111,23 +111,23 @@ def test_a_wrong_kernel_fails_the_check(shell: Shell, monkeypatch: pytest.Monkey
         Checked("new", "", "", "no cases"),
     ]
     monkeypatch.setattr(checks, "check_all", lambda *_, **__: iter(found))
-    done = shell.zslurm("kernels", "check", "--device", "cpu")
+    done = shell.zslurm("dev", "kernels", "check", "--device", "cpu")
     assert done.code == Exit.CHECK_FAILED
     assert done.stderr.splitlines() == [
         "note: could not run: ImportError: no module named triton",
         "note: no cases to check: new",
         "zslurm: muon.update: hip on 3 tensors: differs by 0.5 of the largest magnitude",
     ]
-    assert shell.zslurm("kernels", "check", "--device", "cpu", "--json").json[0]["error"] == 0.5
+    assert shell.zslurm("dev", "kernels", "check", "--device", "cpu", "--json").json[0]["error"] == 0.5
 
 
 def test_bench_on_a_cpu_writes_nothing(shell: Shell, cache: Path) -> None:
-    done = shell.zslurm.ok("kernels", "bench", "--device", "cpu", "--only", "muon")
+    done = shell.zslurm.ok("dev", "kernels", "bench", "--device", "cpu", "--only", "muon")
     assert "muon.update" in done.stdout
     assert "(fastest)" in done.stdout
     assert "nothing was written" in done.stderr
     assert not (cache / "tables").exists()
-    facts = shell.zslurm.ok("kernels", "bench", "--device", "cpu", "--only", "muon", "--json").json
+    facts = shell.zslurm.ok("dev", "kernels", "bench", "--device", "cpu", "--only", "muon", "--json").json
     assert facts["written"] == []
     assert facts["tables"]["muon"]["update"]["cpu"]
     assert facts["triad_bytes_per_s"] > 0
@@ -163,12 +163,12 @@ def test_bench_on_a_gpu_writes_what_dispatch_reads(
 ) -> None:
     monkeypatch.setenv("ZSLURM_KERNEL_CACHE", str(tmp_path / "own"))
     file = tmp_path / "own" / "tables" / "gfx942" / "symmetric_product.json"
-    done = shell.zslurm.ok("kernels", "bench", "--no-write")
+    done = shell.zslurm.ok("dev", "kernels", "bench", "--no-write")
     assert "triton (fastest)\t500.0\t0.50\t34.36\t" in done.stdout
     assert "Muon's update\ttorch.compile\t1,000.0\t1.30\t0.91" in done.stdout
     assert "cpu\t\t\t\tdoes not take operands on cuda" in done.stdout
     assert not file.exists()
-    assert f"wrote {file}" in shell.zslurm.ok("kernels", "bench").stderr
+    assert f"wrote {file}" in shell.zslurm.ok("dev", "kernels", "bench").stderr
     try:
         assert operations()["symmetric_product.product"].table() == {
             "gfx942": [
@@ -187,6 +187,6 @@ def test_bench_on_a_gpu_with_a_cache_that_cannot_be_written(
     """It is known before the time is spent."""
     (tmp_path / "file").touch()
     monkeypatch.setenv("ZSLURM_KERNEL_CACHE", str(tmp_path / "file" / "cache"))
-    done = shell.zslurm("kernels", "bench")
+    done = shell.zslurm("dev", "kernels", "bench")
     assert (done.code, done.stdout) == (Exit.FAILED, "")
     assert "cannot be written (Not a directory)" in done.stderr

@@ -106,22 +106,24 @@ def _line(run_file: Path, key: str) -> int:
 def test_profile_is_short_for_a_setting(shell: Shell) -> None:
     shell.write_run()
     shown = shell.zslurm("submit", "--dry-run", "run.yaml", "--profile", "2:5").stdout
-    assert shown == shell.zslurm("submit", "--dry-run", "run.yaml", "--set", "metrics.profile=2:5").stdout
-    lines = [" ".join(line.split()) for line in shown.splitlines()]
-    assert "# metrics.profile 2:5 [--set metrics.profile]" in lines
+    by_key = shell.zslurm("submit", "--dry-run", "run.yaml", "--set", "metrics.profile=2:5").stdout
+    lines, others = ([" ".join(line.split()) for line in text.splitlines()] for text in (shown, by_key))
+    line = "# metrics.profile 2:5 [--profile]"
+    assert line in lines
+    assert [each.replace("--set metrics.profile", "--profile") for each in others] == lines
 
 
 def test_templates_are_listed_and_shown(shell: Shell) -> None:
-    rows = rows_of(shell.zslurm("template", "ls"))
+    rows = rows_of(shell.zslurm("config", "template", "ls"))
     assert rows[0] == ["name", "owner", "place", ""]
     assert [row[0] for row in rows[1:]] == ["local", "train"]
-    assert json_of(shell.zslurm("template", "ls", "--json")) == [
+    assert json_of(shell.zslurm("config", "template", "ls", "--json")) == [
         {"name": name, "owner": owner, "used": True, "place": place} for name, owner, place, _ in rows[1:]
     ]
-    source = shell.zslurm("template", "show", "train").stdout
+    source = shell.zslurm("config", "template", "show", "train").stdout
     assert "#SBATCH --{{ flag }}{{ value | directive }}" in source
     (shell.directory / "mine.j2").write_text(source)
-    assert shell.zslurm("template", "show", "mine.j2").stdout == source
+    assert shell.zslurm("config", "template", "show", "mine.j2").stdout == source
 
 
 def test_data_is_described(shell: Shell) -> None:
@@ -175,7 +177,9 @@ def test_init_asks_before_it_replaces_a_profile(shell: Shell, monkeypatch: pytes
     assert not path.read_text().endswith("# mine\n")
 
 
-@pytest.mark.parametrize("arguments", [["--help"], ["config", "schema"], ["template", "show", "train"], ["foo"]])
+@pytest.mark.parametrize(
+    "arguments", [["--help"], ["config", "schema"], ["config", "template", "show", "train"], ["foo"]]
+)
 def test_a_reader_that_has_gone_ends_a_command_as_sigpipe_does(arguments: list[str]) -> None:
     """As in `zslurm config schema | head -1`; a command that prints nothing there is not concerned."""
     reader, writer = os.pipe()

@@ -63,7 +63,8 @@ def test_a_recipe_that_there_is_not_is_exit_code_3(shell: Shell) -> None:
 
 
 @pytest.mark.parametrize(
-    "command", [["plan", "run", "--nodes", "128", "--runs", "2"], ["plan", "memory", "--dp", "1024"], ["size"]]
+    "command",
+    [["plan", "run", "--nodes", "128", "--runs", "2"], ["plan", "memory", "--dp", "1024"], ["plan", "size"]],
 )
 def test_a_recipe_is_planned_by_its_name_without_a_profile(
     shell: Shell, monkeypatch: pytest.MonkeyPatch, command: list[str]
@@ -78,7 +79,8 @@ def test_a_recipe_is_planned_by_its_name_without_a_profile(
 
 @pytest.mark.parametrize("cluster", [[], ["--cluster", "h100-ib"]])
 @pytest.mark.parametrize(
-    "command", [["plan", "run", "--nodes", "2", "--nodes", "4", "--runs", "2"], ["plan", "memory"], ["size"]]
+    "command",
+    [["plan", "run", "--nodes", "2", "--nodes", "4", "--runs", "2"], ["plan", "memory"], ["plan", "size"]],
 )
 def test_a_run_file_from_standard_input_is_planned(
     shell: Shell, monkeypatch: pytest.MonkeyPatch, command: list[str], cluster: list[str]
@@ -94,14 +96,17 @@ def test_a_pipe_is_planned(shell: Shell, tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     with ThreadPoolExecutor() as writer:
         written = writer.submit((tmp_path / "pipe").write_text, "extends: zaya1-8b\nrun: {name: mine}\n")
-        done = shell.zslurm("size", str(tmp_path / "pipe"))
+        done = shell.zslurm("plan", "size", str(tmp_path / "pipe"))
         written.result()
     assert done.code == 0, done.stderr
 
 
 def test_a_run_file_of_nearly_this_name_is_proposed(shell: Shell) -> None:
     shell.write_run()
-    assert shell.fails("size", "runn.yaml") == (3, "zslurm: runn.yaml: no such file; did you mean run.yaml?")
+    assert shell.fails("plan", "size", "runn.yaml") == (
+        3,
+        "zslurm: runn.yaml: no such file; did you mean run.yaml?",
+    )
 
 
 def test_a_batch_that_this_machine_cannot_hold_is_noted(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -124,7 +129,7 @@ def notes_of(shell: Shell) -> list[str]:
 
 def test_a_directory_does_not_hide_the_recipe_of_its_name(shell: Shell) -> None:
     (shell.directory / "zaya1-8b").mkdir()
-    assert shell.zslurm("size", "zaya1-8b").code == 0
+    assert shell.zslurm("plan", "size", "zaya1-8b").code == 0
 
 
 def test_a_dry_run_of_a_recipe_needs_no_data_and_a_submission_does(shell: Shell) -> None:

@@ -1,4 +1,4 @@
-"""`zslurm tune gemm`, and what submission does with the table that it writes."""
+"""`zslurm dev tune gemm`, and what submission does with the table that it writes."""
 
 from __future__ import annotations
 
@@ -52,18 +52,20 @@ def put(text: str) -> Path:
 
 
 def test_what_would_be_tuned_is_listed_without_a_gpu(shell: Shell, run_file: Path) -> None:
-    rows = [line.split("\t") for line in shell.zslurm.ok("tune", "gemm", run_file, "--list").stdout.splitlines()]
+    rows = [
+        line.split("\t") for line in shell.zslurm.ok("dev", "tune", "gemm", run_file, "--list").stdout.splitlines()
+    ]
     names = {row[0] for row in rows[1:]}
     assert names == {"attention.projection", "attention.output", "head.logits"} | {
         f"router.{part}"
         for part in ("down", "first", "output")  # first and second are the same product
     }
-    listed = json.loads(shell.zslurm.ok("tune", "gemm", run_file, "--list", "--json").stdout)
+    listed = json.loads(shell.zslurm.ok("dev", "tune", "gemm", run_file, "--list", "--json").stdout)
     assert len(listed) == len(rows) - 1
 
 
 def test_a_machine_without_a_gpu_gets_one_line(shell: Shell, run_file: Path) -> None:
-    done = shell.zslurm("tune", "gemm", run_file)
+    done = shell.zslurm("dev", "tune", "gemm", run_file)
     assert done.code == Exit.USAGE
     assert done.stderr.count("\n") == 1 and "torch sees no GPU on this machine" in done.stderr
     assert "--cluster" in done.stderr and "--slurm" in done.stderr
@@ -71,7 +73,7 @@ def test_a_machine_without_a_gpu_gets_one_line(shell: Shell, run_file: Path) -> 
 
 def test_a_directory_that_cannot_be_written_is_found_before_tuning(shell: Shell, run_file: Path) -> None:
     (shell.directory / "file").write_text("")
-    done = shell.zslurm("tune", "gemm", run_file, "--out", "file/table.json")
+    done = shell.zslurm("dev", "tune", "gemm", run_file, "--out", "file/table.json")
     assert done.code == Exit.FAILED
     assert done.stderr.count("\n") == 1 and "name another file with --out" in done.stderr
 
@@ -90,7 +92,7 @@ def test_a_stale_table_is_refused_at_submission_in_one_line(
     path = put(table(**({"validators": {}} | changes)).model_dump_json())
     done = shell.zslurm("submit", run_file, "--dry-run")
     assert done.code == Exit.USAGE and done.stderr.count("\n") == 1
-    assert why in done.stderr and str(path) in done.stderr and "zslurm tune gemm" in done.stderr
+    assert why in done.stderr and str(path) in done.stderr and "zslurm dev tune gemm" in done.stderr
     off = shell.zslurm("submit", run_file, "--dry-run", "--set", "cluster.gemm_table=off")
     assert "tuned for something else" not in off.stderr
 
@@ -130,7 +132,7 @@ def test_a_submission_puts_the_table_into_the_run_for_ranks_to_read(shell: Shell
 def test_products_that_are_not_in_the_table_are_counted(shell: Shell, run_file: Path) -> None:
     put(table(validators={}).model_dump_json())
     (line,) = untuned(resolve_run(run_file, cluster="amd").spec)
-    assert "of this run are not in it; `zslurm tune gemm` adds them" in line
+    assert "of this run are not in it; `zslurm dev tune gemm` adds them" in line
 
 
 def test_the_table_gives_rates_before_and_after() -> None:

@@ -35,7 +35,7 @@ def test_a_command_that_needs_torch_is_one_line_without_it(
         raise ModuleNotFoundError("No module named 'torch'", name="torch")
 
     monkeypatch.setattr("zslurm.cli.main.app", no_torch)
-    done = zslurm("kernels", "check")
+    done = zslurm("dev", "kernels", "check")
     assert done.code == Exit.USAGE
     assert done.stderr.startswith(
         "zslurm: this needs torch, which is not installed here: pip install 'zslurm-train[train]'"

@@ -36,31 +36,24 @@ def squeue_counted(user: User) -> tuple[Path, dict[str, str]]:
     return calls, {"PATH": f"{tools}:/usr/local/bin:/usr/bin:/bin"}
 
 
-def test_a_waiting_run_is_held_and_released(user: User) -> None:
+def test_requeue_releases_a_run_that_is_held(user: User) -> None:
     user.zslurm("submit", user.write_run("waits", slurm=WAITS))
     assert "BeginTime: must not start before its begin time; start expected " in user.zslurm("status", "waits")
-    user.zslurm("hold", "waits")
+    user.cluster.run(["scontrol", "hold", user.state("waits")["job_id"]])
     state = user.state("waits")
     assert (state["state"], state["reason"]) == ("held", "JobHeldUser")
-    assert "`zslurm release` lets it start" in state["reason_words"]
-    user.zslurm("hold", "waits")
-
-    def release() -> str:
-        return user.cluster.zslurm("release", "waits", cwd=user.directory).stderr
-
-    assert release().startswith("released job ")
+    assert "`zslurm requeue` lets it start" in state["reason_words"]
+    done = user.cluster.zslurm("requeue", "waits", cwd=user.directory)
+    assert done.stderr.strip().endswith("of waits was held; it may start now")
     assert user.state("waits")["state"] == "pending"
-    assert release().strip().endswith(" of waits is not held; it waits")
     user.zslurm("cancel", "waits")
     user.wait_for_state("waits", "cancelled")
-    code, message = user.fails("release", "waits")
-    assert (code, "is over (cancelled); nothing to release" in message) == (1, True)
     shown = [event["action"] for event in map(json.loads, _json_lines(user, "waits")) if "action" in event]
-    assert shown == ["submit", "hold", "release", "release", "cancel"]
+    assert shown == ["submit", "release", "cancel"]
 
 
 def _json_lines(user: User, run: str) -> list[str]:
-    return user.zslurm("events", run, "--json").splitlines()
+    return user.zslurm("logs", "--events", run, "--json").splitlines()
 
 
 def test_a_run_is_moved_off_its_nodes_and_the_list_grows(user: User) -> None:
@@ -82,7 +75,7 @@ def test_a_run_is_moved_off_its_nodes_and_the_list_grows(user: User) -> None:
     whole = compress([first, second, "node6", "node7"])
     assert user.state("moved")["excluded_nodes"] == whole
     assert f"  excluded    {whole}" in user.zslurm("status", "moved").splitlines()
-    assert f"without {more} from now on" in user.zslurm("events", "moved")
+    assert f"without {more} from now on" in user.zslurm("logs", "--events", "moved")
 
 
 def test_nodes_that_cannot_be_excluded_are_refused_before_anything_is_done(user: User) -> None:
@@ -140,7 +133,7 @@ def test_the_logs_of_all_ranks_are_merged_and_the_root_of_a_failure_is_told(user
     (root, *others) = json.loads(user.zslurm("logs", "logged", "--errors", "--json"))
     assert (root["role"], root["ranks"], root["nodes"], root["line"]) == ("root", [3], "node1", "Killed")
     assert "root" not in {error["role"] for error in others}
-    assert "rank 3 on node1: Killed" in user.zslurm("events", "logged")
+    assert "rank 3 on node1: Killed" in user.zslurm("logs", "--events", "logged")
 
 
 def test_status_of_many_runs_is_one_question_and_a_loop_of_it_too(user: User) -> None:

@@ -46,7 +46,7 @@ def test_a_copy_is_left_alone_by_the_original_and_a_job_without_a_directory_is_e
     runs = user.directory / "runs"
     user.cluster.run(["cp", "-a", runs / "first", runs / "second"])
     assert user.state("second")["state"] == "copied"
-    for command in ("cancel", "requeue", "hold", "release"):
+    for command in ("cancel", "requeue"):
         code, message = user.fails(command, "second")
         assert (code, f"has no job to {command}: job {job_id} is the original's" in message) == (1, True)
     assert user.state("first")["state"] == "pending"

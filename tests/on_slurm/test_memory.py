@@ -50,9 +50,9 @@ def test_ranks_move_off_a_node_as_asked_and_as_the_site_drains_one(site: tuple[U
     off = run.node_of(0)
     assert (
         f"no rank of moves is on none; ranks are on {run.events('attempt_started')[0]['nodes']}"
-        in (user.fails("move", "moves", "--off", "none")[1])
+        in (user.fails("requeue", "moves", "--off", "none")[1])
     )
-    said = user.zslurm("move", "moves", "--off", off)
+    said = user.zslurm("requeue", "moves", "--off", off)
     (moved,) = run.events("ranks_moved")
     assert (moved["off"], moved["rolled_back"], moved["ranks"]) == (off, 0, [0]), said
     run.wait_for_step(moved["step"] + 2)

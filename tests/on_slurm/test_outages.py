@@ -44,7 +44,6 @@ def test_every_command_survives_a_controller_that_is_away(user: User) -> None:
         commands = (
             ("submit", another),
             ("cancel", "goes-on"),
-            ("hold", "goes-on"),
             ("requeue", "goes-on"),
             ("exec", "goes-on", "--", "true"),
         )

@@ -90,7 +90,7 @@ def test_a_probe_reads_a_node_and_chooses_what_to_extend(slurm_cluster: SlurmClu
     )
     assert "  extends: mi300x-pollara" in lines
     assert f"  nics: [{', '.join(NICS)}]   # in rail order" in lines
-    given = run(slurm_cluster, config, "env")[1].splitlines()
+    given = run(slurm_cluster, config, "cluster", "env")[1].splitlines()
     assert f"export NCCL_IB_HCA='={','.join(NICS)}'" in given
     assert "export NCCL_PXN_DISABLE=0" in given
     assert run(slurm_cluster, config, "cluster", "check")[0] == 0

@@ -86,7 +86,7 @@ def test_ranks_get_torchruns_variables_the_networks_rules_and_their_own(user: Us
         for rank in range(4)
     ]
     assert len({(env["MASTER_ADDR"], env["MASTER_PORT"]) for env in ranks}) == 1
-    rules = {row["name"]: row["value"] for row in json.loads(user.zslurm("env", "--json"))}
+    rules = {row["name"]: row["value"] for row in json.loads(user.zslurm("cluster", "env", "--json"))}
     chosen = {name: value for name, value in rules.items() if name.startswith(("NCCL_", "RCCL_", "HSA_"))}
     assert chosen, "the profile of the cluster has rails"
     assert all({name: env.get(name) for name in chosen} == chosen for env in ranks)

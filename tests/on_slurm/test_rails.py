@@ -49,9 +49,9 @@ class RailUser(User):
         return found
 
     def survey(self, *options: str) -> subprocess.CompletedProcess[str]:
-        """What `zslurm rails` says of nodes."""
+        """What `zslurm cluster rails` says of nodes."""
         env = self.cluster.forking(forked.OTHERS, {"ZSLURM_SYSROOT": self.nodes.sysroot})
-        return self.cluster.zslurm("rails", *options, env=env, check=False)
+        return self.cluster.zslurm("cluster", "rails", *options, env=env, check=False)
 
     def log(self, run: str) -> str:
         return self.zslurm("logs", run, "--supervisor")

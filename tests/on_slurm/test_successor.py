@@ -60,7 +60,7 @@ def test_a_run_that_completes_needs_no_successor(user: User) -> None:
     state = user.state("done")
     assert (state["state"], state["job_id"], state["step"], state["attempt"]) == ("completed", job_id, STEPS, 1)
     assert f"job {successor} had nothing to continue: the run came to its end in job {job_id}" in user.zslurm(
-        "events", "done"
+        "logs", "--events", "done"
     )
 
 

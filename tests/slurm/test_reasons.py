@@ -14,7 +14,7 @@ from zslurm.slurm.reasons import explain
     [
         ("Priority", "Priority: jobs of higher priority come first"),
         ("(Resources)", "Resources: next in line; waits for nodes to become free"),
-        ("JobHeldUser", "JobHeldUser: held by its owner; `zslurm release` lets it start"),
+        ("JobHeldUser", "JobHeldUser: held by its owner; `zslurm requeue` lets it start"),
         (
             "ReqNodeNotAvail, UnavailableNodes:gpu-q-[2-47]",
             "ReqNodeNotAvail: a node that it needs is down, drained or reserved (gpu-q-[2-47])",

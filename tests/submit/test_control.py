@@ -11,7 +11,7 @@ import pytest
 
 from tests.aegis.supervisor.test_requeue import RECORD, ScriptedSlurm
 from tests.submit.specs import run_spec
-from zslurm.core.errors import NotFound, RunActive, SlurmRefused, SlurmUnavailable
+from zslurm.core.errors import NotFound, SlurmRefused, SlurmUnavailable
 from zslurm.run.events import Submitted
 from zslurm.run.run_dir import RunDir
 from zslurm.slurm.client import SlurmClient
@@ -29,6 +29,9 @@ class _Slurm(ScriptedSlurm):
         super().__init__()
         self.record = replace(RECORD, state=JobState.PENDING)
         self.hides_nodes = hides_nodes
+
+    def release(self, job_id: str) -> None:
+        self.done.append(("release", job_id))
 
     def nodes(self) -> list[Node]:
         if self.hides_nodes:
@@ -131,10 +134,13 @@ def test_a_job_that_was_cancelled_meanwhile_is_not_recorded_as_requeued(
     assert run.submissions.read_text() == before
 
 
-def test_a_held_run_is_not_started_by_a_requeue(run: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("reason", ["JobHeldUser", "JobHoldMaxRequeue"])
+@pytest.mark.parametrize("now", [False, True])
+def test_a_held_run_is_released_by_a_requeue(
+    run: RunDir, monkeypatch: pytest.MonkeyPatch, reason: str, now: bool
+) -> None:
     slurm = _Slurm(hides_nodes=False)
-    slurm.record = replace(slurm.record, reason="JobHeldUser")
+    slurm.record = replace(slurm.record, reason=reason)
     _asks(slurm, monkeypatch)
-    with pytest.raises(RunActive, match=r"^tiny: job 12 is held; `zslurm release tiny` lets it start$"):
-        control.requeue(run, now=True)
-    assert slurm.done == []
+    assert control.requeue(run, now=now).action == "release"
+    assert [deed[:2] for deed in slurm.done] == [("release", "12"), ("update", "12")][: 1 + now]

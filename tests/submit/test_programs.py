@@ -207,7 +207,12 @@ def test_a_program_that_overwrites_the_files_of_its_run_starts_again_all_the_sam
     words = " ".join(user.zslurm("status", "writes").stdout.split())
     assert "not shown no steps (zslurm.progress.step was not called, and trainer.progress is not set)" in words
     assert "no checkpoints (trainer.checkpoints is not set)" in words
-    for command in (["why"], ["events"], ["logs", "--errors"], ["report", "--out", user.directory / "page.html"]):
+    for command in (
+        ["why"],
+        ["logs", "--events"],
+        ["logs", "--errors"],
+        ["report", "--out", user.directory / "page.html"],
+    ):
         user.zslurm(command[0], "writes", *command[1:])
     assert "shows no steps" in (user.directory / "page.html").read_text()
 

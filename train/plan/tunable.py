@@ -29,7 +29,7 @@ class LinearCall:
     """A call of `F.linear(x [rows, inputs], weight [outputs, inputs], bias)`, and the passes of it to tune.
 
     Attributes:
-        name: of the product, as in `zslurm size`.
+        name: of the product, as in `zslurm plan size`.
         dtype: of the operands: bf16, fp32 or fp64.
         rows: tokens.
         outputs, inputs: sizes of the weight.

@@ -268,7 +268,7 @@ PROCESS_LIMIT = new_kind("process_limit", FaultRule(
 NET_CONFIG = new_kind("net_config", FaultRule(
     "root", "user", "the network is set up wrongly",
     advice="The network is set up wrongly for the job (names of nodes, GID index, interface, GPUDirect, drivers); "
-    "no node is bad. See `zslurm doctor` and `zslurm env`.",
+    "no node is bad. See `zslurm doctor` and `zslurm cluster env`.",
 ))
 PORT_COLLISION = new_kind("port_collision", FaultRule(
     "root", "user", "a port is in use already",

@@ -38,7 +38,7 @@ class Environment(dict[str, str]):
 
 
 def env(cluster: str | None = None, overrides: Sequence[str] = ()) -> Environment:
-    """Return the variables of RCCL or NCCL on a cluster, as `zslurm env` prints them.
+    """Return the variables of RCCL or NCCL on a cluster, as `zslurm cluster env` prints them.
 
     Args:
         cluster: name of a profile; default: as for `zslurm submit`.

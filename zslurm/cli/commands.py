@@ -40,74 +40,49 @@ class Command(NamedTuple):
 
 
 _COMMANDS = (
-    Command("init", "cluster.init", "Write a cluster profile from what Slurm and one of its nodes report."),
-    Command("doctor", "cluster.doctor", "Check this machine and the nodes."),
-    Command(
-        "rails",
-        "cluster.rails",
-        "Draw which GPU sends through which NIC, and what is wrong.",
-    ),
-    Command("env", "cluster.env", "Print a cluster's environment for RCCL or NCCL."),
+    Command("new", "new.new", "Write a commented run file from a recipe."),
     Command("submit", "run.submit", "Submit a run, or continue it."),
     Command("status", "run.status", "Show your runs, or everything about one."),
     Command("watch", "run.watch", "Show your active runs, or those that are named until they rest."),
-    Command("logs", "logs.logs", "Print the output of ranks."),
-    Command("events", "run.events", "Show what happened to runs, and who did what."),
-    Command("report", "run.report", "Write one page about a run, or several side by side."),
-    Command("why", "run.why", "Explain in one paragraph why a run died, and what to do."),
-    Command("rm", "run.remove", "Remove runs with their checkpoints, metrics and logs."),
-    Command("new", "new.new", "Write a commented run file from a recipe."),
-    Command("compare", "run.compare", "Show how two runs differ."),
+    Command("logs", "logs.logs", "Print the output of ranks, or what happened to runs."),
+    Command("why", "run.why", "Explain why a run died, by its record or by log files."),
+    Command("report", "run.report", "Write one page about a run, or compare runs."),
     Command("cancel", "run.control", "Let runs save and stop; `submit` continues them."),
-    Command("hold", "run.control", "Keep runs that wait in the queue from starting."),
-    Command("release", "run.control", "Let held runs start."),
-    Command("requeue", "run.control", "Put a run's job back into the queue."),
-    Command("move", "run.control", "Move a run's ranks off nodes, at a step's boundary and without a restart."),
-    Command(
-        "generate",
-        "checkpoint.generate",
-        "Continue a text with a model.",
-    ),
-    Command("eval", "checkpoint.eval", "Score a model on tasks of lm-evaluation-harness."),
-    Command("exec", "run.control", "Run a command on each node of a running run."),
-    Command(
-        "completion",
-        "completion",
-        "Print the script for completion in your shell.",
-    ),
+    Command("requeue", "run.control", "Put a run's job back into the queue, or move its ranks off nodes."),
+    Command("rm", "run.remove", "Remove runs with their checkpoints, metrics and logs."),
     Command("demo", "demo.demo", "Train a tiny ZAYA1 on real text, on this machine."),
-    Command("cluster", "cluster.commands", "Cluster profiles: list, show, edit, check, choose."),
-    Command("config", "config", "Show a run's configuration, its schema, and the recipes."),
-    Command("template", "template", "The templates of job scripts."),
-    Command("data", "data.commands", "Token bundles: what runs are trained on."),
-    Command(
-        "checkpoint",
-        "checkpoint.commands",
-        "Checkpoints: list, show, verify, compare, reshape, convert.",
-    ),
-    Command("kernels", "kernels", "Kernels on this machine: build, check, measure."),
+    Command("init", "cluster.init", "Write a cluster profile from what Slurm and a node report."),
+    Command("doctor", "cluster.doctor", "Check this machine and the nodes."),
+    Command("cluster", "cluster.cluster", "Cluster profiles, RCCL environment, rails and excluded nodes."),
+    Command("data", "data.data", "Token bundles: what runs are trained on."),
+    Command("checkpoint", "checkpoint.checkpoint", "Checkpoints: list, show, verify, compare, reshape, convert."),
+    Command("eval", "checkpoint.eval", "Score a model on tasks of lm-evaluation-harness."),
+    Command("generate", "checkpoint.generate", "Continue a text with a model."),
     Command("plan", "plan", "What a run will take, before it is submitted."),
-    Command("size", "size", "Show a run's matrix products, and where time goes."),
-    Command(
-        "bench",
-        "bench.measurements",
-        "Measure links, memory, matrix products and storage.",
-    ),
-    Command("tune", "tune", "Tune once, offline, what runs then only look up."),
-    Command("aegis", "aegis.commands", "The supervisor beside a run: what it does, and would do."),
-    Command("hostlist", "cluster.hostlist", "Slurm's lists of nodes, without asking Slurm."),
+    Command("config", "config", "A run's configuration, recipes, and templates of job scripts."),
+    Command("bench", "bench.measurements", "Measure links, memory, matrix products and storage."),
+    Command("exec", "run.control", "Run a command on each node of a running run."),
+    Command("aegis", "aegis", "The supervisor of a run: try its notifications."),
+    Command("completion", "completion", "Print the script for completion in your shell."),
+    Command("dev", "dev", "For developers: kernels, tuning, and replay of Aegis's decisions."),
+    Command("help", "help_command", "Show the help of a command, with --all everything."),
 )
 COMMANDS = {command.name: command for command in _COMMANDS}
 
 
 HEADINGS = {
-    "Begin": "new demo data config template plan size",
-    "Runs": "submit status watch why logs events report compare cancel requeue hold release move exec rm",
-    "Clusters": "init doctor rails env cluster hostlist bench tune kernels",
-    "Models": "checkpoint generate eval",
-    "More": "aegis completion",
+    "Runs": "new submit status watch logs why report cancel requeue rm demo",
+    "Clusters": "init doctor cluster",
+    "Data and models": "data checkpoint eval",
 }
-"""The commands in the order of `zslurm --help`; one that is not here is under the last heading."""
+"""The commands in the order of `zslurm --help`."""
+
+FURTHER_HEADINGS = {
+    "Models": "generate",
+    "Before a run": "plan config bench",
+    "More": "exec aegis completion dev help",
+}
+"""Those that `zslurm help --all` adds; a command that is under no heading is under the last one."""
 
 
 class ClosedPipe(Exception):
@@ -127,6 +102,7 @@ class LazyGroup(HelpGroup):
     """A group whose commands are placeholders until one is called."""
 
     headings = HEADINGS
+    further_headings = FURTHER_HEADINGS
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)

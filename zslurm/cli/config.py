@@ -1,4 +1,4 @@
-"""`zslurm config`: a run's configuration, its schema, and the recipes that a run file can extend."""
+"""`zslurm config`: a run's configuration, its schema, the recipes that a run file can extend, and templates."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from zslurm.checkpoint_tools.quantities import show_count
+from zslurm.cli import template
 from zslurm.cli.options import Cluster, Json, RunFile, Set, complete_recipes
 from zslurm.cli.terminal.table import Column, print_table
 from zslurm.cli.values import print_values, without_secrets
@@ -25,7 +26,8 @@ from zslurm.core.units import show_value
 from zslurm.submit.resolve import resolve_run
 from zslurm.train.shapes import parameter_counts
 
-app = typer.Typer(help="Show a run's configuration, its schema, and the recipes.", no_args_is_help=True)
+app = typer.Typer(help="A run's configuration, recipes, and templates of job scripts.", no_args_is_help=True)
+app.add_typer(template.app, name="template")
 
 
 @app.command()

@@ -19,6 +19,18 @@ _WORDS = {"int": "N", "float": "X", "Path": "PATH", "str": "TEXT"}
 """What stands for a value of a type where an option names nothing better."""
 
 
+MORE = "More options"
+"""The `rich_help_panel` of options that few users need: `--help` does not show them, `zslurm help --all` does."""
+
+_ALL = "zslurm.all"
+"""The key of `Context.meta` that is set if help has all commands and options."""
+
+
+def show_all(ctx: Any) -> None:
+    """Have the help of a command and of its group list everything."""
+    ctx.meta[_ALL] = True
+
+
 class HelpCommand(TyperCommand):
     """A command whose help has no names of Python's types."""
 
@@ -37,9 +49,11 @@ class HelpGroup(TyperGroup):
 
     Attributes:
         headings: the names of commands by heading; commands that are in none come last, under `Commands`.
+        further_headings: those that are shown only if everything is asked for.
     """
 
     headings: Mapping[str, str] = {}
+    further_headings: Mapping[str, str] = {}
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
         """Write options, and after them the commands."""
@@ -51,10 +65,11 @@ class HelpGroup(TyperGroup):
         shown = {name: command for name, command in self.commands.items() if not command.hidden}
         lines = {name: _first_sentence(command) for name, command in shown.items()}
         longest = max(map(len, lines), default=0)
-        placed = {name for names in self.headings.values() for name in names.split()}
+        known = {**self.headings, **self.further_headings}
+        placed = {name for names in known.values() for name in names.split()}
         rest = [name for name in lines if name not in placed]
-        headings = dict(self.headings) or {"Commands": ""}
-        last = list(headings)[-1]
+        headings = dict(known if _ALL in ctx.meta else self.headings) or {"Commands": ""}
+        last = list(headings)[-1] if not self.further_headings or _ALL in ctx.meta else ""
         for heading, names in headings.items():
             listed = [*names.split(), *(rest if heading == last else ())]
             rows = [(name.ljust(longest), lines[name]) for name in listed if name in lines]
@@ -79,8 +94,11 @@ def _first_sentence(command: Any) -> str:
 
 
 def _write_parameters(command: Any, ctx: Any, formatter: Any) -> None:
-    arguments, options = [], []
+    arguments, options, left_out = [], [], 0
     for parameter in command.get_params(ctx):
+        if getattr(parameter, "rich_help_panel", None) == MORE and _ALL not in ctx.meta:
+            left_out += 1
+            continue
         record = parameter.get_help_record(ctx)
         if record is None or parameter.name in _UNLISTED:
             continue
@@ -96,6 +114,10 @@ def _write_parameters(command: Any, ctx: Any, formatter: Any) -> None:
     if options:
         with formatter.section("Options"):
             formatter.write_dl(options)
+    if left_out:
+        words = " ".join(ctx.command_path.split()[1:])
+        formatter.write_paragraph()
+        formatter.write_text(f"{left_out} more options: zslurm help --all {words}")
 
 
 def _range_in_words(match: re.Match[str]) -> str:

@@ -1,4 +1,4 @@
-"""`zslurm kernels`: build, check and measure the kernels on this machine."""
+"""`zslurm dev kernels`: build, check and measure the kernels on this machine."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def build(
 
     They are compiled for this machine, or for another architecture. Exit code 1 on failures.
 
-    Example: zslurm kernels build --arch gfx942
+    Example: zslurm dev kernels build --arch gfx942
     """
     log.set_up()
     wanted = [_architecture(name) for name in arch or []] or [_own_architecture()]
@@ -75,7 +75,7 @@ def build(
 def check(device: Device = "auto", only: Only = None, json: Json = False) -> None:
     """Compare every implementation with its reference on this machine. Exit code 5 where one is wrong.
 
-    Example: zslurm kernels check
+    Example: zslurm dev kernels check
     """
     log.set_up()
     _known_operations(only or [])
@@ -128,7 +128,7 @@ def bench(
 ) -> None:
     """Time every implementation, and write down which is fastest. Runs choose by it, for each size.
 
-    Example: zslurm kernels bench
+    Example: zslurm dev kernels bench
     """
     log.set_up()
     _known_operations(only or [])

@@ -19,7 +19,8 @@ app = typer.Typer(
     name="zslurm",
     cls=LazyGroup,
     help="Train ZAYA1-class models on Slurm clusters, and keep the run alive.",
-    epilog="Exit codes: 0 done, 1 failed, 2 usage or configuration, 3 not found, 4 Slurm unavailable, "
+    epilog="`zslurm help --all` lists all commands, `zslurm help COMMAND` explains one. "
+    "Exit codes: 0 done, 1 failed, 2 usage or configuration, 3 not found, 4 Slurm unavailable, "
     "5 check failed, 75 interrupted after saving, 93 stopped for good.",
     no_args_is_help=True,
     **SETTINGS,

@@ -11,7 +11,8 @@ from zslurm.checkpoint_tools.quantities import counted, show_bytes, show_count, 
 from zslurm.cli.errors import as_user_errors
 from zslurm.cli.options import Cluster, Json, RunFile, Set
 from zslurm.cli.plan_run import run
-from zslurm.cli.planned_run import planned_run
+from zslurm.cli.plan_size import size
+from zslurm.cli.planned_run import planned_run, trains_on_cpus
 from zslurm.cli.terminal.table import print_table
 from zslurm.config.spec import RunSpec
 from zslurm.core.console import print_json, say
@@ -21,6 +22,7 @@ from zslurm.train.plan.memory import LEFT_FREE, MemoryPlan, plan_memory, with_le
 
 app = typer.Typer(help="What a run will take, before it is submitted.", no_args_is_help=True)
 app.command()(run)
+app.command()(size)
 
 
 BUNDLED, FRAGMENTED = 2.0, 8.0
@@ -84,11 +86,6 @@ def memory(
     print_table(["ranks", *(str(plan.ranks) for plan in plans)], [*rows, *_packing_rows(plans)])
     for note in _notes(spec, plans, on_cpu=on_cpu, limited=limit is not None):
         say(f"note: {note}")
-
-
-def trains_on_cpus(spec: RunSpec) -> bool:
-    """Return whether the ranks will be CPUs: as asked, else where the cluster's nodes have no GPUs."""
-    return spec.parallel.device == "cpu" or (spec.parallel.device == "auto" and not spec.cluster.gpus_per_node)
 
 
 def planned(spec: RunSpec, ranks: int, memory: int | None, *, on_cpu: bool) -> MemoryPlan:

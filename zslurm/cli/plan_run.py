@@ -14,6 +14,7 @@ import typer
 
 from zslurm.checkpoint_tools.quantities import counted, show_count, show_duration
 from zslurm.cli.errors import as_user_errors
+from zslurm.cli.help import MORE
 from zslurm.cli.options import Cluster, Json, RunFile, Set
 from zslurm.cli.planned_run import planned_runs
 from zslurm.cli.terminal.table import Column, print_table
@@ -38,7 +39,7 @@ _LONGEST_S, _MOST_NODES = 1e9, 10**6
 
 
 def _seconds(text: str) -> Any:
-    return typer.Option(metavar="SECONDS", min=0, max=_LONGEST_S, help=text)
+    return typer.Option(metavar="SECONDS", min=0, max=_LONGEST_S, help=text, rich_help_panel=MORE)
 
 
 def run(
@@ -54,7 +55,7 @@ def run(
             metavar="SECONDS",
             min=1e-6,
             max=_LONGEST_S,
-            help="Time of a step, one for each --nodes; default: --measured, or as `zslurm size` expects it.",
+            help="Time of a step, one for each --nodes; default: --measured, or as `zslurm plan size` expects it.",
         ),
     ] = None,
     failures: Annotated[
@@ -86,12 +87,17 @@ def run(
             min=1,
             max=_MOST_NODES,
             help="Nodes that the run can get at all; default: as many as it needs.",
+            rich_help_panel=MORE,
         ),
     ] = None,
     repair: Annotated[
         float | None,
         typer.Option(
-            metavar="HOURS", min=0, max=1e6, help="Time until a lost node is back, with --cluster-nodes."
+            metavar="HOURS",
+            min=0,
+            max=1e6,
+            help="Time until a lost node is back, with --cluster-nodes.",
+            rich_help_panel=MORE,
         ),
     ] = None,
     price: Annotated[
@@ -99,10 +105,19 @@ def run(
     ] = None,
     start: Annotated[
         datetime | None,
-        typer.Option(metavar="DATE", formats=["%Y-%m-%d", "%Y-%m-%dT%H:%M"], help="When it starts; default: now."),
+        typer.Option(
+            metavar="DATE",
+            formats=["%Y-%m-%d", "%Y-%m-%dT%H:%M"],
+            help="When it starts; default: now.",
+            rich_help_panel=MORE,
+        ),
     ] = None,
-    runs: Annotated[int, typer.Option(metavar="N", min=2, max=10000, help="Simulated runs.")] = 100,
-    seed: Annotated[int, typer.Option(metavar="N", min=0, max=2**31, help="Of the first simulated run.")] = 0,
+    runs: Annotated[
+        int, typer.Option(metavar="N", min=2, max=10000, help="Simulated runs.", rich_help_panel=MORE)
+    ] = 100,
+    seed: Annotated[
+        int, typer.Option(metavar="N", min=0, max=2**31, help="Of the first simulated run.", rich_help_panel=MORE)
+    ] = 0,
     plot: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Draw the figures into a PNG, SVG or PDF file.")
     ] = None,
@@ -180,7 +195,7 @@ def _specs(
 def _inputs(spec: RunSpec, given: Given, took: Measured | None, cluster_nodes: int | None) -> Inputs:
     known = given.step_s is not None or took is not None
     with as_user_errors():
-        step_s = (0.0, "option") if known else (_expected_step_s(spec), "as `zslurm size` expects it")
+        step_s = (0.0, "option") if known else (_expected_step_s(spec), "as `zslurm plan size` expects it")
     found = inputs_of(spec, step_s, given, took, cluster_nodes)
     limit, starts = found.scenario.limit_s, found.scenario.restart_s + found.scenario.step_s
     if limit is not None and limit <= starts:
@@ -192,7 +207,7 @@ def _inputs(spec: RunSpec, given: Given, took: Measured | None, cluster_nodes: i
 
 
 def _expected_step_s(spec: RunSpec) -> float:
-    """Return the mean time of a step by the model of `zslurm size`."""
+    """Return the mean time of a step by the model of `zslurm plan size`."""
     if spec.parallel.device == "cpu" or (spec.parallel.device == "auto" and not spec.cluster.gpus_per_node):
         raise ConfigError("on CPUs no time of a step can be expected: give --step-time or --measured")
     size = run_size(spec, card_of(spec, None, ""), Rates(None, on_cpu=False), on_cpu=False)

@@ -44,3 +44,8 @@ def planned_runs(run_file: Path, cluster: str | None, variants: Sequence[Sequenc
         say(f"note: planned for the profile {PUBLISHED}, as there is none of yours yet; --cluster names another")
         cluster = PUBLISHED
         return [resolved(overrides) for overrides in variants]
+
+
+def trains_on_cpus(spec: RunSpec) -> bool:
+    """Return whether the ranks will be CPUs: as asked, else where the cluster's nodes have no GPUs."""
+    return spec.parallel.device == "cpu" or (spec.parallel.device == "auto" and not spec.cluster.gpus_per_node)

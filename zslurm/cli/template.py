@@ -1,4 +1,4 @@
-"""`zslurm template`: list, copy, check and compare the templates of job scripts."""
+"""`zslurm config template`: list, copy, check and compare the templates of job scripts."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ _COPY = """\
 def list_(json: Json = False) -> None:
     """List the templates: your own, the site's, and the shipped ones.
 
-    Example: zslurm template ls
+    Example: zslurm config template ls
     """
     shipped, own = shipped_templates(), own_templates()
     shown = [template for template in [*own.values(), *shipped.values()] if not template.name.startswith("_")]
@@ -78,7 +78,7 @@ def list_(json: Json = False) -> None:
 def show(name: Name) -> None:
     """Print a template.
 
-    Example: zslurm template show train
+    Example: zslurm config template show train
     """
     print(find_template(name).source, end="")
 
@@ -97,7 +97,7 @@ def copy(
 ) -> None:
     """Make a template of your own out of one; prints its path.
 
-    Example: zslurm template copy train
+    Example: zslurm config template copy train
     """
     template = find_template(name)
     if to is not None and ("/" in to or to.endswith(SUFFIXES)):
@@ -117,7 +117,7 @@ def copy(
     own = target.parent == user_templates_dir()
     word = target.name.split(".")[0] if own else str(target)
     say(f"every run of the template `{word}` uses it" if own else f"use it with --set cluster.template={word}")
-    say(f"check it after an edit: zslurm template check {word}")
+    say(f"check it after an edit: zslurm config template check {word}")
 
 
 def _blocks(template: Template) -> dict[str, None]:
@@ -133,7 +133,7 @@ def _blocks(template: Template) -> dict[str, None]:
 def check(name: Name, run_file: RunFile = None, cluster: Cluster = None, json: Json = False) -> None:
     """Check a template: the script, its shell, what it must have. Exit code 5 on errors.
 
-    Example: zslurm template check train
+    Example: zslurm config template check train
     """
     template = find_template(name)
     spec = _run_for(template, run_file, cluster)
@@ -160,12 +160,14 @@ def diff(
 ) -> None:
     """Show how your template's script differs from the shipped one's.
 
-    Example: zslurm template diff train
+    Example: zslurm config template diff train
     """
     own = find_template(name)
     shipped = shipped_templates().get(own.name, shipped_templates()["train"])
     if own == shipped:
-        raise NotFound(f"{name}: there is no template of your own with this name; `zslurm template copy {name}`")
+        raise NotFound(
+            f"{name}: there is no template of your own with this name; `zslurm config template copy {name}`"
+        )
     if source:
         before, after = shipped.source, own.source
     else:

@@ -1,4 +1,4 @@
-"""`zslurm tune gemm`: tune a run's matrix products once, offline, for every rank to use."""
+"""`zslurm dev tune gemm`: tune a run's matrix products once, offline, for every rank to use."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def gemm(
 ) -> None:
     """Tune a run's matrix products on one GPU. torch's TunableOp does it; `submit` gives every rank the table.
 
-    Example: zslurm tune gemm run.yaml --slurm
+    Example: zslurm dev tune gemm run.yaml --slurm
     """
     spec = resolve_run(run_file, cluster=cluster, overrides=overrides or []).spec
     calls = calls_of(spec)

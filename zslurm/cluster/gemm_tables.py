@@ -1,7 +1,8 @@
 """Where a cluster's table of tuned matrix products is, and whether it holds for a run there.
 
-`zslurm tune gemm` writes it into a directory beside the profile: ~/.config/zslurm/clusters/NAME/gemm-table.json. A
-site's is /etc/zslurm/clusters/NAME/gemm-table.json; a user's own hides it.
+`zslurm dev tune gemm` writes it into a directory next to the profile:
+~/.config/zslurm/clusters/NAME/gemm-table.json. A site's is /etc/zslurm/clusters/NAME/gemm-table.json; a user's own
+hides it.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ def find_table(spec: RunSpec) -> Path | None:
         return None
     if wanted != "auto":
         if not Path(wanted).is_file():
-            raise NotFound(f"{_KEY}: {wanted}: no such file; `zslurm tune gemm` makes a table")
+            raise NotFound(f"{_KEY}: {wanted}: no such file; `zslurm dev tune gemm` makes a table")
         return Path(wanted)
     places = (own_table_path(spec.cluster.name), SITE_PROFILES / spec.cluster.name / FILE)
     return next((place for place in places if place.is_file()), None)
@@ -58,8 +59,8 @@ def table_of(spec: RunSpec) -> tuple[Path, GemmTable] | None:
         raise ConfigError(f"{error}; or set {_KEY}: off") from error
     if other := _differences(table, spec.cluster):
         raise ConfigError(
-            f"{path}: was tuned for something else: {'; '.join(other)}; tune again with `zslurm tune gemm`, or "
-            f"set {_KEY}: off"
+            f"{path}: was tuned for something else: {'; '.join(other)}; tune again with `zslurm dev tune gemm`, "
+            f"or set {_KEY}: off"
         )
     return path, table
 

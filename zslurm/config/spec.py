@@ -293,8 +293,8 @@ class ClusterSection(Section):
     template: Line = Field("train", description="sbatch template: the name of one, or a path")
     gemm_table: Line = Field(
         "auto",
-        description="table of matrix products that `zslurm tune gemm` tuned, for every rank on GPUs: auto takes "
-        "the profile's where it has one, off takes none; or a path",
+        description="table of matrix products that `zslurm dev tune gemm` tuned, for every rank on GPUs: auto "
+        "takes the profile's where it has one, off takes none; or a path",
     )
     measured: MeasuredSection = Field(MeasuredSection(), description="what `zslurm bench` measured here")
     doctor: DoctorSection = Field(DoctorSection(), description="limits of `zslurm doctor`")

@@ -98,7 +98,8 @@ def problems(opened: Opened, cluster: ClusterSection, given: Mapping[str, str]) 
         return [failed(reason, "run it by hand with NCCL_DEBUG=INFO")]
     if not _is_right(opened, cluster, given):
         found = "TCP sockets" if opened.network == "Socket" else opened.network
-        remedy = "see the checks nics, rdma-abi, environment; `zslurm env --explain` shows what RCCL is asked for"
+        asked = "`zslurm cluster env --explain` shows what RCCL is asked for"
+        remedy = f"see the checks nics, rdma-abi, environment; {asked}"
         return [failed(f"RCCL opened {found}, not {wanted}{why}", remedy)]
     found_problems = []
     if opened.devices and (missing := [nic for nic in cluster.nics if nic not in opened.devices]):

@@ -337,7 +337,8 @@ def _of_the_steps(metrics: Metrics) -> Iterator[str]:
         share = shares["reduce"] + shares.get("gather", 0)
         yield (
             f"Ranks waited for each other, or for the network, in {share:.0%} of the steps' time: "
-            "`zslurm bench collectives` measures the links, `zslurm size` shows what a larger microbatch changes."
+            "`zslurm bench collectives` measures the links, `zslurm plan size` shows what a larger microbatch "
+            "changes."
         )
     if shares.get("checkpoint", 0) > 0.02:
         yield (

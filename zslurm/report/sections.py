@@ -221,7 +221,9 @@ def _happenings(facts: RunFacts) -> Iterator[Item]:
         yield Text("Nothing happened that the supervisor recorded.")
         return
     faults = sum(found.sort == "fault" for found in facts.happenings)
-    left = f" {facts.left_out} older ones are left out; `zslurm events` shows all." if facts.left_out else ""
+    left = (
+        f" {facts.left_out} older ones are left out; `zslurm logs --events` shows all." if facts.left_out else ""
+    )
     yield Text(f"{counted(faults, 'fault')} among {counted(len(facts.happenings), 'event')}.{left}")
     rows = [
         (show_time(found.time), "-" if found.attempt is None else str(found.attempt), found.text)

@@ -344,10 +344,6 @@ class SlurmClient(SlurmCommands):
         """
         self.run("scontrol", "requeue", job_id, repeatable=False)
 
-    def hold(self, job_id: str) -> None:
-        """Keep a waiting job from starting."""
-        self.run("scontrol", "hold", job_id)
-
     def release(self, job_id: str) -> None:
         """Let a held job start.
 

@@ -14,9 +14,9 @@ _MEANINGS = {
     "Dependency": "waits for another job to end",
     "DependencyNeverSatisfied": "waits for a job that ended otherwise than required: it will never start",
     "BeginTime": "must not start before its begin time",
-    "JobHeldUser": "held by its owner; `zslurm release` lets it start",
+    "JobHeldUser": "held by its owner; `zslurm requeue` lets it start",
     "JobHeldAdmin": "held by an administrator, or failed to start too often; ask the site",
-    "JobHoldMaxRequeue": "was requeued too often and is held; `zslurm release` lets it start",
+    "JobHoldMaxRequeue": "was requeued too often and is held; `zslurm requeue` lets it start",
     "JobLaunchFailure": "could not be started on a node, whose prolog or file system may be at fault",
     "BadConstraints": "no set of nodes fits what it asks for, excluded nodes counted in",
     "Cleaning": "its last start is still being cleaned up on its nodes",
@@ -47,8 +47,8 @@ _MEANINGS = {
     "TimeLimit": "it reached its time limit",
     "SystemFailure": "Slurm, a file system or the network failed",
     "OutOfMemory": "it ran out of memory",
-    "job requeued in held state": "requeued and held; `zslurm release` lets it start",
-    "launch failed requeued held": "could not be started and is held; `zslurm release` lets it try again",
+    "job requeued in held state": "requeued and held; `zslurm requeue` lets it start",
+    "launch failed requeued held": "could not be started and is held; `zslurm requeue` lets it try again",
 }
 _FAMILIES = (
     (re.compile(r"AssocGrp(\w+)"), "the account has reached its common limit ({})"),

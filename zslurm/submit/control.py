@@ -1,7 +1,8 @@
-"""Cancel, hold, release and requeue: through Slurm for its jobs, through signals for local ones."""
+"""Cancel and requeue: through Slurm for its jobs, through signals for local ones."""
 
 from __future__ import annotations
 
+import re
 import shlex
 import signal
 import time
@@ -10,16 +11,16 @@ from typing import NamedTuple
 
 from zslurm.config.load import load_spec
 from zslurm.config.spec import RunSpec
-from zslurm.core.errors import ConfigError, NotFound, RunActive, SlurmRefused, SlurmUnavailable, ZslurmError
+from zslurm.core.errors import ConfigError, NotFound, RunActive, SlurmRefused, ZslurmError
 from zslurm.core.processes import DetachedProcess, ProcessRecord
 from zslurm.job.stop_request import StopSender
 from zslurm.job.successor import cancel_successor
-from zslurm.run.events import Cancelled, ExcludedByUser, Held, Readmitted, Released, RequeuedByUser
+from zslurm.run.events import Cancelled, ExcludedByUser, Readmitted, Released, RequeuedByUser
 from zslurm.run.find import find
 from zslurm.run.identity import job_ids
 from zslurm.run.run_dir import RunDir
 from zslurm.run.secrets import with_secrets
-from zslurm.run.state.run_state import RunState, last_job, look, recorded_job
+from zslurm.run.state.run_state import last_job, look, recorded_job
 from zslurm.slurm.client import SlurmClient
 from zslurm.slurm.exclusion import exclude_requeued, requeue_unchanged
 from zslurm.slurm.hostlist import compress, expand
@@ -131,51 +132,6 @@ def _stop_ranks(run: RunDir) -> None:
             time.sleep(_POLL_S)  # rank 0 has no store yet
 
 
-def hold(run: RunDir) -> str:
-    """Keep a run that waits in the queue from starting; returns the job id.
-
-    Raises:
-        NotFound: it was never submitted.
-        ConfigError: it is a local run.
-        RunActive: it has started already.
-        ZslurmError: it is over.
-        SlurmUnavailable, SlurmRefused: from Slurm.
-    """
-    state = _waiting_state(run, "hold")
-    if state.state != "held":
-        SlurmClient().hold(state.job_id or "")
-        record_action(run, Held(job_id=state.job_id or ""), load_spec(run.config))
-    return state.job_id or ""
-
-
-def release(run: RunDir) -> tuple[str, bool]:
-    """Let a held run start; returns the job id, and whether the job was held. Raises as `hold`."""
-    state = _waiting_state(run, "release")
-    SlurmClient().release(state.job_id or "")
-    record_action(run, Released(job_id=state.job_id or ""), load_spec(run.config))
-    return state.job_id or "", state.state == "held"
-
-
-def _waiting_state(run: RunDir, what: str) -> RunState:
-    """Return the state of a run whose job waits in Slurm's queue; raises as `hold`."""
-    state = look(run)
-    _refuse_copy(run, what)
-    if state.job_id is None:
-        raise NotFound(f"{run.name}: it was never submitted; `zslurm submit` starts it")
-    if state.launcher != "slurm":
-        raise ConfigError(f"{run.name}: a local run waits in no queue; there is nothing to {what}")
-    if state.state == "unknown":
-        raise SlurmUnavailable(f"{run.name}: {state.reason}")
-    if state.state not in ("pending", "requeued", "held"):
-        if state.active:
-            raise RunActive(
-                f"{run.name}: it is {state.state} as job {state.job_id}, and only what waits can be held or "
-                f"released; `zslurm cancel {run.name}` saves and stops it"
-            )
-        raise ZslurmError(f"{run.name}: job {state.job_id} is over ({state.state}); nothing to {what}")
-    return state
-
-
 def _refuse_copy(run: RunDir, what: str) -> None:
     """Refuse to act on the job in the files of a copied run: it is the original's.
 
@@ -196,13 +152,14 @@ class Requeued(NamedTuple):
 
     job_id: str
     action: str
-    """`requeue`; for a job in the queue `exclude` (its list of nodes was changed) or `start` (its start time)."""
+    """`requeue`; for a job in the queue `exclude` (its list of nodes was changed), `start` (its start time) or
+    `release` (it was held)."""
     note: str = ""
     """What a user should know; empty for nothing."""
 
 
 def requeue(run: RunDir, *, now: bool = False, exclude: str | None = None) -> Requeued:
-    """Start the run's job again: it continues from its last checkpoint.
+    """Start the run's job again: it continues from its last checkpoint. A job that is held is released.
 
     With `now` without the pause that Slurm makes before a requeued job may start, also if the job was requeued
     before. `exclude` is a hostlist of
@@ -213,7 +170,7 @@ def requeue(run: RunDir, *, now: bool = False, exclude: str | None = None) -> Re
         ConfigError: nodes are to be excluded that the run asks for, or from a local run.
         RunCompleted: it has trained all its steps.
         ZslurmError: it is a copy of another run, whose job it is.
-        RunActive: with `now`, its job is held.
+        RunActive: its job takes too long to leave its nodes.
         SlurmUnavailable, SlurmRefused: from Slurm.
     """
     _refuse_copy(run, "requeue")
@@ -238,10 +195,15 @@ def requeue(run: RunDir, *, now: bool = False, exclude: str | None = None) -> Re
     if exclude is None and now and record.state is JobState.COMPLETING:  # it may have been requeued just now
         leaves = (JobState.COMPLETING, JobState.REQUEUED)
         record = _await_job(client, job_id, lambda record: record.state not in leaves) or record
-    held = record.state is JobState.REQUEUE_HOLD or "held" in record.reason.lower()
-    if now and held and record.state.is_waiting:
-        raise RunActive(f"{run.name}: job {job_id} is held; `zslurm release {run.name}` lets it start")
-    if exclude is None and now and record.state.is_waiting:
+    held = record.state is JobState.REQUEUE_HOLD or re.search("held|hold", record.reason.lower()) is not None
+    held = held and record.state.is_waiting
+    if exclude is None and held:
+        action = "release"
+        client.release(job_id)
+        record_action(run, Released(job_id=job_id), spec)
+        if now:
+            client.start_in(job_id, _RESTART_AFTER_S)
+    elif exclude is None and now and record.state.is_waiting:
         action = "start"
         client.start_in(job_id, _RESTART_AFTER_S)
     elif exclude is None:
@@ -253,6 +215,9 @@ def requeue(run: RunDir, *, now: bool = False, exclude: str | None = None) -> Re
         action = _requeue_without(client, record, nodes)
         kind = RequeuedByUser if action == "requeue" else ExcludedByUser
         record_action(run, kind(job_id=job_id, excluded=compress(nodes)), spec)
+        if held:
+            client.release(job_id)
+            record_action(run, Released(job_id=job_id), spec)
     if now and action == "requeue":
         _start_now(client, job_id)
     elif now and action == "exclude":

@@ -1,4 +1,4 @@
-"""`zslurm aegis classify`: any job's logs from files or a pipe, in words and as JSON."""
+"""`zslurm why`: any job's logs from files or a pipe, in words and as JSON."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def log(tmp_path: Path) -> Path:
 
 
 def test_as_json(zslurm: Zslurm, log: Path) -> None:
-    reported = zslurm.ok("aegis", "classify", log, "--json").json
+    reported = zslurm.ok("why", log, "--json").json
     assert all(set(line) >= KEYS for line in reported["lines"])
     assert [(line["number"], line["class"], line["role"]) for line in reported["lines"]] == [
         (5, "gpu_oom", "root"),
@@ -49,7 +49,7 @@ def test_as_json(zslurm: Zslurm, log: Path) -> None:
 
 
 def test_in_words(zslurm: Zslurm, log: Path) -> None:
-    lines = zslurm.ok("aegis", "classify", log).stdout.splitlines()
+    lines = zslurm.ok("why", log).stdout.splitlines()
     assert lines[0] == "root: gpu_oom: node node0, gpu 3, rank 3"
     assert lines[1].startswith(f"  {log}:5: torch.OutOfMemoryError: HIP out of memory.")
     assert lines[2].startswith("  A GPU ran out of memory.")
@@ -63,21 +63,21 @@ def test_in_words(zslurm: Zslurm, log: Path) -> None:
 
 def test_standard_input(zslurm: Zslurm, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(STEP.encode() + b"\xff\x00")))
-    reported = zslurm.ok("aegis", "classify", "-", "--json").json
+    reported = zslurm.ok("why", "-", "--json").json
     assert (reported["root"]["file"], reported["root"]["class"]) == ("-", "gpu_oom")
 
 
 def test_several_files_packed_ones_among_them(zslurm: Zslurm, log: Path, tmp_path: Path) -> None:
     packed = tmp_path / "dmesg.gz"
     packed.write_bytes(gzip.compress(b"[1.500000] amdgpu 0000:c5:00.0: amdgpu: GPU reset begin!\n"))
-    reported = zslurm.ok("aegis", "classify", log, packed, "--json").json
+    reported = zslurm.ok("why", log, packed, "--json").json
     assert {line["file"] for line in reported["lines"]} == {str(log), str(packed)}
 
 
 def test_only_consequences(zslurm: Zslurm, tmp_path: Path) -> None:
     path = tmp_path / "log"
     path.write_text("srun: error: node1: tasks 8-15: Killed\n")
-    assert zslurm.ok("aegis", "classify", path).stdout.startswith(
+    assert zslurm.ok("why", path).stdout.startswith(
         "root: teardown (a consequence; its cause is not in these logs): node node1, rank 8\n"
     )
 
@@ -85,24 +85,24 @@ def test_only_consequences(zslurm: Zslurm, tmp_path: Path) -> None:
 def test_nothing_wrong(zslurm: Zslurm, tmp_path: Path) -> None:
     path = tmp_path / "log"
     path.write_text("step 1\n")
-    assert zslurm.ok("aegis", "classify", path).stdout == "no fault found\n"
-    assert zslurm.ok("aegis", "classify", path, "--json").json["root"] is None
+    assert zslurm.ok("why", path).stdout == "no fault found\n"
+    assert zslurm.ok("why", path, "--json").json["root"] is None
 
 
 def test_only_advisories(zslurm: Zslurm, tmp_path: Path) -> None:
     path = tmp_path / "log"
     path.write_text("amdgpu 0000:68:00.0: amdgpu: WARN: GPU is throttled, expect performance decrease.\n")
-    out = zslurm.ok("aegis", "classify", path).stdout
+    out = zslurm.ok("why", path).stdout
     assert out.startswith("no fault found, only advisories:\n")
     assert "gpu_throttled\tadvisory\t1\tgpu 0000:68:00.0\t" in out
 
 
 def test_a_missing_file(zslurm: Zslurm, log: Path) -> None:
-    done = zslurm("aegis", "classify", log, "none.log")
+    done = zslurm("why", log, "none.log")
     assert (done.code, done.stdout) == (3, "")
     assert done.stderr == "zslurm: none.log: no such file; name log files, or - for standard input\n"
 
 
 def test_a_directory(zslurm: Zslurm, tmp_path: Path) -> None:
-    done = zslurm("aegis", "classify", tmp_path)
+    done = zslurm("why", tmp_path, tmp_path)
     assert (done.code, done.stderr) == (3, f"zslurm: {tmp_path}: is a directory; name the files in it\n")

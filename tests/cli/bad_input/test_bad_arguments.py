@@ -66,7 +66,7 @@ GOOD = {
     "shell": "bash",
     "file": "text.txt",
     "files": "text.txt",
-    "words": "node[1-2]",
+    "what": "text.txt",
     "first": "none",
     "second": "none",
     "folder": "none",
@@ -95,7 +95,13 @@ BESIDES = {
     ("demo",): ["--tokens=-1"],  # nothing is started
     ("data", "build"): ["--vocab-size=300", "--workers=1"],
 }
-REPORTS_ON_STDOUT = {("cluster", "check"), ("env",), ("template", "check"), ("template", "diff"), ("doctor",)}
+REPORTS_ON_STDOUT = {
+    ("cluster", "check"),
+    ("cluster", "env"),
+    ("config", "template", "check"),
+    ("config", "template", "diff"),
+    ("doctor",),
+}
 SAMPLE = 3
 
 

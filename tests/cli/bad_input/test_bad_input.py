@@ -247,7 +247,7 @@ def test_an_unknown_profile(shell: Shell, command: tuple[str, ...]) -> None:
 
 def test_an_unknown_template(shell: Shell) -> None:
     run_file = shell.write_run(cluster={"launcher": "slurm", "template": "nonesuch"})
-    for command in (("submit", "--dry-run", run_file), ("template", "show", "nonesuch")):
+    for command in (("submit", "--dry-run", run_file), ("config", "template", "show", "nonesuch")):
         code, line = shell.fails(*command)
         assert code == Exit.NOT_FOUND
         assert line == "zslurm: nonesuch: no template and no file has this name; templates: local, train"
@@ -324,7 +324,7 @@ def test_a_wrong_command_line(shell: Shell, arguments: tuple[str, ...], message:
 
 
 def test_what_the_file_system_refuses_is_one_line_too(shell: Shell) -> None:
-    code, line = shell.fails("template", "show", "x" * 300)
+    code, line = shell.fails("config", "template", "show", "x" * 300)
     assert code == Exit.FAILED
     assert line.endswith(": File name too long")
 
@@ -337,14 +337,14 @@ def test_a_reference_that_is_too_long_for_a_name_names_the_length(shell: Shell) 
 
 def test_a_profile_of_slurm_that_is_missing_is_a_matter_of_configuration(shell: Shell) -> None:
     """Its exit code is 2 and not 4, which is for a Slurm that does not answer: trying again does not help."""
-    code, line = shell.fails("env")
+    code, line = shell.fails("cluster", "env")
     assert (code, line.startswith("zslurm: no cluster profile yet: ")) == (Exit.USAGE, True)
 
 
-@pytest.mark.parametrize("command", ["rails", "doctor"])
+@pytest.mark.parametrize("command", [("cluster", "rails"), ("doctor",)])
 @pytest.mark.parametrize("nodes", ["node[1-", "node[3-1]", ""])
-def test_a_broken_list_of_nodes_is_usage(shell: Shell, command: str, nodes: str) -> None:
-    assert shell.fails(command, "--cluster", "local", "--nodelist", nodes)[0] == Exit.USAGE
+def test_a_broken_list_of_nodes_is_usage(shell: Shell, command: tuple[str, ...], nodes: str) -> None:
+    assert shell.fails(*command, "--cluster", "local", "--nodelist", nodes)[0] == Exit.USAGE
 
 
 @pytest.mark.parametrize(
@@ -472,7 +472,7 @@ def test_an_empty_name_and_an_endless_number(shell: Shell, command: tuple[str, .
 
 def test_a_table_of_products_needs_a_file_name(shell: Shell) -> None:
     shell.write_run()
-    code, line = shell.fails("tune", "gemm", "run.yaml", "--out=")
+    code, line = shell.fails("dev", "tune", "gemm", "run.yaml", "--out=")
     assert code == Exit.FAILED
     assert "cannot be written: it is a directory; name another file with --out" in line
 

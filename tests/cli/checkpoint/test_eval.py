@@ -134,10 +134,10 @@ def test_scores_are_among_the_events_and_in_the_report_of_the_run(
     zslurm: Zslurm, tasks: dict[str, Path], tmp_path: Path
 ) -> None:
     zslurm.ok("eval", "first", "--tasks", tasks["choice"], "--limit", "2")
-    event = json.loads(zslurm.ok("events", "first", "--json").stdout.splitlines()[-1])
+    event = json.loads(zslurm.ok("logs", "--events", "first", "--json").stdout.splitlines()[-1])
     assert (event["action"], event["checkpoint"], event["step"]) == ("score", "step-00000080", 80)
     assert event["scores"] == {"choice/acc": 1.0, "choice/acc_norm": 1.0}
-    assert "step-00000080 was scored by " in zslurm.ok("events", "first").stdout
+    assert "step-00000080 was scored by " in zslurm.ok("logs", "--events", "first").stdout
     zslurm.ok("report", "first", "--out", tmp_path / "report.md")
     lines = (tmp_path / "report.md").read_text().splitlines()
     assert "| choice/acc | 1.0000 | 0.0000 | 80 | zslurm eval |" in lines

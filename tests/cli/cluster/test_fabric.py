@@ -1,4 +1,4 @@
-"""`zslurm rails --fabric`: the switches behind the rails, at any width, with and without Unicode and colour."""
+"""`zslurm cluster rails --fabric`: the switches behind the rails, at any width, with and without Unicode."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def zslurm(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], 
 
 def test_the_drawing(zslurm: Zslurm) -> None:
     assert (
-        zslurm.ok("rails", "--fabric", "--cluster", "lab").stdout
+        zslurm.ok("cluster", "rails", "--fabric", "--cluster", "lab").stdout
         == """\
 fabric by the profile: 4 nodes, 8 rails, 16 slices of 8 leaf switches
   4 leaf switches for each node, 4 spines above each leaf, slices of 2 ports at 400 Gb/s, 1 uplink at 400 Gb/s
@@ -68,7 +68,7 @@ fabric by the profile: 4 nodes, 8 rails, 16 slices of 8 leaf switches
 
 
 def test_json_holds_the_slices_and_the_ring(zslurm: Zslurm) -> None:
-    body: dict[str, Any] = zslurm.ok("rails", "--fabric", "--cluster", "lab", "--json").json["fabric"]
+    body: dict[str, Any] = zslurm.ok("cluster", "rails", "--fabric", "--cluster", "lab", "--json").json["fabric"]
     assert (body["rails"], body["groups"], len(body["slices"])) == (8, ["node[0,2]", "node[1,3]"], 8)
     assert body["ring"] == {
         "nodes": "node[0,2],node[1,3]", "hops": 64, "hops_by_name": 96, "ports_up": 2, "oversubscription": 2.0,
@@ -80,10 +80,10 @@ def test_it_follows_the_maps_of_nodes(zslurm: Zslurm, tmp_path: Path, monkeypatc
     monkeypatch.setenv("ZSLURM_SYSROOT", str(tmp_path / "%n"))
     monkeypatch.setenv("SLURMD_NODENAME", "node0")
     mi300x_pollara(tmp_path / "node0")
-    done = zslurm.ok("rails", "--here", "--cluster", "lab")
+    done = zslurm.ok("cluster", "rails", "--here", "--cluster", "lab")
     assert done.stdout.startswith("node0: 1 node, 8 rails by PCIe distance\n")
     assert "\n\nfabric by the profile: 4 nodes, " in done.stdout
-    assert zslurm.ok("rails", "--here", "--cluster", "lab", "--json").json["fabric"]["rails"] == 8
+    assert zslurm.ok("cluster", "rails", "--here", "--cluster", "lab", "--json").json["fabric"]["rails"] == 8
 
 
 @pytest.mark.parametrize("width", [80, 100, 160])
@@ -110,12 +110,12 @@ def test_the_map_of_a_node_fits_as_well(
     monkeypatch.setenv("COLUMNS", str(width))
     monkeypatch.setenv("TERM", "xterm-256color")
     monkeypatch.setenv("NO_COLOR", "1")
-    shown = zslurm.ok("rails", "--here", "--cluster", "lab").stdout
+    shown = zslurm.ok("cluster", "rails", "--here", "--cluster", "lab").stdout
     assert not re.search(r"\x1b\[3\d", shown), "bold and dim are no colours"
     text = re.sub(r"\x1b\[[0-9;]*m", "", shown)
     assert max(map(len, text.splitlines())) <= width
     monkeypatch.setenv("TERM", "dumb")
-    assert zslurm.ok("rails", "--here", "--cluster", "lab").stdout == text
+    assert zslurm.ok("cluster", "rails", "--here", "--cluster", "lab").stdout == text
     words = text.split()
     for name in ("ionic_7", "ACTIVE", "rails", *(("net-ionic_7", "0000:06:00.0") if width == 160 else ())):
         assert name in words
@@ -124,7 +124,7 @@ def test_the_map_of_a_node_fits_as_well(
 def test_without_unicode(zslurm: Zslurm, monkeypatch: pytest.MonkeyPatch) -> None:
     output = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
     monkeypatch.setattr(sys, "stdout", output)
-    zslurm("rails", "--fabric", "--cluster", "lab")
+    zslurm("cluster", "rails", "--fabric", "--cluster", "lab")
     output.flush()
     text = output.buffer.getvalue().decode("ascii")  # type: ignore[attr-defined]
     assert "  |- leaf0 -- rails 0-1 -- node[0,2]\n" in text
@@ -134,7 +134,7 @@ def test_without_unicode(zslurm: Zslurm, monkeypatch: pytest.MonkeyPatch) -> Non
 def test_rails_that_the_slices_leave_out_are_named(zslurm: Zslurm) -> None:
     slices = [{"leaf": "a", "rails": [0, 1], "nodes": "n[0-3]"}, {"leaf": "b", "rails": [1], "nodes": "n4"}]
     profile("partial", FabricSection.model_validate({"slices": slices}))
-    shown = zslurm.ok("rails", "--fabric", "--cluster", "partial").stdout
+    shown = zslurm.ok("cluster", "rails", "--fabric", "--cluster", "partial").stdout
     assert shown.splitlines()[-2:] == [
         "  warning: cluster.fabric.slices: nothing is listed for rail 2-7; hops leave it out",
         "  warning: cluster.fabric.slices: n4: on no slice of rail 0",
@@ -142,14 +142,14 @@ def test_rails_that_the_slices_leave_out_are_named(zslurm: Zslurm) -> None:
 
 
 def test_what_the_shipped_profile_knows(zslurm: Zslurm) -> None:
-    assert zslurm.ok("rails", "--fabric", "--cluster", "mi300x-pollara").stdout == (
+    assert zslurm.ok("cluster", "rails", "--fabric", "--cluster", "mi300x-pollara").stdout == (
         "fabric by the profile: 4 leaf switches for each node, 4 spines above each leaf, ports at 400 Gb/s; which "
         "nodes are on which slice is not listed (cluster.fabric.slices)\n"
     )
 
 
 def test_a_profile_without_a_fabric(zslurm: Zslurm) -> None:
-    done = zslurm("rails", "--fabric", "--cluster", "local")
+    done = zslurm("cluster", "rails", "--fabric", "--cluster", "local")
     assert (done.code, done.stderr.count("\n")) == (3, 1)
     assert done.stderr.startswith("zslurm: local: the profile describes no fabric (cluster.fabric); ")
 

@@ -51,7 +51,7 @@ def test_init_finds_the_network_without_being_asked_to(shell: Shell, slurm: Scri
     assert "  extends: mi300x-pollara\n" in done.stdout
     assert done.stderr.startswith("reading the network of one node in a short job, for 120 s at most (--no-probe")
     assert "not known" not in done.stderr
-    shown = shell.zslurm("env", "--cluster", "lab").stdout
+    shown = shell.zslurm("cluster", "env", "--cluster", "lab").stdout
     assert "export NCCL_IB_HCA='=ionic_0,ionic_1" in shown
     assert "export NCCL_PXN_DISABLE=0\n" in shown
 
@@ -64,7 +64,7 @@ def test_a_node_that_does_not_answer_leaves_a_profile_that_says_so(shell: Shell,
     assert done.stderr.splitlines()[-1] == (
         f"note: the network is not known: the nodes could not be asked: {REFUSAL}; try `zslurm init --probe` later"
     )
-    listed = shell.zslurm("env", "--cluster", "lab", "--explain").stdout
+    listed = shell.zslurm("cluster", "env", "--cluster", "lab", "--explain").stdout
     assert "left out: NCCL_IB_HCA is not set: the profile does not give cluster.network" in listed
 
 
@@ -93,7 +93,7 @@ def test_submission_counts_the_variables_that_the_profile_leaves_open(shell: She
     assert note == (
         "note: 19 variables of RCCL or NCCL are not set: profile lab does not give cluster.network, "
         "cluster.rccl_version or cluster.rocm_version; complete it by `zslurm init --probe`, or by hand what a "
-        "node does not show (`zslurm env --explain` lists the variables)"
+        "node does not show (`zslurm cluster env --explain` lists the variables)"
     )
     listed = shell.zslurm("submit", "run.yaml", "--cluster", "lab", "--new", "--dry-run").stdout
     left_out = [line for line in listed.splitlines() if line.startswith("# note: left out of the environment")]

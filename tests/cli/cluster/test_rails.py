@@ -1,4 +1,4 @@
-"""`zslurm rails` on a machine without Slurm: this machine, or one that only its files show."""
+"""`zslurm cluster rails` on a machine without Slurm: this machine, or one that only its files show."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def zslurm(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) 
 
 
 def test_whole_rails_are_drawn(zslurm: Zslurm, node: FakeNode) -> None:
-    done = zslurm.ok("rails", "--here")
+    done = zslurm.ok("cluster", "rails", "--here")
     lines = done.stdout.splitlines()
     assert lines[0] == "node7: 1 node, 8 rails by the profile"
     assert sum(" ACTIVE " in line for line in lines) == 8
@@ -49,7 +49,7 @@ def test_whole_rails_are_drawn(zslurm: Zslurm, node: FakeNode) -> None:
 
 
 def test_json_holds_everything(zslurm: Zslurm, node: FakeNode) -> None:
-    body = zslurm.ok("rails", "--here", "--json").json
+    body = zslurm.ok("cluster", "rails", "--here", "--json").json
     (found,) = body["nodes"]
     assert (found["node"], found["source"], len(found["rails"])) == ("node7", "profile", 8)
     assert found["rails"][2] == {
@@ -63,7 +63,7 @@ def test_json_holds_everything(zslurm: Zslurm, node: FakeNode) -> None:
 def test_an_incomplete_rail_is_shown_and_is_exit_code_5(zslurm: Zslurm, node: FakeNode) -> None:
     node.take_nic_down("ionic_6")
     for options in ((), ("--json",)):
-        done = zslurm("rails", "--here", *options)
+        done = zslurm("cluster", "rails", "--here", *options)
         assert (done.code, done.stderr) == (5, "zslurm: rails are incomplete or unknown on node7\n")
         assert "rail 6: ionic_6 is DOWN (Disabled)" in done.stdout
     (problem,) = done.json["nodes"][0]["problems"]
@@ -74,7 +74,7 @@ def test_an_incomplete_rail_is_shown_and_is_exit_code_5(zslurm: Zslurm, node: Fa
 
 def test_a_machine_without_rails(zslurm: Zslurm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ZSLURM_SYSROOT", str(tmp_path))
-    done = zslurm.ok("rails", "--cluster", "local")
+    done = zslurm.ok("cluster", "rails", "--cluster", "local")
     assert done.stdout.endswith(": 1 node, 0 rails by PCIe distance\n")
 
 
@@ -82,7 +82,7 @@ def test_nodes_are_asked_through_slurm_only(
     zslurm: Zslurm, node: FakeNode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", "/nonexistent")
-    done = zslurm("rails")
+    done = zslurm("cluster", "rails")
     assert done.code == 4
     assert done.stderr.startswith("zslurm: srun: not found on PATH")
 
@@ -90,7 +90,7 @@ def test_nodes_are_asked_through_slurm_only(
 def test_a_profile_with_a_mistake_is_one_line(zslurm: Zslurm, node: FakeNode, tmp_path: Path) -> None:
     path = tmp_path / "config/zslurm/clusters/pollara.yaml"
     path.write_text(PROFILE.replace("ionic_6, ionic_7]", "ionic_6]"))
-    done = zslurm("rails", "--here")
+    done = zslurm("cluster", "rails", "--here")
     assert done.code == 2
     assert done.stderr.startswith(f"zslurm: {path}:")
     assert "8 GPUs but 7 NICs" in done.stderr
@@ -98,5 +98,5 @@ def test_a_profile_with_a_mistake_is_one_line(zslurm: Zslurm, node: FakeNode, tm
 
 
 def test_options_that_contradict_each_other(zslurm: Zslurm, node: FakeNode) -> None:
-    done = zslurm("rails", "--here", "--nodes", "2")
+    done = zslurm("cluster", "rails", "--here", "--nodes", "2")
     assert (done.code, done.stderr) == (2, "zslurm: --nodes, --nodelist, --here and --fabric exclude each other\n")

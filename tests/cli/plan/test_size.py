@@ -1,4 +1,4 @@
-"""`zslurm size`: tables, rules, and what is wrong with what was asked for."""
+"""`zslurm plan size`: tables, rules, and what is wrong with what was asked for."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def zaya1(shell: Shell) -> Path:
 
 
 def test_the_table_of_zaya1(shell: Shell, zaya1: Path) -> None:
-    done = shell.zslurm.ok("size", zaya1)
+    done = shell.zslurm.ok("plan", "size", zaya1)
     products, steps = done.stdout.split("\n\n")
     columns, *rows = (line.split("\t") for line in products.splitlines())
     table = {(row[0], row[1], row[2]): dict(zip(columns, row, strict=True)) for row in rows}
@@ -61,7 +61,7 @@ def test_the_table_of_zaya1(shell: Shell, zaya1: Path) -> None:
 
 
 def test_json_has_shares_that_sum_to_one_and_an_mfu_that_follows(shell: Shell, zaya1: Path) -> None:
-    found = shell.zslurm.ok("size", zaya1, "--json").json
+    found = shell.zslurm.ok("plan", "size", zaya1, "--json").json
     assert found["device"] == "gpu"
     assert found["peak_flops"] == 1307.4e12
     for phase in found["phases"]:
@@ -75,7 +75,7 @@ def test_json_has_shares_that_sum_to_one_and_an_mfu_that_follows(shell: Shell, z
 
 
 def test_strict_is_an_exit_code_behind_the_same_output(shell: Shell, zaya1: Path) -> None:
-    advice, strict = shell.zslurm("size", zaya1), shell.zslurm("size", zaya1, "--strict")
+    advice, strict = shell.zslurm("plan", "size", zaya1), shell.zslurm("plan", "size", zaya1, "--strict")
     assert (advice.code, strict.code) == (Exit.DONE, Exit.CHECK_FAILED)
     assert (advice.stdout, advice.stderr) == (strict.stdout, strict.stderr)
 
@@ -86,7 +86,7 @@ def test_measured_rates_are_shown_and_used(shell: Shell, zaya1: Path) -> None:
     rates = shell.directory / "rates.json"
     machine = {"gpu": "AMD Instinct MI300X", "cpu": "a CPU"}
     rates.write_text(json.dumps({"benchmark": "gemm", "machine": machine, "rows": rows}))
-    done = shell.zslurm.ok("size", zaya1, "--rates", rates)
+    done = shell.zslurm.ok("plan", "size", zaya1, "--rates", rates)
     cells = {
         tuple(line.split("\t")[1:3]): line.split("\t")[-1] for line in done.stdout.splitlines() if "\t" in line
     }
@@ -95,29 +95,29 @@ def test_measured_rates_are_shown_and_used(shell: Shell, zaya1: Path) -> None:
     assert cells["head.logits", "forward"] == "not measured"
     assert "the table's median, 512 TFLOPS" in done.stderr
     assert re.search(r"note: Newton-Schulz steps of \d+ shapes of matrices in bf16 were not measured", done.stderr)
-    measured = shell.zslurm.ok("size", zaya1, "--rates", rates, "--json").json["phases"][0]["parts_s"]
-    assumed = shell.zslurm.ok("size", zaya1, "--json").json["phases"][0]["parts_s"]
+    measured = shell.zslurm.ok("plan", "size", zaya1, "--rates", rates, "--json").json["phases"][0]["parts_s"]
+    assumed = shell.zslurm.ok("plan", "size", zaya1, "--json").json["phases"][0]["parts_s"]
     assert measured["products"] == pytest.approx(assumed["products"] * 250 / 512.5)
 
 
 def test_memory_is_checked_against_the_card_that_is_given(shell: Shell, zaya1: Path) -> None:
-    found = shell.zslurm.ok("size", zaya1, "--gpu-memory", "80", "--json").json["findings"]
+    found = shell.zslurm.ok("plan", "size", zaya1, "--gpu-memory", "80", "--json").json["findings"]
     (line,) = (finding["line"] for finding in found if finding["rule"] == "memory")
     assert "does not leave 10% of 80.0 GiB free" in line
 
 
 def test_ranks_on_cpus_have_products_and_no_times(shell: Shell) -> None:
-    done = shell.zslurm.ok("size", shell.write_run())
+    done = shell.zslurm.ok("plan", "size", shell.write_run())
     assert "not measured\tnot measured" in done.stdout
     assert not [line for line in done.stderr.splitlines() if line.startswith("rule ")]
     assert "step times need --rates FILE" in done.stderr
 
 
 def test_proposals(shell: Shell, zaya1: Path) -> None:
-    found = shell.zslurm.ok("size", zaya1, "--search", "3e9", "--json").json["shapes"]
+    found = shell.zslurm.ok("plan", "size", zaya1, "--search", "3e9", "--json").json["shapes"]
     assert found
     assert all(abs(shape["parameters"] / 3e9 - 1) <= 0.1 for shape in found)
-    columns, *rows = shell.zslurm.ok("size", zaya1, "--search", "3e9").stdout.splitlines()
+    columns, *rows = shell.zslurm.ok("plan", "size", zaya1, "--search", "3e9").stdout.splitlines()
     assert columns.split("\t")[2:5] == ["hidden_size", "layers", "experts"]
     assert len(rows) == len(found)
 
@@ -136,7 +136,7 @@ def test_proposals(shell: Shell, zaya1: Path) -> None:
     ],
 )
 def test_what_is_wrong_is_one_line(shell: Shell, zaya1: Path, arguments: list[str], why: str) -> None:
-    done = shell.zslurm("size", zaya1, *arguments)
+    done = shell.zslurm("plan", "size", zaya1, *arguments)
     assert done.code == Exit.USAGE
     assert not done.stdout
     assert why in done.stderr
@@ -146,7 +146,7 @@ def test_what_is_wrong_is_one_line(shell: Shell, zaya1: Path, arguments: list[st
 def test_it_does_not_import_torch(shell: Shell, zaya1: Path) -> None:
     code = (
         "import sys\nfrom zslurm.cli.main import main\n"
-        f"sys.argv = ['zslurm', 'size', {str(zaya1)!r}]\n"
+        f"sys.argv = ['zslurm', 'plan', 'size', {str(zaya1)!r}]\n"
         "try:\n    main()\nexcept SystemExit as end:\n    assert not end.code\nassert 'torch' not in sys.modules\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True, stdout=subprocess.DEVNULL, timeout=300)

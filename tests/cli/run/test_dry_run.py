@@ -86,7 +86,7 @@ def test_rules_that_the_profile_leaves_out_are_noted(shell: Shell) -> None:
     interface = "GLOO_SOCKET_IFNAME, NCCL_SOCKET_IFNAME are not set: the profile does not give cluster.interface"
     notes, text = dry_run(shell)["notes"], text_of(shell)
     for line in (interface, "NCCL_IB_HCA is not set: the profile does not give cluster.nics"):
-        note = f"left out of the environment: {line} (why: zslurm env --explain)"
+        note = f"left out of the environment: {line} (why: zslurm cluster env --explain)"
         assert note in notes
         assert f"# note: {note}\n" in text
     assert text.count("NCCL_IB_HCA") == 1, "no variable is noted twice"

@@ -1,16 +1,14 @@
-"""The small commands: hostlists, completion, and what `status` says where Slurm does not answer."""
+"""The small commands: completion, and what `status` says where Slurm does not answer."""
 
 from __future__ import annotations
 
-import io
-import sys
 import time
 from pathlib import Path
 
 import pytest
 
 from tests.checkpoint_tools.saves import save
-from tests.cli.commands import Outcome, Shell, fresh_zslurm, separate_zslurm
+from tests.cli.commands import Shell, fresh_zslurm, separate_zslurm
 from tests.slurm.recordings import recorded
 from tests.submit.scripted_slurm import ScriptedSlurm
 from tests.submit.specs import run_spec
@@ -25,21 +23,6 @@ from zslurm.submit.submit import record_action
 from zslurm.train.jsonl import JsonLinesWriter
 
 
-def test_hostlists_are_expanded_and_compressed(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert shell.zslurm("hostlist", "expand", "n[1-2,07]", "login").stdout == "n1\nn2\nn07\nlogin\n"
-    assert shell.zslurm("hostlist", "compress", "n3", "n1,n2", "n2").stdout == "n[1-3]\n"
-    assert shell.zslurm("hostlist", "expand", "n[1-2]", "--json").stdout == '[\n  "n1",\n  "n2"\n]\n'
-    assert shell.zslurm("hostlist", "compress", "n1", "--json").stdout == '"n1"\n'
-    monkeypatch.setattr(sys, "stdin", io.StringIO("n1\nn2 n3\n\nn5,n6\n"))
-    assert shell.zslurm("hostlist", "compress", "-", "n4").stdout == "n[1-6]\n"
-    monkeypatch.setattr(sys, "stdin", io.StringIO(""))
-    assert shell.zslurm("hostlist", "expand", "-") == Outcome(0, "", "")
-    assert shell.fails("hostlist", "expand", "n[1-") == (
-        Exit.USAGE,
-        "zslurm: hostlist `n[1-`: brackets do not match in `n[1-`",
-    )
-
-
 def _completed(shell: Shell, line: str) -> list[str]:
     """What bash offers at the end of a line."""
     asked = {"_ZSLURM_COMPLETE": "complete_bash", "COMP_WORDS": line, "COMP_CWORD": str(line.count(" "))}
@@ -52,7 +35,7 @@ def test_the_shell_completes_keys_recipes_templates_checks_and_states(shell: She
     assert "phases[0].lr=" in _completed(shell, "zslurm submit run.yaml --set phases[0].l")
     assert _completed(shell, "zslurm config show run.yaml --set slurm.node") == ["slurm.nodes=", "slurm.nodelist="]
     assert _completed(shell, "zslurm new --recipe zaya1-1") == ["zaya1-100m", "zaya1-1b"]
-    assert _completed(shell, "zslurm template show tr") == ["train"]
+    assert _completed(shell, "zslurm config template show tr") == ["train"]
     assert _completed(shell, "zslurm doctor --only gpu-e") == ["gpu-ecc"]
     assert _completed(shell, "zslurm status --state failed,com") == ["failed,completing", "failed,completed"]
     assert _completed(shell, "zslurm cluster use loc") == ["local"]
@@ -128,10 +111,6 @@ def test_status_without_any_view_says_unknown_and_why(
     assert done.code == Exit.SLURM_UNAVAILABLE
     assert done.stdout.startswith("tiny: unknown (job 4 on lab)")
     assert "does not answer" in done.stderr
-    for command in ("hold", "release"):
-        refused = shell.zslurm(command, "tiny")
-        assert (refused.code, refused.stdout) == (Exit.SLURM_UNAVAILABLE, "")
-        assert refused.stderr.count("\n") == 1
 
 
 @pytest.mark.parametrize(
@@ -174,17 +153,6 @@ def test_only_active_runs_are_shown_where_that_is_asked(
     record_action(run, Submitted(job_id="6"), load_spec(run.config))
     done = shell.zslurm("status", "--active")
     assert (done.code, done.stdout, done.stderr) == (0, "", "no runs are active\n")
-
-
-@pytest.mark.parametrize("command", ["hold", "release"])
-def test_only_what_waits_is_held_or_released(
-    shell: Shell, on_slurm: tuple[ScriptedSlurm, RunDir], command: str
-) -> None:
-    done = shell.zslurm(command, "tiny")
-    assert done.code == Exit.FAILED
-    assert done.stderr.startswith(
-        "zslurm: tiny: it is running as job 4, and only what waits can be held or released"
-    )
 
 
 def test_a_command_beside_a_run_that_does_not_run_is_refused(shell: Shell) -> None:

@@ -39,13 +39,13 @@ def run(shell: Shell) -> RunDir:
     [
         ["status", "RUN"],
         ["why", "RUN"],
-        ["events", "RUN"],
-        ["events", "RUN", "--all"],
-        ["events", "RUN", "--json"],
+        ["logs", "--events", "RUN"],
+        ["logs", "--events", "RUN", "--all"],
+        ["logs", "--events", "RUN", "--json"],
         ["logs", "RUN", "--errors"],
         ["report", "RUN", "--format", "md", "-o", "-"],
         ["report", "RUN", "-o", "-"],
-        ["aegis", "classify", "LOG"],
+        ["why", "LOG"],
     ],
 )
 @pytest.mark.parametrize("columns", [None, 80])

@@ -101,8 +101,8 @@ def test_runs(terminal: Terminal, four_runs: Path, width: int) -> None:
     compare(f"status.{width}", within(terminal.show("status", width=width), width))
     one = without_directory(terminal.show("status", "ablation-muon-lr3", width=width))
     compare(f"status-of-a-run.{width}", within(one, width))
-    compare(f"events.{width}", within(terminal.show("events", "ablation-muon-lr3", width=width), width))
-    replayed = terminal.show("aegis", "replay", "ablation-muon-lr3", width=width)
+    compare(f"events.{width}", within(terminal.show("logs", "--events", "ablation-muon-lr3", width=width), width))
+    replayed = terminal.show("dev", "replay", "ablation-muon-lr3", width=width)
     compare(f"replay.{width}", within(replayed, width))
 
 
@@ -123,7 +123,7 @@ def test_of_one_run_the_whole_cause_is_there_once(terminal: Terminal, four_runs:
 
 def test_a_terminal_of_forty_columns(terminal: Terminal, four_runs: Path) -> None:
     compare("status.40", within(terminal.show("status", width=40), 40))
-    for command in (("events", "ablation-muon-lr3"), ("config", "recipes"), ("cluster", "ls")):
+    for command in (("logs", "--events", "ablation-muon-lr3"), ("config", "recipes"), ("cluster", "ls")):
         within(terminal.show(*command, width=40), 40)
 
 
@@ -153,12 +153,12 @@ def test_without_unicode(four_runs: Path, monkeypatch: pytest.MonkeyPatch, termi
 
 @pytest.mark.parametrize("width", WIDTHS)
 def test_what_there_is(terminal: Terminal, width: int) -> None:
-    for words in (("config", "recipes"), ("cluster", "ls"), ("template", "ls"), ("doctor", "--list")):
+    for words in (("config", "recipes"), ("cluster", "ls"), ("config", "template", "ls"), ("doctor", "--list")):
         text = terminal.show(*words, width=width)
-        if words[0] == "template":
+        if words[1] == "template":
             text = re.sub(r"\S*/(sbatch_templates)", r"/\1", text)
             assert max(map(len, text.splitlines())) <= width
-        compare(f"{'-'.join(words).replace('---', '-')}.{width}", text)
+        compare(f"{'-'.join(words).replace('---', '-').replace('config-template', 'template')}.{width}", text)
 
 
 @pytest.mark.parametrize("width", WIDTHS)
@@ -172,7 +172,7 @@ def test_rails(terminal: Terminal, tmp_path: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.setenv("ZSLURM_SYSROOT", str(tmp_path / "%n"))
     monkeypatch.setenv("SLURMD_NODENAME", "node0")
     mi300x_pollara(tmp_path / "node0", down={3})
-    shown = terminal.show("rails", "--here", "--cluster", "mi300x-pollara", width=width)
+    shown = terminal.show("cluster", "rails", "--here", "--cluster", "mi300x-pollara", width=width)
     compare(f"rails.{width}", within(shown, width))
 
 

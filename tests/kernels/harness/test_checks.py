@@ -132,7 +132,7 @@ def test_cases_are_right_and_distinct(name: str) -> None:
     of_operation = operations()[name]
     checked, timed = checks_of(name), benchmarks_of(name, small=True)
     for cases in (checked, timed, benchmarks_of(name, small=False)):
-        assert cases, "`zslurm kernels check` and `bench` cover every operation"
+        assert cases, "`zslurm dev kernels check` and `bench` cover every operation"
         assert len({case.name for case in cases}) == len(cases)
     for case in (*checked, *timed):
         call = case.make(DEVICE)

@@ -1,6 +1,6 @@
 """Planned moves: nodes that the ranks should leave, asked for by people, or by the policy.
 
-    `zslurm move`           -> MoveRequested
+    `zslurm requeue --off`           -> MoveRequested
     Slurm drains a node     -> DrainsRead -> a fault
     advisory faults         -> policy/planned_moves.py      all of them -> one node after the other -> memory.py
 

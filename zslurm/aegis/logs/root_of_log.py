@@ -1,4 +1,4 @@
-"""Which fault is the root among the lines of logs, for `zslurm aegis classify`.
+"""Which fault is the root among the lines of logs, for `zslurm why`.
 
 The job is over and may be anybody's, so the order of the lines counts, and what passed again counts less.
 """

@@ -38,7 +38,7 @@ from zslurm.cli.bench.run import run_benchmark
 from zslurm.cli.bench.tables import environments, show_products
 from zslurm.cli.commands import SETTINGS
 from zslurm.cli.options import Cluster, Json, Set
-from zslurm.cli.plan import trains_on_cpus
+from zslurm.cli.planned_run import trains_on_cpus
 from zslurm.cluster.profile import LOCAL
 from zslurm.config.layers import Override
 from zslurm.config.load import recipes
@@ -175,7 +175,7 @@ def gemm(
     apply: Apply = False,
     json: Json = False,
 ) -> None:
-    """Measure matrix products: a sweep of M, N and K, or every product of a run, for `zslurm size --rates`.
+    """Measure matrix products: a sweep of M, N and K, or every product of a run, for `zslurm plan size --rates`.
 
     Example: zslurm bench gemm --run run.yaml --out gemm.json
     """

@@ -21,6 +21,7 @@ from zslurm.checkpoint_tools.quantities import counted
 from zslurm.cli.checkpoint.devices import Device, choose_device
 from zslurm.cli.checkpoint.options import TokenizerFile, tokenizer_for
 from zslurm.cli.errors import as_user_errors
+from zslurm.cli.help import MORE
 from zslurm.cli.options import Json, run_locally_or_as_job
 from zslurm.cli.terminal.table import print_table
 from zslurm.core.console import print_json, say
@@ -58,7 +59,9 @@ def eval(
             "as words or with commas.",
         ),
     ] = None,
-    include_path: Annotated[Path | None, Option(metavar="DIR", help="A folder with more tasks.")] = None,
+    include_path: Annotated[
+        Path | None, Option(metavar="DIR", help="A folder with more tasks.", rich_help_panel=MORE)
+    ] = None,
     num_fewshot: Annotated[
         int | None, Option(min=0, help="Examples before each question; default: the tasks' own.")
     ] = None,
@@ -68,7 +71,10 @@ def eval(
     ] = False,
     out: Annotated[Path | None, Option(metavar="FILE", help="Also write the results there, as JSON.")] = None,
     samples: Annotated[
-        Path | None, Option(metavar="FILE", help="Write each question with its answers there, as JSON lines.")
+        Path | None,
+        Option(
+            metavar="FILE", help="Write each question with its answers there, as JSON lines.", rich_help_panel=MORE
+        ),
     ] = None,
     ranks: Annotated[
         int, Option(min=1, help="Processes, on GPUs one for each, that divide the questions; of each node.")
@@ -77,7 +83,11 @@ def eval(
     slurm: Annotated[bool, Option("--slurm", help="Run it as a Slurm job, and follow it.")] = False,
     time: Annotated[
         str | None,
-        Option(metavar="LIMIT", help="With --slurm: limit of the job, such as 30 (minutes) or 2:00:00."),
+        Option(
+            metavar="LIMIT",
+            help="With --slurm: limit of the job, such as 30 (minutes) or 2:00:00.",
+            rich_help_panel=MORE,
+        ),
     ] = None,
     tokenizer: TokenizerFile = None,
     json: Json = False,

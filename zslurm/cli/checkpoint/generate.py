@@ -18,6 +18,7 @@ from zslurm.cli.checkpoint.devices import Device, Dtype, choose_device
 from zslurm.cli.checkpoint.options import Context, RopeBase, TokenizerFile, tokenizer_for
 from zslurm.cli.checkpoint.prompts import Defaults, PromptLine, generate_lines, read_lines, write_lines
 from zslurm.cli.errors import as_user_errors
+from zslurm.cli.help import MORE
 from zslurm.cli.options import Json, run_locally_or_as_job
 from zslurm.core.console import print_json, say
 from zslurm.core.errors import ConfigError
@@ -46,25 +47,45 @@ def generate(
     out: Annotated[Path | None, Option(metavar="FILE", help="With --prompts: write the results there.")] = None,
     max_tokens: Annotated[int, Option("--max-tokens", "-n", min=1, help="Tokens to make at most.")] = 128,
     temperature: Annotated[float, Option(help="0 always takes the likeliest token (greedy).")] = 0.0,
-    top_p: Annotated[float, Option(help="Draw from the likeliest tokens of this total share.")] = 1.0,
-    seed: Annotated[int, Option(min=0, help="Of the draws.")] = 0,
+    top_p: Annotated[
+        float, Option(help="Draw from the likeliest tokens of this total share.", rich_help_panel=MORE)
+    ] = 1.0,
+    seed: Annotated[int, Option(min=0, help="Of the draws.", rich_help_panel=MORE)] = 0,
     stop: Annotated[
         list[str] | None, Option(metavar="TEXT", help="End the text before this (repeatable).")
     ] = None,
-    batch: Annotated[int, Option(min=1, help="With --prompts: how many are continued at one time.")] = 32,
-    dtype: Annotated[Dtype | None, Option(help="Compute in this format; default: the weights' own.")] = None,
-    device: Annotated[Device, Option(help="cuda is also torch's name for AMD GPUs.")] = Device.AUTO,
+    batch: Annotated[
+        int, Option(min=1, help="With --prompts: how many are continued at one time.", rich_help_panel=MORE)
+    ] = 32,
+    dtype: Annotated[
+        Dtype | None, Option(help="Compute in this format; default: the weights' own.", rich_help_panel=MORE)
+    ] = None,
+    device: Annotated[
+        Device, Option(help="cuda is also torch's name for AMD GPUs.", rich_help_panel=MORE)
+    ] = Device.AUTO,
     ranks: Annotated[
         int,
         Option(
-            min=1, help="Processes of each node, on GPUs one for each, that divide the cache of keys and values."
+            min=1,
+            help="Processes of each node, on GPUs one for each, that divide the cache of keys and values.",
+            rich_help_panel=MORE,
         ),
     ] = 1,
-    nodes: Annotated[int, Option(min=1, help="Nodes: of the job of --slurm, or of the one that you are in.")] = 1,
-    slurm: Annotated[bool, Option("--slurm", help="Run it as a Slurm job, and follow it.")] = False,
+    nodes: Annotated[
+        int,
+        Option(min=1, help="Nodes: of the job of --slurm, or of the one that you are in.", rich_help_panel=MORE),
+    ] = 1,
+    slurm: Annotated[
+        bool, Option("--slurm", help="Run it as a Slurm job, and follow it.", rich_help_panel=MORE)
+    ] = False,
     time_limit: Annotated[
         str | None,
-        Option("--time", metavar="LIMIT", help="With --slurm: limit of the job, such as 30 (minutes) or 2:00:00."),
+        Option(
+            "--time",
+            metavar="LIMIT",
+            help="With --slurm: limit of the job, such as 30 (minutes) or 2:00:00.",
+            rich_help_panel=MORE,
+        ),
     ] = None,
     tokenizer: TokenizerFile = None,
     rope_base: RopeBase = None,

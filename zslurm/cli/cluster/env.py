@@ -1,4 +1,4 @@
-"""`zslurm env`: the variables of RCCL and NCCL for a shell, a person and a program."""
+"""`zslurm cluster env`: the variables of RCCL and NCCL for a shell, a person and a program."""
 
 from __future__ import annotations
 
@@ -39,9 +39,9 @@ def env(
     ] = False,
     json: Json = False,
 ) -> None:
-    """Print a cluster's environment for RCCL or NCCL. Into a shell: `eval "$(zslurm env)"`.
+    """Print a cluster's environment for RCCL or NCCL. Into a shell: `eval "$(zslurm cluster env)"`.
 
-    Example: zslurm env --cluster mi300x-pollara --explain
+    Example: zslurm cluster env --cluster mi300x-pollara --explain
     """
     name = cluster or default_name()
     section, settings = settings_of(name, overrides or [])

@@ -30,7 +30,7 @@ def init(
         bool, Option("-y", "--yes", help="Ask nothing; replace an existing profile of the name.")
     ] = False,
 ) -> None:
-    """Write a cluster profile from what Slurm and one of its nodes report. An older one is kept as FILE~.
+    """Write a cluster profile from what Slurm and a node report. An older one is kept as FILE~.
 
     Example: zslurm init --yes
     """

@@ -1,4 +1,4 @@
-"""`zslurm rails`: rail maps as a picture for the terminal, and as JSON."""
+"""`zslurm cluster rails`: rail maps as a picture for the terminal, and as JSON."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def rails(
     A short job on one node, unless --nodes or --nodelist name more. Exit code 5 where a rail is incomplete or a
     node does not answer.
 
-    Example: zslurm rails --nodes 4
+    Example: zslurm cluster rails --nodes 4
     """
     if sum((nodes is not None, nodelist is not None, here, fabric)) > 1:
         raise ConfigError("--nodes, --nodelist, --here and --fabric exclude each other")

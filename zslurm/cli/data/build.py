@@ -13,6 +13,7 @@ from typer import Argument, Option
 
 from zslurm.checkpoint_tools.quantities import counted, show_bytes, show_count, show_duration
 from zslurm.cli.errors import as_user_errors
+from zslurm.cli.help import MORE
 from zslurm.cli.options import Json, Slurm, run_locally_or_as_job
 from zslurm.core.console import print_json, say
 from zslurm.core.errors import NotFound
@@ -26,7 +27,12 @@ from zslurm.train.data.build.trim import Trimming
 from zslurm.train.data.manifest import BuildSummary
 
 Workers = Annotated[
-    int | None, Option(min=1, help="How many work side by side; default: 4 at most, in a Slurm job all cores.")
+    int | None,
+    Option(
+        min=1,
+        help="How many work side by side; default: 4 at most, in a Slurm job all cores.",
+        rich_help_panel=MORE,
+    ),
 ]
 _STAGES = {
     "tokenizer": "training the tokenizer",
@@ -51,7 +57,9 @@ def build(
         str, Option(help="Which files of a directory; hidden ones only if it begins with a dot.")
     ] = "*",
     text_key: Annotated[str, Option(help="What holds the text of a .jsonl line.")] = "text",
-    text_column: Annotated[str, Option(help="What holds the text of a .parquet row.")] = "text",
+    text_column: Annotated[
+        str, Option(help="What holds the text of a .parquet row.", rich_help_panel=MORE)
+    ] = "text",
     prompt_key: Annotated[
         str | None, Option(help="For fine-tuning: what holds the prompt, which is not learned.")
     ] = None,
@@ -60,7 +68,8 @@ def build(
         str | None, Option(help="For chats: what holds the messages; what the assistant says is learned.")
     ] = None,
     chat_template: Annotated[
-        Path | None, Option(help="A jinja template of chats, instead of the one beside the tokenizer.")
+        Path | None,
+        Option(help="A jinja template of chats, instead of the one beside the tokenizer.", rich_help_panel=MORE),
     ] = None,
     trim_answers: Annotated[
         int | None,
@@ -68,16 +77,23 @@ def build(
             min=2,
             metavar="CONTEXT",
             help="Take so much from the middle of the reasoning of longer examples that they fit this context.",
+            rich_help_panel=MORE,
         ),
     ] = None,
     reasoning_tags: Annotated[
-        tuple[str, str], Option(metavar="OPENING CLOSING", help="What the reasoning is between.")
+        tuple[str, str],
+        Option(metavar="OPENING CLOSING", help="What the reasoning is between.", rich_help_panel=MORE),
     ] = ("<think>", "</think>"),
     end_token: Annotated[
-        str | None, Option(help="The tokenizer's end-of-document token, where it is an unusual one.")
+        str | None,
+        Option(help="The tokenizer's end-of-document token, where it is an unusual one.", rich_help_panel=MORE),
     ] = None,
-    bundle_size: Annotated[str, Option(metavar="SIZE", help="Size of one bundle at most.")] = "2GiB",
-    max_document: Annotated[str, Option(metavar="SIZE", help="Refuse documents that are larger.")] = "32MiB",
+    bundle_size: Annotated[
+        str, Option(metavar="SIZE", help="Size of one bundle at most.", rich_help_panel=MORE)
+    ] = "2GiB",
+    max_document: Annotated[
+        str, Option(metavar="SIZE", help="Refuse documents that are larger.", rich_help_panel=MORE)
+    ] = "32MiB",
     workers: Workers = None,
     slurm: Slurm = False,
     json: Json = False,

@@ -1,16 +1,17 @@
-"""`zslurm logs`: print and follow one rank's log as it is, several merged by the time of their lines."""
+"""`zslurm logs`: one rank's log as it is, several merged by the time of their lines, or the events of runs."""
 
 from __future__ import annotations
 
 from typing import Annotated
 
-from typer import Option
+from typer import Argument, Option
 
 from zslurm.checkpoint_tools.plain import shorten
+from zslurm.cli.logs.events import MOST, print_events
 from zslurm.cli.logs.log_errors import COLUMNS, attempt_with_errors, details_of_root, rank_errors
 from zslurm.cli.logs.merged_logs import print_merged
 from zslurm.cli.logs.rank_log import chosen_attempt, no_log, previous_attempt, print_logs
-from zslurm.cli.options import TIMES, Follow, Json, Run, parse_since
+from zslurm.cli.options import TIMES, Follow, Json, complete_runs, parse_since
 from zslurm.cli.terminal.table import print_table
 from zslurm.core.console import harmless, print_json, say
 from zslurm.core.errors import ConfigError
@@ -20,7 +21,14 @@ from zslurm.slurm.hostlist import HostlistError, expand_ranges
 
 
 def logs(
-    run: Run,
+    runs: Annotated[
+        list[str] | None,
+        Argument(
+            metavar="[RUN]...",
+            help="A run's name, its directory or a job id; with --events several, or none for all of yours.",
+            autocompletion=complete_runs,
+        ),
+    ] = None,
     follow: Follow = False,
     rank: Annotated[
         str, Option(metavar="RANKS", help="Whose output: 3, or several such as 0,8-15 or all, merged by time.")
@@ -34,22 +42,38 @@ def logs(
     supervisor: Annotated[
         bool, Option("--supervisor", help="The job's own output (batch script and supervisor) instead.")
     ] = False,
+    events: Annotated[
+        bool, Option("--events", help="What happened to runs, and who did what; without RUN: to all of yours.")
+    ] = False,
+    every: Annotated[
+        bool, Option("--all", help=f"With --events: all of them, not only the last {MOST:,}.")
+    ] = False,
     tail: Annotated[int | None, Option("-n", "--tail", metavar="N", min=0, help="Only the last N lines.")] = None,
-    since: Annotated[
-        str | None, Option(metavar="TIME", help=f"Only lines that were written since: {TIMES}.")
-    ] = None,
+    since: Annotated[str | None, Option(metavar="TIME", help=f"Only lines or events since: {TIMES}.")] = None,
     previous: Annotated[bool, Option("--previous", help="The attempt before the newest.")] = False,
     json: Json = False,
 ) -> None:
-    """Print the output of ranks. One rank's is printed as it is, that of several with time and rank.
+    """Print the output of ranks, or what happened to runs.
 
-    With --json a line of JSON for each line, with its time, attempt and rank.
+    The output of one rank is printed as it is, that of several with time and rank. With --json a line of JSON for
+    each line, with its time, attempt and rank; with --events one for each event.
 
     Example: zslurm logs -f my-run --rank 0,8-15
+
+    Example: zslurm logs --events my-run --since 12h
     """
+    if events:
+        if rank != "0" or attempt is not None or errors or supervisor or previous:
+            raise ConfigError("--events: leave --rank, --attempt, --previous, --errors and --supervisor out")
+        print_events(runs or [], follow=follow, tail=tail, every=every, since=since, json=json)
+        return
+    if every:
+        raise ConfigError("--all shows all events; add --events")
+    if not runs or len(runs) > 1:
+        raise ConfigError("name one run: zslurm logs RUN; with --events several, or none for all of yours")
     ranks = parse_ranks(rank)
     earliest = None if since is None else parse_since(since)
-    found = find(run)
+    found = find(runs[0])
     if previous:
         if attempt is not None or follow or supervisor:
             raise ConfigError("--previous is an attempt that is over; leave --attempt, -f and --supervisor out")

@@ -1,4 +1,4 @@
-"""`zslurm cancel|hold|release|requeue|move`, and `zslurm exec`: act on runs that were submitted."""
+"""`zslurm cancel`, `requeue`, and `exec`: act on runs that were submitted."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import typer
 
 from zslurm.cli.options import Run, Runs
 from zslurm.core.console import say
-from zslurm.core.errors import Exit
+from zslurm.core.errors import ConfigError, Exit
 from zslurm.job.exec_command import exec_on_nodes
 from zslurm.run.find import OrphanJob, find, find_to_change
 from zslurm.run.state.run_state import look
@@ -28,18 +28,41 @@ def requeue(
         str | None,
         typer.Option(metavar="NODES", help="A hostlist of nodes that the job must not use from now on."),
     ] = None,
+    off: Annotated[
+        str | None,
+        typer.Option(
+            "--off",
+            metavar="NODES",
+            help="Requeue nothing: move the ranks off these nodes, onto spares of the job.",
+        ),
+    ] = None,
+    wait: Annotated[
+        bool, typer.Option("--wait/--no-wait", help="With --off: return when the ranks have moved, or have not.")
+    ] = True,
 ) -> None:
-    """Put a run's job back into the queue.
+    """Put a run's job back into the queue, or move its ranks off nodes.
 
     The run saves, stops, and continues from that checkpoint when it starts again. With --exclude the nodes are on
-    its list before it can start.
+    its list before it can start. A job that is held in the queue is released.
+
+    With --off the ranks move at a step's boundary and without a restart: spares of the job take the places of the
+    nodes, one after the other; no step is lost, and the run does not use these nodes any more. It needs recovery
+    in memory (aegis.recovery: memory) and spares (slurm.spares). Ctrl-C ends the wait, not the move.
 
     Example: zslurm requeue my-run --exclude node[3,7]
+
+    Example: zslurm requeue my-run --off node3
     """
+    if off is not None:
+        if now or exclude is not None:
+            raise ConfigError("--off moves ranks without a requeue; leave --now and --exclude out")
+        _move(run, off, wait=wait)
+        return
     found = find_to_change(run, "requeue")
     done = control.requeue(found, now=now, exclude=exclude)
-    if done.action == "start":
-        say(f"{found.name} waits in the queue as job {done.job_id} and may start now")
+    if done.action in ("start", "release"):
+        was = "was held; it" if done.action == "release" else "waits in the queue and"
+        say(f"job {done.job_id} of {found.name} {was} may start now")
         return
     what = f"requeued {found.name} as" if done.action == "requeue" else f"{found.name} waits on as"
     without = f", without {exclude}" if exclude else ""
@@ -48,25 +71,28 @@ def requeue(
         say(done.note)
 
 
-def hold(runs: Runs) -> None:
-    """Keep runs that wait in the queue from starting.
+def _move(run: str, off: str, *, wait: bool) -> None:
+    """Move a run's ranks off nodes.
 
-    Example: zslurm hold my-run
+    Raises:
+        typer.Exit: they have moved, or have not; with the exit code.
+        ConfigError, ZslurmError: see `ask_to_move`.
     """
-    for run in dict.fromkeys(find_to_change(reference, "hold") for reference in runs):
-        say(f"held job {control.hold(run)} of {run.name}; `zslurm release {run.name}` lets it start")
-
-
-def release(runs: Runs) -> None:
-    """Let held runs start.
-
-    Example: zslurm release my-run
-    """
-    for run in dict.fromkeys(find_to_change(reference, "release") for reference in runs):
-        job_id, held = control.release(run)
-        say(
-            f"released job {job_id} of {run.name}" if held else f"job {job_id} of {run.name} is not held; it waits"
-        )
+    found = find(run)
+    asked = ask_to_move(found, off)
+    if not wait:
+        shows = f"`zslurm logs --events {found.name}` shows it"
+        say(f"asked job {asked.job_id} of {found.name} to move off {off}; {shows}")
+        return
+    refused = 0
+    try:
+        for answer in answers_to(found, asked):
+            say(answer.line)
+            refused += not answer.moved
+    except KeyboardInterrupt:
+        say(f"not waiting any more; `zslurm logs --events {found.name}` shows what comes of it")
+        raise typer.Exit(130) from None
+    raise typer.Exit(Exit.FAILED if refused else Exit.DONE)
 
 
 def cancel(
@@ -99,37 +125,6 @@ def cancel(
             say(f"cancelled job {job_id} of {run.name}: it saves and stops; `--wait` waits until then")
         else:
             say(f"cancelled job {job_id} of {run.name}")
-
-
-def move(
-    run: Run,
-    off: Annotated[str, typer.Option("--off", metavar="NODES", help="A hostlist of nodes that the ranks leave.")],
-    wait: Annotated[
-        bool, typer.Option("--wait/--no-wait", help="Return when the ranks have moved, or when they do not.")
-    ] = True,
-) -> None:
-    """Move a run's ranks off nodes, at a step's boundary and without a restart.
-
-    Spares of the job take the places of the nodes, one after the other; no step is lost, and the run does not use
-    these nodes any more. It needs recovery in memory (aegis.recovery: memory) and spares (slurm.spares). Ctrl-C
-    ends the wait, not the move.
-
-    Example: zslurm move my-run --off node3
-    """
-    found = find(run)
-    asked = ask_to_move(found, off)
-    if not wait:
-        say(f"asked job {asked.job_id} of {found.name} to move off {off}; `zslurm events {found.name}` shows it")
-        return
-    refused = 0
-    try:
-        for answer in answers_to(found, asked):
-            say(answer.line)
-            refused += not answer.moved
-    except KeyboardInterrupt:
-        say(f"not waiting any more; `zslurm events {found.name}` shows what comes of it")
-        raise typer.Exit(130) from None
-    raise typer.Exit(Exit.FAILED if refused else Exit.DONE)
 
 
 def exec(

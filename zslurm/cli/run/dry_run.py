@@ -8,7 +8,8 @@ import shlex
 from typing import Any
 
 from zslurm.checkpoint_tools.quantities import counted, show_bytes, show_count
-from zslurm.cli.plan import planned, trains_on_cpus
+from zslurm.cli.plan import planned
+from zslurm.cli.planned_run import trains_on_cpus
 from zslurm.cli.run.dry_run_lines import columns, fabric_json, fabric_lines, phase_lines
 from zslurm.cli.values import without_secrets
 from zslurm.cluster.rccl.environment import RULES, left_out_lines
@@ -50,7 +51,7 @@ def describe(resolved: Resolved, *, new: bool, as_json: bool) -> str:
     notes = [
         *notes_on(spec, order, continues=prepared.continues),
         *(
-            f"left out of the environment: {line} (why: zslurm env --explain)"
+            f"left out of the environment: {line} (why: zslurm cluster env --explain)"
             for line in left_out_lines(spec.cluster)
         ),
     ]
@@ -91,7 +92,7 @@ def describe(resolved: Resolved, *, new: bool, as_json: bool) -> str:
             ]
         ),
         "",
-        "environment of the job (why: zslurm env --explain)",
+        "environment of the job (why: zslurm cluster env --explain)",
         *(
             f"  {name}={show_value(value)}    [{seen['environment_origins'][name]}]"
             for name, value in seen["environment"].items()

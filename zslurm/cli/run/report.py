@@ -1,20 +1,31 @@
-"""`zslurm report`: runs as one page, HTML or Markdown."""
+"""`zslurm report`: runs as one page, HTML or Markdown, and how two of them differ."""
 
 from __future__ import annotations
 
 import io
 import sys
+from collections.abc import Iterator, Sequence
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from zslurm.checkpoint_tools.quantities import counted
 from zslurm.cli.options import Runs
-from zslurm.core.console import say
+from zslurm.cli.terminal.screen import print_styled
+from zslurm.cli.terminal.table import Column, print_table
+from zslurm.core.console import print_json, say
 from zslurm.core.errors import ConfigError
 from zslurm.core.files import write_atomically
+from zslurm.core.units import show_value
+from zslurm.report.comparison import CurveDifference, FigureDifference, RunComparison
 from zslurm.run.find import find_all
+
+if TYPE_CHECKING:
+    from zslurm.report.run_facts import RunFacts
+
+_MOST_FAULTS = 10
 
 
 class Format(StrEnum):
@@ -38,27 +49,51 @@ def report(
     format: Annotated[
         Format | None, typer.Option("--format", help="html or md; default: by the ending of --out.")
     ] = None,
+    json: Annotated[
+        bool, typer.Option("--json", help="Print how two runs differ as JSON; no page without --out.")
+    ] = False,
 ) -> None:
-    """Write one page about a run, or several side by side.
+    """Write one page about a run, or compare runs.
 
-    Curves, where the time went, faults and actions, checkpoints, configuration, and what the job used of what it
-    asked for. The page needs no network and opens from a file, on a phone too.
+    The page has curves, where the time went, faults and actions, checkpoints, configuration, and what the job used
+    of what it asked for. It needs no network and opens from a file, on a phone too.
+
+    Of two runs the terminal shows how they differ: in configuration, curves, throughput and faults. Curves are
+    compared at the steps that both runs kept, or by tokens if their batches differ.
 
     Example: zslurm report my-run --out my-run.html
+
+    Example: zslurm report my-run other-run
     """
     found = find_all(runs)
+    if json and len(found) != 2:
+        raise ConfigError("--json prints how two runs differ: name two")
     chosen = format or _by_ending(out)
-    name = found[0].name if len(found) == 1 else f"{found[0].name}-and-{len(found) - 1}-more"
-    path = out if out is not None else Path(f"{name}-report.{chosen}")
-    if path.is_dir():
-        path = path / f"{name}-report.{chosen}"
+    from zslurm.report.run_facts import read_runs
+
+    facts = read_runs(found)
+    if len(found) == 2 and str(out) != "-":
+        _show_difference(facts, [run.name for run in found], as_json=json)
+    if not json or out is not None:
+        _write_page(facts, [run.name for run in found], out, chosen)
+
+
+def _write_page(facts: Sequence[RunFacts], names: Sequence[str], out: Path | None, format: Format) -> None:
+    """Write the page, or print it if `out` is `-`.
+
+    Raises:
+        ConfigError: it cannot be written.
+    """
     from zslurm.report.markdown import as_markdown
     from zslurm.report.page import as_html
-    from zslurm.report.run_facts import read_runs
     from zslurm.report.sections import build
 
-    built = build(read_runs(found))
-    text = as_html(built) if chosen is Format.HTML else as_markdown(built)
+    name = names[0] if len(names) == 1 else f"{names[0]}-and-{len(names) - 1}-more"
+    path = out if out is not None else Path(f"{name}-report.{format}")
+    if path.is_dir():
+        path = path / f"{name}-report.{format}"
+    built = build(facts)
+    text = as_html(built) if format is Format.HTML else as_markdown(built)
     if str(path) == "-":
         if isinstance(sys.stdout, io.TextIOWrapper):
             sys.stdout.reconfigure(encoding="utf-8")  # as a file has it, whatever the locale
@@ -69,6 +104,30 @@ def report(
     except OSError as error:
         raise ConfigError(f"{path}: cannot be written: {error.strerror or error}; name another --out") from error
     say(f"wrote {path.absolute()}")
+
+
+def _show_difference(facts: Sequence[RunFacts], given: Sequence[str], *, as_json: bool) -> None:
+    """Print how two runs differ."""
+    from zslurm.report import comparison
+
+    found = comparison.compare(*facts)
+    if as_json:
+        print_json(found.to_json())
+        return
+    names = [_distinct(given[0], given[1], index) for index in (0, 1)]
+    if found.config:
+        rows = [[row.key, show_value(row.first), show_value(row.second)] for row in found.config]
+        print_table([Column("configuration"), *(Column(name, "text") for name in names)], rows)
+        print()
+    else:
+        say("the configurations are the same")
+    print_table(["figure", *names, "ratio"], [_figure_row(row) for row in found.figures])
+    print()
+    print_styled([(line, "")] for line in (*_curve_lines(found), *_fault_lines(found, names)))
+    for each in facts:
+        if each.metrics.damaged:
+            damaged = counted(each.metrics.damaged, "damaged line was", "damaged lines were")
+            say(f"{each.metrics.path}: {damaged} left out")
 
 
 def _by_ending(out: Path | None) -> Format:
@@ -82,3 +141,44 @@ def _by_ending(out: Path | None) -> Format:
     if out.suffix.lower() not in _ENDINGS:
         raise ConfigError(f"--out {out}: end it with .html or .md, or add --format")
     return _ENDINGS[out.suffix.lower()]
+
+
+def _distinct(first: str, second: str, index: int) -> str:
+    """Return a column's name: two runs may have the same one, in other directories."""
+    return (first, second)[index] if first != second else f"{first} ({index + 1})"
+
+
+def _figure_row(row: FigureDifference) -> list[str]:
+    ratio = "-" if row.ratio is None else f"{row.ratio:.3g}"
+    return [row.name, *("-" if value is None else f"{value:.5g}" for value in (row.first, row.second)), ratio]
+
+
+def _curve_lines(found: RunComparison) -> Iterator[str]:
+    if not found.curves:
+        yield "no step is in both runs, so no curve can be compared"
+    for curve in found.curves:
+        yield f"{curve.name}: {describe(curve)}"
+
+
+def describe(curve: CurveDifference) -> str:
+    """Return how a curve differs, in one sentence."""
+    unit = curve.by if curve.by == "step" else "token"
+    at = f"{unit} {curve.at}"
+    if curve.is_same:
+        return f"the same bit for bit up to {at}"
+    same = "" if curve.same_until is None else f"the same up to {unit} {curve.same_until}, then "
+    return (
+        f"{same}{curve.first:.5g} and {curve.second:.5g} at {at} (smoothed), "
+        f"largest difference {curve.largest:+.3g} at {unit} {curve.largest_at}"
+    )
+
+
+def _fault_lines(found: RunComparison, names: list[str]) -> Iterator[str]:
+    for name, faults in zip(names, found.faults, strict=True):
+        if not faults:
+            yield f"faults of {name}: none"
+            continue
+        yield f"faults of {name}: {len(faults)}"
+        yield from (f"  {text}" for text in faults[-_MOST_FAULTS:])
+        if len(faults) > _MOST_FAULTS:
+            yield f"  and {len(faults) - _MOST_FAULTS} earlier; `zslurm logs --events` shows all"

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
+from typing import Annotated, Any
+
+from typer import Argument
 
 from zslurm.aegis.fault_kinds import FAULT_RULES, FaultKind, rule_of
 from zslurm.aegis.logs.signatures import Signatures
-from zslurm.cli.options import Json, Run
+from zslurm.cli.options import Json, complete_runs
 from zslurm.cli.run.run_rows import note, time_left
 from zslurm.cli.terminal.screen import columns_of_terminal, paragraph, print_styled
 from zslurm.cli.terminal.table import HEAD
@@ -66,12 +69,33 @@ class Answer:
     advice: str
 
 
-def why(run: Run, json: Json = False) -> None:
-    """Explain in one paragraph why a run died, and what to do.
+def why(
+    what: Annotated[
+        list[str],
+        Argument(
+            metavar="RUN | FILE...",
+            help="A run's name, its directory or a job id; or log files of one job, - for standard input.",
+            autocompletion=complete_runs,
+        ),
+    ],
+    json: Json = False,
+) -> None:
+    """Explain why a run died, by its record or by log files.
+
+    A run gets one paragraph, with what to do next. Of log files the root cause, what followed from it, and the
+    suspect are shown. They may be of any job, also packed: output of ranks and of srun, dmesg, journalctl, other
+    trainers' logs.
 
     Example: zslurm why my-run
+
+    Example: zslurm why slurm-4242.out dmesg.txt
     """
-    answer = explain_run(look_all([find(run)], cached=True)[0])
+    if len(what) > 1 or what == ["-"] or Path(what[0]).is_file():
+        from zslurm.cli.run.why_logs import explain_logs  # the signatures of all log lines
+
+        explain_logs(what, as_json=json)
+        return
+    answer = explain_run(look_all([find(what[0])], cached=True)[0])
     if json:
         print_json(as_json(answer))
         return

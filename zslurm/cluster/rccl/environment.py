@@ -92,8 +92,8 @@ def left_out_note(cluster: ClusterSection) -> str | None:
     keys = list(dict.fromkeys(rule.needs for rule in undecided))
     return (
         f"{counted(len(undecided), 'variable')} of RCCL or NCCL {'is' if len(undecided) == 1 else 'are'} not set: "
-        f"profile {cluster.name} does not give {', '.join(keys)}; complete it {FIND_OUT} (`zslurm env --explain` "
-        "lists the variables)"
+        f"profile {cluster.name} does not give {', '.join(keys)}; complete it {FIND_OUT} "
+        "(`zslurm cluster env --explain` lists the variables)"
     )
 
 

@@ -55,7 +55,7 @@ def gid(given: Mapping[str, str], cluster: ClusterSection) -> Iterator[FindingFi
     elif cluster.gid_index is None and index != str(usual):
         message = (
             f"RoCE v2 usually has GID index {usual} on {cluster.rdma_network}; if it is {index} here, set "
-            f"cluster.gid_index: {index} (`zslurm rails` shows it)"
+            f"cluster.gid_index: {index} (`zslurm cluster rails` shows it)"
         )
         yield "warning", "NCCL_IB_GID_INDEX", message
 

@@ -220,7 +220,7 @@ def environment(sources: Sources) -> CheckOutcome | None:
     conf = read_conf(given, sources.cluster, sources.root)
     findings = [*lint(given, sources.cluster, conf), *overridden(sources.environ, job)]
     remedy = f"complete the profile {FIND_OUT}; or set it in cluster.env"
-    problems = _of_findings(findings, "`zslurm env --explain` shows what a job gets")
+    problems = _of_findings(findings, "`zslurm cluster env --explain` shows what a job gets")
     problems += [warned(line, remedy) for line in left_out_lines(sources.cluster)]
     return worst(problems, f"{counted(len(job), 'variable is', 'variables are')} set, none is wrong")
 

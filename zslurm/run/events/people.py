@@ -95,12 +95,6 @@ class Scored(Action, name="score"):
         return f"{self.checkpoint} was scored{who}: {', '.join(scores)}"
 
 
-class Held(Action, name="hold"):
-    """The job was held."""
-
-    TEXT = "held"
-
-
 class Released(Action, name="release"):
     """The job was released."""
 

@@ -1,4 +1,4 @@
-"""Which products of a run `zslurm tune gemm` tunes, and which its cluster's table lacks."""
+"""Which products of a run `zslurm dev tune gemm` tunes, and which its cluster's table lacks."""
 
 from __future__ import annotations
 
@@ -32,6 +32,6 @@ def untuned(spec: RunSpec) -> list[str]:
     if not missing:
         return []
     return [
-        f"{path}: {missing} of {counted(len(wanted), 'product')} of this run are not in it; `zslurm tune gemm` "
-        "adds them"
+        f"{path}: {missing} of {counted(len(wanted), 'product')} of this run are not in it; "
+        "`zslurm dev tune gemm` adds them"
     ]

@@ -27,7 +27,7 @@ def rail_lines(spec: RunSpec) -> list[str]:
 
 def _rails(spec: RunSpec) -> Iterator[str]:
     cluster, ranks = spec.cluster, spec.ranks_per_node
-    yield f"Rails: rank = position of the node x {ranks} + local rank (zslurm rails --fabric draws the fabric)"
+    yield f"Rails: rank = position of the node x {ranks} + local rank (drawn by zslurm cluster rails --fabric)"
     for gpu in range(min(cluster.gpus_per_node, ranks)):
         rail = cluster.gpu_nics[gpu] if cluster.gpu_nics else gpu
         nic = f"NIC {cluster.nics[rail]}" if cluster.nics else "the NIC closest on PCIe"

@@ -1,4 +1,4 @@
-"""Check whether a template makes a script that can train, in `zslurm template check` and at every submission.
+"""Check whether a template makes a script that can train, in `zslurm config template check` and at submission.
 
 It must render, be valid shell, and keep the lines without which a run is lost: the options that sbatch must see,
 the variables, and the loop around the supervisor. What only looks odd is a warning.
@@ -78,7 +78,7 @@ def checked_script(spec: RunSpec, run: RunDir, *, start_over: bool = False) -> J
         script, findings = check_template(template, spec, run, start_over=start_over)
     errors = [finding for finding in findings if finding.level == "error"]
     if script is None or errors:
-        more = f" (and {len(errors) - 1} more: `zslurm template check`)" if len(errors) > 1 else ""
+        more = f" (and {len(errors) - 1} more: `zslurm config template check`)" if len(errors) > 1 else ""
         raise ConfigError(f"{errors[0]}{more}")
     return script
 

@@ -1,4 +1,4 @@
-"""What asks the ranks of an attempt to leave nodes: people, by `zslurm move`, and Slurm, which drains a node.
+"""What asks ranks of an attempt to leave nodes: people, by `zslurm requeue --off`, and Slurm, which drains nodes.
 
 The core decides what becomes of that (core/moves.py).
 """

@@ -9,6 +9,8 @@ from typing import Annotated, Any
 import typer
 
 from zslurm.cli.cluster import exclude
+from zslurm.cli.cluster.env import env
+from zslurm.cli.cluster.rails import rails
 from zslurm.cli.options import Json, complete_clusters
 from zslurm.cli.terminal.table import Column, print_table
 from zslurm.cli.values import print_values
@@ -20,7 +22,7 @@ from zslurm.core.console import print_json, say
 from zslurm.core.errors import CheckFailed, ZslurmError
 from zslurm.submit.checks.profile import check_profile
 
-app = typer.Typer(help="Cluster profiles: list, show, edit, check, choose.", no_args_is_help=True)
+app = typer.Typer(help="Cluster profiles, RCCL environment, rails and excluded nodes.", no_args_is_help=True)
 
 Name = Annotated[
     str | None,
@@ -44,6 +46,8 @@ _COLUMNS = (
 )
 
 
+app.command()(env)
+app.command()(rails)
 app.add_typer(exclude.app, name="exclude")
 
 

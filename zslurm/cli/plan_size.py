@@ -1,4 +1,4 @@
-"""`zslurm size`: a run's matrix products, the sizing rules that it breaks, and the expected time of a step."""
+"""`zslurm plan size`: a run's matrix products, the sizing rules that it breaks, and the time of a step."""
 
 from __future__ import annotations
 
@@ -12,8 +12,7 @@ import typer
 
 from zslurm.checkpoint_tools.quantities import counted, show_count
 from zslurm.cli.options import Cluster, Json, RunFile, Set
-from zslurm.cli.plan import trains_on_cpus
-from zslurm.cli.planned_run import planned_run
+from zslurm.cli.planned_run import planned_run, trains_on_cpus
 from zslurm.cli.terminal.table import Column, print_table
 from zslurm.config.spec import RunSpec
 from zslurm.core.console import print_json, say
@@ -51,7 +50,7 @@ def size(
 ) -> None:
     """Show a run's matrix products, and where time goes. Sizing rules that the run breaks are named.
 
-    Example: zslurm size run.yaml --rates gemm.json --strict
+    Example: zslurm plan size run.yaml --rates gemm.json --strict
     """
     spec = planned_run(run_file, cluster, overrides or [])
     on_cpu, table = trains_on_cpus(spec), _table(rates, spec)

@@ -1,4 +1,4 @@
-"""`zslurm aegis replay`: what was done about each attempt of a run, and what another policy would have done."""
+"""`zslurm dev replay`: what was done about each attempt of a run, and what another policy would have done."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def replay(
     The policy is that of the run, changed by a file (--policy) and by --set aegis.KEY=VALUE. It gets each attempt
     with the history that the run really had.
 
-    Example: zslurm aegis replay my-run --set aegis.retries=1
+    Example: zslurm dev replay my-run --set aegis.retries=1
     """
     given = Path(events)
     path = given if given.is_file() else find(events).events

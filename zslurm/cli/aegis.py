@@ -1,4 +1,4 @@
-"""`zslurm aegis`: the group of its commands, and those that need no table."""
+"""`zslurm aegis`: the supervisor, which scripts start, and a trial of its notifications."""
 
 from __future__ import annotations
 
@@ -9,13 +9,11 @@ import typer
 
 from zslurm.aegis.notify.hook_check import try_hooks
 from zslurm.aegis.supervisor.supervisor import supervise
-from zslurm.cli.aegis.classify import classify
-from zslurm.cli.aegis.replay import replay
 from zslurm.cli.options import Cluster, RunFile, Set, Slurm, run_locally_or_as_job
 from zslurm.run.run_dir import open_run
 from zslurm.submit.resolve import resolve_run
 
-app = typer.Typer(help="The supervisor beside a run: what it does, and would do.", no_args_is_help=True)
+app = typer.Typer(help="The supervisor of a run: try its notifications.", no_args_is_help=True)
 
 
 @app.command(hidden=True)
@@ -41,7 +39,3 @@ def notify(run_file: RunFile, cluster: Cluster = None, overrides: Set = None, sl
         run_locally_or_as_job(True, workers_option=None)
     for line in try_hooks(resolve_run(run_file, cluster=cluster, overrides=overrides or []).spec):
         print(line)
-
-
-app.command()(replay)
-app.command()(classify)

@@ -1,4 +1,4 @@
-"""`zslurm events`: everything that happened and who did what, in words and in order."""
+"""`zslurm logs --events`: everything that happened and who did what, in words and in order."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from tests.cli.commands import Shell
 from tests.run.stories import Holder, Story
 from tests.waiting import DEADLINE_S, wait_for
 from zslurm.aegis.core.policy.outcome import Cause
-from zslurm.cli.run import events
-from zslurm.cli.run.events import as_json, as_row, recorded_events
+from zslurm.cli.logs import events
+from zslurm.cli.logs.events import as_json, as_row, recorded_events
 from zslurm.run.events import RequeuedByUser, describe
 from zslurm.submit.submit import record_action
 
@@ -100,7 +100,7 @@ def attempts_in(stdout: str) -> list[str]:
 
 
 def test_of_many_events_the_newest_are_shown(long_story: Story, shell: Shell) -> None:
-    done = shell.zslurm.ok("events", str(long_story.run.path))
+    done = shell.zslurm.ok("logs", "--events", str(long_story.run.path))
     assert attempts_in(done.stdout) == ["2", "3", "4"], "the submission is the last event"
     assert done.stderr == "these are the last 4 events; --all shows every one\n"
 
@@ -109,30 +109,30 @@ def test_nothing_is_left_out_of_as_many_events_as_are_shown(
     long_story: Story, shell: Shell, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(events, "MOST", 6)
-    done = shell.zslurm.ok("events", str(long_story.run.path))
+    done = shell.zslurm.ok("logs", "--events", str(long_story.run.path))
     assert (attempts_in(done.stdout), done.stderr) == (["0", "1", "2", "3", "4"], "")
 
 
 def test_all_events_and_the_last_ones_exclude_each_other(long_story: Story, shell: Shell) -> None:
-    code, line = shell.fails("events", str(long_story.run.path), "--all", "-n", "2")
+    code, line = shell.fails("logs", "--events", str(long_story.run.path), "--all", "-n", "2")
     assert (code, line) == (2, "zslurm: --all and -n: give one of them")
 
 
 @pytest.mark.parametrize("options", [["--all"], ["--since", "2000-01-01"], ["-n", "10"]])
 def test_more_are_shown_if_they_are_asked_for(long_story: Story, shell: Shell, options: list[str]) -> None:
-    done = shell.zslurm.ok("events", str(long_story.run.path), *options)
+    done = shell.zslurm.ok("logs", "--events", str(long_story.run.path), *options)
     assert attempts_in(done.stdout) == ["0", "1", "2", "3", "4"]
     assert done.stderr == ""
 
 
 def test_programs_get_all_events(long_story: Story, shell: Shell) -> None:
-    done = shell.zslurm.ok("events", str(long_story.run.path), "--json")
+    done = shell.zslurm.ok("logs", "--events", str(long_story.run.path), "--json")
     assert len(done.stdout.splitlines()) == 6
     assert done.stderr == ""
 
 
 def test_a_few_events_have_no_note(tmp_path: Path, shell: Shell) -> None:
-    done = shell.zslurm.ok("events", str(Story(tmp_path / "tiny").submitted().run.path))
+    done = shell.zslurm.ok("logs", "--events", str(Story(tmp_path / "tiny").submitted().run.path))
     assert done.stderr == ""
 
 
@@ -148,7 +148,18 @@ main()
         story = Story(tmp_path / "tiny").submitted(process=holder.pid).started()
         out = tmp_path / "out"
         with out.open("wb") as file:
-            command = [sys.executable, "-u", "-c", program, "events", str(story.run.path), "-f", "-n", "1"]
+            command = [
+                sys.executable,
+                "-u",
+                "-c",
+                program,
+                "logs",
+                "--events",
+                str(story.run.path),
+                "-f",
+                "-n",
+                "1",
+            ]
             follower = subprocess.Popen(command, stdout=file)
         wait_for(lambda: out.read_text().count("\n") == 1, "what is there")
         story.ended("completed", 0)
@@ -164,9 +175,9 @@ def test_damaged_lines_are_named_and_the_rest_is_shown(
     tmp_path: Path, shell: Shell, options: tuple[str, ...]
 ) -> None:
     story = Story(tmp_path / "tiny").submitted("12").started()
-    whole = shell.zslurm("events", story.run.path, *options).stdout
+    whole = shell.zslurm("logs", "--events", story.run.path, *options).stdout
     text = story.run.events.read_text()
     story.run.events.write_text("\0" * 40 + "\n" + text + "[]\n" + '{"time":9,"event":"run_en')
-    done = shell.zslurm("events", story.run.path, *options)
+    done = shell.zslurm("logs", "--events", story.run.path, *options)
     assert done.stdout == whole
     assert done.stderr == f"{story.run.events}: 2 damaged lines are left out\n"

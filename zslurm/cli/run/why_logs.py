@@ -1,4 +1,4 @@
-"""`zslurm aegis classify`: the diagnosis of a job's logs, as a table and as JSON."""
+"""`zslurm why FILE...`: the diagnosis of a job's logs, as a table and as JSON."""
 
 from __future__ import annotations
 
@@ -6,15 +6,12 @@ import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any
-
-import typer
+from typing import Any
 
 from zslurm.aegis.logs import classify as logs
 from zslurm.aegis.logs.classify import Diagnosis, Line
 from zslurm.aegis.logs.lines import chunks_of
 from zslurm.api.faults import existing
-from zslurm.cli.options import Json
 from zslurm.cli.terminal.table import Column, print_table
 from zslurm.core.console import harmless, print_json
 from zslurm.core.units import show_time
@@ -32,23 +29,17 @@ _COLUMNS = (
 )
 
 
-def classify(
-    files: Annotated[list[str], typer.Argument(metavar="FILES... | -", help="Logs of one job, also packed ones.")],
-    json: Json = False,
-) -> None:
-    """Find in logs what went wrong, and what to do.
+def explain_logs(files: Sequence[str], *, as_json: bool) -> None:
+    """Print what went wrong by the logs of one job: the root cause, what followed from it, and the suspect.
 
-    The root cause, what followed from it, and the suspect are shown.
-
-    Works on the logs of any job: output of ranks and of srun, dmesg, journalctl, other trainers' logs.
-
-    Example: zslurm aegis classify slurm-4242.out dmesg.txt
+    Raises:
+        NotFound: there is no such file, or it is a directory.
     """
     for name in files:
         if name != "-":
             existing(name)
     found = logs.classify((name, _standard_input() if name == "-" else chunks_of(Path(name))) for name in files)
-    if json:
+    if as_json:
         root = None if found.root is None else _as_json(found.root) | {"certain": found.certain}
         print_json(
             {

@@ -1,4 +1,4 @@
-"""`zslurm events`: what happened to runs, the supervisor's events and what people did in order of time."""
+"""`zslurm logs --events`: what happened to runs, the supervisor's events and what people did in order of time."""
 
 from __future__ import annotations
 
@@ -7,11 +7,9 @@ from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from itertools import islice
 from json import dumps
-from typing import Annotated, Any
+from typing import Any
 
-import typer
-
-from zslurm.cli.options import TIMES, Follow, Json, SomeRuns, parse_since
+from zslurm.cli.options import parse_since
 from zslurm.cli.run.polling import looks
 from zslurm.cli.terminal.screen import columns_of_terminal, print_styled
 from zslurm.cli.terminal.table import HEAD, QUIET, Column, print_table
@@ -31,21 +29,16 @@ MOST = 1000
 _OF_ONE_RUN = (Column("time"), Column("run", drop=2), Column("event", drop=1), Column("what", "text"))
 
 
-def events(
-    runs: SomeRuns = None,
-    follow: Follow = False,
-    tail: Annotated[
-        int | None, typer.Option("-n", "--tail", metavar="N", min=0, help=f"Only the last N events ({MOST:,}).")
-    ] = None,
-    every: Annotated[bool, typer.Option("--all", help=f"All events, not only the last {MOST:,}.")] = False,
-    since: Annotated[str | None, typer.Option(metavar="TIME", help=f"Only events since: {TIMES}.")] = None,
-    json: Json = False,
+def print_events(
+    runs: list[str], *, follow: bool, tail: int | None, every: bool, since: str | None, json: bool
 ) -> None:
-    """Show what happened to runs, and who did what. Starts, failures, decisions, requeues.
+    """Print what happened to runs, all of them without names: starts, failures, decisions, requeues.
 
-    With --json a line of JSON for each event, all of them.
+    With `json` a line of JSON for each event, all of them.
 
-    Example: zslurm events my-run -f
+    Raises:
+        ConfigError: `tail` and `every` are given both, or `since` is no time.
+        NotFound: there is no such run.
     """
     if every and tail is not None:
         raise ConfigError("--all and -n: give one of them")

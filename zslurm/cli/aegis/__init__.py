@@ -1,1 +1,0 @@
-"""Aegis: start the supervisor, try its hooks, replay its decisions, classify logs."""
