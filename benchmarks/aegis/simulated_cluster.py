@@ -23,7 +23,7 @@ from zslurm.config.aegis import AegisSection
 from zslurm.plan.failures import KINDS, PRESETS, Kind
 
 GPUS_PER_NODE = 8
-CLUSTERS = ((1024, 30), (16384, 1))
+CLUSTERS = ((1024, 30), (16384, 0.25))
 """Nodes, and days."""
 SETTINGS = AegisSection.model_validate(
     {"max_excluded": 10_000, "restarts_per_hour": 60, "heartbeat_timeout_s": 8, "grace_s": 20, "tolerate_s": 12}
@@ -62,7 +62,7 @@ def play(nodes: int, days: float) -> dict[str, Any]:
     end = int(days * 86400)
     gc.disable()  # nothing here has cycles, and each second makes an object for each rank
     while simulated.phase != "over" and world.now < end:
-        pass_quietly(world, simulated)
+        pass_quietly(world, simulated, end)
         world.second()
         simulated.second()
         seconds += 1
@@ -74,7 +74,7 @@ def play(nodes: int, days: float) -> dict[str, Any]:
         "ended": simulated.outcome or "at the end of the time",
         "decisions": dict(decisions),
         "wrongly_excluded": len(simulated.excluded_nodes - world.guilty.keys()),
-        "kept_steps_share": round(world.committed * STEP_S / world.now, 4),
+        "share_of_time_in_kept_steps": round(world.committed * STEP_S / world.now, 4),
         "seconds_played": seconds,
         "wall_s": round(time.perf_counter() - began, 1),
         "processor_s": round(time.process_time() - processor, 1),

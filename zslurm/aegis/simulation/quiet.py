@@ -17,9 +17,14 @@ _REMEMBERED_S = 120
 _DUE_S = 2
 
 
-def pass_quietly(world: World, run: Run) -> int:
-    """Let the seconds pass in which nothing happens, but for the last one; return how many they were."""
+def pass_quietly(world: World, run: Run, until: int | None = None) -> int:
+    """Let the seconds pass in which nothing happens, but for the last ones; return how many they were.
+
+    They end before the second `until`, if it is given.
+    """
     seconds = _quiet_s(world, run)
+    if until is not None:
+        seconds = min(seconds, until - _DUE_S - world.now)
     if seconds <= 0:
         return 0
     attempt = world.attempt
