@@ -58,7 +58,7 @@ class Pair:
         when: it strikes.
         heal: ends the first fault, where it does not end by itself.
         healed_when: how far the run has come by then since the second fault.
-        sample: also run by `make test`.
+        sample: also run by `make faults`.
         settings: for the run, on top of those of the rows: keys of `FaultRun.submit`.
         stated: what does not follow from the rows: attributes of `Expected`.
     """

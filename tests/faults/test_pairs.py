@@ -1,6 +1,6 @@
 """Pairs of faults on a real Slurm: each ends as its worse half would alone.
 
-`make test` runs one of them with stand-ins for ranks, `make soak` all, which takes about an hour; `make soak
+`make faults` runs one of them, `make soak` all, which takes about an hour; `make soak
 PYTEST_ARGS=tests/faults/test_pairs.py` runs nothing else. Every run that is more than the sample replaces the rows
 of its pairs in benchmarks/results/fault_pairs.md.
 """
@@ -27,7 +27,9 @@ from zslurm.core.errors import Exit
 
 pytestmark = [pytest.mark.slurm, pytest.mark.timeout(900)]
 
-_ALL = [pytest.param(pair, id=pair.id, marks=() if pair.sample else pytest.mark.soak) for pair in PAIRS]
+_ALL = [
+    pytest.param(pair, id=pair.id, marks=pytest.mark.faults if pair.sample else pytest.mark.soak) for pair in PAIRS
+]
 
 
 @pytest.fixture(scope="session")
