@@ -11,11 +11,11 @@ import pytest
 from tests.submit.scripted_slurm import FORGOTTEN, ScriptedSlurm
 from tests.submit.specs import run_spec
 from tests.train.runs import make_corpus
-from zslurm.config.spec import RESERVED_FLAGS
 from zslurm.core.errors import ConfigError, NotFound
 from zslurm.job.preparation.interpreter import Interpreter
 from zslurm.job.step import slurm_step
 from zslurm.run.run_dir import RunDir
+from zslurm.slurm.sbatch_options import RESERVED
 from zslurm.submit.options import dependency, sbatch_flags
 from zslurm.submit.script.render import directives
 from zslurm.submit.slurm_launcher import check_slurm
@@ -36,7 +36,7 @@ def test_options_behind_the_dashes_are_sbatchs(words: list[str], flags: dict[str
     assert sbatch_flags(words) == flags
 
 
-@pytest.mark.parametrize("flag", sorted(RESERVED_FLAGS))
+@pytest.mark.parametrize("flag", sorted(RESERVED))
 def test_an_option_that_zslurm_sets_is_refused(flag: str) -> None:
     with pytest.raises(ConfigError, match=f"^--{flag}: zslurm sets it itself"):
         sbatch_flags([f"--{flag}=x"])

@@ -19,6 +19,7 @@ from zslurm.config.problems import describe
 from zslurm.config.spec import ClusterSection, RunSpec, SlurmSection
 from zslurm.config.yaml12 import KeyPath
 from zslurm.core.errors import ConfigError
+from zslurm.slurm.sbatch_options import carried_by
 from zslurm.train.sections.section import Section
 
 # A run needs phases, a profile has none: this one, longer than any, takes their place while the rest is checked.
@@ -33,7 +34,7 @@ class Site(Section):
 
     def submit_options(self) -> list[str]:
         """Return the options of sbatch and srun on this cluster."""
-        given = self.slurm.model_dump(include={"partition", "account", "qos", "constraint"})
+        given = {option.name: getattr(self.slurm, option.key) for option in carried_by("probe")}
         return [f"--{name}={value}" for name, value in given.items() if value]
 
 

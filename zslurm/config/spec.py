@@ -25,6 +25,7 @@ from zslurm.config.trainer import TrainerSection
 from zslurm.core.errors import ConfigError
 from zslurm.core.paths import LONGEST_NAME
 from zslurm.slurm.jobs import time_limit
+from zslurm.slurm.sbatch_options import RESERVED
 from zslurm.train.config import ModelConfig, RunIdentity, TrainConfig
 from zslurm.train.sections.phases import PhaseConfig
 from zslurm.train.sections.section import Count, Positive, Section, Whole
@@ -104,13 +105,6 @@ Export = Annotated[
     _matching(f"ALL|NONE|{_WORD}(,{_WORD})*", "must be ALL, NONE or names of variables with commas between them"),
 ]
 
-# sbatch options that the template or a typed field decides; `slurm.flags` must not set them again.
-RESERVED_FLAGS = frozenset(
-    "nodes ntasks ntasks-per-node cpus-per-task gpus-per-node time partition account qos job-name output error "
-    "open-mode signal requeue no-requeue chdir array wrap parsable test-only export nodelist exclude mem "
-    "constraint no-kill".split()
-)
-
 
 class RunSection(RunIdentity):
     """The run's name, seed and place."""
@@ -176,7 +170,7 @@ class SlurmSection(Section):
         for flag in self.flags:
             if not _FLAG.fullmatch(flag):
                 raise ValueError(f"flags.{flag}: not a long option of sbatch (write it without the dashes)")
-            if flag in RESERVED_FLAGS:
+            if flag in RESERVED:
                 raise ValueError(f"flags.{flag}: zslurm sets --{flag} itself; use the section's own key if any")
         return self
 

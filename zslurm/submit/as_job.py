@@ -22,6 +22,7 @@ from zslurm.core.errors import ConfigError, SlurmUnavailable, ZslurmError
 from zslurm.run.index import state_dir
 from zslurm.run.secrets import split_secrets, write_secrets
 from zslurm.slurm.client import SlurmClient
+from zslurm.slurm.sbatch_options import carried_by
 from zslurm.slurm.states import JobState
 from zslurm.submit.script.render import environment_variables, job_environment, job_python
 from zslurm.submit.script.sample_run import sample_run
@@ -108,7 +109,7 @@ def _script(spec: RunSpec, folder: Path, words: Sequence[str], cores: int, shape
         ("cpus-per-task", str(cores)),
         spec.cluster.gpu_flag(spec.cluster.gpu_request_of(shape.gpus)),
         ("time", shape.time),
-        *((key, getattr(slurm, key)) for key in ("partition", "account", "qos", "constraint", "exclude")),
+        *((option.name, getattr(slurm, option.key)) for option in carried_by("command")),
         ("output", str(folder / _OUTPUT)),
         ("error", str(folder / _MESSAGES)),
         ("no-requeue", True),

@@ -5,37 +5,14 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from zslurm.config.spec import RESERVED_FLAGS
 from zslurm.core.errors import ConfigError
 from zslurm.run.index import find_run
 from zslurm.run.state.run_state import last_job
+from zslurm.slurm.sbatch_options import BY_NAME, RESERVED
 
 _DEPENDENCIES = "after afterany afterok afternotok afterburstbuffer aftercorr".split()
 _TIMED_JOB = re.compile(r"\d+(_\d+)?(\+\d+)?")
 _FLAG = re.compile(r"--([a-z][a-z0-9-]*)(?:=(.*))?", re.DOTALL)
-# What to use in place of an sbatch option that zslurm sets itself.
-_INSTEAD = {
-    "nodes": "--nodes N",
-    "ntasks": "--set slurm.ranks_per_node=N",
-    "ntasks-per-node": "--set slurm.ranks_per_node=N",
-    "cpus-per-task": "--set slurm.cpus_per_task=N",
-    "gpus-per-node": "--set cluster.gpus_per_node=N",
-    "time": "--time",
-    "partition": "--partition",
-    "account": "--account",
-    "qos": "--qos",
-    "exclude": "--exclude",
-    "nodelist": "--set slurm.nodelist=NODES",
-    "constraint": "--set slurm.constraint=FEATURES",
-    "mem": "--set slurm.mem=SIZE",
-    "job-name": "--set slurm.job_name=NAME",
-    "export": "--set slurm.export=NAMES",
-    "signal": "--set slurm.save_margin_s=SECONDS",
-    "no-kill": "--spares N",
-    "array": "--sweep KEY=VALUE,VALUE",
-    "test-only": "--dry-run",
-    "parsable": "--quiet",
-}
 
 
 def dependency(jobs: Sequence[str]) -> str | None:
@@ -88,8 +65,9 @@ def sbatch_flags(words: Sequence[str]) -> dict[str, str | bool]:
             )
             raise ConfigError(f"{word}: not a long option of sbatch; {what}, e.g. -- --mail-type=END --exclusive")
         name, value = found[1], found[2]
-        if name in RESERVED_FLAGS:
-            instead = f"; use {_INSTEAD[name]}" if name in _INSTEAD else ""
+        if name in RESERVED:
+            option = BY_NAME[name]
+            instead = f"; use {option.instead}" if option.instead else ""
             raise ConfigError(f"--{name}: zslurm sets it itself{instead}")
         if value is None and remaining and not remaining[0].startswith("-"):
             value = remaining.pop(0)

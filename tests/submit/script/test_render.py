@@ -18,9 +18,10 @@ from hypothesis import strategies as st
 
 from tests.cluster.rails.fabrics import published_form
 from tests.submit.specs import run_spec
-from zslurm.config.spec import RESERVED_FLAGS, RunSpec
+from zslurm.config.spec import RunSpec
 from zslurm.core.errors import ConfigError, NotFound
 from zslurm.run.run_dir import RunDir
+from zslurm.slurm.sbatch_options import RESERVED
 from zslurm.submit.script.render import directives, job_environment, render
 from zslurm.submit.script.templates import find_template, shipped_templates
 
@@ -209,7 +210,7 @@ def test_every_directive_is_reserved_from_flags(tmp_path: Path) -> None:
     """Else a flag could silently win over the run's own key."""
     slurm = dict.fromkeys(("partition", "account", "qos", "constraint", "nodelist", "exclude", "mem"), "x")
     spec = run_spec(tmp_path, slurm={**slurm, "time": "5", "spares": 1}, cluster=ON_SLURM)
-    assert {flag for flag, _ in directives(spec, run_dir(spec))} <= RESERVED_FLAGS
+    assert {flag for flag, _ in directives(spec, run_dir(spec))} <= RESERVED
 
 
 def test_variables_and_site_lines_come_before_the_supervisor(tmp_path: Path) -> None:

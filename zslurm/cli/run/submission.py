@@ -18,22 +18,14 @@ from zslurm.config.load import Resolved
 from zslurm.core.console import print_json, say
 from zslurm.core.errors import ConfigError, SlurmUnavailable, ZslurmError
 from zslurm.run.checkpoints import find_checkpoint
+from zslurm.slurm.sbatch_options import OPTIONS
 from zslurm.submit.options import dependency, sbatch_flags
 from zslurm.submit.resolve import resolve_run
 from zslurm.submit.submit import Prepared, prepare, submit, submit_prepared
 from zslurm.submit.sweep import Member, member_name, members
 
-_KEYS = {
-    "nodes": "slurm.nodes",
+_KEYS = {option.name: option.run_key for option in OPTIONS if option.typed} | {
     "spares": "slurm.spares",
-    "time": "slurm.time",
-    "partition": "slurm.partition",
-    "account": "slurm.account",
-    "qos": "slurm.qos",
-    "nodelist": "slurm.nodelist",
-    "exclude": "slurm.exclude",
-    "reservation": "slurm.flags.reservation",
-    "job-name": "run.name",
     "checkpoint": "checkpoint.resume_from",
     "profile": "metrics.profile",
 }

@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 from typer import Argument, BadParameter, Context, Option
 
 from zslurm.cli.options import Cluster, Json, Set
+from zslurm.slurm.sbatch_options import BY_NAME
 
 PROGRAM = "zslurm.program"
 """The key of `Context.meta` that holds the words of a program after `--`, as a list."""
+
+
+def of_sbatch(name: str, **more: Any) -> Any:
+    """Return the option for one of sbatch, as the table of its options has it."""
+    option = BY_NAME[name]
+    return Option(*option.typed, metavar=option.metavar, help=option.help, **more)
 
 
 def take_program(arguments: list[str]) -> tuple[list[str], list[str]]:
@@ -44,26 +51,18 @@ def submit(
         ),
     ] = None,
     cluster: Cluster = None,
-    nodes: Annotated[int | None, Option("-N", "--nodes", metavar="N", min=1, help="Nodes of the job.")] = None,
+    nodes: Annotated[int | None, of_sbatch("nodes", min=1)] = None,
     spares: Annotated[
         int | None, Option(metavar="N", min=0, help="Nodes on top, for when one fails; the job outlives it.")
     ] = None,
-    time: Annotated[
-        str | None, Option("-t", "--time", metavar="TIME", help="Time limit: 24:00:00, 2-12, or minutes.")
-    ] = None,
-    partition: Annotated[str | None, Option("-p", "--partition", metavar="NAME", help="Partition.")] = None,
-    account: Annotated[str | None, Option("-A", "--account", metavar="NAME", help="Account to charge.")] = None,
-    qos: Annotated[str | None, Option(metavar="NAME", help="Quality of service.")] = None,
-    reservation: Annotated[str | None, Option(metavar="NAME", help="Reservation to run in.")] = None,
-    nodelist: Annotated[
-        str | None, Option("-w", "--nodelist", metavar="NODES", help="Nodes that the job must have: node[3,7-9].")
-    ] = None,
-    exclude: Annotated[
-        str | None, Option("-x", "--exclude", metavar="NODES", help="Nodes that must not be used: node[3,7-9].")
-    ] = None,
-    name: Annotated[
-        str | None, Option("-J", "--job-name", metavar="NAME", help="Name of the run, and of its job.")
-    ] = None,
+    time: Annotated[str | None, of_sbatch("time")] = None,
+    partition: Annotated[str | None, of_sbatch("partition")] = None,
+    account: Annotated[str | None, of_sbatch("account")] = None,
+    qos: Annotated[str | None, of_sbatch("qos")] = None,
+    reservation: Annotated[str | None, of_sbatch("reservation")] = None,
+    nodelist: Annotated[str | None, of_sbatch("nodelist")] = None,
+    exclude: Annotated[str | None, of_sbatch("exclude")] = None,
+    name: Annotated[str | None, of_sbatch("job-name")] = None,
     dependency: Annotated[
         list[str] | None,
         Option(

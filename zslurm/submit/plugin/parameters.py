@@ -8,6 +8,7 @@ from submitit import AutoExecutor
 from submitit.slurm import slurm
 
 from zslurm.core.errors import ConfigError
+from zslurm.slurm.sbatch_options import OPTIONS
 
 PARAMETERS = frozenset(slurm._get_default_parameters())
 """What submitit's Slurm executor takes: without a prefix there, as `slurm_X` in AutoExecutor."""
@@ -32,17 +33,5 @@ def unknown_parameter(given: str) -> str:
     return f"{given}: no such parameter; {hint}"
 
 
-SET_BY_SUBMITIT = {
-    "output": "submitit reads the logs there",
-    "error": "submitit reads the logs there",
-    "open-mode": "a job that starts again appends to its logs",
-    "array": "use map_array or executor.batch(), and slurm_array_parallelism",
-    "signal": "use slurm_signal_delay_s",
-    "nodes": "use nodes, from which submitit knows the number of tasks",
-    "ntasks": "use nodes and tasks_per_node",
-    "ntasks-per-node": "use tasks_per_node, from which submitit knows the number of tasks",
-    "wrap": "the script runs the function",
-    "parsable": "submitit reads the job's number from sbatch's answer",
-    "test-only": "nothing would be submitted",
-}
+SET_BY_SUBMITIT = {option.name: option.of_submitit for option in OPTIONS if option.of_submitit}
 """Options of sbatch that `slurm_additional_parameters` cannot have, each with the reason."""

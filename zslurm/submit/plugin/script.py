@@ -25,6 +25,7 @@ from zslurm.config.text import CONTROL
 from zslurm.core.errors import ConfigError
 from zslurm.run.secrets import split_secrets, write_secrets
 from zslurm.slurm.jobs import time_limit
+from zslurm.slurm.sbatch_options import OPTIONS, carried_by
 from zslurm.submit.plugin.parameters import PARAMETERS, SET_BY_SUBMITIT
 from zslurm.submit.script.rail_lines import rail_lines, switches_request
 from zslurm.submit.script.render import environment_variables, job_environment
@@ -39,10 +40,7 @@ _SIGNAL_S = 90
 _LONGEST_MINUTES = 24855 * 24 * 60
 """What submitit counts with if there is no limit: Slurm's longest time."""
 
-_KEYS = {
-    name: name
-    for name in "job_name partition account qos constraint nodelist exclude nodes cpus_per_task mem".split()
-} | {"ntasks_per_node": "ranks_per_node", "time": "time"}
+_KEYS = {option.name.replace("-", "_"): option.key for option in OPTIONS if option.key}
 """Parameter -> key of the section `slurm`."""
 
 _OF_RUNS = {"nodes": 1, "ranks_per_node": 1, "spares": 0, "cpus_per_task": None, "mem": None}
@@ -181,7 +179,7 @@ def _options(resolved: Resolved, given: Mapping[str, Any], minutes: int) -> Iter
         spec.cluster.gpu_flag(gpus, slurm.ranks_per_node or 1),
         ("mem", slurm.mem),
         ("time", slurm.time or str(minutes)),
-        *((key, getattr(slurm, key)) for key in "partition account qos constraint nodelist exclude".split()),
+        *((option.name, getattr(slurm, option.key)) for option in carried_by("function")),
         ("open-mode", "append"),
         ("requeue", True),
         ("export", slurm.export),

@@ -28,6 +28,7 @@ from zslurm.run.exclusions import active_exclusions, read_exclusions
 from zslurm.run.run_dir import RunDir
 from zslurm.run.secrets import split_secrets
 from zslurm.slurm.hostlist import compress, expand
+from zslurm.slurm.sbatch_options import OPTIONS
 from zslurm.submit.script.rail_lines import rail_lines, switches_request
 from zslurm.submit.script.templates import Template, TemplateEnvironment, find_template
 
@@ -79,22 +80,29 @@ def directives(spec: RunSpec, run: RunDir, *, start_over: bool = False) -> list[
     With `start_over` a run that is there is moved aside first: its history excludes no node of the new one.
     """
     slurm = spec.slurm
-    options: list[tuple[str, str | bool | None]] = [
-        ("job-name", slurm.job_name or spec.run.name),
-        ("nodes", str(slurm.nodes + slurm.spares)),
-        ("ntasks-per-node", str(spec.ranks_per_node)),
-        ("cpus-per-task", str(spec.cpus_per_task)),
-        spec.cluster.gpu_flag(spec.cluster.gpu_request, spec.ranks_per_node),
-        *((key, getattr(slurm, key)) for key in "mem time partition account qos constraint nodelist".split()),
-        ("exclude", spec.slurm.exclude if start_over else _excluded_nodes(spec, run)),
-        ("output", str(run.logs / "job-%j.log")),
-        ("open-mode", "append"),
-        ("requeue", True),
-        ("no-kill", True if spec.outlives_nodes else None),
-        ("export", slurm.export),
-        ("signal", f"B:USR2@{slurm.save_margin_s}"),
-        ("exclusive", True if spec.needs_rails_alone and "exclusive" not in slurm.flags else None),
-        ("switches", None if "switches" in slurm.flags else switches_request(spec)),
+    gpu_option, gpus = spec.cluster.gpu_flag(spec.cluster.gpu_request, spec.ranks_per_node)
+    computed: dict[str, str | bool | None] = {
+        "job-name": slurm.job_name or spec.run.name,
+        "nodes": str(slurm.nodes + slurm.spares),
+        "ntasks-per-node": str(spec.ranks_per_node),
+        "cpus-per-task": str(spec.cpus_per_task),
+        "gpus-per-node": gpus,
+        "exclude": spec.slurm.exclude if start_over else _excluded_nodes(spec, run),
+        "output": str(run.logs / "job-%j.log"),
+        "open-mode": "append",
+        "requeue": True,
+        "no-kill": True if spec.outlives_nodes else None,
+        "signal": f"B:USR2@{slurm.save_margin_s}",
+        "exclusive": True if spec.needs_rails_alone and "exclusive" not in slurm.flags else None,
+        "switches": None if "switches" in slurm.flags else switches_request(spec),
+    }
+    options = [
+        (
+            gpu_option if option.name == "gpus-per-node" else option.name,
+            computed[option.name] if option.name in computed else getattr(slurm, option.key),
+        )
+        for option in OPTIONS
+        if option.rendered
     ]
     options += [(flag, value) for flag, value in slurm.flags.items() if value is not False]
     return _one_gpu_request([(flag, value) for flag, value in options if value is not None])
