@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.aegis.core.sites import PER_NODE, Site
-from zslurm.aegis.core.messages import NO_ANSWER, SparesChecked
+from zslurm.aegis.core.messages import NO_ANSWER, Paused, SparesChecked
 from zslurm.aegis.fault_kinds import GPU_RAS_UNCORRECTABLE, NODE_DEAD, RANK_HANG
 from zslurm.aegis.types import Fault
 
@@ -222,6 +222,16 @@ def test_ranks_that_never_answer_go_down_a_rung() -> None:
     site.lose(3)
     site.be_late()
     assert "did not regroup within 10 s" in site.recorded("recovery_failed")[0]["reason"]
+
+
+def test_a_pause_of_the_supervisor_does_not_end_a_recovery(site: Site) -> None:
+    assert site.lose(3)
+    site.now += 100.0
+    site.tell(Paused(100.0))
+    site.tick()
+    assert site.memory.active
+    site.be_late()
+    assert not site.memory.active
 
 
 def test_a_store_that_is_gone_goes_down_a_rung(site: Site) -> None:

@@ -203,13 +203,16 @@ def nothing_is_recorded_twice(run: Run, _: Schedule) -> Iterator[Violation | Non
     Nor a recovery; a process that has taken the place of a rank may end as the rank did.
     """
     seen: set[object] = set()
-    recoveries = 0
-    for row in _rows(run, "ranks_ended", "decision", "recovered_in_memory", "ranks_moved"):
+    recoveries = requeues = 0
+    for row in _rows(run, "ranks_ended", "decision", "recovered_in_memory", "ranks_moved", "requeued"):
         if row is None:
             yield None
             continue
-        number = row.get("generation", recoveries if row["event"] == "ranks_ended" else None)
-        key = (row["event"], row["attempt"], str(row.get("ranks")), row.get("what"), number)
+        if row["event"] == "requeued":
+            requeues += 1
+            continue
+        number = row.get("generation", recoveries if row["event"] == "ranks_ended" else requeues)
+        key = (row["event"], row["attempt"], str(row.get("ranks")), row.get("what", row.get("action")), number)
         recoveries += row["event"] in ("recovered_in_memory", "ranks_moved")
         if key in seen:
             yield Violation("nothing is recorded twice", run.world.now, f"{key}")

@@ -68,6 +68,14 @@ def test_what_was_found_once_is_not_found_again(schedule: Schedule) -> None:
     assert play(schedule).violation is None
 
 
+def test_ranks_that_regroup_do_so_though_the_run_is_asked_to_stop() -> None:
+    happenings = (Happening(33, "node_dies", 11), Happening(38, "time_is_up"))
+    played = play(Schedule(6, 1, 9, happenings, in_memory=True))
+    kinds = [row["event"] for row in played.run.rows]
+    assert (played.violation, played.run.outcome) == (None, "completed")
+    assert "recovered_in_memory" in kinds and "step_killed" not in kinds
+
+
 def _violations(seeds: range) -> dict[int, Violation]:
     played = ((seed, play(drawn(seed)).violation) for seed in seeds)
     return {seed: violation for seed, violation in played if violation is not None}
@@ -103,6 +111,7 @@ def test_a_seed_is_played_the_same_way_again() -> None:
         (Happening(20, "job_suspended", 0, 100), [], "completed"),
         (Happening(20, "clock_jumps", 1, 100), [], "completed"),
         (Happening(20, "user_bug", 12), [], "stopped"),
+        (Happening(20, "time_is_up"), [], "completed"),
     ],
     ids=lambda value: value.what if isinstance(value, Happening) else None,
 )
@@ -116,7 +125,9 @@ def test_each_thing_that_happens_ends_as_on_a_real_slurm(
     assert played.run.outcome == outcome, played.run.why
 
 
-_KILLED_BY: tuple[What, ...] = ("rank_killed", "rank_hangs", "node_dies", "ecc_error", "user_bug", "move_asked")
+_KILLED_BY: tuple[What, ...] = (
+    *("rank_killed", "rank_hangs", "node_dies", "ecc_error", "user_bug", "move_asked", "time_is_up"),
+)
 
 
 @pytest.mark.parametrize("in_memory", [False, True])

@@ -138,7 +138,8 @@ def step(state: AttemptState, event: CoreEvent) -> tuple[AttemptState, list[Core
 def _tick(state: AttemptState, event: Tick) -> list[CoreAction]:
     """Detect what time shows, have lost ranks replaced in memory, move ranks as planned, or end the attempt."""
     actions = _detect(state, event)
-    if state.memory is not None and not state.stop.asked:
+    # Ranks that are asked to stop save and stop after they have regrouped; no recovery is begun for them.
+    if state.memory is not None and (state.memory.active or not state.stop.asked):
         actions += memory.tend(state, event.now, event.broken)
         if state.memory.active:
             return actions
@@ -315,9 +316,15 @@ def _has_unexplained_losses(state: AttemptState, event: Tick) -> bool:
 
 
 def _excuse(state: AttemptState, seconds: float) -> None:
-    """Give ranks more time after one has failed: the supervisor was stopped, and they were, too."""
+    """Move every limit of time: the supervisor was stopped, and the ranks were, too."""
     if state.failed_at is not None:
         state.failed_at += seconds
+    if state.hang.until is not None:
+        state.hang.until += seconds
+    if state.memory is not None and (regrouping := state.memory.regrouping) is not None:
+        regrouping.deadline += seconds
+    for wish in state.moves.wishes:
+        wish.since += seconds
 
 
 def _resume(state: AttemptState, event: Resumed) -> list[CoreAction]:

@@ -55,6 +55,7 @@ def _quiet_s(world: World, run: Run) -> int:
     if state.faults:
         settled = max(settled, int(run.rows[-1]["time"] - WALL) + _REMEMBERED_S)
     is_busy = bool(world.inbox) or world.kill_supervisor is not None or world.store is not None
+    is_busy = is_busy or world.time_is_up
     if until <= now or settled >= now or is_busy:
         return 0
     if any(rank.ended is not None or rank.hangs for rank in attempt.ranks):

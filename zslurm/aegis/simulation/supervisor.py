@@ -33,6 +33,7 @@ from zslurm.aegis.core.following import (
     RunRead,
     SparesExamined,
     StartAgain,
+    StopBetween,
     follow,
 )
 from zslurm.aegis.core.messages import (
@@ -64,6 +65,7 @@ from zslurm.aegis.core.messages import (
     Resumed,
     SparesChecked,
     StartWarm,
+    StopChanged,
     StopState,
     StoreReported,
     Tick,
@@ -78,6 +80,7 @@ from zslurm.aegis.simulation.truth import AttemptTruth
 from zslurm.aegis.simulation.world import KILL_S, REQUEUE_S, World
 from zslurm.aegis.types import Decision, Fault, History, Resources
 from zslurm.config.aegis import AegisSection
+from zslurm.core.errors import Exit
 from zslurm.run.events import FaultDetected, RanksEnded, RanksMoved, RecoveredInMemory, StepKilled, StopAsked
 from zslurm.run.events.event import select
 from zslurm.run.exclusions import active_exclusions
@@ -138,6 +141,8 @@ class Run:
         self.given_up: GiveUp | None = None
         self.found: FoundMemory | None = None
         self.drains_at = self.moves_read = 0
+        self.stop_by: float | None = None
+        """Until when the ranks may save; None while nothing asks them to stop."""
         self.moments = 0
         """Moments in which the supervisor could be killed so far: one before and one after each action."""
         self.heard: dict[str, int] = {}
@@ -200,11 +205,30 @@ class Run:
         paused = world.now - self.seen
         self.seen = world.now
         if self.phase == "starting" and world.now >= self.until:
-            self._start()
+            if world.time_is_up:
+                self.following.stop = self._stop()
+                self._tell_follow(StopBetween())
+            else:
+                self._start()
         elif self.phase == "watching":
             self._watch(paused)
         elif self.phase == "clearing":
             self._clear()
+
+    def _stop(self) -> StopState:
+        """Return the request to save and stop; the batch script passes it on to the next supervisor."""
+        if not self.world.time_is_up:
+            return StopState()
+        if self.stop_by is None:
+            self.stop_by = self.world.now + self.settings.save_s
+        return StopState(True, "SIGUSR2", "SIGUSR2", deadline=self.stop_by, comes_back=True)
+
+    def _forward_stop(self, attempt: AttemptTruth, state: AttemptState) -> None:
+        """Ask the ranks to save and stop, as soon as Slurm warns the job of its time limit."""
+        if (stop := self._stop()) != state.stop:
+            self.record("signal", attempt=attempt.number, signal=stop.name)
+            self.tell(StopChanged(stop))
+        attempt.is_asked = stop.asked
 
     def _wait_in_queue(self) -> None:
         """Get nodes, if there are enough: Slurm gives those that it believes to be up."""
@@ -217,6 +241,7 @@ class Run:
             self.why = f"{asked} nodes are needed, and {len(usable)} are usable"
             return
         self.allocated, self.phase, self.until = usable[:asked], "starting", world.now
+        world.time_is_up, self.stop_by = False, None
         self.alive, self.seen, self.next_nodes = True, world.now, []
         self.left = set(range(1, world.attempts + 1))
         world.agents_on, self.heard = set(self.allocated), {}
@@ -253,6 +278,7 @@ class Run:
             ]
             outcome = AttemptOutcome.of(ended[-1])
             assert outcome is not None
+            self.following.stop = self._stop()
             self._tell_follow(DecisionFound(decision, outcome))
             return
         self.phase = "watching"
@@ -404,6 +430,7 @@ class Run:
         assert state is not None and attempt is not None
         if paused > _PAUSED_S:
             self.tell(Paused(float(paused)))
+        self._forward_stop(attempt, state)
         self._collect(over=attempt.over is not None)
         if attempt.over is None:
             if self.given_up is None:
@@ -418,7 +445,8 @@ class Run:
         attempt = world.attempt
         assert state is not None and attempt is not None
         for failure in attempt.log[state.ends_taken :] if self.phase == "watching" else ():
-            self.tell(RanksFailed(failure, {}, float(world.now)))
+            asked = {rank: {"rank": rank, "exit_code": 75} for rank in failure.ranks if failure.exit_code == 75}
+            self.tell(RanksFailed(failure, asked, float(world.now)))
         if self.phase == "watching" and attempt.over is None:
             self._tell_memory()
         for when, report in world.take_reports():
@@ -487,11 +515,13 @@ class Run:
         assert state is not None
         completed = attempt.step >= self.world.total and all(rank.code == 0 for rank in attempt.ranks)
         outcome = AttemptOutcome("completed" if completed else "failed", 0 if completed else 1)
+        if all(rank.code == Exit.INTERRUPTED for rank in attempt.ranks):
+            outcome = AttemptOutcome("interrupted", Exit.INTERRUPTED)
         if completed:
             self.record("attempt_ended", attempt=attempt.number, **outcome.fields())
             self._end("completed", "the run is complete")
             return
-        self.following.stop = StopState()
+        self.following.stop = self._stop()
         self._tell_follow(AttemptOver(state, outcome))
 
     def _tell_follow(self, event: FollowEvent) -> None:

@@ -99,6 +99,7 @@ class AttemptTruth:
     awake: int = 0
     progressed: bool = False
     worked_s: int = 0
+    is_asked: bool = False
 
     def __post_init__(self) -> None:
         """Remember the processes of the step: those of other steps may take their places."""

@@ -15,6 +15,7 @@ from zslurm.aegis.protocol import ProgressReport, RankProgress, Report, SensorRe
 from zslurm.aegis.simulation.store import StoreTruth
 from zslurm.aegis.simulation.truth import AttemptTruth, NodeTruth, RankTruth
 from zslurm.aegis.types import Fault
+from zslurm.core.errors import Exit
 from zslurm.core.reach import Reach
 from zslurm.slurm.on_nodes.srun_output import TaskFailure
 from zslurm.train.progress import Phase
@@ -51,6 +52,7 @@ What = Literal[
     "warm_killed",
     "drained",
     "move_asked",
+    "time_is_up",
 ]
 """What may happen."""
 
@@ -107,6 +109,8 @@ class World:
         """Reports on their way, and when they come."""
         self.guilty: dict[str, str] = {}
         """Nodes that are, or were, not fit to train, and why."""
+        self.time_is_up = False
+        """Slurm has warned the job of its time limit."""
         self.in_memory = in_memory
         self.store: StoreTruth | None = None
         """Of the attempt that runs, if it recovers in memory."""
@@ -203,6 +207,8 @@ class World:
                 self.kill_supervisor = it.where, self.now + _KILLED_BY_S
             case "user_bug":
                 self.bug = it.where
+            case "time_is_up":
+                self.time_is_up = True
             case "warm_killed":
                 self._kill_warm(node)
             case "drained":
@@ -282,12 +288,15 @@ class World:
             self._end(attempt.ranks[0], "Exited with exit code 1", "user_error", 1)
             attempt.step -= 1
             return
-        if attempt.step % SAVE_EVERY == 0:
+        if attempt.step % SAVE_EVERY == 0 or attempt.is_asked:
             self.committed = attempt.step
         if attempt.step >= self.total:
             self.committed = self.total
             for rank in attempt.ranks:
                 self._end(rank, "", "", 0)
+        elif attempt.is_asked:
+            for rank in attempt.ranks:
+                self._end(rank, "Exited with exit code 75", "", int(Exit.INTERRUPTED))
 
     def _print(self, attempt: AttemptTruth) -> None:
         """Let srun print what it knows, a second late, and end once it knows of all tasks."""
@@ -303,8 +312,8 @@ class World:
         tasks = set(map(id, attempt.tasks))
         others = [rank for rank in attempt.ranks if id(rank) not in tasks]
         gone += [rank.ended is not None or rank.node.name in attempt.failed_nodes for rank in others]
-        completed = bool(others) and all(rank.ended is not None and rank.code == 0 for rank in attempt.ranks)
-        if all(gone) or completed:
+        recorded = bool(others) and all(rank.ended is not None and rank.code in (0, 75) for rank in attempt.ranks)
+        if all(gone) or recorded:
             attempt.over = self.now
 
     # --- agents -------------------------------------------------------------------------------------------------

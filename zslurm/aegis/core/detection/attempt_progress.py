@@ -15,8 +15,11 @@ from zslurm.aegis.protocol import ProgressReport, RankProgress
 from zslurm.config.aegis import AegisSection
 from zslurm.train.progress import Phase
 
-# An agent that has not reported for the first time does not miss heartbeats yet: srun and Python have to start.
-_STARTUP_TIMEOUT_S = 90.0
+STARTUP_TIMEOUT_S = 90.0
+"""Seconds that an agent gets for its first report, and in which it misses no heartbeat.
+
+srun starts it, and a thousand nodes read Python's imports from one file system at once.
+"""
 LATE_S = 3.0
 """A look at a second's distance, the way of a report, a step in flight: so much later than the last report of a
 dead node's agent a peer's progress may still show."""
@@ -276,7 +279,7 @@ class AttemptProgress:
         """Return the seconds since a node's agent reported last."""
         node = self.nodes.get(name)
         if node is None or node.heard is None:
-            return now - (self.began + _STARTUP_TIMEOUT_S)
+            return now - (self.began + STARTUP_TIMEOUT_S)
         return now - node.heard
 
     def unheard(self, now: float) -> set[str]:

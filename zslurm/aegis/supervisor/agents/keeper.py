@@ -11,9 +11,10 @@ import threading
 import time
 from collections.abc import Callable
 
+from zslurm.aegis.core.detection.attempt_progress import STARTUP_TIMEOUT_S
 from zslurm.aegis.protocol import Command, encode_command
 from zslurm.aegis.supervisor.agents.link import AgentLink
-from zslurm.aegis.supervisor.agents.liveness import STARTUP_TIMEOUT_S, Liveness, NodeAgent
+from zslurm.aegis.supervisor.agents.liveness import Liveness, NodeAgent
 from zslurm.aegis.supervisor.agents.step import AgentLauncher
 from zslurm.config.aegis import AegisSection
 from zslurm.core.errors import ZslurmError

@@ -11,12 +11,9 @@ import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+from zslurm.aegis.core.detection.attempt_progress import STARTUP_TIMEOUT_S
 from zslurm.aegis.supervisor.agents.link import AgentLink
 from zslurm.slurm.inventory import Node
-
-STARTUP_TIMEOUT_S = 90.0
-"""Seconds that an agent gets for its first report: srun starts it, and a thousand nodes read Python's imports from
-one file system at once."""
 
 PARTS_BEFORE_FIRST_REPORT = 8
 """Parts into which a refused step is divided at most while no agent has reported. Then a node is hardly why Slurm
