@@ -15,8 +15,7 @@ import pytest
 
 from tests import forked
 from tests.processors import OTHER_PROCESSORS
-from zslurm.cli.demo.demo import LEARNED_BY
-from zslurm.cli.demo.length import FEWEST_TOKENS
+from zslurm.cli.demo import FEWEST_TOKENS, LEARNED_BY
 from zslurm.train.jsonl import read_jsonl
 
 

@@ -23,7 +23,7 @@ import psutil
 
 from benchmarks.common import write_result
 from zslurm.cli.data.build import make_bundle
-from zslurm.cli.demo.demo import RUN_FILE
+from zslurm.cli.demo import RUN_FILE
 from zslurm.core.processes import ProcessRecord
 from zslurm.train.data.build.sources import demo_corpus_sources
 from zslurm.train.jsonl import read_jsonl

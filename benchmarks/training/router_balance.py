@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.common import write_result
-from zslurm.cli.demo.demo import RANKS, RUN_FILE, VOCAB_SIZE
+from zslurm.cli.demo import RANKS, RUN_FILE, VOCAB_SIZE
 from zslurm.config.layers import Override
 from zslurm.config.load import resolve
 from zslurm.train.checkpointing.load_weights import load_model

@@ -49,8 +49,8 @@ _COMMANDS = (
     Command("report", "run.report", "Write one page about a run, or compare runs."),
     Command("cancel", "run.control", "Let runs save and stop; `submit` continues them."),
     Command("requeue", "run.control", "Put a run's job back into the queue, or move its ranks off nodes."),
-    Command("rm", "run.remove", "Remove runs with their checkpoints, metrics and logs."),
-    Command("demo", "demo.demo", "Train a tiny ZAYA1 on real text, on this machine."),
+    Command("rm", "run.control", "Remove runs with their checkpoints, metrics and logs."),
+    Command("demo", "demo", "Train a tiny ZAYA1 on real text, on this machine."),
     Command("init", "cluster.init", "Write a cluster profile from what Slurm and a node report."),
     Command("doctor", "cluster.doctor", "Check this machine and the nodes."),
     Command("cluster", "cluster.cluster", "Cluster profiles, RCCL environment, rails and excluded nodes."),
@@ -65,7 +65,7 @@ _COMMANDS = (
     Command("aegis", "aegis", "The supervisor of a run: try its notifications."),
     Command("completion", "completion", "Print the script for completion in your shell."),
     Command("dev", "dev", "For developers: kernels, tuning, and replay of Aegis's decisions."),
-    Command("help", "help_command", "Show the help of a command, with --all everything."),
+    Command("help", "help", "Show the help of a command, with --all everything."),
 )
 COMMANDS = {command.name: command for command in _COMMANDS}
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Any
+from typing import Annotated, Any
 
 import typer
+from typer import Argument, BadParameter, Context, Option
 from typer.core import TyperCommand, TyperGroup
 
 _NUMBER = r"(-?[\d.]+(?:e[+-]?\d+)?)"
@@ -158,3 +159,25 @@ def _value(parameter: Any) -> str:
     if "|" in described:
         return described
     return _WORDS.get(described.removesuffix(" range"), _WORDS.get(described.title(), described.upper()))
+
+
+def help(
+    context: Context,
+    words: Annotated[
+        list[str] | None, Argument(metavar="[COMMAND]...", help="A command, such as `data build`.")
+    ] = None,
+    every: Annotated[bool, Option("--all", help="All commands, and all options of a command.")] = False,
+) -> None:
+    """Show the help of a command, with --all everything.
+
+    Example: zslurm help --all data build
+    """
+    shown: Any = context.parent
+    if every:
+        show_all(shown)
+    for word in words or []:
+        if not hasattr(shown.command, "resolve_command") or word not in shown.command.commands:
+            raise BadParameter(f"there is no command `{' '.join(words or [])}`; `zslurm help --all` lists them")
+        name, command, _ = shown.command.resolve_command(shown, [word])
+        shown = type(shown)(command, info_name=name, parent=shown)
+    print(shown.command.get_help(shown))

@@ -15,7 +15,7 @@ import yaml
 from tests.cli.commands import Zslurm
 from tests.cluster.rails.fabrics import published_form
 from tests.fake_sysfs import mi300x_pollara
-from zslurm.cli.cluster.fabric_drawing import draw_fabric
+from zslurm.cli.cluster.rails import draw_fabric
 from zslurm.cli.terminal.screen import fold
 from zslurm.config.fabric import FabricSection
 from zslurm.slurm.hostlist import compress, expand

@@ -8,7 +8,7 @@ import pytest
 
 from tests import forked
 from tests.train.runs import make_corpus, make_run
-from zslurm.cli.demo.length import (
+from zslurm.cli.demo import (
     FEWEST_TOKENS,
     LARGE_BATCH,
     MOST_TOKENS,

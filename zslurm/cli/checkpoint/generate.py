@@ -14,8 +14,15 @@ from typer import Argument, Option
 
 from zslurm.checkpoint_tools.plain import in_words
 from zslurm.checkpoint_tools.quantities import counted, show_bytes
-from zslurm.cli.checkpoint.devices import Device, Dtype, choose_device
-from zslurm.cli.checkpoint.options import Context, RopeBase, TokenizerFile, tokenizer_for
+from zslurm.cli.checkpoint.options import (
+    Context,
+    Device,
+    Dtype,
+    RopeBase,
+    TokenizerFile,
+    choose_device,
+    tokenizer_for,
+)
 from zslurm.cli.checkpoint.prompts import Defaults, PromptLine, generate_lines, read_lines, write_lines
 from zslurm.cli.errors import as_user_errors
 from zslurm.cli.help import MORE

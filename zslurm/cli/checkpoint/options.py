@@ -1,12 +1,14 @@
-"""Options that the commands on checkpoints and weights share."""
+"""Options of the commands that read checkpoints: which one, its tokenizer, and where to compute."""
 
 from __future__ import annotations
 
+from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from typer import Argument, Option
 
+from zslurm.checkpoint_tools.quantities import counted
 from zslurm.core.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -48,3 +50,35 @@ def tokenizer_for(weights: Weights, file: Path | None, *, none: bool = False) ->
     files = TokenizerFiles(file / "tokenizer.json" if file.is_dir() else file)
     files.check()
     return files
+
+
+class Device(StrEnum):
+    """Where to compute."""
+
+    AUTO = "auto"
+    CPU = "cpu"
+    CUDA = "cuda"
+
+
+class Dtype(StrEnum):
+    """Number formats to compute in."""
+
+    BF16 = "bf16"
+    FP32 = "fp32"
+
+
+def choose_device(asked: Device, ranks: int) -> str:
+    """Return `cpu` or `cuda`, of which each rank takes one GPU.
+
+    Raises:
+        ConfigError: GPUs are asked for that are not there.
+    """
+    import torch
+
+    found = torch.cuda.device_count()
+    if asked is Device.AUTO:
+        return "cuda" if found >= ranks else "cpu"
+    if asked is Device.CUDA and found < ranks:
+        wanted = f" for --ranks {ranks}" if ranks > 1 else ""
+        raise ConfigError(f"--device cuda: torch finds {counted(found, 'GPU')} here{wanted}")
+    return asked.value

@@ -9,8 +9,16 @@ from typing import Annotated
 import typer
 
 from zslurm.checkpoint_tools.quantities import counted
-from zslurm.cli.new.run_file import Context, Lengths, context_for, resolve_on_cluster, run_file_text
-from zslurm.cli.new.weights import Start, find_start, nearest_recipe
+from zslurm.cli.new.run_file import (
+    Context,
+    Lengths,
+    Start,
+    context_for,
+    find_start,
+    nearest_recipe,
+    resolve_on_cluster,
+    run_file_text,
+)
 from zslurm.cli.options import Cluster, complete_recipes
 from zslurm.cluster.profile import default_name
 from zslurm.config import load, yaml12

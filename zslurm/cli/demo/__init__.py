@@ -1,1 +1,0 @@
-"""The demo: a tiny ZAYA1 on real text, on this machine alone."""
