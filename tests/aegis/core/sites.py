@@ -51,6 +51,7 @@ class Site:
         self.held: list[Generation] = []
         self.asked: list[tuple[tuple[str, ...], int]] = []
         self.checked: list[set[str]] = []
+        self.actions: list[CoreAction] = []
         self.replaced: tuple[set[int], set[str]] = (set(), set())
         self.store_alive, self.checks_end = True, True
         self.unfit: dict[str, str] = {}
@@ -77,6 +78,7 @@ class Site:
         while events:
             _, actions = step(self.state, events.popleft())
             for action in actions:
+                self.actions.append(action)
                 events.extend(self.carry_out(action))
 
     def carry_out(self, action: CoreAction) -> list[CoreEvent]:

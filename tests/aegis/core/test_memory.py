@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.aegis.core.sites import PER_NODE, Site
-from zslurm.aegis.core.messages import NO_ANSWER, Paused, SparesChecked
+from zslurm.aegis.core.messages import NO_ANSWER, GiveUp, Paused, SparesChecked
 from zslurm.aegis.fault_kinds import GPU_RAS_UNCORRECTABLE, NODE_DEAD, RANK_HANG
 from zslurm.aegis.types import Fault
 
@@ -205,6 +205,7 @@ def test_a_fault_that_ends_the_attempt_with_no_rank_lost_leaves_its_reason_once(
     site.tick(times=2)
     (event,) = site.recorded("recovery_failed")
     assert event["reason"] == "uncorrectable memory error of a GPU: every rank must be started again"
+    assert isinstance(site.actions[-1], GiveUp), "the reason is recorded before the attempt is ended"
     assert not site.lose(3)
 
 

@@ -130,9 +130,9 @@ def step(state: AttemptState, event: CoreEvent) -> tuple[AttemptState, list[Core
             moves.take_request(state, event)
         case DrainsRead():
             actions = note(state, moves.drains(state, event))
-    given_up = next((action for action in actions if isinstance(action, GiveUp)), None)
-    left = memory.leave_to_restart(state, given_up.root) if given_up is not None else []
-    return state, [*left, *actions]
+    if actions and isinstance(given_up := actions[-1], GiveUp):
+        actions[-1:] = [*memory.leave_to_restart(state, given_up.root), given_up]
+    return state, actions
 
 
 def _tick(state: AttemptState, event: Tick) -> list[CoreAction]:

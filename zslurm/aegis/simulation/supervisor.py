@@ -473,7 +473,7 @@ class Run:
             if now - heard > 3:
                 reach = world.reach(world.by_name[name])
                 neighbours = {n: reach for n, when in self.heard.items() if n != name and now - when <= 1}
-                found[name] = WitnessReport(float(heard + 2), reach, neighbours)
+                found[name] = WitnessReport(float(now - 1), reach, neighbours)
         return found
 
     def _responding(self) -> bool:
