@@ -88,9 +88,9 @@ def test_it_works_beside_modules_with_the_names_of_its_parts(wheel: Path, tmp_pa
     place = run("-c", f"{imports}; print(zslurm.__file__, zslurm.train.__file__, tools.__file__)")
     assert all(Path(file).is_relative_to(site / "zslurm") for file in place.split())
     assert (site / "kernels" / "__init__.py").read_text() == "OTHER = True\n"
-    template = run("-m", "zslurm", "template", "show", "train")
+    template = run("-m", "zslurm", "config", "template", "show", "train")
     assert template == (ROOT / "sbatch_templates" / "train.sbatch.j2").read_text()
-    assert "export NCCL_PXN_DISABLE=0\n" in run("-m", "zslurm", "env", "--cluster", "mi300x-pollara")
+    assert "export NCCL_PXN_DISABLE=0\n" in run("-m", "zslurm", "cluster", "env", "--cluster", "mi300x-pollara")
     schema = json.loads(run("-m", "zslurm", "config", "schema"))
     assert {"run", "model", "phases", "slurm"} <= set(schema["properties"])
 
