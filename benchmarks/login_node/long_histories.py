@@ -61,9 +61,9 @@ def run(runs: int = RUNS, events_of_each: int = EVENTS_OF_EACH, many: int = MANY
             for command in (
                 ("status", "long"),
                 ("status", "long"),
-                ("events", "long"),
-                ("events", "long", "--all"),
-                ("events", "long", "--json"),
+                ("logs", "--events", "long"),
+                ("logs", "--events", "long", "--all"),
+                ("logs", "--events", "long", "--json"),
                 ("report", "long"),
             )
         ]

@@ -174,7 +174,7 @@ def test_jobs_that_are_no_runs_are_told_apart(user: User) -> None:
             "987654_7": "a task of a job array",
         }
         for reference, words in expected.items():
-            for command in ("status", "cancel", "hold"):
+            for command in ("status", "cancel", "requeue"):
                 code, message = user.fails(command, reference)
                 assert (code, message.count("\n")) == (3, 1)
                 assert message.startswith(f"zslurm: {reference}: {words}")
