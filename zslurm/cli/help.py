@@ -17,7 +17,7 @@ _UNBOUNDED, _TINY = 1e6, 1e-3
 _UNLISTED = ("install_completion", "show_completion")
 """Options of Typer's that do what `zslurm completion` does."""
 _WORDS = {"int": "N", "float": "X", "Path": "PATH", "str": "TEXT"}
-"""What stands for a value of a type where an option names nothing better."""
+"""What stands for a value of a type if an option names nothing better."""
 
 
 MORE = "More options"

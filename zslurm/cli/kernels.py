@@ -73,7 +73,7 @@ def build(
 
 @app.command()
 def check(device: Device = "auto", only: Only = None, json: Json = False) -> None:
-    """Compare every implementation with its reference on this machine. Exit code 5 where one is wrong.
+    """Compare every implementation with its reference on this machine. Exit code 5 if one is wrong.
 
     Example: zslurm dev kernels check
     """

@@ -138,7 +138,7 @@ def _memory_rows(plans: list[MemoryPlan], names: list[str]) -> list[list[str]]:
 
 
 def _packing_rows(plans: list[MemoryPlan]) -> list[list[str]]:
-    """Return how evenly matrices are divided; nothing where AdamW trains them."""
+    """Return how evenly matrices are divided; nothing if AdamW trains them."""
     if not plans[0].matrices:
         return []
     balances = [plan.balance for plan in plans]

@@ -83,7 +83,7 @@ def _table(rates: list[Path] | None, spec: RunSpec) -> RateTable | None:
 
 
 def _check_contexts(spec: RunSpec) -> None:
-    """Raise ConfigError where ranks cannot divide a phase's sequences."""
+    """Raise ConfigError if ranks cannot divide a phase's sequences."""
     try:
         check_phases(spec.model, spec.phases)
     except TrainConfigError as error:

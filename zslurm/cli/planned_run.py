@@ -47,5 +47,5 @@ def planned_runs(run_file: Path, cluster: str | None, variants: Sequence[Sequenc
 
 
 def trains_on_cpus(spec: RunSpec) -> bool:
-    """Return whether the ranks will be CPUs: as asked, else where the cluster's nodes have no GPUs."""
+    """Return whether the ranks will be CPUs: as asked, else if the cluster's nodes have no GPUs."""
     return spec.parallel.device == "cpu" or (spec.parallel.device == "auto" and not spec.cluster.gpus_per_node)

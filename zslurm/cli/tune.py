@@ -108,7 +108,7 @@ def _list(calls: list[LinearCall], *, as_json: bool) -> None:
 
 
 def _check_writable(path: Path) -> None:
-    """Raise ZslurmError where the table could not be written, before minutes of tuning."""
+    """Raise ZslurmError if the table could not be written, before minutes of tuning."""
     try:
         if path.is_dir():
             raise IsADirectoryError(errno.EISDIR, "it is a directory")
@@ -128,7 +128,7 @@ def _tune(
 ) -> tuple[GemmTable, list[str]]:
     """Tune in another process, which has torch; returns the table, and a line for each product that was left out.
 
-    `elsewhere` is the advice where this machine has no GPU.
+    `elsewhere` is the advice if this machine has no GPU.
 
     Raises:
         ConfigError: this machine has no GPU.

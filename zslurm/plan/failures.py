@@ -63,7 +63,7 @@ PRESETS: dict[str, FailureRates] = {
 
 
 def by_mean_time(hours: float, gpus_per_node: int) -> FailureRates:
-    """Return the rates where a node is lost once in so many hours on average, and nothing else happens."""
+    """Return the rates if a node is lost once in so many hours on average, and nothing else happens."""
     return FailureRates((1 / (hours * gpus_per_node), 0.0, 0.0, 0.0), f"one fault of a node in {hours:g} hours")
 
 
@@ -71,7 +71,7 @@ class Faults(Protocol):
     """The faults that a run meets, in order. `now` is in seconds since the run began."""
 
     def next_in(self, now: float, nodes: int) -> float:
-        """Return the seconds until the next fault on so many nodes; infinity where there is none."""
+        """Return the seconds until the next fault on so many nodes; infinity if there is none."""
 
     def expose(self, seconds: float, nodes: int) -> None:
         """Let so many nodes be in use for a time without a fault."""

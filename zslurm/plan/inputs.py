@@ -10,7 +10,7 @@ What is neither given nor measured is assumed, and a plan shows it as such. The 
     copy       the bytes that a rank owns at 5 GB/s: into host memory, and to the buddy
     detection  3 s for a dead node, `aegis.poll_s` and `aegis.settle_s` where a rank ends, the limit of
                `aegis.hang` for one that hangs
-    wait       `aegis.expected_wait_s`; an hour, as Aegis takes it, where that is not set
+    wait       `aegis.expected_wait_s`; an hour, as Aegis takes it, if that is not set
     repair     a day
 """
 
@@ -71,7 +71,7 @@ class Inputs:
 def inputs_of(
     spec: RunSpec, step_s: tuple[float, str], given: Given, measured: Measured | None, cluster_nodes: int | None
 ) -> Inputs:
-    """Return the scenario of a run; `step_s` is the time of a step with its origin, where nothing else has it.
+    """Return the scenario of a run; `step_s` is the time of a step with its origin, if nothing else has it.
 
     A value that is given wins over one that was measured, and that over the run file and assumptions.
     """

@@ -24,10 +24,10 @@ class Measured:
 
     Attributes:
         step_s: of a step without stalls, on average.
-        stall_s: that a save made training stand still, on average; None where nothing was saved.
+        stall_s: that a save made training stand still, on average; None if nothing was saved.
         write_s: from its request until a checkpoint was committed, the median; None likewise.
         down_s: from the last step before a fault to the start of the first step after it, in the same job, the
-            median: detection and restart together; None where no attempt followed another in one job.
+            median: detection and restart together; None if no attempt followed another in one job.
         steps: that were measured.
         restarts: that were measured.
     """

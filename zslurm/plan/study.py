@@ -144,7 +144,7 @@ class Study:
         return 3600 / per_hour if per_hour else math.inf
 
     def daly_interval(self, scenario: Scenario) -> int | None:
-        """Return Daly's interval in steps; None where there are no faults, or saves cost nothing."""
+        """Return Daly's interval in steps; None if there are no faults, or saves cost nothing."""
         between = self.between_faults_s(scenario.nodes)
         if not scenario.stall_s or math.isinf(between):
             return None

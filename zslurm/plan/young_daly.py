@@ -1,6 +1,6 @@
 """Closed formulas for the interval between checkpoints and the time of a run, to which simulations are compared.
 
-They hold where faults come at a constant rate, each costs a constant restart from the newest checkpoint, training
+They hold if faults come at a constant rate, each costs a constant restart from the newest checkpoint, training
 stands still while a checkpoint is written, and there is always a node to continue on.
 
     Young   tau = sqrt(2 delta M)                       (Communications of the ACM 17(9), 1974)

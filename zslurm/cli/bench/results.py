@@ -129,7 +129,7 @@ def _cluster_of(results: list[BenchResult]) -> str:
 
 
 def apply_to_profile(name: str, found: list[Found], *, dry_run: bool = False, json: bool = False) -> None:
-    """Write settings into a profile; where that cannot be, print the block to paste, and fail.
+    """Write settings into a profile; if that cannot be, print the block to paste, and fail.
 
     Raises:
         CheckFailed: there is nothing to write.

@@ -32,7 +32,7 @@ _LINE_EVERY_S = 60.0
 
 
 def site_of(common: Measure) -> Site:
-    """Return the profile: of this machine, where no node of a cluster is asked for and no profile is named.
+    """Return the profile: of this machine, if no node of a cluster is asked for and no profile is named.
 
     Raises:
         ConfigError, NotFound, NoProfile: there is none, or it is not valid.
@@ -62,7 +62,7 @@ def run_benchmark(
         show: prints the result on a terminal; default: a table of the benchmark's columns.
 
     Raises:
-        typer.Exit: always: 0, 5 where data was wrong, 75 where it was interrupted and a part was kept.
+        typer.Exit: always: 0, 5 if data was wrong, 75 if it was interrupted and a part was kept.
         ZslurmError: nothing was measured.
     """
     site = site_of(common)

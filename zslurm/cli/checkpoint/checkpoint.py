@@ -113,7 +113,7 @@ def prune(
 
 
 def _best(found: list[Listing]) -> set[int]:
-    """Return the step that the newest complete checkpoint records as the best; empty where it records none."""
+    """Return the step that the newest complete checkpoint records as the best; empty if it records none."""
     newest = next((listing for listing in found if listing.complete), None)
     if newest is None:
         return set()

@@ -207,7 +207,7 @@ class _Report:
         self._check_files()
 
     def collect(self, found: Iterator[_TaskScores]) -> str | None:
-        """Take all results; returns why it ended before, where some are there and the time was over.
+        """Take all results; returns why it ended before, if some are there and the time was over.
 
         Raises:
             TrainError: a rank failed; the files hold what was scored before.
@@ -271,7 +271,7 @@ class _Report:
 
 @contextmanager
 def _interrupted_by_sigterm() -> Iterator[None]:
-    """Raise KeyboardInterrupt where SIGTERM comes, as it does at the time limit of a job; once is enough."""
+    """Raise KeyboardInterrupt if SIGTERM comes, as it does at the time limit of a job; once is enough."""
 
     def stop(number: int, frame: object) -> None:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)

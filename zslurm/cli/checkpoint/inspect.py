@@ -72,7 +72,7 @@ def list_(run: Checkpoints, json: Json = False) -> None:
 
 
 def _size_and_age(path: Path) -> dict[str, Any]:
-    """Return the bytes and the age of a checkpoint; zeros where it cannot be read."""
+    """Return the bytes and the age of a checkpoint; zeros if it cannot be read."""
     try:
         size = sum(file.stat().st_size for file in path.iterdir())
         return {"bytes": size, "age_s": max(0.0, time.time() - path.stat().st_mtime)}
@@ -151,7 +151,7 @@ def _shape(shape: tuple[int, ...]) -> str:
 
 
 def _states(states: Any) -> str:
-    """Return `master momentum F32`, or each with its dtype where they differ."""
+    """Return `master momentum F32`, or each with its dtype if they differ."""
     names = sorted(states, key=lambda state: (state != "master", state))
     if len(set(states.values())) == 1:
         return " ".join([*names, states[names[0]]])

@@ -144,7 +144,7 @@ def check(name: Name = None, json: Json = False) -> None:
 
 @app.command()
 def use(name: Annotated[str, typer.Argument(help="Name of a profile.", autocompletion=complete_clusters)]) -> None:
-    """Make a profile the one that is used where none is named.
+    """Make a profile the one that is used if none is named.
 
     Example: zslurm cluster use local
     """

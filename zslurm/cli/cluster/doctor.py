@@ -116,7 +116,7 @@ def _list_checks(*, as_json: bool) -> None:
 
 
 def table(report: DoctorReport) -> list[list[str]]:
-    """Return a row for each check and status; several where nodes differ, but not too many."""
+    """Return a row for each check and status; several if nodes differ, but not too many."""
     names = [STATE, ANSWER, *(check.name for check in report.checks)]
     rows = []
     for name in names:

@@ -92,7 +92,7 @@ def excluded_nodes(state: RunState) -> Iterator[Excluded]:
 
 
 def _on_list_of_job(state: RunState) -> set[str]:
-    """Ask Slurm for the nodes that an active job must not use; none where it does not answer."""
+    """Ask Slurm for the nodes that an active job must not use; none if it does not answer."""
     if not state.active or state.launcher != "slurm" or state.as_of is not None:
         return set()
     try:

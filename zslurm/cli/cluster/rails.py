@@ -44,7 +44,7 @@ def rails(
 
     Rails that are incomplete or differ between nodes are marked; the switches behind are drawn, too.
 
-    A short job on one node, unless --nodes or --nodelist name more. Exit code 5 where a rail is incomplete or a
+    A short job on one node, unless --nodes or --nodelist name more. Exit code 5 if a rail is incomplete or a
     node does not answer.
 
     Example: zslurm cluster rails --nodes 4
@@ -180,7 +180,7 @@ _DROPPED = (
     (_GPU_PCI, _NIC_PCI, _NETDEV, _GID),
     (_GPU_PCI, _NEAR, _NIC_PCI, _NETDEV, _GID),
 )
-"""Cells of a rail that are left out, the first of these that fits the terminal; the last where none does."""
+"""Cells of a rail that are left out, the first of these that fits the terminal; the last if none does."""
 _AROUND = 24
 """Columns of a rail that are not its cells."""
 
@@ -270,7 +270,7 @@ def _draw_ring(fabric: Fabric, section: FabricSection, width: int | None) -> Ite
 
 
 def fabric_as_json(section: FabricSection) -> dict[str, Any] | None:
-    """Return the fabric and the ring over all nodes; None where the profile lists no slices."""
+    """Return the fabric and the ring over all nodes; None if the profile lists no slices."""
     fabric = fabric_of(section)
     if fabric is None:
         return None

@@ -114,7 +114,7 @@ def _print_preview(preview: Preview, documents: int) -> None:
 
 
 def verify(path: Bundles, workers: Workers = None, slurm: Slurm = False, json: Json = False) -> None:
-    """Read everything and compare it with its checksums. Exit code 5 where something is damaged.
+    """Read everything and compare it with its checksums. Exit code 5 if something is damaged.
 
     Example: zslurm data verify data/texts
     """
@@ -138,7 +138,7 @@ def verify(path: Bundles, workers: Workers = None, slurm: Slurm = False, json: J
 
 
 def check_exists(path: Path) -> None:
-    """Raise NotFound where there is no such file or directory."""
+    """Raise NotFound if there is no such file or directory."""
     if not path.exists():
         raise NotFound(f"{path}: no such file or directory; `zslurm data build` makes bundles")
 
@@ -154,7 +154,7 @@ def pack(
 ) -> None:
     """Pack whole documents into sequences, and store which go together beside the bundles.
 
-    A run with data.packing: best_fit needs this only where there are millions of documents.
+    A run with data.packing: best_fit needs this only if there are millions of documents.
 
     Example: zslurm data pack data/chats --context 32768
     """

@@ -42,7 +42,7 @@ class RankError:
     """Ranks that ended badly in the same way.
 
     Attributes:
-        when: of the first of them (UNIX seconds); None where none of them could record it.
+        when: of the first of them (UNIX seconds); None if none of them could record it.
         details: the traceback, or the last lines of the log, of the first of them.
         details_are_log: whether `details` are lines of the log, which need not have to do with the end.
     """
@@ -64,7 +64,7 @@ class RankError:
 
 
 def attempt_with_errors(run: RunDir) -> AttemptDir | None:
-    """Return the newest attempt in which something went wrong; None where nothing did in any."""
+    """Return the newest attempt in which something went wrong; None if nothing did in any."""
     return next((attempt for attempt in reversed(run.attempt_dirs()) if rank_errors(run, attempt)), None)
 
 

@@ -19,7 +19,7 @@ from zslurm.run.state.run_state import recorded_job
 
 
 def chosen_attempt(run: RunDir, number: int | None) -> AttemptDir | None:
-    """Return the attempt of a number, or the newest; None where there is none yet.
+    """Return the attempt of a number, or the newest; None if there is none yet.
 
     Raises:
         NotFound: there is no attempt of this number.

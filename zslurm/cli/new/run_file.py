@@ -187,8 +187,8 @@ def run_file_text(
         file: where it will be.
         name: of the run.
         data: the token bundles.
-        nodes: of the job, where they were chosen.
-        cluster: the profile, where one was chosen.
+        nodes: of the job, if they were chosen.
+        cluster: the profile, if one was chosen.
         start: the weights to start from.
         lengths: of the documents of the data; needed with `start` for more than a check of the other arguments.
         pairs: whether the data are prompts with completions.

@@ -42,7 +42,7 @@ class RunPicture:
 
     Attributes:
         steps: the newest rows of metrics, oldest first.
-        times: step work times of the ranks, where the supervisor has measured them.
+        times: step work times of the ranks, if the supervisor has measured them.
         events: the last rows of its events.
         log: the last lines of rank 0.
     """
@@ -111,7 +111,7 @@ def _head(state: RunState, width: int) -> Line:
 
 
 def _note(state: RunState, width: int) -> list[Line]:
-    """Return why the run is in its state, whole where it has failed, else one line."""
+    """Return why the run is in its state, whole if it has failed, else one line."""
     text = note(state)
     if not text:
         return []

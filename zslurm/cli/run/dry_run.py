@@ -1,4 +1,4 @@
-"""`zslurm submit --dry-run`: what would be submitted. Writes nothing; asks Slurm only where there is one."""
+"""`zslurm submit --dry-run`: what would be submitted. Writes nothing; asks Slurm only if there is one."""
 
 from __future__ import annotations
 
@@ -188,7 +188,7 @@ def _describe_mixture(mixture: dict[str, Any]) -> str:
 def _preview(resolved: Resolved, prepared: Prepared) -> dict[str, Any]:
     """Return what submitting a prepared run would do, as `--dry-run --json` prints it; nothing is written.
 
-    Secrets are not in it. `start` is null where there is no Slurm to ask, `changes` for a run that was never
+    Secrets are not in it. `start` is null if there is no Slurm to ask, `changes` for a run that was never
     submitted.
     """
     spec = prepared.spec

@@ -24,7 +24,7 @@ def columns(rows: list[list[str]]) -> list[str]:
 
 
 def fabric_json(spec: RunSpec, start: dict[str, Any] | None) -> dict[str, Any] | None:
-    """Return what the run's nodes cost, with what chose them; None where the cluster has no such fabric.
+    """Return what the run's nodes cost, with what chose them; None if the cluster has no such fabric.
 
     Chosen are the nodes of slurm.nodelist, or else those on which Slurm would start the job now (`start`).
     """

@@ -109,7 +109,7 @@ def orphan_as_json(job: JobRecord, run: RunDir) -> dict[str, Any]:
 
 
 def stale_line(states: Sequence[RunState]) -> str | None:
-    """Return how old the states are where Slurm did not answer, and why; None where it did."""
+    """Return how old the states are where Slurm did not answer, and why; None if it did."""
     old = [state.as_of for state in states if state.as_of is not None]
     if old:
         age = show_duration(time.time() - min(old))
@@ -119,7 +119,7 @@ def stale_line(states: Sequence[RunState]) -> str | None:
 
 
 def time_left(state: RunState) -> str:
-    """Return how long a running run will still take; empty where that is not known."""
+    """Return how long a running run will still take; empty if that is not known."""
     if state.state != "running" or not state.step or not state.total_steps or not state.step_time_s:
         return ""
     return show_duration((state.total_steps - state.step) * state.step_time_s)
@@ -188,7 +188,7 @@ def _preempted(state: RunState) -> str:
 
 
 def why(state: RunState) -> str:
-    """Return why a run is in its state, where that is known."""
+    """Return why a run is in its state, if that is known."""
     if state.cause:
         return describe_cause(state.cause)
     if state.state == "requeued" and state.reason == "BeginTime":
@@ -218,7 +218,7 @@ def describe_root(cause: Mapping[str, Any]) -> str:
 
 
 def _start(state: RunState) -> str:
-    """Note when a waiting job is expected to start, where Slurm has planned it."""
+    """Note when a waiting job is expected to start, if Slurm has planned it."""
     if state.expected_start is None:
         return ""
     ahead = state.expected_start - time.time()

@@ -60,7 +60,7 @@ def status(
 
     Runs that wait for a person come first: held ones, and those that failed in the last three days.
 
-    Exit code 4 where Slurm does not answer: the states are those of its last answer then, with their age on
+    Exit code 4 if Slurm does not answer: the states are those of its last answer then, with their age on
     stderr.
 
     Example: zslurm status my-run
@@ -119,7 +119,7 @@ _VALUES_AT = 14
 
 
 def _states(given: str | None) -> set[str]:
-    """Return the states of `failed,pending`; none where none are given.
+    """Return the states of `failed,pending`; none if none are given.
 
     Raises:
         ConfigError: a word is no state.
@@ -139,7 +139,7 @@ def _last_change(state: RunState) -> float:
 
 
 def _excluded(job_id: str | None) -> str | None:
-    """Ask Slurm for the nodes that a job must not use; None where it does not answer."""
+    """Ask Slurm for the nodes that a job must not use; None if it does not answer."""
     try:
         return SlurmClient(retries=Retries(attempts=1)).excluded_nodes(job_id or "")
     except ZslurmError:
@@ -158,7 +158,7 @@ def details_as_json(state: RunState, excluded: str | None) -> dict[str, Any]:
 def details(state: RunState, excluded: str | None = None, width: int | None = None) -> Iterator[Line]:
     """Describe one run in full, line by line; `excluded` are the nodes of Slurm's list, None if not known.
 
-    With `width` no line is longer, where its words allow that.
+    With `width` no line is longer, if its words allow that.
     """
     job = f" (job {state.job_id} on {state.cluster})" if state.job_id else ""
     style = STATE_STYLES.get(state.state, "")
@@ -262,7 +262,7 @@ _ATTEMPT_COLUMNS = (
 
 
 def _attempt_rows(attempts: Sequence[dict[str, Any]], state: RunState) -> Iterator[list[str]]:
-    """Yield a row for each attempt; its cause only where that is neither above nor the attempt's before."""
+    """Yield a row for each attempt; its cause only if that is neither above nor the attempt's before."""
     above, before = note(state), ""
     for attempt in attempts:
         cause = describe_cause(attempt["cause"]) if attempt["cause"] else ""

@@ -1,7 +1,7 @@
 """`zslurm watch`: the table of runs, again and again; without a terminal a line for every change.
 
-One question to Slurm per look, for all runs together, and from the shared view where that is young enough: ten
-people who watch cost slurmctld hardly more than one. Where an answer is slow, the looks become rarer.
+One question to Slurm per look, for all runs together, and from the shared view if that is young enough: ten
+people who watch cost slurmctld hardly more than one. If an answer is slow, the looks become rarer.
 """
 
 from __future__ import annotations

@@ -60,7 +60,7 @@ def watch_on_terminal(look: Look, named: Sequence[RunDir] | None, interval_s: fl
 
 
 def _wait(view: _View, live: Live, until: float) -> bool:
-    """Handle keys until the next look; returns False where the person quits."""
+    """Handle keys until the next look; returns False if the person quits."""
     while (left := until - time.monotonic()) > 0:
         if not view.has_keys:
             time.sleep(left)
@@ -175,7 +175,7 @@ def _keyboard() -> Iterator[bool]:
 
 
 def _read_key(wait_s: float) -> str:
-    """Return a key, by its name where it is a special one; empty where none was typed."""
+    """Return a key, by its name where it is a special one; empty if none was typed."""
     ready, _, _ = select.select([sys.stdin], [], [], wait_s)
     if not ready:
         return ""

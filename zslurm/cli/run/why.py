@@ -56,7 +56,7 @@ class Answer:
     Attributes:
         died: it has ended, and not as it should.
         kind: of the fault that is the root, where it is known.
-        cause: the root in one line; empty where there is none.
+        cause: the root in one line; empty if there is none.
         text: what happened, in sentences.
         advice: the next thing to do.
     """
@@ -195,7 +195,7 @@ def _because(line: str, kind: FaultKind | None) -> str:
 
 
 def _decision(state: RunState) -> str:
-    """Return what Aegis decided last, where that was an end and has a reason other than the cause."""
+    """Return what Aegis decided last, if that was an end and has a reason other than the cause."""
     decision = from_row(state.aegis.last_decision or {})
     if not isinstance(decision, Decided) or decision.action != "stop" or not decision.reason:
         return ""

@@ -25,7 +25,7 @@ def bar(share: float, width: int) -> Line:
 
 
 def sparkline(values: Sequence[float], width: int) -> str:
-    """Return values as a line of at most `width` bars, the newest at the right; means where there are more.
+    """Return values as a line of at most `width` bars, the newest at the right; means if there are more.
 
     Values that are not finite are left out.
     """

@@ -1,6 +1,6 @@
 """The terminal: how large it is, which characters it has, and lines of styled text on it.
 
-Colours are rich's: none with NO_COLOR or TERM=dumb. Where the output's encoding lacks a character, drawings are
+Colours are rich's: none with NO_COLOR or TERM=dumb. If the output's encoding lacks a character, drawings are
 made of ASCII.
 """
 
@@ -26,7 +26,7 @@ _ASCII = str.maketrans(
 
 
 def columns_of_terminal() -> int | None:
-    """Return how wide the terminal is; None where the output is no terminal, and lines are as long as they are."""
+    """Return how wide the terminal is; None if the output is no terminal, and lines are as long as they are."""
     return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
 
 
@@ -72,12 +72,12 @@ def encodable(text: str) -> str:
 
 
 def shorten_to(text: str, width: int) -> str:
-    """Return text in at most `width` columns of one line, with an ellipsis where something is left out."""
+    """Return text in at most `width` columns of one line, with an ellipsis if something is left out."""
     return cut(" ".join(text.split()), width)
 
 
 def cut(text: str, width: int) -> str:
-    """Return a line in at most `width` columns, with an ellipsis where something is left out."""
+    """Return a line in at most `width` columns, with an ellipsis if something is left out."""
     return text if len(text) <= width else text[: max(width - 1, 0)].rstrip() + ("…" if has_unicode() else "~")
 
 

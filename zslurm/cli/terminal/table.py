@@ -1,6 +1,6 @@
 """Tables: on a terminal as wide as it is, elsewhere lines of tab-separated cells for cut and awk.
 
-A terminal's width is kept in four steps, each only where the one before is not enough:
+A terminal's width is kept in four steps, each only if the one before is not enough:
 
 1. Columns that may be dropped are left out, those of the highest `drop` first, and before them
    those without any value.
@@ -50,7 +50,7 @@ class Column:
         title: its heading.
         kind: `cell` is never broken; `state` is coloured as well; `text` is wrapped between words; `below` is no
             column on a terminal, but one line below the row, cut to its width.
-        drop: columns of the highest number are left out first where the terminal is narrow; 0: never.
+        drop: columns of the highest number are left out first if the terminal is narrow; 0: never.
         most: a longer cell is cut to so many characters on a terminal.
     """
 
