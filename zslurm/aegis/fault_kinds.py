@@ -4,8 +4,8 @@ A new kind is one row here and, if a log line can show it, its patterns in logs/
 by its constant, whose value is the name that events and logs hold.
 
 Which nodes may be excluded is the heart of the responses. An innocent node that is excluded is lost for a week; a
-guilty one that is not costs one more restart. So a node is excluded at once only where a machine reports that it
-is broken (`exclude_after=1`); where the sign is weaker it must name the same node again (2, 3); and where
+guilty one that is not costs one more restart. So a node is excluded at once only if a machine reports that it
+is broken (`exclude_after=1`); if the sign is weaker it must name the same node again (2, 3); and where
 a program, a configuration or a whole service is at fault no node is excluded, however often it happens.
 
 Likewise a run that is stopped without need stays stopped until somebody looks, while one that is retried without
@@ -22,14 +22,14 @@ Role = Literal["root", "cascade", "teardown", "advisory", "benign"]
 may matter one day, it does not matter."""
 
 Scope = Literal["gpu", "nic", "node", "fabric", "storage", "user", "scheduler", "unknown"]
-"""What is broken where the fault is a root."""
+"""What is broken if the fault is a root."""
 
 WhileRunning = Literal["give up", "tolerate", "record"]
 """End the attempt now; only if it lasts `aegis.tolerate_s`; or let it continue, it ends by itself if it must."""
 
 Then = Literal["retry", "wait", "ask again", "test", "stop", "gpu_oom", "requeue", "time limit", "slurm"]
 """After the attempt: start again; wait first (`aegis.retry_wait_s`); wait and start again a fixed number of times
-that no budget counts, then stop; test the GPU where it came from it again and again (`aegis.nan_repeats`); stop
+that no budget counts, then stop; test the GPU if it came from it again and again (`aegis.nan_repeats`); stop
 for good; what `aegis.gpu_oom` sets; requeue, for whatever reason or for the time limit; leave it to Slurm."""
 
 
@@ -51,8 +51,8 @@ class FaultRule:
         then: what to do when the attempt is over.
         certain: the machine itself reports that it is broken: this outranks every error of a program, also an
             earlier one, and every node with such a fault is excluded.
-        lasting: excluded at once where it lasted `aegis.tolerate_s`.
-        must_leave: never start there again, even where there are no other nodes.
+        lasting: excluded at once if it lasted `aegis.tolerate_s`.
+        must_leave: never start there again, even if there are no other nodes.
         advisory: a consequence, advice or noise, to which there is no response.
         unexplained: a rank ended, or makes no progress, and does not show why.
         waits: the rank that reports it waits for another one.
@@ -61,7 +61,7 @@ class FaultRule:
         reports_end: the sensor that reports it also reports its end.
         logged_late: Slurm logs it only after what followed from it.
         vague: a root that one which is logged late explains.
-        may_pass: in a log it is no root where its end is logged before anything follows from it.
+        may_pass: in a log it is no root if its end is logged before anything follows from it.
         in_kernel_log: a kernel's log can show it.
         in_memory: the other ranks may continue in their processes, with another one in place of those that it
             took (aegis/core/policy/in_memory.py).

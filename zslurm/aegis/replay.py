@@ -60,7 +60,7 @@ class Replayed:
         attempt: its number.
         ended: UNIX seconds.
         outcome: how its step ended.
-        done: what was decided; None where the events do not say.
+        done: what was decided; None if the events do not say.
         policy: what the policy decides.
         gives_up_after: seconds after its start when the policy ends the attempt, though it was not ended then.
         goes_on: the policy does not end the attempt, though it was ended for a fault.
@@ -213,7 +213,7 @@ def _attempt_state(attempt: _Attempt) -> AttemptSummary:
 
 
 def resources_in(recorded: object) -> Resources | None:
-    """Return the resources that a decision recorded; None where it recorded none, or they are damaged."""
+    """Return the resources that a decision recorded; None if it recorded none, or they are damaged."""
     try:
         return _RESOURCES.validate_json(json.dumps(recorded), strict=True)
     except ValidationError:
@@ -237,7 +237,7 @@ def _done(decision: Decided | None) -> Done | None:
 def _given_up(
     attempt: _Attempt, end: AttemptSummary, settings: AegisSection, spares: int
 ) -> AttemptSummary | None:
-    """The attempt state in which the policy ends the attempt before it was over; None where it does not.
+    """The attempt state in which the policy ends the attempt before it was over; None if it does not.
 
     An alarm can begin when a fault is noticed, or when one has lasted long enough.
     """

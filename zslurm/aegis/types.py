@@ -43,7 +43,7 @@ class Fault:
         gpu: local index or PCI address of the GPU.
         nic: name or PCI address of the NIC.
         rank: global rank.
-        step: optimizer step after which it happened, where known.
+        step: optimizer step after which it happened, if known.
         cleared: true where it is the end of an earlier fault (a link that came back).
         fingerprint: of the numbers of a numeric failure; the same one means the same numbers, bit for bit.
     """
@@ -69,7 +69,7 @@ class Fault:
 
     @classmethod
     def of_kind(cls, kind: FaultKind, time: float, source: str, line: str, **more: Any) -> Fault:
-        """Return a fault with the role and the scope of its kind, where `more` has no others."""
+        """Return a fault with the role and the scope of its kind, if `more` has no others."""
         rule = rule_of(kind)
         return cls(
             **{"role": rule.role, "scope": rule.scope} | more, kind=kind, time=time, source=source, line=line
@@ -99,7 +99,7 @@ class Incident:
         time: of the decision, UNIX seconds.
         attempt: its number.
         action: what was done.
-        root: its root; None where none was found.
+        root: its root; None if none was found.
         committed_step: step of the newest checkpoint when it ended; -1 before the first.
         excluded: nodes that were excluded for it.
     """
@@ -132,8 +132,8 @@ class WorkLeft:
     Attributes:
         batch: sequences of an optimizer step, in the phase that the newest checkpoint is in.
         micro_batch: sequences of a microbatch of it.
-        ranks_per_node: data-parallel ranks of a node in it: context groups, where ranks share sequences.
-        job_s: seconds until the job's time limit; None where it has none, or it is not known.
+        ranks_per_node: data-parallel ranks of a node in it: context groups, if ranks share sequences.
+        job_s: seconds until the job's time limit; None if it has none, or it is not known.
         training_s: seconds of the steps that are left, as fast as the last ones were; None before the first.
     """
 
@@ -156,11 +156,11 @@ class Resources:
             once.
         can_requeue: it can be put back into the queue, from inside or by a successor.
         elsewhere: usable nodes of its partition, those of the job among them, without dead nodes and without those
-            that were excluded before; None where Slurm does not report it.
+            that were excluded before; None if Slurm does not report it.
         demanded: nodes that the run insists on (`slurm.nodelist`).
         asked: nodes that the job asks Slurm for, spares among them; None: `needed`.
         work: what is left to train; None where it is not known, or does not matter: the run may not shrink.
-        slices: node -> the slice of a leaf switch that it is on, for each rail; None where they are not known.
+        slices: node -> the slice of a leaf switch that it is on, for each rail; None if they are not known.
     """
 
     nodes: tuple[str, ...]
@@ -193,7 +193,7 @@ class AttemptSummary:
         requeued: Slurm itself has put the job back into the queue.
         preempted: Slurm preempts the job, and requeues or cancels it, now or at the end of the grace time.
         progressed_at: UNIX seconds when the slowest rank last finished a step; a rank that is gone counts with its
-            last one; None where that is not known. What logs and sensors reported before it was overcome, unless
+            last one; None if that is not known. What logs and sensors reported before it was overcome, unless
             it is a state that lasts.
         nodes: on which it runs or ran.
     """
@@ -241,14 +241,14 @@ class Decision:
         reason: one line that a person understands.
         root: the root of the attempt.
         exclude: nodes to exclude from now on; empty for a user's own bug.
-        nodes: nodes to start on, where `action` is restart, swap or shrink.
-        n_nodes: nodes to ask for, where `action` is requeue; None: as many as before.
+        nodes: nodes to start on, if `action` is restart, swap or shrink.
+        n_nodes: nodes to ask for, if `action` is requeue; None: as many as before.
         test_gpu: (node, GPU or rank) to be tested first, because NaN came from it again and again.
-            Where it fails, decide again with a fault `gpu_test_failed` more; where it passes, do as decided here.
+            If it fails, decide again with a fault `gpu_test_failed` more; if it passes, do as decided here.
         wait_s: seconds to wait before the next start; None: none.
         step_time_ratio: a step's time on fewer nodes, as a multiple of that on those that a requeue would get;
-            None where these were not weighed.
-        expected_wait_s: seconds of the wait for a requeue's nodes, where these were weighed.
+            None if these were not weighed.
+        expected_wait_s: seconds of the wait for a requeue's nodes, if these were weighed.
     """
 
     action: Action

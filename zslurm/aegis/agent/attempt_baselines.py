@@ -6,7 +6,7 @@ attempt began (`Sensor.memory`), and the next agent's sensor continues from ther
 
 The file is written whole and put in place by rename. One that is missing, damaged, or somebody else's is as good
 as none: sensors then begin anew, and the agent reports that they did. The directory is open to every user, so a
-file is believed only where this user owns it. The agent that sees another attempt begin removes the files of
+file is believed only if this user owns it. The agent that sees another attempt begin removes the files of
 earlier ones, and the one that gets the command to quit at the end of the run removes the last.
 """
 
@@ -41,7 +41,7 @@ class NodeMemory:
         Args:
             run: the run.
             environ: of the agent; names the node.
-            attempt: that runs already when this agent starts; 0 where none does.
+            attempt: that runs already when this agent starts; 0 if none does.
         """
         self._run, self._environ = run, dict(environ)
         self._lock = threading.Lock()

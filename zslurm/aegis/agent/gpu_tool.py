@@ -1,7 +1,7 @@
 """Asks the GPUs' own tool (amd-smi, nvidia-smi) for what sysfs does not show, beside everything else.
 
-The tool takes a second of CPU time, or for ever where the driver is wedged. So it is asked in a separate thread,
-rests ten times as long as it worked (a hundred times where sysfs already counts errors), and is asked again only
+The tool takes a second of CPU time, or for ever if the driver is wedged. So it is asked in a separate thread,
+rests ten times as long as it worked (a hundred times if sysfs already counts errors), and is asked again only
 now and then once it failed.
 """
 
@@ -37,7 +37,7 @@ _AFTER_FAILURE, _LONGEST = 60.0, 720.0
 
 
 class ToolSources(Sources):
-    """A machine as the doctor sees it, with amd-smi where the settings have it."""
+    """A machine as the doctor sees it, with amd-smi if the settings have it."""
 
     amd_smi: str = "auto"
 
@@ -60,9 +60,9 @@ class ToolAnswer:
     """What the tool printed.
 
     Attributes:
-        health: of the GPUs; None where it gave none.
+        health: of the GPUs; None if it gave none.
         why: why it did not.
-        throttled: by index of the GPU, what slows it down; without those where that is unknown.
+        throttled: by index of the GPU, what slows it down; without those if that is unknown.
     """
 
     health: tuple[GpuHealth, ...] = ()
@@ -98,7 +98,7 @@ def _why_nothing(output: CommandResult | None) -> str:
 
 
 def parse_throttling(metric: str) -> dict[int, tuple[str, ...]]:
-    """Return what slows each GPU down, by `amd-smi metric`; without GPUs where that is unknown."""
+    """Return what slows each GPU down, by `amd-smi metric`; without GPUs if that is unknown."""
     found = {}
     for row in amd_smi.gpu_rows(metric):
         throttle, power = row.get("throttle"), row.get("power")

@@ -27,7 +27,7 @@ class Health:
     """What was found.
 
     Attributes:
-        problems: why the node must not be used; empty where it may.
+        problems: why the node must not be used; empty if it may.
         notes: what is less than good, or could not be found out.
     """
 

@@ -27,7 +27,7 @@ class Ended:
     """What came of it.
 
     Attributes:
-        pid: the rank's process; 0 where none was found.
+        pid: the rank's process; 0 if none was found.
         why: why it is not ended; empty where it is.
     """
 
@@ -63,7 +63,7 @@ def end_rank(context: NodeContext, attempt: AttemptDir, rank: int) -> Ended:
 
 
 def _state(pid: int) -> str | None:
-    """Return the state of a process; None where there is none."""
+    """Return the state of a process; None if there is none."""
     try:
         return str(psutil.Process(pid).status())
     except psutil.NoSuchProcess:

@@ -68,8 +68,8 @@ class CleanupResult:
         killed: processes that were sent SIGKILL and are gone.
         left: those that are still there.
         seconds: that it took.
-        gpu_used: memory in use on each GPU, bytes; empty where that is unknown.
-        gpu_released: whether it is no more than that of an idle GPU; None where that is unknown.
+        gpu_used: memory in use on each GPU, bytes; empty if that is unknown.
+        gpu_released: whether it is no more than that of an idle GPU; None if that is unknown.
         progress_removed: whether the ranks' records are gone.
     """
 
@@ -170,7 +170,7 @@ def read_member(pid: int) -> Member | None:
 
 
 def gpu_memory(root: Path) -> dict[str, int]:
-    """Return memory in use on each GPU, bytes, by PCI address; without those where that is unknown."""
+    """Return memory in use on each GPU, bytes, by PCI address; without those if that is unknown."""
     used: dict[str, int] = {}
     for gpu in read_gpus(root):
         if gpu.pci is not None:

@@ -12,7 +12,7 @@ communicator, the number of each collective that each rank has called, and the r
 called fewer than the others is behind. The text of older versions is for people; its errors and warnings are
 passed on.
 
-Where nothing listens (gloo, RCCL without the service, NCCL_RAS_ENABLE=0) there is no answer: that is no problem.
+If nothing listens (gloo, RCCL without the service, NCCL_RAS_ENABLE=0) there is no answer: that is no problem.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class RasAnswer:
 
     Attributes:
         there: whether a service of this run answered.
-        version: of the library; empty where it does not show it.
+        version: of the library; empty if it does not show it.
         found: what is wrong, a line each.
         behind: ranks that have called fewer collectives than others, or do not answer.
     """
@@ -62,7 +62,7 @@ class RasAnswer:
 
 
 def ask_ras(context: NodeContext, attempt: AttemptDir) -> RasAnswer:
-    """Ask the service on this node; an empty answer where there is none, or where it is another job's."""
+    """Ask the service on this node; an empty answer if there is none, or where it is another job's."""
     if context.environ.get("NCCL_RAS_ENABLE") == "0":
         return RasAnswer()
     pids: set[int] = set()
@@ -88,7 +88,7 @@ def _address(text: str) -> tuple[str, int]:
 
 
 def query(host: str, port: int) -> str:
-    """Return the state of the job as the service describes it, as JSON where it can.
+    """Return the state of the job as the service describes it, as JSON if it can.
 
     Raises:
         OSError: there is none, or it did not answer in time.
@@ -116,7 +116,7 @@ def _ask(lines: Any, request: str) -> str:
 
 
 def answer_of(text: str, pids: Collection[int]) -> RasAnswer:
-    """Return what an answer shows; `pids` are this node's ranks, one of which must be in it where it names any."""
+    """Return what an answer shows; `pids` are this node's ranks, one of which must be in it if it names any."""
     try:
         body = json.loads(text)
     except (ValueError, RecursionError):

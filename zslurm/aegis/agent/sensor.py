@@ -27,7 +27,7 @@ class Reading:
     """What a sensor read once.
 
     Attributes:
-        ok: false where nothing could be read: then nothing is known, good or bad.
+        ok: false if nothing could be read: then nothing is known, good or bad.
         why: why not.
         faults: new since the last reading.
         values: what was measured, for people.
@@ -67,7 +67,7 @@ class NodeContext:
         return self.aegis.sensors
 
     def fault(self, kind: FaultKind, source: str, line: str, **more: Any) -> Fault:
-        """Return a fault of this node, noticed now; `more` are further fields, where its kind's are not right."""
+        """Return a fault of this node, noticed now; `more` are further fields, if its kind's are not right."""
         return Fault.of_kind(kind, self.now(), source, line, **({"node": self.node} | more))
 
 
@@ -105,7 +105,7 @@ class Sensor:
         raise NotImplementedError
 
     def state_fault(self, kind: FaultKind, source: str, is_wrong: bool, line: str, **more: Any) -> list[Fault]:
-        """Return a fault where a state that lasts begins, one that clears it where it ends, and else nothing."""
+        """Return a fault if a state that lasts begins, one that clears it if it ends, and else nothing."""
         if is_wrong == (kind in self._lasting):
             return []
         self._lasting ^= {kind}
@@ -133,7 +133,7 @@ class Sensor:
 
 
 Make = Callable[[NodeContext], Sensor | None]
-"""Makes a sensor, also by looking at the node; None where there is nothing that it could look at."""
+"""Makes a sensor, also by looking at the node; None if there is nothing that it could look at."""
 
 
 def all_sensors() -> dict[str, Make]:

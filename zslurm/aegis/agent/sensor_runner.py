@@ -77,7 +77,7 @@ class SensorRunner:
             self._sensor.close()
 
     def hanging_reading(self, limit_s: float) -> Reading | None:
-        """Return a reading, once, where the sensor has read nothing for longer than the limit; else None."""
+        """Return a reading, once, if the sensor has read nothing for longer than the limit; else None."""
         since = self._busy_since
         if since is None or time.monotonic() - since <= limit_s or self._hang_reported:
             return None
@@ -113,7 +113,7 @@ class SensorRunner:
         self._busy_since = None
 
     def _recall(self, sensor: Sensor) -> None:
-        """Continue from where an earlier agent of this attempt began; begin anew where that cannot be."""
+        """Continue from where an earlier agent of this attempt began; begin anew if that cannot be."""
         self._number = self._attempt()
         state = self._memory.known.get(self.name)
         if state is None:

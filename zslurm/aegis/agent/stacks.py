@@ -44,7 +44,7 @@ def dump_stacks(context: NodeContext, attempt: AttemptDir) -> Dumped:
 
 
 def _blocking_reason(record: Progress, context: NodeContext, attempt: AttemptDir) -> str | None:
-    """Ask one rank; None where that was possible."""
+    """Ask one rank; None if that was possible."""
     if record.attempt != attempt.number or not carries_mark(record.pid, attempt, context.environ):
         return f"process {record.pid} is gone"
     if not _handles(record.pid):

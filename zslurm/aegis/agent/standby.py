@@ -5,13 +5,13 @@ The batch host may have died, and with it the supervisor and the batch script. S
 queue. An agent belongs to one generation, that of the supervisor that started it, and looks for a living
 supervisor before it acts (run/supervisor_lease.py):
 
-- where another generation holds the supervisor's lease, this agent was replaced: it ends, and never acts;
-- where the supervisor of its own generation renews the lease, only the pipe between them is broken. An agent whose
+- if another generation holds the supervisor's lease, this agent was replaced: it ends, and never acts;
+- if the supervisor of its own generation renews the lease, only the pipe between them is broken. An agent whose
   srun is gone ends, for it is of no use any more; one whose pipe is stuck continues to report. Neither acts;
 - the agent of the batch node looks at the supervisor's process itself. While that runs, the agent renews the lease
   in its place, so that the agents of the other nodes know of it.
 
-Only where the lease has lapsed does an agent act: once, alone (standby_lease.py), and where that is right:
+Only if the lease has lapsed does an agent act: once, alone (standby_lease.py), and where that is right:
 
 - the job has not ended, was not requeued or cancelled meanwhile, and is the run's last;
 - no new supervisor has started that has no agents yet (`supervisor.json` is the one under which this agent began).
@@ -133,7 +133,7 @@ class StandbySupervisor:
     # --- whether --------------------------------------------------------------------------------------------
 
     def blocking_reason(self) -> StandbyResult | None:
-        """Return why nothing must be done now, by the files of the run; None where something must."""
+        """Return why nothing must be done now, by the files of the run; None if something must."""
         assert self._job_id is not None
         if self.heard():
             return StandbyResult.POSTPONED
@@ -169,7 +169,7 @@ class StandbySupervisor:
     def act(self) -> StandbyResult:
         """Do what the supervisor would do; repeated while Slurm does not answer. Never raises.
 
-        Call it in the main thread (signals), when `due`; again later where it was left to another.
+        Call it in the main thread (signals), when `due`; again later if it was left to another.
         """
         try:
             outcome = self.blocking_reason()

@@ -1,4 +1,4 @@
-"""The lease under which a standby supervisor acts: one agent at a time, and the next one where its holder died.
+"""The lease under which a standby supervisor acts: one agent at a time, and the next one if its holder died.
 
 It is a file of the run directory that only one agent can create. It holds for one start of the job, so leases of
 earlier starts mean nothing. Its holder renews it; where it is not renewed, its holder died as well, and the next
@@ -32,7 +32,7 @@ def acquire(
     is_needed: Callable[[], bool],
     sleep: Callable[[float], None],
 ) -> Path | None:
-    """Return the first lease that can be had; None where another agent holds one and is alive.
+    """Return the first lease that can be had; None if another agent holds one and is alive.
 
     Args:
         run: the run.

@@ -1,10 +1,10 @@
-"""What a standby supervisor does: put the job back into the queue, or end it where that cannot be.
+"""What a standby supervisor does: put the job back into the queue, or end it if that cannot be.
 
-The job is requeued once Slurm calls its batch node down, and starts nothing there. Where it does not, the node may
+The job is requeued once Slurm calls its batch node down, and starts nothing there. If it does not, the node may
 be well and the batch script about to start the supervisor again: the standby supervisor, also one on that very
 node, waits as long as Slurm would need to notice, and then requeues without that node, if the partition has enough
-others. Where Slurm refuses, or the node has no scontrol, the job is ended instead: a successor that waits for its
-end continues the run, and without one it is better to end than to hold nodes that do nothing. Where there is no
+others. If Slurm refuses, or the node has no scontrol, the job is ended instead: a successor that waits for its
+end continues the run, and without one it is better to end than to hold nodes that do nothing. If there is no
 scancel either, nothing can be done from here, and the events record it.
 """
 
@@ -57,7 +57,7 @@ class StandbyRequeue:
         restart: how often Slurm has requeued it.
         node: this one.
         batch_node: the one that the supervisor ran on, where it is known.
-        blocking_reason: why nothing must be done now, by the files of the run; None where something must.
+        blocking_reason: why nothing must be done now, by the files of the run; None if something must.
         sleep: waits.
     """
 
@@ -87,7 +87,7 @@ class StandbyRequeue:
         return reason
 
     def _requeue_or_end(self) -> StandbyResult:
-        """Requeue the job; end it where that cannot be.
+        """Requeue the job; end it if that cannot be.
 
         Raises:
             SlurmUnavailable: the controller does not answer, so nothing was done, or it is not known; or no

@@ -7,10 +7,10 @@ Roots are found in two kinds of records, with a part of this module for each. A 
 overcame, which is what logs and sensors reported before all ranks finished another step. Clocks, sensors and
 logs do not report in order of time, so a fault that explains why a rank ended (its own last lines, its host out
 of memory, a file system that stalled on several nodes) goes before that end, and a rank that only waits for
-another one, or is merely slow, counts where there is nothing else.
+another one, or is merely slow, counts if there is nothing else.
 
 **What ranks recorded when they ended.** Peers of a dead rank fail as well, with errors of their own about broken
-connections, often before srun has reported the dead one: they count only where there is nothing else.
+connections, often before srun has reported the dead one: they count only if there is nothing else.
 """
 
 from __future__ import annotations
@@ -131,14 +131,14 @@ def stalled_networks(faults: Sequence[Fault]) -> set[str]:
 
 
 def _overcome(fault: Fault, end: Fault | None, attempt_state: AttemptSummary, settings: AegisSection) -> bool:
-    """True where the run continued after a fault, so that it cannot be why it ended later."""
+    """True if the run continued after a fault, so that it cannot be why it ended later."""
     if attempt_state.progressed_at is not None:
         return attempt_state.progressed_at > fault.time + _CLOCKS_S
     return end is not None and attempt_state.now - end.time > settings.tolerate_s
 
 
 def believable(roots: Sequence[Fault], attempt_state: AttemptSummary) -> list[Fault]:
-    """Return the roots without dead nodes where all of several are: then it is the reporter that is cut off."""
+    """Return the roots without dead nodes if all of several are: then it is the reporter that is cut off."""
     dead = {fault.node for fault in roots if fault.kind == NODE_DEAD}
     cut_off = len(attempt_state.nodes) > 1 and dead >= set(attempt_state.nodes)
     return [fault for fault in roots if not (cut_off and fault.kind == NODE_DEAD)]
@@ -157,7 +157,7 @@ def first_cause(roots: Sequence[Fault]) -> Fault | None:
 
 
 def _explains(fault: Fault, end: Fault) -> bool:
-    """True where a fault explains why a rank ended, though it was noticed later."""
+    """True if a fault explains why a rank ended, though it was noticed later."""
     if fault.rule.unexplained:
         return False
     if fault.kind == SLURM_CANCELLED and fault.source in _OF_SLURM:  # every rank of the step
@@ -195,14 +195,14 @@ def root_failure(
 
 
 def _is_cascade(failure: TaskFailure, by_rank: Mapping[int, Mapping[str, Any]]) -> bool:
-    """True where every rank of the failure recorded that a peer had left."""
+    """True if every rank of the failure recorded that a peer had left."""
     if failure.exit_code is None:
         return False
     return all(rank in by_rank and reports_lost_peer(by_rank[rank]) for rank in failure.ranks)
 
 
 def reports_lost_peer(end: Mapping[str, Any]) -> bool:
-    """True where what a rank recorded is a complaint about somebody else who left.
+    """True if what a rank recorded is a complaint about somebody else who left.
 
     A hook that catches such an error may end its rank by `sys.exit`: then the traceback holds the complaint.
     """

@@ -1,11 +1,11 @@
 """What went wrong in a job, found in its logs alone: the root, what followed from it, who is suspect.
 
-The earliest root wins: by time where the lines have stamps, else by their order. Lines that report consequences
-(cascades, teardown) are the root only where there is nothing else, and advisories never do. Two exceptions:
+The earliest root wins: by time if the lines have stamps, else by their order. Lines that report consequences
+(cascades, teardown) are the root only if there is nothing else, and advisories never do. Two exceptions:
 Slurm logs only afterwards that memory ran out or that a node died, so this goes before a program's own error; and
 a link that came back before anything failed is passed over.
 
-A rank's node is known only where a line names both.
+A rank's node is known only if a line names both.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Line:
     Attributes:
         file: as it was named.
         finding: what it means.
-        when: UNIX seconds, by its own stamp or else by its place in the file; None where neither is known.
+        when: UNIX seconds, by its own stamp or else by its place in the file; None if neither is known.
     """
 
     file: str
@@ -60,8 +60,8 @@ class Diagnosis:
 
     Attributes:
         lines: all that report a fault, in the order of time.
-        root: what it began with; None where nothing is known to be wrong.
-        certain: the root is a cause by itself; false where only consequences were found.
+        root: what it began with; None if nothing is known to be wrong.
+        certain: the root is a cause by itself; false if only consequences were found.
         suspect: whom it points at.
         advice: what to do.
         left_out: further lines like those, which were only counted.
@@ -79,7 +79,7 @@ def classify(logs: Iterable[tuple[str, Iterable[bytes]]]) -> Diagnosis:
     """Read the logs of one job and return what went wrong.
 
     Args:
-        logs: name and bytes of each, those of the batch script first where there is no other order.
+        logs: name and bytes of each, those of the batch script first if there is no other order.
 
     Raises:
         OSError: a log cannot be read.
@@ -101,7 +101,7 @@ def classify(logs: Iterable[tuple[str, Iterable[bytes]]]) -> Diagnosis:
 
 
 def _read(name: str, chunks: Iterable[bytes]) -> tuple[list[Line], int]:
-    """Return the lines that report faults, each with a time where any has one, and how many were left out."""
+    """Return the lines that report faults, each with a time if any has one, and how many were left out."""
     kept: list[Line] = []
     numbers: Counter[str] = Counter()
     latest: float | None = None
@@ -134,7 +134,7 @@ def _suspect(root: Line, lines: Sequence[Line]) -> Suspect:
 
 
 def nodes_of_ranks(lines: Sequence[Line]) -> dict[int, str]:
-    """The nodes of ranks, where lines name both."""
+    """The nodes of ranks, if lines name both."""
     nodes: dict[int, str] = {}
     for line in lines:
         for failure in task_failures(line.finding.text):

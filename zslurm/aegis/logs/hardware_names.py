@@ -1,7 +1,7 @@
 """Names of drivers, runtimes and libraries by which a line of a log shows which hardware it is about.
 
 Words such as `RAS`, `fatal error` or `link down` occur in the logs of every kind of system. A line may exclude
-a node only where it also names the hardware: the kernel's driver (`amdgpu 0000:c1:00.0:`), the runtime that talks
+a node only if it also names the hardware: the kernel's driver (`amdgpu 0000:c1:00.0:`), the runtime that talks
 to it (`HIP error`), its tools (`GPU[3]`), or a register or a link that only this hardware has (`XGMI`, `UTCL2`).
 """
 

@@ -66,7 +66,7 @@ class Blocks:
 
 
 def chunks_of(path: Path) -> Iterator[bytes]:
-    """The bytes of a file, unpacked where its name ends in .gz; a packed file that is cut off ends where it does.
+    """The bytes of a file, unpacked if its name ends in .gz; a packed file that is cut off ends if it does.
 
     Raises:
         OSError: it cannot be read.
@@ -172,7 +172,7 @@ _DAY_S = 86_400.0
 
 
 def time_of(text: str, about: float | None = None) -> float | None:
-    """When a line was written, by its own stamp; None where it has none.
+    """When a line was written, by its own stamp; None if it has none.
 
     Understood are ISO 8601 (Slurm, Python's logging, journalctl, dmesg), syslog, dmesg -T and the stamps of glog
     and PyTorch. Without an offset the time is this machine's, without a year the last one before `about` (UNIX

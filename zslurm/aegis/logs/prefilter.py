@@ -15,7 +15,7 @@ def required_literals(expression: str, prefilter: re.Pattern[str]) -> frozenset[
 
     Of the parts that follow each other the one with the longest such literals is taken: a run of fixed
     characters, or a group that is not optional, whose literals are those of its alternatives. A class, an escape
-    like `\d` and what may be repeated or left out end a run. Empty where there are no such literals.
+    like `\d` and what may be repeated or left out end a run. Empty if there are no such literals.
     """
     alternatives = [max(parts, key=_shortest, default=frozenset()) for parts in _parts(expression, prefilter)]
     return frozenset[str]().union(*alternatives) if all(alternatives) else frozenset()

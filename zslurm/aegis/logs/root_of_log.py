@@ -19,7 +19,7 @@ _SEQUENCE = re.compile(r"\bSeqNum=(\d+)")
 def root_of_log(faults: Sequence[Fault]) -> tuple[Fault | None, bool]:
     """Return the root among the faults that logs show, in their order, and whether it is a cause by itself.
 
-    Consequences (cascades, teardown) are the root only where there is nothing else, and advisories never are. A
+    Consequences (cascades, teardown) are the root only if there is nothing else, and advisories never are. A
     fault that passed before anything followed from it is none; a vague one gives way to one that Slurm logs late.
     """
     roots = [(n, fault) for n, fault in enumerate(faults) if fault.role == "root"]
@@ -61,7 +61,7 @@ def _same(one: str | None, other: str | None) -> bool:
 
 
 def _furthest_behind(faults: Sequence[Fault]) -> Fault | None:
-    """Return that of the rank that came least far in the collective operations, where ranks differ."""
+    """Return that of the rank that came least far in the collective operations, if ranks differ."""
     for pattern in (_COMPLETED, _SEQUENCE):
         reached: dict[int, tuple[int, Fault]] = {}
         for fault in faults:

@@ -68,7 +68,7 @@ class Finding:
     Attributes:
         number: of the line in its file, from 1.
         text: its message, without labels and stamps in front.
-        time: UNIX seconds, by its own stamp or that of a line shortly before; None where there is none.
+        time: UNIX seconds, by its own stamp or that of a line shortly before; None if there is none.
         match: what it means.
         continues: it adds to the fault of a finding shortly before.
     """
@@ -135,7 +135,7 @@ class LogScanner:
             start += len(line) + 1
 
     def _findings(self, block: Block, start: int, end: int, number: int) -> Iterator[Finding]:
-        """The findings of a line; of each kind the first, where the line is so long that it is read in pieces."""
+        """The findings of a line; of each kind the first, if the line is so long that it is read in pieces."""
         kinds: set[str] = set()
         for at in range(start, max(end - OVERLAP, start + 1), MAX_LINE - OVERLAP):
             text = clean(block.data[at : min(at + MAX_LINE, end)])

@@ -1,6 +1,6 @@
 """What a line of a log means: the table signatures.yaml, made quick.
 
-A line is compared with eight hundred expressions only where it must be. Every expression requires literals, one
+A line is compared with eight hundred expressions only if it must be. Every expression requires literals, one
 of which is in each line that it matches, and each of these contains a literal of the prefilter: a short one that
 lines of healthy training seldom have. So a log is searched for the prefilter first (scanner.py); a line that has
 some of it is searched for the required literals, and only the expressions of those that are there are tried, in
@@ -156,7 +156,7 @@ class Signatures:
         return cls(rules, table["prefilter"], ignore=table["ignore"])
 
     def match(self, text: str, *, kernel: bool = False) -> Match | None:
-        """Return what a logical line (lines.py) means; None where nothing is known to be wrong with it.
+        """Return what a logical line (lines.py) means; None if nothing is known to be wrong with it.
 
         A line of the kernel's log (`kernel`) cannot hold a program's own errors.
         """

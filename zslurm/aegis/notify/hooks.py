@@ -68,8 +68,8 @@ class Notifier:
             run_name: the run's name.
             run_dir: its directory.
             environ: environment of the command, and values of `$NAME` in the address; default: this process's.
-            failed: called with one line why an event was not sent: from another thread, where a hook failed (again
-                only after it worked); from `notify`, where no message can be made of the event.
+            failed: called with one line why an event was not sent: from another thread, if a hook failed (again
+                only after it worked); from `notify`, if no message can be made of the event.
         """
         environ = dict(os.environ if environ is None else environ)
         self._about = {"run": run_name} | ({"run_dir": str(run_dir)} if run_dir is not None else {})
@@ -216,7 +216,7 @@ class CommandHook:
 
 @contextlib.contextmanager
 def _scratch() -> Iterator[IO[bytes] | int]:
-    """A file for what a command prints; where there is no space for one, nothing of it is kept."""
+    """A file for what a command prints; if there is no space for one, nothing of it is kept."""
     with contextlib.ExitStack() as stack:
         output: IO[bytes] | int = subprocess.DEVNULL
         with contextlib.suppress(OSError):
@@ -252,7 +252,7 @@ class WebHook:
             self._opener.add_handler(handler)
 
     def deliver(self, message: Message, pauses_s: tuple[float, ...] = _PAUSES_S) -> None:
-        """Post the event; again after a pause where the server does not answer or is busy.
+        """Post the event; again after a pause if the server does not answer or is busy.
 
         Raises:
             NotDelivered: it was not taken.
@@ -278,7 +278,7 @@ class WebHook:
         return urllib.request.Request(url, json.dumps(message).encode(), headers, method="POST")
 
     def _post(self, request: urllib.request.Request) -> tuple[str, bool]:
-        """Why it failed, and whether another try may help; no reason where it went well.
+        """Why it failed, and whether another try may help; no reason if it went well.
 
         In a thread: urllib's timeout bounds neither the look-up of a name nor a server that dribbles.
         """

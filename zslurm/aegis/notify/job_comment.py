@@ -36,7 +36,7 @@ class Commentable(Protocol):
     """What a job's comment needs of Slurm: a SlurmClient."""
 
     def job(self, job_id: str) -> JobRecord | None:
-        """Return a job; None where Slurm has forgotten it."""
+        """Return a job; None if Slurm has forgotten it."""
 
     def update(self, job_id: str, **settings: str) -> None:
         """Change settings of a job."""
@@ -93,7 +93,7 @@ class JobComment:
 
 
 def cause_line(event: Event) -> str | None:
-    """The root cause that an event holds, as it may stand in a comment; None where it holds none."""
+    """The root cause that an event holds, as it may stand in a comment; None if it holds none."""
     try:
         if isinstance(event, Decided) and event.acted and event.root:
             what, cause = event.action, describe_fault(event.root)

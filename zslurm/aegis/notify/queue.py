@@ -1,7 +1,7 @@
 """Queues of what the supervisor delivers to slow receivers, each emptied by its own thread.
 
 The supervisor must never wait for a web server, a user's script or slurmctld. An item is handed over in
-no time and nothing that goes wrong with it comes back as an error. Where items pile up, the oldest are dropped:
+no time and nothing that goes wrong with it comes back as an error. If items pile up, the oldest are dropped:
 the newest describe the present state. Delivery is at most once: what waits when the process dies is lost.
 """
 
@@ -65,7 +65,7 @@ class DeliveryQueue(Generic[T]):
             self._changed.notify_all()
 
     def flush(self, timeout_s: float) -> bool:
-        """Wait until everything handed over was tried; False where that took longer than this."""
+        """Wait until everything handed over was tried; False if that took longer than this."""
         deadline = time.monotonic() + timeout_s
         with self._changed:
             return self._changed.wait_for(

@@ -27,7 +27,7 @@ from zslurm.run.events import RunDirLost, StepKilled
 from zslurm.run.events.event import only_known
 
 _WATCHFUL_S, _RECOVERING_S = 0.1, 0.02
-"""Seconds between two looks where lost ranks are replaced in memory, and while they are."""
+"""Seconds between two looks if lost ranks are replaced in memory, and while they are."""
 
 _STEPS_END_S = 10.0
 """Seconds that steps get to end by themselves once every rank has recorded its end."""
@@ -121,7 +121,7 @@ class AttemptMonitor:
     def _runs(self) -> bool:
         """Return whether the attempt has ranks that have not ended: in its step, or in steps of warm processes.
 
-        Their records show the end where ranks were replaced: the step of the others may wait for a dead node, and
+        Their records show the end if ranks were replaced: the step of the others may wait for a dead node, and
         a step of warm processes for those that still wait.
         """
         process, memory = self._running.process, self._memory
@@ -139,7 +139,7 @@ class AttemptMonitor:
         return attempt.rank_end(0).exists() and len(rank_ends(attempt)) == ranks
 
     def _let_steps_end(self) -> None:
-        """Give the steps a moment in which to end by themselves, where ranks were replaced."""
+        """Give the steps a moment in which to end by themselves, if ranks were replaced."""
         memory, deadline = self._memory, time.monotonic() + _STEPS_END_S
         while memory is not None and self.collected.state.replaced and time.monotonic() < deadline:
             if self._all_ended() and (
@@ -167,7 +167,7 @@ class AttemptMonitor:
         shutil.rmtree(self._running.attempt.progress(self.job.environ), ignore_errors=True)
 
     def _abandon(self, why: str) -> AttemptOutcome:
-        """End an attempt whose run directory is lost: after a save elsewhere, where one is set."""
+        """End an attempt whose run directory is lost: after a save elsewhere, if one is set."""
         process, job = self._running.process, self.job
         rescue = job.spec.checkpoint.rescue_dir
         job.record(RunDirLost(attempt=self._running.attempt.number, reason=why, rescue_dir=rescue))

@@ -64,8 +64,8 @@ class RunningAttempt:
         process: srun, or the local launcher's.
         nodes: where its ranks are, in their order.
         adopted: another supervisor has started it.
-        memory: its recovery in memory; None where it has none.
-        broken: why it must be ended, though its ranks run; empty where they may train on.
+        memory: its recovery in memory; None if it has none.
+        broken: why it must be ended, though its ranks run; empty if they may train on.
     """
 
     attempt: AttemptDir
@@ -122,7 +122,7 @@ class AttemptStarter:
         self._store: StoreClient | None = None  # of the last attempt
 
     def blocking_reason(self) -> AttemptOutcome | None:
-        """Return what keeps ranks from starting; None where nothing does, or the run is asked to stop meanwhile.
+        """Return what keeps ranks from starting; None if nothing does, or the run is asked to stop meanwhile.
 
         The nodes are looked at once.
         """
@@ -222,7 +222,7 @@ class AttemptStarter:
     def _memory_recovery(
         self, attempt: AttemptDir, nodes: tuple[str, ...], python: Interpreter
     ) -> MemoryShell | None:
-        """Start the store server of an attempt; None where no recovery in memory is wanted, or possible."""
+        """Start the store server of an attempt; None if no recovery in memory is wanted, or possible."""
         job, aegis = self._job, self._job.spec.aegis
         if aegis.recovery != "memory":
             return None
@@ -252,7 +252,7 @@ class AttemptStarter:
         return MemoryShell(attempt, store, WarmPool(job, attempt, python), state, ranks, self._why_not_fewer)
 
     def _why_not_fewer(self, count: int, in_use: int) -> str:
-        """Return why ranks on `in_use` nodes must not continue on `count` of them; empty where they may."""
+        """Return why ranks on `in_use` nodes must not continue on `count` of them; empty if they may."""
         job, aegis = self._job, self._job.spec.aegis
         if aegis.min_nodes is None or count < aegis.min_nodes:
             least = "is not set" if aegis.min_nodes is None else f"is {aegis.min_nodes}"
@@ -306,7 +306,7 @@ class AttemptStarter:
         """Take the recovery in memory of an attempt over.
 
         Returns:
-            It, or None where there is none; why the attempt must be ended, where its store is gone.
+            It, or None if there is none; why the attempt must be ended, if its store is gone.
         """
         job = self._job
         without = (event.attempt for event in events if isinstance(event, RecoveryUnavailable))
@@ -340,7 +340,7 @@ class AttemptStarter:
 
 
 def _pending(decided: Sequence[Decided], ended: Sequence[AttemptEnded]) -> PendingDecision | None:
-    """Return the last decision after an attempt, with how the attempt ended; None where one is not known."""
+    """Return the last decision after an attempt, with how the attempt ended; None if one is not known."""
     decisions = [made for event in decided if (made := Decision.of(event.row)) is not None]
     outcomes = [given for event in ended if (given := AttemptOutcome.of(event.row)) is not None]
     return PendingDecision(decisions[-1], outcomes[-1]) if decisions and outcomes else None
@@ -350,7 +350,7 @@ def free_from_dead_job(checkpoints: Path, job_id: str, client: SlurmClient) -> H
     """Remove a lock on a run's checkpoints whose job Slurm calls over, or does not know; return its holder.
 
     The trainer holds it (checkpoint_tools/lock.py) and knows its own node and its own job, `job_id`. Slurm knows
-    whether the job of another node is still there. Where it cannot be asked, the lock stays, and the trainer
+    whether the job of another node is still there. If it cannot be asked, the lock stays, and the trainer
     refuses with its holder's name.
     """
     try:

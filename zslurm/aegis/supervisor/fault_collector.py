@@ -94,7 +94,7 @@ class FaultCollector:
     Attributes:
         job: the start of the job that it belongs to.
         running: the attempt.
-        agents: the agents; None where the run has none.
+        agents: the agents; None if the run has none.
         state: all that is known of the attempt.
         signalled: an agent has reported a signal since this was last reset.
         given_up: why the core ends the attempt, as of the last `look`; None while it continues.

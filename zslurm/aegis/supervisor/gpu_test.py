@@ -8,9 +8,9 @@ does what it did while it trained, matrix products, on numbers whose product is 
 
 A GPU that fails either is broken. One that passes may still be: the test takes seconds, the fault took hours.
 
-Only the device that ran the test is certified, and the answer names it. A GPU that torch does not show where the
+Only the device that ran the test is certified, and the answer names it. A GPU that torch does not show if the
 node should have it (the profile has GPUs, Slurm allocated one, a variable makes one visible) fails the test. Only
-where the run computes on CPUs is the CPU tested in its place, and then the answer is about the CPU.
+if the run computes on CPUs is the CPU tested in its place, and then the answer is about the CPU.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Tested:
     """What came of a test.
 
     Attributes:
-        ok: whether the GPU computes correctly; None where the test could not be run.
+        ok: whether the GPU computes correctly; None if the test could not be run.
         reason: what it computes wrongly, or why the test could not be run.
         device: what ran the test: a GPU with its index, model and PCI address or UUID, or `CPU`; None: nothing.
     """
@@ -82,7 +82,7 @@ def _why_expected(spec: RunSpec) -> str:
 
 
 def why_visible(environ: Mapping[str, str]) -> str:
-    """Return which variable of Slurm or of the runtime gives this process a GPU; empty where none does."""
+    """Return which variable of Slurm or of the runtime gives this process a GPU; empty if none does."""
     for name in _ALLOCATED:
         value = environ.get(name, "").strip()
         if value and value not in _NO_GPU and (name, value) != ("SLURM_GPUS_ON_NODE", "0"):
@@ -107,11 +107,11 @@ _CPU = Device("cpu", "CPU")
 
 
 def choose_device(gpu: str, why: str, allocated: str, cuda: Any) -> Device | str:
-    """Choose what to test; return why nothing can be, where the GPU is not there and should be.
+    """Choose what to test; return why nothing can be, if the GPU is not there and should be.
 
     Args:
         gpu: index of the GPU as torch counts, or its PCI address.
-        why: why the run expects GPUs; empty where it does not; `cpu`: it computes on CPUs.
+        why: why the run expects GPUs; empty if it does not; `cpu`: it computes on CPUs.
         allocated: which variable gives this process GPUs (`why_visible`); empty: none does.
         cuda: torch.cuda.
     """
@@ -136,14 +136,14 @@ def choose_device(gpu: str, why: str, allocated: str, cuda: Any) -> Device | str
 
 
 def pci_address(properties: Any) -> str | None:
-    """Return the PCI address of a GPU, such as `0000:c1:00.0`; None where this torch does not know it."""
+    """Return the PCI address of a GPU, such as `0000:c1:00.0`; None if this torch does not know it."""
     if not hasattr(properties, "pci_domain_id"):
         return None
     return f"{properties.pci_domain_id:04x}:{properties.pci_bus_id:02x}:{properties.pci_device_id:02x}.0"
 
 
 def fault_of(device: Any) -> str | None:
-    """Return what a torch device computes wrongly, in one line; None where nothing is wrong."""
+    """Return what a torch device computes wrongly, in one line; None if nothing is wrong."""
     import torch
 
     n = _N_GPU if device.type == "cuda" else _N_CPU
@@ -176,7 +176,7 @@ def fault_of(device: Any) -> str | None:
 
 
 def main(arguments: list[str]) -> None:
-    """Test the GPU that is named, or this node's CPU where the run computes on CPUs."""
+    """Test the GPU that is named, or this node's CPU if the run computes on CPUs."""
     import torch
 
     torch.set_num_threads(1)

@@ -36,7 +36,7 @@ class StopRequest:
     """That the run was asked to save and stop.
 
     Attributes:
-        signum: by whichever signal came last; None where none did.
+        signum: by whichever signal came last; None if none did.
         deadline: until when (monotonic).
         preemption: that Slurm preempts the job, which asks as well.
     """
@@ -52,7 +52,7 @@ class StopRequest:
 
     @property
     def preempted(self) -> PreemptMode | None:
-        """What Slurm does with the job where it preempts it."""
+        """What Slurm does with the job if it preempts it."""
         return self.preemption.mode if self.preemption is not None else None
 
     @property
@@ -69,7 +69,7 @@ class StopRequest:
 
     @property
     def name(self) -> str | None:
-        """`SIGUSR2` and the like; None where no signal asked."""
+        """`SIGUSR2` and the like; None if no signal asked."""
         return signal.Signals(self.signum).name if self.signum is not None else None
 
     @property
@@ -149,7 +149,7 @@ class Job:
         """Ask Slurm whether it preempts the job; record it when that is new.
 
         Returns:
-            False where Slurm did not answer: then nothing is known, and asking again may help.
+            False if Slurm did not answer: then nothing is known, and asking again may help.
         """
         if self.slurm_id is None:
             return True

@@ -24,8 +24,8 @@ class Nodes:
 
     Attributes:
         every: all of them, spares included, in the order in which ranks are numbered.
-        by_leaf: true where that order was chosen, by the fabric or by leaf switch; false where it is Slurm's.
-        fabric: which slices of leaf switches the nodes are on; None where the profile does not list them.
+        by_leaf: true if that order was chosen, by the fabric or by leaf switch; false where it is Slurm's.
+        fabric: which slices of leaf switches the nodes are on; None if the profile does not list them.
         dead: those that died since the job started here.
     """
 
@@ -46,7 +46,7 @@ class Nodes:
         return tuple(nodes if self.fabric is None else self.fabric.order(nodes))
 
     def nearest(self, nodes: Sequence[str]) -> tuple[str, ...]:
-        """Return as many of these nodes as the ranks need: those that share slices where slices are known."""
+        """Return as many of these nodes as the ranks need: those that share slices if slices are known."""
         if self.fabric is None or len(nodes) <= self.needed:
             return tuple(nodes[: self.needed])
         return tuple(self.fabric.nearest(nodes, self.needed))
@@ -56,7 +56,7 @@ class Nodes:
         return tuple(node for node in self.every if node not in self.dead and node not in excluded)
 
     def taken_back(self) -> set[str]:
-        """Return nodes that Slurm took from the job because they failed; none where that is unknown."""
+        """Return nodes that Slurm took from the job because they failed; none if that is unknown."""
         if not self.on_slurm:
             return set()
         job_id = self._environ["SLURM_JOB_ID"]
@@ -69,7 +69,7 @@ class Nodes:
 
     @property
     def needed(self) -> int:
-        """Nodes that the ranks are meant to have: fewer than the run asks for where its job was shrunk."""
+        """Nodes that the ranks are meant to have: fewer than the run asks for if its job was shrunk."""
         return min(self._spec.slurm.nodes, len(self.every)) if self.on_slurm else 1
 
     @property
@@ -78,7 +78,7 @@ class Nodes:
         return self.on_slurm and (SlurmClient(self._environ).can_control() or self._spec.wants_successor)
 
     def slurm_is_away(self) -> str | None:
-        """Return why no step can be started now, because the controller does not answer; None where it does."""
+        """Return why no step can be started now, because the controller does not answer; None if it does."""
         client = self._client()
         if not self.on_slurm or not client.can_control():
             return None
@@ -91,7 +91,7 @@ class Nodes:
         return None
 
     def job_left_s(self) -> float | None:
-        """Return the seconds until the job's time limit; None where it has none, or Slurm does not answer."""
+        """Return the seconds until the job's time limit; None if it has none, or Slurm does not answer."""
         job_id = self._environ.get("SLURM_JOB_ID", "")
         try:
             job = self._client().queue([job_id]).get(job_id) if self.on_slurm else None
@@ -113,7 +113,7 @@ class Nodes:
             excluded: nodes that must not be used now.
             in_use: nodes of the attempt that ended.
             look_elsewhere: ask Slurm for usable nodes outside of the job as well.
-            work: what is left to train, where that is to be weighed.
+            work: what is left to train, if that is to be weighed.
         """
         usable = self.usable(excluded)
         if not self.on_slurm:
@@ -132,7 +132,7 @@ class Nodes:
         )
 
     def elsewhere(self, excluded: Collection[str]) -> int | None:
-        """Return how many nodes of its partition the job could run on, now or later; None where unknown."""
+        """Return how many nodes of its partition the job could run on, now or later; None if unknown."""
         try:
             usable = usable_nodes(self._client().nodes(), self._environ.get("SLURM_JOB_PARTITION", ""))
         except ZslurmError:
@@ -145,7 +145,7 @@ class Nodes:
 
 
 def fabric_under(cluster: ClusterSection, nodes: Sequence[str]) -> Fabric | None:
-    """Return the slices of these nodes; None where the profile lists none of them, or there is one node."""
+    """Return the slices of these nodes; None if the profile lists none of them, or there is one node."""
     whole = fabric_of(cluster.fabric) if len(nodes) > 1 else None
     part = whole.part(nodes) if whole is not None else None
     return part if part is not None and part.slices else None
@@ -156,7 +156,7 @@ def rank_order(
 ) -> list[str] | None:
     """Return the nodes along the shortest ring over the slices of the profile's fabric, or else leaf by leaf.
 
-    None where neither is known, and Slurm's own order does as well as any. The profile's `leaf_switches` win over
+    None if neither is known, and Slurm's own order does as well as any. The profile's `leaf_switches` win over
     Slurm's topology, which may be another one for each partition.
     """
     if len(nodes) < 2:

@@ -1,7 +1,7 @@
 """Before the ranks start: are the rails of every node of the job whole?
 
 A job whose rank 6 of node 17 has no network hangs in its first all-to-all, minutes after a thousand ranks were
-started, and every rank is suspect. So the nodes are asked first (one Slurm step, one task each), where the
+started, and every rank is suspect. So the nodes are asked first (one Slurm step, one task each), if the
 profile knows the rails. `cluster.rail_policy` sets what follows. What is decided is a pure function of what was
 found (`decide`).
 """
@@ -49,7 +49,7 @@ class RailDecision:
 
     Attributes:
         action: start the ranks; stop for good; or exclude `nodes` and requeue.
-        reason: one line that names node and NIC; empty where nothing is wrong.
+        reason: one line that names node and NIC; empty if nothing is wrong.
         nodes: the faulty nodes.
     """
 
@@ -82,7 +82,7 @@ def decide(
         incomplete: the faulty nodes of the job and their maps.
         needed: nodes that the run needs.
         usable: nodes on which the job could run, now or later, without those that it excludes already; None
-            where the site hides its nodes.
+            if the site hides its nodes.
         demanded: nodes that the job insists on (`slurm.nodelist`).
         excluded_before: nodes that were excluded from this job for this reason.
     """
@@ -110,7 +110,7 @@ def check_rails(job: Job, nodes: Sequence[str]) -> AttemptOutcome | None:
     there.
 
     Returns:
-        None where the ranks may start, or the job is asked to stop meanwhile: one that was cancelled must not be
+        None if the ranks may start, or the job is asked to stop meanwhile: one that was cancelled must not be
         requeued. Else how the start of the job ends, be it that it was requeued.
     """
     cluster = job.spec.cluster

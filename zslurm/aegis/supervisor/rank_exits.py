@@ -1,7 +1,7 @@
 """What ranks and srun recorded, as faults: who ended how, and what the messages mean.
 
 A rank that raised has recorded its error. One that a signal ended could not: then the end of its log may say
-more than the signal does (a GPU that hangs, a memory access fault). Where it does not, the cause is unknown.
+more than the signal does (a GPU that hangs, a memory access fault). If it does not, the cause is unknown.
 """
 
 from __future__ import annotations
@@ -159,7 +159,7 @@ def faults_in_step_log(attempt: AttemptDir) -> list[Fault]:
 
 
 def cancelled(attempt: AttemptDir) -> Fault | None:
-    """Return the fault that the attempt's Slurm step was cancelled; None where it was not.
+    """Return the fault that the attempt's Slurm step was cancelled; None if it was not.
 
     Ask before the supervisor itself ends the step, which srun reports with the same message.
     """

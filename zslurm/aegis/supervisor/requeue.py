@@ -141,7 +141,7 @@ class _Requeue:
 
 @contextlib.contextmanager
 def _signals_masked_if_requeued() -> Iterator[None]:
-    """Mask the signals with which Slurm ends the job; unmask them where it was not requeued yet.
+    """Mask the signals with which Slurm ends the job; unmask them if it was not requeued yet.
 
     A job that is cancelled while Slurm does not answer must not come back.
     """

@@ -38,7 +38,7 @@ class StopForwarder:
         """An agent has reported a signal, about which Slurm has not been asked yet."""
 
     def forward(self) -> None:
-        """Send the ranks the request where there is one; repeated until it has arrived."""
+        """Send the ranks the request if there is one; repeated until it has arrived."""
         now, stop = time.monotonic(), self._job.stop
         self._sender.find()
         if not stop.asked or now < self._repeat_at:
@@ -67,7 +67,7 @@ class StopForwarder:
     def find_who_asked(self, rank_ends: Sequence[Mapping[str, Any]]) -> None:
         """Find out who asked ranks that have saved and stopped before we asked them: Slurm, or a person.
 
-        Where Slurm does not answer for a while, it is asked again: a preemption that is taken for a person's wish
+        If Slurm does not answer for a while, it is asked again: a preemption that is taken for a person's wish
         would end the run. A signal that has reached us as well is recorded, if the ranks ended before `forward`.
         """
         job, deadline = self._job, time.monotonic() + _ANSWER_BY_S

@@ -118,7 +118,7 @@ class Supervisor:
 
     @contextlib.contextmanager
     def _agents(self, adopted: int) -> Iterator[Agents | None]:
-        """Have an agent on each node that lives; none where Aegis is off.
+        """Have an agent on each node that lives; none if Aegis is off.
 
         Args:
             adopted: number of the attempt that an earlier supervisor's agents have watched; 0: none.
@@ -180,7 +180,7 @@ class Supervisor:
         return outcome
 
     def start_attempt(self, nodes: tuple[str, ...]) -> RunningAttempt | None:
-        """Begin an attempt once Slurm answers and the run directory can be written; None where asked to stop.
+        """Begin an attempt once Slurm answers and the run directory can be written; None if asked to stop.
 
         Raises:
             ZslurmError: for as long as a setup may take (aegis.hang.setup_s) no try could write the directory.
@@ -212,7 +212,7 @@ class Supervisor:
         return [node for node in self.nodes.usable(self.job.excluded()) if node not in running.nodes]
 
     def _restore_config(self) -> None:
-        """Write config.json again where the program has changed it: trainers save a file of that name."""
+        """Write config.json again if the program has changed it: trainers save a file of that name."""
         run, spec = self.job.run, self.job.spec
         if spec.trainer is None or self.job.presence.lost() is not None:
             return
@@ -250,7 +250,7 @@ class Supervisor:
 
 
 def recent_step_times(run: RunDir, attempt: int) -> tuple[float, ...]:
-    """Return the times of the last steps before a supervisor adopted their attempt; empty where it finished none.
+    """Return the times of the last steps before a supervisor adopted their attempt; empty if it finished none.
 
     Without them a rank that stopped before its attempt was adopted would have as long as a setup may take.
     """

@@ -7,7 +7,7 @@ A process that waits for a file system or a driver cannot die before that answer
 checkpoint. Nothing starts beside it: the supervisor waits, and looks again and again. On one node it gets ten
 minutes (ten times aegis.teardown_s); then the node is broken, and not used again. On several it is hardly they,
 but what they share: no node is excluded, and they get an hour (60 times). What is left there after that is Slurm's
-to end: the job is requeued, and gets no node on which Slurm could not end everything. Where the run is asked to
+to end: the job is requeued, and gets no node on which Slurm could not end everything. If the run is asked to
 stop, nothing is waited for.
 """
 
@@ -49,7 +49,7 @@ LOOK_S = 2.0
 """Between two looks whether processes that could not die are gone."""
 
 _ONE_NODE, _SEVERAL_NODES = 10, 60
-"""How many times aegis.teardown_s killed processes get to die where they are left on one node, or on several."""
+"""How many times aegis.teardown_s killed processes get to die if they are left on one node, or on several."""
 
 
 def patience_s(settings: AegisSection) -> float:
@@ -70,7 +70,7 @@ def clear(
         job: the start of the job.
         running: the attempt.
         alive: those of its nodes that live.
-        agents: the agents, where the run has some.
+        agents: the agents, if the run has some.
         is_asked_to_stop: whether the run is; called again and again while processes are waited for.
 
     Returns:
@@ -133,7 +133,7 @@ class _Unkillable:
     def wait_for_exit(self, is_asked_to_stop: Callable[[], bool]) -> list[Fault]:
         """Wait until they are gone; return faults for what held them up and for those that stay.
 
-        There are none where the run is asked to stop.
+        There are none if the run is asked to stop.
         """
         began, seen = time.monotonic(), time.time()
         settings, nodes = self.job.spec.aegis, self._nodes()
@@ -169,7 +169,7 @@ class _Unkillable:
         return [node for node in _with_processes(self.answers) if node in alive]
 
     def _look(self, nodes: Sequence[str]) -> None:
-        """Look again, and clear up where they are gone. Of who does not answer nothing new is known."""
+        """Look again, and clear up if they are gone. Of who does not answer nothing new is known."""
         looked = self.agents.ask("clean_up", nodes, timeout_s=_ANSWER_S, attempt=self.number, kill=False)
         self.answers.update(looked)
         if gone := sorted(looked.keys() - _with_processes(looked)):

@@ -29,7 +29,7 @@ def work_left(run: RunDir, spec: RunSpec, committed: int, job_s: float | None) -
 
 
 def committed_step(run: RunDir, spec: RunSpec) -> int:
-    """Return the step of a run's newest checkpoint by the names of its directories; -1 where there is none."""
+    """Return the step of a run's newest checkpoint by the names of its directories; -1 if there is none."""
     if spec.trainer is not None:
         return newest_step(spec.trainer, run)
     try:

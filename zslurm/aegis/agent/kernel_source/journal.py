@@ -1,4 +1,4 @@
-"""The journal: `journalctl -k -f`. It needs no root where the user is in the group systemd-journal or adm."""
+"""The journal: `journalctl -k -f`. It needs no root if the user is in the group systemd-journal or adm."""
 
 from __future__ import annotations
 

@@ -61,7 +61,7 @@ class Kmsg(Source):
             self._record = self._record if number is None else number
 
     def _take(self) -> bytes | None:
-        """Return the next record; None where there is none yet.
+        """Return the next record; None if there is none yet.
 
         Raises:
             Unavailable: it cannot be read.

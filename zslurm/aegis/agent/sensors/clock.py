@@ -37,7 +37,7 @@ class Clock(Sensor):
         self._offset = self._reported = _MEMORY.validate_python(memory)
 
     def read(self) -> Reading:
-        """Return a fault where the wall clock moved by itself since the last look."""
+        """Return a fault if the wall clock moved by itself since the last look."""
         before, wall, after = time.monotonic(), self.context.now(), time.monotonic()
         offset, last = wall - (before + after) / 2, self._offset
         self._offset = offset

@@ -17,7 +17,7 @@ class Disk(Sensor):
     """Watches the free space of the checkpoint directory."""
 
     def read(self) -> Reading:
-        """Return faults where space runs low or the file system fails, and again where that is over."""
+        """Return faults if space runs low or the file system fails, and again if that is over."""
         directory = self.context.run.checkpoints
         try:
             space = os.statvfs(directory)

@@ -43,7 +43,7 @@ class GpuState:
 
     Attributes:
         uncorrectable: errors, those of XGMI among them.
-        blocks: uncorrectable errors by hardware block, where there are any.
+        blocks: uncorrectable errors by hardware block, if there are any.
         bad_pages: retired, pending and unreservable.
         throttled: what slows it down.
         gone: the PCI device does not answer any more.
@@ -107,7 +107,7 @@ def changes(before: GpuState, now: GpuState) -> list[Change]:
 
 
 def _grown(before: GpuState, now: GpuState, name: str) -> int:
-    """Return by how much a count grew; 0 where one of both is not known."""
+    """Return by how much a count grew; 0 if one of both is not known."""
     was, has = getattr(before, name), getattr(now, name)
     return 0 if was is None or has is None else int(has - was)
 
@@ -168,7 +168,7 @@ class Gpus(Sensor):
         self._last = {index: replace(state, throttled=None) for index, state in self._began.items()}
 
     def read(self) -> Reading:
-        """Return faults for what grew since the last look; not ok where no GPU shows its errors."""
+        """Return faults for what grew since the last look; not ok if no GPU shows its errors."""
         states = self._by_sysfs()
         self._ask_tool(needed=not states or any(state.uncorrectable is None for state in states.values()))
         for index, state in self._by_tool.items():
@@ -231,7 +231,7 @@ class Gpus(Sensor):
 
 
 def _states_of(answer: ToolAnswer, gpus: Mapping[int, Gpu]) -> dict[int, GpuState]:
-    """Return the tool's states by the index that sysfs gives each GPU, where their PCI addresses are known."""
+    """Return the tool's states by the index that sysfs gives each GPU, if their PCI addresses are known."""
     by_pci = {gpu.pci: index for index, gpu in gpus.items() if gpu.pci}
     found = {}
     for health in answer.health:
@@ -241,7 +241,7 @@ def _states_of(answer: ToolAnswer, gpus: Mapping[int, Gpu]) -> dict[int, GpuStat
 
 
 def make(context: NodeContext) -> Gpus | None:
-    """Return the sensor of the node's GPUs; None where none are there or expected, and no tool knows of any."""
+    """Return the sensor of the node's GPUs; None if none are there or expected, and no tool knows of any."""
     sources = ToolSources.of(context)
     gpus = sources.facts.gpus
     has_tool = tool_exists(context, sources)

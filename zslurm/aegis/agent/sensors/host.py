@@ -1,6 +1,6 @@
 """The host: free memory, processes that the kernel killed for want of it, zombies, load.
 
-Kills are counted by the job's own cgroup where there is one (v2: memory.events, which counts for all below it; v1:
+Kills are counted by the job's own cgroup if there is one (v2: memory.events, which counts for all below it; v1:
 memory.oom_control of each cgroup below the job's: Documentation/admin-guide/cgroup-v2.rst, cgroup-v1/memory.rst).
 /proc/vmstat counts them for the whole host, of any job and user: such a kill is reported, but is no root cause.
 Kills since the attempt began count, whichever agent looks; the other states are reported by the first look of each

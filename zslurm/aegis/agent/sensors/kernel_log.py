@@ -34,7 +34,7 @@ _ALIKE_S = 60.0
 _REOPEN_S = 60.0
 _LONGEST_LINE = 400
 _MOST_ROUNDS = 100
-"""Calls of a source in one look: more than one only where there is much to read again."""
+"""Calls of a source in one look: more than one only if there is much to read again."""
 
 _MEMORY = TypeAdapter(dict[str, int | float | str])
 
@@ -53,7 +53,7 @@ class KernelLog(Sensor):
         Args:
             context: where.
             match: classifies a line.
-            open_log: opens the log at a position, or at its present end; called again where reading failed.
+            open_log: opens the log at a position, or at its present end; called again if reading failed.
         """
         super().__init__(context)
         self._match, self._open = match, open_log
@@ -189,7 +189,7 @@ def open_source(context: NodeContext, at: Position | None = None) -> Source:
 
 
 def make(context: NodeContext) -> KernelLog | None:
-    """Return a sensor that follows the log which the settings name; None where they are `off`."""
+    """Return a sensor that follows the log which the settings name; None if they are `off`."""
     if context.settings.kernel_log == "off":
         return None
     match = partial(Signatures.load().match, kernel=True)

@@ -127,7 +127,7 @@ def changes(before: NicState, now: NicState) -> list[Change]:
 
 
 def exceeded_retries(before: NicState, now: NicState) -> str:
-    """Return which counters show that the NIC gave peers up between two looks; empty where none does."""
+    """Return which counters show that the NIC gave peers up between two looks; empty if none does."""
     grown = _grown(before.counters, now.counters)
     return _listed({name: count for name, count in grown.items() if name in EXCEEDED})
 

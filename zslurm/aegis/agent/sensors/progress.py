@@ -17,7 +17,7 @@ _RECORD = re.compile(r"rank-(\d{5,})")
 def records(directory: Path) -> list[Progress]:
     """Return the records in a directory, by rank; without those that are truncated or of another version.
 
-    Nothing where there is no directory: no rank has started yet, or the last one has left.
+    Nothing if there is no directory: no rank has started yet, or the last one has left.
 
     Raises:
         OSError: the directory is there and cannot be read.

@@ -2,7 +2,7 @@
 
 A node's agent that misses heartbeats proves nothing: a stalled file system stops the agent of a healthy node, and
 its training continues. The progress of its ranks is known only through that agent, so it is looked for elsewhere:
-synchronous training cannot continue without any rank. So a node whose agent misses heartbeats is dead where,
+synchronous training cannot continue without any rank. So a node whose agent misses heartbeats is dead if,
 besides, Slurm reports so, or Slurm cannot start anything there, or ranks elsewhere complain of lost peers of which
 none is named, or the other ranks, whose agents report, have finished no step for longer than two usual steps take,
 or one of them has passed its limit. While steps are finished, only the agent is lost. If all agents miss
@@ -14,7 +14,7 @@ agent is silent as well, nobody knows what halts the ranks there.
 In phases without steps (setup, a save, an evaluation) a halt is usual, and a stalled file system likely: there it
 takes Slurm's report or the peers', or the limit of the phase.
 
-All of this takes aegis.heartbeat_timeout_s. Sooner, after aegis.ask_after_s, a node is dead where two of three
+All of this takes aegis.heartbeat_timeout_s. Sooner, after aegis.ask_after_s, a node is dead if two of three
 witnesses agree (witnesses.py).
 """
 
@@ -93,7 +93,7 @@ class DeadNodes:
         return {name for name in unheard if not self._progress.is_lost(name)}
 
     def by_passed_limit(self, suspects: set[str], now: float, wall: float) -> list[Fault]:
-        """Return the suspects as dead where a rank elsewhere has passed its limit and their peers report.
+        """Return the suspects as dead if a rank elsewhere has passed its limit and their peers report.
 
         A limit that passed for another reason, as a fault of another node's network, proves nothing.
         """
@@ -103,7 +103,7 @@ class DeadNodes:
         return [self._node_dead(name, why, now, wall) for name in dead]
 
     def _confirmed(self, name: str, report: WitnessReport, now: float, *, lost_peers: bool) -> str | None:
-        """Return why a node is dead by its witnesses; None where they do not agree."""
+        """Return why a node is dead by its witnesses; None if they do not agree."""
         progress = self._progress
         node = progress.nodes.get(name)
         if node is None or node.heard is None or node.heard > report.asked_at:
@@ -118,7 +118,7 @@ class DeadNodes:
         return why_dead(report, ranks)
 
     def _why_dead(self, name: str, now: float, *, lost_peers: bool) -> str | None:
-        """Return why an unheard node is dead, by what is seen elsewhere; None where it may be alive."""
+        """Return why an unheard node is dead, by what is seen elsewhere; None if it may be alive."""
         if lost_peers:
             return "its agent misses heartbeats, and ranks elsewhere have lost their peers"
         halted_s = self._halted_s(name, now, self._progress.settings.heartbeat_timeout_s)
@@ -127,7 +127,7 @@ class DeadNodes:
         return f"its agent misses heartbeats, and no rank has finished a step for {halted_s:.0f} s"
 
     def _halted_s(self, name: str, now: float, least_s: float) -> float | None:
-        """Return for how long no rank on other nodes has finished a step; None where that is nothing unusual.
+        """Return for how long no rank on other nodes has finished a step; None if that is nothing unusual.
 
         It is unusual after `least_s` and twice the usual time of a step, and only between steps.
         """

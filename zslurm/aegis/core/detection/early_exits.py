@@ -4,7 +4,7 @@ srun names only tasks that failed. A rank that calls `os._exit(0)`, or whose C l
 srun like a rank that is done; all that is seen of it are its peers, which have lost a connection. Every rank that
 ends in order leaves a record, so the rank without one that srun did not name either is the root.
 
-That holds only where srun itself ended in order, for only then has it reported every task.
+That holds only if srun itself ended in order, for only then has it reported every task.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def early_exits(
         rank_ends: what ranks recorded (AttemptDir.rank_end).
         rank_nodes: the node of each rank.
         dead: nodes that died: their ranks could record nothing.
-        step: the last optimizer step of the attempt, where one is known.
+        step: the last optimizer step of the attempt, if one is known.
         now: UNIX seconds, for a fault that no peer complained of.
     """
     failures = task_failures(step_log)

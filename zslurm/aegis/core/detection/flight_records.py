@@ -125,7 +125,7 @@ def _frozen(size: Any) -> Any:
 
 
 def find_culprits(operations: Mapping[int, Sequence[Operation]], unread: Iterable[int] = ()) -> list[Culprits]:
-    """Return the ranks that hold the others up; none where no rank waits, or no rank differs from another.
+    """Return the ranks that hold the others up; none if no rank waits, or no rank differs from another.
 
     Args:
         operations: of each rank that left a dump.

@@ -4,7 +4,7 @@ A rank that is over the limit of its phase shows that something hangs, not which
 collective. Named are those whose process is stopped; else those that lag: the lowest step, and there those that
 have not done their own part of it (`RankProgress.waiting`); among several at work, those whose progress is clearly
 the oldest. While they are within the limit of their own phase, as a rank that writes a checkpoint, the others may
-wait. Where all are at the same point, none is singled out: one fault without a rank.
+wait. If all are at the same point, none is singled out: one fault without a rank.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Who is slow: ranks that take longer than their peers for their own work.
 
 Synchronous ranks take equally long for a step. What differs is their own work, which each rank sums up (`work_s`:
-seconds of data, forward and backward per microbatch). A rank is slow where its sum grows faster than the peers'
+seconds of data, forward and backward per microbatch). A rank is slow if its sum grows faster than the peers'
 median by a factor, in every window, for long enough. Pure: times are monotonic seconds that the caller gives.
 """
 

@@ -8,9 +8,9 @@
 3. **Its neighbours**: the same port, tried from other nodes by their agents, and what the ranks there show: that
    they lost peers, that no step is finished any more, or that steps are finished.
 
-A node is dead where two of three call it gone and none has seen it live. So neither a stalled file system (its
+A node is dead if two of three call it gone and none has seen it live. So neither a stalled file system (its
 kernel accepts connections) nor a slow agent is enough, nor a supervisor that is cut off itself: at least one
-neighbour must have answered the question. Where this rule does not decide, the longer limits of dead_nodes.py do.
+neighbour must have answered the question. If this rule does not decide, the longer limits of dead_nodes.py do.
 
 Pure: the questions are asked by supervisor/agents/inquiry.py.
 """
@@ -80,7 +80,7 @@ def neighbours_vote(neighbours: Mapping[str, Reach], ranks: RanksElsewhere) -> V
 
 
 def why_dead(report: WitnessReport, ranks: RanksElsewhere) -> str | None:
-    """Return why a node whose agent is silent is dead; None where it may be alive."""
+    """Return why a node whose agent is silent is dead; None if it may be alive."""
     if not report.neighbours:  # perhaps the supervisor is cut off
         return None
     slurmd, neighbours = slurmd_vote(report.slurmd), neighbours_vote(report.neighbours, ranks)

@@ -83,7 +83,7 @@ def attribute(
 def _proven(
     root: Fault, node: str, attempt_state: AttemptSummary, history: History, settings: AegisSection
 ) -> bool:
-    """True where the root speaks against its node often enough."""
+    """True if the root speaks against its node often enough."""
     ends = ends_of(attempt_state.faults)
     lasted = attempt_state.now - root.time >= settings.tolerate_s and taken_back(root, ends) is None
     if root.rule.exclude_after == 1 or (root.rule.lasting and lasted):

@@ -1,8 +1,8 @@
-"""Which ranks are killed alone where ranks hang, so that the others continue with other processes in their place.
+"""Which ranks are killed alone if ranks hang, so that the others continue with other processes in their place.
 
 A rank that is over the limit of its phase shows that something hangs, not who. Who that is, witnesses show: the
 ranks' progress (detection/hangs.py), the dumps of flight recorders (detection/flight_records.py), and the RAS
-service of the collective library. A rank is killed alone only where those that know something agree, and the
+service of the collective library. A rank is killed alone only if those that know something agree, and the
 others wait for it. A hang inside a device call goes down a rung: nothing interrupts it, and its process holds what
 its neighbours need.
 
@@ -42,8 +42,8 @@ class Hanging:
     """What to do about ranks that hang.
 
     Attributes:
-        ranks: to kill alone; none where every rank must be started again.
-        reason: why no rank is killed alone; empty where some are.
+        ranks: to kill alone; none if every rank must be started again.
+        reason: why no rank is killed alone; empty if some are.
     """
 
     ranks: frozenset[int] = frozenset()

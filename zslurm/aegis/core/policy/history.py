@@ -58,7 +58,7 @@ def _incident(event: Decided, saved: int) -> Incident:
 
 
 def fault_in(value: object) -> Fault | None:
-    """A fault from an event; None where there is none, or what is there cannot be one."""
+    """A fault from an event; None if there is none, or what is there cannot be one."""
     if not isinstance(value, Mapping):
         return None
     kinds: dict[str, Any] = {"time": int | float, "rank": int | None, "step": int | None}

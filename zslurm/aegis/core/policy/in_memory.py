@@ -34,7 +34,7 @@ class Ranks:
         step: the last step that is finished in this attempt; -1 before the first.
         tries: recoveries since that step was finished.
         ended: ranks that hung, and that were killed alone for that (policy/hanging.py).
-        planned: the process of each rank in a generation that is still regrouping; empty where none is. One that
+        planned: the process of each rank in a generation that is still regrouping; empty if none is. One that
             has taken a rank's place stays that rank.
     """
 
@@ -56,9 +56,9 @@ class InMemory:
     """What to do about lost ranks.
 
     Attributes:
-        members: of the next generation, by rank; empty where the recovery is not possible.
+        members: of the next generation, by rank; empty if the recovery is not possible.
         nodes: of them, by rank.
-        former: the rank that each of them had; empty where the number of ranks stays.
+        former: the rank that each of them had; empty if the number of ranks stays.
         reason: why it is not possible; empty where it is, or may be later.
         start: processes to start, by node: there are too few, and the ranks that survived wait for them.
         waits: whether processes that are being started, or are to be, are waited for.
@@ -90,8 +90,8 @@ def plan_in_memory(
         ranks: as they are.
         faults: what was noticed since the last recovery.
         most_tries: recoveries without a finished step between them, after which the ranks are started again.
-        why_not_fewer: returns why the ranks must not continue on so many nodes, where a dead node has no spare;
-            empty where they may.
+        why_not_fewer: returns why the ranks must not continue on so many nodes, if a dead node has no spare;
+            empty if they may.
     """
     reason = _blocking_reason(ranks, faults, most_tries)
     if reason:
@@ -203,7 +203,7 @@ _OF_KIND: Mapping[FaultKind, str] = {
     GPU_MEMORY_FAULT: "the device context is corrupt, perhaps that of its neighbours too",
     GPU_HANG_RESET: "the device contexts of its node are lost",
 }
-"""Why kinds of faults go down a rung, where that is not plain from the kind."""
+"""Why kinds of faults go down a rung, if that is not plain from the kind."""
 
 
 def _spare_for(ranks: int, free: Mapping[str, Sequence[str]], now: Ranks) -> str | None:

@@ -45,7 +45,7 @@ class AttemptOutcome:
 
     @classmethod
     def of(cls, row: Mapping[str, Any]) -> AttemptOutcome | None:
-        """Return the outcome in a row `attempt_ended`; None where the row is damaged."""
+        """Return the outcome in a row `attempt_ended`; None if the row is damaged."""
         try:
             cause = Cause(**row["cause"]) if row.get("cause") else None
             return cls(row["outcome"], int(row["exit_code"]), cause)
@@ -111,7 +111,7 @@ def attempt_outcome(
 def stopped_in_order(failure: TaskFailure, ends_by_rank: Mapping[int, Mapping[str, Any]], *, asked: bool) -> bool:
     """Return whether ranks that exited with 75 saved and stopped: a program may exit with this code by itself.
 
-    Where the run was asked to stop (`asked`), a rank's record may be missing still.
+    If the run was asked to stop (`asked`), a rank's record may be missing still.
     """
     if failure.exit_code != Exit.INTERRUPTED:
         return False

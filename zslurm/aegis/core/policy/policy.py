@@ -270,14 +270,14 @@ class _Case:
         return self._requeue()
 
     def _nearest_spares(self, kept: Sequence[str], spares: Sequence[str]) -> list[str]:
-        """Return the spares that take the places of lost nodes: those that cost the fewest hops, where known."""
+        """Return the spares that take the places of lost nodes: those that cost the fewest hops, if known."""
         there, count = self.resources, max(0, self.resources.needed - len(kept))
         if there.slices is None or count >= len(spares):
             return list(spares[:count])
         return Fabric(there.slices).join(kept, spares, count)
 
     def _shrink(self, usable: Sequence[str], lost: Sequence[str]) -> Decision:
-        """Fewer nodes; or the queue, where the wait for all of them is expected to cost less."""
+        """Fewer nodes; or the queue, if the wait for all of them is expected to cost less."""
         there, how = self.resources, f"continue with {counted(len(usable), 'node')}, without {compress(lost)}"
         after_wait = self._nodes_of_requeue()
         if after_wait <= len(usable):
@@ -293,7 +293,7 @@ class _Case:
         return replace(decision, step_time_ratio=weighed.step_time_ratio, expected_wait_s=weighed.expected_wait_s)
 
     def _nodes_of_requeue(self) -> int:
-        """Return the nodes that the ranks would have after a requeue; 0 where it cannot be done."""
+        """Return the nodes that the ranks would have after a requeue; 0 if it cannot be done."""
         there = self.resources
         if not there.can_requeue or there.demanded & set(self.cause.exclude):
             return 0
@@ -301,7 +301,7 @@ class _Case:
         return there.needed if left is None else min(there.needed, left)
 
     def _left_elsewhere(self) -> int | None:
-        """Return the usable nodes that a requeued job could have; None where Slurm does not report them.
+        """Return the usable nodes that a requeued job could have; None if Slurm does not report them.
 
         Slurm counts an excluded node that is alive as usable, until it is excluded there.
         """

@@ -16,9 +16,9 @@ from zslurm.config.aegis import AegisSection
 from zslurm.train.data.shares import shares
 
 FIRST_WAIT_S = 3600.0
-"""The expected wait of a run that was never requeued, where no setting gives it."""
+"""The expected wait of a run that was never requeued, if no setting gives it."""
 _UNLIMITED_S = 86400.0
-"""How far ahead fewer nodes are weighed where neither the job nor the training has an end that is known."""
+"""How far ahead fewer nodes are weighed if neither the job nor the training has an end that is known."""
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ the older ones.
 
 Nothing here raises into the supervisor, and nothing waits for Slurm in its thread. Five kinds of threads do the
 work: one sends the heartbeat every second, whatever the others wait for; one renews the lease; one keeps the
-agents alive (keeper.py); one asks about silent nodes (inquiry.py); two for each link read (link.py). Where no
+agents alive (keeper.py); one asks about silent nodes (inquiry.py); two for each link read (link.py). If no
 agent can be started the supervisor continues without, and one event records it.
 """
 
@@ -116,7 +116,7 @@ class Agents:
     ) -> None:
         """Start an agent on each node, in the background; end those of an earlier supervisor of this job.
 
-        Where an earlier supervisor's attempt still runs, set `attempt` before.
+        If an earlier supervisor's attempt still runs, set `attempt` before.
 
         Args:
             spec: the run.
@@ -246,7 +246,7 @@ class Agents:
     # --- what goes ------------------------------------------------------------------------------------------
 
     def send(self, command: Command) -> bool:
-        """Give the agents a command; returns false where a link did not take it."""
+        """Give the agents a command; returns false if a link did not take it."""
         line = encode_command(command)
         taken = [link.write(line, _WRITE_S) for link in self.liveness.present_links()]
         return all(taken)

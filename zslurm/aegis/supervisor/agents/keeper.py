@@ -1,6 +1,6 @@
 """Keeps an agent alive on each node: one thread starts them, notices lost ones and starts those again.
 
-It waits for nothing: what asks Slurm, or ends a step, runs in a separate thread. Where Slurm refuses a step as a
+It waits for nothing: what asks Slurm, or ends a step, runs in a separate thread. If Slurm refuses a step as a
 whole, as it does for one node that is gone, the step is bisected until the other nodes have their agents.
 """
 

@@ -1,7 +1,7 @@
 """One srun with an agent on each of its nodes, or one agent as a child of this process, and the pipes to it.
 
 Nothing here blocks its caller: two threads read what comes, and a line that the other side does not take is
-dropped. srun gives each line of its standard input to every task; where one node has died unnoticed, srun may stop
+dropped. srun gives each line of its standard input to every task; if one node has died unnoticed, srun may stop
 reading once too much waits for that node. `stuck_for` measures it.
 """
 
@@ -142,7 +142,7 @@ class AgentLink:
     # --- what goes ------------------------------------------------------------------------------------------
 
     def write(self, line: str, wait_s: float = 0.0) -> bool:
-        """Give every agent a line; returns false where it was not taken within so many seconds."""
+        """Give every agent a line; returns false if it was not taken within so many seconds."""
         data = line.encode()
         deadline = time.monotonic() + wait_s
         with self._writing:
@@ -180,7 +180,7 @@ class AgentLink:
             self._process.stdin.close()
 
     def wait(self, timeout_s: float) -> bool:
-        """Wait for the command's end; returns false where it did not come."""
+        """Wait for the command's end; returns false if it did not come."""
         try:
             self._process.wait(timeout_s)
         except subprocess.TimeoutExpired:

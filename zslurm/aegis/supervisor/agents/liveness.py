@@ -31,7 +31,7 @@ class NodeAgent:
     """What is known of the agent on one node.
 
     Attributes:
-        link: the command that started the present agent; None where a new one is due.
+        link: the command that started the present agent; None if a new one is due.
         heard: when the agent of the present link reported last.
         last_heard: when any agent of the node reported last.
         lost: its loss was recorded, and it has not reported since.
@@ -64,7 +64,7 @@ class NodeAgent:
         self.lost, self.unreachable, self.slurm_state, self.max_step_nodes = False, "", "", None
 
     def take_slurm_state(self, node: Node | None) -> None:
-        """Note what Slurm reports of the node; None where it does not know the node."""
+        """Note what Slurm reports of the node; None if it does not know the node."""
         self.slurm_state = "" if node is None else _bad_state(node)
         self.is_down = node is not None and node.state in _DOWN
 
@@ -174,7 +174,7 @@ class Liveness:
         """Have these nodes start in smaller steps: Slurm refuses a step as a whole for one node that is gone.
 
         Returns:
-            False where the step cannot be made smaller: an agent has reported, or it was small enough.
+            False if the step cannot be made smaller: an agent has reported, or it was small enough.
         """
         least = 1 if self.any_heard() else max(1, len(self.nodes) // PARTS_BEFORE_FIRST_REPORT)
         most = max(least, len(nodes) // 2)

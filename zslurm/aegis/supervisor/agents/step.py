@@ -68,7 +68,7 @@ class AgentLauncher:
         return SlurmClient(self.environ, timeout_s=10.0, retries=Retries(attempts=2))
 
     def blocking_reason(self) -> str | None:
-        """Return why no agent can run here; None where they can."""
+        """Return why no agent can run here; None if they can."""
         if not self.on_slurm:
             return None
         try:
@@ -138,7 +138,7 @@ class AgentLauncher:
             link.kill()
 
     def kill_steps(self, names: Sequence[str]) -> bool:
-        """Have Slurm end these steps; returns false where it did not answer."""
+        """Have Slurm end these steps; returns false if it did not answer."""
         try:
             for name in names:
                 self.client().kill_step(self.job_id, name)
