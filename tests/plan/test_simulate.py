@@ -122,13 +122,15 @@ def test_a_run_that_makes_no_progress_is_given_up() -> None:
 
 
 def test_aegis_decides_by_the_settings_of_the_run() -> None:
-    """As on a real Slurm: three kills on one node exclude it, and a dead node over the limit goes to the queue."""
+    """Three kills on one node exclude it; a dead node over the limit is replaced, but not excluded."""
     kills = [(60 + 110.0 * number, "process") for number in range(1, 4)]
     assert with_faults(replace(TEN, nodes=1, spares=1), *kills).actions == {"restart": 3, "swap": 1}
     dead = [(60 + 110.0 * number, "node") for number in range(1, 4)]
     few = replace(TEN, spares=3, aegis=AegisSection(max_excluded=2))
     assert with_faults(replace(TEN, spares=3), *dead).actions == {"restart": 3, "swap": 3}
-    assert with_faults(few, *dead).actions == {"restart": 3, "swap": 2, "requeue": 1}
+    assert with_faults(few, *dead).actions == {"restart": 3, "swap": 3}
+    none_left = replace(TEN, spares=2, aegis=AegisSection(max_excluded=2))
+    assert with_faults(none_left, *dead).actions == {"restart": 3, "swap": 2, "requeue": 1}
     once = with_faults(replace(TEN, aegis=AegisSection(retries=0)), (60 + 30.0, "restart"))
     assert once.stopped.endswith("1 failure without a new checkpoint; aegis.retries: 0")
     ends = with_faults(replace(TEN, limit_s=500.0, aegis=AegisSection(requeue_at_time_limit=False)))

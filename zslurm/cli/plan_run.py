@@ -12,6 +12,7 @@ from typing import Annotated, Any
 
 import typer
 
+from zslurm.aegis.core.policy.policy import most_excluded
 from zslurm.checkpoint_tools.quantities import counted, show_count, show_duration
 from zslurm.cli.errors import as_user_errors
 from zslurm.cli.help import MORE
@@ -323,10 +324,11 @@ def _notes(plan: _Planned) -> list[str]:
         notes.append(f"assumed, not measured: {', '.join(assumed)}; {remedy}")
     aegis = plan.spec.aegis
     excluded = plan.rates.per_gpu_hour[0] * plan.gpus * scenario.nodes * aegis.exclude_for_s / 3600
-    if excluded > aegis.max_excluded:
+    most = most_excluded(aegis, scenario.nodes)
+    if excluded > most:
         notes.append(
-            f"about {counted(round(excluded), 'node')} will be excluded at a time: above {aegis.max_excluded} "
-            "(aegis.max_excluded) Aegis takes no spare for a dead node, but requeues the job"
+            f"about {counted(round(excluded), 'node')} will be excluded at a time: above {most} "
+            "(aegis.max_excluded) Aegis stops the run at the next node that has to be excluded and lives"
         )
     if scenario.period > scenario.every:
         notes.append(

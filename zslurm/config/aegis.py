@@ -161,7 +161,11 @@ class AegisSection(Section):
         "time without a new checkpoint",
     )
     restarts_per_hour: Count = Field(12, description="starts within an hour, before it stops")
-    max_excluded: Whole = Field(8, description="nodes that may be excluded at the same time, before it stops")
+    max_excluded: Whole | None = Field(
+        None,
+        description="nodes that may be excluded at the same time, before it stops; default: a twentieth of the "
+        "run's nodes, at least 8",
+    )
     exclude_for_s: Positive = Field(7 * 86400.0, description="seconds after which an exclusion expires")
     min_nodes: Count | None = Field(
         None,

@@ -18,9 +18,10 @@ from tests.aegis.attempts import (
     incident,
 )
 from tests.aegis.core.policy.decisions import EVERY, GOES_ON, WITH_SPARE, decided
-from zslurm.aegis.core.policy.policy import MOST_REFUSALS
+from zslurm.aegis.core.policy.policy import MOST_REFUSALS, most_excluded
 from zslurm.aegis.fault_kinds import FAULT_RULES, rule_of
 from zslurm.aegis.types import Fault, History, Incident
+from zslurm.config.aegis import AegisSection
 
 
 def test_every_kind_of_fault_is_in_one_of_the_groups_that_are_tested_here() -> None:
@@ -226,10 +227,18 @@ class TestLimits:
         assert "aegis.max_excluded: 8" in decision.reason
         assert decided(fault("user_error"), past=past, there=WITH_SPARE).action == "restart"
 
-    def test_a_dead_node_beyond_that_is_left_to_slurm(self) -> None:
+    def test_a_dead_node_beyond_that_is_replaced_without_an_exclusion_or_left_to_slurm(self) -> None:
         past = history(exclusions=excluded(*(f"x{i}" for i in range(8))))
         decision = decided(fault("node_dead"), past=past, there={"alive": ("node0", "node2", "node3")})
+        assert (decision.action, decision.exclude, decision.nodes) == ("swap", (), ("node0", "node2", "node3"))
+        assert decision.reason.endswith("8 nodes are excluded already; aegis.max_excluded: 8")
+        decision = decided(fault("node_dead"), past=past, there={"alive": ("node0", "node2")})
         assert (decision.action, decision.exclude) == ("requeue", ())
+
+    def test_a_large_run_may_exclude_a_twentieth_of_its_nodes(self) -> None:
+        settings = AegisSection()
+        assert [most_excluded(settings, nodes) for nodes in (1, 160, 1024)] == [8, 8, 51]
+        assert most_excluded(AegisSection(max_excluded=3), 1024) == 3
 
     def test_the_same_numbers_at_the_same_step_stop_the_second_time_once_the_gpu_passed_its_test(self) -> None:
         nan = fault("nan_loss", rank=5, source="rank", step=41, fingerprint="5e1f")

@@ -31,6 +31,8 @@ from zslurm.slurm.hostlist import compress
 
 SLURM_REQUEUES = "Slurm puts the job back into the queue"
 _HOUR_S = 3600.0
+_FEWEST_EXCLUDED, _SHARE_EXCLUDED = 8, 20
+"""Nodes that may be excluded from every run at the same time; from a large one, one node in so many."""
 MOST_REFUSALS, _REFUSED_WAIT_S, _LONGEST_REFUSED_S = 12, 5.0, 120.0
 """Times in a row that Slurm may refuse a step, and the pauses between two of them, from the first, doubled each
 time, to the longest: 16 minutes in all, longer than Slurm takes to notice a dead node (SlurmdTimeout)."""
@@ -76,6 +78,13 @@ def _was_acted_on(fault: Fault, history: History) -> bool:
         and fault.time <= incident.root.time
         for incident in history.incidents
     )
+
+
+def most_excluded(settings: AegisSection, nodes: int) -> int:
+    """Return how many nodes may be excluded at the same time from a run on so many."""
+    if settings.max_excluded is not None:
+        return settings.max_excluded
+    return max(_FEWEST_EXCLUDED, nodes // _SHARE_EXCLUDED)
 
 
 def decide(
@@ -213,9 +222,10 @@ class _Case:
                 f"{counted(starts, 'start')} within an hour; aegis.restarts_per_hour: {settings.restarts_per_hour}"
             )
         excluded = len(active_exclusions(self.history.exclusions, now))
-        if self.cause.exclude and excluded + len(self.cause.exclude) > settings.max_excluded:
+        most = most_excluded(settings, self.resources.needed)
+        if self.cause.exclude and excluded + len(self.cause.exclude) > most:
             already = counted(excluded, "node is", "nodes are")
-            why = f"{already} excluded already; aegis.max_excluded: {settings.max_excluded}"
+            why = f"{already} excluded already; aegis.max_excluded: {most}"
             dead = not set(self.cause.exclude) & set(self.resources.nodes)
             return self._without_exclusion(why) if dead else self._stop(why)
         return None if self.cause.exclude else self._budget_spent()
@@ -242,9 +252,8 @@ class _Case:
         spares = tuple(node for node in self.resources.nodes if node not in self.resources.in_use)
         waiting = replace(self.attempt_state, nodes=spares)
         broken = {f.node for f in roots_of(waiting, settings) if f.rule.certain}
-        room = (
-            settings.max_excluded - len(active_exclusions(self.history.exclusions, now)) - len(self.cause.exclude)
-        )
+        most = most_excluded(settings, self.resources.needed)
+        room = most - len(active_exclusions(self.history.exclusions, now)) - len(self.cause.exclude)
         return tuple(node for node in spares if node in broken)[: max(0, room)]
 
     def go_on(self) -> Decision:
@@ -357,7 +366,7 @@ class _Case:
         )
 
     def _without_exclusion(self, why: str) -> Decision:
-        """Keep a node that should be excluded: restart with it, within the budget; requeue where it is dead."""
+        """Do not exclude a node: restart with it, within the budget; replace it or requeue if it is dead."""
         there = self.resources
         if self.cause.rule.must_leave:
             return self._stop(why)
@@ -367,6 +376,10 @@ class _Case:
         dead = [node for node in there.in_use if node not in there.nodes]
         if not dead and not self.time_is_up:
             return replace(case._restart(), reason=f"{case._reason(why)}; restart in place")
+        spared = set(there.nodes) - set(case.bad_spares())
+        if dead and there.outlives_nodes and len(spared) >= there.needed and not self.time_is_up:
+            decision = case.go_on()  # a spare takes the place
+            return replace(decision, reason=f"{decision.reason}; {why}")
         if not there.can_requeue:
             return self._stop(why)
         how = f"requeue, and wait for {compress(dead)}" if dead else "requeue with it"
