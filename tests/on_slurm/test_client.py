@@ -148,7 +148,7 @@ def test_an_unknown_job_is_not_found(client: SlurmClient) -> None:
     assert client.job("99999") is None
     assert client.queue(["99999"]) == {}
     assert client.steps("99999") == {}
-    tell = (client.cancel, client.requeue, client.hold, client.release, client.excluded_nodes)
+    tell = (client.cancel, client.requeue, client.release, client.excluded_nodes)
     for method in tell:
         with pytest.raises(NotFound, match="Invalid job id"):
             method("99999")

@@ -99,14 +99,14 @@ def test_a_command_runs_beside_the_ranks_on_every_node(user: User) -> None:
     lines = sorted(shown.splitlines())
     gpus = "0,1,2,3,4,5,6,7"
     assert lines == ["node0: b", f"node0: node0 sees {gpus}", "node1: b", f"node1: node1 sees {gpus}"]
-    assert user.zslurm("exec", "host", "--node", "node1", "--", "echo", "a  b; c") == "node1: a  b; c"
+    assert user.zslurm("exec", "host", "--nodelist", "node1", "--", "echo", "a  b; c") == "node1: a  b; c"
     code = "exit $(( SLURM_NODEID * 7 + 2 ))"
     done = user.cluster.zslurm(
         "exec", "host", "--", "sh", "-c", f"echo oh >&2; {code}", cwd=user.directory, check=False
     )
     assert done.returncode == 9, "the worst"
     assert {"node0: oh", "node1: oh"} <= set(done.stderr.splitlines())
-    code, message = user.fails("exec", "host", "--node", "node[1-2]", "--", "true")
+    code, message = user.fails("exec", "host", "--nodelist", "node[1-2]", "--", "true")
     assert (code, "runs on node[0-1], not on node2" in message) == (3, True)
     before = user.steps("host")[-1]["step"]
     user.wait_for_step("host", before + 2)

@@ -18,7 +18,7 @@ from zslurm.run.find import find_to_change
 from zslurm.run.index import find_run
 from zslurm.run.run_dir import RunDir
 from zslurm.run.state.run_state import last_job, look
-from zslurm.submit.control import cancel, hold, release, requeue
+from zslurm.submit.control import cancel, requeue
 from zslurm.submit.submit import submit
 from zslurm.train.jsonl import read_jsonl
 
@@ -138,7 +138,7 @@ def test_no_command_on_a_copy_reaches_the_job_of_the_original(tmp_path: Path, sl
     shutil.copytree(run.path, twin.path)
     assert look(run).active
     assert (look(twin).state, look(twin).active) == ("copied", False)
-    for act in (cancel, hold, release, requeue):
+    for act in (cancel, requeue):
         with pytest.raises(
             ZslurmError, match=rf"is a copy of {run.path}, and has no job to {act.__name__}: job 4 "
         ):

@@ -79,6 +79,7 @@ from zslurm.aegis.fault_kinds import PEER_LOST, RANK_KILLED, USER_ERROR
 from zslurm.aegis.simulation.truth import AttemptTruth
 from zslurm.aegis.simulation.world import KILL_S, REQUEUE_S, World
 from zslurm.aegis.types import Decision, Fault, History, Resources
+from zslurm.checkpoint_tools.quantities import counted
 from zslurm.config.aegis import AegisSection
 from zslurm.core.errors import Exit
 from zslurm.run.events import FaultDetected, RanksEnded, RanksMoved, RecoveredInMemory, StepKilled, StopAsked
@@ -238,7 +239,7 @@ class Run:
         if world.now < self.until or not world.slurm_answers:
             return
         if len(usable) < asked:
-            self.why = f"{asked} nodes are needed, and {len(usable)} are usable"
+            self.why = f"{counted(asked, 'node is', 'nodes are')} needed, and {len(usable)} usable"
             return
         self.allocated, self.phase, self.until = usable[:asked], "starting", world.now
         world.time_is_up, self.stop_by = False, None
