@@ -38,7 +38,7 @@ HAPPENS: dict[Kind, What] = {
 
 
 def run() -> None:
-    """Play both clusters, each in a process of its own, and write the result."""
+    """Play both clusters, each in a separate process, and write the result."""
     rows = []
     for nodes, days in CLUSTERS:
         with get_context("spawn").Pool(1) as pool:
@@ -52,7 +52,7 @@ def run() -> None:
 
 
 def play(nodes: int, days: float) -> dict[str, Any]:
-    """Play one cluster; return what it took, and what came of it."""
+    """Play one cluster; return its processor time and memory, and how the run ended."""
     faults = drawn(nodes, days)
     lost = sum(each.what == "node_dies" for each in faults)
     spares = max(1, nodes // 100)

@@ -171,7 +171,7 @@ class StepCopies:
 
         Raises:
             RuntimeError: `over` returned true, or the ward was lost as well.
-            RecoveryFailed: a copy is damaged, or did not come.
+            CannotRecover: a copy is damaged, or did not come.
         """
         slot = self.staging.of_step(step)
         if slot is None:

@@ -183,7 +183,7 @@ class Membership:
         """Wait for the generation after one in which something broke.
 
         Raises:
-            RecoveryFailed: there is none.
+            CannotRecover: there is none.
         """
         if not self.wait_after(generation.number, min(generation.deadline_s, self._wait_s)):
             reason = str(error).partition("\n")[0]

@@ -112,7 +112,7 @@ class Recovery:
             The last trainer, and how training ended.
 
         Raises:
-            RecoveryFailed: the ranks cannot continue in memory.
+            CannotRecover: the ranks cannot continue in memory.
         """
         config, making_groups = self._config, self._membership.making_groups
         with open_world(config.parallel, making_groups, self._enter(), self.fence) as world:
@@ -273,7 +273,7 @@ class Recovery:
             False if the number of ranks changes: this trainer ends, and `train` makes the next one.
 
         Raises:
-            RecoveryFailed: that is not possible.
+            CannotRecover: that is not possible.
         """
         parts, membership = Parts(), self._membership
         while True:
@@ -326,7 +326,7 @@ class Recovery:
         """In a process that joins: meet the other members, and return the number of their generation.
 
         Raises:
-            RecoveryFailed: they do not come.
+            CannotRecover: they do not come.
         """
         membership = self._membership
         while True:

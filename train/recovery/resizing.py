@@ -60,7 +60,7 @@ class Resizing:
         """Meet the members that are left, and yield their world, in which the block makes a trainer and fills it.
 
         Raises:
-            RecoveryFailed: that is not possible, or a further rank was lost: its copies are of the former ranks.
+            CannotRecover: that is not possible, or a further rank was lost: its copies are of the former ranks.
         """
         generation, membership = self.generation, self.membership
         self.save = handed_over.save or self.save
@@ -98,7 +98,7 @@ class Resizing:
         """Make sure that the generation follows on the one that this process is in.
 
         Raises:
-            RecoveryFailed: it does not.
+            CannotRecover: it does not.
         """
         generation, membership = self.generation, self.membership
         rank = generation.rank_of(membership.member)
@@ -116,7 +116,7 @@ class Resizing:
             Whether a save was due, or in progress, on some rank.
 
         Raises:
-            RecoveryFailed: the copies are not whole.
+            CannotRecover: the copies are not whole.
             TrainError: the ranks do not hold the same weights.
         """
         copying, generation, rank = self.copying, self.generation, trainer.world.rank

@@ -102,7 +102,7 @@ class ChatTemplate:
         """Return a conversation as text.
 
         Raises:
-            Refused: the template refuses it or fails, or does not show what the assistant said.
+            RefusedConversation: the template refuses it or fails, or does not show what the assistant said.
         """
         spans: list[tuple[int, int]] = []
         text = self._text(messages, spans)

@@ -152,7 +152,7 @@ class _Case:
         return at_limit._requeue()
 
     def hopeless(self) -> Decision | None:
-        """Where no other start can end better."""
+        """Return a stop if no other start can end better."""
         then = self.cause.rule.then
         if then == "stop":
             return self._stop("another start would end in the same way")
@@ -161,7 +161,7 @@ class _Case:
         return self._raised_again() or self._computed_again()
 
     def _raised_again(self) -> Decision | None:
-        """Where the program's own error came back on the same rank, and the run came no further meanwhile."""
+        """Return a stop if the program's own error came back on the same rank, and the run came no further."""
         root = self.cause.root
         if root is None or root.kind != USER_ERROR or root.source != "rank":
             return None
@@ -180,7 +180,7 @@ class _Case:
         )
 
     def _computed_again(self) -> Decision | None:
-        """Where a numeric failure came back bit for bit: unless its GPU turns out to be broken, it would again."""
+        """Return a stop, and the GPU to test before, if a numeric failure came back bit for bit."""
         root = self.cause.root
         if root is None or root.fingerprint is None:
             return None
@@ -202,7 +202,7 @@ class _Case:
         return replace(stop, test_gpu=tested)
 
     def refused(self) -> Decision | None:
-        """Where Slurm did not start the step: no rank ran, so this says nothing of the run, and costs nothing."""
+        """Return a further try if Slurm did not start the step: no rank ran, so it costs the run nothing."""
         root = self.cause.root
         if root is None or not _is_refused(root):
             return None
@@ -214,7 +214,7 @@ class _Case:
         return Decision("restart", self._reason(how), root, (), self.resources.in_use, wait_s=wait)
 
     def over_a_limit(self) -> Decision | None:
-        """Where it failed too often; or would exclude too many, unless they are dead, which Slurm sees as well."""
+        """Return a stop if the run failed too often or would exclude too many nodes; dead ones are replaced."""
         settings, now = self.settings, self.attempt_state.now
         starts = starts_since(self.history, now - _HOUR_S) - refusals_since(self.history, now - _HOUR_S)
         if starts >= settings.restarts_per_hour:
