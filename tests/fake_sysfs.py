@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Literal
 
 RAILS = 8
+NIC_NAMES = tuple(f"ionic_{index}" for index in range(RAILS))
 LIMITS = """\
 Limit                     Soft Limit           Hard Limit           Units
 Max processes             1000                 1000                 processes
@@ -238,7 +239,7 @@ def mi300x_pollara(
     root: Path,
     *,
     layout: Layout = "a switch each",
-    names: Sequence[str] = tuple(f"ionic_{index}" for index in range(RAILS)),
+    names: Sequence[str] = NIC_NAMES,
     missing: Collection[int] = (),
     down: Collection[int] = (),
 ) -> FakeNode:

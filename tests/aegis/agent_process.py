@@ -52,13 +52,14 @@ class ForkedAgent:
         (stdin, mine), (output, stdout), (errors, stderr) = (os.pipe() for _ in range(3))
         self.stdin, self.stdout, self.stderr = os.fdopen(mine, "w"), os.fdopen(output), os.fdopen(errors)
         self._theirs = (stdin, stdout, stderr)
-        self._began, self.pid, self.returncode = threading.Event(), -1, None
+        self._began, self.pid = threading.Event(), -1
+        self.returncode: int | None = None
         self._waiter = threading.Thread(target=self._run, args=(arguments, environ), daemon=True)
         self._waiter.start()
         assert self._began.wait(DEADLINE_S)
 
     def _run(self, arguments: Sequence[str], environ: Mapping[str, str]) -> None:
-        self.returncode: int | None = client.ask(
+        self.returncode = client.ask(
             str(forked.server().path), list(arguments), dict(environ), str(Path.cwd()), self._theirs,
             module="zslurm.aegis.agent.main", began=self._begin,
         )  # fmt: skip
@@ -102,8 +103,10 @@ class AgentProcess:
             environ: its environment.
             options: of Popen.
         """
-        pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
-        return cls(subprocess.Popen(command, env=environ, text=True, **pipes, **options))
+        pipe = subprocess.PIPE
+        return cls(
+            subprocess.Popen(command, env=environ, text=True, stdin=pipe, stdout=pipe, stderr=pipe, **options)
+        )
 
     @classmethod
     def here(cls, run: RunDir, *options: str, **environ: str) -> AgentProcess:
@@ -176,9 +179,13 @@ class AgentProcess:
 
     def wait(self) -> int:
         """Its exit code."""
-        code = wait_for(lambda: None if self.process.poll() is None else (self.process.returncode,), "its end")
+
+        def code() -> tuple[int] | None:
+            return None if (code := self.process.poll()) is None else (code,)
+
+        (ended_with,) = wait_for(code, "its end")
         self._reader.join()
-        return code[0]
+        return ended_with
 
     def close(self) -> None:
         self.stop_beating()

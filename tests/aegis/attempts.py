@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+from zslurm.aegis.fault_kinds import FaultKind
 from zslurm.aegis.types import AttemptSummary, Fault, History, Incident, Resources, Role, Scope
 from zslurm.config.aegis import AegisSection
 from zslurm.run.exclusions import Exclusion
@@ -31,7 +32,7 @@ def fault(
 ) -> Fault:  # fmt: skip
     """A fault `ago` seconds before NOW."""
     scope: Scope = _SCOPES.get(kind) or ("gpu" if kind.startswith("gpu") else "unknown")
-    return Fault(kind, role, scope, NOW - ago, source, f"words of {kind}", node, **more)
+    return Fault(FaultKind(kind), role, scope, NOW - ago, source, f"words of {kind}", node, **more)
 
 
 def attempt_state(*faults: Fault, outcome: Any = "failed", step: int = 40, **more: Any) -> AttemptSummary:

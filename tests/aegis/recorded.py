@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.aegis.attempts import NODES, NOW
+from zslurm.aegis.fault_kinds import FaultKind
 from zslurm.aegis.types import Fault, Resources
 
 
@@ -30,7 +31,7 @@ class Recorder:
 
     def noticed(self, kind: str, node: str | None = "node1", **fields: Any) -> Recorder:
         body = {"role": "root", "scope": "unknown", "source": "srun"} | fields
-        found = Fault(kind=kind, time=self.clock, line=f"words of {kind}", node=node, **body).fields()
+        found = Fault(kind=FaultKind(kind), time=self.clock, line=f"words of {kind}", node=node, **body).fields()
         return self.event("fault_detected", attempt=self.attempt, fault_time=found.pop("time"), **found)
 
     def ended(self, outcome: str = "failed") -> Recorder:

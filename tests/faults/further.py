@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
+from typing import cast
 
 from tests.faults.harness import AT, FaultRun
 from tests.faults.matrix import ROWS, VICTIM, Injected, Row, by_itself, kill_nodes, pull_cable
@@ -117,7 +118,7 @@ def on_rank(number: int, rank: int = OTHER) -> Row:
         return replace(row, in_ranks=tuple(fault | {"rank": rank} for fault in row.in_ranks))
     if number in (4, 18):
         return replace(row, inject=kill_nodes(rank))
-    return replace(row, inject=partial(row.inject, rank=rank))
+    return replace(row, inject=partial(cast(Callable[..., Injected], row.inject), rank=rank))
 
 
 def later(row: Row, steps: int) -> Row:

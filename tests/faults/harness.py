@@ -99,7 +99,7 @@ class FaultRun:
         shutil.chown(self.faults, self.cluster.user.pw_uid)
         plan = {"pace_s": pace_s, "hold": HOLD if self.in_memory else None, "faults": list(in_ranks)}
         (self.faults / "plan.json").write_text(json.dumps(plan))
-        settings = {"ranks_per_node": 1, "time": "30:00"} | (slurm or {})
+        settings: dict[str, Any] = {"ranks_per_node": 1, "time": "30:00"} | (slurm or {})
         self._warm = nodes + settings.get("spares", 0) * settings["ranks_per_node"]
         mine = self.nodes.settings()
         hook = self.cluster.installation().sources / "tests" / "faults" / _HOOK.name

@@ -187,7 +187,7 @@ _ECC, _LINK, _HOST_OOM, _NAN = (_row(number) for number in (7, 8, 10, 12))
 _TIME, _REQUEUE, _BATCH_HOST, _BUG = (_row(number) for number in (15, 16, 18, 19))
 _AGENT, _SUPERVISOR, _PARTITION_FULL, _BAD_GPU = (_row(number) for number in (22, 23, 24, 25))
 
-_OFTEN = {"in_ranks": ({"what": "gpu_oom", "step": AT + 10, "rank": OTHER, "times": 1000},)}
+_OFTEN: dict[str, Any] = {"in_ranks": ({"what": "gpu_oom", "step": AT + 10, "rank": OTHER, "times": 1000},)}
 """Not before step `AT`, after which the first fault happens."""
 _SLOW: dict[str, Any] = {"pace_s": 1.0}
 """For what only an agent can notice, which has to be started first: 35 s are left then."""

@@ -6,12 +6,16 @@ A run of the tests has thousands of them: this imports only what Python has buil
 command costs is what its client imports.
 """
 
-import _signal
+import _signal  # type: ignore[import-not-found]
 import _socket
 import marshal
 import os
 import resource
 import sys
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
 
 LIMITS = (
     resource.RLIMIT_CORE, resource.RLIMIT_FSIZE, resource.RLIMIT_MEMLOCK, resource.RLIMIT_NOFILE,
@@ -20,7 +24,17 @@ LIMITS = (
 PASSED_ON = (_signal.SIGTERM, _signal.SIGINT, _signal.SIGHUP, _signal.SIGUSR1, _signal.SIGUSR2)
 
 
-def ask(server, arguments, env, cwd, descriptors, *, module=None, timeout=None, began=lambda pid: None):
+def ask(
+    server: str,
+    arguments: list[str],
+    env: dict[str, str],
+    cwd: str,
+    descriptors: "Sequence[int]",
+    *,
+    module: str | None = None,
+    timeout: float | None = None,
+    began: "Callable[[int], object]" = lambda pid: None,
+) -> int:
     """Have a command run with three open files; returns its exit code, of a signal the negative number.
 
     Args:
@@ -64,18 +78,18 @@ def ask(server, arguments, env, cwd, descriptors, *, module=None, timeout=None, 
         connection.close()
 
 
-def _line(connection):
+def _line(connection: _socket.socket) -> bytes:
     line = b""
     while not line.endswith(b"\n") and (more := connection.recv(1)):
         line += more
     return line
 
 
-def stand_for(server, arguments, module=None):
+def stand_for(server: str, arguments: list[str], module: str | None = None) -> int:
     """Be, for everybody else, the command that the server forks: signals are passed on; returns its exit code."""
 
-    def began(pid):
-        def pass_on(signum, frame):
+    def began(pid: int) -> None:
+        def pass_on(signum: int, frame: object) -> None:
             try:  # noqa: SIM105
                 os.kill(pid, signum)
             except ProcessLookupError:

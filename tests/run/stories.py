@@ -45,8 +45,8 @@ class Story:
         """The launcher took it; `process` holds it, else one that is gone."""
         self.job_id = job_id
         holder = ProcessRecord.of(process) if process else ProcessRecord(os.getpid(), 1.0, os.uname().nodename)
-        fields = {"pid": holder.pid, "created": holder.created, "host": holder.host}
-        record_action(self.run, Submitted(job_id=job_id, **fields), self.spec)
+        row = Submitted(job_id=job_id, pid=holder.pid, created=holder.created, host=holder.host)
+        record_action(self.run, row, self.spec)
         return self
 
     def cancelled(self) -> Story:

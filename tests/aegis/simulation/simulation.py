@@ -11,6 +11,7 @@ from zslurm.aegis.simulation.supervisor import Run
 from zslurm.aegis.simulation.world import WALL, Happening, What, World
 from zslurm.config.aegis import AegisSection
 
+MAX_EXCLUDED = 3
 SETTINGS = AegisSection.model_validate(
     {
         "heartbeat_timeout_s": 8,
@@ -19,7 +20,7 @@ SETTINGS = AegisSection.model_validate(
         "lost_peer_s": 60,
         "retry_wait_s": 5,
         "restarts_per_hour": 30,
-        "max_excluded": 3,
+        "max_excluded": MAX_EXCLUDED,
         "hang": {"setup_s": 60, "step_s": 30, "step_factor": 5, "save_s": 30, "eval_s": 30},
     }
 )
@@ -178,7 +179,7 @@ def healthy_nodes_are_never_excluded(run: Run, _: Schedule) -> Iterator[Violatio
 def few_nodes_are_excluded(run: Run, _: Schedule) -> Iterator[Violation | None]:
     """At most `aegis.max_excluded` nodes are excluded at the same time."""
     for row in _rows(run, "nodes_excluded"):
-        if row and len(run.excluded_nodes) > SETTINGS.max_excluded:
+        if row and len(run.excluded_nodes) > MAX_EXCLUDED:
             what = f"{len(run.excluded_nodes)} nodes are excluded"
             yield Violation("at most the allowed number of nodes is excluded", run.world.now, what)
         elif row is None:

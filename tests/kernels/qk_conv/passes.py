@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from torch import Tensor
@@ -68,13 +69,14 @@ def _interpret(case: Case, compute_units: int) -> Result:
     from zslurm.kernels.qk_conv import triton
     from zslurm.kernels.qk_conv.triton import records
 
-    before = operations.forward, operations.backward, records.arch_of
+    before = operations.forward, operations.backward
     operations.forward, operations.backward = triton.forward, triton.backward  # type: ignore[assignment]
-    records.arch_of = lambda device: replace(GFX942, compute_units=compute_units)
+    arch = replace(GFX942, compute_units=compute_units)
     try:
-        return here("triton", case)
+        with patch.object(records, "arch_of", lambda device: arch):
+            return here("triton", case)
     finally:
-        operations.forward, operations.backward, records.arch_of = before
+        operations.forward, operations.backward = before
 
 
 def _both_passes(run: Callable[..., tuple[Tensor, Tensor]], case: Case) -> Result:

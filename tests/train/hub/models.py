@@ -46,7 +46,8 @@ def model_of(config: ModelConfig, weights: dict[str, NDArray[np.float32]], dtype
 
 @torch.no_grad()
 def our_logits(model: Zaya, tokens_BS: Tensor) -> Tensor:
-    return model(tokens_BS, rope_base=ROPE_BASE)[0]
+    logits: Tensor = model(tokens_BS, rope_base=ROPE_BASE)[0]
+    return logits
 
 
 class MemoryWeights:
@@ -57,8 +58,8 @@ class MemoryWeights:
     def __init__(self, config: ModelConfig, values: dict[str, NDArray[np.float32]], **settings: Any) -> None:
         self.path = Path("memory")
         self.values = values
-        facts = {"rope_base": ROPE_BASE, "context": CONTEXT, "tokens": TokenIds(0, 2, (1,))} | settings
-        self.settings = Settings(config, **facts)
+        facts: dict[str, Any] = {"rope_base": ROPE_BASE, "context": CONTEXT, "tokens": TokenIds(0, 2, (1,))}
+        self.settings = Settings(config, **facts | settings)
 
     def read(self, tensor: str, start: int, out: NDArray[np.float32]) -> None:
         out.reshape(-1)[...] = self.values[tensor].reshape(-1)[start : start + out.size]

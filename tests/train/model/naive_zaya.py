@@ -93,7 +93,7 @@ def _attention(
             j = h // group
             scores = torch.stack([queries[t][h] @ keys[s][j] / math.sqrt(width) for s in range(t + 1)])
             shares = scores.softmax(0)
-            result.append(sum(shares[s] * values[s][j] for s in range(t + 1)))
+            result.append(sum((shares[s] * values[s][j] for s in range(t + 1)), torch.zeros_like(values[t][j])))
         outputs.append(weights[f"{prefix}output.weight"] @ torch.cat(result))
     return outputs
 

@@ -130,7 +130,7 @@ class Cluster:
 
         def ready() -> bool:
             self.pump()
-            return sum(event["event"] == "warm" for event in self.events) >= count
+            return len([event for event in self.events if event["event"] == "warm"]) >= count
 
         wait_for(ready, "warm processes", every_s=0.02)
 

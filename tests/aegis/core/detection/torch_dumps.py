@@ -12,13 +12,13 @@ def main(folder: Path) -> None:
     os.environ["TORCH_FR_BUFFER_SIZE"] = os.environ["TORCH_NCCL_TRACE_BUFFER_SIZE"] = "10"
     import torch
     import torch.distributed as dist
-    from torch._C._distributed_c10d import _dump_fr_trace, _dump_fr_trace_json
+    from torch._C import _distributed_c10d as c10d
 
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     for _ in range(3):
         dist.all_reduce(torch.ones(4))
-    text = _dump_fr_trace_json()
-    (folder / "pickled").write_bytes(_dump_fr_trace())
+    text = c10d._dump_fr_trace_json()  # type: ignore[attr-defined]
+    (folder / "pickled").write_bytes(c10d._dump_fr_trace())  # type: ignore[attr-defined]
     (folder / "json").write_bytes(text if isinstance(text, bytes) else text.encode())
 
 
