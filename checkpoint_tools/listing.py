@@ -67,13 +67,13 @@ def list_checkpoints(root: StrPath) -> list[Listing]:
         return []
     except OSError as cause:
         raise read_failed(root, cause) from cause
-    found = []
+    listings = []
     for name in names:
         step = layout.step_of(name)
         if step is None or (layout.is_superseded(name) and layout.step_name(step) in names):
             continue
-        found.append(_look(root / name, step))
-    return sorted(found, key=lambda listing: -listing.step)
+        listings.append(_look(root / name, step))
+    return sorted(listings, key=lambda listing: -listing.step)
 
 
 def newest_committed(root: Path) -> Path | None:

@@ -71,10 +71,10 @@ def keep_copy(
 def forget_copies(tier: StrPath, rank: int, *, but: Path | None = None) -> None:
     """Remove the copies that `rank` keeps in `tier`, all `but` one; what resists is left."""
     tier = Path(tier)
-    mine = re.compile(rf"step-\d+\.shard-{rank:05d}-of-\d+\.safetensors")
+    copies_of_rank = re.compile(rf"step-\d+\.shard-{rank:05d}-of-\d+\.safetensors")
     with suppress(OSError):
         for path in tier.iterdir():
-            if mine.fullmatch(path.name) and path != but:
+            if copies_of_rank.fullmatch(path.name) and path != but:
                 remove(path)
         if but is None:
             tier.rmdir()

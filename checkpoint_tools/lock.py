@@ -102,7 +102,7 @@ class Lock:
             InUse: a holder that is not known to be dead has it.
             OSError: the file system refused.
         """
-        ours = Holder(
+        own_holder = Holder(
             host=socket.gethostname(),
             pid=os.getpid(),
             started=process_start(os.getpid()) or 0,
@@ -110,13 +110,13 @@ class Lock:
             since=time.time(),
             nonce=secrets.token_hex(8),
         )
-        draft = path.with_name(f"{path.name}.{ours.nonce}")
-        draft.write_text(json.dumps(asdict(ours)))
+        draft = path.with_name(f"{path.name}.{own_holder.nonce}")
+        draft.write_text(json.dumps(asdict(own_holder)))
         try:
-            _acquire(path, draft, owned, lambda theirs: take_over or _is_dead(theirs, ours, is_gone))
+            _acquire(path, draft, owned, lambda theirs: take_over or _is_dead(theirs, own_holder, is_gone))
         finally:
             draft.unlink(missing_ok=True)
-        return cls(path, ours)
+        return cls(path, own_holder)
 
     def release(self) -> None:
         """Remove the file; one that another process took over meanwhile stays."""

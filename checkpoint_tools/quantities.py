@@ -34,14 +34,14 @@ def show_count(number: float) -> str:
 
 def show_duration(seconds: float) -> str:
     """Show a span of time: `45s`, `12m 03s`, `3h 07m`, `2d 4h`."""
-    whole = int(max(0, seconds))
-    if whole < 60:
-        return f"{whole}s"
-    if whole < 3600:
-        return f"{whole // 60}m {whole % 60:02d}s"
-    if whole < 86400:
-        return f"{whole // 3600}h {whole % 3600 // 60:02d}m"
-    return f"{whole // 86400}d {whole % 86400 // 3600}h"
+    total = int(max(0, seconds))
+    if total < 60:
+        return f"{total}s"
+    if total < 3600:
+        return f"{total // 60}m {total % 60:02d}s"
+    if total < 86400:
+        return f"{total // 3600}h {total % 3600 // 60:02d}m"
+    return f"{total // 86400}d {total % 86400 // 3600}h"
 
 
 def counted(number: float, one: str, many: str | None = None, *, shown: str | None = None) -> str:

@@ -160,8 +160,8 @@ class Checkpoint:
         """
         having = [name for name, tensor in self._tensors.items() if state in tensor.states]
         if self._tensors and not having:
-            known = dict.fromkeys(known for tensor in self._tensors.values() for known in tensor.states)
-            raise Mismatch(f"{self.path} has no state {state!r} of any tensor, only {', '.join(known)}")
+            names = dict.fromkeys(names for tensor in self._tensors.values() for names in tensor.states)
+            raise Mismatch(f"{self.path} has no state {state!r} of any tensor, only {', '.join(names)}")
         return {name: self.numpy(name, state) for name in [*having, *self._buffers]}
 
     @property

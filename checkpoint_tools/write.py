@@ -96,8 +96,8 @@ def write_shard(
     name = layout.shard_name(rank, world_size)
     arrays: dict[str, npt.NDArray[Any]] = {}
     rows: list[StoredRow] = []
-    given: list[Entry | BufferEntry] = [*entries, *buffers]
-    for entry in given:
+    stored: list[Entry | BufferEntry] = [*entries, *buffers]
+    for entry in stored:
         row = _row(entry, name)
         if row.key in arrays:
             raise Mismatch(f"two arrays of rank {rank} have the same name; give each extent and buffer once")
@@ -248,11 +248,11 @@ class _BlockWriter:
         """Append `piece`, whose bytes must stay as they are until the block that holds its end is written."""
         self.size += len(piece)
         while piece:
-            part = piece[: self._block_size - self._filled]
-            piece = piece[len(part) :]
-            self._crc = crc32(part, self._crc)
-            self._filled += len(part)
-            self._pending.append(part)
+            chunk = piece[: self._block_size - self._filled]
+            piece = piece[len(chunk) :]
+            self._crc = crc32(chunk, self._crc)
+            self._filled += len(chunk)
+            self._pending.append(chunk)
             if self._filled == self._block_size:
                 self._end_block()
             elif len(self._pending) == _MAX_PIECES:

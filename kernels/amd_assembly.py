@@ -86,7 +86,7 @@ def matrix_loop(code: str) -> MatrixLoop | None:
             flops = sum(2 * int(m) * int(n) * int(k) for m, n, k in shapes)
             narrow = sum(size <= 2 for size in reads)
             loops.append((len(shapes), MatrixLoop(flops, _LANES * sum(reads), narrow)))
-    return max(loops, key=lambda each: each[0])[1] if loops else None
+    return max(loops, key=lambda loop: loop[0])[1] if loops else None
 
 
 def kernels_of(assembly: str) -> list[AmdKernel]:
@@ -95,8 +95,8 @@ def kernels_of(assembly: str) -> list[AmdKernel]:
     Raises:
         ValueError: the text is no assembly with metadata of kernels, or lacks a kernel's code.
     """
-    _, found, metadata = assembly.partition("\namdhsa.kernels:")
-    if not found:
+    _, separator, metadata = assembly.partition("\namdhsa.kernels:")
+    if not separator:
         raise ValueError("the assembly has no metadata of kernels")
     entries = metadata.split("\namdhsa.")[0].split("\n  - ")[1:]
     return [_kernel(entry, assembly) for entry in entries]
@@ -106,8 +106,8 @@ def _kernel(entry: str, assembly: str) -> AmdKernel:
     # Those of the kernel itself: its arguments' are further to the right.
     noted = dict(re.findall(r"^(?:    )?\.(\w+):\s+(\S+)$", entry, re.MULTILINE))
     name = noted.get("name", "")
-    _, found, behind = assembly.partition(f"\n{name}:")
-    if not name or not found:
+    _, separator, behind = assembly.partition(f"\n{name}:")
+    if not name or not separator:
         raise ValueError(f"the assembly has no code of a kernel {name or 'without a name'}")
     code, _, behind = behind.partition("\n.Lfunc_end")
     occupancy = re.search(r"^; Occupancy: (\d+)", behind, re.MULTILINE)

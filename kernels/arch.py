@@ -84,8 +84,8 @@ def arch_of(device: torch.device | str) -> Arch:
 
 def _shared_memory(properties: Any) -> int:
     """Return the bytes that one workgroup may have; with opt-in, if there is such a thing."""
-    known = (getattr(properties, f"shared_memory_per_block{opt_in}", 0) for opt_in in ("_optin", ""))
-    return int(next(filter(None, known), 48 * 1024))  # 48 KiB: what every GPU has
+    limits = (getattr(properties, f"shared_memory_per_block{opt_in}", 0) for opt_in in ("_optin", ""))
+    return int(next(filter(None, limits), 48 * 1024))  # 48 KiB: what every GPU has
 
 
 @cache

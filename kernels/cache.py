@@ -19,10 +19,10 @@ CACHE_VARIABLE = "ZSLURM_KERNEL_CACHE"
 def cache_directory() -> Path:
     """Return the directory that builds are kept in, by the environment."""
     base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    wanted = os.environ.get(CACHE_VARIABLE) or f"{base}/zslurm/kernels"
-    found = os.path.expanduser(wanted)  # noqa: PTH111  # Path's raises for users without an entry, as in containers
+    configured = os.environ.get(CACHE_VARIABLE) or f"{base}/zslurm/kernels"
+    directory = os.path.expanduser(configured)  # noqa: PTH111  # Path's raises for users without an entry, as in containers
     # A user without a home has what cannot be a directory, and gets the warning of one that is not writable.
-    return Path(found) if not found.startswith("~") else Path(os.devnull, "zslurm-kernels")
+    return Path(directory) if not directory.startswith("~") else Path(os.devnull, "zslurm-kernels")
 
 
 def table_file(arch: str, folder: str) -> Path:

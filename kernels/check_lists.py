@@ -15,15 +15,16 @@ Lists = Mapping[str, Sequence[Tensor]]
 def same_shapes(operation: str, lists: Lists) -> None:
     """Raise ValueError unless all lists are as long as the first and their tensors have the same shapes."""
     (first, tensors), *others = lists.items()
-    wanted = [tuple(tensor.shape) for tensor in tensors]
+    expected_shapes = [tuple(tensor.shape) for tensor in tensors]
     for name, tensors in others:
-        found = [tuple(tensor.shape) for tensor in tensors]
-        if len(found) != len(wanted):
-            raise ValueError(f"{operation}: {len(found)} {name} were given for {len(wanted)} {first}")
-        for index, (shape, other) in enumerate(zip(found, wanted, strict=True)):
-            if shape != other:
+        shapes = [tuple(tensor.shape) for tensor in tensors]
+        if len(shapes) != len(expected_shapes):
+            raise ValueError(f"{operation}: {len(shapes)} {name} were given for {len(expected_shapes)} {first}")
+        for index, (shape, expected) in enumerate(zip(shapes, expected_shapes, strict=True)):
+            if shape != expected:
                 raise ValueError(
-                    f"{operation}: {name}[{index}] has the shape {list(shape)}, {first}[{index}] has {list(other)}"
+                    f"{operation}: {name}[{index}] has the shape {list(shape)}, {first}[{index}] has "
+                    f"{list(expected)}"
                 )
 
 
@@ -37,11 +38,11 @@ def one_device(operation: str, lists: Lists) -> None:
 
 def one_dtype(operation: str, dtypes: Collection[torch.dtype], lists: Lists) -> None:
     """Raise ValueError unless all tensors have one format, of these."""
-    found = {tensor.dtype: f"{name}[{index}]" for name, index, tensor in _each(lists)}
-    if len(found) > 1 or not found.keys() <= set(dtypes):
-        what = ", ".join(f"{name} is {short(dtype)}" for dtype, name in found.items())
-        known = " or ".join(short(dtype) for dtype in dtypes)
-        raise ValueError(f"{operation}: {' and '.join(lists)} must all be {known}, but {what}")
+    names_by_dtype = {tensor.dtype: f"{name}[{index}]" for name, index, tensor in _each(lists)}
+    if len(names_by_dtype) > 1 or not names_by_dtype.keys() <= set(dtypes):
+        what = ", ".join(f"{name} is {short(dtype)}" for dtype, name in names_by_dtype.items())
+        allowed = " or ".join(short(dtype) for dtype in dtypes)
+        raise ValueError(f"{operation}: {' and '.join(lists)} must all be {allowed}, but {what}")
 
 
 def disjoint(operation: str, written: Lists, read: Lists) -> None:
@@ -59,8 +60,8 @@ def disjoint(operation: str, written: Lists, read: Lists) -> None:
     any_stop, any_name, written_stop, written_name = 0, "", 0, ""
     for start, stop, writes, name in spans:
         if start < written_stop or (writes and start < any_stop):
-            other = written_name if start < written_stop else any_name
-            raise ValueError(f"{operation}: {name} shares memory with {other}: give separate tensors")
+            other_name = written_name if start < written_stop else any_name
+            raise ValueError(f"{operation}: {name} shares memory with {other_name}: give separate tensors")
         if stop > any_stop:
             any_stop, any_name = stop, name
         if writes and stop > written_stop:

@@ -20,16 +20,16 @@ def one_dtype(operation: str, **operands: Tensor) -> None:
     """Raise ValueError unless all operands have one format."""
     dtypes = {name: operand.dtype for name, operand in operands.items()}
     if len(set(dtypes.values())) > 1:
-        found = ", ".join(f"{name} is {short(dtype)}" for name, dtype in dtypes.items())
-        raise ValueError(f"{operation}: all operands must have one format, but {found}")
+        formats = ", ".join(f"{name} is {short(dtype)}" for name, dtype in dtypes.items())
+        raise ValueError(f"{operation}: all operands must have one format, but {formats}")
 
 
 def dtype_among(operation: str, dtypes: Collection[torch.dtype], **operands: Tensor) -> None:
     """Raise ValueError for an operand of another format than these."""
     for name, operand in operands.items():
         if operand.dtype not in dtypes:
-            known = ", ".join(short(dtype) for dtype in dtypes)
-            raise ValueError(f"{operation}: {name} is {short(operand.dtype)}, but must be one of {known}")
+            allowed = ", ".join(short(dtype) for dtype in dtypes)
+            raise ValueError(f"{operation}: {name} is {short(operand.dtype)}, but must be one of {allowed}")
 
 
 def shape(operation: str, name: str, operand: Tensor, wanted: tuple[int | None, ...], letters: str) -> None:
@@ -42,13 +42,13 @@ def shape(operation: str, name: str, operand: Tensor, wanted: tuple[int | None, 
         wanted: its sizes.
         letters: one for each size, as the suffixes of names have them.
     """
-    found = tuple(operand.shape)
-    same_rank = len(found) == len(wanted)
-    if not same_rank or any(want is not None and want != size for size, want in zip(found, wanted, strict=True)):
+    actual = tuple(operand.shape)
+    same_rank = len(actual) == len(wanted)
+    if not same_rank or any(want is not None and want != size for size, want in zip(actual, wanted, strict=True)):
         sizes = ", ".join(
             letter if size is None else str(size) for letter, size in zip(letters, wanted, strict=True)
         )
-        raise ValueError(f"{operation}: {name} has the shape {list(found)}, but must have [{sizes}]")
+        raise ValueError(f"{operation}: {name} has the shape {list(actual)}, but must have [{sizes}]")
 
 
 def no_overlap(operation: str, written: str, out: Tensor, **operands: Tensor) -> None:

@@ -86,27 +86,27 @@ class CodeObject:
 
 def violations(code: CodeObject, launch: KernelLaunch, arch: Arch) -> list[str]:
     """Return what of a code object is against the rules of the module's text, as sentences."""
-    found = []
+    problems = []
     if code.lds_bytes > arch.lds_bytes:
-        found.append(f"{code.lds_bytes} bytes of LDS exceed the {arch.lds_bytes} of {arch.name}")
+        problems.append(f"{code.lds_bytes} bytes of LDS exceed the {arch.lds_bytes} of {arch.name}")
     if code.spills:
-        found.append(f"{code.spills} registers are spilled")
+        problems.append(f"{code.spills} registers are spilled")
     if code.scratch_bytes:
-        found.append(f"{code.scratch_bytes} bytes of scratch memory are used")
+        problems.append(f"{code.scratch_bytes} bytes of scratch memory are used")
     if launch.wide and not code.wide_accesses:
-        found.append("nothing moves 16 bytes at a time")
+        problems.append("nothing moves 16 bytes at a time")
     if launch.product and not code.matrix_instructions:
-        found.append("a product without matrix instructions")
+        problems.append("a product without matrix instructions")
     if code.narrow_lds_reads and not launch.narrow:
-        found.append(f"{code.narrow_lds_reads} reads of 2 bytes from LDS among matrix instructions")
-    return found
+        problems.append(f"{code.narrow_lds_reads} reads of 2 bytes from LDS among matrix instructions")
+    return problems
 
 
 def implementation_files() -> list[str]:
     """Return the folders of the operations that have an implementation in Triton."""
-    here = Path(__file__).parent
-    files = [*here.glob("*/triton.py"), *here.glob("*/triton/__init__.py")]
-    return sorted(file.relative_to(here).parts[0] for file in files)
+    folder = Path(__file__).parent
+    files = [*folder.glob("*/triton.py"), *folder.glob("*/triton/__init__.py")]
+    return sorted(file.relative_to(folder).parts[0] for file in files)
 
 
 def launches_of(folder: str, arch: Arch) -> Iterator[KernelLaunch]:
@@ -160,10 +160,10 @@ _MOST_WARPS_OF_SM = 64
 def _nvidia(cubin: Path, metadata: Mapping[str, int], arch: Arch) -> dict[str, int]:
     usage = _nvidia_tool("cuobjdump", "--dump-resource-usage", str(cubin))
     code = _nvidia_tool("nvdisasm", "--print-code", str(cubin))
-    found = re.search(r"REG:(\d+) STACK:(\d+) SHARED:\d+ LOCAL:(\d+)", usage)
-    if found is None:
+    match = re.search(r"REG:(\d+) STACK:(\d+) SHARED:\d+ LOCAL:(\d+)", usage)
+    if match is None:
         raise ValueError(f"cuobjdump printed no resource usage, but: {usage.strip()[:200]}")
-    registers, stack, local = map(int, found.groups())
+    registers, stack, local = map(int, match.groups())
     # Registers are dealt out to warps in steps of 256, shared memory to the workgroups of a multiprocessor.
     by_registers = _REGISTERS_OF_SM // (-(-registers * 32 // 256) * 256)
     by_memory = arch.lds_bytes // max(1, metadata["shared"]) * metadata["num_warps"]

@@ -125,9 +125,11 @@ class Operation:
 
     def __post_init__(self) -> None:
         everyone = [Implementation(REFERENCE, self.reference, everything), *self.implementations]
-        self._all = {each.name: each for each in everyone}
+        self._all = {implementation.name: implementation for implementation in everyone}
         self._names = frozenset(self._all)
-        self._order = [each.name for each in self.implementations if not each.by_name]
+        self._order = [
+            implementation.name for implementation in self.implementations if not implementation.by_name
+        ]
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Check the operands, choose an implementation and run it.
@@ -167,8 +169,8 @@ class Operation:
         name = self.measured(arch, sizes) or self.rule(arch, sizes)
         if name == REFERENCE:
             return reference
-        for each in (name, *self._order) if name else self._order:
-            able = self._able(each, args, kwargs)
+        for implementation in (name, *self._order) if name else self._order:
+            able = self._able(implementation, args, kwargs)
             if able is not None:
                 return able
         return reference
@@ -189,7 +191,9 @@ class Operation:
 
     def missing(self) -> set[str]:
         """Return the implementations that cannot start here, as far as is known before all of them have run."""
-        return {each.name for each in self.implementations if each.lacks_here()} | self._unavailable.keys()
+        return {
+            implementation.name for implementation in self.implementations if implementation.lacks_here()
+        } | self._unavailable.keys()
 
     def table(self) -> Mapping[str, list[dict[str, Any]]]:
         """Return what was measured: a list of rules for each architecture; empty if nothing was.
@@ -224,7 +228,7 @@ class Operation:
     def measured(self, arch: Arch, sizes: Sizes) -> str | None:
         """Return the implementation that the table has for these sizes; None if nothing was measured."""
         for rule in self.table().get(arch.name, ()):
-            if all(_fits(sizes.get(key), wanted) for key, wanted in rule.get("when", {}).items()):
+            if all(_fits(sizes.get(key), bounds) for key, bounds in rule.get("when", {}).items()):
                 return str(rule["use"])
         return None
 
@@ -260,16 +264,18 @@ def _table_of(operation: str, implementations: frozenset[str]) -> dict[str, list
     folder = operation.partition(".")[0]
     file = resources.files("zslurm.kernels") / folder / "table.json"
     table = _rules_in(file, operation, implementations) if file.is_file() else {}
-    for own in sorted(cache_directory().glob(f"tables/*/{folder}.json")):
-        arch = own.parent.name
+    for path in sorted(cache_directory().glob(f"tables/*/{folder}.json")):
+        arch = path.parent.name
         if arch == CPU.name:
             continue
         try:
-            table |= {arch: _rules_in(own, operation, implementations)[arch]}
+            table |= {arch: _rules_in(path, operation, implementations)[arch]}
         except KeyError:  # of other operations of the folder only
             continue
         except (OSError, ValueError, TypeError, AttributeError) as error:
-            _log.warning(f"{own} is no table of {operation} and is left out ({error}): measure again or remove it")
+            _log.warning(
+                f"{path} is no table of {operation} and is left out ({error}): measure again or remove it"
+            )
     return table
 
 
@@ -288,9 +294,9 @@ def _rules_in(
     Raises:
         ValueError: the file is no table, or names an implementation that the operation does not have.
     """
-    part = operation.partition(".")[2]
+    suffix = operation.partition(".")[2]
     everything_measured = json.loads(file.read_text())
-    table: dict[str, list[dict[str, Any]]] = everything_measured.get(part, {}) if part else everything_measured
+    table: dict[str, list[dict[str, Any]]] = everything_measured.get(suffix, {}) if suffix else everything_measured
     for arch, rules in table.items():
         if not all(_is_rule(rule) for rule in rules):
             raise ValueError(f"{file}: {arch}: expected a list of rules, as kernels/dispatch.py describes them")
@@ -303,8 +309,8 @@ def _rules_in(
 def _is_rule(rule: Any) -> bool:
     when = rule.get("when", {}) if isinstance(rule, dict) else None
     return isinstance(when, dict) and all(
-        not isinstance(wanted, list) or (len(wanted) == 2 and all(isinstance(end, int) for end in wanted))
-        for wanted in when.values()
+        not isinstance(bounds, list) or (len(bounds) == 2 and all(isinstance(end, int) for end in bounds))
+        for bounds in when.values()
     )
 
 
@@ -351,12 +357,12 @@ def operations() -> dict[str, Operation]:
     """Return every operation by its name: those that the folders of this package list in OPERATIONS."""
     import zslurm.kernels as package
 
-    found: dict[str, Operation] = {}
+    by_name: dict[str, Operation] = {}
     for module in pkgutil.iter_modules(package.__path__):
         if module.ispkg:
             folder = importlib.import_module(f"zslurm.kernels.{module.name}")
-            found |= {operation.name: operation for operation in getattr(folder, "OPERATIONS", ())}
-    return found
+            by_name |= {operation.name: operation for operation in getattr(folder, "OPERATIONS", ())}
+    return by_name
 
 
 def use(name: str, implementation: str) -> None:
@@ -371,16 +377,20 @@ def use(name: str, implementation: str) -> None:
     Raises:
         ValueError: there is no such operation or implementation.
     """
-    concerned = [each for each in operations().values() if name in (each.name, each.name.partition(".")[0])]
+    concerned = [
+        candidate
+        for candidate in operations().values()
+        if name in (candidate.name, candidate.name.partition(".")[0])
+    ]
     if not concerned:
         raise ValueError(f"no operation {name}: there are {', '.join(sorted(operations()))}")
     if implementation == "auto":
         forced_names.pop(name, None)
         return
-    known = {each.name for operation in concerned for each in operation.all()}
-    if implementation not in known:
+    implementations = {candidate.name for operation in concerned for candidate in operation.all()}
+    if implementation not in implementations:
         raise ValueError(
-            f"{name} has no implementation {implementation}: there are auto, {', '.join(sorted(known))}"
+            f"{name} has no implementation {implementation}: there are auto, {', '.join(sorted(implementations))}"
         )
     forced_names[name] = implementation
 

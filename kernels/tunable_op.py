@@ -76,11 +76,11 @@ def tune(call: Mapping[str, Any], tunable: Any = torch.cuda.tunable, device: str
         figures[f"default.{name}"] = _seconds(action, device)
         tunable.enable(True)
         tunable.tuning_enable(True)
-        found = action()  # tunes
+        product = action()  # tunes
         tunable.tuning_enable(False)
         figures[f"tuned.{name}"] = _seconds(action, device)
         tunable.enable(False)
-        apart = (found.float() - expected.float()).abs().amax() / expected.float().abs().amax()
+        apart = (product.float() - expected.float()).abs().amax() / expected.float().abs().amax()
         figures[f"error.{name}"] = apart.item()
     return figures
 

@@ -93,7 +93,7 @@ def recomputed_by_all(config: TrainConfig, world: World) -> int:
     device, layers = world.device, config.model.layers
     on_gpu = device.type == "cuda"
     memory = torch.cuda.get_device_properties(device).total_memory if on_gpu else 0
-    smallest, local = (int(each) for each in least_of_all([memory, world.local_size], world))
+    smallest, local = (int(value) for value in least_of_all([memory, world.local_size], world))
     limit = smallest if on_gpu else None
     chosen = recomputed_layers(with_least_recompute(config, world.size, limit, on_cpu=not on_gpu, local=local))
     if config.parallel.recompute == "auto":

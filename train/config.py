@@ -421,7 +421,7 @@ def load_train_config(path: Path) -> TrainConfig:
         raise ConfigError(f"{path}: not a run's configuration: {error}") from error
     except ValidationError as error:
         first = error.errors()[0]
-        where = ".".join(str(part) for part in first["loc"])
+        where = ".".join(str(word) for word in first["loc"])
         raise ConfigError(f"{path}: {where}: {first['msg'].removeprefix('Value error, ')}") from error
 
 
@@ -430,10 +430,10 @@ def model_differences(ours: ModelConfig, theirs: Mapping[str, Any]) -> list[str]
 
     A setting that the mapping lacks is newer than the weights, and was at its default, whatever that was called.
     """
-    here = ours.model_dump(mode="json")
-    there = ModelConfig().model_dump(mode="json") | dict(theirs)
+    own_values = ours.model_dump(mode="json")
+    other_values = ModelConfig().model_dump(mode="json") | dict(theirs)
     return [
-        f"model.{key} is {here.get(key)!r}, the weights have {there.get(key)!r}"
-        for key in sorted(here.keys() | there.keys())
-        if key != "init_std" and here.get(key) != there.get(key)
+        f"model.{key} is {own_values.get(key)!r}, the weights have {other_values.get(key)!r}"
+        for key in sorted(own_values.keys() | other_values.keys())
+        if key != "init_std" and own_values.get(key) != other_values.get(key)
     ]

@@ -115,8 +115,8 @@ def parse_line(line: bytes, decode: Callable[[bytes], Any] = _decode) -> dict[st
 @lru_cache(maxsize=1024)
 def _is_sound(names: tuple[str, ...], types: tuple[type, ...]) -> bool:
     """Return whether the fields that every reader uses are of their type: a damaged line may hold anything."""
-    known = ((_TYPES[name], kind) for name, kind in zip(names, types, strict=True) if name in _TYPES)
-    return all(kind in (*expected, type(None)) for expected, kind in known)
+    pairs = ((_TYPES[name], kind) for name, kind in zip(names, types, strict=True) if name in _TYPES)
+    return all(kind in (*expected, type(None)) for expected, kind in pairs)
 
 
 def lines_backwards(path: Path, end: int | None = None) -> Iterator[bytes]:

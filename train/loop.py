@@ -98,10 +98,10 @@ class Trainer:
         """Take the next step with what is due after it; return how training ended, or None if steps follow."""
         if self.step >= self.plan.total_steps:
             return self._complete()
-        here, result = self.take_step()
+        position, result = self.take_step()
         last = self.step == self.plan.total_steps
         if self.evaluator.is_due(self.step, last=last, stop=result.stop):
-            self._evaluate(here, last=last)
+            self._evaluate(position, last=last)
         due = self.saves.is_due(self.step, taken=result.taken, needed=self.observers.need_checkpoint())
         if last or result.stop:
             self._save(wait=True)
@@ -124,9 +124,9 @@ class Trainer:
 
     def take_step(self) -> tuple[Position, StepResult]:
         """Take the next step and report it to the observers, which are open, as the loader is."""
-        here = self.plan.at(self.step)
-        result = self.train_step(here)
-        if not self.kernels_ran or here.step_in_phase == 0:
+        position = self.plan.at(self.step)
+        result = self.train_step(position)
+        if not self.kernels_ran or position.step_in_phase == 0:
             self.wait_for_weights()
             leave_out_together(self.world.group, self.world.device)
             self.kernels_ran = result.taken  # those of the update run in no step that is skipped
@@ -134,11 +134,11 @@ class Trainer:
         self.step += 1
         self.progress.update(phase=Phase.STEP, step=self.step, work_ns=self.work_ns)
         split = self.clock.end_step()
-        sequences = sum(piece.sequences for piece in self.loader.share(here))
-        self.work_ns += work_time_ns(split, sequences / here.phase.micro_batch)
-        self.observers.step_done(self.step, here, result, split)
+        sequences = sum(piece.sequences for piece in self.loader.share(position))
+        self.work_ns += work_time_ns(split, sequences / position.phase.micro_batch)
+        self.observers.step_done(self.step, position, result, split)
         self.saves.report()
-        return here, result
+        return position, result
 
     def train_step(self, here: Position) -> StepResult:
         """Compute a step: forward and backward of this rank's microbatches, reduction, update."""

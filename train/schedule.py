@@ -170,8 +170,8 @@ def check_ranks(phases: Sequence[PhaseConfig], ranks: int, ranks_per_node: int) 
 def _check_groups(key: str, phase: PhaseConfig, ranks: int, ranks_per_node: int) -> None:
     """Raise ConfigError if the ranks that share a sequence cannot be neighbours in one node."""
     size = phase.context_parallel
-    found = _group_sizes(phase, ranks, ranks_per_node)
-    if size in found:
+    sizes = _group_sizes(phase, ranks, ranks_per_node)
+    if size in sizes:
         return
     if size > ranks_per_node:
         node = counted(ranks_per_node, "rank")
@@ -183,7 +183,7 @@ def _check_groups(key: str, phase: PhaseConfig, ranks: int, ranks_per_node: int)
     else:
         return  # too short for its chunks: train/context finds that, which knows the model's convolutions
     raise ConfigError(
-        f"{key}.context_parallel ({size}) {why}; use {min(found, key=lambda other: abs(other - size))}"
+        f"{key}.context_parallel ({size}) {why}; use {min(sizes, key=lambda candidate: abs(candidate - size))}"
     )
 
 
@@ -215,19 +215,19 @@ def compare(recorded: Sequence[Mapping[str, Any]] | None, plan: Plan, done: int)
     """
     if recorded is None:
         return []
-    lines, left = [], done
+    lines, remaining = [], done
     for index, (before, now) in enumerate(zip_longest(recorded, plan.record())):
         named = now or before
         assert named is not None
         name = f"phases[{index}] ({named['name']})"
         change = _change(before, now)
-        if _first_steps(before, left) != _first_steps(now, left):
+        if _first_steps(before, remaining) != _first_steps(now, remaining):
             raise ConfigError(
                 f"{name} {change}, and the {counted(done, 'step that is done', 'steps that are done')} would "
                 f"not be the first {done} any more; "
                 "set the phase back, or start a new run from the checkpoint's weights (`init: ckpt:DIR`)"
             )
-        left -= min(left, _steps(before))
+        remaining -= min(remaining, _steps(before))
         if change:
             lines.append(f"{name} {change}")
     return lines
@@ -239,14 +239,14 @@ def _steps(phase: Mapping[str, Any] | None) -> int:
 
 def _first_steps(phase: Mapping[str, Any] | None, count: int) -> list[tuple[int, int, int]]:
     """(context, batch, steps) of the first `count` steps of a recorded phase."""
-    found: list[tuple[int, int, int]] = []
+    first_steps: list[tuple[int, int, int]] = []
     if phase is None:
-        return found
+        return first_steps
     for steps, batch in phase["stages"]:
         if taken := min(steps, count):
-            found.append((phase["context"], batch, taken))
+            first_steps.append((phase["context"], batch, taken))
             count -= taken
-    return found
+    return first_steps
 
 
 def _change(before: Mapping[str, Any] | None, now: Mapping[str, Any] | None) -> str:

@@ -148,8 +148,8 @@ def compare(
     Raises:
         Damaged, ReadFailed: as `Checkpoint.read`.
     """
-    ours, theirs = _states(first), _states(second)
-    common = [key for key in ours if theirs.get(key) == ours[key]]
+    first_states, second_states = _states(first), _states(second)
+    common = [key for key in first_states if second_states.get(key) == first_states[key]]
     total, done = sum(_bytes(first, *key) for key in common), 0
     differences = []
     for tensor, state in common:
@@ -162,8 +162,8 @@ def compare(
     different = [name for name in shared if not _same_buffer(first, second, name)]
     return Comparison(
         facts=_facts(first, second),
-        only_first=_missing(ours, theirs) + _without(first.buffers, second.buffers),
-        only_second=_missing(theirs, ours) + _without(second.buffers, first.buffers),
+        only_first=_missing(first_states, second_states) + _without(first.buffers, second.buffers),
+        only_second=_missing(second_states, first_states) + _without(second.buffers, first.buffers),
         differences=tuple(differences),
         buffers=tuple(different),
         compared=len(common) + len(shared),
@@ -192,12 +192,13 @@ def _without(here: Any, there: Any) -> tuple[str, ...]:
 
 
 def _facts(first: Checkpoint, second: Checkpoint) -> dict[str, tuple[Any, Any]]:
-    one, other = first.manifest, second.manifest
+    first_facts, second_facts = first.manifest, second.manifest
     pairs: dict[str, tuple[Any, Any]] = {
-        name: (getattr(one, name), getattr(other, name)) for name in ("step", "tokens", "world_size")
+        name: (getattr(first_facts, name), getattr(second_facts, name))
+        for name in ("step", "tokens", "world_size")
     }
     for section in ("model", "cursor", "state"):
-        left, right = getattr(one, section), getattr(other, section)
+        left, right = getattr(first_facts, section), getattr(second_facts, section)
         for key in sorted(left.keys() | right.keys()):
             pairs[f"{section}.{key}"] = (left.get(key), right.get(key))
     return {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
@@ -233,19 +234,23 @@ def _difference(first: Checkpoint, second: Checkpoint, tensor: str, state: str) 
     dtype = first.dtype(tensor, state)
     elements = differing = 0
     largest = squares = norm = 0.0
-    for ours, theirs in zip(_chunks(first, tensor, state), _chunks(second, tensor, state), strict=True):
-        elements += ours.size
-        unequal = ours.view(np.uint8).reshape(ours.size, -1) != theirs.view(np.uint8).reshape(ours.size, -1)
+    for first_values, second_values in zip(
+        _chunks(first, tensor, state), _chunks(second, tensor, state), strict=True
+    ):
+        elements += first_values.size
+        unequal = first_values.view(np.uint8).reshape(first_values.size, -1) != second_values.view(
+            np.uint8
+        ).reshape(first_values.size, -1)
         count = int(unequal.any(axis=1).sum())
         differing += count
         if dtype in _BITS_ONLY:
             largest = norm = math.nan
             continue
         with np.errstate(invalid="ignore", over="ignore"):
-            values = _widened(ours, dtype)
+            values = _widened(first_values, dtype)
             norm += float(np.square(values).sum())
             if count:
-                apart = np.abs(values - _widened(theirs, dtype))[unequal.any(axis=1)]
+                apart = np.abs(values - _widened(second_values, dtype))[unequal.any(axis=1)]
                 largest = float(np.maximum(largest, apart.max()))
                 squares += float(np.square(apart).sum())
     relative = math.sqrt(squares / norm) if norm > 0 else (math.inf if squares else 0.0)
@@ -253,5 +258,9 @@ def _difference(first: Checkpoint, second: Checkpoint, tensor: str, state: str) 
 
 
 def _same_buffer(first: Checkpoint, second: Checkpoint, name: str) -> bool:
-    ours, theirs = first.read_buffer(name), second.read_buffer(name)
-    return ours.dtype == theirs.dtype and ours.shape == theirs.shape and ours.tobytes() == theirs.tobytes()
+    first_buffer, second_buffer = first.read_buffer(name), second.read_buffer(name)
+    return (
+        first_buffer.dtype == second_buffer.dtype
+        and first_buffer.shape == second_buffer.shape
+        and first_buffer.tobytes() == second_buffer.tobytes()
+    )

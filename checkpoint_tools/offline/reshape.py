@@ -99,10 +99,11 @@ def plan_reshape(
         raise Mismatch(
             f"cannot divide {counted(elements, 'element')} over {counted(ranks, 'rank')}; give 1 to {most}"
         )
-    each = (RING_BLOCKS + OPEN_FILES) * manifest.block_size
-    if max_memory < each:
+    buffers_of_worker = (RING_BLOCKS + OPEN_FILES) * manifest.block_size
+    if max_memory < buffers_of_worker:
         raise Mismatch(
-            f"one worker needs {show_bytes(each)} of buffers; allow at least that, not {show_bytes(max_memory)}"
+            f"one worker needs {show_bytes(buffers_of_worker)} of buffers; allow at least that, "
+            f"not {show_bytes(max_memory)}"
         )
     target = _Target(manifest, ranks)
     sizes = [target.file_size(rank) for rank in range(ranks)]
@@ -123,7 +124,7 @@ def plan_reshape(
         files=ranks,
         bytes=total,
         largest_file=max(sizes),
-        workers=max(1, min(workers, max_memory // each, ranks)),
+        workers=max(1, min(workers, max_memory // buffers_of_worker, ranks)),
     )
 
 
@@ -160,11 +161,11 @@ def reshape(
         with writing(directory):
             write_manifest(directory, manifest_json.encode(manifest))
             sync(directory)
-        found = verify(
+        verification = verify(
             directory, threads=plan.workers, report=lambda done, total: report("verifying", done, total)
         )
-        if not found.sound:
-            worst = found.damages[0]
+        if not verification.sound:
+            worst = verification.damages[0]
             raise WriteFailed(
                 f"{destination}: {worst.file} does not read back as written ({worst.reason}); check the disk"
             )
@@ -264,10 +265,10 @@ def _write_shard(
 
     block_size = target.manifest.block_size
     length = max(block_size, 64)
-    ring, place, read = np.empty(RING_BLOCKS * length, np.uint8), 0, 0
+    ring, used, read = np.empty(RING_BLOCKS * length, np.uint8), 0, 0
 
     def content(row: StoredExtent | Buffer) -> Iterator[memoryview]:
-        nonlocal place, read
+        nonlocal used, read
         if isinstance(row, Buffer):
             piece = checkpoint.read_buffer(row.name).reshape(-1).view("u1")
             read += piece.size
@@ -278,14 +279,14 @@ def _write_shard(
         for start in range(row.start, row.stop, length // dtype.itemsize):
             stop = min(start + length // dtype.itemsize, row.stop)
             size = (stop - start) * dtype.itemsize
-            if place + size > ring.size:
-                place = 0
-            piece = ring[place : place + size]
+            if used + size > ring.size:
+                used = 0
+            piece = ring[used : used + size]
             checkpoint.read(row.tensor, row.state, start, stop, piece.view(dtype))
             read += size
             add(size)
             yield piece.data
-            place += size
+            used += size
 
     shard = write_rows(directory, rank, target.ranks, target.rows(rank), content, block_size=block_size)
     add(shard.size - read)

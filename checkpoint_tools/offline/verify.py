@@ -92,8 +92,8 @@ def verify(path: StrPath, *, threads: int = 2, report: Report = lambda done, tot
             report(done, total)
 
     with ThreadPoolExecutor(max(1, threads), thread_name_prefix="verify") as pool:
-        found = pool.map(lambda run: run.check(path, manifest.block_size, add), _runs(manifest))
-        damages = tuple(damage for damages in found for damage in damages)
+        damages_by_run = pool.map(lambda run: run.check(path, manifest.block_size, add), _runs(manifest))
+        damages = tuple(damage for damages in damages_by_run for damage in damages)
     return Verification(path, 1 + len(manifest.files), done, damages)
 
 

@@ -112,9 +112,9 @@ def _fill_rest(y_ND: Tensor, x_ND: Tensor, groups: Groups, pass_on: bool) -> Ten
     if not groups.on_host:
         is_rest_N1 = (torch.arange(len(y_ND), device=y_ND.device) >= groups.ends_E[-1]).unsqueeze(1)
         return torch.where(is_rest_N1, x_ND, y_ND) if pass_on else y_ND.masked_fill(is_rest_N1, 0)
-    rest = slice(sum(groups.rows()), None)
+    unused_rows = slice(sum(groups.rows()), None)
     if pass_on:
-        y_ND[rest] = x_ND[rest]
+        y_ND[unused_rows] = x_ND[unused_rows]
     else:
-        y_ND[rest] = 0
+        y_ND[unused_rows] = 0
     return y_ND

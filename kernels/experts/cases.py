@@ -158,8 +158,8 @@ def _network(dtype: torch.dtype, sizes: _Sizes, identity: bool, device: torch.de
     gate_up_EOD = drawn(device, dtype, experts, 2 * inner, width, seed=8) / width**0.5
     down_EDF = drawn(device, dtype, experts, width, inner, seed=9) / inner**0.5
     leaves = [x_TD, weights_TK, gate_up_EOD, down_EDF]
-    for each in leaves:
-        each.requires_grad_()
+    for leaf in leaves:
+        leaf.requires_grad_()
     order = _order(sizes, device)
 
     def outputs(y_TD: Any) -> list[Tensor]:

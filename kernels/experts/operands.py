@@ -16,13 +16,13 @@ _IN_TRITON = (torch.bfloat16, torch.float16, torch.float32, torch.int64, torch.i
 
 def lacks_in_triton(*args: Any) -> str | None:
     """Return what of these operands the kernels do not take, or None."""
-    tensors = [each for each in args if isinstance(each, Tensor)]
-    for each in tensors:
-        if each.device.type != "cuda":
-            return f"operands on {each.device.type}"
-        if each.dtype not in _IN_TRITON:
-            return f"{checks.short(each.dtype)} operands"
-    contiguous = all(each.is_contiguous() for each in tensors)
+    tensors = [operand for operand in args if isinstance(operand, Tensor)]
+    for operand in tensors:
+        if operand.device.type != "cuda":
+            return f"operands on {operand.device.type}"
+        if operand.dtype not in _IN_TRITON:
+            return f"{checks.short(operand.dtype)} operands"
+    contiguous = all(operand.is_contiguous() for operand in tensors)
     return None if contiguous else "operands that are not contiguous"
 
 

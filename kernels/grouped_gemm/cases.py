@@ -27,8 +27,8 @@ def checks() -> Iterator[Case]:
 def benchmarks(small: bool) -> Iterator[Case]:
     """Yield even groups of each number of rows."""
     experts, inputs, outputs, rows = (4, 64, 128, (8, 64)) if small else (_EXPERTS, _INPUTS, _OUTPUTS, _ROWS)
-    for each in rows:
-        yield from _both(torch.bfloat16, [each] * experts, inputs, outputs)
+    for group_rows in rows:
+        yield from _both(torch.bfloat16, [group_rows] * experts, inputs, outputs)
 
 
 def _both(dtype: torch.dtype, rows_E: Sequence[int], inputs: int, outputs: int) -> Iterator[Case]:

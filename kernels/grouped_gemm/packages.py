@@ -20,11 +20,11 @@ _FORMATS = (torch.bfloat16, torch.float16)
 def lacks_package(distribution: str, least: str) -> str | None:
     """Return that a package is missing or older than a version, as a phrase behind "does not take", or None."""
     try:
-        found = metadata.version(distribution)
+        installed = metadata.version(distribution)
     except metadata.PackageNotFoundError:
         return f"operands without the package {distribution}, which is not installed"
-    if _numbers(found) < _numbers(least):
-        return f"operands with {distribution} {found}: it needs {least} or newer"
+    if _numbers(installed) < _numbers(least):
+        return f"operands with {distribution} {installed}: it needs {least} or newer"
     return None
 
 

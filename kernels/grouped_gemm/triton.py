@@ -196,8 +196,8 @@ def _variable_rows(
     in_terms = tl.arange(0, TERMS)
 
     for tile in range(on_one_die(tl.program_id(0), tl.num_programs(0), DIES), all_tiles, tl.num_programs(0)):
-        own = tl.sum((tiles_up_to <= tile).to(tl.int32), 0)
-        is_own = group == own
+        tile_group = tl.sum((tiles_up_to <= tile).to(tl.int32), 0)
+        is_own = group == tile_group
         own_start = tl.sum(tl.where(is_own, start, 0), 0)
         own_end = tl.sum(tl.where(is_own, end, 0), 0)
         in_group = tile - tl.sum(tl.where(is_own, tiles_up_to - tiles, 0), 0)
@@ -209,7 +209,7 @@ def _variable_rows(
         row = tl.minimum(in_rows, own_end - 1 - first_row)
         is_column = (first_column + in_columns < columns) | WHOLE_COLUMNS
         left = x + first_row.to(tl.int64) * x_row
-        right = weight + own.to(tl.int64) * weight_group + first_column.to(tl.int64) * weight_column
+        right = weight + tile_group.to(tl.int64) * weight_group + first_column.to(tl.int64) * weight_column
         left_offsets = row[:, None] * x_row + in_terms[None, :] * x_term
         right_offsets = in_terms[:, None] * weight_term + in_columns[None, :] * weight_column
         total = tl.full((ROWS, COLUMNS), 0.0, dtype=tl.float32)
@@ -271,18 +271,18 @@ def _variable_terms(
         left_corner = left + start.to(tl.int64) * left_term + first_row.to(tl.int64) * left_row
         right_corner = right + start.to(tl.int64) * right_term + first_column.to(tl.int64) * right_column
         total = tl.full((ROWS, COLUMNS), 0.0, dtype=tl.float32)
-        whole = terms // TERMS * TERMS
+        full_terms = terms // TERMS * TERMS
         # Pointers that a loop has moved are not used behind it: Triton 3.6 does not compile that for gfx942.
-        left_tail = left_corner + whole.to(tl.int64) * left_term
-        right_tail = right_corner + whole.to(tl.int64) * right_term
-        for _ in range(0, whole, TERMS):
+        left_tail = left_corner + full_terms.to(tl.int64) * left_term
+        right_tail = right_corner + full_terms.to(tl.int64) * right_term
+        for _ in range(0, full_terms, TERMS):
             left_tile = tl.load(left_corner + left_offsets, mask=is_row[:, None], other=0.0)
             right_tile = tl.load(right_corner + right_offsets, mask=is_column[None, :], other=0.0)
             total = dot(left_tile, right_tile, total)
             left_corner += TERMS * left_term
             right_corner += TERMS * right_term
-        if whole < terms:  # the rows behind are another group's, or hold anything
-            is_term = in_terms < terms - whole
+        if full_terms < terms:  # the rows behind are another group's, or hold anything
+            is_term = in_terms < terms - full_terms
             left_tile = tl.load(left_tail + left_offsets, mask=is_row[:, None] & is_term[None, :], other=0.0)
             right_tile = tl.load(right_tail + right_offsets, mask=is_term[:, None] & is_column[None, :], other=0.0)
             total = dot(left_tile, right_tile, total)

@@ -63,20 +63,20 @@ def measure(operation: Operation, case: Case, device: torch.device) -> MeasuredC
     """Time the reference and every other implementation that takes the operands and can start."""
     call = case.make(device)
     runs, missing = {}, {}
-    for each in operation.all():
-        lacks = each.supports(*call.args(), **call.kwargs)
+    for implementation in operation.all():
+        lacks = implementation.supports(*call.args(), **call.kwargs)
         if lacks is not None:
-            missing[each.name] = f"does not take {lacks}"
+            missing[implementation.name] = f"does not take {lacks}"
             continue
-        run = partial(_call, each.run, call)
+        run = partial(_call, implementation.run, call)
         try:
             run()
         except Exception as error:
             if not failed_to_start(error):
                 raise
-            missing[each.name] = f"{type(error).__name__}: {error}".splitlines()[0]
+            missing[implementation.name] = f"{type(error).__name__}: {error}".splitlines()[0]
         else:
-            runs[each.name] = run
+            runs[implementation.name] = run
     return MeasuredCase(
         operation=operation.name,
         case=case.name,
@@ -110,7 +110,7 @@ def _format(case: MeasuredCase) -> str:
 def _along_axis(dtype: str, cases: list[MeasuredCase]) -> list[dict[str, Any]]:
     axis = cases[0].axis
     points = sorted((int(case.sizes[axis]), case.fastest) for case in cases)
-    found: list[dict[str, Any]] = []
+    rules: list[dict[str, Any]] = []
     lowest = 0
     for index, (size, winner) in enumerate(points):
         following = points[index + 1] if index + 1 < len(points) else None
@@ -123,23 +123,23 @@ def _along_axis(dtype: str, cases: list[MeasuredCase]) -> list[dict[str, Any]]:
         else:
             highest = size
         if highest >= lowest:
-            found.append({"when": {"dtype": dtype, axis: [lowest, highest]}, "use": winner})
+            rules.append({"when": {"dtype": dtype, axis: [lowest, highest]}, "use": winner})
         lowest = highest + 1
-    return found
+    return rules
 
 
 def tables(measured: Sequence[MeasuredCase], arch: Arch) -> dict[str, dict[str, Any]]:
     """Return what goes into the table of each folder, in the form that dispatch.py describes."""
-    found: dict[str, dict[str, Any]] = {}
-    names = dict.fromkeys(each.operation for each in measured)
+    contents: dict[str, dict[str, Any]] = {}
+    names = dict.fromkeys(measurement.operation for measurement in measured)
     for name in names:
-        folder, _, part = name.partition(".")
-        own = {arch.name: rules(each for each in measured if each.operation == name)}
-        if part:
-            found.setdefault(folder, {})[part] = own
+        folder, _, suffix = name.partition(".")
+        own_rules = {arch.name: rules(measurement for measurement in measured if measurement.operation == name)}
+        if suffix:
+            contents.setdefault(folder, {})[suffix] = own_rules
         else:
-            found[folder] = own
-    return found
+            contents[folder] = own_rules
+    return contents
 
 
 def write_tables(measured: Sequence[MeasuredCase], arch: Arch) -> list[Path]:

@@ -64,12 +64,12 @@ def check_all(device: torch.device, *, only: Sequence[str] = ()) -> Iterator[Che
             if not cases:
                 yield Checked(operation.name, "", "", NO_CASES)
             for index, case in enumerate(cases):
-                for each in operation.implementations:
-                    if each.name == "triton" and device.type == "cpu":
+                for implementation in operation.implementations:
+                    if implementation.name == "triton" and device.type == "cpu":
                         interpreter = interpreter or stack.enter_context(_interpreter())
                         yield interpreter.submit(_interpreted, operation.name, index).result()
                     else:
-                        yield check(operation, case, each.name, device)
+                        yield check(operation, case, implementation.name, device)
 
 
 def check(operation: Operation, case: Case, name: str, device: torch.device, *, ask: bool = True) -> Checked:
@@ -83,8 +83,8 @@ def check(operation: Operation, case: Case, name: str, device: torch.device, *, 
         ask: whether to ask the implementation if it supports the operands.
     """
     implementation = operation.implementation(name)
-    mine = case.make(device)
-    lacks = implementation.supports(*mine.args(), **mine.kwargs) if ask else None
+    inputs = case.make(device)
+    lacks = implementation.supports(*inputs.args(), **inputs.kwargs) if ask else None
 
     def outcome(status: str, apart: float | None = None, message: str = "") -> Checked:
         return Checked(operation.name, case.name, name, status, apart, message)
@@ -93,18 +93,18 @@ def check(operation: Operation, case: Case, name: str, device: torch.device, *, 
         return outcome(UNSUPPORTED, message=f"does not take {lacks}")
     expected = case.make(device).run(operation.implementation(REFERENCE).run)
     try:
-        found = mine.run(implementation.run)
+        results = inputs.run(implementation.run)
         if device.type == "cuda":
             torch.cuda.synchronize(device)
     except Exception as error:  # of whatever kind: the next implementation is checked all the same
         status = UNAVAILABLE if failed_to_start(error) else FAILED
         return outcome(status, message=f"{type(error).__name__}: {error}".splitlines()[0])
     if name in case.exact:
-        same = all(_same_bits(*pair) for pair in zip(found, expected, strict=True))
+        same = all(_same_bits(*pair) for pair in zip(results, expected, strict=True))
         wrong = "" if same else "is not the reference's bit by bit"
     else:
         wrong = ""
-    apart = max(map(difference, found, expected), default=0.0)
+    apart = max(map(difference, results, expected), default=0.0)
     if not apart <= case.tolerance:
         wrong = f"differs by {apart:.2g} of the largest magnitude, more than {case.tolerance:.2g}"
     return outcome(WRONG if wrong else OK, apart, wrong)
@@ -125,8 +125,8 @@ def difference(found: Tensor, expected: Tensor) -> float:
 
 
 def _same_bits(found: Tensor, expected: Tensor) -> bool:
-    whole = {2: torch.int16, 4: torch.int32, 8: torch.int64}[found.element_size()]
-    return torch.equal(found.contiguous().view(whole), expected.contiguous().view(whole))
+    integer_type = {2: torch.int16, 4: torch.int32, 8: torch.int64}[found.element_size()]
+    return torch.equal(found.contiguous().view(integer_type), expected.contiguous().view(integer_type))
 
 
 def _interpreted(operation: str, index: int) -> Checked:

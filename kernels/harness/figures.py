@@ -166,7 +166,7 @@ def passes(device: torch.device, *, small: bool) -> Iterator[Figure]:
     x_KMN = torch.empty_like(weights)
     on_gpu = device.type == "cuda"
     compiled: Callable[[Callable[..., Any]], Callable[..., Any]] = torch.compile if on_gpu else lambda run: run
-    each: list[tuple[str, int, Callable[[], object], Callable[[], object]]] = [
+    cases: list[tuple[str, int, Callable[[], object], Callable[[], object]]] = [
         (
             "Muon's momentum and norms",
             14,
@@ -180,7 +180,7 @@ def passes(device: torch.device, *, small: bool) -> Iterator[Figure]:
             partial(compiled(_update), masters, x_KMN, weights),
         ),
     ]
-    for name, moved, ours, peer in each:
+    for name, moved, ours, peer in cases:
         seconds = medians({"ours": ours, "peer": peer}, device)
         share = moved * elements / seconds["ours"] / triad(device)
         what = f"{name}, {elements / 1e6:.4g} M elements"

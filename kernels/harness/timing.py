@@ -28,7 +28,7 @@ def medians(contenders: Mapping[str, Run], device: torch.device, *, samples: int
     for _ in range(samples):
         for name, run in contenders.items():
             seconds[name].append(_sample(run, calls[name], device))
-    return {name: statistics.median(each) for name, each in seconds.items()}
+    return {name: statistics.median(seconds_of_name) for name, seconds_of_name in seconds.items()}
 
 
 def _calls(run: Run, device: torch.device) -> int:

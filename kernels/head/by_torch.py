@@ -32,9 +32,9 @@ def lacks(left_MK: Tensor, right_KN: Tensor, out_MN: Tensor) -> str | None:
 @cache
 def works_on(device: torch.device) -> bool:
     """Return whether torch makes such products on a device; if not, log a warning, once."""
-    one = torch.ones(16, 16, dtype=torch.bfloat16, device=device)
+    ones = torch.ones(16, 16, dtype=torch.bfloat16, device=device)
     try:
-        product(one, one, torch.empty(16, 16, device=device))
+        product(ones, ones, torch.empty(16, 16, device=device))
     except (RuntimeError, TypeError) as error:  # refused by the operator, or an argument that this torch lacks
         if isinstance(error, torch.OutOfMemoryError | torch.AcceleratorError):
             raise  # not refused: the device has no memory left, or reports a fault

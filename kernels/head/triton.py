@@ -75,11 +75,11 @@ def _losses(
     row = tl.program_id(0).to(tl.int64)
     logits += row * logits_row
     gradient += row * gradient_row
-    place = tl.arange(0, BLOCK)
+    offset = tl.arange(0, BLOCK)
     most = tl.full((BLOCK,), float("-inf"), dtype=tl.float32)
     total = tl.full((BLOCK,), 0.0, dtype=tl.float32)
     for start in range(0, columns, BLOCK):
-        value = tl.load(logits + start + place, mask=start + place < columns, other=float("-inf"))
+        value = tl.load(logits + start + offset, mask=start + offset < columns, other=float("-inf"))
         larger = tl.maximum(most, value, propagate_nan=tl.PropagateNan.ALL)
         # -inf less -inf is not a number: a place that has met no logit yet adds nothing.
         total = tl.where(most == float("-inf"), 0.0, total * tl.exp(most - larger))
@@ -95,16 +95,16 @@ def _losses(
     counts = tl.load(counted + row)
 
     for start in range(0, columns, BLOCK):
-        is_column = start + place < columns
-        value = tl.load(logits + start + place, mask=is_column, other=float("-inf"))
+        is_column = start + offset < columns
+        value = tl.load(logits + start + offset, mask=is_column, other=float("-inf"))
         if ON_AMD:
             value = tl.inline_asm_elementwise(
                 "v_mov_b32 $0, $1", "=v,v", [value], dtype=tl.float32, is_pure=False, pack=1
             )
-        result = tl.exp(value - log_sum) * scale - tl.where(start + place == target, 1.0, 0.0)
+        result = tl.exp(value - log_sum) * scale - tl.where(start + offset == target, 1.0, 0.0)
         result = tl.where(counts, result, 0.0)
         tl.debug_barrier()
-        tl.store(gradient + start + place, result.to(gradient.dtype.element_ty), mask=is_column)
+        tl.store(gradient + start + offset, result.to(gradient.dtype.element_ty), mask=is_column)
 
 
 def launches(arch: Arch) -> Iterator[KernelLaunch]:

@@ -87,9 +87,9 @@ def _cached(name: str, source: str, compiler: Compiler) -> Path:
     """Return the file of a build, made if it is in no directory that is trusted."""
     directory = cache_directory()
     cause = "anyone may write to it" if _anyone_writes(directory) else None
-    for place in [*temporary_directories, *([] if cause else [directory])]:
-        if code_of(place / name) is not None:
-            return place / name
+    for folder in [*temporary_directories, *([] if cause else [directory])]:
+        if code_of(folder / name) is not None:
+            return folder / name
     code = compiler.compile(source)
     if not code.startswith(_MAGIC):
         raise BuildError(f"{compiler.name} ended well but made no code object")

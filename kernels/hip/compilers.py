@@ -71,10 +71,10 @@ def _nvcc_flags(arch: str) -> tuple[str, ...]:
 
 
 def _host() -> Compiler:
-    wanted = os.environ.get("CXX", "")
-    names = [wanted] if wanted else ["c++", "g++", "clang++"]
-    found = next((name for name in names if shutil.which(shlex.split(name)[0])), names[0])
-    return _command(found, (*HOST_FLAGS, "-x", "c++"))
+    configured = os.environ.get("CXX", "")
+    names = [configured] if configured else ["c++", "g++", "clang++"]
+    compiler = next((name for name in names if shutil.which(shlex.split(name)[0])), names[0])
+    return _command(compiler, (*HOST_FLAGS, "-x", "c++"))
 
 
 def _in_library(name: str, arch: str) -> Compiler:

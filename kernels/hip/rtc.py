@@ -118,13 +118,13 @@ def mapped(maps: str, stem: str, torch_folder: Path) -> list[str]:
     of packages beside torch, as AMD's wheels of ROCm are, then the others, by their place in memory.
     """
     fields = (line.split(maxsplit=5) for line in maps.splitlines())
-    files = dict.fromkeys(Path(each[5]) for each in fields if len(each) == 6)
+    files = dict.fromkeys(Path(row[5]) for row in fields if len(row) == 6)
     # What was replaced or removed on disk is there as "FILE (deleted)", and cannot be opened by that name.
     named = [file for file in files if file.name.startswith(stem) and not file.name.endswith(" (deleted)")]
     near = (torch_folder / "lib", torch_folder.parent)
 
     def distance(file: Path) -> int:
-        return next((place for place, folder in enumerate(near) if file.is_relative_to(folder)), len(near))
+        return next((position for position, folder in enumerate(near) if file.is_relative_to(folder)), len(near))
 
     return [str(file) for file in sorted(named, key=distance)]
 

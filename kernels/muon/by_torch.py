@@ -40,5 +40,7 @@ def update(
     if pieces:
         matrices = [matrix_MN.flatten() for master_KMN in masters for matrix_MN in master_KMN]
         places = places_of(pieces, x_KMN.shape[1] * x_KMN.shape[2])
-        found = zip(pieces, places, strict=True)
-        torch._foreach_copy_(pieces, [matrices[at][start : start + len(piece)] for piece, (at, start) in found])
+        destinations = zip(pieces, places, strict=True)
+        torch._foreach_copy_(
+            pieces, [matrices[at][start : start + len(piece)] for piece, (at, start) in destinations]
+        )

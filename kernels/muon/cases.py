@@ -47,7 +47,7 @@ def _both(dtype: torch.dtype, counts: tuple[int, ...], rows: int, columns: int) 
 
 def _tensors(device: torch.device, counts: tuple[int, ...], rows: int, columns: int, seed: int) -> Any:
     pairs = enumerate(counts)
-    return [drawn(device, torch.float32, each, rows, columns, seed=seed + index) for index, each in pairs]
+    return [drawn(device, torch.float32, count, rows, columns, seed=seed + index) for index, count in pairs]
 
 
 def _momentum(dtype: torch.dtype, counts: tuple[int, ...], rows: int, columns: int, device: torch.device) -> Call:

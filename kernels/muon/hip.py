@@ -31,18 +31,18 @@ def momentum(
     from zslurm.kernels.hip.driver import kernels
 
     muon, product = kernels("muon", x_KMN.device), _PRODUCTS[x_KMN.dtype]
-    count, each = x_KMN.shape[0], chunks_of(x_KMN.shape[1] * x_KMN.shape[2])
+    count, chunks = x_KMN.shape[0], chunks_of(x_KMN.shape[1] * x_KMN.shape[2])
     norms_K = x_KMN.new_zeros(count)
     if not x_KMN.numel():
         return norms_K
-    partials = torch.empty(count * each, dtype=torch.float32, device=x_KMN.device)
+    partials = torch.empty(count * chunks, dtype=torch.float32, device=x_KMN.device)
     first = partials.data_ptr()
     rows = _rows(x_KMN, _addresses(gradients), _addresses(momenta), matrices(x_KMN))
     for launch in launches(rows, (4, 4, x_KMN.element_size())):
         arguments = (launch.table, c_float(1 - mu), c_uint(nesterov), c_uint64(first))
         muon.launch(f"muon_momentum_{product}", launch.blocks, arguments)
         first += 4 * launch.blocks
-    sums = (c_uint64(partials.data_ptr()), c_uint(each), c_uint64(norms_K.data_ptr()))
+    sums = (c_uint64(partials.data_ptr()), c_uint(chunks), c_uint64(norms_K.data_ptr()))
     muon.launch(f"muon_norms_{product}", count, sums)
     return norms_K
 
@@ -57,9 +57,9 @@ def supports_update(
 ) -> str | None:
     """Return None, or what of the operands the kernel does not take."""
     rounded = (*(weights or ()), *(pieces or ()))
-    other = next((weight for weight in rounded if weight.dtype != torch.bfloat16), None)
-    if other is not None:
-        return f"{short(other.dtype)} weights"
+    unrounded = next((weight for weight in rounded if weight.dtype != torch.bfloat16), None)
+    if unrounded is not None:
+        return f"{short(unrounded.dtype)} weights"
     return _unsupported([*masters, *(weights or ()), x_KMN], x_KMN)
 
 

@@ -82,24 +82,33 @@ class _Arguments(NamedTuple):
     def differentiated(self) -> bool:
         """Return whether there will be a gradient."""
         leaves = (self.z_BSQ, *self.kernel, self.temperature_J)
-        return torch.is_grad_enabled() and any(each.requires_grad for each in leaves)
+        return torch.is_grad_enabled() and any(leaf.requires_grad for leaf in leaves)
 
 
 def _joined(chosen: bool, *arguments: Any) -> tuple[Tensor, Tensor]:
-    given = _Arguments(*arguments)
+    arguments_given = _Arguments(*arguments)
     seen_BSW = None
-    if given.linked is not None:  # itself first
-        seen_BSW = torch.cat([torch.ones_like(given.linked[0]), *given.linked[: given.kernel.reach]], dim=-1)
+    if arguments_given.linked is not None:  # itself first
+        seen_BSW = torch.cat(
+            [torch.ones_like(arguments_given.linked[0]), *arguments_given.linked[: arguments_given.kernel.reach]],
+            dim=-1,
+        )
     operands = ConvolutionOperands(
-        given.z_BSQ, *join(given.kernel), given.temperature_J, given.cos, given.sin, seen_BSW, given.before_BWQ
+        arguments_given.z_BSQ,
+        *join(arguments_given.kernel),
+        arguments_given.temperature_J,
+        arguments_given.cos,
+        arguments_given.sin,
+        seen_BSW,
+        arguments_given.before_BWQ,
     )
-    q_BHSP, k_BJSP = operations.Mix.apply(chosen, given.differentiated, *operands)  # type: ignore[no-untyped-call]
+    q_BHSP, k_BJSP = operations.Mix.apply(chosen, arguments_given.differentiated, *operands)  # type: ignore[no-untyped-call]
     return q_BHSP, k_BJSP
 
 
 def _check(*arguments: Any) -> None:
-    given = _Arguments(*arguments)
-    z_BSQ, kernel, temperature_J, cos, sin, linked, before_BWQ = given
+    arguments_given = _Arguments(*arguments)
+    z_BSQ, kernel, temperature_J, cos, sin, linked, before_BWQ = arguments_given
     name = "qk_conv"
     checks.shape(name, "z", z_BSQ, (None, None, None), "BSQ")
     checks.shape(name, "temperature", temperature_J, (None,), "J")
@@ -115,9 +124,9 @@ def _check(*arguments: Any) -> None:
     positions = (batch, length, pairs) if cos.dim() == 3 else (length, pairs)
     checks.shape(name, "cos", cos, positions, "BSA"[-len(positions) :])
     checks.shape(name, "sin", sin, positions, "BSA"[-len(positions) :])
-    optional = {f"linked[{distance}]": each for distance, each in enumerate(linked or ())}
-    for what, each in optional.items():
-        checks.shape(name, what, each, (batch, length, 1), "BS1")
+    optional = {f"linked[{distance}]": link for distance, link in enumerate(linked or ())}
+    for what, link in optional.items():
+        checks.shape(name, what, link, (batch, length, 1), "BS1")
     checks.dtype_among(name, (torch.bool,), **optional)
     if linked is not None and not max(1, kernel.reach) <= len(linked):
         raise ValueError(f"{name}: linked has {len(linked)} distances, but the kernel looks back {kernel.reach}")
@@ -126,7 +135,7 @@ def _check(*arguments: Any) -> None:
         optional["before"] = before_BWQ
     _check_formats(name, z_BSQ, kernel, temperature_J, {"cos": cos, "sin": sin}, before_BWQ)
     checks.one_device(name, z=z_BSQ, temperature=temperature_J, cos=cos, sin=sin, **optional, **kernel._asdict())
-    if before_BWQ is not None and given.differentiated:
+    if before_BWQ is not None and arguments_given.differentiated:
         raise ValueError(f"{name}: tokens before the first are for inference: call it under torch.no_grad()")
 
 

@@ -21,12 +21,12 @@ from zslurm.kernels.qk_conv.rotation import at_least_fp32, rotate
 
 def forward(keeps: bool, *operands: Tensor | None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Return queries, keys, and if it `keeps` them the mixed form [h, B, S, P] and sqrt(P) / |u| [h, B, S, 1]."""
-    given = ConvolutionOperands(*operands)  # type: ignore[arg-type]
-    z_BSQ, weight_hIP, bias_hP = given.z_BSQ, given.weight_hIP, given.bias_hP
+    operands_given = ConvolutionOperands(*operands)  # type: ignore[arg-type]
+    z_BSQ, weight_hIP, bias_hP = operands_given.z_BSQ, operands_given.weight_hIP, operands_given.bias_hP
     z_hBSP = _by_head(z_BSQ, weight_hIP)
-    queries = len(z_hBSP) - len(given.temperature_J)
-    before_hBWP = None if given.before_BWQ is None else _by_head(given.before_BWQ, weight_hIP)
-    windows_hTI = _windows(z_hBSP, weight_hIP, given.seen_BSW, before_hBWP)
+    queries = len(z_hBSP) - len(operands_given.temperature_J)
+    before_hBWP = None if operands_given.before_BWQ is None else _by_head(operands_given.before_BWQ, weight_hIP)
+    windows_hTI = _windows(z_hBSP, weight_hIP, operands_given.seen_BSW, before_hBWP)
     if z_BSQ.dtype == bias_hP.dtype:
         u_hTP = torch.baddbmm(bias_hP.unsqueeze(1), windows_hTI, weight_hIP)
     else:
@@ -36,9 +36,11 @@ def forward(keeps: bool, *operands: Tensor | None) -> tuple[Tensor, Tensor, Tens
 
     length_hBS1 = torch.linalg.vector_norm(u_hBSP, dim=-1, keepdim=True)
     inverse_hBS1 = math.sqrt(z_hBSP.shape[-1]) / length_hBS1.clamp_min_(torch.finfo(u_hBSP.dtype).eps)
-    y_hBSP = rotate(u_hBSP, given.cos, given.sin).mul_(_with_temperature(inverse_hBS1, given.temperature_J))
+    y_hBSP = rotate(u_hBSP, operands_given.cos, operands_given.sin).mul_(
+        _with_temperature(inverse_hBS1, operands_given.temperature_J)
+    )
     y_BhSP = y_hBSP.to(z_BSQ.dtype).transpose(0, 1)
-    kept = (u_hBSP, inverse_hBS1) if keeps else given.empty(keeps)[2:]
+    kept = (u_hBSP, inverse_hBS1) if keeps else operands_given.empty(keeps)[2:]
     return y_BhSP[:, :queries], y_BhSP[:, queries:], *kept
 
 
@@ -46,13 +48,17 @@ def backward(
     grad_q_BHSP: Tensor, grad_k_BJSP: Tensor, u_hBSP: Tensor, inverse_hBS1: Tensor, *operands: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Return the gradients of z, weight, bias and temperature."""
-    given = ConvolutionOperands(*operands)  # type: ignore[arg-type]
-    z_BSQ, weight_hIP, temperature_J = given.z_BSQ, given.weight_hIP, given.temperature_J
+    operands_given = ConvolutionOperands(*operands)  # type: ignore[arg-type]
+    z_BSQ, weight_hIP, temperature_J = (
+        operands_given.z_BSQ,
+        operands_given.weight_hIP,
+        operands_given.temperature_J,
+    )
     z_hBSP = _by_head(z_BSQ, weight_hIP)
     heads, batch, length, head_dim = z_hBSP.shape
     queries = heads - len(temperature_J)
     grad_hBSP = torch.cat([grad_q_BHSP, grad_k_BJSP], dim=1).transpose(0, 1).to(u_hBSP.dtype)
-    grad_hBSP = rotate(grad_hBSP, given.cos, -given.sin)
+    grad_hBSP = rotate(grad_hBSP, operands_given.cos, -operands_given.sin)
 
     along_hBS1 = (grad_hBSP * u_hBSP).sum(dim=-1, keepdim=True).mul_(inverse_hBS1)
     grad_temperature_J = along_hBS1[queries:].sum(dim=(1, 2, 3)).to(temperature_J.dtype)
@@ -60,7 +66,7 @@ def backward(
     grad_hBSP.mul_(_with_temperature(inverse_hBS1, temperature_J))
     grad_bias_hP = grad_hBSP.sum(dim=(1, 2))
 
-    ahead_hTI = _windows_ahead(grad_hBSP.to(z_BSQ.dtype), weight_hIP, given.seen_BSW)
+    ahead_hTI = _windows_ahead(grad_hBSP.to(z_BSQ.dtype), weight_hIP, operands_given.seen_BSW)
     grad_weight_hPI = torch.bmm(z_hBSP.flatten(1, 2).mT, ahead_hTI)
     grad_z_hTP = torch.bmm(ahead_hTI, _reversed(weight_hIP))
     grad_z_hBSP = at_least_fp32(grad_z_hTP).reshape(z_hBSP.shape)

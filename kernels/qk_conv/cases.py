@@ -112,8 +112,15 @@ def _operands(dtype: torch.dtype, sizes: _Sizes, documents: bool, device: torch.
 
 
 def _mix(dtype: torch.dtype, sizes: _Sizes, documents: bool, device: torch.device) -> Call:
-    given = _operands(dtype, sizes, documents, device)
-    operands = (given.z_BSQ, given.kernel, given.temperature_J, given.cos_SA, given.sin_SA, given.linked)
+    operands_given = _operands(dtype, sizes, documents, device)
+    operands = (
+        operands_given.z_BSQ,
+        operands_given.kernel,
+        operands_given.temperature_J,
+        operands_given.cos_SA,
+        operands_given.sin_SA,
+        operands_given.linked,
+    )
     return Call(lambda: operands, list)
 
 
@@ -131,5 +138,5 @@ def _forward(dtype: torch.dtype, sizes: _Sizes, documents: bool, device: torch.d
 def _backward(dtype: torch.dtype, sizes: _Sizes, documents: bool, device: torch.device) -> Call:
     operands = _of_passes(_operands(dtype, sizes, documents, device))
     q_BHSP, k_BJSP, *kept = by_torch.forward(True, *operands)
-    gradients = [drawn(device, dtype, *each.shape, seed=seed) for seed, each in ((6, q_BHSP), (7, k_BJSP))]
+    gradients = [drawn(device, dtype, *tensor.shape, seed=seed) for seed, tensor in ((6, q_BHSP), (7, k_BJSP))]
     return Call(lambda: (*gradients, *kept, *operands), list)

@@ -114,8 +114,8 @@ _OPERANDS, _RETURNS = schema_of(ConvolutionOperands), "(Tensor, Tensor, Tensor, 
 
 def _alone(x: Tensor) -> Tensor:
     """Return a contiguous tensor with memory that it shares with none: what an operator has to return."""
-    whole = x.is_contiguous() and x.untyped_storage().nbytes() == x.numel() * x.element_size()
-    return x if whole else x.clone(memory_format=torch.contiguous_format)
+    owns_storage = x.is_contiguous() and x.untyped_storage().nbytes() == x.numel() * x.element_size()
+    return x if owns_storage else x.clone(memory_format=torch.contiguous_format)
 
 
 @torch.library.custom_op(
@@ -143,5 +143,7 @@ def _compiled_backward(*args: Tensor | None) -> _Four:
 
 @_compiled_backward.register_fake
 def _(*args: Tensor | None) -> _Four:
-    z, weight, bias, temperature = (each.new_empty(each.shape) for each in args[4:8] if each is not None)
+    z, weight, bias, temperature = (
+        operand.new_empty(operand.shape) for operand in args[4:8] if operand is not None
+    )
     return z, weight, bias, temperature

@@ -101,8 +101,10 @@ class _ResidualNorm(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, eps: float, centered: bool, *operands: Tensor | None) -> tuple[Tensor, Tensor]:
         ctx.eps, ctx.centered = eps, centered
-        given = NormOperands(*operands)  # type: ignore[arg-type]
-        run = compiled.forward_of(centered, given) if torch.compiler.is_compiling() else operations.forward
+        operands_given = NormOperands(*operands)  # type: ignore[arg-type]
+        run = (
+            compiled.forward_of(centered, operands_given) if torch.compiler.is_compiling() else operations.forward
+        )
         x, joined, statistics = run(eps, centered, *operands)
         ctx.save_for_backward(joined, statistics, *operands)
         ctx.set_materialize_grads(False)

@@ -24,17 +24,21 @@ def lacks(centered: bool, given: NormOperands) -> str | None:
 
 def forward(eps: float, centered: bool, *operands: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
     """Return x, t and the inverse roots, as the reference does."""
-    given = NormOperands(*operands)  # type: ignore[arg-type]
-    assert given.hidden_scale is not None
-    assert given.hidden_bias is not None
-    wide, weight = given.wide, given.weight
-    wide_scale = given.hidden_scale.to(wide)
-    shift = given.hidden_bias * wide_scale
-    if given.residual is not None and given.residual_scale is not None and given.residual_bias is not None:
-        shift.addcmul_(given.residual_bias.to(wide), given.residual_scale.to(wide))
-    joined = torch.addcmul(shift, given.hidden.to(wide), wide_scale)
-    if given.residual is not None and given.residual_scale is not None:
-        joined.addcmul_(given.residual, given.residual_scale.to(wide))
+    operands_given = NormOperands(*operands)  # type: ignore[arg-type]
+    assert operands_given.hidden_scale is not None
+    assert operands_given.hidden_bias is not None
+    wide, weight = operands_given.wide, operands_given.weight
+    wide_scale = operands_given.hidden_scale.to(wide)
+    shift = operands_given.hidden_bias * wide_scale
+    if (
+        operands_given.residual is not None
+        and operands_given.residual_scale is not None
+        and operands_given.residual_bias is not None
+    ):
+        shift.addcmul_(operands_given.residual_bias.to(wide), operands_given.residual_scale.to(wide))
+    joined = torch.addcmul(shift, operands_given.hidden.to(wide), wide_scale)
+    if operands_given.residual is not None and operands_given.residual_scale is not None:
+        joined.addcmul_(operands_given.residual, operands_given.residual_scale.to(wide))
     inverse = torch.linalg.vector_norm(joined, dim=-1, keepdim=True)
     inverse = inverse.square_().div_(joined.shape[-1]).add_(eps).rsqrt_()
     x = (joined * inverse).mul_(weight.to(wide)).to(weight.dtype)
@@ -49,24 +53,28 @@ def backward(
     *operands: Tensor | None,
 ) -> Gradients:
     """Return the gradients, as the reference does."""
-    given = NormOperands(*operands)  # type: ignore[arg-type]
-    wide, grad_weight = given.wide, None
+    operands_given = NormOperands(*operands)  # type: ignore[arg-type]
+    wide, grad_weight = operands_given.wide, None
     if grad_x is None:
         assert grad_joined is not None
         grad = grad_joined.clone()
     else:
         inverse = statistics.view(*joined.shape[:-1], 1)
-        grad_x, wide_weight = grad_x.to(wide), given.weight.to(wide)
+        grad_x, wide_weight = grad_x.to(wide), operands_given.weight.to(wide)
         along = grad_x * joined  # one pass serves both sums: over rows, and with the weight over each row
-        grad_weight = (inverse.flatten() @ along.flatten(0, -2)).to(given.weight.dtype)
+        grad_weight = (inverse.flatten() @ along.flatten(0, -2)).to(operands_given.weight.dtype)
         along = (along @ wide_weight).unsqueeze(-1) * inverse.pow(3)
         grad = (grad_x * wide_weight).mul_(inverse)
         grad.addcmul_(joined, along, value=-1 / joined.shape[-1])
         if grad_joined is not None:
             grad += grad_joined
     total = _sum_rows(grad)
-    of_hidden = _affine_backward(grad, total, given.hidden, given.hidden_scale, given.hidden_bias)
-    of_residual = _affine_backward(grad, total, given.residual, given.residual_scale, given.residual_bias)
+    of_hidden = _affine_backward(
+        grad, total, operands_given.hidden, operands_given.hidden_scale, operands_given.hidden_bias
+    )
+    of_residual = _affine_backward(
+        grad, total, operands_given.residual, operands_given.residual_scale, operands_given.residual_bias
+    )
     return *of_hidden, *of_residual, grad_weight, None
 
 

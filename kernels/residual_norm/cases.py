@@ -76,5 +76,5 @@ def _backward(dtype: torch.dtype, rows: int, width: int, kind: str, device: torc
     grad_joined = drawn(device, torch.float32, rows, width, seed=9) if operands.joins else None
     return Call(
         lambda: (grad_x, grad_joined, joined, statistics, *operands),
-        lambda found: [each for each in found if each is not None],
+        lambda gradients: [gradient for gradient in gradients if gradient is not None],
     )

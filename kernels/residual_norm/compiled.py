@@ -49,12 +49,12 @@ def forward_in_graph(eps: float, centered: bool, *operands: Tensor | None) -> tu
 
 @forward_in_graph.register_fake
 def _(eps: float, centered: bool, *operands: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-    given = NormOperands(*operands)  # type: ignore[arg-type]
-    hidden = given.hidden
-    joined = hidden.new_empty(hidden.shape if given.joins else (0,), dtype=given.wide)
+    operands_given = NormOperands(*operands)  # type: ignore[arg-type]
+    hidden = operands_given.hidden
+    joined = hidden.new_empty(hidden.shape if operands_given.joins else (0,), dtype=operands_given.wide)
     rows = hidden.numel() // hidden.shape[-1]
-    statistics = hidden.new_empty((2 if centered else 1, rows), dtype=given.wide)
-    return torch.empty(hidden.shape, dtype=given.weight.dtype, device=hidden.device), joined, statistics
+    statistics = hidden.new_empty((2 if centered else 1, rows), dtype=operands_given.wide)
+    return torch.empty(hidden.shape, dtype=operands_given.weight.dtype, device=hidden.device), joined, statistics
 
 
 _OF_BACKWARD = "Tensor? grad_x, Tensor? grad_joined, Tensor joined, Tensor statistics"
@@ -66,16 +66,16 @@ _OF_BACKWARD = "Tensor? grad_x, Tensor? grad_joined, Tensor joined, Tensor stati
     schema=f"({_OF_BACKWARD}, {schema_of(NormOperands)}) -> Tensor[]",
 )
 def _backward(*args: Tensor | None) -> list[Tensor]:
-    return [each for each in operations.backward(*args) if each is not None]
+    return [gradient for gradient in operations.backward(*args) if gradient is not None]
 
 
 @_backward.register_fake
 def _(grad_x: Tensor | None, *others: Tensor | None) -> list[Tensor]:
-    given = NormOperands(*others[3:])  # type: ignore[arg-type]
-    there = _has_gradient(grad_x, given)
+    operands_given = NormOperands(*others[3:])  # type: ignore[arg-type]
+    has_gradient = _has_gradient(grad_x, operands_given)
     return [
         torch.empty(operand.shape, dtype=operand.dtype, device=operand.device)
-        for operand, is_there in zip(given, there, strict=True)
+        for operand, is_there in zip(operands_given, has_gradient, strict=True)
         if operand is not None and is_there
     ]
 
@@ -94,5 +94,6 @@ def backward_in_graph(
     *operands: Tensor | None,
 ) -> Gradients:
     """Return one gradient or None for each operand: operators return no None."""
-    found = iter(_backward(grad_x, grad_joined, joined, statistics, *operands))
-    return tuple(next(found) if each else None for each in _has_gradient(grad_x, NormOperands(*operands)))  # type: ignore[arg-type]
+    gradients = iter(_backward(grad_x, grad_joined, joined, statistics, *operands))
+    given = NormOperands(*operands)  # type: ignore[arg-type]
+    return tuple(next(gradients) if has_gradient else None for has_gradient in _has_gradient(grad_x, given))

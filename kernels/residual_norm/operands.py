@@ -59,33 +59,37 @@ def check(name: str, operands: NormOperands) -> None:
         raise ValueError(f"{name}: hidden has the shape {shape}, but must have [..., D] with D of at least 1")
     for stream in ("hidden", "residual"):
         _check_affine(name, stream, operands)
-    given = operands.given()
-    for operand_name, operand in given.items():
+    operands_by_name = operands.given()
+    for operand_name, operand in operands_by_name.items():
         if operand_name == "residual":
             checks.shape(name, operand_name, operand, tuple(operands.hidden.shape), "." * operands.hidden.dim())
         elif operand_name != "hidden":
             checks.shape(name, operand_name, operand, (operands.hidden.shape[-1],), "D")
-    checks.dtype_among(name, _FORMATS, **given)
-    if torch.float64 in {operand.dtype for operand in given.values()}:
-        checks.one_dtype(name, **given)  # what is computed in fp64 is in fp64 throughout
-    checks.one_device(name, **given)
+    checks.dtype_among(name, _FORMATS, **operands_by_name)
+    if torch.float64 in {operand.dtype for operand in operands_by_name.values()}:
+        checks.one_dtype(name, **operands_by_name)  # what is computed in fp64 is in fp64 throughout
+    checks.one_device(name, **operands_by_name)
 
 
 def _check_affine(name: str, stream: str, operands: NormOperands) -> None:
-    given = operands.given()
+    operands_by_name = operands.given()
     scale, bias = f"{stream}_scale", f"{stream}_bias"
-    if (scale in given) != (bias in given):
+    if (scale in operands_by_name) != (bias in operands_by_name):
         raise ValueError(f"{name}: {scale} and {bias} are given together, or neither of them")
-    if scale in given and stream not in given:
+    if scale in operands_by_name and stream not in operands_by_name:
         raise ValueError(f"{name}: {scale} is given without {stream}")
 
 
 def _fit(given: NormOperands) -> bool:
     """Return whether the operands are right as `check` has it; False may be wrong, True may not."""
     hidden, scale, bias, residual, residual_scale, residual_bias, weight, own_bias = given
-    vectors = [each for each in (scale, bias, residual_scale, residual_bias, weight, own_bias) if each is not None]
+    vectors = [
+        operand
+        for operand in (scale, bias, residual_scale, residual_bias, weight, own_bias)
+        if operand is not None
+    ]
     everything = [hidden, *vectors] if residual is None else [hidden, residual, *vectors]
-    formats = {each.dtype for each in everything}
+    formats = {operand.dtype for operand in everything}
     size = hidden.shape
     return (
         len(size) > 1
@@ -94,8 +98,8 @@ def _fit(given: NormOperands) -> bool:
         and (residual_scale is None) == (residual_bias is None)
         and (residual_scale is None or residual is not None)
         and (residual is None or residual.shape == size)
-        and all(each.shape == size[-1:] for each in vectors)
+        and all(operand.shape == size[-1:] for operand in vectors)
         and formats.issubset(_FORMATS)
         and (len(formats) == 1 or torch.float64 not in formats)
-        and len({each.device for each in everything}) == 1
+        and len({operand.device for operand in everything}) == 1
     )

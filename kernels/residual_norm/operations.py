@@ -23,18 +23,18 @@ def _check_forward(eps: float, centered: bool, *operands: Any) -> None:
 def _check_backward(
     grad_x: Tensor | None, grad_joined: Tensor | None, joined: Tensor, statistics: Tensor, *operands: Any
 ) -> None:
-    name, given = "residual_norm.backward", NormOperands(*operands)
-    check(name, given)
+    name, operands_given = "residual_norm.backward", NormOperands(*operands)
+    check(name, operands_given)
     if grad_x is None and grad_joined is None:
         raise ValueError(f"{name}: neither grad_x nor grad_joined is given")
-    shape, letters = tuple(given.hidden.shape), "." * given.hidden.dim()
-    checks.dtype_among(name, (given.wide,), statistics=statistics, joined=joined)
-    checks.shape(name, "statistics", statistics, (None, given.hidden.numel() // shape[-1]), "KR")
-    gradients = {"grad_x": grad_x, "grad_joined": grad_joined, "joined": joined if given.joins else None}
-    there = {key: value for key, value in gradients.items() if value is not None}
-    for key, value in there.items():
+    shape, letters = tuple(operands_given.hidden.shape), "." * operands_given.hidden.dim()
+    checks.dtype_among(name, (operands_given.wide,), statistics=statistics, joined=joined)
+    checks.shape(name, "statistics", statistics, (None, operands_given.hidden.numel() // shape[-1]), "KR")
+    gradients = {"grad_x": grad_x, "grad_joined": grad_joined, "joined": joined if operands_given.joins else None}
+    gradients_given = {key: value for key, value in gradients.items() if value is not None}
+    for key, value in gradients_given.items():
         checks.shape(name, key, value, shape, letters)
-    checks.one_device(name, hidden=given.hidden, statistics=statistics, **there)
+    checks.one_device(name, hidden=operands_given.hidden, statistics=statistics, **gradients_given)
 
 
 def _sizes(given: NormOperands) -> Sizes:

@@ -37,18 +37,18 @@ def forward(eps: float, centered: bool, *operands: Tensor | None) -> tuple[Tenso
         x of the shape of hidden; t likewise, in fp32 at least, or without elements if nothing is joined; and
         the inverse roots [1, R] of all R rows, for LayerNorm with their means behind [2, R].
     """
-    given = NormOperands(*operands)  # type: ignore[arg-type]
-    joined = _join(given)
+    operands_given = NormOperands(*operands)  # type: ignore[arg-type]
+    joined = _join(operands_given)
     mean = joined.mean(dim=-1, keepdim=True) if centered else joined.new_zeros(())
     inverse = ((joined - mean).square().mean(dim=-1, keepdim=True) + eps).rsqrt()
-    x = (joined - mean) * inverse * given.weight.to(given.wide)
-    if given.bias is not None:
-        x = x + given.bias
+    x = (joined - mean) * inverse * operands_given.weight.to(operands_given.wide)
+    if operands_given.bias is not None:
+        x = x + operands_given.bias
     statistics = joined.new_empty(2 if centered else 1, inverse.numel())
     statistics[0] = inverse.flatten()
     if centered:
         statistics[1] = mean.flatten()
-    return x.to(given.weight.dtype), joined if given.joins else joined.new_empty(0), statistics
+    return x.to(operands_given.weight.dtype), joined if operands_given.joins else joined.new_empty(0), statistics
 
 
 def _join(given: NormOperands) -> Tensor:
@@ -78,26 +78,30 @@ def backward(
         statistics: as `forward` returned them.
         operands: those of `forward`.
     """
-    given = NormOperands(*operands)  # type: ignore[arg-type]
+    operands_given = NormOperands(*operands)  # type: ignore[arg-type]
     grad_weight = grad_bias = None
-    gradients = [] if grad_joined is None else [grad_joined.to(given.wide)]
+    gradients = [] if grad_joined is None else [grad_joined.to(operands_given.wide)]
     if grad_x is not None:
-        grad_x = grad_x.to(given.wide)
-        per_row = [each.view(*given.hidden.shape[:-1], 1) for each in statistics.unbind()]
+        grad_x = grad_x.to(operands_given.wide)
+        per_row = [statistic.view(*operands_given.hidden.shape[:-1], 1) for statistic in statistics.unbind()]
         inverse, mean = per_row[0], per_row[1] if len(per_row) > 1 else None
-        centered = joined if given.joins else given.hidden.to(given.wide)
+        centered = joined if operands_given.joins else operands_given.hidden.to(operands_given.wide)
         centered = centered if mean is None else centered - mean
         normal = centered * inverse
-        weighted = grad_x * given.weight
+        weighted = grad_x * operands_given.weight
         gradient = weighted - normal * (weighted * normal).mean(dim=-1, keepdim=True)
         if mean is not None:
             gradient = gradient - weighted.mean(dim=-1, keepdim=True)
         gradients.append(gradient * inverse)
-        grad_weight = _sum_rows(grad_x * normal).to(given.weight.dtype)
-        grad_bias = _sum_rows(grad_x).to(given.bias.dtype) if given.bias is not None else None
+        grad_weight = _sum_rows(grad_x * normal).to(operands_given.weight.dtype)
+        grad_bias = _sum_rows(grad_x).to(operands_given.bias.dtype) if operands_given.bias is not None else None
     total = sum(gradients[1:], start=gradients[0])
-    of_hidden = _affine_backward(total, given.hidden, given.hidden_scale, given.hidden_bias)
-    of_residual = _affine_backward(total, given.residual, given.residual_scale, given.residual_bias)
+    of_hidden = _affine_backward(
+        total, operands_given.hidden, operands_given.hidden_scale, operands_given.hidden_bias
+    )
+    of_residual = _affine_backward(
+        total, operands_given.residual, operands_given.residual_scale, operands_given.residual_bias
+    )
     return *of_hidden, *of_residual, grad_weight, grad_bias
 
 

@@ -73,7 +73,7 @@ def _lacks_in_triton(operand: Tensor, *others: object) -> str | None:
         return "float64 operands"
     if operand.dtype == torch.float32 and not arch_of(operand.device).is_amd:
         return "float32 operands on NVIDIA, whose matrix units round them"
-    return checks.lacks_near_elements(operand, *(each for each in others if isinstance(each, Tensor)))
+    return checks.lacks_near_elements(operand, *(argument for argument in others if isinstance(argument, Tensor)))
 
 
 symmetric_product = Operation(

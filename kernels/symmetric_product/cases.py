@@ -26,7 +26,7 @@ def checks() -> Iterator[Case]:
 def benchmarks(small: bool) -> Iterator[Case]:
     """Yield one matrix and five of each side, twice as long, by how many tiles they have."""
     matrices = _SMALL_MATRICES if small else _MATRICES
-    for count, side in sorted(matrices, key=lambda each: each[0] * each[1] ** 2):
+    for count, side in sorted(matrices, key=lambda size: size[0] * size[1] ** 2):
         yield from _both(torch.bfloat16, count, side, 2 * side)
 
 

@@ -156,8 +156,8 @@ def _lower_tiles(
         corner = added + batch * added_batch + first_row.to(tl.int64) * added_row
         corner += first_column.to(tl.int64) * added_column
         offsets = in_tile[:, None] * added_row + in_tile[None, :] * added_column
-        own = tl.load(corner + offsets, mask=in_rows, other=0.0)
-        total = b * own.to(tl.float32) + c * total
+        previous = tl.load(corner + offsets, mask=in_rows, other=0.0)
+        total = b * previous.to(tl.float32) + c * total
 
     result = total.to(out.dtype.element_ty)
     turned = tl.trans(result)

@@ -118,7 +118,7 @@ def test_nodes_of_the_fabric_and_of_slurm() -> None:
         (2, "SwitchName", []),
         (None, "BlockName", []),
         (None, "SwitchName", ["cluster.nodes_per_switch: not given, so jobs do not ask for few leaf switches"]),
-        (3, "SwitchName", ["cluster.nodes_per_switch: 3, but most leaf switches of Slurm have 2 nodes"]),
+        (3, "SwitchName", ["cluster.nodes_per_switch: 3, but most leaf switches have 2 nodes"]),
         (3, "BlockName", ["cluster.nodes_per_switch: 3, but Slurm has no topology/tree"]),
     ],
 )

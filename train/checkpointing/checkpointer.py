@@ -139,7 +139,9 @@ class Checkpointer(Hooks):
                 job = os.environ.get("SLURM_JOB_ID", "")
                 lock = acquire(self.root, job=job, take_over=self._takes_over)
             except NoSpace as error:
-                state = snapshot_bytes({each.name: each.values for each in self.optimizer.states})
+                state = snapshot_bytes(
+                    {optimizer_state.name: optimizer_state.values for optimizer_state in self.optimizer.states}
+                )
                 problem = f"{error}; {NEEDS} {show_bytes(self.world.size * state)}"
             except CheckpointError as error:
                 problem = str(error)
@@ -475,9 +477,9 @@ class Checkpointer(Hooks):
         self.shards.gather_weights()
         for part in self.shards.weights.view(torch.uint8).split(_HASHED_BYTES):
             crc = crc32(_host(part).data, crc)
-        found = torch.tensor([crc, -crc], dtype=torch.int64, device=self.world.device)
-        dist.all_reduce(found, op=dist.ReduceOp.MAX)
-        if found[0] != -found[1]:
+        checksums = torch.tensor([crc, -crc], dtype=torch.int64, device=self.world.device)
+        dist.all_reduce(checksums, op=dist.ReduceOp.MAX)
+        if checksums[0] != -checksums[1]:
             raise TrainError(
                 "ranks hold different weights after loading: a network or memory fault; check the nodes"
             )

@@ -60,7 +60,9 @@ def _meant(path: Path) -> str:
     """Return what was probably meant by a path that does not hold what it should."""
     if (path / "manifest.json").is_file():
         return f"; it is a checkpoint: `init: ckpt:{path}`"
-    newest = next((found.path for found in list_checkpoints(path / "checkpoints") if found.complete), None)
+    newest = next(
+        (newest_path.path for newest_path in list_checkpoints(path / "checkpoints") if newest_path.complete), None
+    )
     if newest is not None:
         return f"; it is a run, of which the newest checkpoint is `init: ckpt:{newest}`"
     if (path / "config.json").is_file():

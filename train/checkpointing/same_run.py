@@ -35,8 +35,10 @@ def check_same_optimizer(manifest: Manifest, table: tuple[TensorInfo, ...], dtyp
     act = "set it back, or submit with --new (and `init: ckpt:DIR` to start from its weights)"
     for tensor, row in zip(manifest.tensors, table, strict=True):
         if not set(states_of(row)) <= tensor.states.keys():
-            theirs, ours = ("muon", "adamw") if MOMENTUM in tensor.states else ("adamw", "muon")
-            raise ConfigError(f"{where} was trained with optim.matrices: {theirs}, this run has {ours}; {act}")
+            theirs, own_optimizer = ("muon", "adamw") if MOMENTUM in tensor.states else ("adamw", "muon")
+            raise ConfigError(
+                f"{where} was trained with optim.matrices: {theirs}, this run has {own_optimizer}; {act}"
+            )
         if tensor.states[MASTER] != dtype:
             raise ConfigError(
                 f"{where} has master weights in {tensor.states[MASTER]}, parallel.dtype asks for {dtype}; {act}"

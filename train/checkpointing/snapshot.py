@@ -187,8 +187,8 @@ def available_memory() -> int:
     """Return the bytes of host memory left to this process: the machine's, or its control group's if less."""
     free: int = psutil.virtual_memory().available
     with suppress(OSError, ValueError, IndexError):
-        own = Path("/proc/self/cgroup").read_text().rpartition("::")[2].strip()
-        group = Path("/sys/fs/cgroup") / own.lstrip("/")
+        cgroup = Path("/proc/self/cgroup").read_text().rpartition("::")[2].strip()
+        group = Path("/sys/fs/cgroup") / cgroup.lstrip("/")
         while group != group.parent and group != Path("/sys/fs"):
             limit = group / "memory.max"
             if limit.is_file() and (text := limit.read_text().strip()) != "max":

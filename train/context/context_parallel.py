@@ -138,10 +138,10 @@ class ContextParallel:
 
     def start_all_gather(self, part: Tensor) -> Pending:
         """Collect every rank's `part` (contiguous): [size, ...]."""
-        whole = part.new_empty(self.size, *part.shape)
+        gathered = part.new_empty(self.size, *part.shape)
         self._count("all_gather", part, self.size - 1)
-        work = _all_gather(whole.view(-1), part.view(-1), group=self.group, async_op=True)
-        return Pending([work], (whole,), (part,))
+        work = _all_gather(gathered.view(-1), part.view(-1), group=self.group, async_op=True)
+        return Pending([work], (gathered,), (part,))
 
     def reduce_scatter(self, whole: Tensor) -> Tensor:
         """Sum `whole` [size, ...] over all ranks and return this rank's part of it."""
@@ -164,7 +164,7 @@ def context_groups(
     Every rank of the run calls it with the same sizes, which divide the number of ranks. An exchange that takes
     longer than `timeout` fails, by default after that of the backend.
     """
-    found: dict[int, ContextParallel] = {}
+    groups: dict[int, ContextParallel] = {}
     for size in sorted(set(sizes) - {1}):
         first = dist.get_rank() // size * size
         # Each rank makes its own group only, all at the same point: NCCL makes those of a size in one split.
@@ -175,5 +175,5 @@ def context_groups(
             group_desc=f"context {first}",
         )
         assert group is not None
-        found[size] = ContextParallel(group, attention)
-    return found
+        groups[size] = ContextParallel(group, attention)
+    return groups

@@ -186,11 +186,11 @@ class Bundle:
             "targets": (np.dtype("u1"), self.token_count),
             "target_checksums": blocks,
         }
-        for name, found in self.ranges.items():
+        for name, dataset in self.ranges.items():
             dtype, length = expected[name]
-            if (found.dtype, found.length) != (dtype, length):
+            if (dataset.dtype, dataset.length) != (dtype, length):
                 raise DataError(
-                    f"{self.path}: {name} is {found.dtype.str} [{found.length}] where the header "
+                    f"{self.path}: {name} is {dataset.dtype.str} [{dataset.length}] where the header "
                     f"promises {dtype.str} [{length}]: the file is damaged; {AGAIN}"
                 )
 
@@ -222,9 +222,9 @@ class Corpus:
         bundles = tuple(map(Bundle.open, paths))
         first = bundles[0]
         for bundle in bundles[1:]:
-            if other := first.header.other_tokenizer(bundle.header):
+            if difference := first.header.other_tokenizer(bundle.header):
                 raise DataError(
-                    f"{bundle.path}: made with another tokenizer than {first.path.name} ({other}); "
+                    f"{bundle.path}: made with another tokenizer than {first.path.name} ({difference}); "
                     "build the data again with one tokenizer"
                 )
         return cls(path, bundles)
@@ -325,14 +325,14 @@ class Corpus:
         """
         path = self.bundles[0].path.with_name(TOKENIZER_FILE)
         try:
-            found = hashlib.sha256(path.read_bytes()).hexdigest()
+            digest = hashlib.sha256(path.read_bytes()).hexdigest()
         except OSError as error:
             raise DataError(
                 f"{path}: cannot be read: {error.strerror}; it belongs beside its bundles: copy it again"
             ) from error
-        if found != self.header.tokenizer_sha256:
+        if digest != self.header.tokenizer_sha256:
             raise DataError(
-                f"{path}: is not the tokenizer that made the bundles (sha256 {found[:12]}, "
+                f"{path}: is not the tokenizer that made the bundles (sha256 {digest[:12]}, "
                 f"not {self.header.tokenizer_sha256[:12]}); put the right one there or build the data again"
             )
         return path

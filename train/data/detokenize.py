@@ -47,5 +47,5 @@ def text_pieces(tokenizer: Tokenizer, prompt: Sequence[int], tokens: Iterable[in
     for token in tokens:
         if piece := stream.add(token):
             yield piece
-    if rest := stream.rest():
-        yield rest
+    if remainder := stream.rest():
+        yield remainder

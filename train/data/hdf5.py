@@ -95,8 +95,8 @@ def create_hdf5(path: Path) -> Iterator[h5py.File]:
         ) as file:
             yield file
     except (OSError, RuntimeError) as error:  # the latter where the file cannot be closed
-        if found := re.search(r"errno = (\d+)", str(error)):
-            raise OSError(int(found[1]), os.strerror(int(found[1]))) from error
+        if match := re.search(r"errno = (\d+)", str(error)):
+            raise OSError(int(match[1]), os.strerror(int(match[1]))) from error
         if isinstance(error, OSError):
             raise
         raise OSError(" ".join(str(error).split())) from error

@@ -170,8 +170,8 @@ class Loader:
         else:
             windows_NS = torch.from_numpy(read.windows_NS).pin_memory()
             mask_NS = mask_NS.pin_memory() if mask_NS is not None else None
-            bounds = [each.pin_memory() if each is not None else None for each in bounds]
-            filled = [each.pin_memory() for each in filled] if filled is not None else None
+            bounds = [tensor.pin_memory() if tensor is not None else None for tensor in bounds]
+            filled = [tensor.pin_memory() for tensor in filled] if filled is not None else None
         return _Held(read.locations, read.sizes, windows_NS, mask_NS, targets, bounds, filled)
 
     def _bounds(self, windows_BS: NDArray[np.unsignedinteger]) -> Tensor | None:

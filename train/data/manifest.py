@@ -80,6 +80,6 @@ class BuildManifest:
 
     def summary(self, path: Path, *, reused: bool, continued: int = 0) -> BuildSummary:
         """Return the part that a caller wants to know."""
-        ours = {field.name for field in fields(BuildSummary)}
-        counts = {name: value for name, value in vars(self).items() if name in ours}
+        names = {field.name for field in fields(BuildSummary)}
+        counts = {name: value for name, value in vars(self).items() if name in names}
         return BuildSummary(path=path, reused=reused, continued=continued, **counts)

@@ -95,8 +95,8 @@ class Mixture:
         if len(self.names) == 1:
             return np.zeros_like(sequences), sequences
         blocks, inside = np.divmod(sequences, self.block)
-        wanted, which = np.unique(blocks, return_inverse=True)
-        source, before = self._slots(wanted)
+        unique_blocks, which = np.unique(blocks, return_inverse=True)
+        source, before = self._slots(unique_blocks)
         return source[which, inside], before[which, inside]
 
     def _counts_at(self, block: int) -> NDArray[np.int64]:

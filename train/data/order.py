@@ -108,13 +108,13 @@ class DataOrder:
             The source's place in `data.names`, and the sequence's index in it; int64 [k] each.
         """
         mixture = self.mixtures[phase_index]
-        place, before = mixture.at(sequences)
-        source, index = np.empty_like(place), np.empty_like(place)
-        for here in np.unique(place).tolist():
-            mine, name = place == here, mixture.names[here]
+        source_of, before = mixture.at(sequences)
+        source, index = np.empty_like(source_of), np.empty_like(source_of)
+        for source_index in np.unique(source_of).tolist():
+            of_source, name = source_of == source_index, mixture.names[source_index]
             sampler = Sampler(self.sequences(name, phase_index), self.seed, name)
-            source[mine] = self.data.names.index(name)
-            index[mine] = sampler.indices(self._before[phase_index].get(name, 0) + before[mine])
+            source[of_source] = self.data.names.index(name)
+            index[of_source] = sampler.indices(self._before[phase_index].get(name, 0) + before[of_source])
         return source, index
 
     def taken(self, done: int) -> dict[str, dict[str, int]]:
@@ -122,11 +122,11 @@ class DataOrder:
 
         As {"4096": {"web": 90, "code": 10}, "4096 best_fit": {"chats": 8}}: keys are text, as in JSON.
         """
-        here = self.plan.at(done) if done < self.plan.total_steps else None
-        finished = len(self.plan.phases) if here is None else here.phase_index
+        position = self.plan.at(done) if done < self.plan.total_steps else None
+        finished = len(self.plan.phases) if position is None else position.phase_index
         counts = [self.counts(index) for index in range(finished)]
-        if here is not None:
-            counts.append(self.mixtures[finished].counts(here.sequence))
+        if position is not None:
+            counts.append(self.mixtures[finished].counts(position.sequence))
         taken: dict[str, Counter[str]] = defaultdict(Counter)
         for index, of_phase in enumerate(counts):
             if some := {name: count for name, count in of_phase.items() if count}:
@@ -135,14 +135,14 @@ class DataOrder:
 
     def progress(self, done: int) -> dict[str, SourceProgress]:
         """Return what the first `done` steps took of each source."""
-        found = {name: SourceProgress(0, 0.0) for name in self.data.names}
+        by_source = {name: SourceProgress(0, 0.0) for name in self.data.names}
         for cut, counts in self.taken(done).items():
             context, packed = int(cut.removesuffix(PACKED)), cut.endswith(PACKED)
             for name, count in counts.items():
                 epochs = count / self.data.sequences(name, context, packed=packed)
-                before = found[name]
-                found[name] = SourceProgress(before.tokens + count * context, before.epochs + epochs)
-        return found
+                before = by_source[name]
+                by_source[name] = SourceProgress(before.tokens + count * context, before.epochs + epochs)
+        return by_source
 
     def check_epochs(self, most: float | None) -> None:
         """Make sure that the run takes no more epochs of a source than it may.
@@ -164,13 +164,18 @@ class DataOrder:
         lines = []
         for index, phase in enumerate(self.plan.phases):
             total = sum((Fraction(str(share)) for share in phase.mix.values()), Fraction())
-            whole = next(
-                (whole for whole in (1, 100) if total != whole and abs(total - whole) <= whole * _NEARLY), None
+            total_expected = next(
+                (
+                    total_expected
+                    for total_expected in (1, 100)
+                    if total != total_expected and abs(total - total_expected) <= total_expected * _NEARLY
+                ),
+                None,
             )
-            if whole is not None:
+            if total_expected is not None:
                 lines.append(
-                    f"phases[{index}].mix: the shares sum to {float(total):g}, not {whole}; each counts as its "
-                    "part of the sum"
+                    f"phases[{index}].mix: the shares sum to {float(total):g}, not {total_expected}; each "
+                    "counts as its part of the sum"
                 )
         return lines
 
@@ -187,13 +192,13 @@ class DataOrder:
 
     def _checksums(self) -> dict[str, dict[str, int]]:
         """Return the checksum of each packing that the run trains on, by context and source."""
-        found: dict[str, dict[str, int]] = {}
+        by_cut: dict[str, dict[str, int]] = {}
         for index, phase in enumerate(self.plan.phases):
             if self.packed[index]:
                 names = self.mixtures[index].names
                 checksums = {name: self.data.packs(name, phase.context).crc32 for name in names}
-                found.setdefault(self._cut(index), {}).update(checksums)
-        return found
+                by_cut.setdefault(self._cut(index), {}).update(checksums)
+        return by_cut
 
     def changes(self, recorded: Mapping[str, Any], done: int) -> list[str]:
         """Describe what has changed in the data of a run that is resumed, a line for each change.
@@ -204,24 +209,24 @@ class DataOrder:
             DataError: the tokenizer is another one.
             ConfigError: the same data were mixed differently in the steps that are done.
         """
-        ours = self.record(done)
-        if recorded.get("tokenizer_sha256", ours["tokenizer_sha256"]) != ours["tokenizer_sha256"]:
+        own_record = self.record(done)
+        if recorded.get("tokenizer_sha256", own_record["tokenizer_sha256"]) != own_record["tokenizer_sha256"]:
             raise DataError(
                 f"{self.data.paths}: made with another tokenizer than the checkpoint's run; "
                 "set data.path back, or submit with --new"
             )
         lines = []
-        if recorded.get("data_fingerprint", ours["data_fingerprint"]) != ours["data_fingerprint"]:
+        if recorded.get("data_fingerprint", own_record["data_fingerprint"]) != own_record["data_fingerprint"]:
             lines = self._changed_sources(recorded.get("sources", {}))
         if recorded.get("seed", self.seed) != self.seed:
             lines.append(f"run.seed is {self.seed}, and was {recorded['seed']}: from here on the order is another")
         if not lines and any(
-            ours["packs"].get(cut, {}).get(name, checksum) != checksum
+            own_record["packs"].get(cut, {}).get(name, checksum) != checksum
             for cut, of_cut in recorded.get("packs", {}).items()
             for name, checksum in of_cut.items()
         ):
             lines.append("data.long_documents was changed: from here on other documents are packed together")
-        before, now = recorded.get("sequences", ours["sequences"]), ours["sequences"]
+        before, now = recorded.get("sequences", own_record["sequences"]), own_record["sequences"]
         if before != now and not lines:
             raise ConfigError(
                 f"phases[].mix or packing: the {counted(done, 'step that is done', 'steps that are done')} took "

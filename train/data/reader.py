@@ -101,14 +101,14 @@ def read_from(order: DataOrder, step: int, rank: int, world_size: int) -> Iterat
 
 def _packed_inputs(planned: _Planned) -> list[PackedInputs] | None:
     """Return where documents and padding are in each microbatch of a read; None for windows."""
-    sequences, found, first = planned.sequences, [], 0
+    sequences, inputs, first = planned.sequences, [], 0
     if not isinstance(sequences, PackedSequences):
         return None
     for size in planned.sizes:
         part = sequences.part(first, first + size)
-        found.append(PackedInputs(part.bounds(), np.minimum(part.filled, part.context)))
+        inputs.append(PackedInputs(part.bounds(), np.minimum(part.filled, part.context)))
         first += size
-    return found
+    return inputs
 
 
 def _planned(order: DataOrder, step: int, share: _Share) -> Iterator[_Planned]:
@@ -129,12 +129,12 @@ def _together(pieces: list[tuple[int, SharePiece]], most: int) -> Iterator[list[
     """Yield the pieces, neighbours together up to `most` sequences, and at least one at a time."""
     together: list[tuple[int, SharePiece]] = []
     sequences = 0
-    for each in pieces:
-        size = each[1].sequences
+    for step_and_piece in pieces:
+        size = step_and_piece[1].sequences
         if together and sequences + size > most:
             yield together
             together, sequences = [], 0
-        together.append(each)
+        together.append(step_and_piece)
         sequences += size
     if together:
         yield together
@@ -147,15 +147,15 @@ def _batches(
     pieces: list[tuple[int, SharePiece]] = []
     numbers: list[NDArray[np.int64]] = []
     phase_index, ordered, most = 0, 0, FIRST_SEQUENCES
-    for each in range(step, order.plan.total_steps):
-        here = order.plan.at(each)
-        if pieces and (here.phase_index != phase_index or ordered >= most):
+    for step_index in range(step, order.plan.total_steps):
+        position = order.plan.at(step_index)
+        if pieces and (position.phase_index != phase_index or ordered >= most):
             yield phase_index, pieces, np.concatenate(numbers)
             pieces, numbers, ordered, most = [], [], 0, min(2 * most, ORDERED_SEQUENCES)
-        phase_index = here.phase_index
-        for piece in share(here):
-            start = here.sequence + piece.number * here.phase.micro_batch
-            pieces.append((each, piece))
+        phase_index = position.phase_index
+        for piece in share(position):
+            start = position.sequence + piece.number * position.phase.micro_batch
+            pieces.append((step_index, piece))
             numbers.append(np.arange(start + piece.first, start + piece.last))
             ordered += piece.sequences
     if pieces:

@@ -52,11 +52,11 @@ class Sampler:
 
         Counters, int64 [k], are at least 0; they may span epochs.
         """
-        wanted = np.asarray(counters, dtype=np.int64)
-        if wanted.size and wanted.min() < 0:
-            raise ValueError(f"counters start at 0, got {wanted.min()}")
-        epochs, positions = np.divmod(wanted, self.n)
-        result = np.empty_like(wanted)
+        wanted_counters = np.asarray(counters, dtype=np.int64)
+        if wanted_counters.size and wanted_counters.min() < 0:
+            raise ValueError(f"counters start at 0, got {wanted_counters.min()}")
+        epochs, positions = np.divmod(wanted_counters, self.n)
+        result = np.empty_like(wanted_counters)
         for epoch in np.unique(epochs):
             chosen = epochs == epoch
             result[chosen] = permute(positions[chosen], self.n, round_keys(self._purpose(int(epoch))))

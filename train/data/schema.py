@@ -79,9 +79,9 @@ class BundleHeader:
     def other_tokenizer(self, theirs: BundleHeader) -> str | None:
         """Return how `theirs` shows another tokenizer, as `end_token 2, not 1`; None if it shows none."""
         for field in ("tokenizer_sha256", "vocab_size", "end_token"):
-            here, there = str(getattr(self, field)), str(getattr(theirs, field))
-            if here != there:
-                return f"{field} {there[:12]}, not {here[:12]}"
+            own_value, other_value = str(getattr(self, field)), str(getattr(theirs, field))
+            if own_value != other_value:
+                return f"{field} {other_value[:12]}, not {own_value[:12]}"
         return None
 
 

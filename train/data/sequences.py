@@ -39,8 +39,14 @@ class Windows:
 
     def part(self, first: int, last: int) -> Windows:
         """Sequences [first, last) of these."""
-        here = slice(first, last)
-        return Windows(self.context, self.source[here], self.index[here], self.bundles[here], self.starts[here])
+        selection = slice(first, last)
+        return Windows(
+            self.context,
+            self.source[selection],
+            self.index[selection],
+            self.bundles[selection],
+            self.starts[selection],
+        )
 
     def will_need(self) -> None:
         """Have the kernel fetch them while this process continues; what is in a second bundle is left out."""
@@ -72,8 +78,10 @@ class PackedSequences:
     def part(self, first: int, last: int) -> PackedSequences:
         """Sequences [first, last) of these."""
         sizes, before = self.sizes[first:last], int(self._edges[first])
-        here = slice(before, before + int(sizes.sum()))
-        return PackedSequences(self.context, sizes, self.bundles[here], self.starts[here], self.tokens[here])
+        selection = slice(before, before + int(sizes.sum()))
+        return PackedSequences(
+            self.context, sizes, self.bundles[selection], self.starts[selection], self.tokens[selection]
+        )
 
     def will_need(self) -> None:
         """Have the kernel fetch them while this process continues."""
@@ -109,8 +117,8 @@ class PackedSequences:
             DataError: a token id is beyond the vocabulary.
         """
         rows = np.full((len(self), self.context + 1), padding, dtype)
-        for row, place, bundle, start, count in self._pieces():
-            rows[row, place : place + count] = bundle.scattered[start : start + count]
+        for row, offset, bundle, start, count in self._pieces():
+            rows[row, offset : offset + count] = bundle.scattered[start : start + count]
         if len(self) and rows.max() >= self.bundles[0].header.vocab_size:
             for _, _, bundle, start, count in self._pieces():
                 bundle.read(start, count)  # raises, and names the token
@@ -124,9 +132,9 @@ class PackedSequences:
         mask = np.ones((len(self), self.context + 1), np.uint8)  # of tokens; the first of a row is no target
         mask[self.rows, self.places] = 0
         mask[np.arange(self.context + 1) >= self.filled[:, None]] = 0
-        for row, place, bundle, start, count in self._pieces():
+        for row, offset, bundle, start, count in self._pieces():
             if bundle.masked:
-                mask[row, place + 1 : place + count] = bundle.read_targets(start + 1, count - 1)
+                mask[row, offset + 1 : offset + count] = bundle.read_targets(start + 1, count - 1)
         return mask[:, 1:]
 
     def bounds(self) -> NDArray[np.int32]:
@@ -158,15 +166,15 @@ def joined(
     each piece, and the bundles and starts of the pieces.
     """
     sizes = np.zeros(len(parts[0][0]), np.int64)
-    for mine, of_mine, *_ in parts:
-        sizes[mine] = of_mine
+    for rows, of_mine, *_ in parts:
+        sizes[rows] = of_mine
     edges = np.cumsum(sizes) - sizes
     tokens = np.empty(int(sizes.sum()), np.int64)
     order = np.empty_like(tokens)  # of the pieces, in the order of the parts
     bundles: list[Bundle] = []
     starts: list[int] = []
-    for mine, of_mine, of_pieces, in_bundles, begins in parts:
-        places = ranges(edges[mine], of_mine)
+    for rows, of_mine, of_pieces, in_bundles, begins in parts:
+        places = ranges(edges[rows], of_mine)
         tokens[places] = of_pieces
         order[places] = len(starts) + np.arange(len(begins))
         bundles += in_bundles

@@ -69,12 +69,15 @@ class Shares:
     def sizes(self) -> tuple[int, ...]:
         """How many sequences each rank computes."""
         most, microbatches = -(-self.sequences // self.ranks), self.sequences // self.micro_batch
-        whole, edge = divmod(most, self.micro_batch)
+        full_shares, edge = divmod(most, self.micro_batch)
         if not edge:
-            each, more = divmod(microbatches, self.ranks)
-            return tuple((each + (rank < more)) * self.micro_batch for rank in range(self.ranks))
-        left = microbatches - whole * self.ranks
-        return tuple(whole * self.micro_batch + part for part in _edges(left, self.micro_batch, self.ranks, edge))
+            full_count, more = divmod(microbatches, self.ranks)
+            return tuple((full_count + (rank < more)) * self.micro_batch for rank in range(self.ranks))
+        remaining = microbatches - full_shares * self.ranks
+        return tuple(
+            full_shares * self.micro_batch + extra
+            for extra in _edges(remaining, self.micro_batch, self.ranks, edge)
+        )
 
     @cached_property
     def _shares(self) -> tuple[tuple[SharePiece, ...], ...]:
@@ -83,8 +86,8 @@ class Shares:
         wholes = [size // self.micro_batch for size in self.sizes]
         numbers = itertools.count()
         for dealt in range(max(wholes)):
-            for rank, whole in enumerate(wholes):
-                if dealt < whole:
+            for rank, full_share in enumerate(wholes):
+                if dealt < full_share:
                     shares[rank].append(SharePiece(next(numbers), 0, self.micro_batch))
         at = sum(wholes) * self.micro_batch
         for rank, size in enumerate(self.sizes):
@@ -134,11 +137,11 @@ def _edges(left: int, micro_batch: int, ranks: int, most: int) -> list[int]:
     Each microbatch has its own ranks if there are enough of them, so that no rank's part is of two.
     """
     if ranks < left * -(-micro_batch // most):
-        each, more = divmod(left * micro_batch, ranks)
-        return [each + (rank < more) for rank in range(ranks)]
+        size, more = divmod(left * micro_batch, ranks)
+        return [size + (rank < more) for rank in range(ranks)]
     edges: list[int] = []
     for microbatch in range(left):
         sharing = ranks // left + (microbatch < ranks % left)
-        each, more = divmod(micro_batch, sharing)
-        edges += [each + (part < more) for part in range(sharing)]
+        size, more = divmod(micro_batch, sharing)
+        edges += [size + (part < more) for part in range(sharing)]
     return edges

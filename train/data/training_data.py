@@ -152,21 +152,21 @@ class TrainingData:
             return self._locate_packs(source, index, context)
         bundle, start = np.empty_like(index), np.empty_like(index)
         bundles: list[Bundle] = []
-        for place in np.unique(source).tolist():
-            mine, corpus = source == place, self.corpora[self.names[place]]
-            which, start[mine] = corpus.locate(index[mine], context)
-            bundle[mine] = which + len(bundles)
+        for source_index in np.unique(source).tolist():
+            of_source, corpus = source == source_index, self.corpora[self.names[source_index]]
+            which, start[of_source] = corpus.locate(index[of_source], context)
+            bundle[of_source] = which + len(bundles)
             bundles += corpus.bundles
-        return Windows(context, source, index, [bundles[each] for each in bundle.tolist()], start.tolist())
+        return Windows(context, source, index, [bundles[number] for number in bundle.tolist()], start.tolist())
 
     def _locate_packs(self, source: NDArray[np.int64], index: NDArray[np.int64], context: int) -> PackedSequences:
         parts = []
-        for place in np.unique(source).tolist():
-            mine, corpus = source == place, self.corpora[self.names[place]]
-            starts, tokens, sizes = self.packs(self.names[place], context).pieces(index[mine])
+        for source_index in np.unique(source).tolist():
+            of_source, corpus = source == source_index, self.corpora[self.names[source_index]]
+            starts, tokens, sizes = self.packs(self.names[source_index], context).pieces(index[of_source])
             which, inside = corpus.locate(starts, 1)
-            bundles = [corpus.bundles[each] for each in which.tolist()]
-            parts.append((mine, sizes, tokens, bundles, inside.tolist()))
+            bundles = [corpus.bundles[number] for number in which.tolist()]
+            parts.append((of_source, sizes, tokens, bundles, inside.tolist()))
         return joined(context, parts)
 
     def read(self, sequences: Sequences) -> NDArray[np.unsignedinteger]:
@@ -199,12 +199,14 @@ class TrainingData:
         if isinstance(sequences, PackedSequences):
             return sequences.target_mask()
         mask: NDArray[np.uint8] | None = None
-        for place in np.unique(sequences.source).tolist():
-            mine = sequences.source == place
-            part = self.corpora[self.names[place]].target_mask(sequences.index[mine], sequences.context)
-            if part is not None:
+        for source_index in np.unique(sequences.source).tolist():
+            of_source = sequences.source == source_index
+            targets = self.corpora[self.names[source_index]].target_mask(
+                sequences.index[of_source], sequences.context
+            )
+            if targets is not None:
                 mask = np.ones((len(sequences), sequences.context), np.uint8) if mask is None else mask
-                mask[mine] = part
+                mask[of_source] = targets
         return mask
 
     def _window(self, sequences: Windows, row: int) -> NDArray[np.int64]:
@@ -215,10 +217,10 @@ class TrainingData:
     def _check_tokenizers(self) -> None:
         first, *others = self.corpora.items()
         for name, corpus in others:
-            if other := first[1].header.other_tokenizer(corpus.header):
+            if difference := first[1].header.other_tokenizer(corpus.header):
                 raise DataError(
-                    f"{key_of(name)}: made with another tokenizer than {key_of(first[0])} ({other}); build one "
-                    "again with the tokenizer of the other (zslurm data build --tokenizer)"
+                    f"{key_of(name)}: made with another tokenizer than {key_of(first[0])} ({difference}); build "
+                    "one again with the tokenizer of the other (zslurm data build --tokenizer)"
                 )
 
 

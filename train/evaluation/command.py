@@ -95,8 +95,8 @@ def _export(checkpoint: Path, paths: ExportPaths) -> None:
     from zslurm.train.hub import export, open_weights
 
     # An earlier attempt may have come to this step, or was killed while it exported.
-    for left in (paths.model, *paths.root.glob(".step-*.tmp")):
-        shutil.rmtree(left, ignore_errors=True)
+    for leftover in (paths.model, *paths.root.glob(".step-*.tmp")):
+        shutil.rmtree(leftover, ignore_errors=True)
     with open_weights(checkpoint) as weights:
         try:
             tokenizer = weights.tokenizer()

@@ -119,8 +119,10 @@ class Evaluations:
 
     def is_due(self, step: int, *, last: bool, stop: bool) -> bool:
         """Return whether to evaluate anything after `step`."""
-        those = self._loss if self._tasks is None else self._tasks
-        return self._loss.is_due(step, last=last, stop=stop) or those.is_due(step, last=last, stop=stop)
+        other_evaluations = self._loss if self._tasks is None else self._tasks
+        return self._loss.is_due(step, last=last, stop=stop) or other_evaluations.is_due(
+            step, last=last, stop=stop
+        )
 
     def evaluate(
         self,
@@ -139,9 +141,9 @@ class Evaluations:
             DataError: see `Evaluator.evaluate` and `TaskEvaluator.evaluate`.
         """
         if self._loss.is_due(step, last=last, stop=False):
-            found = self._loss.evaluate(step, model, phase, world, alive, context)
-            line = f"step {step} validation loss {found.loss:.4f} ({found.seconds:.2f} s)"
-            yield EvaluationRecord("evaluation", found.fields(), line)
+            result = self._loss.evaluate(step, model, phase, world, alive, context)
+            line = f"step {step} validation loss {result.loss:.4f} ({result.seconds:.2f} s)"
+            yield EvaluationRecord("evaluation", result.fields(), line)
             if (routing := self._loss.routing) is not None:
                 yield EvaluationRecord("routing", routing.summary())
                 if world.is_first:

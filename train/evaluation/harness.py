@@ -77,10 +77,10 @@ class HarnessTask(NamedTuple):
     def metrics(self) -> list[str]:
         """Return the names of the scores of single tasks, as TASK/METRIC."""
         return [
-            f"{name}/{_metric_name(metric, each.name)}"
+            f"{name}/{_metric_name(metric, filter_ensemble.name)}"
             for name, task in self.content["tasks"].items()
             for metric in task.aggregation()
-            for each in task._filters
+            for filter_ensemble in task._filters
         ]
 
     def groups(self) -> list[str]:
@@ -96,13 +96,13 @@ class _Model(LM):
         self._texts = texts
 
     def loglikelihood(self, requests: Sequence[Any]) -> list[tuple[float, bool]]:
-        return self._texts.log_likelihoods([each.args for each in requests])
+        return self._texts.log_likelihoods([request.args for request in requests])
 
     def loglikelihood_rolling(self, requests: Sequence[Any]) -> list[float]:
-        return self._texts.rolling_log_likelihoods([text for (text,) in (each.args for each in requests)])
+        return self._texts.rolling_log_likelihoods([text for (text,) in (request.args for request in requests)])
 
     def generate_until(self, requests: Sequence[Any]) -> list[str]:
-        return self._texts.continuations([each.args for each in requests])
+        return self._texts.continuations([request.args for request in requests])
 
 
 def load_tasks(
@@ -157,10 +157,10 @@ def score(
         TrainError: see `model.ask`.
     """
     os.environ.setdefault("DISABLE_MULTIPROC", "1")  # or the harness forks this process, for bootstrapping
-    for each in task.content["tasks"].values():
-        each.set_fewshot_seed(seed=_FEWSHOT_SEED)
+    for inner_task in task.content["tasks"].values():
+        inner_task.set_fewshot_seed(seed=_FEWSHOT_SEED)
     with _as_data_error(task.reference), _seeded():
-        found = evaluator.evaluate(
+        outcome = evaluator.evaluate(
             _Model(model),
             task.content,
             limit=limit,
@@ -168,8 +168,8 @@ def score(
             log_samples=True,
             confirm_run_unsafe_code=True,  # load_tasks has decided
         )
-    samples = [{"task": name, **line} for name, lines in found["samples"].items() for line in lines]
-    return _results(found), samples
+    samples = [{"task": name, **line} for name, lines in outcome["samples"].items() for line in lines]
+    return _results(outcome), samples
 
 
 def _results(found: Mapping[str, Any]) -> list[TaskResult]:
@@ -198,14 +198,14 @@ def _metric_name(metric: str, chain: str) -> str:
 
 def _set_fewshot(task: Any, num_fewshot: int | None) -> None:
     """Set the number of examples by the harness's rules: a task with 0 keeps it."""
-    own = task.get_config("num_fewshot")
-    if own is None or (num_fewshot is not None and own != 0):
+    configured = task.get_config("num_fewshot")
+    if configured is None or (num_fewshot is not None and configured != 0):
         task.set_config(key="num_fewshot", value=num_fewshot or 0)
 
 
 def _check(reference: str, tasks: Mapping[str, Any], before: Sequence[HarnessTask], run_code: bool) -> None:
     for name, task in tasks.items():
-        if any(name in each.content["tasks"] for each in before):
+        if any(name in earlier.content["tasks"] for earlier in before):
             raise DataError(f"{reference}: a task called {name} is given already; name it once")
         if getattr(task, "MULTIMODAL", False):
             raise DataError(f"{reference}: {name} asks about images or sound, which the model cannot read")

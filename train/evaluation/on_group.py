@@ -52,4 +52,4 @@ def _gathered(world: World, answers: Answers) -> Answers:
     """Return the answers of all ranks on the first one, and on the others nothing."""
     every: list[Any] | None = [None] * world.size if world.is_first else None
     dist.gather_object(answers, every, group=world.group, group_dst=0)
-    return {place: answer for each in every or () for place, answer in each.items()}
+    return {index: answer for answers_of_rank in every or () for index, answer in answers_of_rank.items()}

@@ -51,18 +51,18 @@ class ScoringRequest:
 
     def fields(self) -> dict[str, Any]:
         """Return the request as JSON has it."""
-        found = asdict(self) | {"weights": str(self.weights)}
-        found["tokenizer"] |= {
+        fields_of_request = asdict(self) | {"weights": str(self.weights)}
+        fields_of_request["tokenizer"] |= {
             "file": str(self.tokenizer.file),
-            "others": [str(each) for each in self.tokenizer.others],
+            "others": [str(path) for path in self.tokenizer.others],
         }
-        return found
+        return fields_of_request
 
     @classmethod
     def of(cls, fields: dict[str, Any]) -> ScoringRequest:
         """Return the request that JSON has as `fields`."""
         files = fields["tokenizer"]
-        others = tuple(Path(each) for each in files["others"])
+        others = tuple(Path(path) for path in files["others"])
         tokenizer = TokenizerFiles(Path(files["file"]), others, files["adds_special_tokens"])
         return cls(**fields | {"weights": Path(fields["weights"]), "tokenizer": tokenizer})
 

@@ -130,15 +130,15 @@ class RoutingFigures:
         cls, by_class_LCE: NDArray[Any], by_type_LVE: NDArray[Any], in_a_row_LEE: NDArray[Any], *, named: bool
     ) -> RoutingFigures:
         """Work them out from counts."""
-        there = by_class_LCE.sum(axis=(0, 2)) > 0
-        counts_LCE = by_class_LCE[:, there] if named else by_class_LCE[:, :0]
+        occurs = by_class_LCE.sum(axis=(0, 2)) > 0
+        counts_LCE = by_class_LCE[:, occurs] if named else by_class_LCE[:, :0]
         shares_LCE = counts_LCE / np.maximum(1, counts_LCE.sum(axis=2, keepdims=True))
         load_L1E = by_class_LCE.sum(axis=1, keepdims=True) / np.maximum(
             1, by_class_LCE.sum(axis=(1, 2), keepdims=True)
         )
         return cls(
             tokens=int(by_class_LCE[0].sum()),
-            classes=[name for name, is_there in zip(TOKEN_CLASSES, there, strict=True) if is_there]
+            classes=[name for name, is_there in zip(TOKEN_CLASSES, occurs, strict=True) if is_there]
             if named
             else [],
             specialisation=[normalised_information(counts_CE) for counts_CE in counts_LCE] if named else [],

@@ -29,8 +29,8 @@ def load_run_tasks(config: EvaluationConfig, best_by: str) -> list[HarnessTask]:
         tasks = load_tasks(config.tasks)
     except DataError as error:
         raise DataError(f"evaluation.tasks: {error}") from error
-    known = [name for task in tasks for name in task.metrics()]
+    metrics = [name for task in tasks for name in task.metrics()]
     groups = {group for task in tasks for group in task.groups()}
-    if best_by != "loss" and best_by not in known and best_by.rpartition("/")[0] not in groups:
-        raise ConfigError(f"checkpoint.best_by: {best_by}: evaluation.tasks has {', '.join(known)}")
+    if best_by != "loss" and best_by not in metrics and best_by.rpartition("/")[0] not in groups:
+        raise ConfigError(f"checkpoint.best_by: {best_by}: evaluation.tasks has {', '.join(metrics)}")
     return tasks

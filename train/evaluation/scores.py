@@ -33,7 +33,7 @@ class TaskResult:
 def as_metrics(results: Sequence[TaskResult]) -> dict[str, Any]:
     """Return results as fields of a line of metrics.jsonl: numbers by TASK/METRIC."""
     return {
-        "scores": {f"{each.task}/{name}": value for each in results for name, value in each.metrics.items()},
-        "stderr": {f"{each.task}/{name}": value for each in results for name, value in each.stderr.items()},
-        "documents": {each.task: each.documents for each in results},
+        "scores": {f"{result.task}/{name}": value for result in results for name, value in result.metrics.items()},
+        "stderr": {f"{result.task}/{name}": value for result in results for name, value in result.stderr.items()},
+        "documents": {result.task: result.documents for result in results},
     }

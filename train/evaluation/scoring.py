@@ -87,7 +87,7 @@ class ModelScorer:
 
         made = generate_batch(
             self._model,
-            [work.prompts[place] for place in places],
+            [work.prompts[prompt_index] for prompt_index in places],
             rope_base=self._rope_base,
             eos_ids=self._coder.end,
             most=BATCH,
@@ -95,7 +95,7 @@ class ModelScorer:
             stopper=stopper,
             alive=self._alive,
         )
-        for each in made:
-            place = places[each.index]
-            answers[place] = until(self._coder.decode(each.tokens), work.stops[place])
+        for result_item in made:
+            prompt_index = places[result_item.index]
+            answers[prompt_index] = until(self._coder.decode(result_item.tokens), work.stops[prompt_index])
         return answers

@@ -65,7 +65,7 @@ class TextModel:
         """
         encoded = self._coder.encode_all(context for context, _ in asked)
         prompts, stops = list[Prompt](), list[tuple[str, ...]]()
-        for place, (context, settings) in enumerate(asked):
+        for index, (context, settings) in enumerate(asked):
             new, temperature, top_p, strings = _generation(settings)
             if new >= self._context:
                 raise DataError(
@@ -73,12 +73,12 @@ class TextModel:
                     f"{counted(self._context, 'token')}"
                 )
             ids = encoded[context] or (self._coder.prefix,)
-            prompts.append(Prompt(ids[new - self._context :], new, temperature, top_p, seed=place))
+            prompts.append(Prompt(ids[new - self._context :], new, temperature, top_p, seed=index))
             stops.append(strings)
         if not prompts:
             return []
         answers = self._ask(Work(prompts=tuple(prompts), stops=tuple(stops)))
-        texts = [cast(str, answers[place]) for place in range(len(prompts))]
+        texts = [cast(str, answers[index]) for index in range(len(prompts))]
         self.tokens += sum(len(prompt.ids) for prompt in prompts)
         self.tokens += sum(len(ids) for ids in map(self._coder.encode, texts))
         return texts
@@ -88,7 +88,7 @@ class TextModel:
             return []
         self.tokens += sum(len(context) + len(continuation) for context, continuation in pairs)
         answers = self._ask(Work(pairs=tuple(pairs)))
-        return [cast(Likelihood, answers[place]) for place in range(len(pairs))]
+        return [cast(Likelihood, answers[index]) for index in range(len(pairs))]
 
     def _fitting(self, context: tuple[int, ...], continuation: tuple[int, ...], text: tuple[str, str]) -> Pair:
         """Return a pair whose tokens, but for the last, fit into the context."""
@@ -123,17 +123,19 @@ def _generation(settings: Mapping[str, Any]) -> tuple[int, float, float, tuple[s
     Raises:
         DataError: a key is unknown, or its value is wrong.
     """
-    given = {key: value for key, value in settings.items() if value is not None}
-    unknown = {key for key in given.keys() - _KNOWN_KEYS if given[key] != _WITHOUT_EFFECT.get(key)}
+    settings_given = {key: value for key, value in settings.items() if value is not None}
+    unknown = {
+        key for key in settings_given.keys() - _KNOWN_KEYS if settings_given[key] != _WITHOUT_EFFECT.get(key)
+    }
     if unknown:
         raise DataError(
             f"generation_kwargs.{min(unknown)}: zslurm generates with until, max_gen_toks, do_sample, temperature "
             "and top_p; for other settings, export the model and run lm_eval on the export"
         )
-    strings = given.get("until", ())
+    strings = settings_given.get("until", ())
     try:
-        new = int(next((given[key] for key in _LENGTH_KEYS if key in given), MAX_NEW_TOKENS))
-        temperature, top_p = float(given.get("temperature", 0.0)), float(given.get("top_p", 1.0))
+        new = int(next((settings_given[key] for key in _LENGTH_KEYS if key in settings_given), MAX_NEW_TOKENS))
+        temperature, top_p = float(settings_given.get("temperature", 0.0)), float(settings_given.get("top_p", 1.0))
         stops = (strings,) if isinstance(strings, str) else tuple(map(str, strings))
     except (TypeError, ValueError) as error:
         raise DataError(f"generation_kwargs: {error}") from error
@@ -143,7 +145,7 @@ def _generation(settings: Mapping[str, Any]) -> tuple[int, float, float, tuple[s
             f"0 and top_p ({top_p:g}) in (0, 1]"
         )
     # As transformers has it: the likeliest token without do_sample, temperature 1 with do_sample alone.
-    sampled = given.get("do_sample", temperature > 0)
+    sampled = settings_given.get("do_sample", temperature > 0)
     if not sampled:
         return new, 0.0, 1.0, stops
-    return new, temperature if "temperature" in given else 1.0, top_p, stops
+    return new, temperature if "temperature" in settings_given else 1.0, top_p, stops

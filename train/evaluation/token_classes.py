@@ -69,12 +69,12 @@ def token_classes(path: Path, vocab_size: int) -> NDArray[np.uint8]:
 
     tokenizer = load_tokenizer(path)
     added = set(tokenizer.get_added_tokens_decoder())
-    found = np.zeros(vocab_size, np.uint8)
-    known = sorted(set(tokenizer.get_vocab(with_added_tokens=True).values()) - added)
-    inside = [token for token in known if token < vocab_size]
+    classes = np.zeros(vocab_size, np.uint8)
+    tokens = sorted(set(tokenizer.get_vocab(with_added_tokens=True).values()) - added)
+    inside = [token for token in tokens if token < vocab_size]
     for token, text in zip(inside, _texts(tokenizer, inside), strict=True):
-        found[token] = TOKEN_CLASSES.index(class_of(text))
-    return found
+        classes[token] = TOKEN_CLASSES.index(class_of(text))
+    return classes
 
 
 def _texts(tokenizer: Tokenizer, tokens: list[int]) -> list[str]:

@@ -152,7 +152,9 @@ def import_dcp(
     facts = _facts(reader, stored, like, source)
     tensors, buffers = _expected(facts, stored, source)
     step = int(facts["step"])
-    if root.exists() and (not root.is_dir() or any(found.step == step for found in list_checkpoints(root))):
+    if root.exists() and (
+        not root.is_dir() or any(checkpoint.step == step for checkpoint in list_checkpoints(root))
+    ):
         raise HubError(f"{root}: holds a checkpoint of step {step}, or is no directory; name another directory")
     with writing(root):
         root.parent.mkdir(parents=True, exist_ok=True)
@@ -332,20 +334,20 @@ def _expected(
     problems = []
     for tensor in tensors:
         for state in tensor.states:
-            found = stored.get(_key(tensor.name, state))
-            if found is None:
+            entry = stored.get(_key(tensor.name, state))
+            if entry is None:
                 problems.append(f"{_key(tensor.name, state)} is missing")
-            elif tuple(found.size) != tensor.shape:
+            elif tuple(entry.size) != tensor.shape:
                 problems.append(
-                    f"{_key(tensor.name, state)} is {list(found.size)} instead of {list(tensor.shape)}"
+                    f"{_key(tensor.name, state)} is {list(entry.size)} instead of {list(tensor.shape)}"
                 )
     buffers = []
     for name in facts["buffers"]:
-        found = stored.get(_buffer_key(name))
-        if found is None or found.properties.dtype not in _NAMES:
+        entry = stored.get(_buffer_key(name))
+        if entry is None or entry.properties.dtype not in _NAMES:
             problems.append(f"{_buffer_key(name)} is missing, or of no known format")
         else:
-            buffers.append(Buffer(name, _NAMES[found.properties.dtype], tuple(found.size), ""))
+            buffers.append(Buffer(name, _NAMES[entry.properties.dtype], tuple(entry.size), ""))
     if problems:
         raise HubError(
             f"{source}: {counted(len(problems), 'tensor does not fit', 'tensors do not fit')}: "

@@ -91,13 +91,13 @@ class TensorFolder:
         stored = self.tensors[name]
         carrier = np.dtype(READABLE[stored.dtype])
         for done in range(0, out.size, BUFFER_ELEMENTS):
-            part = out[done : done + BUFFER_ELEMENTS]
-            raw = self._room(part.size * carrier.itemsize)
+            chunk = out[done : done + BUFFER_ELEMENTS]
+            raw = self._room(chunk.size * carrier.itemsize)
             try:
                 self._pread(stored.file, stored.begin + (start + done) * carrier.itemsize, raw.data)
             except OSError as error:
                 raise HubIOError(f"{self.path / stored.file}: cannot be read: {error.strerror}") from error
-            to_fp32(raw.view(carrier), stored.dtype, part)
+            to_fp32(raw.view(carrier), stored.dtype, chunk)
 
     def _room(self, size: int) -> NDArray[np.uint8]:
         if self._buffer.size < size:
@@ -111,14 +111,14 @@ class TensorFolder:
         if not (self.path / INDEX).exists():
             raise HubError(f"{self.path}: holds neither {SINGLE} nor {INDEX}; other formats cannot be read")
         try:
-            found = load_json((self.path / INDEX).read_bytes())["weight_map"]
-            if not all(isinstance(file, str) and checkpoint_layout.is_plain(file) for file in found.values()):
+            weight_map = load_json((self.path / INDEX).read_bytes())["weight_map"]
+            if not all(isinstance(file, str) and checkpoint_layout.is_plain(file) for file in weight_map.values()):
                 raise Unexpected("weight_map must name files of the folder")
         except OSError as error:
             raise HubIOError(f"{self.path / INDEX}: cannot be read: {error.strerror}") from error
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise HubError(f"{self.path / INDEX}: not an index of safetensors files: {in_words(error)}") from error
-        return dict(found)
+        return dict(weight_map)
 
     def _read_header(self, file: str, expected: set[str]) -> None:
         try:

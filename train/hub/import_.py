@@ -121,13 +121,13 @@ def _write_shards(weights: Weights, plan: Partition, directory: Path, report: Re
     for rank in range(plan.world_size):
         entries = []
         for extent in plan.extents(rank):
-            part = chunk[extent.in_chunk]
-            for start in range(0, part.size, BUFFER_ELEMENTS):
-                piece = part[start : start + BUFFER_ELEMENTS]
+            values = chunk[extent.in_chunk]
+            for start in range(0, values.size, BUFFER_ELEMENTS):
+                piece = values[start : start + BUFFER_ELEMENTS]
                 weights.read(extent.tensor, extent.start + start, piece)
                 done += piece.nbytes
                 report(done, total)
-            entries.append(Entry(extent.tensor, _STATE, extent.start, extent.stop, part))
+            entries.append(Entry(extent.tensor, _STATE, extent.start, extent.stop, values))
         buffers = [BufferEntry("balance/bias", balancing_bias(weights))] if rank == 0 else []
         reports.append(write_shard(directory, rank, plan.world_size, entries, buffers))
     report(total, total)

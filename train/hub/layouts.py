@@ -147,10 +147,10 @@ def _name(name: str, layers: int, layout: Layout) -> str:
 
 
 def _in_transformers(layer: int, rest: str) -> str:
-    part, _, last = rest.rpartition(".")
+    module, _, last = rest.rpartition(".")
     if last not in _SCALING:
         return f"model.layers.{layer}.{_TRANSFORMERS[rest]}"
-    if part == "expert_entry":
+    if module == "expert_entry":
         return f"model.layers.{layer}.post_attention_residual_scale.{_SCALING[last]}"
     if layer == 0:
         return f"model.input_{_SCALING[last]}"

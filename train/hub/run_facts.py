@@ -35,8 +35,8 @@ def weights_only(manifest: Manifest) -> bool:
 def tokenizer_of(manifest: Manifest) -> str | None:
     """SHA-256 of the tokenizer.json that the weights were trained with; None where it is not known."""
     where = manifest.state[WEIGHTS_ONLY] if weights_only(manifest) else manifest.cursor
-    found = where.get("tokenizer_sha256")
-    return None if found is None else str(found)
+    digest = where.get("tokenizer_sha256")
+    return None if digest is None else str(digest)
 
 
 @dataclass(frozen=True)
@@ -52,10 +52,10 @@ class WeightFacts:
     def tokenizer(self) -> TokenizerFiles | None:
         """See `Weights.tokenizer`."""
         if self.imported:
-            found = TokenizerFiles.beside(self.directory)
-            if found is None and self.tokenizer_sha256 is not None:
+            files = TokenizerFiles.beside(self.directory)
+            if files is None and self.tokenizer_sha256 is not None:
                 raise HubError(f"{self.directory}: its tokenizer.json is gone; name it with --tokenizer")
-            return found
+            return files
         if self.tokenizer_sha256 is None:
             return None
         if self.data is None:

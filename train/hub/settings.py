@@ -105,7 +105,7 @@ def to_config_json(settings: Settings, dtype: str) -> dict[str, Any]:
         "architectures": [ARCHITECTURE],
         "model_type": "zaya",
         "dtype": {"bf16": "bfloat16", "fp32": "float32"}[dtype],
-        **{theirs: getattr(model, ours) for ours, theirs in _NATIVE.items()},
+        **{theirs: getattr(model, own_key) for own_key, theirs in _NATIVE.items()},
         "num_experts_per_tok": 1,
         "cca_time0": model.conv_widths[0],
         "cca_time1": model.conv_widths[1],
@@ -135,16 +135,16 @@ def to_config_json(settings: Settings, dtype: str) -> dict[str, Any]:
 
 def _other_settings() -> list[tuple[str, Any]]:
     """Keys of ModelConfig that no table here knows, each with its default: newer features, unknown elsewhere."""
-    known = _EXPRESSED | _IMPLIED.keys()
-    return [(key, field.get_default()) for key, field in ModelConfig.model_fields.items() if key not in known]
+    expressed = _EXPRESSED | _IMPLIED.keys()
+    return [(key, field.get_default()) for key, field in ModelConfig.model_fields.items() if key not in expressed]
 
 
 def check_architecture(config: Mapping[str, Any]) -> None:
     """Raises HubError unless `config` is that of a ZAYA model."""
     kind, names = config.get("model_type"), config.get("architectures") or []
     if kind != "zaya" or not isinstance(names, list) or (names and ARCHITECTURE not in names):
-        found = f"model_type {kind!r}, architectures {names!r}"
-        raise HubError(f"config.json: {found}: only {ARCHITECTURE} (model_type 'zaya') can be read")
+        architecture = f"model_type {kind!r}, architectures {names!r}"
+        raise HubError(f"config.json: {architecture}: only {ARCHITECTURE} (model_type 'zaya') can be read")
 
 
 def from_config_json(config: Mapping[str, Any], layout: Layout, shapes: Mapping[str, tuple[int, ...]]) -> Settings:
@@ -191,9 +191,9 @@ class _Reader:
 
     def only(self, key: str, value: Any) -> None:
         """Complain unless `key` has `value`, is null or is absent."""
-        found = self.config.get(key)
-        if found is not None and found != value:
-            self.problems.append(f"{key} is {found!r}; only {value!r} can be read")
+        value_given = self.config.get(key)
+        if value_given is not None and value_given != value:
+            self.problems.append(f"{key} is {value_given!r}; only {value!r} can be read")
 
     def number(self, key: str, value: Any) -> float:
         if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
@@ -212,7 +212,7 @@ def _native_model(reader: _Reader, tensors: int) -> dict[str, Any]:
     elif isinstance(layers, int):
         reader.only("layer_types", ["hybrid"] * layers)
     return {
-        **{ours: reader.need(theirs) for ours, theirs in _NATIVE.items()},
+        **{own_key: reader.need(theirs) for own_key, theirs in _NATIVE.items()},
         "conv_widths": (config.get("cca_time0", 2), config.get("cca_time1", 2)),
         "norm_eps": config.get("rms_norm_eps", 1e-5),
         "init_std": config.get("initializer_range", 0.02),
@@ -224,13 +224,13 @@ def _native_rope(reader: _Reader) -> Mapping[str, Any]:
     rope = reader.config.get("rope_parameters")
     if rope is None:
         return {"rope_theta": 5_000_000.0}  # transformers' default
-    found = rope.get("hybrid", rope) if isinstance(rope, dict) else None
-    if not isinstance(found, dict):
+    parameters = rope.get("hybrid", rope) if isinstance(rope, dict) else None
+    if not isinstance(parameters, dict):
         reader.problems.append(f"rope_parameters must be a mapping, got {rope!r}")
         return {"rope_theta": 1.0}
-    if found.get("rope_type", "default") != "default":
-        reader.problems.append(f"rope_type is {found['rope_type']!r}; only 'default' can be read")
-    return found
+    if parameters.get("rope_type", "default") != "default":
+        reader.problems.append(f"rope_type is {parameters['rope_type']!r}; only 'default' can be read")
+    return parameters
 
 
 _FIRST_RELEASE_SIZES = {
@@ -292,8 +292,8 @@ def _first_release_model(reader: _Reader, shapes: Mapping[str, tuple[int, ...]])
 
 def _first_release_rope(reader: _Reader) -> Mapping[str, Any]:
     config = reader.config
-    found = {"rope_theta": reader.need("rope_theta") or 1.0}
-    return found | {"partial_rotary_factor": config.get("partial_rotary_factor", 0.5)}
+    parameters = {"rope_theta": reader.need("rope_theta") or 1.0}
+    return parameters | {"partial_rotary_factor": config.get("partial_rotary_factor", 0.5)}
 
 
 def _validated(values: dict[str, Any], problems: list[str]) -> ModelConfig | None:
@@ -303,7 +303,7 @@ def _validated(values: dict[str, Any], problems: list[str]) -> ModelConfig | Non
         return ModelConfig(**values)
     except ValidationError as error:
         for row in error.errors():
-            where = ".".join(str(part) for part in row["loc"])
+            where = ".".join(str(word) for word in row["loc"])
             problems.append(f"{_NATIVE.get(where, where)}: {row['msg']}".removeprefix(": "))
         return None
 
@@ -312,10 +312,10 @@ def _token_ids(reader: _Reader) -> TokenIds:
     """As transformers fills them in: a key that is absent has ZAYA1's value, one that is null has none."""
 
     def read(key: str, absent: int) -> tuple[int, ...]:
-        found = reader.config.get(key, absent)
-        ids = found if isinstance(found, list) and key == "eos_token_id" else [] if found is None else [found]
-        if not all(type(one) is int and 0 <= one < _MOST_TOKENS for one in ids):
-            reader.problems.append(f"{key} is no token id: {json.dumps(found)}")
+        value = reader.config.get(key, absent)
+        ids = value if isinstance(value, list) and key == "eos_token_id" else [] if value is None else [value]
+        if not all(type(token) is int and 0 <= token < _MOST_TOKENS for token in ids):
+            reader.problems.append(f"{key} is no token id: {json.dumps(value)}")
             return ()
         return tuple(ids)
 

@@ -56,9 +56,9 @@ class Sidecar:
             return None
         try:
             content = load_json(path.read_bytes())
-            found = Sidecar(content["skip_rule"], np.array(content["balancing_bias"], np.float32))
+            sidecar = Sidecar(content["skip_rule"], np.array(content["balancing_bias"], np.float32))
         except (OSError, ValueError, KeyError, TypeError, OverflowError) as error:
             raise HubError(f"{path}: cannot be understood ({in_words(error)}); remove it to do without") from error
-        if found.skip_rule not in _SKIP_RULES:
-            raise HubError(f"{path}: skip_rule must be one of {', '.join(_SKIP_RULES)}, got {found.skip_rule!r}")
-        return found
+        if sidecar.skip_rule not in _SKIP_RULES:
+            raise HubError(f"{path}: skip_rule must be one of {', '.join(_SKIP_RULES)}, got {sidecar.skip_rule!r}")
+        return sidecar

@@ -47,8 +47,8 @@ class TokenizerFiles:
     def beside(directory: Path) -> TokenizerFiles | None:
         """Return the tokenizer of a published model in `directory`; None if it has none."""
         file = directory / TOKENIZER_FILE
-        found = tuple(directory / name for name in OTHER_FILES if (directory / name).is_file())
-        return TokenizerFiles(file, found, adds_special_tokens=True) if file.is_file() else None
+        others = tuple(directory / name for name in OTHER_FILES if (directory / name).is_file())
+        return TokenizerFiles(file, others, adds_special_tokens=True) if file.is_file() else None
 
     @staticmethod
     def of_data(path: Path, sha256: str) -> TokenizerFiles:

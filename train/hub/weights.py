@@ -42,8 +42,8 @@ class Overrides:
 
     def apply(self, settings: Settings) -> Settings:
         """`settings` with what is given here."""
-        given = {key: value for key, value in vars(self).items() if value is not None}
-        return replace(settings, **given)
+        settings_given = {key: value for key, value in vars(self).items() if value is not None}
+        return replace(settings, **settings_given)
 
 
 class Weights(Protocol):
@@ -227,25 +227,25 @@ class FolderWeights(Weights):
         Raises:
             HubError: it is not so.
         """
-        found = self._folder.tensors
+        tensors = self._folder.tensors
         expected = {piece.name: piece.shape for piece in table}
         problems = list(self._folder.problems)
         problems += [
             f"{name} {list(shape)}: missing"
             for name, shape in expected.items()
-            if name not in found and not self._folder.explains(name)
+            if name not in tensors and not self._folder.explains(name)
         ]
         problems += [
-            f"{name}: has shape {list(found[name].shape)}, the model of config.json needs {list(shape)}"
+            f"{name}: has shape {list(tensors[name].shape)}, the model of config.json needs {list(shape)}"
             for name, shape in expected.items()
-            if name in found and found[name].shape != shape
+            if name in tensors and tensors[name].shape != shape
         ]
-        extra = [name for name in found if name not in expected]
-        if _HEAD in extra and not problems and found[_HEAD].shape == found[_EMBEDDING].shape:
+        extra = [name for name in tensors if name not in expected]
+        if _HEAD in extra and not problems and tensors[_HEAD].shape == tensors[_EMBEDDING].shape:
             extra.remove(_HEAD)
             if not self._same(_HEAD, _EMBEDDING):
                 problems.append(f"{_HEAD}: differs from {_EMBEDDING}; our model's head is the embedding")
-        problems += [f"{name} {list(found[name].shape)}: the model has no such tensor" for name in extra]
+        problems += [f"{name} {list(tensors[name].shape)}: the model has no such tensor" for name in extra]
         if problems:
             raise HubError(*(f"{self.path}: {problem}" for problem in problems))
 

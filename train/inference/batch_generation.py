@@ -163,7 +163,7 @@ def _batches(
             )
     batch: list[tuple[int, Prompt]] = []
     longest = 0
-    for index, prompt in sorted(window, key=lambda each: len(each[1].ids)):
+    for index, prompt in sorted(window, key=lambda entry: len(entry[1].ids)):
         longest = max(longest, prompt.longest)
         too_far = batch and len(prompt.ids) - len(batch[0][1].ids) > MOST_APART
         too_large = limit is not None and (len(batch) + 1) * longest > limit

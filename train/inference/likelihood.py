@@ -44,13 +44,15 @@ def likelihoods(
         alive: called before each pass.
     """
     places: dict[tuple[int, ...], list[int]] = {}
-    for place, (context, continuation) in enumerate(pairs):
-        places.setdefault((context + continuation)[:-1], []).append(place)
+    for pair_index, (context, continuation) in enumerate(pairs):
+        places.setdefault((context + continuation)[:-1], []).append(pair_index)
     computed: dict[int, Likelihood] = {}
     for inputs in _passes(sorted(places, key=len, reverse=True))[rank::ranks]:
         alive()
-        rows = [(row, place) for row, tokens in enumerate(inputs) for place in places[tokens]]
-        computed |= _one_pass(model, inputs, [(row, place, pairs[place]) for row, place in rows], rope_base)
+        rows = [(row, pair_index) for row, tokens in enumerate(inputs) for pair_index in places[tokens]]
+        computed |= _one_pass(
+            model, inputs, [(row, pair_index, pairs[pair_index]) for row, pair_index in rows], rope_base
+        )
     return computed
 
 
@@ -61,27 +63,29 @@ def _one_pass(
     """Return the likelihoods of `wanted`: row of the input, place of the pair, and the pair."""
     device = model.embedding.weight.device
     longest = len(inputs[0])
-    tokens_BS = torch.tensor([[*each, *[0] * (longest - len(each))] for each in inputs], device=device)
+    tokens_BS = torch.tensor(
+        [[*row_tokens, *[0] * (longest - len(row_tokens))] for row_tokens in inputs], device=device
+    )
     x_TD = model.hidden_states(tokens_BS, rope_base=rope_base).flatten(0, 1)
     owners, positions, targets = list[int](), list[int](), list[int]()
-    for row, place, (context, continuation) in wanted:
+    for row, pair_index, (context, continuation) in wanted:
         first = row * longest + len(context) - 1
         positions += range(first, first + len(continuation))
         targets += continuation
-        owners += [place] * len(continuation)
-    sums = {place: 0.0 for _, place, _ in wanted}
+        owners += [pair_index] * len(continuation)
+    sums = {pair_index: 0.0 for _, pair_index, _ in wanted}
     greedy = dict.fromkeys(sums, True)
     chunk = default_chunk(device.type, model.config.vocab_size)
     for start in range(0, len(positions), chunk):
-        part = slice(start, start + chunk)
-        logits_MV = logits(x_TD[torch.tensor(positions[part], device=device)], model.embedding.weight)
-        target_M = torch.tensor(targets[part], device=device)
+        selection = slice(start, start + chunk)
+        logits_MV = logits(x_TD[torch.tensor(positions[selection], device=device)], model.embedding.weight)
+        target_M = torch.tensor(targets[selection], device=device)
         likely_M = logits_MV.gather(-1, target_M.unsqueeze(1)).squeeze(1) - logits_MV.logsumexp(dim=-1)
         greedy_M = logits_MV.argmax(dim=-1) == target_M
-        for owner, likely, is_greedy in zip(owners[part], likely_M.tolist(), greedy_M.tolist(), strict=True):
+        for owner, likely, is_greedy in zip(owners[selection], likely_M.tolist(), greedy_M.tolist(), strict=True):
             sums[owner] += likely
             greedy[owner] &= is_greedy
-    return {place: (sums[place], greedy[place]) for place in sums}
+    return {pair_index: (sums[pair_index], greedy[pair_index]) for pair_index in sums}
 
 
 def _passes(inputs: Sequence[tuple[int, ...]]) -> list[Sequence[tuple[int, ...]]]:

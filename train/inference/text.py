@@ -43,9 +43,9 @@ class TextCoder:
         """
         tokenizer = load_tokenizer(files.file)
         tokenizer.encode_special_tokens = not files.adds_special_tokens
-        found = token_ids(files) if not end else None
-        end = end or (found.end if found is not None else ())
-        begin = found.begin if begin is None and found is not None else begin
+        ids_of_files = token_ids(files) if not end else None
+        end = end or (ids_of_files.end if ids_of_files is not None else ())
+        begin = ids_of_files.begin if begin is None and ids_of_files is not None else begin
         return cls(tokenizer, files.adds_special_tokens, end[0] if begin is None else begin, end, vocabulary)
 
     def encode(self, text: str, *, whole: bool = True) -> tuple[int, ...]:
@@ -64,7 +64,7 @@ class TextCoder:
         """
         different = list(dict.fromkeys(texts))
         encoded = self.tokenizer.encode_batch_fast(different, add_special_tokens=self.special)
-        return {text: self._known(each.ids) for text, each in zip(different, encoded, strict=True)}
+        return {text: self._known(encoding.ids) for text, encoding in zip(different, encoded, strict=True)}
 
     def _known(self, ids: Sequence[int]) -> tuple[int, ...]:
         if ids and max(ids) >= self.vocabulary:
@@ -85,8 +85,8 @@ class TextCoder:
         """
         kept = {context: context.rstrip() for context, _ in texts}
         joined = [context + continuation for context, continuation in texts if context]
-        known = self.encode_all([*joined, *filter(None, kept.values())])
-        return [self._pair(context, kept[context], continuation, known) for context, continuation in texts]
+        encoded = self.encode_all([*joined, *filter(None, kept.values())])
+        return [self._pair(context, kept[context], continuation, encoded) for context, continuation in texts]
 
     def _pair(
         self, context: str, kept: str, continuation: str, known: Mapping[str, tuple[int, ...]]
@@ -109,7 +109,7 @@ class StopStrings:
 
     def __init__(self, tokenizer: Tokenizer, strings: Iterable[str]) -> None:
         """Look for these strings in what the tokens say."""
-        self._strings = tuple(each for each in strings if each)
+        self._strings = tuple(string for string in strings if string)
         self._longest = max(map(len, self._strings), default=0)
         self._stream = TextStream(tokenizer, ())
         self._end = ""
@@ -121,12 +121,12 @@ class StopStrings:
         piece = self._stream.add(token)
         text = self._end + piece
         self._end = text[-self._longest :]
-        return any(each in text for each in self._strings)
+        return any(string in text for string in self._strings)
 
 
 def until(text: str, strings: Iterable[str]) -> str:
     """Return a text up to the first of any of these strings."""
-    for each in strings:
-        if each:
-            text = text.split(each, 1)[0]
+    for string in strings:
+        if string:
+            text = text.split(string, 1)[0]
     return text

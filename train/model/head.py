@@ -94,8 +94,10 @@ def summed_losses(
             then gets none of it, and would round it to the embedding's format.
     """
     chunk = chunk_tokens or default_chunk(x_TD.device.type, embedding_VD.shape[0])
-    wanted = torch.is_grad_enabled() and (x_TD.requires_grad or embedding_VD.requires_grad)
-    return HeadLoss(*_SummedLosses.apply(x_TD, embedding_VD, targets_T, z_weight, chunk, wanted, add_gradient))
+    wants_gradient = torch.is_grad_enabled() and (x_TD.requires_grad or embedding_VD.requires_grad)
+    return HeadLoss(
+        *_SummedLosses.apply(x_TD, embedding_VD, targets_T, z_weight, chunk, wants_gradient, add_gradient)
+    )
 
 
 def default_chunk(device_type: str, vocabulary: int) -> int:
@@ -121,10 +123,10 @@ class _Logits(torch.autograd.Function):
     def backward(ctx: Any, grad_TV: Tensor) -> tuple[Tensor | None, Tensor | None]:
         x_TD, embedding_VD = ctx.saved_tensors
         narrow_TV = grad_TV.to(x_TD.dtype)
-        wanted = ctx.needs_input_grad
+        wants_gradient = ctx.needs_input_grad
         return (
-            narrow_TV @ embedding_VD if wanted[0] else None,
-            narrow_TV.T @ x_TD if wanted[1] else None,
+            narrow_TV @ embedding_VD if wants_gradient[0] else None,
+            narrow_TV.T @ x_TD if wants_gradient[1] else None,
         )
 
 

@@ -86,7 +86,7 @@ def pack(
         tokens = tokens.clamp_(0, len(positions_S) - 1)  # what is beyond is zero, or padding
         return Packing(
             rotary_table(positions.index_select(-1, tokens), rotary_dim, rope_base, dtype),
-            linked=linked and tuple(each.index_select(1, tokens) for each in linked),
+            linked=linked and tuple(link.index_select(1, tokens) for link in linked),
             valid_BS1=_local_valid(context, positions_S, valid_BS),
             context=context,
             labels=_labels(context, segment_BS, valid_BS),
@@ -109,7 +109,7 @@ def pack(
 
 def pack_next(angles: RotaryTable, tokens: int, start: int, slots: Slots) -> Packing:
     """For `tokens` tokens that follow `start` others, which are in a cache; angles are those of all positions."""
-    return Packing(RotaryTable(*(part[start : start + tokens] for part in angles)), slots=slots)
+    return Packing(RotaryTable(*(angles_of[start : start + tokens] for angles_of in angles)), slots=slots)
 
 
 def documents_of(tokens_BS: Tensor, end_token: int) -> Tensor:

@@ -99,18 +99,18 @@ class _Chunk:
     """Matrices of one shape that are worked on together, from one or more batches."""
 
     def __init__(self, parts: Sequence[MatrixBatch], config: MuonConfig) -> None:
-        self.masters = [part.master_KMN for part in parts]
-        self.gradients = [part.gradient_KMN for part in parts]
-        self.momenta = [part.momentum_KMN for part in parts]
-        weights = [part.weight_KMN for part in parts if part.weight_KMN is not None]
+        self.masters = [batch.master_KMN for batch in parts]
+        self.gradients = [batch.gradient_KMN for batch in parts]
+        self.momenta = [batch.momentum_KMN for batch in parts]
+        weights = [batch.weight_KMN for batch in parts if batch.weight_KMN is not None]
         if weights and len(weights) < len(parts):
             raise ValueError("expected the weights of all batches of a shape, or of none")
         self.weights = weights or None
-        pieces = [part.pieces for part in parts if part.pieces is not None]
+        pieces = [batch.pieces for batch in parts if batch.pieces is not None]
         if pieces and (weights or len(pieces) < len(parts)):
             raise ValueError("expected the pieces of all batches of a shape, or of none")
-        self.pieces = [piece for part in pieces for matrix in part for piece in matrix] or None
-        self.count = sum(part.count for part in parts)
+        self.pieces = [piece for batch in pieces for matrix in batch for piece in matrix] or None
+        self.count = sum(batch.count for batch in parts)
         self.dtype = _product_dtype(parts[0], config)
         self.shape = parts[0].master_KMN.shape[1:]
         self.scale = _scale(self.shape[0], self.shape[1], config)
@@ -137,18 +137,18 @@ def _arrange(batches: Iterable[MatrixBatch], config: MuonConfig) -> list[list[Ma
 def _chunks(parts: list[MatrixBatch], config: MuonConfig) -> list[list[MatrixBatch]]:
     master = parts[0].master_KMN
     itemsize = _product_dtype(parts[0], config).itemsize
-    each = update_bytes(master.shape[1], master.shape[2], itemsize, master.dtype.itemsize)
-    limit = matrices_at_once(each, master.device.type)
+    bytes_of_matrix = update_bytes(master.shape[1], master.shape[2], itemsize, master.dtype.itemsize)
+    limit = matrices_at_once(bytes_of_matrix, master.device.type)
     chunks: list[list[MatrixBatch]] = []
     room = 0
-    for part in parts:
+    for batch in parts:
         start = 0
-        while start < part.count:
+        while start < batch.count:
             if not room:
                 chunks.append([])
                 room = limit
-            stop = min(part.count, start + room)
-            chunks[-1].append(part.part(start, stop))
+            stop = min(batch.count, start + room)
+            chunks[-1].append(batch.part(start, stop))
             room -= stop - start
             start = stop
     return chunks

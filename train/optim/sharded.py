@@ -86,17 +86,17 @@ class ShardedOptimizer:
         momentum = torch.zeros_like(master[share:])
         batches = []
         for batch in shards.layout.batches(shards.position):
-            whole = MatrixBatch(
+            full_batch = MatrixBatch(
                 master_KMN=matrices_of(master, batch),
                 gradient_KMN=matrices_of(gradient, batch),
                 momentum_KMN=matrices_of(momentum, batch, start=share),
             )
             if not self.rounds:
-                batches.append(whole)
+                batches.append(full_batch)
             elif shards.world_size > 1:
-                batches.append(replace(whole, pieces=shards.packed_weights(batch)))
+                batches.append(replace(full_batch, pieces=shards.packed_weights(batch)))
             else:
-                batches += _with_weights(whole, shards.matrix_weights(batch))
+                batches += _with_weights(full_batch, shards.matrix_weights(batch))
         self._muon = Muon(batches, config.muon, config.weight_decay)
         self.states: tuple[OwnedState, ...] = (
             OwnedState(MASTER, 0, master),

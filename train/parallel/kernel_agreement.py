@@ -30,9 +30,9 @@ def share_tables(group: dist.ProcessGroup, device: torch.device) -> None:
     """Choose by the measured tables of the group's first rank; all ranks call it together."""
     if dist.get_world_size(group) == 1:
         return
-    found: list[Any] = [dispatch.tables() if dist.get_rank(group) == 0 else None]
-    dist.broadcast_object_list(found, src=dist.get_global_rank(group, 0), group=group, device=device)
-    dispatch.choose_by(found[0])
+    tables: list[Any] = [dispatch.tables() if dist.get_rank(group) == 0 else None]
+    dist.broadcast_object_list(tables, src=dist.get_global_rank(group, 0), group=group, device=device)
+    dispatch.choose_by(tables[0])
 
 
 def leave_out_together(group: dist.ProcessGroup, device: torch.device) -> None:
@@ -43,9 +43,9 @@ def leave_out_together(group: dist.ProcessGroup, device: torch.device) -> None:
     if dist.get_world_size(group) == 1:
         return
     pairs = [
-        (operation, each.name)
+        (operation, implementation.name)
         for operation in dispatch.operations().values()
-        for each in operation.implementations
+        for implementation in operation.implementations
     ]
     missing = to_device([float(name in operation.missing()) for operation, name in pairs], device)
     dist.all_reduce(missing, op=dist.ReduceOp.MAX, group=group)

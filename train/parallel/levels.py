@@ -49,9 +49,9 @@ def _why_flat(world: World) -> str:
     """Return what keeps the run from two levels, the same on all ranks; empty if nothing does."""
     local_size, local_rank = world.local_size, int(os.environ.get("LOCAL_RANK", "0"))
     in_order = world.rank % local_size == local_rank and world.size % local_size == 0
-    found = torch.tensor([local_size, -local_size, not in_order], dtype=torch.int64, device=world.device)
-    dist.all_reduce(found, dist.ReduceOp.MAX, group=world.group)
-    most, least, disordered = found.tolist()
+    bounds = torch.tensor([local_size, -local_size, not in_order], dtype=torch.int64, device=world.device)
+    dist.all_reduce(bounds, dist.ReduceOp.MAX, group=world.group)
+    most, least, disordered = bounds.tolist()
     if most != -least:
         return f"nodes have {-least} to {counted(most, 'rank')}"
     if disordered:

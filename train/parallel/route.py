@@ -78,8 +78,8 @@ def plan_route(space: MatrixSpace, position: int, topology: Topology | None = No
     rail, node = divmod(position, nodes)
     owned = tuple(sorted(owned, key=lambda piece: (topology.rank(piece.holder), piece.start)))
     through = tuple(
-        tuple(_to_rail(space.held_by(topology.position(node * local_size + other)), rail, nodes))
-        for other in range(local_size)
+        tuple(_to_rail(space.held_by(topology.position(node * local_size + peer)), rail, nodes))
+        for peer in range(local_size)
     )
     inside = Hop(
         Level.NODE,
@@ -88,7 +88,7 @@ def plan_route(space: MatrixSpace, position: int, topology: Topology | None = No
     )
     along = Hop(
         Level.RAIL,
-        [sum(counts[other] for counts in through) for other in range(nodes)],
+        [sum(counts[peer] for counts in through) for peer in range(nodes)],
         _counts(((piece.holder % nodes, piece.numel) for piece in owned), nodes),
     )
     return Route(held, owned, (inside, along), through)

@@ -66,9 +66,9 @@ class StoreConnections:
     @contextmanager
     def noting(self) -> Iterator[Sockets]:
         """Note the sockets of connections that are taken in the block."""
-        found: Sockets = {}
-        self._noted = found
-        yield found
+        new_sockets: Sockets = {}
+        self._noted = new_sockets
+        yield new_sockets
 
     def _open_missing(self) -> None:
         with self._opening:
@@ -82,20 +82,20 @@ class StoreConnections:
                 except RuntimeError:  # it is gone, or does not answer: whoever needs a connection finds out
                     return
                 new = {fd: inode for fd, inode in sockets().items() if before.get(fd) != inode}
-                mine = {fd: inode for fd, inode in new.items() if _is_to(fd, port)}
+                own_sockets = {fd: inode for fd, inode in new.items() if _is_to(fd, port)}
                 with self._lock:
-                    self._ready.append((store, mine))
+                    self._ready.append((store, own_sockets))
 
 
 def sockets() -> Sockets:
     """Return the sockets that this process has open."""
-    found = {}
+    links = {}
     for path in Path("/proc/self/fd").iterdir():
         with suppress(OSError):
             target = str(path.readlink())
             if target.startswith("socket:"):
-                found[int(path.name)] = target
-    return found
+                links[int(path.name)] = target
+    return links
 
 
 def _is_to(descriptor: int, port: int) -> bool:

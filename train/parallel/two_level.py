@@ -74,13 +74,13 @@ class TwoLevel(Comm):
         """Sum `whole` over all ranks; `out` is this position's of `size` equal chunks. `whole` is kept."""
         if not whole.numel():
             return DONE
-        part, slots = self._between(len(whole) // self.node.size)
+        node_part, slots = self._between(len(whole) // self.node.size)
         self.node.count_ring("reduce_scatter", whole)
-        self.rail.count_ring("reduce_scatter", part)
+        self.rail.count_ring("reduce_scatter", node_part)
         handle = self._chain.run(
             *(_already(self._under_way[slot]) for slot in slots),
-            lambda: reduce_scatter_into(part, whole, group=self.node.group, async_op=True),
-            lambda: reduce_scatter_into(out, part, group=self.rail.group, async_op=True),
+            lambda: reduce_scatter_into(node_part, whole, group=self.node.group, async_op=True),
+            lambda: reduce_scatter_into(out, node_part, group=self.rail.group, async_op=True),
         )
         for slot in slots:
             self._under_way[slot] = handle

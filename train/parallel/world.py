@@ -237,9 +237,9 @@ def least_of_all(values: Sequence[float], world: World) -> list[float]:
 
     All ranks call it together, with as many numbers; the host waits.
     """
-    found = to_device(values, world.device)
-    dist.all_reduce(found, dist.ReduceOp.MIN, group=world.group)
-    least: list[float] = found.tolist()
+    minima = to_device(values, world.device)
+    dist.all_reduce(minima, dist.ReduceOp.MIN, group=world.group)
+    least: list[float] = minima.tolist()
     return least
 
 

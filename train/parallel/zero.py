@@ -144,9 +144,9 @@ class ZeroShards:
         """Forget the gradients of the last step; `backwards` passes of this rank will make the next ones."""
         self._backwards, self._next_bucket = backwards, 0
         self._missing = [0] * len(self._buckets)
-        for place in self._places:
-            place.added, place.begun = 0, False
-            for number in place.buckets:
+        for accumulation in self._places:
+            accumulation.added, accumulation.begun = 0, False
+            for number in accumulation.buckets:
                 self._missing[number] += 1
 
     def adder(self, name: str) -> Callable[[Tensor], None] | None:
@@ -158,17 +158,17 @@ class ZeroShards:
         Args:
             name: of the parameter.
         """
-        place = next(each for each in self._places if each.name == name)
-        if place.total.dtype == self.weights.dtype:
+        accumulation = next(candidate for candidate in self._places if candidate.name == name)
+        if accumulation.total.dtype == self.weights.dtype:
             return None
-        return lambda gradient: _add(place, gradient)
+        return lambda gradient: _add(accumulation, gradient)
 
     def reduce_gradients(self) -> None:
         """Sum the gradients over all ranks; this rank's chunk of the sum goes to `master_gradient`."""
         self.wait_for_weights()
-        for place in self._places:
-            if not place.begun:
-                place.total.zero_()
+        for accumulation in self._places:
+            if not accumulation.begun:
+                accumulation.total.zero_()
         while self._next_bucket < len(self._buckets):
             self._reduce_next_bucket()
         flat = self._reduce_flat()
@@ -206,8 +206,10 @@ class ZeroShards:
         their sum is not. It looks at the gradients before the reduction, which are kept, and reads all of them:
         to be asked, by all ranks, when the norm is not finite.
         """
-        found = next((i for i, place in enumerate(self._places) if not place.total.isfinite().all()), None)
-        code = _NOWHERE if found is None else found * self.world_size + self.rank
+        bad_index = next(
+            (i for i, accumulation in enumerate(self._places) if not accumulation.total.isfinite().all()), None
+        )
+        code = _NOWHERE if bad_index is None else bad_index * self.world_size + self.rank
         first = torch.tensor(code, dtype=torch.int64, device=self.master.device)
         self.comm.all_reduce(first, dist.ReduceOp.MIN)
         index, rank = divmod(int(first.item()), self.world_size)
@@ -259,8 +261,8 @@ class ZeroShards:
         `reduce_gradients`, which uses this memory, and `start_gathering`, which sends it if its caller passes
         `rounded`. For several ranks.
         """
-        found = zip(self._exchange.owned, self._exchange.weights_to_send(), strict=True)
-        pieces = sorted(((piece.offset, packed) for piece, packed in found), key=lambda pair: pair[0])
+        owned = zip(self._exchange.owned, self._exchange.weights_to_send(), strict=True)
+        pieces = sorted(((piece.offset, packed) for piece, packed in owned), key=lambda pair: pair[0])
         starts = [offset for offset, _ in pieces]
         first = [batch.offset + number * batch.stride for number in range(batch.count)]
         ends = [offset + batch.rows * batch.columns for offset in first]
@@ -341,13 +343,13 @@ class ZeroShards:
         places = []
         for row in reversed(self.table):
             parameter = parameters[row.name]
-            here = slice(starts[row.name], starts[row.name] + row.numel)
-            self.weights[here].copy_(parameter.data.flatten())
-            parameter.data = self.weights[here].view(parameter.shape)
-            total = self.gradients[here].view(parameter.shape)
-            place = _Place(row.name, total, buckets.get(row.name, range(0)))
-            self._collect(parameter, place)
-            places.append(place)
+            values_of = slice(starts[row.name], starts[row.name] + row.numel)
+            self.weights[values_of].copy_(parameter.data.flatten())
+            parameter.data = self.weights[values_of].view(parameter.shape)
+            total = self.gradients[values_of].view(parameter.shape)
+            accumulation = _Place(row.name, total, buckets.get(row.name, range(0)))
+            self._collect(parameter, accumulation)
+            places.append(accumulation)
         return places
 
     def _take_masters(self, parameters: dict[str, nn.Parameter]) -> None:

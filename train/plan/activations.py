@@ -258,21 +258,21 @@ def _attention_backward(sizes: Sizes) -> int:
     queries, both = model.query_heads * model.head_dim, 2 * model.kv_heads * model.head_dim
     gradients = sizes.wide_stream + 2 * sizes.stream + sizes.tokens * queries * (narrow + wide)
     if sizes.ring:  # this step's keys and the next one's, and the gradients of two ranks' on their way
-        part = sizes.tokens
+        elements = sizes.tokens
         exchange = 2 * sizes.tokens * both * (narrow + wide)
     else:  # all of them, and of the first rank's late queries all other ranks' keys side by side
-        part = (sizes.ranks - 1) * sizes.tokens
-        exchange = (sizes.ranks * (narrow + wide) * sizes.tokens + part * narrow) * both
+        elements = (sizes.ranks - 1) * sizes.tokens
+        exchange = (sizes.ranks * (narrow + wide) * sizes.tokens + elements * narrow) * both
     in_16_bits = narrow < _FP32
     if not sizes.on_cpu and in_16_bits and not sizes.labelled:
         # A flash kernel: gradients in the same format, converted to be summed.
-        return gradients + exchange + part * both * (narrow + wide)
-    length = part // sizes.sequences
+        return gradients + exchange + elements * both * (narrow + wide)
+    length = elements // sizes.sequences
     heads = sizes.sequences * model.query_heads
     most, at_once = (_MOST_ROWS, SCORES_ON_CPU) if sizes.on_cpu else (_MOST_ROWS_ON_GPU, SCORES_ON_GPU)
     rows = max(_FEWEST_ROWS, min(most, at_once // (heads * length)))
     scores = heads * min(rows, sizes.context // 2) * length
-    return gradients + exchange + part * both * 2 * wide + 3 * scores * wide
+    return gradients + exchange + elements * both * 2 * wide + 3 * scores * wide
 
 
 def _probabilities(sizes: Sizes) -> int:

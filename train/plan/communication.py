@@ -227,15 +227,15 @@ def step_traffic(config: TrainConfig, group: RankGroup, links: Links | None = No
     matrices, flat, gradient, weight = _sizes(config)
     bucket = bucket_bytes(config, group, links)
     count = max(1, math.ceil(matrices * gradient / bucket)) if matrices else 0
-    each = matrices / max(1, count)  # the last bucket is shorter: counted are equal ones
+    elements = matrices / max(1, count)  # the last bucket is shorter: counted are equal ones
     return StepTraffic(
         buckets=count,
-        bucket_bytes=each * gradient,
-        reduce_bucket=collective(each * gradient, group, links),
+        bucket_bytes=elements * gradient,
+        reduce_bucket=collective(elements * gradient, group, links),
         reduce_flat=collective(flat * gradient, group, links),
         to_owners=exchange(matrices * gradient / group.ranks, group, links),
         to_holders=exchange(matrices * weight / group.ranks, group, links),
-        gather_bucket=collective(each * weight, group, links),
+        gather_bucket=collective(elements * weight, group, links),
         gather_flat=collective(flat * weight, group, links),
     )
 
@@ -335,8 +335,8 @@ def context_traffic(
 
 def context_attention(config: TrainConfig, phase: PhaseConfig) -> Attention:
     """Return how keys and values reach the other ranks of a context group in a phase."""
-    wanted = config.parallel.context_attention
-    if wanted != "auto":
-        return wanted
+    configured = config.parallel.context_attention
+    if configured != "auto":
+        return configured
     itemsize = ITEMSIZE[config.parallel.dtype]
     return choose_attention(config.model, phase.context, phase.micro_batch, phase.context_parallel, itemsize)

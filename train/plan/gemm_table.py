@@ -66,7 +66,7 @@ class GemmTable(Section):
         cls, results: tuple[tuple[str, str, str, float], ...]
     ) -> tuple[tuple[str, str, str, float], ...]:
         for row in results:
-            if not all(_FIELD.fullmatch(part) for part in row[:3]):
+            if not all(_FIELD.fullmatch(field) for field in row[:3]):
                 raise ValueError(f"a result has a comma, a line break or nothing in a field: {row[:3]}")
         return results
 
@@ -78,12 +78,12 @@ class GemmTable(Section):
 
     def differences(self, device: str, validators: Mapping[str, str]) -> list[str]:
         """Return in what a card with these versions differs from the table's; nothing if the table holds."""
-        found = [] if device == self.device else [f"the card is {device}, the table's {self.device}"]
+        reasons = [] if device == self.device else [f"the card is {device}, the table's {self.device}"]
         for key in sorted({*validators, *self.validators}):
-            here, tuned = validators.get(key, "absent"), self.validators.get(key, "absent")
-            if here != tuned:
-                found.append(f"{key} is {here}, the table's {tuned}")
-        return found
+            own_value, tuned = validators.get(key, "absent"), self.validators.get(key, "absent")
+            if own_value != tuned:
+                reasons.append(f"{key} is {own_value}, the table's {tuned}")
+        return reasons
 
     def merged(self, older: GemmTable) -> GemmTable:
         """Return this table with what an older one of the same card and versions has besides."""
@@ -92,7 +92,10 @@ class GemmTable(Section):
         return self.model_copy(
             update={
                 "results": (*self.results, *(row for row in older.results if row[:2] not in keys)),
-                "products": (*self.products, *(each for each in older.products if _key(each) not in calls)),
+                "products": (
+                    *self.products,
+                    *(older_product for older_product in older.products if _key(older_product) not in calls),
+                ),
                 "candidates": self.candidates
                 + sum(row[:2] not in keys and row[2] != "Default" for row in older.results),
             }
@@ -127,7 +130,7 @@ def load_table(path: Path) -> GemmTable:
 def _first_line(error: Exception) -> str:
     if isinstance(error, ValidationError):
         first = error.errors()[0]
-        where = ".".join(str(part) for part in first["loc"])
+        where = ".".join(str(word) for word in first["loc"])
         message = first["msg"].removeprefix("Value error, ")
         return f"{where}: {message}" if where else message
     return str(error).splitlines()[0]

@@ -108,16 +108,18 @@ class MicrobatchShape:
 def matmuls(config: TrainConfig, microbatch: MicrobatchShape, recomputed: int, *, on_cpu: bool) -> list[Matmul]:
     """Return the products of a microbatch; of so many layers, forward is computed twice."""
     model = config.model
-    found = []
+    products = []
     for product in (*_layer(model, microbatch), *_head(model, microbatch.tokens, on_cpu=on_cpu)):
-        found += [
+        products += [
             product,
             replace(product, pass_name="input gradient", n=product.k, k=product.n),
             replace(product, pass_name="weight gradient", m=product.n, n=product.k, k=product.m),
         ]
         if recomputed and not product.name.startswith("head."):
-            found.append(replace(product, pass_name="recompute", calls=recomputed * product.calls // model.layers))
-    return found
+            products.append(
+                replace(product, pass_name="recompute", calls=recomputed * product.calls // model.layers)
+            )
+    return products
 
 
 def _layer(model: ModelConfig, microbatch: MicrobatchShape) -> Iterator[Matmul]:
@@ -148,9 +150,9 @@ def _layer(model: ModelConfig, microbatch: MicrobatchShape) -> Iterator[Matmul]:
         yield product("router.second", "dense", tokens, router, router)
         yield product("router.output", "dense", tokens, classes, router)
     rows, inner, experts = tokens * model.experts_per_token, model.expert_hidden_size, model.experts
-    each, flops = max(1, round(rows / experts)), 2.0 * rows * inner * hidden
-    yield product("experts.gate_up", "grouped", each, 2 * inner, hidden, batch=experts, flops=2 * flops)
-    yield product("experts.down", "grouped", each, hidden, inner, batch=experts, flops=flops)
+    expert_rows, flops = max(1, round(rows / experts)), 2.0 * rows * inner * hidden
+    yield product("experts.gate_up", "grouped", expert_rows, 2 * inner, hidden, batch=experts, flops=2 * flops)
+    yield product("experts.down", "grouped", expert_rows, hidden, inner, batch=experts, flops=flops)
 
 
 def _head(model: ModelConfig, tokens: int, *, on_cpu: bool) -> Iterator[Matmul]:

@@ -160,7 +160,9 @@ def with_least_recompute(
     room = (1 - LEFT_FREE) * memory - sum(plan.resident.values())
     layers = config.model.layers
     choices = map(recomputing, range(layers))
-    fitting = (each for each in choices if max(m.peak for m in _microbatches(each, on_cpu=False)) <= room)
+    fitting = (
+        candidate for candidate in choices if max(m.peak for m in _microbatches(candidate, on_cpu=False)) <= room
+    )
     return next(fitting, recomputing(layers))
 
 
@@ -174,8 +176,8 @@ def _muon(config: TrainConfig, layout: Partition, rank: int, *, on_cpu: bool) ->
     product = _EXACT if exact else ITEMSIZE[config.optim.muon.dtype]
     most = 0
     for batch in layout.batches(rank):
-        each = update_bytes(batch.rows, batch.columns, product, _EXACT if exact else ITEMSIZE["fp32"])
-        together = min(batch.count, matrices_at_once(each, "cpu" if on_cpu else "cuda"))
+        bytes_of_matrix = update_bytes(batch.rows, batch.columns, product, _EXACT if exact else ITEMSIZE["fp32"])
+        together = min(batch.count, matrices_at_once(bytes_of_matrix, "cpu" if on_cpu else "cuda"))
         sums = product_sums(batch.rows * batch.columns, product) if on_cpu else 0  # CPUs multiply one by one
-        most = max(most, each * together + sums)
+        most = max(most, bytes_of_matrix * together + sums)
     return most

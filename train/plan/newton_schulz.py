@@ -45,8 +45,8 @@ class MuonMatrices:
     def in_a_call(self, device: str) -> int:
         """Return how many of them one rank with all of them works on together."""
         master = "fp64" if self.dtype == "fp64" else "fp32"
-        each = update_bytes(self.rows, self.columns, ITEMSIZE[self.dtype], ITEMSIZE[master])
-        return min(self.count, matrices_at_once(each, device))
+        bytes_of_matrix = update_bytes(self.rows, self.columns, ITEMSIZE[self.dtype], ITEMSIZE[master])
+        return min(self.count, matrices_at_once(bytes_of_matrix, device))
 
 
 def matrix_batches(config: TrainConfig) -> list[MuonMatrices]:

@@ -130,7 +130,9 @@ class Rates:
         self.large: float | None = None if self._default is None else self._default.tflops
         if table:
             flops = [2e-12 * row.m * row.n * row.k * row.batch for row in table.gemm]
-            self.large = sum(flops) / sum(each / row.tflops for each, row in zip(flops, table.gemm, strict=True))
+            self.large = sum(flops) / sum(
+                flops_of_row / row.tflops for flops_of_row, row in zip(flops, table.gemm, strict=True)
+            )
         self.memory_gb_s: float | None = None if on_cpu else ASSUMED_MEMORY_GB_S
         if table and table.memory_gb_s:
             self.memory_gb_s = table.memory_gb_s
@@ -149,7 +151,7 @@ class Rates:
             return Rate(self._of_pass[*sizes, pass_name], "measured")
         if sizes in self._exact:
             return Rate(self._exact[sizes], "measured")
-        distance, nearest = min((_distances(sizes, other), other) for other in self._exact)
+        distance, nearest = min((_distances(sizes, known_sizes), known_sizes) for known_sizes in self._exact)
         return Rate(self._exact[nearest], "near") if distance[0] <= _NEAR else self._default
 
     def part_s(self, part: str, pass_name: PartPass, microbatch: MicrobatchShape, width: int) -> float | None:
@@ -175,7 +177,7 @@ def load_rates(paths: Sequence[Path], dtype: str) -> RateTable:
         ConfigError: a file cannot be read, is no such result, or was measured in another format or on another
             device; or no product was measured.
     """
-    found: dict[str, Any] = {"gemm": [], "dtype": dtype, "source": ", ".join(path.name for path in paths)}
+    content: dict[str, Any] = {"gemm": [], "dtype": dtype, "source": ", ".join(path.name for path in paths)}
     for path in paths:
         try:
             result = load_json(path.read_bytes())
@@ -183,10 +185,10 @@ def load_rates(paths: Sequence[Path], dtype: str) -> RateTable:
             if name not in ("gemm", "hbm"):
                 raise Unexpected("not a result of `zslurm bench gemm` or `zslurm bench hbm`")
             device = result["machine"]["gpu"] or result["machine"]["cpu"]
-            if found.setdefault("device", device) != device:
-                raise Unexpected(f"was measured on {device}, and {paths[0]} on {found['device']}")
-            found.update(
-                _of_memory(result["rows"]) if name == "hbm" else _of_products(path, result["rows"], found)
+            if content.setdefault("device", device) != device:
+                raise Unexpected(f"was measured on {device}, and {paths[0]} on {content['device']}")
+            content.update(
+                _of_memory(result["rows"]) if name == "hbm" else _of_products(path, result["rows"], content)
             )
         except OSError as error:
             raise ConfigError(f"{path}: cannot be read: {error.strerror}") from error
@@ -195,7 +197,7 @@ def load_rates(paths: Sequence[Path], dtype: str) -> RateTable:
         except (Unexpected, ValueError) as error:
             raise ConfigError(f"{path}: {_first_line(error)}") from error
     try:
-        return RateTable.model_validate(found)
+        return RateTable.model_validate(content)
     except ValidationError as error:
         raise ConfigError(f"{paths[0]}: no table of rates: {_first_line(error)}") from error
 
@@ -242,6 +244,6 @@ def _first_line(error: Exception) -> str:
     if isinstance(error, ValidationError):
         first = error.errors()[0]
         message = first["msg"].removeprefix("Value error, ")
-        where = ".".join(str(part) for part in first["loc"])
+        where = ".".join(str(word) for word in first["loc"])
         return f"{where}: {message}" if where else message
     return str(error).splitlines()[0]

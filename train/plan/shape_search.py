@@ -43,13 +43,13 @@ def search_shapes(
 
     Vocabulary, router and head size (in whole tiles) are those of `base`; parameters include the embedding.
     """
-    found: list[ShapeProposal] = []
+    proposals: list[ShapeProposal] = []
     for shape in nearest_shapes(base, parameters):
         if keeps_rules(shape.model):
-            found.append(shape)
-        if len(found) == most:
+            proposals.append(shape)
+        if len(proposals) == most:
             break
-    return found
+    return proposals
 
 
 def nearest_shapes(base: ModelConfig, parameters: float) -> list[ShapeProposal]:

@@ -56,13 +56,13 @@ def tunable_calls(config: TrainConfig, most_sequences: Iterable[int]) -> list[Li
 
     A run on GPUs is meant: on CPUs TunableOp does nothing.
     """
-    found: dict[tuple[object, ...], LinearCall] = {}
+    calls: dict[tuple[object, ...], LinearCall] = {}
     for phase, sequences in zip(config.phases, most_sequences, strict=True):
         for product in matmuls(config, MicrobatchShape.of(phase, sequences), 0, on_cpu=False):
             if product.kind == "dense" and product.pass_name == "forward":
                 call = _call(product, config.parallel.dtype)
-                found.setdefault((call.rows, call.outputs, call.inputs, call.bias, call.passes), call)
-    return list(found.values())
+                calls.setdefault((call.rows, call.outputs, call.inputs, call.bias, call.passes), call)
+    return list(calls.values())
 
 
 def _call(product: Matmul, dtype: str) -> LinearCall:

@@ -40,7 +40,7 @@ def why_not(device: torch.device, *, amd: bool) -> str | None:
         return None
     if torch.version.hip is not None and not amd:
         return "it has not been tried on AMD GPUs yet; recovery.amd: true allows it"
-    return crashes(tuple(int(part) for part in torch.cuda.nccl.version()[:3]))
+    return crashes(tuple(int(digit) for digit in torch.cuda.nccl.version()[:3]))
 
 
 def crashes(version: tuple[int, ...]) -> str | None:
@@ -105,9 +105,9 @@ class Abort:
             with suppress(RuntimeError, ValueError, AssertionError):  # there is none, not yet or not any more
                 _abort_process_group()
         with self._lock:
-            found = self._groups | self._new() | self._stores
+            descriptors = self._groups | self._new() | self._stores
             self._groups = {}
-        for descriptor, inode in found.items():
+        for descriptor, inode in descriptors.items():
             _shut_down(descriptor, inode)
 
     def _new(self) -> dict[int, str]:

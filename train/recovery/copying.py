@@ -38,8 +38,8 @@ class StepCopies:
     def __init__(self, config: RecoveryConfig, live: Mapping[str, Tensor], world: World, *, saves: bool) -> None:
         """Measure what copies of the tensors `live` take; `allocate` takes it."""
         self._config, self._live, self._saves = config, live, saves
-        own = snapshot_bytes(live)
-        self.need = (copies_bytes(own, world.size) + (own if saves else 0)) * world.local_size
+        own_bytes = snapshot_bytes(live)
+        self.need = (copies_bytes(own_bytes, world.size) + (own_bytes if saves else 0)) * world.local_size
         self.whole = -1
         self._taken: Slot | None = None
         self._may_copy = True
@@ -130,7 +130,7 @@ class StepCopies:
 
     def exchange(self, trainer: Trainer, *, save: bool) -> list[dict[str, Any]]:
         """Give all ranks what this one has, and return what each of them has; `save` is whether a save is due."""
-        mine = {
+        own_info = {
             "own": sorted(slot.step for slot in self.staging.slots if slot.step >= 0),
             "ward": self.copies.ward,
             "held": self.copies.held_steps,
@@ -140,7 +140,7 @@ class StepCopies:
             "save": save,
         }
         infos: list[Any] = [None] * trainer.world.size
-        dist.all_gather_object(infos, mine, group=trainer.world.group)
+        dist.all_gather_object(infos, own_info, group=trainer.world.group)
         return infos
 
     def state_of_ward(self, step: int, sizes: Mapping[str, int]) -> dict[str, npt.NDArray[Any]]:
@@ -149,12 +149,12 @@ class StepCopies:
         Raises:
             ChangedInMemory: the copy is damaged.
         """
-        held, found, start = self.copies.held_state(step), {}, 0
+        held, arrays, start = self.copies.held_state(step), {}, 0
         for name, array in self.staging.slots[0].snapshot.arrays.items():
             stop = start + sizes[name] * array.dtype.itemsize
-            found[name] = held[start:stop].view(array.dtype)
+            arrays[name] = held[start:stop].view(array.dtype)
             start = stop
-        return found
+        return arrays
 
     def connect(self, world: World, infos: list[dict[str, Any]]) -> None:
         """Copy to this rank's buddy from now on, and make room for the ward's state."""

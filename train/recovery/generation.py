@@ -139,7 +139,7 @@ class Generation:
             lost = tuple(sorted({int(rank) for rank in fields.get("lost", ())}))
             former = tuple(int(rank) for rank in fields.get("former", ()))
             former_size = int(fields.get("former_size", 0))
-            left = tuple(str(node) for node in fields.get("left", ()))
+            former_nodes = tuple(str(node) for node in fields.get("left", ()))
         except (KeyError, TypeError, ValueError) as error:
             raise ValueError(f"a generation needs number, members and lost; {error!r} is wrong") from error
         if not members or len(set(members)) != len(members):
@@ -148,7 +148,7 @@ class Generation:
             raise ValueError(f"lost must be ranks below {len(members)}, the number of members")
         if former and not (len(set(former)) == len(members) and set(former) <= set(range(former_size))):
             raise ValueError("former must be a rank below former_size for each member")
-        return cls(number, members, lost, deadline_s, former, former_size, left)
+        return cls(number, members, lost, deadline_s, former, former_size, former_nodes)
 
     @classmethod
     def of_json(cls, text: str | bytes) -> Generation:

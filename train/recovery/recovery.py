@@ -346,15 +346,15 @@ class Recovery:
         world, copying, membership = trainer.world, self._prepared, self._membership
         infos = copying.exchange(trainer, save=self._save)
         buddies = [buddy_of(rank, world.size, world.local_size) for rank in range(world.size)]
-        own = [info["own"] for info in infos]
+        own_steps = [info["own"] for info in infos]
         # What a process holds is of the ward that it had: none yet, where it has just come.
         held = [
             info["held"] if info["ward"] == ward_of(rank, world.size, world.local_size) else []
             for rank, info in enumerate(infos)
         ]
-        step = whole_step(own, held, buddies)
+        step = whole_step(own_steps, held, buddies)
         if step < 0:
-            raise CannotRecover(f"recovery: {why_none(own, held, buddies)}")
+            raise CannotRecover(f"recovery: {why_none(own_steps, held, buddies)}")
         copying.connect(world, infos)
         parts.end("agree")
         slot = copying.slot_of(

@@ -134,15 +134,15 @@ class Resizing:
         if not is_intact(slot):
             raise CannotRecover(f"recovery: a copy of step {step} has changed in memory: its CRC32 differs")
         given_by = [giver for giver in givers(members, generation.former_size, step) if giver is not None]
-        mine: dict[int, Arrays] = {me.former: slot.snapshot.arrays}
+        own_arrays: dict[int, Arrays] = {me.former: slot.snapshot.arrays}
         if me.ward is not None and given_by[me.ward] == rank:
             sizes = {name: stop - start for name, (start, stop) in handed_over.owned(me.ward).spans.items()}
             try:
-                mine[me.ward] = copying.state_of_ward(step, sizes)
+                own_arrays[me.ward] = copying.state_of_ward(step, sizes)
             except ChangedInMemory as error:
                 raise CannotRecover(f"recovery: the copy of rank {me.ward}'s state: {error}") from error
         now = owned_by(trainer.shards, trainer.world)
-        exchange(trainer.optimizer.states, mine, given_by, handed_over.owned, now, trainer.world.group)
+        exchange(trainer.optimizer.states, own_arrays, given_by, handed_over.owned, now, trainer.world.group)
         self.rolled_back = max(info["done"] for info in infos) - step
         copying.copies.close()
         self.copying = None

@@ -40,11 +40,11 @@ class Owned:
     def of(self, state: str) -> dict[str, list[Extent]]:
         """Return the extents of which a state is kept, by tensor."""
         start, stop = self.spans[state]
-        found: dict[str, list[Extent]] = defaultdict(list)
+        by_tensor: dict[str, list[Extent]] = defaultdict(list)
         for extent in self.extents:
             if start <= extent.offset_in_chunk < stop:
-                found[extent.tensor].append(extent)
-        return found
+                by_tensor[extent.tensor].append(extent)
+        return by_tensor
 
 
 Moves = list[tuple[slice, slice]]
@@ -53,7 +53,7 @@ Moves = list[tuple[slice, slice]]
 
 def moves(state: str, former: Owned, new: Owned) -> Moves:
     """Return which elements of a state go from one owner to another, in an order that both find."""
-    targets, found = new.of(state), []
+    targets, copies = new.of(state), []
     first, begin = former.spans[state][0], new.spans[state][0]
     for tensor, sources in former.of(state).items():
         for source in sources:
@@ -62,8 +62,8 @@ def moves(state: str, former: Owned, new: Owned) -> Moves:
                 if start < stop:
                     taken = source.offset_in_chunk - first + start - source.start
                     put = target.offset_in_chunk - begin + start - target.start
-                    found.append((slice(taken, taken + stop - start), slice(put, put + stop - start)))
-    return found
+                    copies.append((slice(taken, taken + stop - start), slice(put, put + stop - start)))
+    return copies
 
 
 @dataclass(frozen=True)
@@ -85,14 +85,14 @@ class Holding:
 
 def givers(members: Sequence[Holding], size: int, step: int) -> list[int | None]:
     """Return the member that gives the state at a step of each of `size` former ranks; None if none has it."""
-    found: list[int | None] = [None] * size
+    number_of_giver: list[int | None] = [None] * size
     for number, member in enumerate(members):
         if member.ward is not None and step in member.held:
-            found[member.ward] = number
+            number_of_giver[member.ward] = number
     for number, member in enumerate(members):
         if step in member.own:
-            found[member.former] = number
-    return found
+            number_of_giver[member.former] = number
+    return number_of_giver
 
 
 def newest_whole(members: Sequence[Holding], size: int) -> int:
@@ -146,13 +146,13 @@ def exchange(
             [put for source in of_giver[giver] for _, put in moves(name, sources[source], targets[rank])]
             for giver in range(size)
         ]
-        given = [sum(len(part) for part in to_one) for to_one in parts]
+        counts = [sum(len(part) for part in to_one) for to_one in parts]
         gets = [sum(put.stop - put.start for put in from_one) for from_one in places]
-        send = torch.empty(sum(given), dtype=values.dtype)
-        if sum(given):
+        send = torch.empty(sum(counts), dtype=values.dtype)
+        if sum(counts):
             np.concatenate([part for to_one in parts for part in to_one], out=send.numpy())
         got = torch.empty(sum(gets), dtype=values.dtype, device=values.device)
-        dist.all_to_all_single(got, send.to(values.device), gets, given, group=group)
+        dist.all_to_all_single(got, send.to(values.device), gets, counts, group=group)
         start = 0
         for put in (put for from_one in places for put in from_one):
             length = put.stop - put.start

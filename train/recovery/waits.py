@@ -91,9 +91,9 @@ class Waits:
 
     def drop_groups(self) -> None:
         """Drop the groups that were left, once nothing else holds them: without a wait for what hangs in them."""
-        left, self._left = self._left, []
-        if left:
-            threading.Thread(target=left.clear, name="groups left", daemon=True).start()
+        old_groups, self._left = self._left, []
+        if old_groups:
+            threading.Thread(target=old_groups.clear, name="groups left", daemon=True).start()
 
 
 WAITS = Waits()

@@ -124,14 +124,14 @@ class GenerationWatcher:
         with self._lock:
             # Before the question: its answer is as old as this where the process is frozen before it looks at it.
             asked = time.monotonic()
-            number, found = self.number, None
+            number, newest = self.number, None
             while self._store.check([generation_key(number + 1)]):
                 number += 1
-                found = number
+                newest = number
             self._looked = asked
-            if found is None:
+            if newest is None:
                 return
-            generation = Generation.of_json(self._store.get(generation_key(found)))
+            generation = Generation.of_json(self._store.get(generation_key(newest)))
             leaves = generation.leaves(self._member)
             if generation.rank_of(self._member) is None and not leaves:
                 number = generation.number

@@ -32,9 +32,9 @@ def segments_of(
         global_batch: sequences in one step after the ramp.
         ramp: (until_tokens, global_batch) of each segment before that.
     """
-    found, done = [], 0
+    segments, done = [], 0
     for until, batch in (*ramp, (tokens, global_batch)):
         steps = max(0, -(-(until - done) // (batch * context)))
-        found.append(Segment(steps, batch))
+        segments.append(Segment(steps, batch))
         done += steps * batch * context
-    return tuple(found)
+    return tuple(segments)

@@ -51,7 +51,7 @@ def command_words(command: str, *, model: str, step: int, run: str) -> list[str]
     """
     values = {"{model}": model, "{step}": str(step), "{run}": run}
     pattern = re.compile("|".join(map(re.escape, values)))
-    return [pattern.sub(lambda found: values[found[0]], word) for word in shlex.split(command)]
+    return [pattern.sub(lambda match: values[match[0]], word) for word in shlex.split(command)]
 
 
 class EvaluationCommand(Observer):

@@ -50,10 +50,10 @@ def _measured(dtype: torch.dtype, world: World) -> float:
     """Measure the FLOP/s of a square matmul on a rank's threads, the mean over ranks; draws no random numbers."""
     if world.joined:  # the other ranks train already
         return own_rate(dtype)
-    left = torch.ones(_MEASURED_SIZE, _MEASURED_SIZE, dtype=dtype)
-    torch.mm(left, left)
+    ones = torch.ones(_MEASURED_SIZE, _MEASURED_SIZE, dtype=dtype)
+    torch.mm(ones, ones)
     dist.barrier(group=world.group)
-    rate = torch.tensor(_rate_of(left), dtype=torch.float64)
+    rate = torch.tensor(_rate_of(ones), dtype=torch.float64)
     dist.all_reduce(rate, group=world.group)
     return rate.item() / dist.get_world_size(world.group)
 
@@ -61,9 +61,9 @@ def _measured(dtype: torch.dtype, world: World) -> float:
 @cache
 def own_rate(dtype: torch.dtype) -> float:
     """Return the FLOP/s of a square matmul in this process; measured once, by a warm process while it waits."""
-    left = torch.ones(_MEASURED_SIZE, _MEASURED_SIZE, dtype=dtype)
-    torch.mm(left, left)
-    return _rate_of(left)
+    ones = torch.ones(_MEASURED_SIZE, _MEASURED_SIZE, dtype=dtype)
+    torch.mm(ones, ones)
+    return _rate_of(ones)
 
 
 def _rate_of(square: torch.Tensor) -> float:

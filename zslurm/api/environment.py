@@ -31,8 +31,8 @@ class Environment(dict[str, str]):
     def _repr_html_(self) -> str:
         """Show variables, values and reasons as a table in a notebook."""
         rows = "".join(
-            f"<tr><td>{escape(each.name)}</td><td>{escape(each.value)}</td><td>{escape(each.reason)}</td></tr>"
-            for each in self.settings
+            f"<tr><td>{escape(setting.name)}</td><td>{escape(setting.value)}</td><td>{escape(setting.reason)}</td></tr>"
+            for setting in self.settings
         )
         return f"<table><tr><th>variable</th><th>value</th><th>why</th></tr>{rows}</table>"
 
@@ -48,7 +48,7 @@ def env(cluster: str | None = None, overrides: Sequence[str] = ()) -> Environmen
         NotFound: there is no such profile.
         ConfigError: the profile or an override is wrong, or there is no profile.
     """
-    return Environment(settings_of(cluster or default_name(), [Override.parse(each) for each in overrides])[1])
+    return Environment(settings_of(cluster or default_name(), [Override.parse(text) for text in overrides])[1])
 
 
 def settings_of(cluster: str, overrides: Sequence[Override] = ()) -> tuple[ClusterSection, list[Setting]]:

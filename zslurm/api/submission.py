@@ -47,7 +47,7 @@ def submit(
     if isinstance(overrides, Mapping):
         changes = [Override.of(key, _plain(value, f"overrides: {key}")) for key, value in overrides.items()]
     else:
-        changes = [Override.parse(each) for each in overrides]
+        changes = [Override.parse(text) for text in overrides]
     document = yaml12.YamlDocument(_plain(run, "run"), {}) if isinstance(run, Mapping) else None
     resolved = resolve_run(
         None if run is None or isinstance(run, Mapping) else Path(run),

@@ -95,7 +95,7 @@ def points(options: Options, machine: MeasuredMachine) -> MeasurementPlan:
     if machine.ranks < 2:
         what = "one GPU" if machine.device == "cuda" else "one rank"
         raise CannotMeasure(f"a collective needs two ranks at least, and this is {what}; see --ranks and --nodes")
-    found: list[Point] = []
+    planned: list[Point] = []
     skipped: list[Skipped] = []
     latency, bandwidth = _GUESS[machine.device]
     sizes = options["sizes"]
@@ -120,7 +120,7 @@ def points(options: Options, machine: MeasuredMachine) -> MeasurementPlan:
                         skipped.append(Skipped(point=values, reason=reason))
                         continue
                     once = latency * scope.ranks + size * bus_factor(operation, scope.ranks) / bandwidth
-                    found.append(
+                    planned.append(
                         Point(values, max(_SHORTEST_S[machine.device], min(_POINT_S, 60 * once), 8 * once))
                     )
     for name, rounds in pairs.sweeps(machine, options["scopes"]):
@@ -128,8 +128,8 @@ def points(options: Options, machine: MeasuredMachine) -> MeasurementPlan:
             "operation": "send_recv", "scope": name, "nodes": 1 if name == pairs.GPU_PAIR else 2, "ranks": 2,
             "levels": "flat", "bytes": _PAIR_BYTES[machine.device],
         }  # fmt: skip
-        found.append(Point(values, pairs.sweep_seconds(machine, name, rounds)))
-    return MeasurementPlan(found, skipped)
+        planned.append(Point(values, pairs.sweep_seconds(machine, name, rounds)))
+    return MeasurementPlan(planned, skipped)
 
 
 def run(point: Point, ranks: BenchRanks) -> list[Row]:
@@ -163,12 +163,12 @@ def run(point: Point, ranks: BenchRanks) -> list[Row]:
     if gathered is None:
         return []
     rows: dict[str, Row] = {}
-    for number, each in enumerate(gathered):
-        if each is None:
+    for number, result in enumerate(gathered):
+        if result is None:
             continue
-        kept = rows.setdefault(each["where"], each | {"wrong": 0, "data": "right"})
-        kept["wrong"] += each["wrong"]
-        if each["wrong"]:
+        kept = rows.setdefault(result["where"], result | {"wrong": 0, "data": "right"})
+        kept["wrong"] += result["wrong"]
+        if result["wrong"]:
             before = "wrong on" if kept["data"] == "right" else f"{kept['data']},"
             kept["data"] = f"{before} rank {number}"
     return list(rows.values())
@@ -209,17 +209,17 @@ class _Operation:
         self.name, self.group, self.device = name, group, ranks.device
         self.rank, self.n = dist.get_rank(group), dist.get_world_size(group)
         self.comm = None if levels is None else TwoLevel(group, levels, ranks.device)
-        part = -(-size // (_ITEM * self.n))
-        self.elements = part * self.n
+        share_of_rank = -(-size // (_ITEM * self.n))
+        self.elements = share_of_rank * self.n
         self.bytes = self.elements * _ITEM
-        whole, piece = self.elements, part
+        full, piece = self.elements, share_of_rank
         sizes = {
-            "all_reduce": (whole, 0), "broadcast": (whole, 0), "send_recv": (whole, whole),
-            "reduce_scatter": (whole, piece), "all_gather": (piece, whole), "all_to_all": (whole, whole),
+            "all_reduce": (full, 0), "broadcast": (full, 0), "send_recv": (full, full),
+            "reduce_scatter": (full, piece), "all_gather": (piece, full), "all_to_all": (full, full),
         }[name]  # fmt: skip
         self.source, self.out = (torch.empty(count, device=self.device) for count in sizes)
         if self.comm is not None:
-            self.comm.reserve(torch.empty(2 * whole // self.comm.node.size, device=self.device))
+            self.comm.reserve(torch.empty(2 * full // self.comm.node.size, device=self.device))
         # Sums over all ranks depend on the place's residue alone.
         residues = range(_VALUES)
         sums = [float(sum((residue + rank * 5) % _VALUES for rank in range(self.n))) for residue in residues]
@@ -233,8 +233,8 @@ class _Operation:
 
     def fill(self) -> None:
         """Fill the source with what depends on the rank and the place; sums of it are exact."""
-        for places, part in self._parts(self.source):
-            part.copy_(_value(self.rank, places))
+        for places, chunk in self._parts(self.source):
+            chunk.copy_(_value(self.rank, places))
         if self.name == "broadcast" and self.rank:  # every 17th rank would have the root's numbers
             self.source.fill_(-1.0)
         self.out.zero_()
@@ -242,8 +242,8 @@ class _Operation:
     def _parts(self, whole: torch.Tensor) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         """Return a tensor in parts, each with its places: what is computed of them needs little memory then."""
         for start in range(0, len(whole), _PART):
-            part = whole[start : start + _PART]
-            yield torch.arange(start, start + len(part), device=self.device), part
+            chunk = whole[start : start + _PART]
+            yield torch.arange(start, start + len(chunk), device=self.device), chunk
 
     def _call(self) -> Callable[[], object]:
         source, out, group, comm = self.source, self.out, self.group, self.comm
@@ -277,23 +277,23 @@ class _Operation:
         """Run it once more on fresh data, and return how many elements of this rank's result are wrong."""
         self.fill()
         self.call()
-        found = self.source if self.name in ("all_reduce", "broadcast") else self.out
-        return sum(int((part != self._expected(places)).sum().item()) for places, part in self._parts(found))
+        output = self.source if self.name in ("all_reduce", "broadcast") else self.out
+        return sum(int((chunk != self._expected(places)).sum().item()) for places, chunk in self._parts(output))
 
     def _expected(self, places: torch.Tensor) -> torch.Tensor:
         """Return what the result must hold at these places."""
-        part = self.elements // self.n
+        elements_of_rank = self.elements // self.n
         if self.name == "all_reduce":
             return self.sums[_residue(places)]
         if self.name == "reduce_scatter":
-            return self.sums[_residue(places + self.position * part)]
+            return self.sums[_residue(places + self.position * elements_of_rank)]
         if self.name == "broadcast":
             return _value(0, places)
         if self.name == "send_recv":
             return _value((self.rank - 1) % self.n, places)
         if self.name == "all_to_all":
-            return _value(places // part, self.rank * part + places % part)
-        return _value(self.rank_at[places // part], places % part)
+            return _value(places // elements_of_rank, self.rank * elements_of_rank + places % elements_of_rank)
+        return _value(self.rank_at[places // elements_of_rank], places % elements_of_rank)
 
 
 def _residue(places: torch.Tensor) -> torch.Tensor:

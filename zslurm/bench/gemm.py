@@ -59,7 +59,7 @@ def points(options: Options, machine: MeasuredMachine) -> MeasurementPlan:
 
     Those that do not fit into memory, or whose format the device lacks, are skipped.
     """
-    found: list[Point] = []
+    planned: list[Point] = []
     skipped: list[Skipped] = []
     for product in options["products"] or _sweep(options, machine):
         values = {"dtype": options["dtype"], **product}
@@ -72,8 +72,8 @@ def points(options: Options, machine: MeasuredMachine) -> MeasurementPlan:
             skipped.append(Skipped(point=point, reason=reason))
             continue
         once = values["flops"] / _GUESS[machine.device]
-        found.append(Point(values, max(0.1, min(_POINT_S, 60 * once), 7 * once)))
-    return MeasurementPlan(found, skipped)
+        planned.append(Point(values, max(0.1, min(_POINT_S, 60 * once), 7 * once)))
+    return MeasurementPlan(planned, skipped)
 
 
 def _sweep(options: Options, machine: MeasuredMachine) -> list[dict[str, Any]]:
@@ -201,7 +201,7 @@ class Attention:
         if values["pass"] == "forward":
             self.call = self._forward
         else:
-            self.inputs = [each.requires_grad_() for each in self.inputs]
+            self.inputs = [input_tensor.requires_grad_() for input_tensor in self.inputs]
             self._forward()
             self.gradient = torch.randn(self.out.shape, dtype=dtype, device=device, generator=generator)
             self.call = self._backward

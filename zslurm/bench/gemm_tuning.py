@@ -27,7 +27,9 @@ def run(calls: list[dict[str, Any]], seconds: float, out: TextIO, tunable: Any, 
     tunable.set_filename(os.devnull)  # else torch writes a file beside the command
     refused: set[tuple[str, str]] = set()
     began = time.monotonic()
-    for index in sorted(range(len(calls)), key=lambda each: -calls[each]["rows"] * calls[each]["outputs"]):
+    for index in sorted(
+        range(len(calls)), key=lambda call_index: -calls[call_index]["rows"] * calls[call_index]["outputs"]
+    ):
         if time.monotonic() - began > seconds:
             line(call=index, skipped="no time was left")
             continue
@@ -59,12 +61,12 @@ def main() -> int:
     os.environ.pop("PYTORCH_TUNABLEOP_FILENAME", None)
     import torch
 
-    given = json.load(sys.stdin)
+    request = json.load(sys.stdin)
     if not torch.cuda.is_available():
         return 3
     tunable = torch.cuda.tunable
-    tunable.set_max_tuning_duration(given["solution_ms"])
-    run(given["calls"], given["seconds"], sys.stdout, tunable)
+    tunable.set_max_tuning_duration(request["solution_ms"])
+    run(request["calls"], request["seconds"], sys.stdout, tunable)
     return 0
 
 

@@ -43,7 +43,7 @@ _GUESS = {"cuda": 2e12, "cpu": 3e9}
 
 def points(options: Options, machine: MeasuredMachine) -> MeasurementPlan:
     """Return patterns x sizes; sizes of which three arrays do not fit into memory are skipped."""
-    found: list[Point] = []
+    planned: list[Point] = []
     skipped: list[Skipped] = []
     for size in options["sizes"]:
         for pattern in options["patterns"]:
@@ -55,8 +55,8 @@ def points(options: Options, machine: MeasuredMachine) -> MeasurementPlan:
                 skipped.append(Skipped(point=values, reason=reason))
                 continue
             once = 3 * size / _GUESS[machine.device]
-            found.append(Point(values, max(0.1, min(_POINT_S, 60 * once), 10 * once)))
-    return MeasurementPlan(found, skipped)
+            planned.append(Point(values, max(0.1, min(_POINT_S, 60 * once), 10 * once)))
+    return MeasurementPlan(planned, skipped)
 
 
 def run(point: Point, ranks: BenchRanks) -> Row | None:
@@ -93,7 +93,9 @@ class Pattern:
 
         def dot() -> None:
             starts = range(0, len(a), _DOT_AT_ONCE)
-            self.dots = [torch.dot(*(each[start : start + _DOT_AT_ONCE] for each in (a, b))) for start in starts]
+            self.dots = [
+                torch.dot(*(operand[start : start + _DOT_AT_ONCE] for operand in (a, b))) for start in starts
+            ]
 
         return {
             "copy": lambda: c.copy_(a),
@@ -112,9 +114,9 @@ class Pattern:
         eps = torch.finfo(self.a.dtype).eps
         if self.name == "dot":
             self.call()
-            found, expected = sum(float(each) for each in self.dots), float(a) * float(b) * len(self.a)
+            total, expected = sum(float(dot) for dot in self.dots), float(a) * float(b) * len(self.a)
             # Sums of equal numbers may round one way at each step; a device makes 16 partial sums at least.
-            return int(not abs(found - expected) <= eps * max(1024, len(self.a) / 16) * expected)
+            return int(not abs(total - expected) <= eps * max(1024, len(self.a) / 16) * expected)
         value, result = {
             "copy": (a, self.c),
             "scale": (c * SCALAR, self.b),
@@ -122,6 +124,6 @@ class Pattern:
             "triad": (torch.add(b, c, alpha=SCALAR), self.a),
         }[self.name]
         # A fused multiply-add rounds once, others twice.
-        allowed, one = eps * float(value), float(value)
+        allowed, expected_value = eps * float(value), float(value)
         parts = (result[start : start + _CHECKED_AT_ONCE] for start in range(0, len(result), _CHECKED_AT_ONCE))
-        return sum(int(((part - one).abs() > allowed).sum().item()) for part in parts)
+        return sum(int(((chunk - expected_value).abs() > allowed).sum().item()) for chunk in parts)

@@ -64,10 +64,10 @@ class MeasurementPlan:
         if seconds is None:
             return self
         kept: set[int] = set()
-        left = seconds
+        remaining = seconds
         for index in sorted(range(len(self.points)), key=lambda index: self.points[index].seconds):
-            left -= self.points[index].seconds
-            if left < 0:
+            remaining -= self.points[index].seconds
+            if remaining < 0:
                 break
             kept.add(index)
         dropped = [

@@ -83,9 +83,9 @@ def run(point: Point, ranks: BenchRanks) -> list[Row]:
     gathered = ranks.gather([times.wall_s, times.own_s, stack.wrong()])
     if gathered is None:
         return []
-    own_s = {name_of(ranks, rank): own for rank, (_, own, _) in enumerate(gathered)}
-    found = compare_peers(own_s, better="lower")
-    slow = {each.name: each.share for each in found.slow}
+    own_s = {name_of(ranks, rank): seconds_of_rank for rank, (_, seconds_of_rank, _) in enumerate(gathered)}
+    comparison = compare_peers(own_s, better="lower")
+    slow = {peer.name: peer.share for peer in comparison.slow}
     rows: list[Row] = []
     for rank, (wall, _, wrong) in enumerate(gathered):
         timing = summarize(wall)
@@ -99,7 +99,7 @@ def run(point: Point, ranks: BenchRanks) -> list[Row]:
             "samples": timing.samples,
             "tflops": flops(values) / timing.seconds / 1e12,
             "slower": 1 - slow[name_of(ranks, rank)] if name_of(ranks, rank) in slow else 0.0,
-            "visible": found.visible,
+            "visible": comparison.visible,
             "moments_s": own_s[name_of(ranks, rank)],
             "wrong": wrong,
         })  # fmt: skip
@@ -139,4 +139,4 @@ class Stack:
 
     def wrong(self) -> int:
         """Return how many rows of the last output, and of the gradient of the first input, are no numbers."""
-        return sum(int((~each.isfinite().all(dim=1)).sum()) for each in (self.out, self.first))
+        return sum(int((~output.isfinite().all(dim=1)).sum()) for output in (self.out, self.first))

@@ -107,15 +107,15 @@ def sweep(values: dict[str, Any], ranks: BenchRanks) -> list[Row]:
     local = ranks.local_size
     if in_node:
         first = ranks.node * local
-        members, own, count = list(range(first, first + local)), ranks.local_rank, local
+        members, own_index, count = list(range(first, first + local)), ranks.local_rank, local
     else:
-        members, own, count = list(range(ranks.local_rank, ranks.size, local)), ranks.node, len(ranks.nodes)
+        members, own_index, count = list(range(ranks.local_rank, ranks.size, local)), ranks.node, len(ranks.nodes)
     group = ranks.group(members)
     takes_own = _compares_own_time(ranks.device.type, values["scope"])
     exchanges = _Exchanges(ranks, group, values["bytes"])
     partners: list[int | None] = []
     for at_once in _turns(count, one_at_a_time=_takes_turns(ranks.device.type, values["scope"])):
-        partners.append(next((a + b - own for a, b in at_once if own in (a, b)), None))
+        partners.append(next((a + b - own_index for a, b in at_once if own_index in (a, b)), None))
     wrong: dict[int, bool] = {}
     fastest = math.inf
     for partner in partners:  # unmeasured: connections are opened
@@ -123,8 +123,8 @@ def sweep(values: dict[str, Any], ranks: BenchRanks) -> list[Row]:
             exchanges.timed(partner, 2, 2 * takes_own)
             fastest = min(fastest, exchanges.timed(partner, 3, 0).wall_s)
             wrong[partner] = not exchanges.gives(partner, members[partner] + 1)
-    found = ranks.gather(fastest)
-    in_a_moment = int(_MOMENT_S[ranks.device.type] / median(found)) if found else 0
+    seconds_of_ranks = ranks.gather(fastest)
+    in_a_moment = int(_MOMENT_S[ranks.device.type] / median(seconds_of_ranks)) if seconds_of_ranks else 0
     times = ranks.share(max(_LEAST_TIMES, min(_MOST_TIMES, in_a_moment)))
     own_times = takes_own * times * exchanges.short_in_whole
     seconds: dict[int, list[_Moment]] = {partner: [] for partner in partners if partner is not None}
@@ -171,23 +171,23 @@ class _Exchanges:
 
     def timed(self, partner: int, times: int, own_times: int) -> _Moment:
         """Time so many exchanges with a partner, and so many short ones by this rank's processor time."""
-        whole = self._exchange(partner, self._source, self._out)
+        full_exchange = self._exchange(partner, self._source, self._out)
         signal = self._exchange(partner, self._ready, self._other_ready)
         wall: list[float] = []
         signal()  # both begin together
         for _ in range(times):
             began = time.perf_counter()
-            whole()
+            full_exchange()
             signal()  # until both have ended
             wall.append(time.perf_counter() - began)
-        own: list[float] = []
+        own_seconds: list[float] = []
         short = self._exchange(partner, self._source[: self._short], self._out[: self._short])
         for _ in range(own_times):
             signal()
             own_began = time.process_time()
             short()
-            own.append(time.process_time() - own_began)
-        return _Moment(min(wall), min(own, default=0.0))
+            own_seconds.append(time.process_time() - own_began)
+        return _Moment(min(wall), min(own_seconds, default=0.0))
 
     def gives(self, partner: int, value: float) -> bool:
         """Return whether an exchange brings this value everywhere."""
@@ -217,13 +217,15 @@ class _Exchanges:
 
 def _turns(count: int, *, one_at_a_time: bool) -> list[list[tuple[int, int]]]:
     """Return all pairs of so many members, in lists of those that exchange at the same time."""
-    found = [[(int(a), int(b)) for a, b in pairs] for pairs in rounds([str(number) for number in range(count)])]
-    return [[pair] for pairs in found for pair in pairs] if one_at_a_time else found
+    pairs_by_round = [
+        [(int(a), int(b)) for a, b in pairs] for pairs in rounds([str(number) for number in range(count)])
+    ]
+    return [[pair] for pairs in pairs_by_round for pair in pairs] if one_at_a_time else pairs_by_round
 
 
 def _enough(of_pair: dict[tuple[int, int], list[float]]) -> bool:
     """Return whether a small slowdown would be seen."""
-    rates = {(str(a), str(b)): [1 / each for each in seconds] for (a, b), seconds in of_pair.items()}
+    rates = {(str(a), str(b)): [1 / duration for duration in seconds] for (a, b), seconds in of_pair.items()}
     return not rates or compare_members(rates).visible <= VISIBLE
 
 
@@ -240,19 +242,19 @@ def _by_pair(
     Both of a pair measured the same exchanges: the slower one's time holds.
     """
     local = ranks.local_size
-    found: dict[tuple[int, int], list[float]] = {}
-    own: dict[tuple[int, int], list[list[float]]] = {}
+    wall_by_pair: dict[tuple[int, int], list[float]] = {}
+    processor_by_pair: dict[tuple[int, int], list[list[float]]] = {}
     bad: set[tuple[int, int]] = set()
     for rank, of_rank in enumerate(gathered):
         for partner, measured, is_wrong in of_rank:
-            times, of_processor = ([each[place] for each in measured] for place in range(2))
-            other = rank // local * local + partner if in_node else partner * local + rank % local
-            pair = (min(rank, other), max(rank, other))
-            found[pair] = [max(two) for two in zip(found.get(pair, times), times, strict=True)]
-            own.setdefault(pair, []).append(of_processor)  # of the rank with the lower number first
+            times, of_processor = ([kinds[kind] for kinds in measured] for kind in range(2))
+            peer = rank // local * local + partner if in_node else partner * local + rank % local
+            pair = (min(rank, peer), max(rank, peer))
+            wall_by_pair[pair] = [max(two) for two in zip(wall_by_pair.get(pair, times), times, strict=True)]
+            processor_by_pair.setdefault(pair, []).append(of_processor)  # of the rank with the lower number first
             if is_wrong:
                 bad.add(pair)
-    return found, own, bad
+    return wall_by_pair, processor_by_pair, bad
 
 
 def _row(
@@ -270,5 +272,5 @@ def _row(
         **values, "bytes": size, "where": where, "seconds": timing.seconds, "spread": timing.spread,
         "samples": timing.samples, "us": timing.seconds * 1e6, "algbw_gb_s": rate, "busbw_gb_s": rate,
         "wrong": int(wrong), "data": f"wrong between ranks {pair[0]} and {pair[1]}" if wrong else "right",
-        "pair": list(pair), "figures": [size / each / 1e9 for each in times],
+        "pair": list(pair), "figures": [size / duration / 1e9 for duration in times],
     }  # fmt: skip

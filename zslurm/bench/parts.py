@@ -46,7 +46,7 @@ class BuiltPart:
         self.out = self._make()
         self.call: Callable[[], None] = self._forward
         if values["pass"] == BOTH:
-            self.gradients = [torch.ones_like(each) for each in self.out]
+            self.gradients = [torch.ones_like(output) for output in self.out]
             self.call = self._both
 
     def _forward(self) -> None:
@@ -58,8 +58,8 @@ class BuiltPart:
 
     def wrong(self) -> int:
         """Return how many rows of the last results have something else than numbers."""
-        rows = (each.detach().reshape(-1, each.shape[-1] if each.dim() else 1) for each in self.out)
-        return sum(int((~each.isfinite().all(dim=1)).sum()) for each in rows)
+        rows = (output.detach().reshape(-1, output.shape[-1] if output.dim() else 1) for output in self.out)
+        return sum(int((~output.isfinite().all(dim=1)).sum()) for output in rows)
 
     def _drawn(self, *shape: int, dtype: torch.dtype | None = None) -> Tensor:
         return torch.randn(*shape, dtype=dtype or self.dtype, device=self.device, generator=self.generator)
@@ -117,10 +117,12 @@ class BuiltPart:
     def _experts(self) -> Callable[[], list[Tensor]]:
         module = self._weights(Experts(self.model, self.dtype))
         x = self._leaf(self.tokens, self.model.hidden_size)
-        each = self.model.experts_per_token
+        choices = self.model.experts_per_token
         first = self._classes(self.model.experts)
-        classes = torch.stack([(first + number) % self.model.experts for number in range(each)], dim=1)
-        weights = torch.full((self.tokens, each), 1 / each, dtype=self.wide, device=self.device).requires_grad_()
+        classes = torch.stack([(first + number) % self.model.experts for number in range(choices)], dim=1)
+        weights = torch.full(
+            (self.tokens, choices), 1 / choices, dtype=self.wide, device=self.device
+        ).requires_grad_()
         self.leaves.append(weights)
         return lambda: [module(x, Routing(classes, weights, None))[0]]
 

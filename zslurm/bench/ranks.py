@@ -62,11 +62,11 @@ class BenchRanks:
         if not self.is_first:
             self.store.set(f"{key}/{self.rank}", json.dumps(value))
             return None
-        found = [value]
-        for other in range(1, self.size):
-            found.append(json.loads(self.store.get(f"{key}/{other}")))
-            self.store.delete_key(f"{key}/{other}")
-        return found
+        values = [value]
+        for rank in range(1, self.size):
+            values.append(json.loads(self.store.get(f"{key}/{rank}")))
+            self.store.delete_key(f"{key}/{rank}")
+        return values
 
     def share(self, value: Any = None) -> Any:
         """Return rank 0's value (as JSON has it) on all ranks. All must call it."""
@@ -77,11 +77,11 @@ class BenchRanks:
         if self.is_first:
             self.store.set(key, json.dumps(value))
             return value
-        found = json.loads(self.store.get(key))
+        value_of_first = json.loads(self.store.get(key))
         if self.store.add(last, 1) == self.size - 1:  # nobody needs it any more
             self.store.delete_key(key)
             self.store.delete_key(last)
-        return found
+        return value_of_first
 
     def barrier(self) -> None:
         """Wait until all ranks are here."""

@@ -69,21 +69,21 @@ def points(options: Options, machine: MeasuredMachine) -> MeasurementPlan:
         raise ZslurmError(reason)
     common = {name: options[name] for name in ("path", "work", "size")}
     once = size * machine.ranks_per_node / _GUESS_BYTES_S
-    found = [Point({"operation": "sequential_write", "depth": 1, "bytes": LARGE} | common, once)]
+    planned = [Point({"operation": "sequential_write", "depth": 1, "bytes": LARGE} | common, once)]
     for depth in options["depths"]:
         values = {"operation": "random_read", "depth": depth, "bytes": BLOCK, "limit_s": options["seconds"]}
-        found.append(Point(values | common, options["seconds"] + 0.1))
-    found.append(Point({"operation": "sequential_read", "depth": 1, "bytes": LARGE} | common, once))
+        planned.append(Point(values | common, options["seconds"] + 0.1))
+    planned.append(Point({"operation": "sequential_read", "depth": 1, "bytes": LARGE} | common, once))
     seconds = 4 * files * machine.ranks_per_node / _GUESS_OPERATIONS_S
-    found.append(Point({"operation": "names", "depth": 1, "bytes": 0, "files": files} | common, seconds))
+    planned.append(Point({"operation": "names", "depth": 1, "bytes": 0, "files": files} | common, seconds))
     saves = options["saves"]
-    found.append(
+    planned.append(
         Point(
             {"operation": "checkpoint", "depth": 1, "bytes": checkpoint, "saves": saves} | common,
             saves * checkpoint * machine.ranks_per_node / _GUESS_BYTES_S,
         )
     )
-    return MeasurementPlan(found)
+    return MeasurementPlan(planned)
 
 
 def run(point: Point, ranks: BenchRanks) -> list[Row]:
@@ -123,10 +123,14 @@ def together(ranks: BenchRanks, action: Callable[[], T]) -> list[T] | None:
         reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
         answer = {"failed": f"rank {ranks.rank} on {ranks.nodes[ranks.node]}: {reason}"}
     answers = ranks.gather(answer)
-    failed = None if answers is None else next((each["failed"] for each in answers if "failed" in each), None)
+    failed = (
+        None
+        if answers is None
+        else next((rank_answer["failed"] for rank_answer in answers if "failed" in rank_answer), None)
+    )
     if (reason := ranks.share(failed)) is not None:
         raise ZslurmError(reason)
-    return None if answers is None else [each["value"] for each in answers]
+    return None if answers is None else [rank_answer["value"] for rank_answer in answers]
 
 
 # --- files ------------------------------------------------------------------------------------------------------
@@ -178,8 +182,8 @@ def _read(values: dict[str, Any], work: Path, ranks: BenchRanks) -> list[Row]:
 
 def _read_randomly(values: dict[str, Any], work: Path, ranks: BenchRanks) -> list[Row]:
     depth, seconds = values["depth"], values["limit_s"]
-    found = _counted(values, work, ranks, lambda file: file.read_randomly(depth, seconds, BLOCK))
-    return _rows(values, found, ranks)
+    readings = _counted(values, work, ranks, lambda file: file.read_randomly(depth, seconds, BLOCK))
+    return _rows(values, readings, ranks)
 
 
 def _counted(
@@ -191,10 +195,10 @@ def _counted(
     def measure() -> dict[str, Any]:
         file = _filled(work, ranks.rank, values["size"])
         before = storage_io.read_bytes()
-        found = read(file)
+        reading = read(file)
         after = storage_io.read_bytes()
         kernel = None if before is None or after is None else after - before
-        return asdict(found) | {"direct": file.is_direct, "kernel_bytes": kernel}
+        return asdict(reading) | {"direct": file.is_direct, "kernel_bytes": kernel}
 
     return together(ranks, measure)
 
@@ -203,8 +207,8 @@ def _rows(values: dict[str, Any], found: list[dict[str, Any]] | None, ranks: Ben
     """Return the row of what all ranks did at once; on rank 0."""
     if found is None:
         return []
-    per_s = sum(each["operations"] / each["elapsed"] for each in found)
-    windows = [sum(rates) for rates in zip(*(each["windows"] for each in found), strict=False)]
+    per_s = sum(reading["operations"] / reading["elapsed"] for reading in found)
+    windows = [sum(rates) for rates in zip(*(reading["windows"] for reading in found), strict=False)]
     timing = summarize(windows) if windows else None
     row = {
         "operation": values["operation"],
@@ -215,17 +219,17 @@ def _rows(values: dict[str, Any], found: list[dict[str, Any]] | None, ranks: Ben
         "per_s": per_s,
         "pages_per_s": per_s * BLOCK / PAGE_BYTES if values["operation"] == "random_read" else None,
         "mb_s": per_s * values["bytes"] / 1e6 if values["bytes"] else None,
-        "seconds": statistics.median(each["median"] for each in found),
-        "p99_us": 1e6 * max(each["p99"] for each in found),
+        "seconds": statistics.median(reading["median"] for reading in found),
+        "p99_us": 1e6 * max(reading["p99"] for reading in found),
         "spread": timing.spread if timing else 0.0,
         "samples": timing.samples if timing else 1,
-        "how": _how([each["direct"] for each in found]) if "direct" in found[0] else "",
+        "how": _how([reading["direct"] for reading in found]) if "direct" in found[0] else "",
         "from_storage": None,
         "slowest": None,
     }
-    counts = [each.get("kernel_bytes") for each in found]
+    counts = [reading.get("kernel_bytes") for reading in found]
     if None not in counts:
-        asked = sum(each["operations"] for each in found) * values["bytes"]
+        asked = sum(reading["operations"] for reading in found) * values["bytes"]
         row["from_storage"] = round(sum(count for count in counts if count is not None) / asked, 3)
     return [row]
 
@@ -242,16 +246,16 @@ def _save(values: dict[str, Any], work: Path, ranks: BenchRanks) -> list[Row]:
     if not _is_shared(work, ranks):
         raise ZslurmError("the nodes do not share this directory, so no checkpoint can be saved there")
     root = work / "checkpoints"
-    each = max(1, values["bytes"] // 4 // _TENSORS)
-    entries = _entries(each, ranks.rank)
-    total = 4 * each * _TENSORS * ranks.size
+    tensor_bytes = max(1, values["bytes"] // 4 // _TENSORS)
+    entries = _entries(tensor_bytes, ranks.rank)
+    total = 4 * tensor_bytes * _TENSORS * ranks.size
     saves: list[float] = []
     shards: list[list[float]] = []
     for step in range(1, values["saves"] + 1):
         began = time.perf_counter()
         directory = Path(_of_first(together(ranks, partial(_begin, root, step, ranks)), ranks))
         written = together(ranks, partial(_shard, directory, entries, ranks))
-        together(ranks, partial(_commit, root, directory, step, written, each, ranks))
+        together(ranks, partial(_commit, root, directory, step, written, tensor_bytes, ranks))
         saves.append(time.perf_counter() - began)
         shards.append([seconds for _, seconds in written or []])
         together(ranks, lambda: shutil.rmtree(root, ignore_errors=True) if ranks.is_first else None)
@@ -265,7 +269,7 @@ def _save(values: dict[str, Any], work: Path, ranks: BenchRanks) -> list[Row]:
         {
             "operation": "checkpoint",
             "depth": 1,
-            "bytes": 4 * each * _TENSORS,
+            "bytes": 4 * tensor_bytes * _TENSORS,
             "nodes": len(ranks.nodes),
             "ranks": ranks.size,
             "per_s": 1 / timing.seconds,
@@ -325,21 +329,21 @@ def _commit(
 def _names(values: dict[str, Any], work: Path, ranks: BenchRanks) -> list[Row]:
     """Make, look at, list and remove empty files; rows of the four operations."""
     count = values["files"]
-    own = work / f"names-{ranks.rank}"
-    other = own
+    own_directory = work / f"names-{ranks.rank}"
+    peer_directory = own_directory
     if _is_shared(work, ranks):
-        other = work / f"names-{(ranks.rank + ranks.local_size) % ranks.size}"
-    together(ranks, own.mkdir)
+        peer_directory = work / f"names-{(ranks.rank + ranks.local_size) % ranks.size}"
+    together(ranks, own_directory.mkdir)
     rows = []
     for operation, directory, action in (
-        ("create", own, storage_io.create_files),
-        ("stat", other, storage_io.stat_files),
-        ("list", other, storage_io.list_files),
-        ("unlink", own, storage_io.unlink_files),
+        ("create", own_directory, storage_io.create_files),
+        ("stat", peer_directory, storage_io.stat_files),
+        ("list", peer_directory, storage_io.list_files),
+        ("unlink", own_directory, storage_io.unlink_files),
     ):
-        found = together(ranks, partial(_as_row, action, directory, count))
-        rows += _rows(values | {"operation": operation}, found, ranks)
-    together(ranks, own.rmdir)
+        actions = together(ranks, partial(_as_row, action, directory, count))
+        rows += _rows(values | {"operation": operation}, actions, ranks)
+    together(ranks, own_directory.rmdir)
     return rows
 
 

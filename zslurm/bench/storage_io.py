@@ -96,9 +96,9 @@ class ScratchFile:
         began = time.perf_counter()
         for offset in range(0, self.size, LARGE):
             stamps[:: _ALIGNMENT // 8] += np.uint64(offset + 1)
-            left = self.size - offset
+            remaining = self.size - offset
             at = time.perf_counter()
-            _whole(os.pwritev(self.descriptor, [memoryview(block)[:left]], offset), LARGE, left)
+            _whole(os.pwritev(self.descriptor, [memoryview(block)[:remaining]], offset), LARGE, remaining)
             durations.append(time.perf_counter() - at)
         os.fsync(self.descriptor)
         elapsed = time.perf_counter() - began
@@ -161,8 +161,8 @@ class ScratchFile:
             thread.join()
         if problems:
             raise problems[0]
-        done = np.concatenate([np.array(each) for each in ends])
-        durations = done - np.concatenate([np.array(each) for each in starts])
+        done = np.concatenate([np.array(moments) for moments in ends])
+        durations = done - np.concatenate([np.array(moments) for moments in starts])
         elapsed = float(done.max()) - began
         counts, _ = np.histogram(done - began, bins=WINDOWS, range=(0, elapsed))
         return StorageRun(
@@ -202,7 +202,7 @@ def _measured(
         elapsed,
         float(np.median(durations)),
         float(np.quantile(durations, 0.99)),
-        [len(part) / float(part.sum()) for part in parts],
+        [len(chunk) / float(chunk.sum()) for chunk in parts],
     )
 
 
@@ -247,10 +247,10 @@ def list_files(directory: Path, count: int) -> StorageRun:
     """
     began = time.perf_counter()
     with os.scandir(directory) as entries:
-        found = sum(1 for _ in entries)
+        counted_files = sum(1 for _ in entries)
     elapsed = time.perf_counter() - began
-    if found != count:
-        raise OSError(5, f"{directory} shows {found} of {counted(count, 'file')}")
+    if counted_files != count:
+        raise OSError(5, f"{directory} shows {counted_files} of {counted(count, 'file')}")
     return StorageRun(count, elapsed, elapsed / count, elapsed / count)
 
 

@@ -64,7 +64,7 @@ def config_of(values: dict[str, Any], ranks: int, folder: Path | None = None) ->
 
 def points(options: Options, machine: MeasuredMachine) -> MeasurementPlan:
     """Return a point for each phase that was asked for, unless it does not fit into memory."""
-    found: list[Point] = []
+    planned: list[Point] = []
     skipped: list[Skipped] = []
     on_cpu = machine.device == "cpu"
     for phase in options["phases"]:
@@ -93,8 +93,8 @@ def points(options: Options, machine: MeasuredMachine) -> MeasurementPlan:
             continue
         tokens = config.phases[0].global_batch * config.phases[0].context / machine.ranks
         step = tokens * token_flops(config.model, config.phases[0].context, 0.0) / _GUESS[machine.device]
-        found.append(Point(values, (options["steps"] + WARM_UP) * step))
-    return MeasurementPlan(found, skipped)
+        planned.append(Point(values, (options["steps"] + WARM_UP) * step))
+    return MeasurementPlan(planned, skipped)
 
 
 def run(point: Point, ranks: BenchRanks) -> Row | None:
@@ -118,14 +118,14 @@ def run(point: Point, ranks: BenchRanks) -> Row | None:
 def write_tokens(path: Path, config: TrainConfig) -> None:
     """Write tokens for all steps, or as many as are read again after them."""
     phase, generator = config.phases[0], np.random.default_rng(0)
-    left = min(phase.tokens + phase.context + 1, max(_MOST_TOKENS, phase.global_batch * (phase.context + 1)))
+    remaining = min(phase.tokens + phase.context + 1, max(_MOST_TOKENS, phase.global_batch * (phase.context + 1)))
     vocabulary = config.model.vocab_size
     header = BundleHeader(vocab_size=vocabulary, tokenizer_sha256="0" * 64, end_token=0, source="drawn uniformly")
     with BundleWriter(path, header) as writer:
-        while left > 0:
-            count = min(left, _DOCUMENT)
+        while remaining > 0:
+            count = min(remaining, _DOCUMENT)
             writer.append(generator.integers(0, vocabulary, count, dtype=np.uint32))
-            left -= count
+            remaining -= count
 
 
 def _steps(config: TrainConfig, folder: Path, steps: int, ranks: BenchRanks) -> list[dict[str, Any]]:
@@ -150,8 +150,8 @@ def _row(values: dict[str, Any], config: TrainConfig, rows: list[dict[str, Any]]
     timing = summarize([row["step_time_s"] for row in rows])
 
     def middle(name: str) -> float | None:
-        found = [row[name] for row in rows if row.get(name) is not None]
-        return median(found) if found else None
+        present = [row[name] for row in rows if row.get(name) is not None]
+        return median(present) if present else None
 
     return {
         "run": values["run"],
@@ -168,6 +168,8 @@ def _row(values: dict[str, Any], config: TrainConfig, rows: list[dict[str, Any]]
         "tokens_per_s_per_rank": middle("tokens_per_s_per_rank"),
         "tflops_per_rank": middle("tflops_per_rank"),
         "mfu": middle("mfu"),
-        **{f"{part}_s": median(row["time_split_s"][str(part)] for row in rows) for part in StepPart},
+        **{
+            f"{step_part}_s": median(row["time_split_s"][str(step_part)] for row in rows) for step_part in StepPart
+        },
         "memory_bytes": middle("memory_allocated_bytes") or middle("memory_rss_bytes"),
     }

@@ -111,15 +111,15 @@ class LazyGroup(HelpGroup):
 
     def resolve_command(self, ctx: Any, args: list[str]) -> tuple[str | None, Any, list[str]]:
         """Find the command that is called or completed, and import it."""
-        name, command, rest = super().resolve_command(ctx, args)
+        name, command, remaining = super().resolve_command(ctx, args)
         if name not in COMMANDS:
-            return name, command, rest
-        found = load(name)
+            return name, command, remaining
+        loaded = load(name)
         if name == "submit":
             from zslurm.cli.run.submit import PROGRAM, take_program
 
-            rest, ctx.meta[PROGRAM] = take_program(rest)
-        return name, found, rest
+            remaining, ctx.meta[PROGRAM] = take_program(remaining)
+        return name, loaded, remaining
 
     def make_context(self, *args: Any, **extra: Any) -> Any:
         """Parse the command line, and print help or the version if that is asked for."""
@@ -136,10 +136,10 @@ def load(name: str) -> Any:
     """Import a command's module; returns the click command of its function or its `typer.Typer`."""
     command = COMMANDS[name]
     module = import_module(f"zslurm.cli.{command.module}")
-    found = getattr(module, "app", None) or getattr(module, name)
+    loaded = getattr(module, "app", None) or getattr(module, name)
     holder = typer.Typer(add_completion=False, **SETTINGS)
-    if isinstance(found, typer.Typer):
-        holder.add_typer(with_help(found), name=name, cls=HelpGroup)
+    if isinstance(loaded, typer.Typer):
+        holder.add_typer(with_help(loaded), name=name, cls=HelpGroup)
     else:
-        holder.command(name, cls=HelpCommand)(found)
+        holder.command(name, cls=HelpCommand)(loaded)
     return get_group(holder).commands[name]

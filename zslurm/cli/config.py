@@ -50,11 +50,11 @@ def show(
     if changed:
         if origin:
             raise ConfigError("--changed prints YAML; leave --origin out")
-        given = redact_mapping(changed_values(resolved))
+        changed_only = redact_mapping(changed_values(resolved))
         if json:
-            print_json(given)
+            print_json(changed_only)
         else:
-            sys.stdout.write(yaml12.dump(given))
+            sys.stdout.write(yaml12.dump(changed_only))
     elif origin:
         print_values(rows, as_json=json)
     elif json:
@@ -68,8 +68,8 @@ def show(
 
 def _is_of_no_use(spec: RunSpec, path: KeyPath, origin: Origin) -> bool:
     """Return whether a value is a default of zslurm's own trainer in a run of another program."""
-    ours = path[0] in (*OWN_SECTIONS, "parallel")
-    return spec.trainer is not None and ours and origin.layer == "default"
+    only_own_trainer = path[0] in (*OWN_SECTIONS, "parallel")
+    return spec.trainer is not None and only_own_trainer and origin.layer == "default"
 
 
 def changed_values(resolved: load.Resolved) -> dict[str, Any]:
@@ -85,7 +85,7 @@ def changed_values(resolved: load.Resolved) -> dict[str, Any]:
             source = source[key]
             inner: Any = [] if isinstance(following, int) else {}
             if following is None or (
-                isinstance(source, list) and not all(isinstance(each, dict) for each in source)
+                isinstance(source, list) and not all(isinstance(item, dict) for item in source)
             ):
                 inner = source
             target = _entered(target, key, inner)
@@ -125,17 +125,17 @@ def recipes(
 
     Example: zslurm config recipes zaya1-8b
     """
-    known = load.recipes()
+    recipe_names = load.recipes()
     if name is None:
-        _list_recipes(sorted(map(_facts, known), key=lambda fact: fact["parameters"]), as_json=json)
-    elif name not in known:
-        near = difflib.get_close_matches(name, known, n=1)
-        hint = f"did you mean `{near[0]}`?" if near else f"there are: {', '.join(known)}"
+        _list_recipes(sorted(map(_facts, recipe_names), key=lambda fact: fact["parameters"]), as_json=json)
+    elif name not in recipe_names:
+        near = difflib.get_close_matches(name, recipe_names, n=1)
+        hint = f"did you mean `{near[0]}`?" if near else f"there are: {', '.join(recipe_names)}"
         raise NotFound(f"no recipe is called `{name}`; {hint}")
     elif json:
-        print_json(_facts(name) | {"text": known[name]})
+        print_json(_facts(name) | {"text": recipe_names[name]})
     else:
-        sys.stdout.write(known[name])
+        sys.stdout.write(recipe_names[name])
 
 
 def _list_recipes(facts: list[dict[str, Any]], *, as_json: bool) -> None:

@@ -83,9 +83,9 @@ def measure(config: Path, ranks: int) -> Machine:
     for process, (_, errors) in zip(processes, outputs, strict=True):
         if process.returncode:
             raise ZslurmError(f"this machine's speed could not be measured: {_reason(process.returncode, errors)}")
-    found = [json.loads(output) for output, _ in outputs]
-    rate = sum(each["tokens_per_s"] for each in found)
-    return Machine(rate * _STEP_SHARE, max(0.0, took_s - max(each["seconds"] for each in found)))
+    answers = [json.loads(output) for output, _ in outputs]
+    rate = sum(answer["tokens_per_s"] for answer in answers)
+    return Machine(rate * _STEP_SHARE, max(0.0, took_s - max(answer["seconds"] for answer in answers)))
 
 
 def _reason(code: int, errors: str) -> str:

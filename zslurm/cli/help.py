@@ -37,7 +37,9 @@ class HelpCommand(TyperCommand):
 
     def collect_usage_pieces(self, ctx: Any) -> list[str]:
         """Return `[OPTIONS]` and the arguments as they are typed."""
-        arguments = [_argument(each) for each in self.get_params(ctx) if each.param_type_name == "argument"]
+        arguments = [
+            _argument(parameter) for parameter in self.get_params(ctx) if parameter.param_type_name == "argument"
+        ]
         return [*([self.options_metavar] if self.options_metavar else []), *arguments]
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
@@ -66,13 +68,13 @@ class HelpGroup(TyperGroup):
         shown = {name: command for name, command in self.commands.items() if not command.hidden}
         lines = {name: _first_sentence(command) for name, command in shown.items()}
         longest = max(map(len, lines), default=0)
-        known = {**self.headings, **self.further_headings}
-        placed = {name for names in known.values() for name in names.split()}
-        rest = [name for name in lines if name not in placed]
-        headings = dict(known if _ALL in ctx.meta else self.headings) or {"Commands": ""}
+        groups = {**self.headings, **self.further_headings}
+        placed = {name for names in groups.values() for name in names.split()}
+        unplaced = [name for name in lines if name not in placed]
+        headings = dict(groups if _ALL in ctx.meta else self.headings) or {"Commands": ""}
         last = list(headings)[-1] if not self.further_headings or _ALL in ctx.meta else ""
         for heading, names in headings.items():
-            listed = [*names.split(), *(rest if heading == last else ())]
+            listed = [*names.split(), *(unplaced if heading == last else ())]
             rows = [(name.ljust(longest), lines[name]) for name in listed if name in lines]
             if rows:
                 with formatter.section(heading):

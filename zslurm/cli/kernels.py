@@ -48,15 +48,19 @@ def build(
     Example: zslurm dev kernels build --arch gfx942
     """
     log.set_up()
-    wanted = [_architecture(name) for name in arch or []] or [_own_architecture()]
+    architectures = [_architecture(name) for name in arch or []] or [_own_architecture()]
     from zslurm.kernels.cache import CACHE_VARIABLE
     from zslurm.kernels.harness.builds import build_all, cache_problem
 
     if problem := cache_problem():
         raise ZslurmError(f"{problem}: set {CACHE_VARIABLE} to a directory that can")
-    found = [(each.name, built) for each in dict.fromkeys(wanted) for built in build_all(each)]
+    builds = [
+        (architecture.name, built)
+        for architecture in dict.fromkeys(architectures)
+        for built in build_all(architecture)
+    ]
     if json:
-        print_json([_build_facts(name, built) for name, built in found])
+        print_json([_build_facts(name, built) for name, built in builds])
     else:
         columns: list[str | Column] = [
             "kernel",
@@ -64,9 +68,9 @@ def build(
             *(Column(name, drop=1) for name in ("registers", "LDS", "occupancy")),
             Column("result", "text"),
         ]
-        print_table(columns, [_build_row(name, built) for name, built in found])
+        print_table(columns, [_build_row(name, built) for name, built in builds])
     # One compiler is missing for all sources of an architecture: that is one line.
-    problems = dict.fromkeys(f"{name}: {built.problem}" for name, built in found if built.problem)
+    problems = dict.fromkeys(f"{name}: {built.problem}" for name, built in builds if built.problem)
     if problems:
         raise ZslurmError("\n".join(problems))
 
@@ -82,20 +86,20 @@ def check(device: Device = "auto", only: Only = None, json: Json = False) -> Non
     where = device_of(device)
     from zslurm.kernels.harness.comparison import NO_CASES, UNAVAILABLE, check_all
 
-    found = list(check_all(where, only=only or ()))
+    checks_done = list(check_all(where, only=only or ()))
     if json:
-        print_json([asdict(each) for each in found])
+        print_json([asdict(result) for result in checks_done])
     else:
         rows = [
             [
-                each.operation,
-                each.case,
-                each.implementation,
-                each.status,
-                "" if each.error is None else f"{each.error:.1e}",
-                each.message,
+                result.operation,
+                result.case,
+                result.implementation,
+                result.status,
+                "" if result.error is None else f"{result.error:.1e}",
+                result.message,
             ]
-            for each in found
+            for result in checks_done
         ]
         columns: list[str | Column] = [
             "operation",
@@ -106,15 +110,17 @@ def check(device: Device = "auto", only: Only = None, json: Json = False) -> Non
             Column("why", "text"),
         ]
         print_table(columns, rows)
-    causes = {each.message for each in found if each.status == UNAVAILABLE}
+    causes = {result.message for result in checks_done if result.status == UNAVAILABLE}
     for line in sorted(causes):
         say(f"note: could not run: {line}")
-    if bare := [each.operation for each in found if each.status == NO_CASES]:
+    if bare := [result.operation for result in checks_done if result.status == NO_CASES]:
         say(f"note: no cases to check: {', '.join(bare)}")
-    if wrong := [each for each in found if each.bad]:
-        lines = (f"{each.operation}: {each.implementation} on {each.case}: {each.message}" for each in wrong)
+    if wrong := [result for result in checks_done if result.bad]:
+        lines = (
+            f"{result.operation}: {result.implementation} on {result.case}: {result.message}" for result in wrong
+        )
         raise CheckFailed("\n".join(lines))
-    say(f"{counted(len(found), 'result')}, none of them wrong")
+    say(f"{counted(len(checks_done), 'result')}, none of them wrong")
 
 
 @app.command()
@@ -150,8 +156,8 @@ def bench(
         facts = {
             "architecture": arch.name,
             "triad_bytes_per_s": rate,
-            "measured": [{**asdict(each), "fastest": each.fastest} for each in measured],
-            "figures": [{**asdict(each), "ratio": each.ratio} for each in figures],
+            "measured": [{**asdict(measurement), "fastest": measurement.fastest} for measurement in measured],
+            "figures": [{**asdict(measurement), "ratio": measurement.ratio} for measurement in figures],
             "tables": tables(measured, arch),
             "written": [str(file) for file in files],
         }
@@ -166,10 +172,13 @@ def bench(
         "TFLOPS",
         "of triad",
     ]
-    print_table(columns, [row for each in measured for row in _bench_rows(each, rate)])
+    print_table(columns, [row for measurement in measured for row in _bench_rows(measurement, rate)])
     if figures:
         print()
-        print_table(["what", "against", "us", "speed ratio", "of triad"], [_figure_row(each) for each in figures])
+        print_table(
+            ["what", "against", "us", "speed ratio", "of triad"],
+            [_figure_row(measurement) for measurement in figures],
+        )
     say(f"triad: {show_bytes(rate)}/s")
     for file in files:
         say(f"wrote {file}")
@@ -180,11 +189,11 @@ def bench(
 def _architecture(name: str) -> Arch:
     from zslurm.kernels.arch import KNOWN
 
-    own = _own_architecture()
-    known = {**KNOWN, own.name: own}
-    if name not in known:
-        raise ConfigError(f"--arch {name}: unknown, expected one of {', '.join(known)}")
-    return known[name]
+    own_architecture = _own_architecture()
+    architectures = {**KNOWN, own_architecture.name: own_architecture}
+    if name not in architectures:
+        raise ConfigError(f"--arch {name}: unknown, expected one of {', '.join(architectures)}")
+    return architectures[name]
 
 
 def _own_architecture() -> Arch:
@@ -201,18 +210,20 @@ def device_of(wanted: str) -> torch.device:
     """
     import torch
 
-    found = torch.cuda.is_available()
-    if wanted == "gpu" and not found:
+    has_gpu = torch.cuda.is_available()
+    if wanted == "gpu" and not has_gpu:
         raise ZslurmError("--device gpu: torch finds no GPU on this machine (torch.cuda.is_available() is False)")
-    return torch.device("cuda", torch.cuda.current_device()) if found and wanted != "cpu" else torch.device("cpu")
+    return (
+        torch.device("cuda", torch.cuda.current_device()) if has_gpu and wanted != "cpu" else torch.device("cpu")
+    )
 
 
 def _known_operations(names: list[str]) -> None:
     from zslurm.kernels.dispatch import operations
 
-    known = dict.fromkeys(name.partition(".")[0] for name in operations())
-    if unknown := [name for name in names if name not in known]:
-        raise ConfigError(f"--only {unknown[0]}: no such operation, expected one of {', '.join(known)}")
+    operation_names = dict.fromkeys(name.partition(".")[0] for name in operations())
+    if unknown := [name for name in names if name not in operation_names]:
+        raise ConfigError(f"--only {unknown[0]}: no such operation, expected one of {', '.join(operation_names)}")
 
 
 def _build_facts(arch: str, built: Built) -> dict[str, Any]:

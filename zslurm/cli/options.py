@@ -30,11 +30,11 @@ def complete_runs(incomplete: str) -> list[tuple[str, str]]:
     from zslurm.run.index import jobs  # as below: the options alone must not cost what completing them takes
 
     try:
-        known = jobs()
+        recent_jobs = jobs()
     except OSError:
         return []
-    names = {job.run_dir.name: f"job {job.job_id}" for job in reversed(known)}
-    ids = {job.job_id: job.run_dir.name for job in known} if incomplete[:1].isdigit() else {}
+    names = {job.run_dir.name: f"job {job.job_id}" for job in reversed(recent_jobs)}
+    ids = {job.job_id: job.run_dir.name for job in recent_jobs} if incomplete[:1].isdigit() else {}
     return sorted((word, about) for word, about in (names | ids).items() if word.startswith(incomplete))
 
 
@@ -94,8 +94,8 @@ def complete_keys(incomplete: str) -> list[tuple[str, str]]:
     """Return the keys of a run file with what they are, each with `=`; for those of phases the first phase's."""
     from zslurm.config.load import run_file_schema
 
-    found = _keys(run_file_schema(), "", "[0]" if "[" in incomplete else ".0")
-    return [(f"{key}=", about) for key, about in found if f"{key}=".startswith(incomplete)]
+    keys = _keys(run_file_schema(), "", "[0]" if "[" in incomplete else ".0")
+    return [(f"{key}=", about) for key, about in keys if f"{key}=".startswith(incomplete)]
 
 
 def _keys(
@@ -103,17 +103,17 @@ def _keys(
 ) -> list[tuple[str, str]]:
     """Return the leaves of a JSON schema as dotted keys; `index` is how the first item of a list is written."""
     root = schema if root is None else root
-    found: list[tuple[str, str]] = []
-    for name, given in schema.get("properties", {}).items():
-        part, key = _resolved(given, root), f"{prefix}{name}"
-        items = _resolved(part.get("items", {}), root)
-        if part.get("properties"):
-            found += _keys(part, f"{key}.", index, root)
+    keys_found: list[tuple[str, str]] = []
+    for name, property_schema in schema.get("properties", {}).items():
+        resolved, key = _resolved(property_schema, root), f"{prefix}{name}"
+        items = _resolved(resolved.get("items", {}), root)
+        if resolved.get("properties"):
+            keys_found += _keys(resolved, f"{key}.", index, root)
         elif items.get("properties"):
-            found += _keys(items, f"{key}{index}.", index, root)
+            keys_found += _keys(items, f"{key}{index}.", index, root)
         else:
-            found.append((key, given.get("description", "")))
-    return found
+            keys_found.append((key, property_schema.get("description", "")))
+    return keys_found
 
 
 def _resolved(part: dict[str, Any], root: dict[str, Any]) -> dict[str, Any]:
@@ -121,8 +121,10 @@ def _resolved(part: dict[str, Any], root: dict[str, Any]) -> dict[str, Any]:
     while True:
         if "$ref" in part:
             part = root["$defs"][part["$ref"].rsplit("/", 1)[-1]]
-        elif options := [each for name in ("anyOf", "oneOf", "allOf") for each in part.get(name, ())]:
-            richer = [each for each in options if "$ref" in each or each.get("type") in ("object", "array")]
+        elif options := [option for name in ("anyOf", "oneOf", "allOf") for option in part.get(name, ())]:
+            richer = [
+                option for option in options if "$ref" in option or option.get("type") in ("object", "array")
+            ]
             part = (richer or options)[0]
         else:
             return part
@@ -233,8 +235,8 @@ def lower_priority() -> None:
     Raises:
         ConfigError: $ZSLURM_NICE is no niceness.
     """
-    wanted = os.environ.get("ZSLURM_NICE", "")
-    if wanted and (not re.fullmatch("[0-9]{1,2}", wanted) or int(wanted) > _HIGHEST_NICENESS):
-        raise ConfigError(f"ZSLURM_NICE={wanted}: expected a niceness from 0 to {_HIGHEST_NICENESS}")
+    niceness = os.environ.get("ZSLURM_NICE", "")
+    if niceness and (not re.fullmatch("[0-9]{1,2}", niceness) or int(niceness) > _HIGHEST_NICENESS):
+        raise ConfigError(f"ZSLURM_NICE={niceness}: expected a niceness from 0 to {_HIGHEST_NICENESS}")
     if not in_slurm_job():
-        lower_process(int(wanted) if wanted else BACKGROUND)
+        lower_process(int(niceness) if niceness else BACKGROUND)

@@ -63,8 +63,8 @@ def memory(
             fewest = [plan.recomputed if plan.peak <= (1 - LEFT_FREE) * limit else None for plan in least]
     if json:
         facts = [_facts(plan, names) for plan in plans]
-        for each, layers in zip(facts, fewest, strict=False):
-            each["least_recomputed_layers"] = layers
+        for phase_facts, layers in zip(facts, fewest, strict=False):
+            phase_facts["least_recomputed_layers"] = layers
         print_json({"device": "cpu" if on_cpu else "gpu", "recompute": recompute, "plans": facts})
         return
     rows = [
@@ -244,12 +244,12 @@ def _budget(spec: RunSpec, asked: float | None) -> tuple[float, str]:
 
 
 def _margin_line(reads: Reads, budget: float) -> str:
-    (own, margin), (worst, least) = (
+    (own_steps, margin), (worst, least) = (
         (_seconds(reads.break_even(sigma, budget)), _times(reads.margin(sigma, budget)))
         for sigma in (reads.sigma, FRAGMENTED)
     )
     return (
-        f"break-even at steps of {own}, margin {margin} "
+        f"break-even at steps of {own_steps}, margin {margin} "
         f"({worst} and {least} for fragmented data, sigma {FRAGMENTED:g})"
     )
 
@@ -263,14 +263,14 @@ def _seconds(value: float) -> str:
 
 
 def _row(name: str, reads: Reads, budget: float) -> list[str]:
-    own = reads.iops(reads.sigma)
+    own_rate = reads.iops(reads.sigma)
     return [
         name,
         show_bytes(reads.bytes),
         f"{reads.pages(reads.sigma):,.0f}",
         f"{reads.sigma:.2f}",
-        f"{own:,.0f}",
-        f"{100 * own / budget:.3g} %",
+        f"{own_rate:,.0f}",
+        f"{100 * own_rate / budget:.3g} %",
         *(f"{reads.iops(sigma):,.0f}" for sigma in (1.0, BUNDLED, FRAGMENTED)),
     ]
 

@@ -137,7 +137,7 @@ def run(
     repair_s = None if repair is None else repair * 3600
     plans = []
     for index, spec in enumerate(specs):
-        given = Given(
+        options = Given(
             None if step_time is None else step_time[index],
             *(stall, write, restart, regroup, detect, queue_wait, repair_s),
         )
@@ -146,8 +146,8 @@ def run(
             raise ConfigError(f"--cluster-nodes {cluster_nodes}: the run needs {needs}, its spares included")
         gpus = spec.cluster.gpus_per_node or _GPU_NODE
         per_node = rates if node_mtbf is None else by_mean_time(node_mtbf, gpus)
-        found = _inputs(spec, given, took, cluster_nodes)
-        plans.append(_plan(spec, found, Study(per_node, gpus, seed), runs))
+        inputs = _inputs(spec, options, took, cluster_nodes)
+        plans.append(_plan(spec, inputs, Study(per_node, gpus, seed), runs))
     begins = start or datetime.now().replace(microsecond=0)
     if plot is not None:
         try:
@@ -194,17 +194,17 @@ def _specs(
 
 
 def _inputs(spec: RunSpec, given: Given, took: Measured | None, cluster_nodes: int | None) -> Inputs:
-    known = given.step_s is not None or took is not None
+    is_known = given.step_s is not None or took is not None
     with as_user_errors():
-        step_s = (0.0, "option") if known else (_expected_step_s(spec), "as `zslurm plan size` expects it")
-    found = inputs_of(spec, step_s, given, took, cluster_nodes)
-    limit, starts = found.scenario.limit_s, found.scenario.restart_s + found.scenario.step_s
+        step_s = (0.0, "option") if is_known else (_expected_step_s(spec), "as `zslurm plan size` expects it")
+    plan_inputs = inputs_of(spec, step_s, given, took, cluster_nodes)
+    limit, starts = plan_inputs.scenario.limit_s, plan_inputs.scenario.restart_s + plan_inputs.scenario.step_s
     if limit is not None and limit <= starts:
         raise ConfigError(
             f"slurm.time: a job trains for {show_duration(max(0.0, limit))} before it saves for its time limit, "
             f"and takes {show_duration(starts)} to start and to take a step; ask for more time"
         )
-    return found
+    return plan_inputs
 
 
 def _expected_step_s(spec: RunSpec) -> float:
@@ -244,8 +244,8 @@ def _print(plans: list[_Planned], begins: datetime, price: float | None) -> None
     columns += [Column("of single runs", drop=2), "ends", Column("GPU-hours", drop=1)]
     rows = []
     for plan in plans:
-        for name, each in (("", plan.shown), (" advised", plan.advised)):
-            scenario, goodput = each.scenario, each.goodput
+        for name, prediction in (("", plan.shown), (" advised", plan.advised)):
+            scenario, goodput = prediction.scenario, prediction.goodput
             rows.append(
                 [
                     f"{scenario.nodes}{name}",
@@ -253,9 +253,11 @@ def _print(plans: list[_Planned], begins: datetime, price: float | None) -> None
                     counted(scenario.every, "step"),
                     f"{100 * goodput.mean:.1f} % ± {100 * goodput.error:.1f}",
                     f"{100 * goodput.low:.1f} to {100 * goodput.high:.1f} %",
-                    "-" if each.unfinished else f"{begins + timedelta(seconds=each.wall_s.mean):%Y-%m-%d %H:%M}",
-                    show_count(each.node_hours.mean * plan.gpus),
-                    *([show_count(each.node_hours.mean * plan.gpus * price)] if price is not None else []),
+                    "-"
+                    if prediction.unfinished
+                    else f"{begins + timedelta(seconds=prediction.wall_s.mean):%Y-%m-%d %H:%M}",
+                    show_count(prediction.node_hours.mean * plan.gpus),
+                    *([show_count(prediction.node_hours.mean * plan.gpus * price)] if price is not None else []),
                 ]
             )
     print_table([*columns, *(["cost"] if price is not None else [])], rows)
@@ -269,12 +271,17 @@ def _print_one(plan: _Planned, *, several: bool) -> None:
     if not several:
         print_table(["where the time goes", "share", "advised"], _part_rows(shown, advised))
         print_table(
-            ["steps between saves", "goodput", "±"], [_tried(each, each.scenario.every) for each in plan.intervals]
+            ["steps between saves", "goodput", "±"],
+            [_tried(prediction, prediction.scenario.every) for prediction in plan.intervals],
         )
         columns = ["spares", "goodput", "±", "of all nodes' time"]
-        print_table(columns, [[*_tried(each, each.scenario.spares), _held(each)] for each in plan.spares])
         print_table(
-            ["input", "value", "from"], [[each.name, _value(each), each.origin] for each in plan.inputs.rows]
+            columns,
+            [[*_tried(prediction, prediction.scenario.spares), _held(prediction)] for prediction in plan.spares],
+        )
+        print_table(
+            ["input", "value", "from"],
+            [[prediction.name, _value(prediction), prediction.origin] for prediction in plan.inputs.rows],
         )
     between = "never" if math.isinf(plan.between_s) else f"every {show_duration(plan.between_s)}"
     say(f"{head}faults come {between} on average, {shown.faults:.4g} in a run: {plan.rates.source}")
@@ -314,11 +321,11 @@ def _notes(plan: _Planned) -> list[str]:
     """Return what a reader of the figures must know."""
     shown, scenario = plan.shown, plan.inputs.scenario
     notes = []
-    assumed = [each.name for each in plan.inputs.rows if each.origin == "assumed"]
+    assumed = [row.name for row in plan.inputs.rows if row.origin == "assumed"]
     if assumed:
         remedy = (
             "the measured run has not shown them"
-            if any(each.origin == "measured" for each in plan.inputs.rows)
+            if any(row.origin == "measured" for row in plan.inputs.rows)
             else "--measured RUN takes what a run of yours has shown from it"
         )
         notes.append(f"assumed, not measured: {', '.join(assumed)}; {remedy}")
@@ -362,12 +369,12 @@ def _facts(plan: _Planned, begins: datetime, price: float | None) -> dict[str, A
         "gpus_per_node": plan.gpus,
         "hours_between_faults": None if math.isinf(hours) else hours,
         "failures_per_gpu_hour": dict(zip(KINDS, plan.rates.per_gpu_hour, strict=True)),
-        "inputs": {each.name: {"value": each.value, "from": each.origin} for each in plan.inputs.rows},
+        "inputs": {row.name: {"value": row.value, "from": row.origin} for row in plan.inputs.rows},
         "run": _prediction(plan.shown, plan.gpus, begins, price),
         "advised": _prediction(plan.advised, plan.gpus, begins, price),
         "daly_every_steps": plan.daly,
-        "intervals": [_short(each) for each in plan.intervals],
-        "spares": [_short(each) for each in plan.spares],
+        "intervals": [_short(row) for row in plan.intervals],
+        "spares": [_short(row) for row in plan.spares],
         "notes": _notes(plan),
     }
 

@@ -59,19 +59,19 @@ def size(
     if search is not None:
         _search(spec, search, card, on_cpu=on_cpu, json=json)
         return
-    known = Rates(table, on_cpu=on_cpu)
-    found = run_size(spec, card, known, on_cpu=on_cpu)
-    assumptions = _assumptions(spec, found, card, known, on_cpu=on_cpu)
+    known_rates = Rates(table, on_cpu=on_cpu)
+    run_sizes = run_size(spec, card, known_rates, on_cpu=on_cpu)
+    assumptions = _assumptions(spec, run_sizes, card, known_rates, on_cpu=on_cpu)
     if json:
-        print_json(_facts(found, known, card, assumptions, on_cpu=on_cpu))
+        print_json(_facts(run_sizes, known_rates, card, assumptions, on_cpu=on_cpu))
     else:
-        _print_products(found, known)
-        _print_steps(found)
-        for finding in found.findings:
+        _print_products(run_sizes, known_rates)
+        _print_steps(run_sizes)
+        for finding in run_sizes.findings:
             say(f"rule {finding.rule}: {finding.line}")
         for line in assumptions:
             say(f"note: {line}")
-    if strict and found.findings:
+    if strict and run_sizes.findings:
         raise typer.Exit(Exit.CHECK_FAILED)
 
 
@@ -95,20 +95,20 @@ def _assumptions(spec: RunSpec, found: RunSize, card: Card, rates: Rates, *, on_
     lines = ["no choice is taken to fall on the skip class, and experts have equal shares of the rows"]
     if rates.table:
         products = [product for phase in found.phases for product in phase.products]
-        known = sum(
+        measured_count = sum(
             (rate := rates.of(product)) is not None and rate.origin in ("measured", "near") for product in products
         )
         assert rates.default is not None
         lines.append(
-            f"measured rates: {known} of {counted(len(products), 'product')}; the others are taken to make the "
-            f"table's median, {rates.default.tflops:.3g} TFLOPS"
+            f"measured rates: {measured_count} of {counted(len(products), 'product')}; the others are taken to "
+            f"make the table's median, {rates.default.tflops:.3g} TFLOPS"
         )
         if not rates.table.parts:
             lines.append(
                 "parts of a microbatch were not measured: other operations are what moves at the memory's rate; "
                 "`zslurm bench gemm --run RUN` measures them"
             )
-        if unmeasured := [each for each in matrix_batches(spec) if rates.newton_schulz_s(each) is None]:
+        if unmeasured := [batch for batch in matrix_batches(spec) if rates.newton_schulz_s(batch) is None]:
             lines.append(
                 f"Newton-Schulz steps of {counted(len(unmeasured), 'shape')} of matrices in {unmeasured[0].dtype} "
                 "were not measured: they are taken to be as fast as the run's products together"
@@ -140,9 +140,9 @@ def _same_products(phases: list[PhaseSize]) -> list[tuple[str, PhaseSize]]:
     """Return phases with the same products once, under all their names."""
     groups: list[tuple[str, PhaseSize]] = []
     for phase in phases:
-        for index, (name, other) in enumerate(groups):
-            if other.products == phase.products:
-                groups[index] = (f"{name}, {phase.phase.name}", other)
+        for index, (name, earlier) in enumerate(groups):
+            if earlier.products == phase.products:
+                groups[index] = (f"{name}, {phase.phase.name}", earlier)
                 break
         else:
             groups.append((phase.phase.name, phase))
@@ -165,7 +165,7 @@ def _print_products(found: RunSize, rates: Rates) -> None:
     for name, phase in _same_products(found.phases):
         rows = tables.setdefault(name, [])
         for product in phase.products:
-            sizes = [f"{each:,}" for each in (product.m, product.n, product.k, product.batch, product.calls)]
+            sizes = [f"{number:,}" for number in (product.m, product.n, product.k, product.batch, product.calls)]
             share = f"{100 * product.total_flops / phase.all_flops:.2f} %"
             cells = [*sizes, f"{product.flops / 1e9:,.4g}", share, _rate(product, rates)]
             rows.append([product.name, product.pass_name, *cells])
@@ -194,7 +194,7 @@ def _print_steps(found: RunSize) -> None:
             continue
         parts = asdict(size.time).values()
         mfu = "-" if size.mfu is None else f"{100 * size.mfu:.1f} %"
-        shares = (f"{100 * part / size.time.seconds:.1f} %" for part in parts)
+        shares = (f"{100 * seconds / size.time.seconds:.1f} %" for seconds in parts)
         rows.append([*row, f"{size.time.seconds:.4g} s", mfu, *shares])
     columns = ["phase", "tokens of a microbatch", "sequences of a rank", "step", "MFU"]
     print()

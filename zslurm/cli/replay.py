@@ -45,28 +45,28 @@ def replay(
 
     Example: zslurm dev replay my-run --set aegis.retries=1
     """
-    given = Path(events)
-    path = given if given.is_file() else find(events).events
+    events_path = Path(events)
+    path = events_path if events_path.is_file() else find(events).events
     settings = policy.settings_of(path.with_name("config.json"), overrides or [], policy_file)
-    found = policy.replay(policy.read_events(path), settings)
+    replayed = policy.replay(policy.read_events(path), settings)
     if json:
         attempts = [
             {
-                "attempt": one.attempt,
-                "ended": one.ended,
-                "outcome": one.outcome,
-                "done": asdict(one.done) if one.done is not None else None,
-                "policy": one.policy.fields(),
-                "gives_up_after_s": one.gives_up_after,
-                "goes_on": one.goes_on,
-                "assumed": one.assumed,
-                "differs": one.differs,
+                "attempt": replayed_attempt.attempt,
+                "ended": replayed_attempt.ended,
+                "outcome": replayed_attempt.outcome,
+                "done": asdict(replayed_attempt.done) if replayed_attempt.done is not None else None,
+                "policy": replayed_attempt.policy.fields(),
+                "gives_up_after_s": replayed_attempt.gives_up_after,
+                "goes_on": replayed_attempt.goes_on,
+                "assumed": replayed_attempt.assumed,
+                "differs": replayed_attempt.differs,
             }
-            for one in found
+            for replayed_attempt in replayed
         ]
         print_json({"events": str(path), "settings": settings.model_dump(mode="json"), "attempts": attempts})
     else:
-        print_table(_COLUMNS, [_row(one) for one in found])
+        print_table(_COLUMNS, [_row(replayed_attempt) for replayed_attempt in replayed])
 
 
 def _row(one: Replayed) -> list[str]:

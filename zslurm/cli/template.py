@@ -62,10 +62,12 @@ def list_(json: Json = False) -> None:
 
     Example: zslurm config template ls
     """
-    shipped, own = shipped_templates(), own_templates()
-    shown = [template for template in [*own.values(), *shipped.values()] if not template.name.startswith("_")]
+    shipped, user_templates = shipped_templates(), own_templates()
+    shown = [
+        template for template in [*user_templates.values(), *shipped.values()] if not template.name.startswith("_")
+    ]
     shown.sort(key=lambda template: template.name)
-    used = shipped | own
+    used = shipped | user_templates
     if json:
         facts = ("name", "owner", "place")
         print_json([{**{name: getattr(t, name) for name in facts}, "used": used[t.name] == t} for t in shown])
@@ -103,7 +105,7 @@ def copy(
     if to is not None and ("/" in to or to.endswith(SUFFIXES)):
         target = expand(to).absolute()
     else:
-        suffix = next((each for each in SUFFIXES if template.file_name.endswith(each)), SUFFIXES[-1])
+        suffix = next((ending for ending in SUFFIXES if template.file_name.endswith(ending)), SUFFIXES[-1])
         target = user_templates_dir() / f"{to or template.name}{suffix}"
     if target.exists() and not force:
         raise ConfigError(f"{target}: is there already; edit it, or replace it with --force")
@@ -114,9 +116,13 @@ def copy(
     except OSError as error:
         raise ZslurmError(f"{target}: cannot be written: {error.strerror}") from error
     print(target)
-    own = target.parent == user_templates_dir()
-    word = target.name.split(".")[0] if own else str(target)
-    say(f"every run of the template `{word}` uses it" if own else f"use it with --set cluster.template={word}")
+    is_shared = target.parent == user_templates_dir()
+    word = target.name.split(".")[0] if is_shared else str(target)
+    say(
+        f"every run of the template `{word}` uses it"
+        if is_shared
+        else f"use it with --set cluster.template={word}"
+    )
     say(f"check it after an edit: zslurm config template check {word}")
 
 
@@ -162,19 +168,21 @@ def diff(
 
     Example: zslurm config template diff train
     """
-    own = find_template(name)
-    shipped = shipped_templates().get(own.name, shipped_templates()["train"])
-    if own == shipped:
+    own_template = find_template(name)
+    shipped = shipped_templates().get(own_template.name, shipped_templates()["train"])
+    if own_template == shipped:
         raise NotFound(
             f"{name}: there is no template of your own with this name; `zslurm config template copy {name}`"
         )
     if source:
-        before, after = shipped.source, own.source
+        before, after = shipped.source, own_template.source
     else:
-        spec = _run_for(own, run_file, cluster)
-        before, after = (render(spec, run_dir_of(spec), template=template).text for template in (shipped, own))
+        spec = _run_for(own_template, run_file, cluster)
+        before, after = (
+            render(spec, run_dir_of(spec), template=template).text for template in (shipped, own_template)
+        )
     for line in difflib.unified_diff(
-        before.splitlines(), after.splitlines(), shipped.place, own.place, lineterm=""
+        before.splitlines(), after.splitlines(), shipped.place, own_template.place, lineterm=""
     ):
         print(line)
 

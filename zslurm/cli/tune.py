@@ -134,7 +134,7 @@ def _tune(
         ConfigError: this machine has no GPU.
         ZslurmError: the process failed.
     """
-    given = {"calls": [asdict(call) for call in calls], "seconds": 60 * minutes, "solution_ms": solution_ms}
+    request = {"calls": [asdict(call) for call in calls], "seconds": 60 * minutes, "solution_ms": solution_ms}
     command = [sys.executable, "-P", "-m", _WORKER]
     lines: list[dict[str, Any]] = []
     with (
@@ -144,7 +144,7 @@ def _tune(
         ) as process,
     ):
         assert process.stdin is not None and process.stdout is not None
-        process.stdin.write(json_format.dumps(given))
+        process.stdin.write(json_format.dumps(request))
         process.stdin.close()
         for text in process.stdout:
             if not text.startswith("{"):  # a library's own message
@@ -172,16 +172,16 @@ def table_from(calls: list[LinearCall], lines: list[dict[str, Any]]) -> GemmTabl
     products = [
         TunedProduct(
             name=call.name,
-            pass_name=each,
+            pass_name=direction,
             dtype=call.dtype,
             m=call.rows,
             n=call.outputs,
             k=call.inputs,
-            default_tflops=call.flops / figures[f"default.{each}"] / 1e12,
-            tuned_tflops=call.flops / figures[f"tuned.{each}"] / 1e12,
+            default_tflops=call.flops / figures[f"default.{direction}"] / 1e12,
+            tuned_tflops=call.flops / figures[f"tuned.{direction}"] / 1e12,
         )
         for call, figures in ((calls[line["call"]], line["figures"]) for line in lines if "figures" in line)
-        for each in call.passes
+        for direction in call.passes
     ]
     try:
         return GemmTable(

@@ -76,24 +76,24 @@ def detect(
     choices = _choices(partitions, nodes or [])
     if partition is None and choices:
         partition = choices[0]
-    chosen = next((found for found in partitions if found.name == partition), None)
+    chosen = next((info for info in partitions if info.name == partition), None)
     if chosen is None:
-        listed = ", ".join(found.name for found in partitions)
+        listed = ", ".join(info.name for info in partitions)
         raise NotFound(f"{partition}: Slurm has no such partition; partitions: {listed}")
     cluster = name or config.get("ClusterName", "slurm")
     settings = read_settings(config)
     members = Members.of_hidden(chosen) if nodes is None else Members.of(chosen, nodes)
     topology = _topology(client, chosen)
     option = _gpu_option(client, chosen, members, account)
-    found, not_probed = None, None
+    info, not_probed = None, None
     if probe_timeout_s is not None:
         try:
-            found = _probe(chosen, members, account, probe_timeout_s, waiting, option)
+            info = _probe(chosen, members, account, probe_timeout_s, waiting, option)
         except (SlurmRefused, SlurmUnavailable) as error:
             if not probe_is_optional:
                 raise
             not_probed = " ".join(str(error).split())
-    text = slurm_profile(cluster, chosen, members, settings, topology, account, found, not_probed, option)
+    text = slurm_profile(cluster, chosen, members, settings, topology, account, info, not_probed, option)
     return Detected(cluster, text, choices, not_probed)
 
 
@@ -145,12 +145,12 @@ def _gpu_request(members: Members, option: str) -> str:
 
 
 def _choices(partitions: list[Partition], nodes: list[Node]) -> list[str]:
-    defaults = [found.name for found in partitions if found.is_default]
+    defaults = [info.name for info in partitions if info.is_default]
     if defaults:
         return defaults
     with_gpus = {name for node in nodes if node.gpus for name in node.partitions}
-    ordered = sorted(partitions, key=lambda found: (found.name not in with_gpus, -found.n_nodes))
-    return [found.name for found in ordered]
+    ordered = sorted(partitions, key=lambda info: (info.name not in with_gpus, -info.n_nodes))
+    return [info.name for info in ordered]
 
 
 def _local_gpus() -> int:

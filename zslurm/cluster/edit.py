@@ -35,9 +35,9 @@ def edit_profile(name: str, editor: Callable[[Path], None]) -> Path | None:
         ConfigError: the new text is not valid; the old one stays.
         ZslurmError: the editor failed, or another process changed the profile meanwhile.
     """
-    found = find_profile(name)
+    current = find_profile(name)
     profile = Profile(name, "user", profile_path(name))
-    before = found.read() if found.place == "user" else None
+    before = current.read() if current.place == "user" else None
     start = before if before is not None else f"cluster:\n  extends: {name}\n"
     copy = config_dir() / "editing" / f"{name}.yaml"
     target = profile_path(name)

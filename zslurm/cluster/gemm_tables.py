@@ -32,15 +32,15 @@ def find_table(spec: RunSpec) -> Path | None:
     Raises:
         NotFound: the file that it names does not exist.
     """
-    wanted = spec.cluster.gemm_table
-    if wanted == "off" or not spec.cluster.gpus_per_node or spec.parallel.device == "cpu":
+    choice = spec.cluster.gemm_table
+    if choice == "off" or not spec.cluster.gpus_per_node or spec.parallel.device == "cpu":
         return None
-    if wanted != "auto":
-        if not Path(wanted).is_file():
-            raise NotFound(f"{_KEY}: {wanted}: no such file; `zslurm dev tune gemm` makes a table")
-        return Path(wanted)
+    if choice != "auto":
+        if not Path(choice).is_file():
+            raise NotFound(f"{_KEY}: {choice}: no such file; `zslurm dev tune gemm` makes a table")
+        return Path(choice)
     places = (own_table_path(spec.cluster.name), SITE_PROFILES / spec.cluster.name / FILE)
-    return next((place for place in places if place.is_file()), None)
+    return next((path for path in places if path.is_file()), None)
 
 
 def table_of(spec: RunSpec) -> tuple[Path, GemmTable] | None:
@@ -57,9 +57,9 @@ def table_of(spec: RunSpec) -> tuple[Path, GemmTable] | None:
         table = load_table(path)
     except TrainConfigError as error:
         raise ConfigError(f"{error}; or set {_KEY}: off") from error
-    if other := _differences(table, spec.cluster):
+    if mismatch := _differences(table, spec.cluster):
         raise ConfigError(
-            f"{path}: was tuned for something else: {'; '.join(other)}; tune again with `zslurm dev tune gemm`, "
+            f"{path}: was tuned for something else: {'; '.join(mismatch)}; tune again with `zslurm dev tune gemm` "
             f"or set {_KEY}: off"
         )
     return path, table
@@ -67,17 +67,17 @@ def table_of(spec: RunSpec) -> tuple[Path, GemmTable] | None:
 
 def _differences(table: GemmTable, cluster: ClusterSection) -> list[str]:
     """Return in what the table differs from what the profile and the job's Python are known to be."""
-    found = []
+    mismatches = []
     card = cluster.gpu_family or cluster.gpu_type
     if card is not None and not _names(card, table.device):
-        found.append(f"the GPUs are {card}, the table's {table.device}")
+        mismatches.append(f"the GPUs are {card}, the table's {table.device}")
     tuned_rocm, rocm = table.validators.get(ROCM), cluster.rocm_version
     if tuned_rocm is not None and rocm is not None and not _same_release(rocm, tuned_rocm):
-        found.append(f"cluster.rocm_version is {rocm}, the table's ROCm {tuned_rocm}")
+        mismatches.append(f"cluster.rocm_version is {rocm}, the table's ROCm {tuned_rocm}")
     torch, tuned_torch = _torch_version(cluster), table.validators.get(TORCH)
     if torch is not None and tuned_torch is not None and not _same_release(torch, tuned_torch):
-        found.append(f"the job's torch is {torch}, the table's {tuned_torch}")
-    return found
+        mismatches.append(f"the job's torch is {torch}, the table's {tuned_torch}")
+    return mismatches
 
 
 def _names(card: str, device: str) -> bool:
@@ -101,5 +101,5 @@ def _torch_version(cluster: ClusterSection) -> str | None:
             return metadata.version("torch")
         except metadata.PackageNotFoundError:
             return None
-    found = sorted(Path(cluster.venv).glob("lib/python3*/site-packages/torch-*.dist-info"))
-    return found[0].name.removeprefix("torch-").removesuffix(".dist-info") if len(found) == 1 else None
+    installed = sorted(Path(cluster.venv).glob("lib/python3*/site-packages/torch-*.dist-info"))
+    return installed[0].name.removeprefix("torch-").removesuffix(".dist-info") if len(installed) == 1 else None

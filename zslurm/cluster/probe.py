@@ -101,7 +101,7 @@ def probe_of(facts: NodeFacts) -> Probe:
     extends = _SHIPPED.get((kinds.pop(), network)) if len(kinds) == 1 and network else None
     if extends is not None and family is not None and not extends.startswith(family):
         extends = None  # another GPU: the rules need no more than its family and the network
-    rocm = ".".join(str(part) for part in version(facts.rocm or "")) or None
+    rocm = ".".join(str(number) for number in version(facts.rocm or "")) or None
     missing = _plugin_is_missing(facts, network, rocm)
     numa = tuple(gpu.numa for gpu in facts.gpus if gpu.numa is not None)
     indexes = Counter(rail.gid_index for rail in rails.rails if rail.gid_index is not None)
@@ -169,8 +169,8 @@ def _notes(facts: NodeFacts) -> list[str]:
         for (driver, firmware), count in drivers.items()
     ]
     versions = [("ROCm", facts.rocm), ("NVIDIA driver", facts.nvidia_driver), ("kernel", facts.kernel)]
-    known = [f"{name} {version}" for name, version in versions if version]
-    notes += [f"{', '.join(known)}."] if known else []
+    versions_known = [f"{name} {version}" for name, version in versions if version]
+    notes += [f"{', '.join(versions_known)}."] if versions_known else []
     if facts.memlock is not None:
         few = facts.memlock != "unlimited"
         limit = f"{show_bytes(int(facts.memlock))}; RDMA needs unlimited" if few else "unlimited"

@@ -74,21 +74,21 @@ def _shipped_folder() -> Any:
 
 def profiles() -> list[Profile]:
     """Every profile: the user's own, the site's, those that ship; hidden ones too, after those that hide them."""
-    found: list[Profile] = []
+    available: list[Profile] = []
     folders: tuple[tuple[Place, Path], ...] = (("user", config_dir() / "clusters"), ("site", SITE_PROFILES))
-    for place, folder in folders:
-        found += [Profile(path.stem, place, path) for path in sorted(folder.glob("*.yaml"))]
+    for directory_kind, folder in folders:
+        available += [Profile(path.stem, directory_kind, path) for path in sorted(folder.glob("*.yaml"))]
     names = sorted(entry.name for entry in _shipped_folder().iterdir() if entry.name.endswith(".yaml"))
-    return found + [Profile(name.removesuffix(".yaml"), "shipped", None) for name in names]
+    return available + [Profile(name.removesuffix(".yaml"), "shipped", None) for name in names]
 
 
 def profile_files() -> dict[str, Path]:
     """The profiles of the user and the site, by name; a user's hides the site's of the same name."""
-    found: dict[str, Path] = {}
+    paths: dict[str, Path] = {}
     for profile in profiles():
         if profile.path is not None:
-            found.setdefault(profile.name, profile.path)
-    return found
+            paths.setdefault(profile.name, profile.path)
+    return paths
 
 
 def profile_path(name: str) -> Path:
@@ -134,13 +134,13 @@ def find_profile(name: str, *, below: Profile | None = None) -> Profile:
     Raises:
         NotFound: there is none; the nearest name is suggested.
     """
-    known = profiles()
+    available = profiles()
     # One that is only about to be written is not among them yet: it will hide all of its name.
-    start = known.index(below) + 1 if below in known else 0
-    for profile in known[start:]:
+    start = available.index(below) + 1 if below in available else 0
+    for profile in available[start:]:
         if profile.name == name:
             return profile
-    names = list(dict.fromkeys(profile.name for profile in known))
+    names = list(dict.fromkeys(profile.name for profile in available))
     near = [] if below is not None else difflib.get_close_matches(name, names, n=1)
     hint = f"did you mean `{near[0]}`?" if near else f"profiles: {', '.join(names)}"
     raise NotFound(f"{name}: no cluster profile has this name; {hint}; `zslurm init` makes one")
@@ -173,11 +173,11 @@ def layers_of(top: Profile, text: str) -> list[tuple[yaml12.YamlDocument, str]]:
         stack.insert(0, (yaml12.YamlDocument(section, document.lines), profile.file))
         if extends is None:
             break
-        place = f"{profile.file}:{document.lines[('cluster', 'extends')]}: cluster.extends"
-        base = _base(extends, profile, place)
+        location = f"{profile.file}:{document.lines[('cluster', 'extends')]}: cluster.extends"
+        base = _base(extends, profile, location)
         if base in seen:
             chain = " -> ".join([*(profile.name for profile in seen), base.name])
-            raise ConfigError(f"{place}: profiles extend each other in a circle: {chain}")
+            raise ConfigError(f"{location}: profiles extend each other in a circle: {chain}")
         seen.append(base)
     _fill_in(top.name, [document.data for document, _ in stack])
     return stack
@@ -189,14 +189,14 @@ def _open_section(document: yaml12.YamlDocument, file: str) -> tuple[Any, Any]:
     if not isinstance(data, dict):
         return data, None  # refused with the other layers
     if "extends" in data:
-        place = f"{file}:{document.lines[('extends',)]}"
+        location = f"{file}:{document.lines[('extends',)]}"
         raise ConfigError(
-            f"{place}: extends: in a profile it belongs into the section cluster: `cluster: {{extends: NAME}}`"
+            f"{location}: extends: in a profile it belongs into the section cluster: `cluster: {{extends: NAME}}`"
         )
     section = data["cluster"] = {} if data.get("cluster") is None else data["cluster"]
     if not isinstance(section, dict):
-        place = f"{file}:{document.lines[('cluster',)]}"
-        raise ConfigError(f"{place}: cluster: expected a mapping of keys to values, got {section!r}")
+        location = f"{file}:{document.lines[('cluster',)]}"
+        raise ConfigError(f"{location}: cluster: expected a mapping of keys to values, got {section!r}")
     return data, section.pop("extends", None)
 
 

@@ -143,8 +143,8 @@ def _topology_lines(topology: SlurmTopology) -> list[str]:
     lines = [f"Topology: {topology.kind}, {len(topology.leaves)} {called}:"]
     shown = list(topology.leaves.items())[:_SHOWN_SWITCHES]
     lines += [f"  {leaf}: {compress(nodes)}" for leaf, nodes in shown]
-    left = len(topology.leaves) - _SHOWN_SWITCHES
-    return lines + ([f"  and {left} more (scontrol show topology)"] if left > 0 else [])
+    remaining = len(topology.leaves) - _SHOWN_SWITCHES
+    return lines + ([f"  and {remaining} more (scontrol show topology)"] if remaining > 0 else [])
 
 
 def _comment(text: str) -> str:

@@ -44,14 +44,14 @@ def with_keys(text: str, values: Values, name: str) -> str:
         CannotEdit: the section, or one that a key is in, is written in braces, or with an anchor.
         ConfigError: the text is no valid YAML.
     """
-    wanted = _expected(yaml12.parse(text, name).data, values)
+    expected = _expected(yaml12.parse(text, name).data, values)
     for key, value in values.items():
         text = _with_key(text, (_SECTION, *parse_path(key)), value, name)
     try:
-        found = yaml12.parse(text, name).data
+        written = yaml12.parse(text, name).data
     except ConfigError:
-        found = None
-    if _as_words(found) != _as_words(wanted):
+        written = None
+    if _as_words(written) != _as_words(expected):
         raise CannotEdit(f"{name}: its section `{_SECTION}` is written in a form that is not edited here")
     return text
 
@@ -91,28 +91,28 @@ def write_keys(name: str, values: Values) -> Path:
 
 def _nested(values: Values) -> dict[str, Any]:
     """Return dotted keys as nested mappings."""
-    found: dict[str, Any] = {}
+    nested: dict[str, Any] = {}
     for key, value in values.items():
-        *parents, last = (str(part) for part in parse_path(key))
-        inside = found
+        *parents, last = (str(word) for word in parse_path(key))
+        inside = nested
         for parent in parents:
             inside = inside.setdefault(parent, {})
         inside[last] = value
-    return found
+    return nested
 
 
 def _expected(data: Any, values: Values) -> Any:
     """Return the data of a profile with the values set."""
-    whole: dict[str, Any] = copy.deepcopy(data) if isinstance(data, dict) else {}
+    merged: dict[str, Any] = copy.deepcopy(data) if isinstance(data, dict) else {}
     for key, value in values.items():
-        inside = whole
-        *parents, last = (_SECTION, *(str(part) for part in parse_path(key)))
+        inside = merged
+        *parents, last = (_SECTION, *(str(word) for word in parse_path(key)))
         for parent in parents:
             below = inside.get(parent)
             inside[parent] = below if isinstance(below, dict) else {}
             inside = inside[parent]
         inside[last] = value
-    return whole
+    return merged
 
 
 def _as_words(value: Any) -> Any:
@@ -124,23 +124,27 @@ def _as_words(value: Any) -> Any:
 
 def _with_key(text: str, path: tuple[Any, ...], value: Any, name: str) -> str:
     """Return the text with one key set; its sections are made if they are missing."""
-    lines, known = text.splitlines(), yaml12.parse(text, name).lines
-    if path in known:
-        start, indent = known[path] - 1, _indent(lines[known[path] - 1])
+    lines, lines_of_path = text.splitlines(), yaml12.parse(text, name).lines
+    if path in lines_of_path:
+        start, indent = lines_of_path[path] - 1, _indent(lines[lines_of_path[path] - 1])
         end = _end_of(lines, start, indent)
         return _joined([*lines[:start], *_lines({path[-1]: value}, " " * indent), *lines[end:]])
-    depth = max(depth for depth in range(len(path)) if path[:depth] in known or not depth)
+    depth = max(depth for depth in range(len(path)) if path[:depth] in lines_of_path or not depth)
     inner: Any = value
     for key in reversed(path[depth + 1 :]):
         inner = {key: inner}
     if not depth:
         return _joined([*lines, *_lines({path[0]: inner}, "")])
-    start = known[path[:depth]] - 1
+    start = lines_of_path[path[:depth]] - 1
     indent = _indent(lines[start])
     if not re.fullmatch(r"\s*[^\s#:]+:\s*(#.*)?", lines[start]):
         raise CannotEdit(f"{name}:{start + 1}: {path[depth - 1]}: is not written as a block of lines")
     end = _end_of(lines, start, indent)
-    children = [known[other] for other in known if len(other) == depth + 1 and other[:depth] == path[:depth]]
+    children = [
+        lines_of_path[path_known]
+        for path_known in lines_of_path
+        if len(path_known) == depth + 1 and path_known[:depth] == path[:depth]
+    ]
     inside = _indent(lines[children[0] - 1]) if children else indent + 2
     return _joined([*lines[:end], *_lines({path[depth]: inner}, " " * inside), *lines[end:]])
 
@@ -168,18 +172,18 @@ def _joined(lines: list[str]) -> str:
 
 def _lines(values: Mapping[Any, Any], indent: str) -> list[str]:
     """Return a mapping as lines of YAML; a mapping without mappings inside on one line, where it is short."""
-    found = []
+    lines_out = []
     for key, value in values.items():
         word = str(key) if isinstance(key, int) or _WORD.fullmatch(str(key)) else scalar(str(key))
         if not isinstance(value, Mapping):
-            found.append(f"{indent}{word}: {_plain(value)}")
+            lines_out.append(f"{indent}{word}: {_plain(value)}")
             continue
-        flow = "{" + ", ".join(f"{each}: {_plain(item)}" for each, item in value.items()) + "}"
+        flow = "{" + ", ".join(f"{key_word}: {_plain(item)}" for key_word, item in value.items()) + "}"
         if len(flow) < 80 and not any(isinstance(item, Mapping) for item in value.values()) and _words(value):
-            found.append(f"{indent}{word}: {flow}")
+            lines_out.append(f"{indent}{word}: {flow}")
         else:
-            found += [f"{indent}{word}:", *_lines(value, indent + "  ")]
-    return found
+            lines_out += [f"{indent}{word}:", *_lines(value, indent + "  ")]
+    return lines_out
 
 
 def _words(values: Mapping[Any, Any]) -> bool:

@@ -34,8 +34,8 @@ class Site(Section):
 
     def submit_options(self) -> list[str]:
         """Return the options of sbatch and srun on this cluster."""
-        given = {option.name: getattr(self.slurm, option.key) for option in carried_by("probe")}
-        return [f"--{name}={value}" for name, value in given.items() if value]
+        values = {option.name: getattr(self.slurm, option.key) for option in carried_by("probe")}
+        return [f"--{name}={value}" for name, value in values.items() if value]
 
 
 def load_site(name: str | None = None) -> Site:

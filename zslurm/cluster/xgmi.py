@@ -33,11 +33,11 @@ def group_cost(cluster: ClusterSection, ranks: int) -> str | None:
     """Return in one line what a group of `ranks` GPUs of a node costs; None if it costs nothing."""
     if not _is_mesh(cluster) or not 1 < ranks < GPUS:
         return None
-    part, whole = (ranks - 1) * LINK_GB_S, (GPUS - 1) * LINK_GB_S
+    group_rate, all_rate = (ranks - 1) * LINK_GB_S, (GPUS - 1) * LINK_GB_S
     return (
         f"{counted(ranks, 'rank')} on each node: xGMI gives a group of n MI300X (n - 1) x {LINK_GB_S} GB/s each, "
-        f"{part} GB/s for {ranks} against {whole} GB/s for all {GPUS}, {whole / part:.1f} times as much; "
-        f"use {GPUS} ranks per node, or 1"
+        f"{group_rate} GB/s for {ranks} against {all_rate} GB/s for all {GPUS}, {all_rate / group_rate:.1f} times "
+        f"as much; use {GPUS} ranks per node, or 1"
     )
 
 
@@ -45,11 +45,11 @@ def context_cost(cluster: ClusterSection, key: str, ranks: int) -> str | None:
     """Return in one line why a context group of a whole node is better than one of `ranks`; None for 1 or 8."""
     if not _is_mesh(cluster) or not 1 < ranks < GPUS:
         return None
-    part, whole, factor = (ranks - 1) * LINK_GB_S, (GPUS - 1) * LINK_GB_S, ranks / GPUS
+    group_rate, all_rate, factor = (ranks - 1) * LINK_GB_S, (GPUS - 1) * LINK_GB_S, ranks / GPUS
     return (
-        f"{key} ({ranks}): xGMI gives {counted(ranks, 'GPU')} {part} GB/s each and {GPUS} GPUs {whole} GB/s; "
-        f"{GPUS} is advised: keys and values of a sequence then take {factor:g} times as long, its activations "
-        f"{factor:g} times the memory, and fewer data-parallel ranks divide the batch: a lost node costs less"
+        f"{key} ({ranks}): xGMI gives {counted(ranks, 'GPU')} {group_rate} GB/s each and {GPUS} GPUs {all_rate} "
+        f"GB/s; {GPUS} is advised: keys and values of a sequence then take {factor:g} times as long, its "
+        f"activations {factor:g} times the memory, and fewer data-parallel ranks divide the batch: a lost node costs less"
     )
 
 

@@ -62,8 +62,8 @@ class FabricSection(Section):
     def _nodes_are_wired_once(self) -> FabricSection:
         place_of: dict[tuple[int, str], int] = {}
         leaves_of: dict[str, set[str]] = {}
-        for index, part in enumerate(self.slices):
-            nodes, where = expand(part.nodes), f"slices[{index}]"
+        for index, slice_ in enumerate(self.slices):
+            nodes, where = expand(slice_.nodes), f"slices[{index}]"
             if self.ports is not None and len(nodes) > self.ports:
                 raise ValueError(
                     f"{where}.nodes: {counted(len(nodes), 'node')} on a slice of {counted(self.ports, 'port')} "
@@ -71,14 +71,14 @@ class FabricSection(Section):
                 )
             if len(set(nodes)) < len(nodes):
                 raise ValueError(f"{where}.nodes: a node is listed twice")
-            if len(set(part.rails)) < len(part.rails):
+            if len(set(slice_.rails)) < len(slice_.rails):
                 raise ValueError(f"{where}.rails: a rail is listed twice")
-            for rail, node in itertools.product(part.rails, nodes):
+            for rail, node in itertools.product(slice_.rails, nodes):
                 if (before := place_of.setdefault((rail, node), index)) != index:
                     raise ValueError(
                         f"{where}.nodes: rail {rail} of {node} is on slices[{before}] already; a NIC has one port"
                     )
-                leaves_of.setdefault(node, set()).add(part.leaf)
+                leaves_of.setdefault(node, set()).add(slice_.leaf)
         if self.leaves is not None:
             spread = {node: names for node, names in leaves_of.items() if len(names) > self.leaves}
             if spread:
@@ -92,7 +92,7 @@ class FabricSection(Section):
     @property
     def rails(self) -> tuple[int, ...]:
         """Return the rails that some slice carries, in order."""
-        return tuple(sorted({rail for part in self.slices for rail in part.rails}))
+        return tuple(sorted({rail for slice_ in self.slices for rail in slice_.rails}))
 
     @property
     def summary(self) -> str:
@@ -105,7 +105,7 @@ class FabricSection(Section):
             f"slices of {counted(self.ports, 'port')}{speed}" if self.ports else f"ports{speed}" if speed else "",
             f"{counted(self.uplinks, 'uplink')}{f' at {up:g} Gb/s' if up else ''}" if self.uplinks else "",
         ]
-        return ", ".join(part for part in parts if part)
+        return ", ".join(word for word in parts if word)
 
     @property
     def oversubscription(self) -> float | None:

@@ -124,13 +124,13 @@ class Layers:
         origin: Callable[[KeyPath], Origin],
     ) -> None:
         for key, value in source.items():
-            here = (*path, key)
+            path_of_key = (*path, key)
             if isinstance(value, dict) and isinstance(target.get(key), dict):
-                self.origins[here] = origin(here)
-                self._merge(target[key], value, here, origin)
+                self.origins[path_of_key] = origin(path_of_key)
+                self._merge(target[key], value, path_of_key, origin)
             else:
-                self._forget(here)
-                target[key] = self._adopt(value, here, origin)
+                self._forget(path_of_key)
+                target[key] = self._adopt(value, path_of_key, origin)
 
     def _adopt(self, value: Any, path: KeyPath, origin: Callable[[KeyPath], Origin]) -> Any:
         """Return a copy of `value`, with the origin of every part of it recorded."""
@@ -142,8 +142,8 @@ class Layers:
         return value
 
     def _forget(self, path: KeyPath) -> None:
-        for known in [p for p in self.origins if p[: len(path)] == path]:
-            del self.origins[known]
+        for origin_path in [p for p in self.origins if p[: len(path)] == path]:
+            del self.origins[origin_path]
 
     def override(self, override: Override) -> None:
         """Replace one value, or add it.
@@ -153,12 +153,12 @@ class Layers:
         """
         path = override.path
         target: Any = self.data
-        for depth, part in enumerate(path[:-1]):
-            if isinstance(part, int):
+        for depth, key_part in enumerate(path[:-1]):
+            if isinstance(key_part, int):
                 self._check_index(target, path[: depth + 1], override.option)
-                target = target[part]
+                target = target[key_part]
             elif isinstance(target, dict):
-                target = target.setdefault(part, {})
+                target = target.setdefault(key_part, {})
             else:
                 raise ConfigError(f"{override.option}: {show_path(path[:depth])} holds no keys")
         last = path[-1]
@@ -190,17 +190,17 @@ class Layers:
         """Return the origin of the value at `path`, else that of what was given inside it, else around it."""
         if path in self.origins:
             return self.origins[path]
-        for known, origin in self.origins.items():
-            if known[: len(path)] == path:
+        for origin_path, origin in self.origins.items():
+            if origin_path[: len(path)] == path:
                 return origin
         return self.origin(path[:-1]) if path else DEFAULT
 
     def leaf_origin(self, path: KeyPath) -> Origin:
         """Return the origin of a leaf of the resolved run: a default, unless it is in the layers' data."""
         value: Any = self.data
-        for part in path:
+        for key_part in path:
             try:
-                value = value[part]
+                value = value[key_part]
             except (KeyError, IndexError, TypeError):
                 return DEFAULT
         return self.origin(path)
@@ -216,9 +216,9 @@ def parse_path(text: str) -> KeyPath:
 def show_path(path: KeyPath) -> str:
     """Return ("a", "b", 0, "c") as `a.b[0].c`; a part that is no plain word is quoted."""
     shown = ""
-    for part in path:
-        if isinstance(part, int):
-            shown += f"[{part}]"
+    for key_part in path:
+        if isinstance(key_part, int):
+            shown += f"[{key_part}]"
         else:
-            shown += ("." if shown else "") + (part if re.fullmatch(_WORD, part) else json.dumps(part))
+            shown += ("." if shown else "") + (key_part if re.fullmatch(_WORD, key_part) else json.dumps(key_part))
     return shown

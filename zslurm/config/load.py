@@ -136,11 +136,11 @@ def resolve(
         ConfigError: anything is wrong; one line for each problem, with place, key and what was expected.
     """
     layers = Layers()
-    for part, file in profile:
-        layers.add(part, "cluster profile", file)
-    given = document or yaml12.read(run_file)
-    for part, layer, file in _stack(given, "run file", yaml12.called(run_file), run_file):
-        layers.add(part, layer, file)
+    for section_file, file in profile:
+        layers.add(section_file, "cluster profile", file)
+    run_document = document or yaml12.read(run_file)
+    for section_file, layer, file in _stack(run_document, "run file", yaml12.called(run_file), run_file):
+        layers.add(section_file, layer, file)
     for override in overrides:
         layers.override(override)
     return _fit_to_cluster(validate(layers))
@@ -212,36 +212,38 @@ def _anchor_paths(data: dict[str, Any], layers: Layers) -> None:
     if data.get("init") == {}:
         data["init"] = None  # `init:` and nothing behind it
     init = data.get("init")
-    kind, colon, place = init.partition(":") if isinstance(init, str) else ("", "", "")
-    if kind in ("hf", "ckpt") and place:
-        data["init"] = kind + colon + _absolute(place, ("init",), layers)
+    kind, colon, location = init.partition(":") if isinstance(init, str) else ("", "", "")
+    if kind in ("hf", "ckpt") and location:
+        data["init"] = kind + colon + _absolute(location, ("init",), layers)
     sources = data["data"].get("sources") if isinstance(data.get("data"), dict) else None
     if isinstance(sources, dict):
-        for source, given in sources.items():
-            if isinstance(given, str):
-                sources[source] = _absolute(given, ("data", "sources", source), layers)
+        for source, value_given in sources.items():
+            if isinstance(value_given, str):
+                sources[source] = _absolute(value_given, ("data", "sources", source), layers)
     evaluation = data.get("evaluation")
     if isinstance(evaluation, dict) and isinstance(evaluation.get("tasks"), list):
         # A word without a suffix is a task of lm-evaluation-harness.
         evaluation["tasks"] = [
-            _absolute(each, ("evaluation", "tasks", index), layers)
-            if isinstance(each, str) and ("/" in each or each.endswith((".yaml", ".yml")))
-            else each
-            for index, each in enumerate(evaluation["tasks"])
+            _absolute(task, ("evaluation", "tasks", index), layers)
+            if isinstance(task, str) and ("/" in task or task.endswith((".yaml", ".yml")))
+            else task
+            for index, task in enumerate(evaluation["tasks"])
         ]
     for name, key in _PATH_KEYS:
         section = data.get(name, {})
         if not isinstance(section, dict) or (name == "trainer" and name not in data):
             continue
-        given = section.get(key)
-        if given is None:
-            given = getattr(
+        value_given = section.get(key)
+        if value_given is None:
+            value_given = getattr(
                 RunSpec.model_fields[name].default, key, "."
             )  # of trainer, the only one without a default
-        is_word = key == "gemm_table" and given in ("auto", "off")
-        is_shipped_template = key == "template" and "/" not in str(given) and not str(given).endswith(".j2")
-        if isinstance(given, str) and not is_shipped_template and not is_word:
-            section[key] = _absolute(given, (name, key), layers)
+        is_word = key == "gemm_table" and value_given in ("auto", "off")
+        is_shipped_template = (
+            key == "template" and "/" not in str(value_given) and not str(value_given).endswith(".j2")
+        )
+        if isinstance(value_given, str) and not is_shipped_template and not is_word:
+            section[key] = _absolute(value_given, (name, key), layers)
             data[name] = section
 
 

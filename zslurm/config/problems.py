@@ -21,31 +21,31 @@ def _model_in(annotation: Any) -> type[BaseModel] | None:
         return annotation
     if get_origin(annotation) in (tuple, list, Union, types.UnionType) or hasattr(annotation, "__metadata__"):
         for inner in get_args(annotation):
-            found = _model_in(inner)
-            if found is not None:
-                return found
+            model = _model_in(inner)
+            if model is not None:
+                return model
     return None
 
 
 def _section_at(spec: type[BaseModel], path: KeyPath) -> type[BaseModel] | None:
     section: type[BaseModel] | None = spec
-    for part in path:
-        if isinstance(part, int):
+    for key_part in path:
+        if isinstance(key_part, int):
             continue
-        if section is None or part not in section.model_fields:
+        if section is None or key_part not in section.model_fields:
             return None
-        section = _model_in(section.model_fields[part].annotation)
+        section = _model_in(section.model_fields[key_part].annotation)
     return section
 
 
 def _elsewhere(key: str, spec: type[BaseModel]) -> list[str]:
     """Return the sections' keys of exactly this name: the commonest slip is a key in the wrong section."""
-    found: list[str] = []
+    places_found: list[str] = []
     for name, field in spec.model_fields.items():
         section = _model_in(field.annotation)
         if section is not None and key in section.model_fields:
-            found.append(f"{name}[0].{key}" if get_origin(field.annotation) is tuple else f"{name}.{key}")
-    return found
+            places_found.append(f"{name}[0].{key}" if get_origin(field.annotation) is tuple else f"{name}.{key}")
+    return places_found
 
 
 def _shown(value: Any) -> str:
@@ -57,13 +57,13 @@ def _clean_path(location: tuple[str | int, ...], data: Any, *, missing: bool) ->
     """Return pydantic's location without the union members it appends: what addresses the data."""
     path: list[str | int] = []
     value = data
-    for part in location:
-        if isinstance(value, dict) and isinstance(part, str) and (missing or part in value):
-            path.append(part)
-            value = value.get(part)
-        elif isinstance(value, list | tuple) and isinstance(part, int):
-            path.append(part)
-            value = value[part] if part < len(value) else None
+    for key_part in location:
+        if isinstance(value, dict) and isinstance(key_part, str) and (missing or key_part in value):
+            path.append(key_part)
+            value = value.get(key_part)
+        elif isinstance(value, list | tuple) and isinstance(key_part, int):
+            path.append(key_part)
+            value = value[key_part] if key_part < len(value) else None
         else:
             break
     return tuple(path)
@@ -77,8 +77,8 @@ def _latest_mentioned(message: str, path: KeyPath, layers: Layers, spec: type[Ba
     section = _section_at(spec, path)
     keys = rf"\b(?:{'|'.join(section.model_fields)})\b(?:\.\w[\w-]*|\[\d+\])*" if section else r"(?!)"
     paths = [(*path, *parse_path(key)) for key in re.findall(keys, message)]
-    given = [layers.origins[place] for place in paths if place in layers.origins]
-    return max(given, key=rank_of, default=layers.origin(path))
+    origins = [layers.origins[candidate] for candidate in paths if candidate in layers.origins]
+    return max(origins, key=rank_of, default=layers.origin(path))
 
 
 def describe(error: ValidationError, layers: Layers, spec: type[BaseModel]) -> list[str]:
@@ -90,8 +90,8 @@ def describe(error: ValidationError, layers: Layers, spec: type[BaseModel]) -> l
         if any(deeper[: len(path)] == path for deeper in reported):
             continue  # a list that is too short because its one item was refused, or the next member of a union
         reported.append(path)
-        place, problem = _problem(item, path, layers, spec)
-        line = ": ".join(part for part in (place, show_path(path), problem) if part)
+        location, problem = _problem(item, path, layers, spec)
+        line = ": ".join(word for word in (location, show_path(path), problem) if word)
         if line not in lines:
             lines.append(line)
     return lines
@@ -99,30 +99,30 @@ def describe(error: ValidationError, layers: Layers, spec: type[BaseModel]) -> l
 
 def _problem(item: ErrorDetails, path: KeyPath, layers: Layers, spec: type[BaseModel]) -> tuple[str, str]:
     """Return where a problem was made, and what it is."""
-    kind, place = item["type"], layers.origin(path).place
+    kind, location = item["type"], layers.origin(path).place
     if kind == "extra_forbidden":
-        return place, f"unknown key; {_nearest(path, spec)}"
+        return location, f"unknown key; {_nearest(path, spec)}"
     if kind == "missing":
         section = _section_at(spec, path[:-1])
         field = section.model_fields.get(str(path[-1])) if section else None
         described = f" ({field.description})" if field and field.description else ""
-        return (place if len(path) > 1 else layers.top.place), f"required, but not given{described}"
+        return (location if len(path) > 1 else layers.top.place), f"required, but not given{described}"
     if kind == "value_error":
         message = item["msg"].removeprefix("Value error, ")
         return _latest_mentioned(message, path, layers, spec).place, message
     if kind == "too_short":
-        return place, f"expected at least one item, got {_shown(item['input'])}"
+        return location, f"expected at least one item, got {_shown(item['input'])}"
     message = item["msg"].replace("Input should be", "expected").replace("a valid tuple", "a list")
     message = re.sub(r"a valid dictionary.*", "a mapping of keys to values", message)
     message = re.sub(r", (got|unable to) .*", "", message)
-    return place, f"{message}, got {_shown(item['input'])}"
+    return location, f"{message}, got {_shown(item['input'])}"
 
 
 def _nearest(path: KeyPath, spec: type[BaseModel]) -> str:
     """Return what may have been meant by an unknown key."""
     section = _section_at(spec, path[:-1])
-    known = list(section.model_fields) if section else []
+    keys = list(section.model_fields) if section else []
     if len(path) == 1:
-        known.insert(0, "extends")
-    near = _elsewhere(str(path[-1]), spec) or difflib.get_close_matches(str(path[-1]), known, 1, 0.5)
-    return f"did you mean `{'` or `'.join(near)}`?" if near else f"known here: {', '.join(known)}"
+        keys.insert(0, "extends")
+    near = _elsewhere(str(path[-1]), spec) or difflib.get_close_matches(str(path[-1]), keys, 1, 0.5)
+    return f"did you mean `{'` or `'.join(near)}`?" if near else f"known here: {', '.join(keys)}"

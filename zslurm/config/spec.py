@@ -306,10 +306,10 @@ class ClusterSection(Section):
             )
         gpus = counted(self.gpus_per_node, "GPU")
         rails = len(self.nics) or self.gpus_per_node
-        for index, part in enumerate(self.fabric.slices):
-            if rails and max(part.rails) >= rails:
+        for index, slice_ in enumerate(self.fabric.slices):
+            if rails and max(slice_.rails) >= rails:
                 raise ValueError(
-                    f"fabric.slices[{index}].rails: {max(part.rails)} is none of the {counted(rails, 'rail')} "
+                    f"fabric.slices[{index}].rails: {max(slice_.rails)} is none of the {counted(rails, 'rail')} "
                     "(0 is the first)"
                 )
         if self.gpu_numa and len(self.gpu_numa) != self.gpus_per_node:
@@ -425,8 +425,8 @@ class RunSpec(TrainConfig):
     @property
     def wants_successor(self) -> bool:
         """Return whether a second job waits for the end of the first."""
-        wanted = self.slurm.successor
-        needed = wanted == "on" or (wanted == "auto" and self.cluster.scontrol_on_nodes is False)
+        setting = self.slurm.successor
+        needed = setting == "on" or (setting == "auto" and self.cluster.scontrol_on_nodes is False)
         return needed and self.cluster.launcher == "slurm"
 
     @property

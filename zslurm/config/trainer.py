@@ -31,10 +31,10 @@ PLACEHOLDERS = (
 
 def _is_pattern(value: str) -> str:
     try:
-        found = re.compile(value)
+        pattern = re.compile(value)
     except re.error as error:
         raise ValueError(f"must be a regular expression: {error}") from error
-    if "step" not in found.groupindex:
+    if "step" not in pattern.groupindex:
         raise ValueError("needs a group (?P<step>...) that matches the number of the step")
     return value
 

@@ -171,8 +171,8 @@ def read_stat(process: Path) -> tuple[str, list[str]] | None:
 
     The name may hold anything, also spaces and brackets (man 5 proc).
     """
-    head, _, rest = (read_text(process / "stat") or "").rpartition(")")
-    fields = rest.split()
+    head, _, remainder = (read_text(process / "stat") or "").rpartition(")")
+    fields = remainder.split()
     return (head.partition("(")[2], fields) if fields else None
 
 

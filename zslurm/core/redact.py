@@ -57,12 +57,12 @@ def is_secret_name(name: str) -> bool:
     while len(words) > 1 and words[-1].isdigit():
         words.pop()
     for index, word in enumerate(words):
-        rest, before = words[index + 1 :], words[index - 1] if index else ""
-        if word == "TOKEN" and (before in _TEXT_TOKENS or rest == ["ID"]):  # of a tokenizer
+        later_words, before = words[index + 1 :], words[index - 1] if index else ""
+        if word == "TOKEN" and (before in _TEXT_TOKENS or later_words == ["ID"]):  # of a tokenizer
             continue
-        telling = word.endswith(_SECRET_ENDS) and all(later in _BEHIND for later in rest)
-        key = word == "KEY" and not rest and before in _SECRET_KEYS | _SERVICES
-        short = word in ("PASS", "PAT", "PWD") and not rest and before not in _NO_PASSWORDS
+        telling = word.endswith(_SECRET_ENDS) and all(later in _BEHIND for later in later_words)
+        key = word == "KEY" and not later_words and before in _SECRET_KEYS | _SERVICES
+        short = word in ("PASS", "PAT", "PWD") and not later_words and before not in _NO_PASSWORDS
         if telling or key or short:
             return True
     return False
@@ -130,10 +130,10 @@ def _is_harmless(value: str) -> bool:
 
 def shape_of_secret(text: str) -> str | None:
     """What the text looks like, in words, if it holds something shaped as a secret; else None."""
-    found = next((what for what, pattern in _SHAPE.items() if pattern.search(text)), None)
-    if found is None and _IN_URL.search(text):
+    what_found = next((what for what, pattern in _SHAPE.items() if pattern.search(text)), None)
+    if what_found is None and _IN_URL.search(text):
         return "a URL with a password"
-    return found
+    return what_found
 
 
 # --- data ------------------------------------------------------------------------------------------------------

@@ -177,8 +177,8 @@ def all_checks() -> list[Check]:
 
     modules = [f"{checks.__name__}.{module.name}" for module in pkgutil.iter_modules(checks.__path__)]
     defined = (value for name in modules for value in vars(importlib.import_module(name)).values())
-    found = [value for value in defined if isinstance(value, Check)]
-    return sorted(found, key=lambda check: (GROUPS.index(check.group), check.name))
+    checks_defined = [value for value in defined if isinstance(value, Check)]
+    return sorted(checks_defined, key=lambda check: (GROUPS.index(check.group), check.name))
 
 
 def chosen_checks(only: Iterable[str], skip: Iterable[str], *, benchmark: bool = False) -> list[Check]:
@@ -192,13 +192,13 @@ def chosen_checks(only: Iterable[str], skip: Iterable[str], *, benchmark: bool =
     Raises:
         ConfigError: no check has this name.
     """
-    known = all_checks()
+    every_check = all_checks()
     only, skip = list(only), list(skip)
     for name in (*only, *skip):
-        if name not in {check.name for check in known}:
+        if name not in {check.name for check in every_check}:
             raise ConfigError(f"{name}: there is no such check; `zslurm doctor --list` shows them")
     return [
         check
-        for check in known
+        for check in every_check
         if check.name not in skip and (check.name in only or (not only and (not check.on_request or benchmark)))
     ]

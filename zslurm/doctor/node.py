@@ -25,7 +25,7 @@ _BENCHMARK_TIME_FACTOR = 5
 
 def run_checks(checks: Iterable[Check], sources: Sources) -> dict[str, CheckOutcome | None]:
     """Return what each check found; None if it does not apply."""
-    found: dict[str, CheckOutcome | None] = {}
+    by_check: dict[str, CheckOutcome | None] = {}
     checks = list(checks)
     # The benchmark takes the whole machine, and spoils what others measure; so does what takes GPU memory.
     idle = [check for check in checks if not check.on_request and not check.uses_gpus]
@@ -33,7 +33,7 @@ def run_checks(checks: Iterable[Check], sources: Sources) -> dict[str, CheckOutc
     for group in (idle, busy, [check for check in checks if check.on_request]):
         threads = {}
         for check in group:
-            thread = threading.Thread(target=_run, args=(check, sources, found), daemon=True)
+            thread = threading.Thread(target=_run, args=(check, sources, by_check), daemon=True)
             thread.start()
             threads[check] = thread
         began = time.monotonic()
@@ -42,8 +42,8 @@ def run_checks(checks: Iterable[Check], sources: Sources) -> dict[str, CheckOutc
             thread.join(max(0.0, began + limit - time.monotonic()))
             if thread.is_alive():
                 remedy = "exclude the node: a driver or a mount hangs"
-                found.setdefault(check.name, failed(f"the check did not end within {limit:g} s", remedy))
-    return {check.name: found[check.name] for check in checks}
+                by_check.setdefault(check.name, failed(f"the check did not end within {limit:g} s", remedy))
+    return {check.name: by_check[check.name] for check in checks}
 
 
 def _run(check: Check, sources: Sources, found: dict[str, CheckOutcome | None]) -> None:
@@ -65,8 +65,8 @@ def main() -> None:
 
     began = time.time()
     sources = Sources(NodeTask.from_json(json.loads(os.environ[TASK_VARIABLE])))
-    found = run_checks(node_checks(sources.task.checks), sources)
-    outcomes = {name: outcome.to_json() for name, outcome in found.items() if outcome is not None}
+    outcomes_by_check = run_checks(node_checks(sources.task.checks), sources)
+    outcomes = {name: outcome.to_json() for name, outcome in outcomes_by_check.items() if outcome is not None}
     answer({"sent": sources.task.sent, "began": began, "ended": time.time(), "outcomes": outcomes})
     sys.stdout.flush()
     os._exit(0)

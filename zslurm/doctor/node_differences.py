@@ -16,7 +16,7 @@ def inconsistent_nodes(check: Check, outcomes: Mapping[str, CheckOutcome]) -> di
 
     What a node could not read is not compared.
     """
-    found: dict[str, list[CheckOutcome]] = {}
+    by_node: dict[str, list[CheckOutcome]] = {}
     differing: dict[str, list[tuple[str, int]]] = {}  # node -> how it differs, and from how many
     for name in dict.fromkeys(name for outcome in outcomes.values() for name in outcome.must_match):
         nodes_of: dict[str, list[str]] = {}
@@ -35,7 +35,7 @@ def inconsistent_nodes(check: Check, outcomes: Mapping[str, CheckOutcome]) -> di
             listed = "; ".join(f"{value} on {compress(nodes)}" for value, nodes in nodes_of.items())
             reason = f"{name} differs, and no value is usual: {listed}"
             for node in (node for nodes in nodes_of.values() for node in nodes):
-                found.setdefault(node, []).append(
+                by_node.setdefault(node, []).append(
                     CheckOutcome(check.inconsistent, reason, _REMEDY, node_fault=False)
                 )
     groups: dict[tuple[tuple[str, int], ...], list[str]] = {}
@@ -47,15 +47,15 @@ def inconsistent_nodes(check: Check, outcomes: Mapping[str, CheckOutcome]) -> di
         more = f"; and {len(group) - _MOST_NAMED} more" if len(group) > _MOST_NAMED else ""
         reason = f"{which} from the other {min(others for _, others in group)}: {listed}{more}"
         for node in nodes:
-            found.setdefault(node, []).append(CheckOutcome(check.inconsistent, reason, _REMEDY))
-    return found
+            by_node.setdefault(node, []).append(CheckOutcome(check.inconsistent, reason, _REMEDY))
+    return by_node
 
 
 def unlike_here(
     check: Check, here: CheckOutcome, outcomes: Mapping[str, CheckOutcome]
 ) -> dict[str, list[CheckOutcome]]:
     """Return nodes that differ from this machine in what a check of both finds; either may be wrong."""
-    found = {}
+    by_node = {}
     for node, outcome in outcomes.items():
         differing = [
             f"{name} is {value}, here {here.must_match[name]}"
@@ -64,5 +64,5 @@ def unlike_here(
         ]
         if differing:
             remedy = "use one environment that all machines share"
-            found[node] = [CheckOutcome(check.inconsistent, "; ".join(differing), remedy, node_fault=False)]
-    return found
+            by_node[node] = [CheckOutcome(check.inconsistent, "; ".join(differing), remedy, node_fault=False)]
+    return by_node

@@ -71,12 +71,12 @@ def choose(
 
 
 def _listed(nodes: Sequence[Node], names: list[str]) -> Chosen:
-    known = {node.name: node for node in nodes}
-    if unknown := [name for name in names if name not in known]:
-        raise NotFound(f"{compress(unknown)}: Slurm has no such node; its nodes: {compress(known)}")
-    unusable = [known[name] for name in dict.fromkeys(names) if not known[name].is_usable]
+    by_name = {node.name: node for node in nodes}
+    if unknown := [name for name in names if name not in by_name]:
+        raise NotFound(f"{compress(unknown)}: Slurm has no such node; its nodes: {compress(by_name)}")
+    unusable = [by_name[name] for name in dict.fromkeys(names) if not by_name[name].is_usable]
     return Chosen(
-        names=tuple(dict.fromkeys(name for name in names if known[name].is_usable)),
+        names=tuple(dict.fromkeys(name for name in names if by_name[name].is_usable)),
         states={node.name: failed(f"Slurm shows {_state(node)}", _REMEDY) for node in unusable},
         not_asked={node.name: _state(node) for node in unusable},
     )

@@ -113,9 +113,9 @@ def _check_cluster(site: Site, wanted: Wanted, report: DoctorReport) -> None:
             inside, chosen = None, Chosen()
         if not chosen.any and wanted.nodelist is None and report.slurm_error is None:
             _LOG.info("no node of the partition is idle; name some with --nodelist to wait for them")
-        here = [check for check in wanted.checks if check.runs_on("login")]
+        on_login = [check for check in wanted.checks if check.runs_on("login")]
         with ThreadPoolExecutor(1) as beside:
-            login = beside.submit(run_checks, here, Sources(task))
+            login = beside.submit(run_checks, on_login, Sources(task))
             answers: dict[str, NodeAnswer] = {}
             if chosen.any and any(check.runs_on("node") for check in wanted.checks):
                 try:
@@ -168,7 +168,7 @@ def _probe(directory: Path) -> Iterator[tuple[str, str]]:
 
     Both are empty if this machine cannot write there.
     """
-    existing = next(place for place in (directory.absolute(), *directory.absolute().parents) if place.is_dir())
+    existing = next(parent for parent in (directory.absolute(), *directory.absolute().parents) if parent.is_dir())
     token = os.urandom(16).hex()
     try:
         folder = Path(tempfile.mkdtemp(prefix=".zslurm-doctor-", dir=existing))
@@ -211,9 +211,9 @@ def _add_results(
             if outcome.status is not Status.FAIL
         }
         compared = check.compare(data, sources) if check.compare is not None else {}
-        mine = here.get(check.name)
+        outcome_here = here.get(check.name)
         inconsistent = inconsistent_nodes(check, outcomes)
-        unlike = unlike_here(check, mine, outcomes) if mine is not None else {}
+        unlike = unlike_here(check, outcome_here, outcomes) if outcome_here is not None else {}
         for name, outcome in outcomes.items():
             further = [compared[name]] if name in compared else []
             further += inconsistent.get(name, []) + unlike.get(name, [])

@@ -58,13 +58,13 @@ def read_log(log: str) -> Opened:
     devices: tuple[str, ...] = ()
     ainic, channels = False, []
     trouble: dict[str, None] = {}
-    for message in (found[1].strip() for line in log.splitlines() if (found := _MESSAGE.search(line))):
+    for message in (matched[1].strip() for line in log.splitlines() if (matched := _MESSAGE.search(line))):
         if match := _NETWORK.match(message):
             network = match[1]
         elif match := _PLUGIN.match(message):
             plugin = match[1]
         elif match := _DEVICES.match(message):
-            devices = tuple(part for name in _DEVICE.findall(match[1]) for part in name.split("+"))
+            devices = tuple(device for name in _DEVICE.findall(match[1]) for device in name.split("+"))
         elif match := _CHANNEL.match(message):
             channels.append("/GDRDMA" in f"/{match[1]}")
         elif _AINIC in message:
@@ -91,16 +91,16 @@ def problems(opened: Opened, cluster: ClusterSection, given: Mapping[str, str]) 
 
     The profile has GPUs and names its network; `given` is the environment of the rank.
     """
-    wanted = expected(cluster, given)
+    wanted_network = expected(cluster, given)
     why = f" ({'; '.join(opened.trouble)})" if opened.trouble else ""
     if opened.network is None:
         reason = f"RCCL's log does not show which network it opened{why}"
         return [failed(reason, "run it by hand with NCCL_DEBUG=INFO")]
     if not _is_right(opened, cluster, given):
-        found = "TCP sockets" if opened.network == "Socket" else opened.network
+        used_network = "TCP sockets" if opened.network == "Socket" else opened.network
         asked = "`zslurm cluster env --explain` shows what RCCL is asked for"
         remedy = f"see the checks nics, rdma-abi, environment; {asked}"
-        return [failed(f"RCCL opened {found}, not {wanted}{why}", remedy)]
+        return [failed(f"RCCL opened {used_network}, not {wanted_network}{why}", remedy)]
     found_problems = []
     if opened.devices and (missing := [nic for nic in cluster.nics if nic not in opened.devices]):
         used = f"{len(cluster.nics) - len(missing)} of {counted(len(cluster.nics), 'NIC')}"

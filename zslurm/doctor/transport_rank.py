@@ -47,7 +47,7 @@ def meet(file: Path, rank: int, world: int, timeout_s: float) -> Any:
         host, port = json.loads(file.read_text())
         store = TCPStore(host, port, world, is_master=False, timeout=timeout)
     store.set(f"here-{rank}", "")
-    store.wait([f"here-{other}" for other in range(world)], timeout)
+    store.wait([f"here-{peer}" for peer in range(world)], timeout)
     return store
 
 

@@ -57,14 +57,14 @@ def parse(metric: str, bad_pages: str = "", process: str = "", listing: str = ""
 
 def documents(text: str) -> list[Any]:
     """Every JSON value in a text, whatever is between them."""
-    found, position, decoder = [], 0, json.JSONDecoder()
+    values, position, decoder = [], 0, json.JSONDecoder()
     while match := _START.search(text, position):
         try:
             value, position = decoder.raw_decode(text, match.start())
-            found.append(value)
+            values.append(value)
         except ValueError:
             position = match.end()
-    return found
+    return values
 
 
 def gpu_rows(text: str) -> list[dict[str, Any]]:
@@ -113,8 +113,8 @@ def _blocks(row: dict[str, Any], kind: str) -> dict[str, int]:
 def _known_sum(row: dict[str, Any], kind: str) -> int | None:
     """The total; or the sum over blocks where it is more, or where the total is not known."""
     total, blocks = number(_section(row, "ecc").get(f"total_{kind}_count")), _blocks(row, kind)
-    known = [total] if total is not None else []
-    return max([*known, sum(blocks.values())] if blocks else known, default=None)
+    totals = [total] if total is not None else []
+    return max([*totals, sum(blocks.values())] if blocks else totals, default=None)
 
 
 def _bad_pages(row: dict[str, Any]) -> dict[str, int] | None:
@@ -132,7 +132,7 @@ def _processes(row: dict[str, Any]) -> tuple[GpuProcess, ...] | None:
     listed = row.get("process_list")
     if not isinstance(listed, list):
         return None
-    found = []
+    gpu_processes = []
     for entry in listed:
         info = entry.get("process_info", entry) if isinstance(entry, dict) else entry
         if isinstance(info, dict) and (pid := number(info.get("pid"))) is not None:
@@ -140,5 +140,5 @@ def _processes(row: dict[str, Any]) -> tuple[GpuProcess, ...] | None:
             held = [size(_section(info, "memory_usage").get("vram_mem")), size(info.get("mem_usage"))]
             name = info.get("name")
             vram = max((count for count in held if count is not None), default=None)
-            found.append(GpuProcess(pid, name if isinstance(name, str) and name != "N/A" else None, vram))
-    return tuple(found)
+            gpu_processes.append(GpuProcess(pid, name if isinstance(name, str) and name != "N/A" else None, vram))
+    return tuple(gpu_processes)

@@ -90,7 +90,7 @@ def read_facts(root: Path | None = None) -> NodeFacts:
         numa_balancing=read_int(proc / "sys/kernel/numa_balancing"),
         memlock=_memlock(proc),
         rocm=read_text(root / "opt/rocm/.info/version"),
-        anp=any((root / place).exists() for place in _ANP),
+        anp=any((root / location).exists() for location in _ANP),
         peermem=_peermem(root) if any(gpu.kind == "amd" for gpu in gpus) else None,
         nvidia_driver=read_text(sys / "module/nvidia/version"),
         modules=None if loaded is None else tuple(sorted(line.split()[0] for line in loaded.splitlines() if line)),

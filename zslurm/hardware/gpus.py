@@ -83,7 +83,7 @@ def _of_kfd(root: Path) -> list[str]:
     A GPU in a partitioned mode is several nodes of the KFD with one PCI device.
     """
     nodes = root / "sys/class/kfd/kfd/topology/nodes"
-    found = []
+    addresses = []
     for number in sorted((name for name in names(nodes) if name.isdecimal()), key=int):
         if not read_int(nodes / number / "gpu_id"):  # a CPU has 0
             continue
@@ -92,11 +92,11 @@ def _of_kfd(root: Path) -> list[str]:
             location, domain = int(properties["location_id"]), int(properties.get("domain", "0"))
         except (KeyError, ValueError):
             continue
-        place = f"{domain:04x}:{location >> 8 & 0xFF:02x}:{location >> 3 & 0x1F:02x}"
-        address = f"{place}.{location & 7}"
+        slot = f"{domain:04x}:{location >> 8 & 0xFF:02x}:{location >> 3 & 0x1F:02x}"
+        address = f"{slot}.{location & 7}"
         # The function's bits number the partition there, and no such PCI function exists.
-        found.append(address if (root / "sys/bus/pci/devices" / address).exists() else f"{place}.0")
-    return found
+        addresses.append(address if (root / "sys/bus/pci/devices" / address).exists() else f"{slot}.0")
+    return addresses
 
 
 def _gpu(root: Path, index: int, kind: str, address: str) -> Gpu:
@@ -122,8 +122,8 @@ def _model_by_id(root: Path, identity: str | None) -> str | None:
     if identity is None:
         return None
     vendor, device = identity.split(":")
-    for place in _MODEL_BY_ID:
-        _, _, below = ("\n" + (read_text(root / place) or "")).partition(f"\n{vendor}  ")
+    for database in _MODEL_BY_ID:
+        _, _, below = ("\n" + (read_text(root / database) or "")).partition(f"\n{vendor}  ")
         for line in below.splitlines()[1:]:
             if line and not line.startswith(("\t", "#")):
                 break

@@ -41,14 +41,14 @@ def processes(root: Path) -> Iterator[Process]:
     """Every process; one that ends meanwhile is left out."""
     proc = root / "proc"
     for pid in (name for name in names(proc) if name.isdecimal()):
-        if (found := process(root, int(pid))) is not None:
-            yield found
+        if (record := process(root, int(pid))) is not None:
+            yield record
 
 
 def process(root: Path, pid: int) -> Process | None:
     """One process; None if there is none."""
-    place = root / "proc" / str(pid)
-    status = key_values(place / "status")
+    folder = root / "proc" / str(pid)
+    status = key_values(folder / "status")
     if "Name" not in status:
         return None
     return Process(
@@ -57,7 +57,7 @@ def process(root: Path, pid: int) -> Process | None:
         uid=_first_number(status.get("Uid", "")),
         parent=_first_number(status.get("PPid", "")),
         state=status.get("State", "?")[:1],
-        environ=_environ(place / "environ"),
+        environ=_environ(folder / "environ"),
     )
 
 

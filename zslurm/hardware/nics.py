@@ -99,13 +99,13 @@ def _word(path: Path) -> str | None:
 
 
 def _gids(port: Path) -> dict[int, Gid]:
-    found = {}
+    gids = {}
     for name in sorted((name for name in names(port / "gids") if name.isdecimal()), key=int):
         gid = read_text(port / "gids" / name)
         if gid and not _UNSET.fullmatch(gid):
             kind = read_text(port / "gid_attrs/types" / name) or None
-            found[int(name)] = Gid(kind, gid, read_text(port / "gid_attrs/ndevs" / name) or None)
-    return found
+            gids[int(name)] = Gid(kind, gid, read_text(port / "gid_attrs/ndevs" / name) or None)
+    return gids
 
 
 def _abis(root: Path) -> dict[str, int | None]:

@@ -155,8 +155,8 @@ class Sources:
         Raises:
             CommandHung: it did not end in its time.
         """
-        found = self.find(program)
-        return None if found is None else run([found, *arguments], self.environ, timeout_s)
+        path = self.find(program)
+        return None if path is None else run([path, *arguments], self.environ, timeout_s)
 
     def _read_gpus(self) -> GpuReadings:
         """Ask the tool of the GPUs' maker; a field that it leaves open (`N/A`), and only that, is sysfs's."""
@@ -164,10 +164,10 @@ class Sources:
         nvidia = any(gpu.kind == "nvidia" for gpu in gpus)
         if nvidia or (not gpus and self.find("nvidia-smi") and not self.find("amd-smi")):
             return nvidia_smi.read(self.run, canary_s)
-        found = amd_smi.read(self.run, canary_s)
+        readings = amd_smi.read(self.run, canary_s)
         fallback = ras.read(self.root, gpus)
-        if not found.health:
-            return replace(found, health=tuple(fallback), source="sysfs" if fallback else found.source)
+        if not readings.health:
+            return replace(readings, health=tuple(fallback), source="sysfs" if fallback else readings.source)
         by_pci = {gpu.pci: gpu for gpu in fallback}
-        health = (gpu.filled_from(by_pci[gpu.pci]) if gpu.pci in by_pci else gpu for gpu in found.health)
-        return replace(found, health=tuple(health))
+        health = (gpu.filled_from(by_pci[gpu.pci]) if gpu.pci in by_pci else gpu for gpu in readings.health)
+        return replace(readings, health=tuple(health))

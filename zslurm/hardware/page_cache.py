@@ -40,8 +40,8 @@ def room(root: Path) -> int | None:
 def _rooms_of_groups(root: Path) -> Iterator[int]:
     """Yield the room in each control group with a limit, from that of this process upwards."""
     for line in (read_text(root / "proc/self/cgroup") or "").splitlines():
-        _, _, rest = line.partition(":")
-        controllers, _, path = rest.partition(":")
+        _, _, remainder = line.partition(":")
+        controllers, _, path = remainder.partition(":")
         if controllers not in ("", "memory"):
             continue
         mount = root / ("sys/fs/cgroup/memory" if controllers else "sys/fs/cgroup")

@@ -54,12 +54,12 @@ def pair(gpus: Sequence[Gpu], nics: Sequence[Nic]) -> dict[int, Nic]:
     candidates = [(gpu, nic) for gpu in gpus for nic in nics if _LEVEL[near(gpu, nic)] >= usual]
     candidates.sort(key=lambda both: (both[0].index, both[1].pci or "", both[1].device))
     candidates.sort(key=lambda both: closeness(*both), reverse=True)  # stable: the order above decides ties
-    found: dict[int, Nic] = {}
+    nic_of_gpu: dict[int, Nic] = {}
     # Each round gives each NIC at most one more GPU: a NIC is shared only where there are too few of them.
-    while candidates := [(gpu, nic) for gpu, nic in candidates if gpu.index not in found]:
+    while candidates := [(gpu, nic) for gpu, nic in candidates if gpu.index not in nic_of_gpu]:
         taken = set()
         for gpu, nic in candidates:
-            if gpu.index not in found and nic.device not in taken:
-                found[gpu.index] = nic
+            if gpu.index not in nic_of_gpu and nic.device not in taken:
+                nic_of_gpu[gpu.index] = nic
                 taken.add(nic.device)
-    return found
+    return nic_of_gpu

@@ -38,13 +38,15 @@ def _health(index: int, pci: str, device: Path) -> GpuHealth:
             values = key_values(device / "ras" / name)
             block = (match["aca"] or match["block"]).upper()
             counts.append((block, {kind: int(value) for kind, value in values.items() if value.isdecimal()}))
-    known = [count for _, count in counts if count]
+    counts_known = [count for _, count in counts if count]
     return GpuHealth(
         index=index,
         pci=pci,
-        uncorrectable=sum(count.get("ue", 0) for count in known) if known else None,
-        correctable=sum(count.get("ce", 0) for count in known) if known else None,
-        deferred=sum(count["de"] for count in known if "de" in count) if any("de" in c for c in known) else None,
+        uncorrectable=sum(count.get("ue", 0) for count in counts_known) if counts_known else None,
+        correctable=sum(count.get("ce", 0) for count in counts_known) if counts_known else None,
+        deferred=sum(count["de"] for count in counts_known if "de" in count)
+        if any("de" in c for c in counts_known)
+        else None,
         blocks={block: count["ue"] for block, count in counts if count.get("ue")},
         bad_pages=parse_bad_pages(read_text(device / "ras/gpu_vram_bad_pages")),
         vram_used=read_int(device / "mem_info_vram_used"),
@@ -61,12 +63,12 @@ def parse_bad_pages(text: str | None) -> dict[str, int] | None:
 
 def kfd_processes(root: Path) -> list[GpuProcess] | None:
     """The processes that hold GPU memory; None if the KFD does not show them."""
-    place = root / "sys/class/kfd/kfd/proc"
-    if not place.is_dir():
+    kfd = root / "sys/class/kfd/kfd/proc"
+    if not kfd.is_dir():
         return None
     held = {
-        int(pid): sum(read_int(place / pid / name) or 0 for name in names(place / pid) if name.startswith("vram_"))
-        for pid in names(place)
+        int(pid): sum(read_int(kfd / pid / name) or 0 for name in names(kfd / pid) if name.startswith("vram_"))
+        for pid in names(kfd)
         if pid.isdecimal()
     }
     return [GpuProcess(pid, None, vram) for pid, vram in held.items() if vram]

@@ -24,10 +24,10 @@ def addresses(name: str, root: Path) -> list[str]:
     if listed:
         return listed
     try:
-        found = socket.getaddrinfo(name, None, proto=socket.IPPROTO_TCP)
+        rows = socket.getaddrinfo(name, None, proto=socket.IPPROTO_TCP)
     except (OSError, UnicodeError):
         return []
-    return list(dict.fromkeys(str(entry[4][0]) for entry in found))
+    return list(dict.fromkeys(str(entry[4][0]) for entry in rows))
 
 
 def reverse_lookup_s(address: str, limit_s: float) -> float:
@@ -66,20 +66,20 @@ def _rows(file: Path) -> list[list[str]]:
 
 def _routes_v4(root: Path) -> list[Route]:
     """/proc/net/route: interface, destination and mask as little-endian hexadecimal."""
-    found: list[Route] = []
+    routes: list[Route] = []
     for fields in _rows(root / "proc/net/route")[1:]:
         if len(fields) >= 8 and int(fields[3], 16) & _UP:
             destination, mask = (int.from_bytes(bytes.fromhex(fields[i]), "little") for i in (1, 7))
             network = ipaddress.IPv4Network((destination & mask, mask.bit_count()))
-            found.append((network, int(fields[6]), fields[0]))
-    return found
+            routes.append((network, int(fields[6]), fields[0]))
+    return routes
 
 
 def _routes_v6(root: Path) -> list[Route]:
     """/proc/net/ipv6_route: destination, prefix length, source, its length, next hop, metric, ..., interface."""
-    found: list[Route] = []
+    routes: list[Route] = []
     for fields in _rows(root / "proc/net/ipv6_route"):
         if len(fields) == 10 and int(fields[8], 16) & _UP and fields[9] != "lo":
             network = ipaddress.IPv6Network((int(fields[0], 16), int(fields[1], 16)), strict=False)
-            found.append((network, int(fields[5], 16), fields[9]))
-    return found
+            routes.append((network, int(fields[5], 16), fields[9]))
+    return routes

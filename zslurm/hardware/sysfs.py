@@ -64,5 +64,5 @@ def pci_path(root: Path, entry: Path) -> tuple[str, ...]:
         parts = real.relative_to(os.path.realpath(root / "sys" / "devices")).parts
     except ValueError:
         return ()
-    addresses = [index for index, part in enumerate(parts) if PCI_ADDRESS.fullmatch(part)]
+    addresses = [index for index, directory_name in enumerate(parts) if PCI_ADDRESS.fullmatch(directory_name)]
     return parts[: addresses[-1] + 1] if addresses else ()

@@ -34,8 +34,8 @@ def answers_of_step(request: ScoringRequest, step: StepShape) -> Iterator[Ask]:
             write_atomically(ranks.folder / WORK.format(number=number), json.dumps(work.fields()), private=True)
             answers: Answers = {}
             for rank in range(step.ranks):
-                found = ranks.received(ranks.folder / ANSWERS.format(rank=rank, number=number))["answers"]
-                answers |= {place: each if isinstance(each, str) else tuple(each) for place, each in found}
+                received = ranks.received(ranks.folder / ANSWERS.format(rank=rank, number=number))["answers"]
+                answers |= {key: answer if isinstance(answer, str) else tuple(answer) for key, answer in received}
             return answers
 
         yield ask

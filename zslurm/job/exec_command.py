@@ -72,9 +72,9 @@ def _where(run: RunDir, nodes: str | None) -> tuple[str, list[str]]:
         raise ZslurmError(f"{run.name}: it is {state.state}; a command can run beside it only while it is running")
     if state.launcher != "slurm":
         raise ConfigError(f"{run.name}: it runs on this machine: run the command itself")
-    own = expand(state.nodes)
-    chosen = own if nodes is None else list(dict.fromkeys(expand(nodes)))
-    if missing := [name for name in chosen if name not in own]:
+    nodes_of_run = expand(state.nodes)
+    chosen = nodes_of_run if nodes is None else list(dict.fromkeys(expand(nodes)))
+    if missing := [name for name in chosen if name not in nodes_of_run]:
         raise NotFound(f"--node: job {state.job_id} runs on {state.nodes}, not on {compress(missing)}")
     if not chosen:
         raise ConfigError("--node: no node is named")

@@ -46,10 +46,10 @@ def main() -> None:
         store = TCPStore(host, 0, is_master=True, wait_for_workers=False)
         address = {"host": host, "port": store.port}
         write_atomically(folder / _STORE, json.dumps(address), private=True)
-    elif (found := wait_for(folder / _STORE)) is None:
+    elif (store_address := wait_for(folder / _STORE)) is None:
         sys.exit(1)  # nobody waits for the text
     else:
-        store = TCPStore(found["host"], found["port"], is_master=False)
+        store = TCPStore(store_address["host"], store_address["port"], is_master=False)
     generate_as_rank(who, DecodingRequest.of(request), store, send)
     sys.exit(failed)
 

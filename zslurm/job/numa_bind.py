@@ -52,8 +52,12 @@ def cores_of(spec: RunSpec, gpu: int | None) -> str:
         return f"cores by srun --cpu-bind={spec.slurm.cpu_bind}"
     if not binds(spec) or gpu is None:
         return "all cores of the step"
-    known = spec.cluster.gpu_numa
-    return f"cores of NUMA node {known[gpu]}" if known else "cores of the GPU's NUMA node (sysfs of the node)"
+    numa_of_gpu = spec.cluster.gpu_numa
+    return (
+        f"cores of NUMA node {numa_of_gpu[gpu]}"
+        if numa_of_gpu
+        else "cores of the GPU's NUMA node (sysfs of the node)"
+    )
 
 
 def bind(environ: MutableMapping[str, str], root: Path | None = None) -> str | None:
@@ -75,13 +79,13 @@ def bind(environ: MutableMapping[str, str], root: Path | None = None) -> str | N
     cores = None if numa is None else _cores(root, numa)
     if not cores:
         return None
-    mine = cores & os.sched_getaffinity(0)
-    if not mine:
+    own_cores = cores & os.sched_getaffinity(0)
+    if not own_cores:
         return f"not bound to NUMA node {numa} of its GPU: the Slurm step has none of that node's cores"
-    os.sched_setaffinity(0, mine)
+    os.sched_setaffinity(0, own_cores)
     ranks = int(environ.get("LOCAL_WORLD_SIZE", "1"))
     environ[SHARING_VARIABLE] = str(nodes[:ranks].count(numa))
-    return f"bound to NUMA node {numa} of its GPU: {counted(len(mine), 'core')}"
+    return f"bound to NUMA node {numa} of its GPU: {counted(len(own_cores), 'core')}"
 
 
 def _numa_nodes(environ: Mapping[str, str], root: Path) -> list[int | None]:

@@ -92,10 +92,10 @@ def name_recorder_variables(environ: MutableMapping[str, str], dump: str, torch:
     if _OLD_NAMES[_FLIGHT_FILE] not in environ:
         environ.setdefault(_FLIGHT_FILE, dump)
     for present, old in _OLD_NAMES.items():
-        wanted, other = (present, old) if renamed else (old, present)
-        if other in environ:
-            value = environ.pop(other)
-            environ.setdefault(wanted, value)
+        wanted_name, other_name = (present, old) if renamed else (old, present)
+        if other_name in environ:
+            value = environ.pop(other_name)
+            environ.setdefault(wanted_name, value)
 
 
 def _listen_for_stop(environ: MutableMapping[str, str], stop: StopRequest) -> StopListener:
@@ -135,11 +135,11 @@ def _record_end(
 
 def own_usage() -> dict[str, float]:
     """Return what this process and its ended children used: seconds of processors and of the clock, and memory."""
-    own, children = (resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+    own_use, children = (resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
     return {
-        "cpu_s": round(own.ru_utime + own.ru_stime + children.ru_utime + children.ru_stime, 3),
+        "cpu_s": round(own_use.ru_utime + own_use.ru_stime + children.ru_utime + children.ru_stime, 3),
         "wall_s": round(time.time() - psutil.Process().create_time(), 3),
-        "max_rss_bytes": own.ru_maxrss * 1024,  # of this process: that of the largest child is not beside it
+        "max_rss_bytes": own_use.ru_maxrss * 1024,  # of this process: that of the largest child is not beside it
         "cores": len(os.sched_getaffinity(0)),
     }
 

@@ -91,8 +91,8 @@ class RanksStep:
         while True:
             ended = self.process.poll() is not None
             list(self.folder.iterdir())  # makes an NFS client look again, instead of remembering "no such file"
-            if (found := read_json(path)) is not None:
-                return found
+            if (content := read_json(path)) is not None:
+                return content
             _raise_failure(self.folder)
             if ended:
                 gone = gone or time.monotonic()
@@ -167,9 +167,9 @@ def _command(step: StepShape, module: str, folder: Path) -> list[str]:
 def _raise_failure(folder: Path) -> None:
     """Raise what a rank wrote of its own failure, if one did."""
     for path in sorted(folder.glob("failure-*.json")):
-        found = read_json(path)
-        if found is not None:
-            raise Failure(found["text"], found["usage"]).error(f"rank {found['rank']} on {found['node']}")
+        content = read_json(path)
+        if content is not None:
+            raise Failure(content["text"], content["usage"]).error(f"rank {content['rank']} on {content['node']}")
 
 
 def _raise_end(folder: Path) -> None:
@@ -191,5 +191,5 @@ def _raise_end(folder: Path) -> None:
 def _last_words(text: str) -> str:
     """Return the last line of an error, of a program before srun's own."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
-    own = [line for line in lines if not line.startswith(("srun:", "slurmstepd:"))]
-    return (own or [line for line in lines if "error:" in line] or lines or [""])[-1]
+    own_lines = [line for line in lines if not line.startswith(("srun:", "slurmstepd:"))]
+    return (own_lines or [line for line in lines if "error:" in line] or lines or [""])[-1]

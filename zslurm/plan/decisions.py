@@ -76,11 +76,11 @@ class Decider:
         weighs = self.settings.min_nodes is not None and not spares
         before = tuple(
             (
-                None if each.root is None else (each.root.kind, each.root.node == name),
-                each.committed_step >= committed,
-                bool(each.excluded),
+                None if incident.root is None else (incident.root.kind, incident.root.node == name),
+                incident.committed_step >= committed,
+                bool(incident.excluded),
             )
-            for each in self._incidents
+            for incident in self._incidents
         )
         key: tuple[object, ...] = (kind, spares, elsewhere, before, len(self._starts), len(self._exclusions))
         if weighs:
@@ -127,13 +127,19 @@ class Decider:
         """Forget what no decision depends on any more."""
         since = now - self.settings.exclude_for_s
         self._incidents = [
-            each
-            for each in self._incidents
-            if each.committed_step >= committed
-            or (each.time > since and each.root is not None and each.root.kind in (RANK_KILLED, RANK_HANG))
+            incident
+            for incident in self._incidents
+            if incident.committed_step >= committed
+            or (
+                incident.time > since
+                and incident.root is not None
+                and incident.root.kind in (RANK_KILLED, RANK_HANG)
+            )
         ][-_KEPT:]
         self._starts = [start for start in self._starts if start > now - _HOUR_S][-_KEPT:]
-        self._exclusions = {node: each for node, each in self._exclusions.items() if each.is_active(now)}
+        self._exclusions = {
+            node: incident for node, incident in self._exclusions.items() if incident.is_active(now)
+        }
 
     def _decide(
         self, resources: Resources, now: float, committed: int, faults: tuple[Fault, ...],

@@ -50,15 +50,15 @@ def draw(path: Path, plans: Sequence[Drawn], source: str) -> None:
     with matplotlib.rc_context({"font.size": 9, "svg.fonttype": "none", "axes.spines.top": False}):
         figure = Figure(figsize=(11, 4), layout="constrained")
         FigureCanvasAgg(figure)
-        left, middle, right = figure.subplots(1, 3)
+        left_axes, middle, right = figure.subplots(1, 3)
         for shown, intervals, spares in plans:
             name = counted(shown.scenario.nodes, "node")
-            _line(left, [each.scenario.every for each in intervals], intervals, name)
-            left.plot([shown.scenario.every], [100 * shown.goodput.mean], "o", color="black")
-            _line(middle, [each.scenario.spares for each in spares], spares, name)
-        left.set(xscale="log", xlabel="steps between saves (dot: as configured)", ylabel="goodput, %")
+            _line(left_axes, [prediction.scenario.every for prediction in intervals], intervals, name)
+            left_axes.plot([shown.scenario.every], [100 * shown.goodput.mean], "o", color="black")
+            _line(middle, [prediction.scenario.spares for prediction in spares], spares, name)
+        left_axes.set(xscale="log", xlabel="steps between saves (dot: as configured)", ylabel="goodput, %")
         middle.set(xlabel="spare nodes, at the advised interval", ylabel="goodput, %")
-        left.legend()
+        left_axes.legend()
         _shares(right, [shown for shown, _, _ in plans])
         figure.suptitle(f"simulated; faults: {source}", fontsize=9)
         try:
@@ -69,21 +69,21 @@ def draw(path: Path, plans: Sequence[Drawn], source: str) -> None:
 
 def _line(axes: Axes, places: Sequence[int], tried: Sequence[Prediction], name: str) -> None:
     """Draw the means with their confidence intervals."""
-    means = [100 * each.goodput.mean for each in tried]
-    errors = [100 * each.goodput.error for each in tried]
+    means = [100 * prediction.goodput.mean for prediction in tried]
+    errors = [100 * prediction.goodput.error for prediction in tried]
     axes.errorbar(places, means, yerr=errors, marker=".", capsize=2, label=name)
     axes.grid(color="#e0e0e0", linewidth=0.6)
 
 
 def _shares(axes: Axes, shown: Sequence[Prediction]) -> None:
     """Draw what is lost of each run's time, by cause."""
-    names = [str(each.scenario.nodes) for each in shown]
+    names = [str(prediction.scenario.nodes) for prediction in shown]
     bottoms = [0.0] * len(shown)
-    for part, colour in zip(PARTS[1:], _COLOURS[1:], strict=True):
-        heights = [100 * each.parts[part] for each in shown]
+    for time_part, colour in zip(PARTS[1:], _COLOURS[1:], strict=True):
+        heights = [100 * prediction.parts[time_part] for prediction in shown]
         if max(heights) < 0.005:
             continue
-        axes.bar(names, heights, bottom=bottoms, color=colour, label=part, width=0.5)
+        axes.bar(names, heights, bottom=bottoms, color=colour, label=time_part, width=0.5)
         bottoms = [bottom + height for bottom, height in zip(bottoms, heights, strict=True)]
     axes.set(xlabel="nodes", ylabel="share of the time that is lost, %")
     if any(bottoms):

@@ -189,12 +189,12 @@ class _Simulation:
 
     def _spend(self, seconds: float, part: str) -> None:
         """Let time pass; at the horizon the simulation ends."""
-        left = self.horizon - self.out.wall_s
-        spent = min(seconds, left)
+        remaining_s = self.horizon - self.out.wall_s
+        spent = min(seconds, remaining_s)
         self.out.wall_s += spent
         self.out.parts_s[part] += spent
         self.out.node_s += spent * self.allocated
-        if seconds >= left:
+        if seconds >= remaining_s:
             raise _GivenUp
 
     def _pass(self, seconds: float, part: str) -> Fault | None:
@@ -212,9 +212,9 @@ class _Simulation:
         s, now = self.scenario, self.out.wall_s
         step_s, period = s.step_time(self.in_use), s.period
         first = min((self.step // period + 1) * period, s.steps) - self.step  # steps to the first save
-        left = s.steps - self.step
-        saves = 1 + (left - 1 - first) // period if left > first else 0  # before the last one
-        to_end = left * step_s + (saves + 1) * s.stall_s + s.write_s
+        steps_left = s.steps - self.step
+        saves = 1 + (steps_left - 1 - first) // period if steps_left > first else 0  # before the last one
+        to_end = steps_left * step_s + (saves + 1) * s.stall_s + s.write_s
         to_fault = self.faults.next_in(now, self.in_use)
         to_limit = math.inf if s.limit_s is None else max(0.0, self.job_began + s.limit_s - now)
         spent = min(to_end, to_fault, to_limit)
@@ -224,14 +224,14 @@ class _Simulation:
         spent = min(spent, cut)
 
         to_first, cycle = first * step_s + s.stall_s, period * step_s + s.stall_s
-        made, stalled = self._made(spent, first, step_s, left)
+        made, stalled = self._made(spent, first, step_s, steps_left)
         written = spent - s.write_s
         if written >= to_first:
             passed = first + int((written - to_first) / cycle) * period
-            self.committed = self.step + min(passed, left)
+            self.committed = self.step + min(passed, steps_left)
         if s.regroup_s is not None:
-            whole, _ = self._made(max(0.0, spent - s.copy_s), first, step_s, left)
-            newest = max(self.step, (self.step + whole) // s.copy_every * s.copy_every)
+            steps_copied, _ = self._made(max(0.0, spent - s.copy_s), first, step_s, steps_left)
+            newest = max(self.step, (self.step + steps_copied) // s.copy_every * s.copy_every)
             self.copied = newest if spent >= s.copy_s else None
         began, self.step = self.step, self.step + made
         if event == "done":
@@ -250,9 +250,9 @@ class _Simulation:
             made = min(first, int(spent / step_s + 1e-9))
             return made, max(0.0, spent - first * step_s)
         saves = int((spent - to_first) / cycle)
-        rest = spent - to_first - saves * cycle
-        made = first + saves * s.period + min(s.period, int(rest / step_s + 1e-9))
-        return min(made, left), (1 + saves) * s.stall_s + max(0.0, rest - s.period * step_s)
+        remaining_s = spent - to_first - saves * cycle
+        made = first + saves * s.period + min(s.period, int(remaining_s / step_s + 1e-9))
+        return min(made, left), (1 + saves) * s.stall_s + max(0.0, remaining_s - s.period * step_s)
 
     def _account(self, spent: float, began: int, step_s: float, stalled: float) -> None:
         """Book time of training; steps that are lost later are moved by `_go_back`."""
@@ -306,9 +306,15 @@ class _Simulation:
                 self.spares -= 1
                 self._count("swap")
             return
-        there = None if s.cluster_nodes is None else s.cluster_nodes - len(self.repairs)
+        nodes_there = None if s.cluster_nodes is None else s.cluster_nodes - len(self.repairs)
         decision = self.aegis.after(
-            fault, self.out.wall_s, self.committed, self.in_use, self.spares, elsewhere=there, work=self._work()
+            fault,
+            self.out.wall_s,
+            self.committed,
+            self.in_use,
+            self.spares,
+            elsewhere=nodes_there,
+            work=self._work(),
         )
         self._carry_out(decision)
 
@@ -333,8 +339,8 @@ class _Simulation:
         s = self.scenario
         if s.work is None:
             return None
-        left = None if s.limit_s is None else max(0.0, self.job_began + s.limit_s - self.out.wall_s)
-        return replace(s.work, job_s=left, training_s=(s.steps - self.step) * s.step_time(self.in_use))
+        job_left_s = None if s.limit_s is None else max(0.0, self.job_began + s.limit_s - self.out.wall_s)
+        return replace(s.work, job_s=job_left_s, training_s=(s.steps - self.step) * s.step_time(self.in_use))
 
     def _requeue(self) -> None:
         """Wait in the queue for as many nodes as there are, and for as many as the run needs."""
@@ -353,8 +359,8 @@ class _Simulation:
         s = self.scenario
         while self.repairs and self.repairs[0][0] <= self.out.wall_s:
             heapq.heappop(self.repairs)
-        wanted = s.nodes + s.spares
-        return wanted if s.cluster_nodes is None else min(wanted, s.cluster_nodes - len(self.repairs))
+        nodes_wanted = s.nodes + s.spares
+        return nodes_wanted if s.cluster_nodes is None else min(nodes_wanted, s.cluster_nodes - len(self.repairs))
 
     def _save_for_limit(self) -> None:
         """Save, wait until it is committed, and continue in the next job."""

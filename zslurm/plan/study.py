@@ -60,10 +60,10 @@ def _student_t(freedom: int) -> float:
 
 def _quantile(ordered: Sequence[float], share: float) -> float:
     """Return a quantile of sorted values, interpolated between the two next to it."""
-    place = share * (len(ordered) - 1)
-    below = int(place)
+    position = share * (len(ordered) - 1)
+    below = int(position)
     above = min(below + 1, len(ordered) - 1)
-    return ordered[below] + (place - below) * (ordered[above] - ordered[below])
+    return ordered[below] + (position - below) * (ordered[above] - ordered[below])
 
 
 @dataclass(frozen=True)
@@ -117,8 +117,10 @@ class Study:
     def outcomes(self, scenario: Scenario, runs: int) -> list[Outcome]:
         """Simulate so many runs."""
         seeds = range(self.seed, self.seed + runs)
-        known: dict[object, Decision] = {}
-        return [simulate(scenario, RandomFaults(self.rates, self.gpus_per_node, seed), known) for seed in seeds]
+        decisions: dict[object, Decision] = {}
+        return [
+            simulate(scenario, RandomFaults(self.rates, self.gpus_per_node, seed), decisions) for seed in seeds
+        ]
 
     def predict(self, scenario: Scenario, runs: int) -> Prediction:
         """Return what a run is expected to take, from so many simulated ones (at least two)."""
@@ -131,7 +133,10 @@ class Study:
             Estimate.of([outcome.goodput for outcome in outcomes]),
             Estimate.of([outcome.wall_s for outcome in outcomes]),
             Estimate.of([outcome.node_s / 3600 for outcome in outcomes]),
-            {part: statistics.fmean(outcome.parts_s[part] for outcome in outcomes) / wall for part in PARTS},
+            {
+                time_part: statistics.fmean(outcome.parts_s[time_part] for outcome in outcomes) / wall
+                for time_part in PARTS
+            },
             statistics.fmean(sum(outcome.faults.values()) for outcome in outcomes),
             {name: statistics.fmean(outcome.actions.get(name, 0) for outcome in outcomes) for name in names},
             statistics.fmean(not outcome.finished for outcome in outcomes),
@@ -173,8 +178,8 @@ class Study:
         for power in (-3, -2, -1, 1, 2, 3):
             if shortest <= best * _FINE**power <= longest:
                 time_at(best * _FINE**power)
-        least = min(each.wall_s.mean for each in tried.values())
-        best = max(every for every, each in tried.items() if each.wall_s.mean <= (1 + _FLAT) * least)
+        least = min(prediction.wall_s.mean for prediction in tried.values())
+        best = max(every for every, prediction in tried.items() if prediction.wall_s.mean <= (1 + _FLAT) * least)
         return best, [tried[every] for every in sorted(tried)]
 
     @staticmethod
@@ -183,9 +188,9 @@ class Study:
     ) -> None:
         """Follow falling times from `start` down and up, to one step beyond the lowest in each direction."""
         for ratio in (factor, 1 / factor):
-            here, before = start, time_at(start)
-            while shortest <= (here := here * ratio) <= longest:
-                if (now := time_at(here)) > before:
+            interval, before = start, time_at(start)
+            while shortest <= (interval := interval * ratio) <= longest:
+                if (now := time_at(interval)) > before:
                     break
                 before = now
 

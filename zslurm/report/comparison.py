@@ -96,7 +96,7 @@ class RunComparison:
             "configuration": [asdict(row) for row in self.config],
             "curves": [asdict(row) | {"same": row.is_same} for row in self.curves],
             "figures": [asdict(row) | {"ratio": row.ratio} for row in self.figures],
-            "faults": [list(each) for each in self.faults],
+            "faults": [list(fault_row) for fault_row in self.faults],
         }
 
 
@@ -105,37 +105,37 @@ def compare(first: RunFacts, second: RunFacts) -> RunComparison:
     return RunComparison(
         (first.run.name, second.run.name),
         list(_configuration(first, second)),
-        [found for name in _CURVES if (found := _curve(name, first, second)) is not None],
+        [curve for name in _CURVES if (curve := _curve(name, first, second)) is not None],
         list(_figures(first, second)),
         (_faults(first), _faults(second)),
     )
 
 
 def _configuration(first: RunFacts, second: RunFacts) -> Iterator[KeyDifference]:
-    one, other = dict(flat(dict(first.config))), dict(flat(dict(second.config)))
-    for key in dict.fromkeys([*one, *other]):
-        if key not in _PLACES and one.get(key, _MISSING) != other.get(key, _MISSING):
-            yield KeyDifference(key, one.get(key, _MISSING), other.get(key, _MISSING))
+    first_values, second_values = dict(flat(dict(first.config))), dict(flat(dict(second.config)))
+    for key in dict.fromkeys([*first_values, *second_values]):
+        if key not in _PLACES and first_values.get(key, _MISSING) != second_values.get(key, _MISSING):
+            yield KeyDifference(key, first_values.get(key, _MISSING), second_values.get(key, _MISSING))
 
 
 def _curve(name: str, first: RunFacts, second: RunFacts) -> CurveDifference | None:
     import numpy as np
 
-    one, other = first.metrics.steps, second.metrics.steps
-    if name not in one or name not in other:
+    first_rows, second_rows = first.metrics.steps, second.metrics.steps
+    if name not in first_rows or name not in second_rows:
         return None
-    by = "step" if _same_tokens(one, other) else "tokens"
-    if by == "tokens" and not ("tokens" in one and "tokens" in other):
+    by = "step" if _same_tokens(first_rows, second_rows) else "tokens"
+    if by == "tokens" and not ("tokens" in first_rows and "tokens" in second_rows):
         by = "step"
-    common, at_one, at_other = np.intersect1d(one[by], other[by], return_indices=True)
+    common, at_one, at_other = np.intersect1d(first_rows[by], second_rows[by], return_indices=True)
     if by == "tokens" and len(common) < 2:
-        return _interpolated(name, one, other)
+        return _interpolated(name, first_rows, second_rows)
     if not len(common):
         return None
-    left, right = one[name][at_one], other[name][at_other]
-    differ = np.flatnonzero((left != right) & ~(np.isnan(left) & np.isnan(right)))
+    first_curve, right = first_rows[name][at_one], second_rows[name][at_other]
+    differ = np.flatnonzero((first_curve != right) & ~(np.isnan(first_curve) & np.isnan(right)))
     same = int(common[differ[0] - 1]) if len(differ) and differ[0] else None if len(differ) else int(common[-1])
-    return _difference(name, by, common, left, right, same)
+    return _difference(name, by, common, first_curve, right, same)
 
 
 def _same_tokens(one: dict[str, NDArray[np.float64]], other: dict[str, NDArray[np.float64]]) -> bool:
@@ -157,9 +157,9 @@ def _interpolated(
     inside = (one["tokens"] >= other["tokens"][0]) & (one["tokens"] <= other["tokens"][-1])
     if not inside.any():
         return None
-    common, left = one["tokens"][inside], one[name][inside]
+    common, first_curve = one["tokens"][inside], one[name][inside]
     right = np.interp(common, other["tokens"], other[name])
-    return _difference(name, "tokens", common, left, right, None)
+    return _difference(name, "tokens", common, first_curve, right, None)
 
 
 def _difference(
@@ -173,12 +173,12 @@ def _difference(
     import numpy as np
 
     span = max(5.0, min(200.0, len(common) / 50))
-    one, other = smooth(left, span), smooth(right, span)
-    gap = np.nan_to_num(other - one)
+    first_smooth, second_smooth = smooth(left, span), smooth(right, span)
+    gap = np.nan_to_num(second_smooth - first_smooth)
     largest = int(np.abs(gap).argmax())
     return CurveDifference(
-        name, by, len(common), same, int(common[-1]), float(one[-1]), float(other[-1]), float(gap[largest]),
-        int(common[largest]),
+        name, by, len(common), same, int(common[-1]), float(first_smooth[-1]), float(second_smooth[-1]),
+        float(gap[largest]), int(common[largest]),
     )  # fmt: skip
 
 
@@ -198,9 +198,9 @@ def _figures(first: RunFacts, second: RunFacts) -> Iterator[FigureDifference]:
         "checkpoint stall (s)": lambda facts: sum(saved.stall_s for saved in facts.checkpoints),
     }
     for name, of in figures.items():
-        one, other = of(first), of(second)
-        if one is not None or other is not None:
-            yield FigureDifference(name, one, other)
+        first_figure, second_figure = of(first), of(second)
+        if first_figure is not None or second_figure is not None:
+            yield FigureDifference(name, first_figure, second_figure)
 
 
 def _last_loss(facts: RunFacts) -> float | None:
@@ -211,4 +211,4 @@ def _last_loss(facts: RunFacts) -> float | None:
 
 
 def _faults(facts: RunFacts) -> list[str]:
-    return [found.text for found in facts.happenings if found.sort == "fault"]
+    return [happening.text for happening in facts.happenings if happening.sort == "fault"]

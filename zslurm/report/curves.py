@@ -141,13 +141,13 @@ def _throughput(metrics: Metrics, marks: Sequence[Marker]) -> Iterator[Item]:
     curves, rows, below = [], [], None
     total = metrics.steps.get("step_time_s")
     sums = {name: _sum(metrics.steps[f"time_split_s.{name}"]) for name in split}
-    whole = sum(sums.values()) or 1.0
+    all_seconds = sum(sums.values()) or 1.0
     for index, name in enumerate(split):
-        part = metrics.steps[f"time_split_s.{name}"]
-        below = part if below is None else below + part
+        values = metrics.steps[f"time_split_s.{name}"]
+        below = values if below is None else below + values
         x, y = column_means(steps, below, 150)
         curves.append(Curve(name, x, y, index % 8 + 1, area=True))
-        rows.append((name, f"{sums[name] / len(steps):.4g}", f"{100 * sums[name] / whole:.1f} %"))
+        rows.append((name, f"{sums[name] / len(steps):.4g}", f"{100 * sums[name] / all_seconds:.1f} %"))
     plot = Plot("Time of a step", "s, parts on top of each other", curves, markers=marks, from_zero=True)
     yield drawing(plot, total)
     yield Table(("part", "s in a step", "share"), rows, numbers=("s in a step", "share"))

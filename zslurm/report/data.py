@@ -26,9 +26,9 @@ def _items(rows: list[dict[str, Any]]) -> Iterator[Item]:
     last = {row["step"]: row["sources"] for row in rows}  # a step that a restart took again counts once
     steps = [step for step in sorted(last) if step <= rows[-1]["step"]]
     sources = last[steps[-1]]
-    whole = sum(taken["tokens"] for taken in sources.values()) or 1
+    total = sum(taken["tokens"] for taken in sources.values()) or 1
     table = [
-        (name, show_count(taken["tokens"]), f"{100 * taken['tokens'] / whole:.1f} %", f"{taken['epochs']:.3g}")
+        (name, show_count(taken["tokens"]), f"{100 * taken['tokens'] / total:.1f} %", f"{taken['epochs']:.3g}")
         for name, taken in sources.items()
     ]
     yield Table(("source", "tokens", "share", "epochs"), table, numbers=("tokens", "share", "epochs"))

@@ -91,7 +91,7 @@ def efficiency(
     ranks = _ranks(run, slurm, cluster) or _accounted(run, accounting) or _Ranks()
     uses: list[Use] = []
     advice: list[str] = []
-    for found in (
+    for use_and_advice in (
         _cpu(ranks, slurm),
         _memory(ranks, metrics, slurm),
         _gpu(metrics),
@@ -100,9 +100,9 @@ def efficiency(
         _energy(accounting),
         _time(line, slurm),
     ):
-        if found is not None:
-            uses.append(found[0])
-            advice += [found[1]] if found[1] else []
+        if use_and_advice is not None:
+            uses.append(use_and_advice[0])
+            advice += [use_and_advice[1]] if use_and_advice[1] else []
     advice += _of_the_steps(metrics)
     advice += _of_the_timeline(line, metrics, config)
     return Efficiency(uses, advice)
@@ -127,16 +127,16 @@ def _ranks(run: RunDir, slurm: Mapping[str, Any], cluster: Mapping[str, Any]) ->
         asked = slurm.get("cpus_per_task")
         if asked is None and cluster.get("cpus_per_node"):
             asked = cluster["cpus_per_node"] / per_node
-        cores = [asked or _of(each, "cores") / per_node for _, each in usage]
+        cores = [asked or _of(rank_usage, "cores") / per_node for _, rank_usage in usage]
         by_node: dict[str, float] = {}
-        for node, each in usage:
-            by_node[node] = by_node.get(node, 0.0) + _of(each, "max_rss_bytes")
+        for node, rank_usage in usage:
+            by_node[node] = by_node.get(node, 0.0) + _of(rank_usage, "max_rss_bytes")
         return _Ranks(
             count=len(usage),
-            cpu_s=sum(_of(each, "cpu_s") for _, each in usage),
-            wall_s=max(_of(each, "wall_s") for _, each in usage),
+            cpu_s=sum(_of(rank_usage, "cpu_s") for _, rank_usage in usage),
+            wall_s=max(_of(rank_usage, "wall_s") for _, rank_usage in usage),
             cores=sum(map(float, cores)),
-            max_rss=int(max(_of(each, "max_rss_bytes") for _, each in usage)),
+            max_rss=int(max(_of(rank_usage, "max_rss_bytes") for _, rank_usage in usage)),
             on_fullest_node=int(max(by_node.values())),
         )
     return None
@@ -148,7 +148,7 @@ def _accounted(run: RunDir, accounting: Sequence[StepUsage]) -> _Ranks | None:
     steps = [step for step in accounting if step.step and step.name in attempts and step.tasks and step.cpu_s]
     if not steps:
         return None
-    step = max(steps, key=lambda each: each.elapsed_s)
+    step = max(steps, key=lambda job_step: job_step.elapsed_s)
     return _Ranks(
         count=step.tasks,
         cpu_s=step.cpu_s,
@@ -269,17 +269,17 @@ def _disk(run: RunDir, checkpoints: Sequence[int]) -> _Found:
     if not checkpoints:
         return None
     try:
-        place = shutil.disk_usage(run.path)
+        usage_of_disk = shutil.disk_usage(run.path)
     except OSError:
         return None
     size = max(checkpoints)
     use = Use(
         "disk",
         f"{show_bytes(sum(checkpoints))} in {counted(len(checkpoints), 'checkpoint')}",
-        f"{show_bytes(place.free)} free of {show_bytes(place.total)}",
-        sum(checkpoints) / place.total if place.total else None,
+        f"{show_bytes(usage_of_disk.free)} free of {show_bytes(usage_of_disk.total)}",
+        sum(checkpoints) / usage_of_disk.total if usage_of_disk.total else None,
     )
-    if place.free < 2 * size:
+    if usage_of_disk.free < 2 * size:
         return use, (
             f"Less than two checkpoints of {show_bytes(size)} fit on the disk: "
             "lower `checkpoint.keep_last`, or make room."
@@ -324,9 +324,9 @@ def _of_the_steps(metrics: Metrics) -> Iterator[str]:
     if total is None or not len(total):
         return
     shares = {
-        part: float(_sum(metrics.steps[f"time_split_s.{part}"]) / _sum(total))
-        for part in ("data", "checkpoint", "gather", "reduce")
-        if f"time_split_s.{part}" in metrics.steps and _sum(total) > 0
+        step_part: float(_sum(metrics.steps[f"time_split_s.{step_part}"]) / _sum(total))
+        for step_part in ("data", "checkpoint", "gather", "reduce")
+        if f"time_split_s.{step_part}" in metrics.steps and _sum(total) > 0
     }
     if shares.get("data", 0) > 0.05:
         yield (
@@ -351,7 +351,7 @@ def _of_the_timeline(line: Timeline, metrics: Metrics, config: Mapping[str, Any]
     """Yield advice from where the wall time went."""
     if not line.wall_s:
         return
-    shares = {part: seconds / line.wall_s for part, seconds in line.seconds.items()}
+    shares = {time_part: seconds / line.wall_s for time_part, seconds in line.seconds.items()}
     if shares.get("start", 0) > 0.1 and line.seconds["start"] > 600:
         yield (
             f"Starting took {shares['start']:.0%} of the time: `cluster.stage_env` copies the Python environment "

@@ -179,7 +179,7 @@ def _ticks(low: float, high: float, most: int, *, whole: bool = False) -> list[f
 
 def _labels(values: Sequence[float], low: float, high: float, show: Callable[[float], str], side: str) -> str:
     parts = [(100 * (value - low) / (high - low), show(value)) for value in values]
-    return "".join(f'<i style="{side}:{place:.4g}%">{escape(text)}</i>' for place, text in parts)
+    return "".join(f'<i style="{side}:{percent:.4g}%">{escape(text)}</i>' for percent, text in parts)
 
 
 @dataclass(frozen=True)
@@ -276,6 +276,6 @@ def sparkline(y: NDArray[np.float64], width: int = 48) -> str:
     y = y[np.isfinite(y)]
     if len(y) < 2:
         return ""
-    means = [float(part.mean()) for part in np.array_split(y, min(width, len(y)))]
+    means = [float(chunk.mean()) for chunk in np.array_split(y, min(width, len(y)))]
     low, high = min(means), max(means)
     return "".join(_BLOCKS[min(7, int(8 * (value - low) / ((high - low) or 1)))] for value in means)

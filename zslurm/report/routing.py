@@ -29,7 +29,11 @@ def load_over_time(rows: Sequence[LoadRow]) -> Iterator[Item]:
 
     layers = len(rows[-1].shares)
     classes = len(rows[-1].shares[0])
-    rows = [row for row in rows if len(row.shares) == layers and all(len(each) == classes for each in row.shares)]
+    rows = [
+        row
+        for row in rows
+        if len(row.shares) == layers and all(len(layer_shares) == classes for layer_shares in row.shares)
+    ]
     if len(rows) < 2:
         return
     shares = np.array([row.shares for row in rows], float)  # [steps, layers, classes]
@@ -61,7 +65,7 @@ def routing_items(metrics: Metrics, matrices: Mapping[str, Any]) -> Iterator[Ite
         points = [(row["step"], _mean(row.get(name))) for row in rows]
         points = [(step, mean) for step, mean in points if mean is not None]
         if len(points) > 1:
-            x, y = (np.array(each, float) for each in zip(*points, strict=True))
+            x, y = (np.array(coordinates, float) for coordinates in zip(*points, strict=True))
             curves.append(Curve(label, x, y, color))
     if curves:
         yield Drawing(draw(Plot("Specialisation and overlap", "means over layers", curves, from_zero=True)))

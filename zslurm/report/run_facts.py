@@ -141,7 +141,7 @@ def _read(run: RunDir, state: RunState) -> RunFacts:
     metrics = read_metrics(run.path)
     events, damaged = _events(run)
     line = timeline(events, metrics, now=made if state.active else None)
-    happened = [found for event in events if (found := _happening(event)) is not None]
+    happened = [happening for event in events if (happening := _happening(event)) is not None]
     config = redact_mapping(read_json(run.config) or {})
     saved = list(_checkpoints(run, metrics))
     return RunFacts(
@@ -245,7 +245,7 @@ _SHOWN = frozenset(
 
 def _checkpoints(run: RunDir, metrics: Metrics) -> Iterator[SavedCheckpoint]:
     """Yield the checkpoints that were committed, oldest first; a step that was saved twice counts once."""
-    there = {step_of(path.parent.name) for path in run.checkpoints.glob(f"*/{MANIFEST}")}
+    steps_on_disk = {step_of(path.parent.name) for path in run.checkpoints.glob(f"*/{MANIFEST}")}
     rows = {
         row["step"]: row
         for row in metrics.rows("checkpoint")
@@ -258,7 +258,7 @@ def _checkpoints(run: RunDir, metrics: Metrics) -> Iterator[SavedCheckpoint]:
         numbers = {name: _number(row.get(name)) for name in ("time", "bytes", "seconds", "stall_s")}
         yield SavedCheckpoint(
             step, numbers["time"], int(numbers["bytes"]), numbers["seconds"], numbers["stall_s"],
-            kept=step in there, best=step == best,
+            kept=step in steps_on_disk, best=step == best,
         )  # fmt: skip
 
 

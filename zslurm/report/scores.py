@@ -51,9 +51,9 @@ def _curves(scored: list[_Scored]) -> Iterator[Item]:
 
     from zslurm.report.curves import drawing
 
-    names = list(dict.fromkeys(name for each in scored for name in each.scores))
+    names = list(dict.fromkeys(name for evaluation in scored for name in evaluation.scores))
     for name in names[:_MOST_CURVES]:
-        points = {each.step: each.scores.get(name) for each in scored}
+        points = {evaluation.step: evaluation.scores.get(name) for evaluation in scored}
         sound = {step: float(y) for step, y in sorted(points.items()) if isinstance(y, float | int)}
         if len(sound) > 1:
             curve = Curve(name, np.array(list(sound), float), np.array(list(sound.values())), 4)
@@ -62,12 +62,18 @@ def _curves(scored: list[_Scored]) -> Iterator[Item]:
 
 def _newest(scored: list[_Scored]) -> Iterator[tuple[str, ...]]:
     newest: dict[str, _Scored] = {}
-    for each in scored:
-        for name in each.scores:
-            if name not in newest or newest[name].step <= each.step:
-                newest[name] = each
-    for name, each in sorted(newest.items()):
-        yield name, _number(each.scores[name]), _number(each.stderr.get(name)), f"{each.step:,}", each.by
+    for evaluation in scored:
+        for name in evaluation.scores:
+            if name not in newest or newest[name].step <= evaluation.step:
+                newest[name] = evaluation
+    for name, evaluation in sorted(newest.items()):
+        yield (
+            name,
+            _number(evaluation.scores[name]),
+            _number(evaluation.stderr.get(name)),
+            f"{evaluation.step:,}",
+            evaluation.by,
+        )
 
 
 def _number(value: object) -> str:

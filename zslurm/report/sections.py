@@ -102,7 +102,11 @@ def _notes(facts: RunFacts) -> Iterator[str]:
         numbers = ", ".join(map(str, without[:8])) + (" and more" if len(without) > 8 else "")
         yield f"No end was recorded of attempt {numbers}; the last sign of life counts as the end."
     recorded = {attempt.number for attempt in facts.timeline.attempts}
-    if lost := [number for number in (each.number for each in facts.run.attempt_dirs()) if number not in recorded]:
+    if lost := [
+        number
+        for number in (known_attempt.number for known_attempt in facts.run.attempt_dirs())
+        if number not in recorded
+    ]:
         yield f"Of attempt {', '.join(map(str, lost[:8]))} there is a directory and no record of when it ran."
 
 
@@ -127,11 +131,15 @@ def _time(facts: RunFacts) -> Iterator[Item]:
         )
     yield Drawing(_goodput_band(line))
     rows = [
-        (PARTS[part], show_duration(line.seconds[part]), f"{100 * line.seconds[part] / line.wall_s:.1f} %")
-        for part in PARTS
-        if _is_shown(line, part)
+        (
+            PARTS[time_part],
+            show_duration(line.seconds[time_part]),
+            f"{100 * line.seconds[time_part] / line.wall_s:.1f} %",
+        )
+        for time_part in PARTS
+        if _is_shown(line, time_part)
     ]
-    looks = [f"p-{part}" for part in PARTS if _is_shown(line, part)]
+    looks = [f"p-{time_part}" for time_part in PARTS if _is_shown(line, time_part)]
     yield Table(("part of the wall time", "time", "share"), rows, numbers=("time", "share"), looks=looks)
     yield Drawing(_attempt_bands(facts))
     shown = line.attempts[-_MOST_ATTEMPTS:]
@@ -149,10 +157,10 @@ def _is_shown(line: Timeline, part: str) -> bool:
 
 def _goodput_band(line: Timeline) -> Any:
     blocks, at = [], 0.0
-    for part in PARTS:
-        if seconds := line.seconds.get(part, 0.0):
-            text = f"{PARTS[part]}: {show_duration(seconds)}, {100 * seconds / line.wall_s:.1f} %"
-            blocks.append(PlotBlock(at, at + seconds, f"p-{part}", text))
+    for time_part in PARTS:
+        if seconds := line.seconds.get(time_part, 0.0):
+            text = f"{PARTS[time_part]}: {show_duration(seconds)}, {100 * seconds / line.wall_s:.1f} %"
+            blocks.append(PlotBlock(at, at + seconds, f"p-{time_part}", text))
             at += seconds
     return band([("all time", blocks)], 0.0, line.wall_s, _duration_ticks(0.0, line.wall_s))
 
@@ -178,9 +186,9 @@ def _attempt_bands(facts: RunFacts) -> Any:
             for span in attempt.spans
         ]
         blocks += [
-            PlotBlock(found.time, found.time, "p-fault", found.text)
-            for found in facts.happenings
-            if found.sort == "fault" and found.attempt == attempt.number and begin <= found.time <= end
+            PlotBlock(happening.time, happening.time, "p-fault", happening.text)
+            for happening in facts.happenings
+            if happening.sort == "fault" and happening.attempt == attempt.number and begin <= happening.time <= end
         ]
         blocks += [
             PlotBlock(save.time, save.time, "p-save", f"checkpoint of step {save.step}")
@@ -220,16 +228,16 @@ def _happenings(facts: RunFacts) -> Iterator[Item]:
     if not facts.happenings:
         yield Text("Nothing happened that the supervisor recorded.")
         return
-    faults = sum(found.sort == "fault" for found in facts.happenings)
-    left = (
+    faults = sum(happening.sort == "fault" for happening in facts.happenings)
+    omitted = (
         f" {facts.left_out} older ones are left out; `zslurm logs --events` shows all." if facts.left_out else ""
     )
-    yield Text(f"{counted(faults, 'fault')} among {counted(len(facts.happenings), 'event')}.{left}")
+    yield Text(f"{counted(faults, 'fault')} among {counted(len(facts.happenings), 'event')}.{omitted}")
     rows = [
-        (show_time(found.time), "-" if found.attempt is None else str(found.attempt), found.text)
-        for found in facts.happenings
+        (show_time(happening.time), "-" if happening.attempt is None else str(happening.attempt), happening.text)
+        for happening in facts.happenings
     ]
-    looks = [f"h-{found.sort}" for found in facts.happenings]
+    looks = [f"h-{happening.sort}" for happening in facts.happenings]
     yield Table(("time", "attempt", "what"), rows, numbers=("attempt",), looks=looks)
 
 
@@ -272,19 +280,19 @@ def _checkpoints(facts: RunFacts) -> Iterator[Item]:
 
 
 def _efficiency(facts: RunFacts) -> Iterator[Item]:
-    found = facts.efficiency
-    if not found.uses and not found.advice:
+    findings = facts.efficiency
+    if not findings.uses and not findings.advice:
         yield Text("Nothing was measured yet: ranks leave their records when they end.")
         return
-    if found.uses:
+    if findings.uses:
         rows = [
             (use.resource, use.used, use.asked or "-", "-" if use.share is None else f"{100 * use.share:.0f} %")
-            for use in found.uses
+            for use in findings.uses
         ]
         yield Table(("resource", "used", "asked for, or there", "share"), rows, numbers=("share",))
-    if found.advice:
+    if findings.advice:
         yield Text("For the next submission:")
-        yield Bullets(list(found.advice))
+        yield Bullets(list(findings.advice))
     else:
         yield Text("There is nothing to advise for the next submission.")
 
@@ -333,16 +341,16 @@ def _together(runs: Sequence[RunFacts]) -> Iterator[PageSection]:
     if plots := list(curves_together(runs)):
         yield PageSection("Curves", plots)
     if len(runs) == 2:
-        found = compare(*runs)
-        if found.config:
-            rows = [(row.key, show_value(row.first), show_value(row.second)) for row in found.config]
+        comparison = compare(*runs)
+        if comparison.config:
+            rows = [(row.key, show_value(row.first), show_value(row.second)) for row in comparison.config]
             yield PageSection("What differs in the configuration", [Table(("key", *columns[1:]), rows)])
 
 
 def _side_by_side(runs: Sequence[RunFacts]) -> Iterator[tuple[str, ...]]:
     yield "state", *(facts.state.state for facts in runs)
     tiles = [{tile.name: tile.value for tile in _tiles(facts)} for facts in runs]
-    for name in dict.fromkeys(name for each in tiles for name in each):
-        yield name, *(each.get(name, "-") for each in tiles)
+    for name in dict.fromkeys(name for run_tiles in tiles for name in run_tiles):
+        yield name, *(run_tiles.get(name, "-") for run_tiles in tiles)
     yield "failures", *(str(facts.timeline.failures) for facts in runs)
     yield "steps lost", *(str(sum(a.lost for a in facts.timeline.attempts)) for facts in runs)

@@ -155,39 +155,39 @@ def timeline(events: Sequence[Event], metrics: Metrics, *, now: float | None = N
     waits = _waits(marks, attempts, now)
     seconds = dict.fromkeys(PARTS, 0.0)
     for attempt in attempts:
-        for part, value in attempt.seconds.items():
-            seconds[part] += value
+        for time_part, value in attempt.seconds.items():
+            seconds[time_part] += value
     for span in waits:
         seconds[span.part] += span.seconds
     spans = sorted(
         [*waits, *(span for attempt in attempts for span in attempt.spans)], key=lambda span: span.begin
     )
-    return Timeline(attempts, spans, {part: value for part, value in seconds.items() if value > 0})
+    return Timeline(attempts, spans, {time_part: value for time_part, value in seconds.items() if value > 0})
 
 
 def _attempts(marks: Sequence[Event], metrics: Metrics, now: float | None) -> list[Attempt]:
     """Return every attempt of which an event or a step is left, with when it began and ended."""
-    found: dict[int, Attempt] = {}
+    by_number: dict[int, Attempt] = {}
     for event in marks:
         if isinstance(event, AttemptStarted):
-            found[event.attempt] = Attempt(
+            by_number[event.attempt] = Attempt(
                 event.attempt, event.time, math.nan, "", event.job_id, event.node_list if event.nodes else "",
                 event.world_size,
             )  # fmt: skip
-        elif isinstance(event, AttemptEnded) and event.attempt in found:
-            attempt = found[event.attempt]
+        elif isinstance(event, AttemptEnded) and event.attempt in by_number:
+            attempt = by_number[event.attempt]
             attempt.ended, attempt.outcome = event.time, event.outcome
             attempt.exit_code, attempt.cause = event.exit_code, event.cause
     times, numbers = metrics.all_steps.get("time"), metrics.all_steps.get("attempt")
     if times is not None and numbers is not None:
         for number in sorted(set(numbers.astype(int)) - {0}):
-            mine = times[numbers == number]
-            if number not in found:
-                first = float(mine[0]) - float(metrics.all_steps["step_time_s"][numbers == number][0])
-                found[number] = Attempt(number, first, math.nan, "")
-            if math.isnan(found[number].ended):
-                found[number].ended = float(mine[-1])
-    ordered = [found[number] for number in sorted(found)]
+            own_times = times[numbers == number]
+            if number not in by_number:
+                first = float(own_times[0]) - float(metrics.all_steps["step_time_s"][numbers == number][0])
+                by_number[number] = Attempt(number, first, math.nan, "")
+            if math.isnan(by_number[number].ended):
+                by_number[number].ended = float(own_times[-1])
+    ordered = [by_number[number] for number in sorted(by_number)]
     for attempt, following in zip_longest(ordered, ordered[1:]):
         if attempt.outcome:
             continue
@@ -201,16 +201,18 @@ def _attempts(marks: Sequence[Event], metrics: Metrics, now: float | None) -> li
 
 def _measure(attempt: Attempt, metrics: Metrics, recovery_s: float) -> None:
     """Divide an attempt's time into parts."""
-    rows, mine = metrics.all_steps, None
+    rows, own_rows = metrics.all_steps, None
     if "attempt" in rows and {"time", "step_time_s"} <= rows.keys():
-        mine = (rows["attempt"] == attempt.number) & ~_is_nan(rows["time"]) & ~_is_nan(rows["step_time_s"])
-    if mine is None or not mine.any():
+        own_rows = (rows["attempt"] == attempt.number) & ~_is_nan(rows["time"]) & ~_is_nan(rows["step_time_s"])
+    if own_rows is None or not own_rows.any():
         attempt.seconds = {"start": attempt.ended - attempt.began}
         attempt.spans = [TimeSpan("start", attempt.began, attempt.ended, attempt.number)]
         return
-    steps, times, kept = rows["step"][mine], rows["time"][mine], metrics.kept[mine]
-    took = rows["step_time_s"][mine]
-    stalls = _without_nan(rows["time_split_s.checkpoint"][mine]) if "time_split_s.checkpoint" in rows else 0 * took
+    steps, times, kept = rows["step"][own_rows], rows["time"][own_rows], metrics.kept[own_rows]
+    took = rows["step_time_s"][own_rows]
+    stalls = (
+        _without_nan(rows["time_split_s.checkpoint"][own_rows]) if "time_split_s.checkpoint" in rows else 0 * took
+    )
     begins = times - took
     first, last = max(float(begins[0]), attempt.began), float(times[-1])
     attempt.ended = max(attempt.ended, last)
@@ -218,15 +220,15 @@ def _measure(attempt: Attempt, metrics: Metrics, recovery_s: float) -> None:
     attempt.kept, attempt.lost = int(kept.sum()), int((~kept).sum())
     useful = float((took - stalls)[kept].sum())
     stalled, lost = float(stalls[kept].sum()), float(took[~kept].sum())
-    rest = max(0.0, last - first - float(took.sum()))
-    recovery = min(recovery_s, rest)
+    remaining_s = max(0.0, last - first - float(took.sum()))
+    recovery = min(recovery_s, remaining_s)
     attempt.seconds = {
         "start": first - attempt.began,
         "steps": useful,
         "checkpoint": stalled,
         "lost": lost,
         "recovery": recovery,
-        "between": rest - recovery,
+        "between": remaining_s - recovery,
         "end": attempt.ended - last,
     }
     attempt.spans = [
@@ -254,45 +256,45 @@ def _waits(marks: Sequence[Event], attempts: Sequence[Attempt], now: float | Non
     ended = {attempt.number: attempt.ended for attempt in attempts}
     spans: list[TimeSpan] = []
     since: float | None = None  # from when on the run was active and no attempt's
-    part = "queue"
-    left: RunEnded | None = None  # the end of a run that Slurm may requeue by itself, without an event
+    kind = "queue"
+    last_end: RunEnded | None = None  # the end of a run that Slurm may requeue by itself, without an event
     runs = False  # an attempt whose end was not recorded yet
     for event in marks:
         runs = isinstance(event, AttemptStarted) or (runs and not isinstance(event, AttemptEnded))
         if isinstance(event, Submitted):  # the job before is gone: `submit` refuses while there is one
-            since, part, left = event.time, "queue", None
+            since, kind, last_end = event.time, "queue", None
         elif isinstance(event, Requeued | RequeuedByUser):
             if since is None:
                 since = event.time
-            elif part == "down" and event.time > since:  # the job held its nodes until then
+            elif kind == "down" and event.time > since:  # the job held its nodes until then
                 spans.append(TimeSpan("down", since, event.time))
                 since = event.time
-            part = "queue"
-        elif isinstance(event, DeputyActed) and runs and since is not None and part == "down":
+            kind = "queue"
+        elif isinstance(event, DeputyActed) and runs and since is not None and kind == "down":
             if event.time > since:
                 spans.append(TimeSpan("down", since, event.time))
                 since = event.time
-            part = "queue"
-        elif isinstance(event, SupervisorStarted) and runs and event.adopted is None and part == "down":
-            part = "queue"  # Slurm requeued a job whose supervisor was gone: another one would have adopted
+            kind = "queue"
+        elif isinstance(event, SupervisorStarted) and runs and event.adopted is None and kind == "down":
+            kind = "queue"  # Slurm requeued a job whose supervisor was gone: another one would have adopted
         elif isinstance(event, AttemptStarted):
-            if since is None and left is not None and left.job_id == event.job_id:
-                since, part = left.time, "queue"
+            if since is None and last_end is not None and last_end.job_id == event.job_id:
+                since, kind = last_end.time, "queue"
             if since is not None and event.time > since:
-                spans.append(TimeSpan(part, since, event.time))
-            since, part, left = ended[event.attempt], "down", None
+                spans.append(TimeSpan(kind, since, event.time))
+            since, kind, last_end = ended[event.attempt], "down", None
         elif isinstance(event, Cancelled):
             if since is not None and event.time > since:
-                spans.append(TimeSpan(part, since, event.time))
+                spans.append(TimeSpan(kind, since, event.time))
                 since = None
-            left = None
+            last_end = None
         elif isinstance(event, RunEnded):
-            if since is not None and event.time > since and part == "down":
+            if since is not None and event.time > since and kind == "down":
                 spans.append(TimeSpan("end", since, event.time))
-            if part == "down":
-                since, left = None, event if event.outcome == "interrupted" else None
+            if kind == "down":
+                since, last_end = None, event if event.outcome == "interrupted" else None
     if now is not None and since is not None and not any(attempt.outcome == "running" for attempt in attempts):
-        spans.append(TimeSpan(part, since, max(now, since)))
+        spans.append(TimeSpan(kind, since, max(now, since)))
     return spans
 
 

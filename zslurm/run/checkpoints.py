@@ -43,11 +43,11 @@ def find_checkpoint(reference: str) -> Path:
     path = expand(reference)
     if (path / MANIFEST).exists():
         return path
-    root, found = find_checkpoints(reference)
-    for listing in found:
+    root, listings = find_checkpoints(reference)
+    for listing in listings:
         if listing.complete:
             return listing.path
-    reasons = "".join(f"\n{listing.path.name}: {listing.reason}" for listing in found)
+    reasons = "".join(f"\n{listing.path.name}: {listing.reason}" for listing in listings)
     raise NotFound(f"{reference}: no complete checkpoint in {root}{reasons}")
 
 
@@ -60,10 +60,10 @@ def find_newest(reference: str) -> Path:
     path = expand(reference)
     if (path / MANIFEST).exists():
         return path
-    root, found = find_checkpoints(reference)
-    if not found:
+    root, listings = find_checkpoints(reference)
+    if not listings:
         raise NotFound(f"{reference}: no checkpoint in {root}")
-    return found[0].path
+    return listings[0].path
 
 
 def find_weights(reference: str) -> Path:

@@ -67,7 +67,7 @@ def exclusions_in(events: Iterable[Event], readmitted: Mapping[str, float] | Non
             nodes = tuple(event.exclude or ())
         until = event.time + UNSTATED_S if expires is None else expires
         newest |= dict.fromkeys(nodes, Exclusion(nodes, event.reason or "", event.time, until))
-    return {node: found for node, found in newest.items() if found.since > allowed.get(node, -1.0)}
+    return {node: exclusion for node, exclusion in newest.items() if exclusion.since > allowed.get(node, -1.0)}
 
 
 def read_exclusions(run: RunDir) -> dict[str, Exclusion]:

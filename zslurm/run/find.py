@@ -111,18 +111,18 @@ def _explain(reference: str, match: re.Match[str], record: JobRecord | None, unk
     about = f"`{record.name}`, {record.state.lower().replace('_', ' ')}"
     if kind:
         return f"{said} ({owner} {about})"
-    ours = record.user == getpass.getuser() and record.state.is_active
-    hint = f"`scancel {reference}` ends it" if ours else "`zslurm status` lists your runs"
+    is_own = record.user == getpass.getuser() and record.state.is_active
+    hint = f"`scancel {reference}` ends it" if is_own else "`zslurm status` lists your runs"
     return f"{reference}: {owner} {about}, and no run of yours; {hint}"
 
 
 def _ask(job_id: str) -> JobRecord | None:
     """What Slurm knows of the job; None if it does not answer, or not at all: the message can do without."""
     try:
-        found = _client().queue([job_id])
+        records = _client().queue([job_id])
     except ZslurmError:
         return None
-    return next(iter(found.values()), None)
+    return next(iter(records.values()), None)
 
 
 def _client() -> SlurmClient:

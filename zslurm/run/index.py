@@ -116,8 +116,8 @@ def jobs() -> list[IndexedJob]:
 
 def _entries() -> list[IndexedJob]:
     """Every submission, newest first; none if this user has no place for an index."""
-    found = [job for path in (state_dir() / "jobs").glob("*.json") if (job := _read(path)) is not None]
-    return sorted(found, key=lambda job: job.submitted, reverse=True)
+    entries = [job for path in (state_dir() / "jobs").glob("*.json") if (job := _read(path)) is not None]
+    return sorted(entries, key=lambda job: job.submitted, reverse=True)
 
 
 def run_of_job(job_id: str) -> RunDir | None:
@@ -141,7 +141,7 @@ def _is_job_of(job_id: str, run: RunDir, *, indexed: bool) -> bool:
     """Whether a run was submitted as this job, and is no copy of the run that was."""
     if not run.submitted:
         return indexed  # an entry is all that is left of it
-    row = next((row for found, row in submitted_jobs(run) if found == job_id), None)
+    row = next((row for job, row in submitted_jobs(run) if job == job_id), None)
     return row is not None and (indexed or original_of(run, row) is None)
 
 
@@ -168,8 +168,8 @@ def find_run(reference: str) -> RunDir:
         return RunDir(as_path.absolute())
     if RunDir((Path("runs") / reference).absolute()).exists:
         return RunDir((Path("runs") / reference).absolute())
-    if (found := run_of_job(reference)) is not None:
-        return found
+    if (run_dir := run_of_job(reference)) is not None:
+        return run_dir
     for job in jobs():
         if job.run_dir.name == reference:
             return RunDir(job.run_dir)

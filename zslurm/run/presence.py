@@ -71,11 +71,11 @@ class Presence:
         try:
             if not os.fstat(self._descriptor).st_nlink:
                 return f"the run directory {self._path} was removed"
-            place = str(Path(f"/proc/self/fd/{self._descriptor}").readlink())
+            path_now = str(Path(f"/proc/self/fd/{self._descriptor}").readlink())
         except OSError:  # removed by another client of the file system, or that is away
             return f"the run directory {self._path} is gone" if self._path.parent.is_dir() else None
-        if place.endswith(" (deleted)"):
+        if path_now.endswith(" (deleted)"):
             return f"the run directory {self._path} was removed"
-        if place == str(self._path):
+        if path_now == str(self._path):
             return f"the run directory {self._path} is gone" if self._path.parent.is_dir() else None
-        return f"the run directory {self._path} was moved to {place}"
+        return f"the run directory {self._path} was moved to {path_now}"

@@ -20,10 +20,10 @@ def newest_step(trainer: TrainerSection, run: RunDir) -> int:
     """
     if trainer.checkpoints is None:
         return -1
-    given = in_run(trainer.checkpoints, run, glob.escape)
-    pattern = os.path.join(glob.escape(trainer.directory), given)  # noqa: PTH118 - a pattern, and no path
-    found = glob.iglob(pattern)  # noqa: PTH207 - patterns may be absolute
-    return max((_step_of(path, trainer.checkpoints) for path in found), default=-1)
+    path_pattern = in_run(trainer.checkpoints, run, glob.escape)
+    pattern = os.path.join(glob.escape(trainer.directory), path_pattern)  # noqa: PTH118 - a pattern, and no path
+    paths = glob.iglob(pattern)  # noqa: PTH207 - patterns may be absolute
+    return max((_step_of(path, trainer.checkpoints) for path in paths), default=-1)
 
 
 def in_run(place: str, run: RunDir, escape: Callable[[str], str] = str) -> str:
@@ -33,8 +33,8 @@ def in_run(place: str, run: RunDir, escape: Callable[[str], str] = str) -> str:
 
 
 def _step_of(path: str, pattern: str) -> int:
-    for name, wanted in zip(reversed(Path(path).parts), reversed(Path(pattern).parts), strict=False):
-        if glob.has_magic(wanted) and (numbers := re.findall(r"\d+", name)):
+    for name, part_pattern in zip(reversed(Path(path).parts), reversed(Path(pattern).parts), strict=False):
+        if glob.has_magic(part_pattern) and (numbers := re.findall(r"\d+", name)):
             return int(numbers[-1])
     try:
         return int(Path(path).stat().st_mtime)

@@ -20,8 +20,8 @@ def not_shown(config: Mapping[str, Any], *, step: int | None, checkpoint_step: i
     trainer = config.get("trainer")
     if not isinstance(trainer, Mapping):
         return ()
-    given = trainer.get("progress")
-    source: Mapping[str, Any] = given if isinstance(given, Mapping) else {}
+    progress = trainer.get("progress")
+    source: Mapping[str, Any] = progress if isinstance(progress, Mapping) else {}
     missing = []
     if step is None:
         missing.append(_steps(source))

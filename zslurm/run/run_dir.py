@@ -212,8 +212,8 @@ class RunDir:
 
     def attempt_dirs(self) -> list[AttemptDir]:
         """Every attempt so far, oldest first."""
-        found = [p for p in self.attempts.glob("[0-9]*") if p.name.isdigit()]
-        return [AttemptDir(p) for p in sorted(found, key=lambda p: int(p.name))]
+        directories = [p for p in self.attempts.glob("[0-9]*") if p.name.isdigit()]
+        return [AttemptDir(p) for p in sorted(directories, key=lambda p: int(p.name))]
 
     def attempt(self, number: int) -> AttemptDir:
         """Paths of attempt `number`."""
@@ -247,8 +247,8 @@ class RunDir:
         files = (self.code, self.code_diff, self.config, self.script, self.secrets, self.submissions)
         tables = (self.gemm_table, self.gemm_csv)
         folders = (self.code_copy, self.logs, self.submitit, self.attempts, self.checkpoints, self.output)
-        own = {path.name for path in (*files, *tables, *folders)}
-        return [path.name for path in self.path.iterdir() if path.name not in own and path.name[0] != "."]
+        own_names = {path.name for path in (*files, *tables, *folders)}
+        return [path.name for path in self.path.iterdir() if path.name not in own_names and path.name[0] != "."]
 
     def write_text(self, path: Path, text: str) -> None:
         """Write one of the run's files by rename.

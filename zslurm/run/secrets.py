@@ -44,13 +44,13 @@ def with_secrets(spec: RunSpec, file: Path) -> RunSpec:
     hidden = [name for name, value in spec.cluster.env.items() if value == REDACTED]
     if not hidden:
         return spec
-    known = read_secrets(file)
-    if missing := [name for name in hidden if name not in known]:
+    secrets = read_secrets(file)
+    if missing := [name for name in hidden if name not in secrets]:
         raise ConfigError(
             f"{file}: the value of {', '.join(missing)} is not there any more; "
             "submit the run again from its run file"
         )
-    return _with_env(spec, {name: known[name] for name in hidden})
+    return _with_env(spec, {name: secrets[name] for name in hidden})
 
 
 def _with_env(spec: RunSpec, values: Mapping[str, str]) -> RunSpec:

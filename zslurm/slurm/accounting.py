@@ -69,19 +69,19 @@ def _records(text: str) -> Iterator[StepUsage]:
         if len(values) != len(FIELDS):
             shown = line.replace(FIELD_END, "|")
             raise SlurmRefused(f"sacct: expected {len(FIELDS)} fields, got {len(values)}: {shown[:200]}")
-        given = dict(zip(FIELDS, values, strict=True))
-        job_id, _, step = given["JobID"].partition(".")
+        fields_of_row = dict(zip(FIELDS, values, strict=True))
+        job_id, _, step = fields_of_row["JobID"].partition(".")
         yield StepUsage(
             job_id=job_id,
-            name=given["JobName"],
+            name=fields_of_row["JobName"],
             step=step,
-            elapsed_s=_number(given["ElapsedRaw"]),
-            cpu_s=_seconds(given["TotalCPU"]),
-            max_rss=_bytes(given["MaxRSS"]),
-            tasks=int(_number(given["NTasks"])),
-            cores=int(_number(given["AllocCPUS"])),
-            nodes=int(_number(given["NNodes"])),
-            energy_j=_energy(given["ConsumedEnergyRaw"]),
+            elapsed_s=_number(fields_of_row["ElapsedRaw"]),
+            cpu_s=_seconds(fields_of_row["TotalCPU"]),
+            max_rss=_bytes(fields_of_row["MaxRSS"]),
+            tasks=int(_number(fields_of_row["NTasks"])),
+            cores=int(_number(fields_of_row["AllocCPUS"])),
+            nodes=int(_number(fields_of_row["NNodes"])),
+            energy_j=_energy(fields_of_row["ConsumedEnergyRaw"]),
         )
 
 
@@ -99,13 +99,13 @@ def _energy(text: str) -> float:
 
 def _seconds(text: str) -> float:
     """Return the seconds of sacct's `[DD-[HH:]]MM:SS[.mmm]`; 0 where it is something else."""
-    found = _CPU_TIME.fullmatch(text)
-    if found is None:
+    match = _CPU_TIME.fullmatch(text)
+    if match is None:
         return 0.0
-    days, hours, minutes = (int(found[name] or 0) for name in ("days", "hours", "minutes"))
-    return 86400 * days + 3600 * hours + 60 * minutes + float(found["seconds"])
+    days, hours, minutes = (int(match[name] or 0) for name in ("days", "hours", "minutes"))
+    return 86400 * days + 3600 * hours + 60 * minutes + float(match["seconds"])
 
 
 def _bytes(text: str) -> int:
-    found = _SIZE.fullmatch(text)
-    return int(float(found[1]) * (1 << 10 * "_KMGTP".index(found[2] or "_"))) if found else 0
+    match = _SIZE.fullmatch(text)
+    return int(float(match[1]) * (1 << 10 * "_KMGTP".index(match[2] or "_"))) if match else 0

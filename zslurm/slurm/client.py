@@ -51,9 +51,9 @@ class SubmissionEnded(SlurmRefused):
 
 def parse_estimate(text: str) -> StartEstimate | None:
     """Read the estimate in sbatch's message, which was written with TZ=UTC; None if there is none."""
-    found = _START.search(text)
-    start = jobs.parse_time(found["time"]) if found else None
-    return StartEstimate(start, found["nodes"], found["part"]) if found and start else None
+    match = _START.search(text)
+    start = jobs.parse_time(match["time"]) if match else None
+    return StartEstimate(start, match["nodes"], match["part"]) if match and start else None
 
 
 class SlurmClient(SlurmCommands):
@@ -181,8 +181,8 @@ class SlurmClient(SlurmCommands):
 
     def job(self, job_id: str) -> JobRecord | None:
         """One job; what the controller has forgotten comes from accounting if there is any. None if unknown."""
-        if found := self.queue([job_id]).get(job_id):
-            return found
+        if record := self.queue([job_id]).get(job_id):
+            return record
         runs = self.history([job_id]).get(job_id)
         return runs[-1] if runs else None
 
@@ -195,15 +195,17 @@ class SlurmClient(SlurmCommands):
         fields = ("JobArrayID", "State", "Command")
         arguments = ["--noheader", "--states=all", f"--user={os.getuid()}"]
         answer = self.run("squeue", *arguments, f"--Format={jobs.queue_format(fields)}").stdout
-        found = {
+        states_by_job = {
             re.split(r"\D", job["JobArrayID"])[0]: parse_state(job["State"])
             for job in jobs.split_records(answer, fields, "squeue")
             if job["Command"] == script
         }
         # A job that completes so early has ended: nothing requeues it.
-        active = [key for key, state in found.items() if not state.is_over and state is not JobState.COMPLETING]
-        if found and not active:
-            raise SubmissionEnded(f"its job {next(iter(found))} ended; submit again")
+        active = [
+            key for key, state in states_by_job.items() if not state.is_over and state is not JobState.COMPLETING
+        ]
+        if states_by_job and not active:
+            raise SubmissionEnded(f"its job {next(iter(states_by_job))} ended; submit again")
         return active[0] if active else None
 
     def history(self, job_ids: Sequence[str]) -> dict[str, list[JobRecord]]:
@@ -248,8 +250,8 @@ class SlurmClient(SlurmCommands):
             NotFound: the controller does not know the job.
         """
         shown = self.run("scontrol", "show", "job", job_id).stdout
-        found = [line.strip().removeprefix("StdOut=") for line in shown.splitlines() if "StdOut=" in line]
-        return found[0] if found else ""
+        paths = [line.strip().removeprefix("StdOut=") for line in shown.splitlines() if "StdOut=" in line]
+        return paths[0] if paths else ""
 
     def preempted_at(self, job_id: str) -> datetime | None:
         """Since when Slurm preempts a job; None if it does not, or does not know the job or the field."""
@@ -274,15 +276,15 @@ class SlurmClient(SlurmCommands):
         try:
             config = self.scontrol_config()
             mode, kind = config.get("PreemptMode", ""), config.get("PreemptType", "")
-            own: set[str] = set()
+            own_modes: set[str] = set()
             if kind.endswith("partition_prio"):
-                own = {p.preempt_mode for p in self.partitions() if p.name == record.partition}
+                own_modes = {p.preempt_mode for p in self.partitions() if p.name == record.partition}
             elif kind.endswith("qos"):
-                own = self._qos_preempt_modes(record.job_id)
+                own_modes = self._qos_preempt_modes(record.job_id)
         except ZslurmError:
             return "requeue"
-        modes = {mode if one.lower() in ("", "cluster") else one for one in own or {mode}}
-        return "cancel" if all("CANCEL" in one.upper() for one in modes) else "requeue"
+        modes = {mode if own_mode.lower() in ("", "cluster") else own_mode for own_mode in own_modes or {mode}}
+        return "cancel" if all("CANCEL" in own_mode.upper() for own_mode in modes) else "requeue"
 
     def _field(self, job_id: str, name: str) -> str:
         """One field of squeue for one job; empty if it knows neither."""
@@ -410,7 +412,11 @@ class SlurmClient(SlurmCommands):
 
     def topology_of(self, partition: str | None) -> SlurmTopology:
         """The topology of a partition: the one that it names, or else the cluster's default one."""
-        named = {found.name: found.topology for found in self.partitions()} if partition else {}
+        named = (
+            {partition_info.name: partition_info.topology for partition_info in self.partitions()}
+            if partition
+            else {}
+        )
         return self.topology(named.get(partition or ""))
 
     def _scancel(self, *arguments: str) -> None:

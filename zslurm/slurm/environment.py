@@ -120,7 +120,7 @@ def expand_counts(text: str) -> tuple[int, ...]:
         ValueError: the text is not of that form.
     """
     counts: list[int] = []
-    for part in text.split(","):
-        count, _, repeat = part.removesuffix(")").partition("(x")
+    for word in text.split(","):
+        count, _, repeat = word.removesuffix(")").partition("(x")
         counts += [int(count)] * int(repeat or 1)
     return tuple(counts)

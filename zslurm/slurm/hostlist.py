@@ -81,19 +81,19 @@ def compress(names: Iterable[str]) -> str:
 def split_hostlist(names: Iterable[str], width: int | None) -> list[str]:
     """Return `compress`, in several hostlists of at most `width` columns where it is wider; a name stays whole."""
     ordered = sorted(set(names), key=natural_key)
-    whole = compress(ordered)
-    if width is None or len(whole) <= width or len(ordered) < 2:
-        return [whole]
+    shortened = compress(ordered)
+    if width is None or len(shortened) <= width or len(ordered) < 2:
+        return [shortened]
     half = len(ordered) // 2
     return [*split_hostlist(ordered[:half], width), *split_hostlist(ordered[half:], width)]
 
 
 def by_reason(reasons: Iterable[tuple[str, str]]) -> dict[str, str]:
     """Return the nodes of each reason, as a hostlist, from pairs of a reason and a node."""
-    found: dict[str, list[str]] = {}
+    by_text: dict[str, list[str]] = {}
     for reason, node in reasons:
-        found.setdefault(reason, []).append(node)
-    return {reason: compress(nodes) for reason, nodes in found.items()}
+        by_text.setdefault(reason, []).append(node)
+    return {reason: compress(nodes) for reason, nodes in by_text.items()}
 
 
 def natural_key(name: str) -> list[tuple[int, int, str]]:

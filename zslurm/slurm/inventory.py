@@ -82,8 +82,8 @@ class Node:
 
 def usable_nodes(nodes: Iterable[Node], partitions: str) -> set[str]:
     """Return the names of the usable nodes of some partitions, given with commas between them."""
-    wanted = set(partitions.split(","))
-    return {node.name for node in nodes if node.is_usable and wanted & set(node.partitions)}
+    partition_names = set(partitions.split(","))
+    return {node.name for node in nodes if node.is_usable and partition_names & set(node.partitions)}
 
 
 def parse_partitions(text: str) -> list[Partition]:
@@ -144,10 +144,10 @@ def parse_addresses(text: str) -> dict[str, tuple[str, int]]:
 
 def count_gpus(gres: str) -> tuple[int, str | None]:
     """How many GPUs a node's GRES names, and their type if there is one: `gpu:mi300x:8(S:0-1)` is 8, mi300x."""
-    found = _GPU.findall(gres)
-    types = {kind for kind, _ in found}
+    matches = _GPU.findall(gres)
+    types = {kind for kind, _ in matches}
     kind = types.pop() if len(types) == 1 else None
-    return sum(int(count) for _, count in found), kind or None
+    return sum(int(count) for _, count in matches), kind or None
 
 
 def parse_config(text: str) -> dict[str, str]:

@@ -100,8 +100,8 @@ def parse_queue(text: str, fields: Sequence[str] = QUEUE_FIELDS) -> dict[str, Jo
     Raises:
         SlurmRefused: the fields are not the ones asked for (an unknown one is left out by squeue).
     """
-    found = [_record(values) for values in split_records(text, fields, "squeue")]
-    return {record.job_id: record for record in found}
+    records = [_record(values) for values in split_records(text, fields, "squeue")]
+    return {record.job_id: record for record in records}
 
 
 def parse_steps(text: str) -> dict[str, str]:
@@ -137,24 +137,24 @@ def parse_history(text: str) -> dict[str, list[JobRecord]]:
 
 def _record(values: Mapping[str, str]) -> JobRecord:
     """Return the record of squeue's fields; one that is not there is empty."""
-    given = dict.fromkeys(QUEUE_FIELDS, "") | dict(values)
+    fields_of_row = dict.fromkeys(QUEUE_FIELDS, "") | dict(values)
     return JobRecord(
-        job_id=given["JobArrayID"],
-        name=given["Name"],
-        user=given["UserName"],
-        state=parse_state(given["State"]),
-        reason=_or_empty(given["Reason"]),
-        nodes=_or_empty(given["NodeList"]),
-        n_nodes=_number(given["NumNodes"]),
-        restarts=_number(given["RestartCnt"]),
-        exit_code=_exit_code(given["exit_code"]),
-        submit_time=parse_time(given["SubmitTime"]),
-        start_time=parse_time(given["StartTime"]),
-        end_time=parse_time(given["EndTime"]),
-        time_limit=parse_duration(given["TimeLimit"]),
-        partition=given["Partition"],
-        work_dir=given["WorkDir"],
-        comment=_or_empty(given["Comment"]),
+        job_id=fields_of_row["JobArrayID"],
+        name=fields_of_row["Name"],
+        user=fields_of_row["UserName"],
+        state=parse_state(fields_of_row["State"]),
+        reason=_or_empty(fields_of_row["Reason"]),
+        nodes=_or_empty(fields_of_row["NodeList"]),
+        n_nodes=_number(fields_of_row["NumNodes"]),
+        restarts=_number(fields_of_row["RestartCnt"]),
+        exit_code=_exit_code(fields_of_row["exit_code"]),
+        submit_time=parse_time(fields_of_row["SubmitTime"]),
+        start_time=parse_time(fields_of_row["StartTime"]),
+        end_time=parse_time(fields_of_row["EndTime"]),
+        time_limit=parse_duration(fields_of_row["TimeLimit"]),
+        partition=fields_of_row["Partition"],
+        work_dir=fields_of_row["WorkDir"],
+        comment=_or_empty(fields_of_row["Comment"]),
     )
 
 
@@ -170,9 +170,9 @@ def parse_duration(text: str) -> timedelta | None:
     """`1-02:03:04`, `02:03:04` or `03:04` (minutes, seconds); None for UNLIMITED, Partition_Limit and the like."""
     days, dash, clock = text.rpartition("-")
     parts = clock.split(":")
-    if not all(part.isdecimal() for part in [*parts, *([days] if dash else [])]) or len(parts) > 3:
+    if not all(digits.isdecimal() for digits in [*parts, *([days] if dash else [])]) or len(parts) > 3:
         return None
-    numbers = [int(part) for part in parts]
+    numbers = [int(digits) for digits in parts]
     # With days, the clock is read from hours on; without, from its end.
     hours, minutes, seconds = numbers + [0] * (3 - len(numbers)) if dash else [0] * (3 - len(numbers)) + numbers
     return timedelta(days=int(days or 0), hours=hours, minutes=minutes, seconds=seconds)

@@ -107,11 +107,11 @@ def view(job_ids: Collection[str], users: Collection[str], not_before: float) ->
     kept = _Kept.read(path)
     if not set(users) <= set(kept.users):
         kept = _Kept(users=sorted(users))
-    known = {**kept.ended, **kept.jobs}
+    jobs_known = {**kept.ended, **kept.jobs}
     if kept.is_fresh(now, not_before) and set(job_ids) <= {*kept.jobs, *kept.job_ids}:
-        return QueueView(known, kept.asked)
+        return QueueView(jobs_known, kept.asked)
     if kept.is_pausing(now):
-        return QueueView(known, kept.asked, kept.problem)
+        return QueueView(jobs_known, kept.asked, kept.problem)
     client = SlurmClient(timeout_s=_PATIENCE_S, retries=Retries(attempts=1))
     active = [job_id for job_id, job in kept.jobs.items() if job.state.is_active]
     try:
@@ -121,7 +121,7 @@ def view(job_ids: Collection[str], users: Collection[str], not_before: float) ->
     except ZslurmError as error:
         kept.failures, kept.failed, kept.problem = kept.failures + 1, time.time(), str(error)
         kept.write(path)
-        return QueueView(known, kept.asked, kept.problem)
+        return QueueView(jobs_known, kept.asked, kept.problem)
     # `asked` is when the question was put: what is done while it is on its way may not be in the answer.
     kept.asked, kept.took_s, kept.job_ids = now, time.time() - now, sorted(job_ids)
     kept.failures, kept.problem = 0, None
@@ -145,6 +145,6 @@ def _ask_accounting(client: SlurmClient, forgotten: list[str], kept: _Kept) -> s
 def cache_file() -> Path:
     """Where the view of this user and cluster is kept."""
     base = os.environ.get("XDG_CACHE_HOME")
-    place = next((os.environ[name] for name in WHICH_CLUSTER if os.environ.get(name)), "")
-    cluster = hashlib.sha256(place.encode()).hexdigest()[:12]
+    which = next((os.environ[name] for name in WHICH_CLUSTER if os.environ.get(name)), "")
+    cluster = hashlib.sha256(which.encode()).hexdigest()[:12]
     return (Path(base) if base else home() / ".cache") / "zslurm" / f"queue-{os.getuid()}-{cluster}.json"

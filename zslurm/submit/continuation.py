@@ -71,7 +71,7 @@ def check_continues(run: RunDir, spec: RunSpec, tokenizer_sha256: str | None) ->
     """
     old = last_spec(run)
     if (old.trainer is None) != (spec.trainer is None):
-        kinds = ["zslurm's trainer" if one.trainer is None else "trainer.command" for one in (old, spec)]
+        kinds = ["zslurm's trainer" if run_spec.trainer is None else "trainer.command" for run_spec in (old, spec)]
         raise ConfigError(
             f"{run.path}: the run was started with {kinds[0]}, and this is {kinds[1]}; choose another run.name, "
             "or start over with --new"

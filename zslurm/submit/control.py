@@ -241,20 +241,20 @@ def readmit(run: RunDir, nodes: str) -> list[str]:
     if job is None:
         raise NotFound(f"{run.name}: it was never submitted, and excludes no node")
     state = look(run)
-    known = set(state.aegis.excluded)
+    excluded_now = set(state.aegis.excluded)
     client, job_id = SlurmClient(), state.job_id or job.job_id
     listed: list[str] = []
     record = client.job(job_id) if job.launcher == "slurm" and state.active else None
     if record is not None and record.state.is_waiting:
         listed = expand(client.excluded_nodes(job_id))
-    if not (found := [node for node in named if node in known or node in listed]):
+    if not (removed := [node for node in named if node in excluded_now or node in listed]):
         raise NotFound(
             f"{run.name}: {nodes} is not excluded; `zslurm cluster exclude ls {run.name}` lists what is"
         )
-    if set(listed) & set(found):
-        client.update(job_id, ExcNodeList=compress(node for node in listed if node not in found))
-    record_action(run, Readmitted(job_id=job_id, nodes=compress(found)), spec_of(run))
-    return found
+    if set(listed) & set(removed):
+        client.update(job_id, ExcNodeList=compress(node for node in listed if node not in removed))
+    record_action(run, Readmitted(job_id=job_id, nodes=compress(removed)), spec_of(run))
+    return removed
 
 
 def _nodes_to_exclude(client: SlurmClient, exclude: str, spec: RunSpec) -> tuple[list[str], str]:
@@ -263,16 +263,16 @@ def _nodes_to_exclude(client: SlurmClient, exclude: str, spec: RunSpec) -> tuple
     if not nodes:
         raise ConfigError("--exclude: no node is named")
     try:
-        known = {node.name for node in client.nodes()}
+        node_names = {node.name for node in client.nodes()}
     except SlurmRefused as error:
-        known, note = (
+        node_names, note = (
             set(nodes),
             f"names are taken as given: the site hides its nodes (PrivateData=nodes): {error}",
         )
-    if unknown := [name for name in nodes if name not in known]:
+    if unknown := [name for name in nodes if name not in node_names]:
         raise NotFound(f"--exclude: the cluster has no node {compress(unknown)}")
-    wanted = set(expand(spec.slurm.nodelist or ""))
-    if both := sorted(wanted.intersection(nodes)):
+    required = set(expand(spec.slurm.nodelist or ""))
+    if both := sorted(required.intersection(nodes)):
         raise ConfigError(f"--exclude: the run asks for {compress(both)} by name (slurm.nodelist)")
     return nodes, note
 
@@ -303,8 +303,8 @@ def _requeue_without(client: SlurmClient, job: JobRecord, nodes: Sequence[str]) 
         if record is None or record.state.is_over:
             raise SlurmRefused(f"job {job.job_id} ended meanwhile (was it cancelled?); it is not requeued")
     if problem := done.problem:
-        left = f"job {job.job_id} is requeued, but may use these nodes" if requeued else "nothing was changed"
-        raise SlurmRefused(f"{problem}; {left}")
+        outcome = f"job {job.job_id} is requeued, but may use these nodes" if requeued else "nothing was changed"
+        raise SlurmRefused(f"{problem}; {outcome}")
     if requeued:
         _await_job(client, job.job_id, lambda record: record.state.is_waiting)
     return "requeue" if requeued else "exclude"

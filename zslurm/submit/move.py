@@ -79,9 +79,9 @@ def ask_to_move(run: RunDir, off: str) -> Asked:
     in_job = expand(state.nodes or "")
     spares = [node for node in in_job if node not in nodes and node not in state.aegis.excluded]
     if len(spares) < len(asked):
-        there = f"the spares left are {compress(spares)}" if spares else "the job has no spare node left"
+        spares_text = f"the spares left are {compress(spares)}" if spares else "the job has no spare node left"
         raise ConfigError(
-            f"{run.name}: {there}, and each node to leave takes one; submit the run with more slurm.spares"
+            f"{run.name}: {spares_text}, and each node to leave takes one; submit the run with more slurm.spares"
         )
     request = secrets.token_hex(4)
     record_action(run, MoveAsked(job_id=job_id, off=compress(asked), request=request), spec)

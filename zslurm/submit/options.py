@@ -22,7 +22,7 @@ def dependency(jobs: Sequence[str]) -> str | None:
         ConfigError: not a dependency.
         NotFound: no such run, or it was never submitted.
     """
-    return ",".join(_dependency(given) for given in jobs) or None
+    return ",".join(_dependency(job_text) for job_text in jobs) or None
 
 
 def _dependency(given: str) -> str:
@@ -36,7 +36,7 @@ def _dependency(given: str) -> str:
             f"--dependency {given}: `{kind}` is no type of dependency; types: {', '.join(_DEPENDENCIES)}"
         )
     parts = job.split(":")
-    return ":".join([kind, *(part if _TIMED_JOB.fullmatch(part) else _job_of(part, given) for part in parts)])
+    return ":".join([kind, *(word if _TIMED_JOB.fullmatch(word) else _job_of(word, given) for word in parts)])
 
 
 def _job_of(reference: str, given: str) -> str:
@@ -58,13 +58,13 @@ def sbatch_flags(words: Sequence[str]) -> dict[str, str | bool]:
     remaining = list(words)
     while remaining:
         word = remaining.pop(0)
-        found = _FLAG.fullmatch(word)
-        if found is None:
+        match = _FLAG.fullmatch(word)
+        if match is None:
             what = (
                 "write the long form of the option" if word.startswith("-") else "options of sbatch begin with --"
             )
             raise ConfigError(f"{word}: not a long option of sbatch; {what}, e.g. -- --mail-type=END --exclusive")
-        name, value = found[1], found[2]
+        name, value = match[1], match[2]
         if name in RESERVED:
             option = BY_NAME[name]
             instead = f"; use {option.instead}" if option.instead else ""

@@ -25,7 +25,7 @@ def _named_in(document: yaml12.YamlDocument) -> str | None:
 
 def _named_by(overrides: Sequence[Override]) -> str | None:
     """Return cluster.name as the last `--set cluster.name=NAME` gives it."""
-    names = [str(each.value) for each in overrides if each.path == ("cluster", "name")]
+    names = [str(override.value) for override in overrides if override.path == ("cluster", "name")]
     if names and not names[-1].isprintable():
         raise ConfigError(f"--set cluster.name: cannot hold control characters: {names[-1]!a}")
     return names[-1] if names else None
@@ -74,9 +74,12 @@ def resolve_run(
         document = yaml12.parse(f"extends: {run_file}\nrun: {{name: {run_file}}}\n", f"recipe {run_file}")
     if run_file is not None and document is None and run_file != yaml12.STDIN and not run_file.exists():
         files = {str(file): "" for file in run_file.parent.glob("*.y*ml")}
-        known = dict.fromkeys(recipes(), "the recipe ") | files
-        near = difflib.get_close_matches(str(run_file), known, n=1)
-        raise NotFound(f"{run_file}: no such file" + "".join(f"; did you mean {known[one]}{one}?" for one in near))
+        candidates = dict.fromkeys(recipes(), "the recipe ") | files
+        near = difflib.get_close_matches(str(run_file), candidates, n=1)
+        raise NotFound(
+            f"{run_file}: no such file"
+            + "".join(f"; did you mean {candidates[candidate]}{candidate}?" for candidate in near)
+        )
     if document is None:
         document = yaml12.read(run_file) if run_file is not None else yaml12.YamlDocument({}, {})
     name = cluster or _named_by(overrides) or _named_in(document) or default_name()

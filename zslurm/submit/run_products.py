@@ -19,7 +19,7 @@ def run_products(spec: RunSpec, *, on_cpu: bool) -> list[dict[str, Any]]:
     Scores and values of attention are one product, `attention`, forward and backward. Attention of ranks that
     share sequences has parts of several sizes, and is left out.
     """
-    found: dict[tuple[Any, ...], dict[str, Any]] = {}
+    by_key: dict[tuple[Any, ...], dict[str, Any]] = {}
     run = run_size(spec, Card(None, None), Rates(None, on_cpu=on_cpu), on_cpu=on_cpu)
     for size in run.phases:
         for product in size.products:
@@ -33,45 +33,45 @@ def run_products(spec: RunSpec, *, on_cpu: bool) -> list[dict[str, Any]]:
                 group = spec.model.query_heads // spec.model.kv_heads
                 row = _row(product, "attention", "forward", 2 * product.flops, group)
                 again = {**row, "pass": "backward", "flops": 4 * product.flops}
-                found.setdefault(_key(again), again)
+                by_key.setdefault(_key(again), again)
             else:
                 continue
-            found.setdefault(_key(row), row)
-    return list(found.values())
+            by_key.setdefault(_key(row), row)
+    return list(by_key.values())
 
 
 def run_parts(spec: RunSpec, *, on_cpu: bool) -> list[dict[str, Any]]:
     """Return each part of a microbatch, forward and backward; none of phases whose ranks share sequences."""
     run = run_size(spec, Card(None, None), Rates(None, on_cpu=on_cpu), on_cpu=on_cpu)
-    found: dict[tuple[Any, ...], dict[str, Any]] = {}
+    by_key: dict[tuple[Any, ...], dict[str, Any]] = {}
     for size, memory in zip(run.phases, run.memory.microbatches, strict=True):
         if size.phase.context_parallel > 1:
             continue
-        for part in PARTS:
+        for part_name in PARTS:
             for pass_name in PASSES:
                 row = {
-                    "product": part, "pass": pass_name, "kind": "part", "m": size.microbatch.tokens,
+                    "product": part_name, "pass": pass_name, "kind": "part", "m": size.microbatch.tokens,
                     "n": size.microbatch.local, "k": spec.model.hidden_size, "batch": 1, "group": 1,
-                    "flops": sum(part_flops(product, part, pass_name) for product in size.products)
-                    / calls(spec.model, part),
+                    "flops": sum(part_flops(product, part_name, pass_name) for product in size.products)
+                    / calls(spec.model, part_name),
                 }  # fmt: skip
                 about = {"rope_base": size.phase.rope_base, "peak_bytes": memory.peak}
-                found.setdefault(_key(row), {**row, "model": spec.model.model_dump(mode="json"), **about})
-    return list(found.values())
+                by_key.setdefault(_key(row), {**row, "model": spec.model.model_dump(mode="json"), **about})
+    return list(by_key.values())
 
 
 def run_newton_schulz(spec: RunSpec, *, on_cpu: bool) -> list[dict[str, Any]]:
     """Return Muon's Newton-Schulz steps of each shape of matrix once, in the format in which they are made."""
     device = "cpu" if on_cpu else "cuda"
-    found = []
-    for each in matrix_batches(spec):
-        count = each.in_a_call(device)
-        found.append({
-            "product": "muon.newton_schulz", "pass": "optimizer", "kind": NEWTON_SCHULZ, "m": each.rows,
-            "n": each.columns, "k": each.steps, "batch": count, "group": 1, "flops": count * each.flops,
-            "dtype": each.dtype, "coefficients": spec.optim.muon.coefficients,
+    rows = []
+    for batch in matrix_batches(spec):
+        count = batch.in_a_call(device)
+        rows.append({
+            "product": "muon.newton_schulz", "pass": "optimizer", "kind": NEWTON_SCHULZ, "m": batch.rows,
+            "n": batch.columns, "k": batch.steps, "batch": count, "group": 1, "flops": count * batch.flops,
+            "dtype": batch.dtype, "coefficients": spec.optim.muon.coefficients,
         })  # fmt: skip
-    return found
+    return rows
 
 
 def measured_products(spec: RunSpec, *, on_cpu: bool) -> list[dict[str, Any]]:

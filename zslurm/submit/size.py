@@ -138,13 +138,13 @@ def most_sequences(spec: RunSpec, phase: PhaseConfig) -> int:
 def _rank_findings(spec: RunSpec, *, on_cpu: bool) -> list[SizeFinding]:
     """Check the ranks against the phases, and against the links of a node."""
     try:
-        found = [
+        findings = [
             SizeFinding("ranks", line.split(" ", 1)[0], line)
             for line in check_ranks(spec.phases, spec.world_size, spec.ranks_per_node)
         ]
     except ConfigError as error:
-        found = [SizeFinding("ranks", str(error).split(" ", 1)[0], str(error))]
-    return found if on_cpu else [*found, *(SizeFinding("xgmi", key, line) for key, line in xgmi_costs(spec))]
+        findings = [SizeFinding("ranks", str(error).split(" ", 1)[0], str(error))]
+    return findings if on_cpu else [*findings, *(SizeFinding("xgmi", key, line) for key, line in xgmi_costs(spec))]
 
 
 def _findings(
@@ -153,12 +153,12 @@ def _findings(
     """Check widths, microbatches and memory: rules for GPUs."""
     if on_cpu:
         return []
-    found = list(width_findings(config))
+    findings = list(width_findings(config))
     for index, size in enumerate(phases):
-        found += batch_findings(config, index, size.sequences, size.products)
+        findings += batch_findings(config, index, size.sequences, size.products)
     if card.memory is not None:
-        found += memory_findings(config, memory, card.memory, local=local)
-    return found
+        findings += memory_findings(config, memory, card.memory, local=local)
+    return findings
 
 
 def proposals(
@@ -172,16 +172,16 @@ def proposals(
     def broken(model: ModelConfig) -> list[SizeFinding]:
         return _width_broken(spec, model) if on_cpu else _broken_by(spec, model, card)
 
-    found = search_shapes(spec.model, parameters, lambda model: not broken(model))
-    if found:
-        return found, []
+    shapes = search_shapes(spec.model, parameters, lambda model: not broken(model))
+    if shapes:
+        return shapes, []
     nearest = nearest_shapes(spec.model, parameters)[:1]
     return [], broken(nearest[0].model) if nearest else []
 
 
 def _width_broken(spec: RunSpec, model: ModelConfig) -> list[SizeFinding]:
-    found = width_findings(spec.model_copy(update={"model": model}))
-    return [finding for finding in found if finding.rule in SHAPE_RULES]
+    findings = width_findings(spec.model_copy(update={"model": model}))
+    return [finding for finding in findings if finding.rule in SHAPE_RULES]
 
 
 def _broken_by(spec: RunSpec, model: ModelConfig, card: Card) -> list[SizeFinding]:
@@ -190,14 +190,14 @@ def _broken_by(spec: RunSpec, model: ModelConfig, card: Card) -> list[SizeFindin
     if not isinstance(changed.parallel.recompute, str) and changed.parallel.recompute > model.layers:
         parallel = changed.parallel.model_copy(update={"recompute": True})
         changed = changed.model_copy(update={"parallel": parallel})
-    found = list(width_findings(changed))
+    findings = list(width_findings(changed))
     for index, phase in enumerate(spec.phases):
         sequences = most_sequences(spec, phase)
         products = matmuls(changed, MicrobatchShape.of(phase, sequences), 0, on_cpu=False)
-        found += batch_findings(changed, index, sequences, products)
-    found = [finding for finding in found if finding.rule in SHAPE_RULES]
-    if found or card.memory is None:
-        return found
+        findings += batch_findings(changed, index, sequences, products)
+    findings = [finding for finding in findings if finding.rule in SHAPE_RULES]
+    if findings or card.memory is None:
+        return findings
     local, ranks = spec.ranks_per_node, spec.world_size
     config = with_least_recompute(changed, ranks, card.memory, on_cpu=False, local=local)
     memory = plan_memory(config, ranks, on_cpu=False, local=local)

@@ -185,14 +185,14 @@ def write_gemm_table(spec: RunSpec, run: RunDir) -> None:
     Raises:
         ConfigError, NotFound: see `table_of`.
     """
-    found = table_of(spec)
-    if found is None:
+    tuned = table_of(spec)
+    if tuned is None:
         run.gemm_table.unlink(missing_ok=True)
         run.gemm_csv.unlink(missing_ok=True)
         return
-    run.write_text(run.gemm_csv, found[1].csv())
+    run.write_text(run.gemm_csv, tuned[1].csv())
     run.gemm_csv.chmod(0o440)
-    run.write_text(run.gemm_table, found[1].model_dump_json() + "\n")
+    run.write_text(run.gemm_table, tuned[1].model_dump_json() + "\n")
 
 
 @contextmanager

@@ -43,18 +43,20 @@ def members(sweeps: Sequence[str], list_file: Path | None) -> list[Member]:
     Raises:
         ConfigError: not of that form, or two members are the same.
     """
-    axes = [_axis(given) for given in sweeps]
+    axes = [_axis(text) for text in sweeps]
     lines = _lines(list_file) if list_file is not None else [()]
     combined = [(*line, *chosen) for line in lines for chosen in itertools.product(*axes)]
     if repeated := [" ".join(settings) for settings, count in Counter(combined).items() if count > 1]:
         raise ConfigError(f"the sweep has {repeated[0]} twice; each member must be another run")
-    return [_member(*each) for each in zip(_suffixes(combined), combined, strict=True)]
+    return [_member(*combination) for combination in zip(_suffixes(combined), combined, strict=True)]
 
 
 def _member(suffix: str, settings: tuple[str, ...]) -> Member:
     overrides = tuple(map(Override.parse, settings))
     texts = (setting.partition("=")[2] for setting in settings)
-    return Member(suffix, overrides, dict(zip((show_path(each.path) for each in overrides), texts, strict=True)))
+    return Member(
+        suffix, overrides, dict(zip((show_path(override.path) for override in overrides), texts, strict=True))
+    )
 
 
 def _axis(given: str) -> list[str]:
@@ -83,7 +85,7 @@ def split_values(text: str) -> list[str]:
         elif closing and character == closing[-1]:
             closing.pop()
         parts[-1] += character
-    return [part.strip() for part in parts]
+    return [word.strip() for word in parts]
 
 
 def _lines(file: Path) -> list[tuple[str, ...]]:
@@ -91,7 +93,7 @@ def _lines(file: Path) -> list[tuple[str, ...]]:
         text = file.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{file}: cannot be read: {getattr(error, 'strerror', None) or 'not text'}") from error
-    found = []
+    lines = []
     for number, line in enumerate(text.splitlines(), start=1):
         try:
             words = tuple(shlex.split(line, comments=True))
@@ -102,16 +104,18 @@ def _lines(file: Path) -> list[tuple[str, ...]]:
             if not equals or not parse_path(key):
                 raise ConfigError(f"{file}:{number}: expected KEY=VALUE KEY=VALUE ..., got `{word}`")
         if words:
-            found.append(words)
-    if not found:
+            lines.append(words)
+    if not lines:
         raise ConfigError(f"{file}: no members; each line is one: KEY=VALUE KEY=VALUE ...")
-    return found
+    return lines
 
 
 def _suffixes(combined: Sequence[tuple[str, ...]]) -> list[str]:
     """Return a readable end of each name: the keys' last words and the values; numbers if that is too long."""
     keys = {setting.partition("=")[0] for settings in combined for setting in settings}
-    last_words = {key: _clean([part for part in parse_path(key) if isinstance(part, str)][-1]) for key in keys}
+    last_words = {
+        key: _clean([key_part for key_part in parse_path(key) if isinstance(key_part, str)][-1]) for key in keys
+    }
     counts = Counter(last_words.values())
     names = {key: word if counts[word] == 1 else _clean(key) for key, word in last_words.items()}
     suffixes = ["".join("-" + _part(names, setting) for setting in settings) for settings in combined]

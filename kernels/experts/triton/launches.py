@@ -54,10 +54,10 @@ def _rows() -> Iterator[KernelLaunch]:
             yield KernelLaunch(f"activate {name}", partial(activate, both, of_rows), **moved)
             yield KernelLaunch(f"activate_backward {name}", partial(activate_backward, y, both, of_rows), **moved)
             for identity in (True, False):
-                rest = rows, ends, identity
+                routed = rows, ends, identity
                 kind = f"{name}, skipping {'identity' if identity else 'zero'}"
                 of_weights = {**moved, "wide": identity and width % 16 == 0}
-                yield KernelLaunch(f"combine {kind}", partial(combine, y, x, weights, *rest), **moved)
+                yield KernelLaunch(f"combine {kind}", partial(combine, y, x, weights, *routed), **moved)
                 yield KernelLaunch(
-                    f"weights_backward {kind}", partial(weights_backward, of_rows, x, x, *rest), **of_weights
+                    f"weights_backward {kind}", partial(weights_backward, of_rows, x, x, *routed), **of_weights
                 )

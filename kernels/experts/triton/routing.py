@@ -38,8 +38,8 @@ def _table(tokens, classes, ROWS: tl.constexpr, CLASSES: tl.constexpr):
     """Return a workgroup's tokens, the classes, and the offsets of both in a table [T, C] and which there are."""
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     column = tl.arange(0, CLASSES)
-    there = (row < tokens)[:, None] & (column < classes)[None, :]
-    return row, column, row[:, None] * classes + column[None, :], there
+    is_inside = (row < tokens)[:, None] & (column < classes)[None, :]
+    return row, column, row[:, None] * classes + column[None, :], is_inside
 
 
 @triton.jit
@@ -55,14 +55,14 @@ def _choose(
     ROWS: tl.constexpr,
     CLASSES: tl.constexpr,
 ):
-    row, column, offsets, there = _table(tokens, classes, ROWS, CLASSES)
+    row, column, offsets, is_inside = _table(tokens, classes, ROWS, CLASSES)
     is_row = row < tokens
     is_column = (column < classes)[None, :]
-    logit = tl.load(logits + offsets, mask=there, other=0.0).to(tl.float32)
+    logit = tl.load(logits + offsets, mask=is_inside, other=0.0).to(tl.float32)
     logit = tl.where(is_column, logit, float("-inf"))
     shifted = tl.exp(logit - tl.max(logit, 1)[:, None])
     probability = shifted / tl.sum(shifted, 1)[:, None]
-    tl.store(probabilities + offsets, probability, mask=there)
+    tl.store(probabilities + offsets, probability, mask=is_inside)
     preference = probability + tl.load(bias + column, mask=column < classes, other=0.0).to(tl.float32)[None, :]
     # As in torch's top-k, what is not a number comes first; the class stays one that exists.
     preference = tl.where(preference == preference, preference, float("inf"))
@@ -102,17 +102,17 @@ def _choose_backward(
     ROWS: tl.constexpr,
     CLASSES: tl.constexpr,
 ):
-    row, column, offsets, there = _table(tokens, classes, ROWS, CLASSES)
+    row, column, offsets, is_inside = _table(tokens, classes, ROWS, CLASSES)
     is_row = row < tokens
-    probability = tl.load(probabilities + offsets, mask=there, other=0.0)
+    probability = tl.load(probabilities + offsets, mask=is_inside, other=0.0)
     grad = tl.full((ROWS, CLASSES), 0.0, dtype=tl.float32)
     for choice in range(choices):
-        own = tl.load(chosen + row * choices + choice, mask=is_row, other=0)
+        selected = tl.load(chosen + row * choices + choice, mask=is_row, other=0)
         weight = tl.load(grad_weights + row * choices + choice, mask=is_row, other=0.0)
-        grad = tl.where(column[None, :] == own[:, None], weight[:, None], grad)
+        grad = tl.where(column[None, :] == selected[:, None], weight[:, None], grad)
     along = tl.sum(grad * probability, 1)
     result = probability * (grad - along[:, None])
-    tl.store(out + offsets, result.to(out.dtype.element_ty), mask=there)
+    tl.store(out + offsets, result.to(out.dtype.element_ty), mask=is_inside)
 
 
 def sort(classes_TK: Tensor, classes: int, experts: int) -> Order:
@@ -134,25 +134,25 @@ def sort(classes_TK: Tensor, classes: int, experts: int) -> Order:
 def _is_of(chosen, count, ROWS: tl.constexpr, CLASSES: tl.constexpr):
     """Return which class each of a block's choices is of, as zeros and ones."""
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
-    own = tl.load(chosen + row, mask=row < count, other=-1)
-    return row, own, (own[:, None] == tl.arange(0, CLASSES)[None, :]).to(tl.int32)
+    selected = tl.load(chosen + row, mask=row < count, other=-1)
+    return row, selected, (selected[:, None] == tl.arange(0, CLASSES)[None, :]).to(tl.int32)
 
 
 @triton.jit
 def _count(chosen, counts, count, classes, ROWS: tl.constexpr, CLASSES: tl.constexpr):
     _, _, is_of = _is_of(chosen, count, ROWS, CLASSES)
     column = tl.arange(0, CLASSES)
-    place = column.to(tl.int64) * tl.num_programs(0) + tl.program_id(0)
-    tl.store(counts + place, tl.sum(is_of, 0), mask=column < classes)
+    target = column.to(tl.int64) * tl.num_programs(0) + tl.program_id(0)
+    tl.store(counts + target, tl.sum(is_of, 0), mask=column < classes)
 
 
 @triton.jit
 def _place(chosen, counts, up_to, order, back, count, ROWS: tl.constexpr, CLASSES: tl.constexpr):
-    row, own, is_of = _is_of(chosen, count, ROWS, CLASSES)
+    row, selected, is_of = _is_of(chosen, count, ROWS, CLASSES)
     is_row = row < count
     before = tl.sum(is_of * tl.cumsum(is_of, 0), 1) - 1  # others of its class in this block
-    block = own * tl.num_programs(0) + tl.program_id(0)
+    block = selected * tl.num_programs(0) + tl.program_id(0)
     start = tl.load(up_to + block, mask=is_row, other=0) - tl.load(counts + block, mask=is_row, other=0)
-    place = (start + before).to(tl.int64)
-    tl.store(back + row, place, mask=is_row)
-    tl.store(order + place, row, mask=is_row)
+    target = (start + before).to(tl.int64)
+    tl.store(back + row, target, mask=is_row)
+    tl.store(order + target, row, mask=is_row)

@@ -43,10 +43,10 @@ def gather(x_TD: Tensor, order_N: Tensor, choices: int) -> Tensor:
 
 @triton.jit
 def _gather(x, order, out, count, width, choices, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
-    row, column, there = _of_tile(count, width, ROWS, COLUMNS)
+    row, column, is_inside = _of_tile(count, width, ROWS, COLUMNS)
     token = tl.load(order + row, mask=row < count, other=0) // choices
-    values = tl.load(x + token[:, None] * width + column[None, :], mask=there)
-    tl.store(out + row[:, None] * width + column[None, :], values, mask=there)
+    values = tl.load(x + token[:, None] * width + column[None, :], mask=is_inside)
+    tl.store(out + row[:, None] * width + column[None, :], values, mask=is_inside)
 
 
 def activate(both_NO: Tensor, weights_N: Tensor) -> Tensor:
@@ -61,13 +61,13 @@ def activate(both_NO: Tensor, weights_N: Tensor) -> Tensor:
 
 @triton.jit
 def _activate(both, weights, out, count, inner, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
-    row, column, there = _of_tile(count, inner, ROWS, COLUMNS)
+    row, column, is_inside = _of_tile(count, inner, ROWS, COLUMNS)
     first = both + row[:, None] * (2 * inner) + column[None, :]
-    gate = tl.load(first, mask=there, other=0.0).to(tl.float32)
-    up = tl.load(first + inner, mask=there, other=0.0).to(tl.float32)
+    gate = tl.load(first, mask=is_inside, other=0.0).to(tl.float32)
+    up = tl.load(first + inner, mask=is_inside, other=0.0).to(tl.float32)
     weight = tl.load(weights + row, mask=row < count, other=0.0)
     active = gate / (1 + tl.exp(-gate)) * up * weight[:, None]
-    tl.store(out + row[:, None] * inner + column[None, :], active.to(out.dtype.element_ty), mask=there)
+    tl.store(out + row[:, None] * inner + column[None, :], active.to(out.dtype.element_ty), mask=is_inside)
 
 
 def activate_backward(grad_NF: Tensor, both_NO: Tensor, weights_N: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -101,21 +101,21 @@ def _activate_backward(
     total = tl.full((ROWS,), 0.0, dtype=tl.float32)
     for start in range(0, inner, COLUMNS):
         column = start + tl.arange(0, COLUMNS)
-        there = is_row[:, None] & (column < inner)[None, :]
+        is_inside = is_row[:, None] & (column < inner)[None, :]
         offsets = row[:, None] * inner + column[None, :]
         pair = row[:, None] * (2 * inner) + column[None, :]
-        grad = tl.load(grads + offsets, mask=there, other=0.0).to(tl.float32)
-        gate = tl.load(both + pair, mask=there, other=0.0).to(tl.float32)
-        up = tl.load(both + inner + pair, mask=there, other=0.0).to(tl.float32)
+        grad = tl.load(grads + offsets, mask=is_inside, other=0.0).to(tl.float32)
+        gate = tl.load(both + pair, mask=is_inside, other=0.0).to(tl.float32)
+        up = tl.load(both + inner + pair, mask=is_inside, other=0.0).to(tl.float32)
         share = 1 / (1 + tl.exp(-gate))
         silu = gate * share
         active = silu * up
         total += tl.sum(grad * active, 1)
         grad *= weight
         slope = share * (1 + gate * (1 - share))
-        tl.store(actives + offsets, (active * weight).to(actives.dtype.element_ty), mask=there)
-        tl.store(grad_both + pair, (grad * up * slope).to(grad_both.dtype.element_ty), mask=there)
-        tl.store(grad_both + inner + pair, (grad * silu).to(grad_both.dtype.element_ty), mask=there)
+        tl.store(actives + offsets, (active * weight).to(actives.dtype.element_ty), mask=is_inside)
+        tl.store(grad_both + pair, (grad * up * slope).to(grad_both.dtype.element_ty), mask=is_inside)
+        tl.store(grad_both + inner + pair, (grad * silu).to(grad_both.dtype.element_ty), mask=is_inside)
     tl.store(grad_weights + row, total, mask=is_row)
 
 
@@ -137,9 +137,9 @@ def combine(
     """Sum up each token's choices."""
     tokens, width = x_TD.shape
     out_TD, tile = torch.empty_like(x_TD), _tile(width, x_TD.dtype)
-    given = _Tokens(x_TD, back_N, ends_E, tokens, width, len(ends_E), weights_TK.shape[1])
+    tokens_arguments = _Tokens(x_TD, back_N, ends_E, tokens, width, len(ends_E), weights_TK.shape[1])
     if out_TD.numel():
-        operands = given, y_ND, weights_TK, out_TD, identity
+        operands = tokens_arguments, y_ND, weights_TK, out_TD, identity
         launch(_combine, _grid(tile, tokens, width), x_TD, *operands, **tile)
     return out_TD
 
@@ -154,17 +154,17 @@ def _combine(given, y, weights, out, IDENTITY: tl.constexpr, ROWS: tl.constexpr,
     for choice in range(given.choices):
         row = tl.load(given.back + token * given.choices + choice, mask=is_token, other=0)
         of_row = (is_token & (row < end))[:, None] & is_column
-        own = tl.load(y + row[:, None] * given.width + column[None, :], mask=of_row, other=0.0)
-        total += own.to(tl.float32)
+        values = tl.load(y + row[:, None] * given.width + column[None, :], mask=of_row, other=0.0)
+        total += values.to(tl.float32)
         if IDENTITY:
             skips = is_token & (row >= end)
             weight = tl.load(weights + token * given.choices + choice, mask=skips, other=0.0)
             of_token = skips[:, None] & is_column
             value = tl.load(given.x + token[:, None] * given.width + column[None, :], mask=of_token, other=0.0)
             total += tl.where(of_token, value.to(tl.float32) * weight[:, None], 0.0)
-    there = is_token[:, None] & is_column
+    is_inside = is_token[:, None] & is_column
     out += token[:, None] * given.width + column[None, :]
-    tl.store(out, total.to(out.dtype.element_ty), mask=there)
+    tl.store(out, total.to(out.dtype.element_ty), mask=is_inside)
 
 
 def weights_backward(
@@ -174,9 +174,9 @@ def weights_backward(
     tokens, width = x_TD.shape
     choices = len(back_N) // max(1, tokens)
     out_TK, tile = grad_weights_N.new_empty(tokens, choices), _tile(width, x_TD.dtype)
-    given = _Tokens(x_TD, back_N, ends_E, tokens, width, len(ends_E), choices)
+    tokens_arguments = _Tokens(x_TD, back_N, ends_E, tokens, width, len(ends_E), choices)
     if out_TK.numel():
-        operands = given, grad_weights_N, grad_TD, out_TK, identity
+        operands = tokens_arguments, grad_weights_N, grad_TD, out_TK, identity
         launch(_weights_backward, triton.cdiv(tokens, tile["ROWS"]), x_TD, *operands, **tile)
     return out_TK
 
@@ -196,10 +196,10 @@ def _weights_backward(
         skips &= is_token
         for start in range(0, given.width, COLUMNS):
             column = start + tl.arange(0, COLUMNS)
-            there = skips[:, None] & (column < given.width)[None, :]
+            is_inside = skips[:, None] & (column < given.width)[None, :]
             offsets = token[:, None] * given.width + column[None, :]
-            grad = tl.load(grads + offsets, mask=there, other=0.0).to(tl.float32)
-            of_skip += tl.sum(grad * tl.load(given.x + offsets, mask=there, other=0.0).to(tl.float32), 1)
+            grad = tl.load(grads + offsets, mask=is_inside, other=0.0).to(tl.float32)
+            of_skip += tl.sum(grad * tl.load(given.x + offsets, mask=is_inside, other=0.0).to(tl.float32), 1)
     for choice in range(given.choices):
         row = tl.load(given.back + token * given.choices + choice, mask=is_token, other=0)
         has_expert = is_token & (row < end)

@@ -30,7 +30,7 @@ def backward(
     z_BSQ, weight_hIP, temperature_J = tensors.z_BSQ, tensors.weight_hIP, tensors.temperature_J
     heads, inputs, head_dim = weight_hIP.shape
     grad_z_BSQ = z_BSQ.new_empty(z_BSQ.shape)
-    given, shape, chosen, arch, tiles = plan(tensors)
+    operands_given, shape, chosen, arch, tiles = plan(tensors)
     partials = max(1, min(tiles, triton.cdiv(arch.compute_units, heads * shape.TAPS)))
     sums = u_hBSP.new_empty(partials, heads * (inputs * head_dim + head_dim + 1))
     if not z_BSQ.numel():
@@ -40,7 +40,7 @@ def backward(
             _backward,
             heads * (shape.TAPS * partials + tiles),
             z_BSQ,
-            given,
+            operands_given,
             _Gradients(heads_of(grad_q_BHSP), heads_of(grad_k_BJSP), u_hBSP, inverse_hBS1),
             grad_z_BSQ,
             sums,
@@ -80,16 +80,16 @@ def _head_of(heads, head, batch):
 @triton.jit
 def _of_mixed(given, grad, own, own_token, head, batch, scale, rows, is_row, columns, SHAPE: tl.constexpr):
     """Return du of some tokens of a head, zero if there is no token, and sqrt(P) g u / |u| of each; fp32."""
-    whole = is_row[:, None] & (columns < SHAPE.HEAD_DIM)[None, :]
+    is_inside = is_row[:, None] & (columns < SHAPE.HEAD_DIM)[None, :]
     of_rows = own + rows.to(tl.int64)[:, None] * own_token
     partner = partners(columns, SHAPE.PAIRS)
-    g = tl.load(of_rows + columns[None, :], mask=whole, other=0.0).to(tl.float32)
-    turned = tl.load(of_rows + partner[None, :], mask=whole, other=0.0).to(tl.float32)
+    g = tl.load(of_rows + columns[None, :], mask=is_inside, other=0.0).to(tl.float32)
+    turned = tl.load(of_rows + partner[None, :], mask=is_inside, other=0.0).to(tl.float32)
     cosine, sine = angles(given, batch, rows, is_row, columns, SHAPE.PAIRS)
     g = g * cosine - turned * sine
     first = (head.to(tl.int64) * given.batches + batch) * given.length
     mixed = grad.mixed + first * SHAPE.HEAD_DIM
-    u = tl.load(mixed + rows[:, None] * SHAPE.HEAD_DIM + columns[None, :], mask=whole, other=0.0)
+    u = tl.load(mixed + rows[:, None] * SHAPE.HEAD_DIM + columns[None, :], mask=is_inside, other=0.0)
     one_over = tl.load(grad.inverse + first + rows, mask=is_row, other=0.0)
     along = tl.sum(g * u, 1) * one_over
     du = (g - u * (along * one_over / SHAPE.HEAD_DIM)[:, None]) * (one_over * scale)[:, None]
@@ -104,11 +104,11 @@ def _of_own(given, grad, head, batch, scale, rows, is_row, columns, SHAPE: tl.co
     """
     queries = given.heads - SHAPE.KEYS
     if head < queries:
-        own, token = _head_of(grad.q, head, batch)
-        du, along = _of_mixed(given, grad, own, token, head, batch, scale, rows, is_row, columns, SHAPE)
+        head_index, token = _head_of(grad.q, head, batch)
+        du, along = _of_mixed(given, grad, head_index, token, head, batch, scale, rows, is_row, columns, SHAPE)
     else:
-        own, token = _head_of(grad.k, head - queries, batch)
-        du, along = _of_mixed(given, grad, own, token, head, batch, scale, rows, is_row, columns, SHAPE)
+        head_index, token = _head_of(grad.k, head - queries, batch)
+        du, along = _of_mixed(given, grad, head_index, token, head, batch, scale, rows, is_row, columns, SHAPE)
     return du, along
 
 
@@ -123,14 +123,14 @@ def _of_weights(program, given, grad, sums, all_tiles, partials, SHAPE: tl.const
     is_column = columns < SHAPE.HEAD_DIM
     tap = program % SHAPE.TAPS
     head = program // SHAPE.TAPS % heads
-    part = program // (SHAPE.TAPS * heads)
+    first_tile = program // (SHAPE.TAPS * heads)
     is_key = head >= queries
     scale = tl.load(given.temperature + head - queries, mask=is_key, other=1.0).to(tl.float32)
     back = SHAPE.TAPS - 1 - tap
     total = tl.full((SHAPE.PADDED, SHAPE.PADDED), 0.0, dtype=tl.float32)
     bias_total = tl.full((SHAPE.PADDED,), 0.0, dtype=tl.float32)
     along_total = tl.full((SHAPE.ROWS,), 0.0, dtype=tl.float32)
-    for tile in range(part, all_tiles, partials):
+    for tile in range(first_tile, all_tiles, partials):
         batch = (tile // tiles).to(tl.int64)
         rows = tile % tiles * SHAPE.ROWS + tl.arange(0, SHAPE.ROWS)
         is_row = rows < length
@@ -151,7 +151,7 @@ def _of_weights(program, given, grad, sums, all_tiles, partials, SHAPE: tl.const
         )
         total = dot(z_tile, du.to(z_tile.dtype), total)
 
-    sums += part.to(tl.int64) * heads * (SHAPE.TAPS * SHAPE.HEAD_DIM * SHAPE.HEAD_DIM + SHAPE.HEAD_DIM + 1)
+    sums += first_tile.to(tl.int64) * heads * (SHAPE.TAPS * SHAPE.HEAD_DIM * SHAPE.HEAD_DIM + SHAPE.HEAD_DIM + 1)
     corner = sums + (head * SHAPE.TAPS + tap) * SHAPE.HEAD_DIM * SHAPE.HEAD_DIM
     tl.store(
         corner + columns[:, None] * SHAPE.HEAD_DIM + columns[None, :],
@@ -221,5 +221,5 @@ def _of_inputs(program, given, grad, z_grad, SHAPE: tl.constexpr):
         total = dot(du.to(turned.dtype), turned, total)
     out = z_grad + (batch * length + rows)[:, None] * (heads * SHAPE.HEAD_DIM)
     channels = (head * SHAPE.HEAD_DIM + columns)[None, :]
-    whole = is_row[:, None] & is_column[None, :]
-    tl.store(out + channels, total.to(z_grad.dtype.element_ty), mask=whole)
+    is_inside = is_row[:, None] & is_column[None, :]
+    tl.store(out + channels, total.to(z_grad.dtype.element_ty), mask=is_inside)

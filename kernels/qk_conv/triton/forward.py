@@ -18,12 +18,12 @@ def forward(keeps: bool, *operands: Tensor | None) -> tuple[Tensor, Tensor, Tens
     tensors = ConvolutionOperands(*operands)  # type: ignore[arg-type]
     q_BHSP, k_BJSP, u_hBSP, inverse_hBS1 = tensors.empty(keeps)
     if q_BHSP.numel():
-        given, shape, chosen, _, tiles = plan(tensors)
+        operands_given, shape, chosen, _, tiles = plan(tensors)
         launch(
             _forward,
-            tiles * given.heads,
+            tiles * operands_given.heads,
             q_BHSP,
-            given,
+            operands_given,
             q_BHSP,
             k_BJSP,
             u_hBSP if keeps else None,
@@ -51,7 +51,7 @@ def _forward(given, q_out, k_out, mixed_out, inverse_out, root, SHAPE: tl.conste
     is_row = rows < length
     columns = tl.arange(0, SHAPE.PADDED)
     is_column = columns < SHAPE.HEAD_DIM
-    whole = is_row[:, None] & is_column[None, :]
+    is_inside = is_row[:, None] & is_column[None, :]
     z = given.z.first + batch * given.z.batch
     weight = given.weight + head.to(tl.int64) * (SHAPE.TAPS * SHAPE.HEAD_DIM * SHAPE.HEAD_DIM)
 
@@ -90,16 +90,16 @@ def _forward(given, q_out, k_out, mixed_out, inverse_out, root, SHAPE: tl.conste
         total = dot(z_tile, weight_tile, total)
     total += tl.load(given.bias + head * SHAPE.HEAD_DIM + columns, mask=is_column, other=0.0)[None, :]
 
-    own = z + rows.to(tl.int64)[:, None] * given.z.token + columns[None, :]
-    total += 0.5 * tl.load(own + head * SHAPE.HEAD_DIM, mask=whole, other=0.0).to(tl.float32)
+    row_pointers = z + rows.to(tl.int64)[:, None] * given.z.token + columns[None, :]
+    total += 0.5 * tl.load(row_pointers + head * SHAPE.HEAD_DIM, mask=is_inside, other=0.0).to(tl.float32)
     scale = 1.0
     if head < queries:
-        key = tl.load(own + (queries + head // SHAPE.GROUP) * SHAPE.HEAD_DIM, mask=whole, other=0.0)
+        key = tl.load(row_pointers + (queries + head // SHAPE.GROUP) * SHAPE.HEAD_DIM, mask=is_inside, other=0.0)
         total += 0.5 * key.to(tl.float32)
     else:
         for member in range(SHAPE.GROUP):
             query = (head - queries) * SHAPE.GROUP + member
-            z_tile = tl.load(own + query * SHAPE.HEAD_DIM, mask=whole, other=0.0)
+            z_tile = tl.load(row_pointers + query * SHAPE.HEAD_DIM, mask=is_inside, other=0.0)
             total += (0.5 / SHAPE.GROUP) * z_tile.to(tl.float32)
         scale = tl.load(given.temperature + head - queries).to(tl.float32)
 
@@ -107,7 +107,7 @@ def _forward(given, q_out, k_out, mixed_out, inverse_out, root, SHAPE: tl.conste
     inverse = root / tl.maximum(tl.sqrt(squares), 1.1920928955078125e-07, propagate_nan=tl.PropagateNan.ALL)
     if mixed_out is not None:
         token = (head.to(tl.int64) * given.batches + batch) * length + rows
-        tl.store(mixed_out + token[:, None] * SHAPE.HEAD_DIM + columns[None, :], total, mask=whole)
+        tl.store(mixed_out + token[:, None] * SHAPE.HEAD_DIM + columns[None, :], total, mask=is_inside)
         tl.store(inverse_out + token, inverse, mask=is_row)
 
     cosine, sine = angles(given, batch, rows, is_row, columns, SHAPE.PAIRS)
@@ -116,7 +116,7 @@ def _forward(given, q_out, k_out, mixed_out, inverse_out, root, SHAPE: tl.conste
     result = ((total * cosine + partner * sine) * (inverse * scale)[:, None]).to(q_out.dtype.element_ty)
     if head < queries:
         out = q_out + ((batch * queries + head) * length + rows)[:, None] * SHAPE.HEAD_DIM + columns[None, :]
-        tl.store(out, result, mask=whole)
+        tl.store(out, result, mask=is_inside)
     else:
         first = (batch * SHAPE.KEYS + head - queries) * length
-        tl.store(k_out + (first + rows)[:, None] * SHAPE.HEAD_DIM + columns[None, :], result, mask=whole)
+        tl.store(k_out + (first + rows)[:, None] * SHAPE.HEAD_DIM + columns[None, :], result, mask=is_inside)

@@ -42,7 +42,7 @@ def _on_meta(dtype: torch.dtype, head_dim: int, tokens: int, taps: int, divided:
     def empty(*shape: int, dtype: torch.dtype = dtype) -> Tensor:
         return torch.empty(*shape, dtype=dtype, device="meta")
 
-    given = ConvolutionOperands(
+    operands_given = ConvolutionOperands(
         z_BSQ=empty(2, tokens, (heads + keys) * head_dim)[:, :, : heads * head_dim],  # of a wider product
         weight_hIP=empty(heads, taps * head_dim, head_dim),
         bias_hP=empty(heads, head_dim, dtype=torch.float32),
@@ -52,10 +52,10 @@ def _on_meta(dtype: torch.dtype, head_dim: int, tokens: int, taps: int, divided:
         seen_BSW=empty(2, tokens, taps, dtype=torch.bool) if divided else None,
         before_BWQ=None,
     )
-    behind = given._replace(before_BWQ=empty(2, taps - 1, heads * head_dim))
-    results = given.empty(keeps=True)
+    behind = operands_given._replace(before_BWQ=empty(2, taps - 1, heads * head_dim))
+    results = operands_given.empty(keeps=True)
     return {
-        "forward": partial(forward, True, *given),
+        "forward": partial(forward, True, *operands_given),
         "forward behind others": partial(forward, False, *behind),
-        "backward": partial(backward, *results, *given),
+        "backward": partial(backward, *results, *operands_given),
     }

@@ -110,7 +110,7 @@ def plan(operands: ConvolutionOperands) -> ConvolutionPlan:
     arch = arch_of(operands.z_BSQ.device)
     chosen = configuration(arch, operands.z_BSQ.dtype, length, head_dim)
     cos, seen, before = operands.cos.contiguous(), operands.seen_BSW, operands.before_BWQ
-    given = GivenOperands(
+    operands_given = GivenOperands(
         z=_tokens(operands.z_BSQ),
         before=None if before is None else _tokens(before),
         weight=operands.weight_hIP.contiguous(),
@@ -135,7 +135,7 @@ def plan(operands: ConvolutionOperands) -> ConvolutionPlan:
         TERMS=chosen.terms,
         DIES=dies(arch),
     )
-    return ConvolutionPlan(given, shape, chosen, arch, batch * triton.cdiv(length, chosen.rows))
+    return ConvolutionPlan(operands_given, shape, chosen, arch, batch * triton.cdiv(length, chosen.rows))
 
 
 def heads_of(x_BHSP: Tensor) -> Heads:

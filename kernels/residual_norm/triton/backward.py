@@ -45,19 +45,19 @@ def backward(
     *operands: Tensor | None,
 ) -> Gradients:
     """Return the gradients of the operands, as the reference does."""
-    given = NormOperands(*operands)  # type: ignore[arg-type]
-    hidden, width = given.hidden, given.hidden.shape[-1]
+    operands_given = NormOperands(*operands)  # type: ignore[arg-type]
+    hidden, width = operands_given.hidden, operands_given.hidden.shape[-1]
     rows = hidden.numel() // width
-    out = NormOperands(*(None if each is None else _empty(each) for each in given))  # type: ignore[arg-type]
+    out = NormOperands(*(None if operand is None else _empty(operand) for operand in operands_given))  # type: ignore[arg-type]
     if grad_x is None:
         out = out._replace(weight=None, bias=None)  # type: ignore[arg-type]
     if not rows:
-        return tuple(None if each is None else each.zero_() for each in out)
+        return tuple(None if operand is None else operand.zero_() for operand in out)
     arch = arch_of(hidden.device)
     chosen = backward_configuration(arch, rows, width)
     kinds = 4 if out.bias is None else 5
     sums_KPD = hidden.new_empty((kinds, chosen.programs, width), dtype=torch.float32)
-    packed = for_kernels(given)
+    packed = for_kernels(operands_given)
     launch(
         _backward_rows if held_in_registers(arch, width) else _backward_long_rows,
         chosen.programs,
@@ -72,7 +72,7 @@ def backward(
         num_warps=chosen.num_warps,
     )
     vectors = packed._replace(hidden=None, residual=None), out._replace(hidden=None, residual=None)  # type: ignore[arg-type]
-    if any(each is not None for each in vectors[1]):
+    if any(operand is not None for operand in vectors[1]):
         blocks = triton.cdiv(width, _REDUCED_COLUMNS)
         sizes = chosen.programs, width, _REDUCED_ROWS, _REDUCED_COLUMNS
         launch(_sum_partials, (blocks, 3), hidden, sums_KPD, *vectors, *sizes, num_warps=4)
@@ -101,8 +101,8 @@ def _row_statistics(statistics, rows, row, is_row, CENTERED: tl.constexpr):
 @triton.jit
 def _add_up(sums, index: tl.constexpr, width, column, is_column, values):
     """Store a workgroup's partial sum, over the rows of its tile [ROWS, COLUMNS]."""
-    own = (tl.num_programs(0) * index + tl.program_id(0)).to(tl.int64) * width
-    tl.store(sums + own + column, tl.sum(values, axis=0, keep_dims=True), mask=is_column)
+    offset = (tl.num_programs(0) * index + tl.program_id(0)).to(tl.int64) * width
+    tl.store(sums + offset + column, tl.sum(values, axis=0, keep_dims=True), mask=is_column)
 
 
 @triton.jit
@@ -142,17 +142,17 @@ def _backward_rows(given, grad, out, sums, rows, width, SHAPE: tl.constexpr):
             scale, other_scale, shift = scales(given, column, is_column)
             gain = vector(given.weight, column, is_column, 1.0)
         if grad.x.first is not None:
-            own = tile_of(grad.x, row, column, inside)
+            grad_row = tile_of(grad.x, row, column, inside)
             inverse, mean = _row_statistics(grad.statistics, rows, row, is_row, SHAPE.CENTERED)
             normal = (h * scale + (r * other_scale + shift) - mean) * inverse
-            weighted = own * gain
+            weighted = grad_row * gain
             along = tl.sum(weighted * normal, axis=1, keep_dims=True) / width
             across = weighted - normal * along
             if SHAPE.CENTERED:
                 across -= tl.sum(weighted, axis=1, keep_dims=True) / width
             g += across * inverse
-            of_weight += own * normal
-            of_bias += own
+            of_weight += grad_row * normal
+            of_bias += grad_row
         store(out.hidden, row, width, column, inside, g * scale)
         store(out.residual, row, width, column, inside, g * other_scale)
         total += g
@@ -202,12 +202,12 @@ def _backward_long_rows(given, grad, out, sums, rows, width, SHAPE: tl.constexpr
         g = tile_of(grad.joined, row, column, inside)
         if grad.x.first is not None:
             normal = (h * scale + (r * other_scale + shift) - mean) * inverse
-            own = tile_of(grad.x, row, column, inside)
+            grad_row = tile_of(grad.x, row, column, inside)
             gain = vector(given.weight, column, is_column, 1.0)
-            g += (own * gain - normal * along - level) * inverse
-            _add_up(sums, _OF_WEIGHT, width, column, is_column, own * normal)
+            g += (grad_row * gain - normal * along - level) * inverse
+            _add_up(sums, _OF_WEIGHT, width, column, is_column, grad_row * normal)
             if out.bias is not None:
-                _add_up(sums, _OF_BIAS, width, column, is_column, own)
+                _add_up(sums, _OF_BIAS, width, column, is_column, grad_row)
         store(out.hidden, row, width, column, inside, g * scale)
         store(out.residual, row, width, column, inside, g * other_scale)
         _add_up_streams(sums, given, width, column, is_column, g, g * h, g * r)

@@ -24,11 +24,11 @@ from zslurm.kernels.triton_tools import launch
 
 def forward(eps: float, centered: bool, *operands: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
     """Return x, t and the statistics of each row, as the reference does."""
-    given = NormOperands(*operands)  # type: ignore[arg-type]
-    hidden, width = given.hidden, given.hidden.shape[-1]
+    operands_given = NormOperands(*operands)  # type: ignore[arg-type]
+    hidden, width = operands_given.hidden, operands_given.hidden.shape[-1]
     rows = hidden.numel() // width
-    x = torch.empty(hidden.shape, dtype=given.weight.dtype, device=hidden.device)
-    joined = hidden.new_empty(hidden.shape if given.joins else 0, dtype=torch.float32)
+    x = torch.empty(hidden.shape, dtype=operands_given.weight.dtype, device=hidden.device)
+    joined = hidden.new_empty(hidden.shape if operands_given.joins else 0, dtype=torch.float32)
     statistics_KR = hidden.new_empty((2 if centered else 1, rows), dtype=torch.float32)
     if rows:
         arch = arch_of(hidden.device)
@@ -37,9 +37,9 @@ def forward(eps: float, centered: bool, *operands: Tensor | None) -> tuple[Tenso
             _forward_rows if held_in_registers(arch, width) else _forward_long_rows,
             chosen.programs,
             hidden,
-            for_kernels(given),
+            for_kernels(operands_given),
             x,
-            joined if given.joins else None,
+            joined if operands_given.joins else None,
             statistics_KR,
             rows,
             width,

@@ -91,9 +91,9 @@ def backward_configuration(arch: Arch, rows: int, width: int) -> NormConfigurati
         return long._replace(programs=triton.cdiv(rows, _BACKWARD_ROWS))
     columns = triton.next_power_of_2(width)
     tile = _TILE if _aligned(width) else _TILE // 2
-    found = _dealt_out(arch, rows, width, max(1, tile // columns), columns, waves=8)
+    configuration = _dealt_out(arch, rows, width, max(1, tile // columns), columns, waves=8)
     # A lane of 16 warps has 128 registers: Triton 3.6 spills some if it keeps the vectors as well.
-    return found._replace(hoisted=found.hoisted and found.num_warps < _MOST_WARPS)
+    return configuration._replace(hoisted=configuration.hoisted and configuration.num_warps < _MOST_WARPS)
 
 
 def _dealt_out(
@@ -110,8 +110,8 @@ def _dealt_out(
 
 def shape_of(chosen: NormConfiguration, rows: int, width: int, *, centered: bool) -> NormShape:
     """Return the constants for so many rows of this width."""
-    whole = width % chosen.columns == 0 and rows % chosen.rows == 0
-    return NormShape(chosen.rows, chosen.columns, chosen.hoisted, whole, centered)
+    fills_tiles = width % chosen.columns == 0 and rows % chosen.rows == 0
+    return NormShape(chosen.rows, chosen.columns, chosen.hoisted, fills_tiles, centered)
 
 
 def rows_of(x: Tensor | None) -> Rows:
@@ -126,7 +126,9 @@ def rows_of(x: Tensor | None) -> Rows:
 def for_kernels(given: NormOperands) -> Any:
     """Return the operands as kernels take them: streams as rows, vectors without gaps between their elements."""
     streams: Any = {"hidden": rows_of(given.hidden), "residual": rows_of(given.residual)}
-    vectors = {name: each.contiguous() for name, each in given.given().items() if name not in streams}
+    vectors = {
+        name: vector_operand.contiguous() for name, vector_operand in given.given().items() if name not in streams
+    }
     return given._replace(**vectors, **streams)
 
 
@@ -145,9 +147,9 @@ def scales(given, column, is_column):
     """Return a, c and b a + d c, of which t = h a + r c + the last, the same for all rows."""
     scale = vector(given.hidden_scale, column, is_column, 1.0)
     other_scale = vector(given.residual_scale, column, is_column, 1.0)
-    own = vector(given.hidden_bias, column, is_column, 0.0) * scale
-    other = vector(given.residual_bias, column, is_column, 0.0) * other_scale
-    return scale, other_scale, own + other
+    own_bias = vector(given.hidden_bias, column, is_column, 0.0) * scale
+    other_bias = vector(given.residual_bias, column, is_column, 0.0) * other_scale
+    return scale, other_scale, own_bias + other_bias
 
 
 @triton.jit

@@ -242,12 +242,14 @@ def _prepare(staging: Path, plan: _Plan) -> list[WholeBundle]:
     for path in sorted(directory.iterdir()):
         if named := BUNDLE_NAME.fullmatch(path.name):  # the naming of all bundles at the end was interrupted
             path.replace(part_path(directory, int(named["part"])))
-    if whole := whole_bundles(staging):
-        plan.note(f"comparing {counted(whole, 'bundle')} of an unfinished build with the checksums")
+    if whole_count := whole_bundles(staging):
+        plan.note(f"comparing {counted(whole_count, 'bundle')} of an unfinished build with the checksums")
     kept = bundles_to_keep(staging, plan.kept_with, plan.reader.files, plan.workers)
-    wanted = {f"part-{part:05d}" for part in range(len(kept))} | ({CORPUS, "tokenizer"} if kept else {CORPUS})
+    expected_names = {f"part-{part:05d}" for part in range(len(kept))} | (
+        {CORPUS, "tokenizer"} if kept else {CORPUS}
+    )
     for path in [*staging.iterdir(), *directory.iterdir()]:
-        if path.stem not in wanted:
+        if path.stem not in expected_names:
             path.unlink()
     if kept:
         plan.note(f"continuing after the whole bundles: {len(kept)}")

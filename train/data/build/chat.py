@@ -107,8 +107,8 @@ class ChatTemplate:
         spans: list[tuple[int, int]] = []
         text = self._text(messages, spans)
         if not _compiled(self.source).marks:
-            spans = [span for place, each in enumerate(messages) if each["role"] == _ASSISTANT
-                     for span in self._added(messages, place, text)]  # fmt: skip
+            spans = [span for index, message in enumerate(messages) if message["role"] == _ASSISTANT
+                     for span in self._added(messages, index, text)]  # fmt: skip
         return Rendered(text, tuple(span for span in spans if span[0] < span[1]))
 
     def _added(self, messages: Sequence[Mapping[str, Any]], place: int, text: str) -> list[tuple[int, int]]:
@@ -220,13 +220,13 @@ def _read_config(path: Path) -> dict[str, Any]:
 
 def _template_of(config: Mapping[str, Any], directory: Path) -> str:
     """Return the template in tokenizer_config.json: the only one, or that named `default`."""
-    found = config.get("chat_template")
-    if isinstance(found, list):
-        by_name = {each.get("name"): each.get("template") for each in found if isinstance(each, dict)}
-        found = by_name.get(_DEFAULT)
-    if not isinstance(found, str):
+    template = config.get("chat_template")
+    if isinstance(template, list):
+        by_name = {entry.get("name"): entry.get("template") for entry in template if isinstance(entry, dict)}
+        template = by_name.get(_DEFAULT)
+    if not isinstance(template, str):
         raise DataError(
             f"{directory}: has no chat template, neither {TEMPLATE_FILE} nor `chat_template` in {CONFIG_FILE}; "
             "give one (--chat-template FILE), or the folder of a tokenizer that has one"
         )
-    return found
+    return template

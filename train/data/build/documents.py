@@ -96,10 +96,10 @@ def _conversation(raw: Raw, chat: ChatTemplate, name: str, messages: Any) -> Doc
     """
     if not isinstance(messages, list):
         raise DataError(f"{raw.where}: {name!r} is {_name_of(messages)}, not a list of messages")
-    for place, message in enumerate(messages):
+    for index, message in enumerate(messages):
         if not isinstance(message, dict) or not isinstance(message.get("role"), str):
             raise DataError(
-                f"{raw.where}: message {place} of {name!r} has no 'role' (an object with role and content)"
+                f"{raw.where}: message {index} of {name!r} has no 'role' (an object with role and content)"
             )
     content = json.dumps(messages, ensure_ascii=False, sort_keys=True, default=str)
     try:
@@ -131,8 +131,8 @@ def _of_line(raw: Raw, line: bytes, names: Sequence[str], option: str) -> tuple[
         raise DataError(f"{raw.where}: is {_name_of(value)}, not an object with {names[0]!r}")
     for name in names:
         if name not in value:
-            found = ", ".join(map(repr, value)) or "none"
-            raise DataError(f"{raw.where}: has no {name!r}; its keys: {found} (set {option})")
+            keys = ", ".join(map(repr, value)) or "none"
+            raise DataError(f"{raw.where}: has no {name!r}; its keys: {keys} (set {option})")
     return tuple(value[name] for name in names)
 
 

@@ -41,9 +41,9 @@ def read_rows(
             while group < metadata.num_row_groups and row + metadata.row_group(group).num_rows <= start:
                 row += metadata.row_group(group).num_rows
                 group += 1
-            wanted = list(range(group, metadata.num_row_groups))
-            batches = file.iter_batches(rows_at_once, row_groups=wanted, columns=list(columns), use_threads=False)
-            for batch in batches if wanted else ():
+            groups = list(range(group, metadata.num_row_groups))
+            batches = file.iter_batches(rows_at_once, row_groups=groups, columns=list(columns), use_threads=False)
+            for batch in batches if groups else ():
                 for values in zip(*(batch.column(name).to_pylist() for name in columns), strict=True):
                     if row >= start:
                         yield row, tuple(map(_without_nulls, values)) if nested else values, metadata.num_rows
@@ -61,9 +61,11 @@ def read_rows(
 def _without_nulls(value: Any) -> Any:
     """Return a value whose objects lack what is null."""
     if isinstance(value, list):
-        return [_without_nulls(each) for each in value]
+        return [_without_nulls(value_inside) for value_inside in value]
     if isinstance(value, dict):
-        return {name: _without_nulls(each) for name, each in value.items() if each is not None}
+        return {
+            name: _without_nulls(value_inside) for name, value_inside in value.items() if value_inside is not None
+        }
     return value
 
 
@@ -74,8 +76,10 @@ def _check_columns(path: Path, schema: Any, columns: Sequence[str], *, nested: b
     for name in columns:
         if name not in schema.names:
             option = "--chat-key" if nested else "--text-column, or with --prompt-key and --completion-key"
-            found = ", ".join(schema.names)
-            raise DataError(f"{path}: has no column {name!r}; its columns are {found} (name one with {option})")
+            columns_found = ", ".join(schema.names)
+            raise DataError(
+                f"{path}: has no column {name!r}; its columns are {columns_found} (name one with {option})"
+            )
         kind = schema.field(name).type
         text = kind.value_type if types.is_dictionary(kind) else kind
         if nested and (types.is_list(kind) or types.is_large_list(kind)):

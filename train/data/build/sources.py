@@ -89,7 +89,7 @@ def find_files(
         MissingSource: a source does not exist.
         DataError: a source is unreadable, or nothing is found.
     """
-    found: dict[str, SourceFile] = {}
+    files_by_path: dict[str, SourceFile] = {}
     if not glob or PurePath(glob).is_absolute():
         what = "is empty" if not glob else "begins with /, and is matched with paths inside the sources"
         raise DataError(f"the pattern of files (--glob {shlex.quote(glob)}) {what}; leave it out for all files")
@@ -104,15 +104,15 @@ def find_files(
                 if not stat.S_ISREG(status.st_mode):
                     raise DataError(f"{path}: is no regular file; sources are read more than once: save it first")
                 file = SourceFile(path, status.st_size, status.st_mtime_ns, named)
-                found.setdefault(os.path.realpath(path), file)
+                files_by_path.setdefault(os.path.realpath(path), file)
     except FileNotFoundError as error:
         raise MissingSource(f"{error.filename}: no such file or directory") from error
     except OSError as error:
         raise DataError(f"{error.filename}: cannot be read: {error.strerror}") from error
-    if not found:
+    if not files_by_path:
         searched = ", ".join(map(str, sources)) or "the (empty) list of sources"
         raise DataError(f"{searched}: no file matches {glob!r}; name other sources or another pattern")
-    return list(found.values())
+    return list(files_by_path.values())
 
 
 def _walk(top: Path, glob: str, excluded: frozenset[str], ours: set[str]) -> Iterator[Path]:

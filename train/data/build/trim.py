@@ -73,9 +73,9 @@ def removal(text: str, tokens: TextTokens, reasoning: tuple[int, int] | None, ex
         return None  # tokens that are nothing of the text are among them
     kept = len(inside) - excess
     clean = [
-        place for place in range(first, last + 1) if place in (first, last) or starts[place] >= ends[place - 1]
+        index for index in range(first, last + 1) if index in (first, last) or starts[index] >= ends[index - 1]
     ]
-    lines = {place for place in clean if place in (first, last) or text[ends[place - 1] - 1] == "\n"}
+    lines = {index for index in clean if index in (first, last) or text[ends[index - 1] - 1] == "\n"}
     begin = _down_to(first + kept // 2, first, clean, lines)
     end = _up_to(last - (kept - kept // 2), last, clean, lines)
     return slice(begin, end)
@@ -84,12 +84,12 @@ def removal(text: str, tokens: TextTokens, reasoning: tuple[int, int] | None, ex
 def _down_to(place: int, least: int, clean: list[int], lines: set[int]) -> int:
     """Return the border at or below `place`, where the beginning ends."""
     most_loss = (place - least) // _SLACK
-    line = next((each for each in range(place, place - most_loss - 1, -1) if each in lines and each > least), None)
-    return line if line is not None else max(each for each in clean if each <= place)
+    line = next((end for end in range(place, place - most_loss - 1, -1) if end in lines and end > least), None)
+    return line if line is not None else max(end for end in clean if end <= place)
 
 
 def _up_to(place: int, most: int, clean: list[int], lines: set[int]) -> int:
     """Return the border at or above `place`, where the end begins."""
     most_loss = (most - place) // _SLACK
-    line = next((each for each in range(place, place + most_loss + 1) if each in lines and each < most), None)
-    return line if line is not None else min(each for each in clean if each >= place)
+    line = next((end for end in range(place, place + most_loss + 1) if end in lines and end < most), None)
+    return line if line is not None else min(end for end in clean if end >= place)

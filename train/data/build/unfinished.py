@@ -96,7 +96,7 @@ def staging_directory(final: Path, note: Callable[[str], None]) -> Iterator[Path
     staging, path = unfinished_path(final), lock_path(final)
     final.parent.mkdir(parents=True, exist_ok=True)
     try:
-        lock = Lock.acquire(path, str(final), is_gone=lambda other: _is_silent(path, other, note))
+        lock = Lock.acquire(path, str(final), is_gone=lambda holder: _is_silent(path, holder, note))
     except InUse as error:
         raise DataError(str(error)) from error
     with lock, _signs_of_life(path):
@@ -105,8 +105,8 @@ def staging_directory(final: Path, note: Callable[[str], None]) -> Iterator[Path
             yield staging
             _publish(staging / CORPUS, final)
         except BaseException:
-            if whole := whole_bundles(staging):
-                note(f"whole bundles are kept in {staging}: {whole}; the same command continues after them")
+            if whole_count := whole_bundles(staging):
+                note(f"whole bundles are kept in {staging}: {whole_count}; the same command continues after them")
             else:
                 shutil.rmtree(staging, ignore_errors=True)
             raise
@@ -125,7 +125,7 @@ def lock_path(final: Path) -> Path:
 
 def whole_bundles(staging: Path) -> int:
     """Return how many bundles are recorded as whole."""
-    return next(part for part in count() if WholeBundle.read(staging, part) is None)
+    return next(number for number in count() if WholeBundle.read(staging, number) is None)
 
 
 def bundles_to_keep(
@@ -138,24 +138,24 @@ def bundles_to_keep(
     """
     kept: list[WholeBundle] = []
     start = START
-    for part in count():
-        whole = WholeBundle.read(staging, part)
-        if whole is None:
+    for number in count():
+        bundle = WholeBundle.read(staging, number)
+        if bundle is None:
             return kept
         if changed := sorted(
-            k for k in settings.keys() | whole.settings if settings.get(k) != whole.settings.get(k)
+            k for k in settings.keys() | bundle.settings if settings.get(k) != bundle.settings.get(k)
         ):
             raise DataError(
                 f"{staging}: holds whole bundles ({whole_bundles(staging)}) of an unfinished build with other "
                 f"{', '.join(changed)}; give the command that began it to continue, or remove it to begin anew"
             )
-        path = part_path(staging / CORPUS, part)
-        if whole.files_sha256 != files_sha256(files, start, whole.cursor):
+        path = part_path(staging / CORPUS, number)
+        if bundle.files_sha256 != files_sha256(files, start, bundle.cursor):
             return kept
         if not path.exists() or not path.with_name(TOKENIZER_FILE).exists() or verify(path, workers).damages:
             return kept
-        kept.append(whole)
-        start = whole.cursor
+        kept.append(bundle)
+        start = bundle.cursor
     raise AssertionError  # count() does not end
 
 

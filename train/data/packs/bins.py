@@ -29,8 +29,8 @@ class _Rooms:
 
     def add(self, room: int, bins: list[int]) -> None:
         """Add bins that all have `room`."""
-        if found := self._bins.get(room):
-            found += bins
+        if same_room := self._bins.get(room):
+            same_room += bins
             return
         self._bins[room] = bins
         word = room >> _WORD
@@ -80,26 +80,28 @@ def best_fit_decreasing(sizes: NDArray[np.int64], capacity: int) -> tuple[NDArra
     rooms, opened = _Rooms(), 0
     bins: list[int] = []  # of the items in `order`
     for negative, count in zip(different.tolist(), counts.tolist(), strict=True):
-        size, left = -negative, count
-        while left:
+        size, remaining = -negative, count
+        while remaining:
             room = rooms.least(size)
             if room is None:
                 room = capacity
-                new = -(-left // (capacity // size))
+                new = -(-remaining // (capacity // size))
                 chosen = list(range(opened, opened + new))
                 opened += new
             else:
-                chosen = rooms.take(room, -(-left // (room // size)))
-            each = room // size
-            last = min(left - each * (len(chosen) - 1), each)  # of the last bin, which may not be filled
-            full = chosen if last == each else chosen[:-1]
-            bins += full if each == 1 else [one for one in full for _ in range(each)]
-            if full and room - each * size:
-                rooms.add(room - each * size, list(full))
-            if last < each:
+                chosen = rooms.take(room, -(-remaining // (room // size)))
+            per_bin = room // size
+            last = min(
+                remaining - per_bin * (len(chosen) - 1), per_bin
+            )  # of the last bin, which may not be filled
+            full = chosen if last == per_bin else chosen[:-1]
+            bins += full if per_bin == 1 else [index for index in full for _ in range(per_bin)]
+            if full and room - per_bin * size:
+                rooms.add(room - per_bin * size, list(full))
+            if last < per_bin:
                 bins += [chosen[-1]] * last
                 rooms.add(room - last * size, [chosen[-1]])
-            left -= len(full) * each + (last if last < each else 0)
+            remaining -= len(full) * per_bin + (last if last < per_bin else 0)
     result = np.empty(len(order), np.int64)
     result[order] = bins
     return result, opened

@@ -147,16 +147,16 @@ def pack(
         DataError: a document is longer than a pack and refused; or none has anything to learn.
     """
     parts, checksum = [], 0
-    for part in pack_windows(corpus, context, long_documents, report):
-        parts.append(part)
-        checksum = part.checksum(checksum)
-    sizes = np.concatenate([part.sizes for part in parts])
+    for window in pack_windows(corpus, context, long_documents, report):
+        parts.append(window)
+        checksum = window.checksum(checksum)
+    sizes = np.concatenate([window.sizes for window in parts])
     return Packs(
         context,
         np.append(0, np.cumsum(sizes)),
-        np.concatenate([part.starts for part in parts]),
-        np.concatenate([part.tokens for part in parts]),
-        sum((part.counts for part in parts), Counts()),
+        np.concatenate([window.starts for window in parts]),
+        np.concatenate([window.tokens for window in parts]),
+        sum((window.counts for window in parts), Counts()),
         checksum,
     )
 
@@ -169,10 +169,10 @@ def pack_windows(
     for starts, lengths in _windows(corpus):
         if long_documents == "refuse" and (lengths > context + 1).any():
             raise DataError(_refusal(corpus, context, done, lengths))
-        part = _pack_window(starts, lengths, context, long_documents)
-        done, packs = done + len(lengths), packs + len(part.sizes)
+        window = _pack_window(starts, lengths, context, long_documents)
+        done, packs = done + len(lengths), packs + len(window.sizes)
         report(done, corpus.document_count)
-        yield part
+        yield window
     if not packs:
         raise DataError(f"{corpus.path}: none of its {counted(done, 'document')} has a token to learn; add text")
 

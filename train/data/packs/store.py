@@ -90,11 +90,15 @@ def store(
     try:
         checksum, pieces, counts = 0, 0, Counts()
         spools["ends"].append(np.zeros(1, _DTYPES["ends"]))
-        for part in pack_windows(corpus, context, long_documents, report):
-            ends = pieces + np.cumsum(part.sizes)
-            for name, array in (("ends", ends), ("starts", part.starts), ("tokens", part.tokens)):
+        for window in pack_windows(corpus, context, long_documents, report):
+            ends = pieces + np.cumsum(window.sizes)
+            for name, array in (("ends", ends), ("starts", window.starts), ("tokens", window.tokens)):
                 spools[name].append(array.astype(_DTYPES[name]))
-            checksum, pieces, counts = part.checksum(checksum), pieces + len(part.starts), counts + part.counts
+            checksum, pieces, counts = (
+                window.checksum(checksum),
+                pieces + len(window.starts),
+                counts + window.counts,
+            )
         with create_hdf5(partial) as file:
             write_text(file, "format", FORMAT)
             write_text(file, "fingerprint", corpus.fingerprint)
@@ -131,13 +135,13 @@ def load(path: Path, corpus: Corpus, context: int, long_documents: LongDocuments
         expected = {"format": FORMAT, "fingerprint": corpus.fingerprint, "long_documents": long_documents}
         texts = {name: read_text(file, name) for name in expected}
         numbers = {"version": VERSION, "context": context, "window": WINDOW}
-        found = texts | {name: int(file.attrs[name]) for name in numbers}
+        attributes = texts | {name: int(file.attrs[name]) for name in numbers}
         counts = Counts(**{field.name: int(file.attrs[field.name]) for field in fields(Counts)})
         located = {name: locate(path, file, name) for name in _DTYPES}
         checksum = int(file.attrs["crc32"])
     for name, value in (expected | numbers).items():
-        if found[name] != value:
-            reason = f"{name} {str(found[name])[:12]}, not {str(value)[:12]}"
+        if attributes[name] != value:
+            reason = f"{name} {str(attributes[name])[:12]}, not {str(value)[:12]}"
             raise DataError(f"{path}: is not the packing of {corpus.path} ({reason}); {again}")
     lengths = {name: where.length for name, where in located.items()}
     dtypes = {name: where.dtype for name, where in located.items()}

@@ -96,7 +96,7 @@ def why_not_fused(parameters: torch.backends.cuda.SDPAParams) -> tuple[str, ...]
         warnings.simplefilter("always")
         torch.backends.cuda.can_use_flash_attention(parameters, debug=True)
         torch.backends.cuda.can_use_efficient_attention(parameters, debug=True)
-    lines = (str(each.message).partition(" (Triggered")[0].strip().partition("\n")[0] for each in caught)
+    lines = (str(warning.message).partition(" (Triggered")[0].strip().partition("\n")[0] for warning in caught)
     return tuple(dict.fromkeys(lines))
 
 
@@ -106,7 +106,7 @@ def _isolated(config: TrainConfig, context: int) -> bool:
 
 
 def _refusal(config: TrainConfig, context: int, reasons: tuple[str, ...]) -> str:
-    reason = "; ".join(each.rstrip(".") for each in reasons) or "torch gives no reason"
+    reason = "; ".join(reason_line.rstrip(".") for reason_line in reasons) or "torch gives no reason"
     if config.parallel.dtype == "bf16":
         ways = ["parallel.attention: flash_attn or aiter"]
         if _isolated(config, context):

@@ -71,8 +71,8 @@ def failure_of(
     expected_BSX = torch.cat(parts, dim=2).transpose(1, 2).flatten(2)
     expected_BSX.square().sum().backward()
     made = (q_BHSP, k_BJSP, v_BJSP)
-    pairs = [(y_BSX, expected_BSX), *((x.grad, other.grad) for x, other in zip(made, wide, strict=True))]
-    if any(one is None or other is None or not _near(one, other) for one, other in pairs):
+    pairs = [(y_BSX, expected_BSX), *((x.grad, reference.grad) for x, reference in zip(made, wide, strict=True))]
+    if any(result is None or reference is None or not _near(result, reference) for result, reference in pairs):
         return "its values or gradients are not those of the documents one by one"
     return None
 
@@ -95,8 +95,8 @@ def _whole(
 
 def _varlen(varlen_attn: Callable[..., Any]) -> Callable[..., Tensor]:
     """Return torch's function with the arguments of flash-attn's `flash_attn_varlen_func`."""
-    known = inspect.signature(varlen_attn).parameters
-    grouped = "enable_gqa" in known
+    parameters = inspect.signature(varlen_attn).parameters
+    grouped = "enable_gqa" in parameters
     options: Mapping[str, Any] = {"enable_gqa": True} if grouped else {}
 
     def varlen(
@@ -104,13 +104,13 @@ def _varlen(varlen_attn: Callable[..., Any]) -> Callable[..., Tensor]:
         max_seqlen_q: int, max_seqlen_k: int, softmax_scale: float, causal: bool, **_: Any,
     ) -> Tensor:  # fmt: skip
         if not grouped:
-            each = q_THP.shape[1] // k_TJP.shape[1]
-            k_TJP, v_TJP = (x.repeat_interleave(each, dim=1) for x in (k_TJP, v_TJP))
-        if "window_size" in known:
+            repeats = q_THP.shape[1] // k_TJP.shape[1]
+            k_TJP, v_TJP = (x.repeat_interleave(repeats, dim=1) for x in (k_TJP, v_TJP))
+        if "window_size" in parameters:
             seen: dict[str, Any] = {"window_size": (-1, 0) if causal else (-1, -1)}
         else:
             seen = {"is_causal": causal}
-        if "scale" in known:  # the default of all versions is 1 / sqrt(P), as the model has it
+        if "scale" in parameters:  # the default of all versions is 1 / sqrt(P), as the model has it
             seen["scale"] = softmax_scale
         y_THP: Tensor = varlen_attn(
             q_THP, k_TJP, v_TJP, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, **seen, **options

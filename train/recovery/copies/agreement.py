@@ -30,8 +30,8 @@ def whole_step(own: Sequence[Sequence[int]], held: Sequence[Sequence[int]], budd
     common: set[int] | None = None
     for rank, steps in enumerate(own):
         buddy = buddies[rank]
-        found = set(steps) | (set(held[buddy]) if buddy is not None else set())
-        common = found if common is None else common & found
+        held_steps = set(steps) | (set(held[buddy]) if buddy is not None else set())
+        common = held_steps if common is None else common & held_steps
     return max(common or {-1})
 
 

@@ -291,7 +291,7 @@ class Copies:
             if frame.generation != self._generation:
                 raise ValueError("a copy of another generation")
             same = [held for held in self._held if held.step == frame.step]
-            held = same[0] if same else min(self._held, key=lambda each: each.step)
+            held = same[0] if same else min(self._held, key=lambda slot: slot.step)
             if held.buffer.nbytes != frame.size:
                 raise ValueError("a copy of another size")
             held.step = -1

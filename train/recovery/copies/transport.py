@@ -87,9 +87,9 @@ class Link:
             OSError: it sends nothing.
         """
         self._socket.settimeout(_CONNECT_S)
-        given = bytes(self._exactly(_TOKEN_BYTES))
+        token_given = bytes(self._exactly(_TOKEN_BYTES))
         self._socket.settimeout(None)
-        return hmac.compare_digest(given, bytes.fromhex(token))
+        return hmac.compare_digest(token_given, bytes.fromhex(token))
 
     def send(self, frame: Frame, parts: Sequence[memoryview]) -> int:
         """Send a state; returns its CRC32.

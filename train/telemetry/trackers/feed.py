@@ -60,12 +60,12 @@ class Trackers(Observer):
     def create(cls, run: ObservedRun) -> Trackers | None:
         """Return that of rank 0, if any tracker is on."""
         modes = {kind: kind.mode(run.config.metrics) for kind in TRACKERS}
-        wanted = {kind: mode == "online" for kind, mode in modes.items() if mode != "off"}
-        if not run.world.is_first or not wanted:
+        modes_online = {kind: mode == "online" for kind, mode in modes.items() if mode != "off"}
+        if not run.world.is_first or not modes_online:
             return None
         config, name = run.config.model_dump(mode="json"), run.config.run.name
         project = run.config.metrics.project
-        return cls(TrackedRun(run.run_dir, name, project, config, run.attempt, run.done + 1, False), wanted)
+        return cls(TrackedRun(run.run_dir, name, project, config, run.attempt, run.done + 1, False), modes_online)
 
     def recorded(self, kind: str, fields: Mapping[str, Any]) -> None:
         """Queue the numbers of a line that belongs to a step."""

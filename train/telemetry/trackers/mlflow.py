@@ -40,8 +40,8 @@ class MLflow(Tracker):
             self._id = kept.read_text().strip()
             self._client.update_run(self._id, status="RUNNING")
             return
-        found = self._client.get_experiment_by_name(run.project)
-        experiment = found.experiment_id if found else self._client.create_experiment(run.project)
+        existing = self._client.get_experiment_by_name(run.project)
+        experiment = existing.experiment_id if existing else self._client.create_experiment(run.project)
         self._id = self._client.create_run(experiment, run_name=run.name).info.run_id
         kept.write_text(self._id + "\n")
         for name, value in _parameters(run.config):

@@ -72,7 +72,7 @@ def settings_from(result: BenchResult, source: Path) -> Found:
     Raises:
         ConfigError: its rows lack columns, or have other values in them.
     """
-    found = Found()
+    settings = Found()
     handlers: dict[str, Callable[[BenchResult, Path, Found], None]] = {
         "collectives": _collectives,
         "hbm": _hbm,
@@ -80,13 +80,13 @@ def settings_from(result: BenchResult, source: Path) -> Found:
         "storage": _storage,
     }
     if (handler := handlers.get(result.benchmark)) is None:
-        found.lines.append(f"{source}: a result of {result.benchmark} has nothing for a profile")
-        return found
+        settings.lines.append(f"{source}: a result of {result.benchmark} has nothing for a profile")
+        return settings
     with usable_rows(source):
-        handler(result, source, found)
+        handler(result, source, settings)
     if not result.complete:
-        found.lines.append(f"{source}: a partial result; what it lacks is left as it is")
-    return found
+        settings.lines.append(f"{source}: a partial result; what it lacks is left as it is")
+    return settings
 
 
 @contextmanager
@@ -106,7 +106,9 @@ def usable_rows(source: Path) -> Iterator[None]:
 def _collectives(result: BenchResult, source: Path, found: Found) -> None:
     machine = result.machine
     plain = [row for row in result.rows if not row.get("environment") and not row.get("wrong")]
-    operation = next((each for each in BUCKET_OPERATIONS if any(row["operation"] == each for row in plain)), None)
+    operation = next(
+        (candidate for candidate in BUCKET_OPERATIONS if any(row["operation"] == candidate for row in plain)), None
+    )
     buckets: dict[int, float] = {}
     rising = False
     ways: dict[int, str] = {}
@@ -117,7 +119,9 @@ def _collectives(result: BenchResult, source: Path, found: Found) -> None:
             if row["operation"] == operation and row["nodes"] == nodes and _is_whole(row, machine.ranks_per_node)
         ]
         knees = {way: knee_of(_samples(rows, way)) for way in _LEVELS}
-        knee = _best(nodes, {way: each for way, each in knees.items() if each is not None}, ways, found)
+        knee = _best(
+            nodes, {way: candidate for way, candidate in knees.items() if candidate is not None}, ways, found
+        )
         if knee is None:
             continue
         if not knee.reached:

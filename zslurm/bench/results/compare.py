@@ -78,8 +78,8 @@ class ResultComparison:
     @property
     def summary(self) -> str:
         """Return the whole in one line."""
-        counts = {each: self.count(each) for each in OUTCOMES}
-        parts = ", ".join(f"{count} {each}" for each, count in counts.items() if count)
+        counts = {outcome: self.count(outcome) for outcome in OUTCOMES}
+        parts = ", ".join(f"{count} {outcome}" for outcome, count in counts.items() if count)
         middle = statistics.median(change.ratio for change in self.changes)
         rows = counted(len(self.changes), "row")
         return f"{rows}: {parts}; the median row has {middle:.3f} times the first result's value"
@@ -110,13 +110,13 @@ def compare(first: BenchResult, second: BenchResult) -> ResultComparison:
 
 def _rows(result: BenchResult, benchmark: Benchmark) -> dict[Key, dict[str, Any]]:
     """Return rows by what identifies them; those without a usable value are left out."""
-    found = {}
+    rows_by_key = {}
     for row in result.rows:
         value = row.get(benchmark.value)
         if isinstance(value, int | float) and math.isfinite(value) and value > 0:
             keys = ("environment", *benchmark.keys)
-            found[tuple((key, row[key]) for key in keys if row.get(key) not in (None, ""))] = row
-    return found
+            rows_by_key[tuple((key, row[key]) for key in keys if row.get(key) not in (None, ""))] = row
+    return rows_by_key
 
 
 def _change(key: Key, before: dict[str, Any], after: dict[str, Any], benchmark: Benchmark) -> FigureChange:
@@ -141,21 +141,23 @@ def _standard_error(row: dict[str, Any]) -> float | None:
 def _warnings(first: BenchResult, second: BenchResult) -> Iterator[str]:
     """Return in what the circumstances of two results differ."""
     a, b = first.machine, second.machine
-    for what, one, other in (
+    for what, first_value, second_value in (
         ("machines", a.gpu or a.cpu, b.gpu or b.cpu),
         ("clusters", a.cluster, b.cluster),
         ("numbers of nodes", len(a.nodes), len(b.nodes)),
         ("numbers of ranks on each node", a.ranks_per_node, b.ranks_per_node),
     ):
-        if one != other:
-            yield f"different {what}: {one} and {other}; a change may be theirs"
-    for what, ours, theirs in (
+        if first_value != second_value:
+            yield f"different {what}: {first_value} and {second_value}; a change may be theirs"
+    for what, first_values, theirs in (
         ("versions", first.versions, second.versions),
         ("environment", first.environment, second.environment),
     ):
-        apart = sorted(key for key in {*ours, *theirs} if ours.get(key) != theirs.get(key))
+        apart = sorted(key for key in {*first_values, *theirs} if first_values.get(key) != theirs.get(key))
         if apart:
-            shown = ", ".join(f"{key} {ours.get(key) or 'none'} -> {theirs.get(key) or 'none'}" for key in apart)
+            shown = ", ".join(
+                f"{key} {first_values.get(key) or 'none'} -> {theirs.get(key) or 'none'}" for key in apart
+            )
             yield f"{what}: {shown}"
     for name, result in (("first", first), ("second", second)):
         if not result.complete:

@@ -38,8 +38,8 @@ def add_findings(result: BenchResult) -> None:
     look = _OF_BENCHMARK.get(result.benchmark)
     if look is None:
         return
-    found = look(result.rows, result.machine)
-    result.findings, result.slow, result.exclude = list(found.lines), list(found.slow), list(found.nodes)
+    findings = look(result.rows, result.machine)
+    result.findings, result.slow, result.exclude = list(findings.lines), list(findings.slow), list(findings.nodes)
 
 
 def of_collectives(rows: Sequence[Row], machine: MeasuredMachine) -> Findings:
@@ -60,10 +60,10 @@ def of_collectives(rows: Sequence[Row], machine: MeasuredMachine) -> Findings:
             lines += of_pairs.lines
             slow += of_pairs.slow
             nodes += of_pairs.nodes
-    for found in _by_own_time(rows, machine):
-        lines += found.lines
-        slow += found.slow
-        nodes += found.nodes
+    for group in _by_own_time(rows, machine):
+        lines += group.lines
+        slow += group.slow
+        nodes += group.nodes
     nodes = [name for name in machine.nodes if name in nodes]
     if nodes and len(machine.nodes) > 1:
         lines.append(f"to leave the slow out: {exclude_line(nodes)}")
@@ -72,14 +72,14 @@ def of_collectives(rows: Sequence[Row], machine: MeasuredMachine) -> Findings:
 
 def _by_own_time(rows: Sequence[Row], machine: MeasuredMachine) -> Iterator[Findings]:
     """Compare ranks on CPUs by the processor time that they took for exchanges with all others."""
-    found: dict[str, dict[Pair, Sequence[Sequence[float]]]] = {}
+    by_environment: dict[str, dict[Pair, Sequence[Sequence[float]]]] = {}
     for row in rows:
         if "own_s" in row and not row["wrong"]:
-            found.setdefault(str(row.get("environment", "")), {})[_names(row, machine)] = row["own_s"]
-    for environment, of_pairs in found.items():
+            by_environment.setdefault(str(row.get("environment", "")), {})[_names(row, machine)] = row["own_s"]
+    for environment, of_pairs in by_environment.items():
         compared = compare_own_time(of_pairs)
         under = f" ({environment})" if environment else ""
-        names = tuple(each.name for each in compared.slow)
+        names = tuple(peer.name for peer in compared.slow)
         line = f"processor time of ranks{under}: {compared.line('rank')}"
         yield Findings((line,), names, tuple(name.split(" ")[0] for name in names))
 
@@ -96,22 +96,22 @@ def _of_pairs(samples: dict[Pair, list[float]], kind: str, under: str) -> Findin
         return Findings((f"pairs of {kind}s{under}: {why}",))
     rails = _slow_rails(samples)
     if not rails:
-        found, lines = [(samples, members)], [f"pairs of {kind}s{under}: {members.line(kind)}"]
+        comparisons, lines = [(samples, members)], [f"pairs of {kind}s{under}: {members.line(kind)}"]
     else:
         groups = [
             {pair: values for pair, values in samples.items() if _rail(pair[0]) == rail} for rail in sorted(rails)
         ]
-        if rest := {pair: values for pair, values in samples.items() if _rail(pair[0]) not in rails}:
-            groups.append(rest)
-        found, lines = [(group, compare_members(group)) for group in groups], []
+        if outside_rails := {pair: values for pair, values in samples.items() if _rail(pair[0]) not in rails}:
+            groups.append(outside_rails)
+        comparisons, lines = [(group, compare_members(group)) for group in groups], []
         for rail, share in sorted(rails.items()):
             slower = f"{100 * (1 - share):.0f} % slower between all {kind}s"
             lines.append(f"slow rail{under}: {rail} is {slower}; look at its switches and cables")
-        slow = [each for _, compared in found for each in compared.slow]
+        slow = [peer for _, compared in comparisons for peer in compared.slow]
         if slow:
             lines.append(f"pairs of {kind}s{under}: slower than the others of their rail: {_listed(slow)}")
-    names = [each.name for _, compared in found for each in compared.slow]
-    for group, _ in found:
+    names = [peer.name for _, compared in comparisons for peer in compared.slow]
+    for group, _ in comparisons:
         others = {pair: values for pair, values in group.items() if not set(names) & set(pair)}
         for (a, b), share in compare_pairs(others).pairs if others else ():
             lines.append(f"slow pair{under}: {a} and {b} ({100 * (1 - share):.0f} % slower)")
@@ -119,7 +119,7 @@ def _of_pairs(samples: dict[Pair, list[float]], kind: str, under: str) -> Findin
 
 
 def _listed(slow: Sequence[Slow]) -> str:
-    return ", ".join(each.text for each in slow)
+    return ", ".join(peer.text for peer in slow)
 
 
 def _rail(name: str) -> str:
@@ -141,7 +141,7 @@ def _slow_rails(samples: Mapping[Pair, Sequence[float]]) -> dict[str, float]:
     rates = {
         rail: [median(moment) ** 2 for moment in zip(*members, strict=True)] for rail, members in of_rail.items()
     }
-    return {each.name: each.share for each in compare_peers(rates).slow}
+    return {peer.name: peer.share for peer in compare_peers(rates).slow}
 
 
 def of_mlp(rows: Sequence[Row], machine: MeasuredMachine) -> Findings:
@@ -151,11 +151,11 @@ def of_mlp(rows: Sequence[Row], machine: MeasuredMachine) -> Findings:
         return Findings()
     kind = "GPU" if machine.device == "cuda" else "rank"
     compared = compare_peers({row["where"]: row["moments_s"] for row in rows}, better="lower")
-    slow = [each.name for each in compared.slow]
+    slow = [peer.name for peer in compared.slow]
     nodes = list(dict.fromkeys(row["node"] for row in rows if row["where"] in slow))
-    each = f"{min(rates):.4g} to {max(rates):.4g} each"
+    peer = f"{min(rates):.4g} to {max(rates):.4g} each"
     lines = [
-        f"{counted(len(rows), kind)} at once: {sum(rates):.4g} TFLOPS in all, {each}",
+        f"{counted(len(rows), kind)} at once: {sum(rates):.4g} TFLOPS in all, {peer}",
         compared.line(kind),
     ]
     if nodes and len(machine.nodes) > 1:
@@ -194,7 +194,7 @@ def member_rates(samples: Mapping[Pair, Sequence[float]]) -> dict[str, list[floa
         together = groups.get(a, {a}) | groups.get(b, {b})
         groups |= dict.fromkeys(together, together)
     moments = min((len(figures) for figures in samples.values()), default=0)
-    found: dict[str, list[float]] = {}
+    rates_by_member: dict[str, list[float]] = {}
     for group in dict.fromkeys(map(frozenset, groups.values())):
         n = len(group)
         inside = {pair: figures for pair, figures in samples.items() if set(pair) <= group}
@@ -207,9 +207,9 @@ def member_rates(samples: Mapping[Pair, Sequence[float]]) -> dict[str, list[floa
                     sums[member] += math.log(figures[moment])
             total = sum(sums.values()) / 2
             for member, of_member in sums.items():
-                part = (of_member - total / (n - 1)) / (n - 2)
-                found.setdefault(member, []).append(math.exp(part))
-    return found
+                log_rate = (of_member - total / (n - 1)) / (n - 2)
+                rates_by_member.setdefault(member, []).append(math.exp(log_rate))
+    return rates_by_member
 
 
 def _names(row: Row, machine: MeasuredMachine) -> Pair:

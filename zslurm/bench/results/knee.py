@@ -63,19 +63,19 @@ class Knee:
 
 def knee_of(samples: Sequence[Sample]) -> Knee | None:
     """Return the knee of a curve; None with fewer than four sizes."""
-    samples = [each for each in samples if each.bytes > 0 and each.seconds > 0]
-    sizes = sorted({each.bytes for each in samples})
+    samples = [sample for sample in samples if sample.bytes > 0 and sample.seconds > 0]
+    sizes = sorted({sample.bytes for sample in samples})
     if len(sizes) < _FEWEST_SIZES:
         return None
-    weights = [1 / (_USUAL_SPREAD + _spread(each)) for each in samples]
+    weights = [1 / (_USUAL_SPREAD + _spread(sample)) for sample in samples]
     # From far below the smallest size (all of them on the plateau) to far above the largest (none near it).
     octaves = math.log2(sizes[-1] / sizes[0]) + 8
     grid = (sizes[0] / 256 * 2 ** (step / _STEPS_PER_OCTAVE) for step in range(int(octaves * _STEPS_PER_OCTAVE)))
-    _, half, log_rate = min((*_misfit(samples, weights, each),) for each in grid)
+    _, half, log_rate = min((*_misfit(samples, weights, sample),) for sample in grid)
     rate = math.exp(log_rate)
-    found = Knee(_KNEE_OVER_HALF * half, half / rate, rate, sizes[-1] >= _KNEE_OVER_HALF * half, 0.0)
-    errors = sorted(abs(each.seconds / found.time(each.bytes) - 1) for each in samples)
-    return Knee(found.bytes, found.seconds, rate, found.reached, errors[len(errors) // 2])
+    fitted = Knee(_KNEE_OVER_HALF * half, half / rate, rate, sizes[-1] >= _KNEE_OVER_HALF * half, 0.0)
+    errors = sorted(abs(sample.seconds / fitted.time(sample.bytes) - 1) for sample in samples)
+    return Knee(fitted.bytes, fitted.seconds, rate, fitted.reached, errors[len(errors) // 2])
 
 
 def _spread(sample: Sample) -> float:
@@ -85,7 +85,7 @@ def _spread(sample: Sample) -> float:
 
 def _misfit(samples: Sequence[Sample], weights: Sequence[float], half: float) -> tuple[float, float, float]:
     """Return the weighted misfit of the best rate for a size at half of the plateau; that size, the rate's log."""
-    rates = [math.log((each.bytes + half) / each.seconds) for each in samples]
+    rates = [math.log((sample.bytes + half) / sample.seconds) for sample in samples]
     best = _weighted_median(rates, weights)
     return sum(weight * abs(rate - best) for rate, weight in zip(rates, weights, strict=True)), half, best
 

@@ -103,7 +103,7 @@ class PeerComparison:
             if self.visible > _SEES_NOTHING:
                 seen = "the measurements are too few or too noisy to see one"
             return f"no {kind} of {self.peers} is slower than its peers ({seen})"
-        named = ", ".join(each.text for each in self.slow[:_MOST_NAMED])
+        named = ", ".join(peer.text for peer in self.slow[:_MOST_NAMED])
         more = f" and {len(self.slow) - _MOST_NAMED} more" if len(self.slow) > _MOST_NAMED else ""
         verb = "is" if len(self.slow) == 1 else "are"
         return f"{len(self.slow)} of {counted(self.peers, kind)} {verb} slower than the others: {named}{more}"
@@ -158,15 +158,15 @@ def compare_peers(samples: Mapping[str, Sequence[float]], *, better: Better = "h
         visible = max(visible, matters + _Z_SEEN * error, TOLERANCE + width + _Z_SEEN * error)
         if decides < -TOLERANCE and shares[name] < -matters:
             slow.append(Slow(name, math.exp(shares[name])))
-    slow.sort(key=lambda each: (each.share, natural_key(each.name)))
+    slow.sort(key=lambda peer: (peer.share, natural_key(peer.name)))
     return PeerComparison(len(names), tuple(slow), 1 - math.exp(-visible))
 
 
 def _middle_without(ordered: Sequence[float], value: float) -> tuple[float, float]:
     """Return the two middle ones of sorted values without one of them; twice the same of an odd number."""
-    others, place = len(ordered) - 1, bisect_left(ordered, value)
+    others, position = len(ordered) - 1, bisect_left(ordered, value)
     low, high = ((others - 1) // 2, others // 2)
-    first, second = (ordered[index if index < place else index + 1] for index in (low, high))
+    first, second = (ordered[index if index < position else index + 1] for index in (low, high))
     return first, second
 
 
@@ -196,13 +196,13 @@ def _independent(values: Sequence[float]) -> int:
 @lru_cache
 def _needed(count: int, chance: float) -> int | None:
     """Return the least m with P(m) <= chance, of so many moments; None where all of them would not do."""
-    tail, found = 0.0, None
+    tail, needed = 0.0, None
     for m in range(count, -1, -1):
         tail += math.comb(count, m) / 2**count
         if tail > chance:
             break
-        found = m
-    return found
+        needed = m
+    return needed
 
 
 def fewest_moments(peers: int, disturbed: float = 0.1) -> int:
@@ -226,7 +226,7 @@ def _deviation(values: Sequence[float]) -> float:
 
 def nodes_of(slow: Iterable[Slow], node_of: Mapping[str, str]) -> list[str]:
     """Return the nodes of slow peers, in natural order."""
-    return sorted({node_of[each.name] for each in slow}, key=natural_key)
+    return sorted({node_of[peer.name] for peer in slow}, key=natural_key)
 
 
 def exclude_line(nodes: Sequence[str]) -> str:
@@ -242,12 +242,12 @@ def rounds(members: Sequence[str]) -> list[list[Pair]]:
     circle: list[str | None] = list(members)
     if len(circle) % 2:
         circle.append(None)
-    half, found = len(circle) // 2, []
+    half, pairs_by_round = len(circle) // 2, []
     for _ in range(len(circle) - 1):
         pairs = zip(circle[:half], reversed(circle[half:]), strict=True)
-        found.append([(a, b) for a, b in pairs if a is not None and b is not None])
+        pairs_by_round.append([(a, b) for a, b in pairs if a is not None and b is not None])
         circle[1:] = [circle[-1], *circle[1:-1]]
-    return found
+    return pairs_by_round
 
 
 @dataclass(frozen=True)
@@ -261,7 +261,7 @@ class PairFindings:
         """Return the result in a line; `kind` is what a member is, such as "node"."""
         parts = []
         if self.members:
-            parts.append(f"slow with most partners: {', '.join(each.text for each in self.members[:_MOST_NAMED])}")
+            parts.append(f"slow with most partners: {', '.join(peer.text for peer in self.members[:_MOST_NAMED])}")
         if self.pairs:
             named = [f"{a} and {b} ({100 * (1 - share):.0f} % slower)" for (a, b), share in self.pairs]
             parts.append(f"slow pairs: {', '.join(named[:_MOST_NAMED])}")
@@ -279,21 +279,21 @@ def compare_pairs(samples: Mapping[Pair, Sequence[float]], *, better: Better = "
         ValueError: as `compare_peers`.
     """
     names = {"\0".join(pair): pair for pair in samples}
-    found = compare_peers({name: samples[pair] for name, pair in names.items()}, better=better)
-    shares = {names[each.name]: each.share for each in found.slow}
+    comparison = compare_peers({name: samples[pair] for name, pair in names.items()}, better=better)
+    shares = {names[peer.name]: peer.share for peer in comparison.slow}
     degree: dict[str, int] = {}
     for pair in samples:
         for member in pair:
             degree[member] = degree.get(member, 0) + 1
     slow: list[Slow] = []
-    left = dict(shares)
-    while left:
+    remaining = dict(shares)
+    while remaining:
         # The member with most slow pairs first: what it explains is not counted against its partners.
-        of_member = {member: [share for pair, share in left.items() if member in pair] for member in degree}
+        of_member = {member: [share for pair, share in remaining.items() if member in pair] for member in degree}
         worst = max(of_member, key=lambda member: len(of_member[member]) / degree[member])
         if 2 * len(of_member[worst]) <= degree[worst] or len(of_member[worst]) < 2:
             break
         slow.append(Slow(worst, median(of_member[worst])))
-        left = {pair: share for pair, share in left.items() if worst not in pair}
-    pairs = sorted(left.items(), key=lambda item: item[1])
-    return PairFindings(tuple(sorted(slow, key=lambda each: each.share)), tuple(pairs))
+        remaining = {pair: share for pair, share in remaining.items() if worst not in pair}
+    pairs = sorted(remaining.items(), key=lambda item: item[1])
+    return PairFindings(tuple(sorted(slow, key=lambda peer: peer.share)), tuple(pairs))

@@ -77,9 +77,9 @@ def _plots(result: BenchResult) -> Iterable[tuple[str, Callable[[Figure], None]]
     rows: list[Row] = list(result.rows)
     if result.benchmark == "collectives":
         for operation in _values(rows, "operation"):
-            found = [row for row in rows if row["operation"] == operation and "pair" not in row]
-            if found := [row for row in found if row.get("busbw_gb_s")]:
-                yield f"collectives-{operation}", _collective(result, operation, found)
+            plotted = [row for row in rows if row["operation"] == operation and "pair" not in row]
+            if plotted := [row for row in plotted if row.get("busbw_gb_s")]:
+                yield f"collectives-{operation}", _collective(result, operation, plotted)
         for scope in _values((row for row in rows if "pair" in row), "scope"):
             pairs = [(str(row["where"]), row["busbw_gb_s"]) for row in rows if row["scope"] == scope]
             yield f"collectives-{scope}", _bars(result, pairs, "GB/s between two", of_peers=True)
@@ -140,7 +140,9 @@ def _collective(result: BenchResult, operation: str, rows: list[Row]) -> Callabl
             name = _group(row)
             curves.setdefault(name, {}).setdefault(row["bytes"], []).append(row["busbw_gb_s"])
         axes = figure.add_subplot()
-        means = {name: [(size, min(each)) for size, each in points.items()] for name, points in curves.items()}
+        means = {
+            name: [(size, min(durations)) for size, durations in points.items()] for name, points in curves.items()
+        }
         _lines(axes, means)
         axes.set_xlabel("message of a rank")
         axes.set_ylabel("bus bandwidth in GB/s, the slowest group's")
@@ -248,7 +250,7 @@ def _bars(
         ordered = sorted(values, key=lambda pair: pair[1])
         median = ordered[len(ordered) // 2][1]
         slow = [of_peers and value < 0.9 * median for _, value in shown]
-        colors = [_COLORS[1] if each else _COLORS[0] for each in slow]
+        colors = [_COLORS[1] if is_slow else _COLORS[0] for is_slow in slow]
         axes.barh([name for name, _ in shown], [value for _, value in shown], color=colors, height=0.7)
         for position, (_, value) in enumerate(shown):
             axes.text(value, position, f" {value:.4g}", va="center", fontsize=7)

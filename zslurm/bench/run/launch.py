@@ -122,7 +122,7 @@ class _Run:
             reason = "stopped by Ctrl-C" if isinstance(ended, KeyboardInterrupt) else str(ended)
             self.result.notes.append(f"not complete: {reason}")
             self.result.lost_nodes = self.lost
-        in_order = sorted(zip(self.order, self.result.rows, strict=True), key=lambda each: each[0])
+        in_order = sorted(zip(self.order, self.result.rows, strict=True), key=lambda indexed_row: indexed_row[0])
         self.result.rows = [row for _, row in in_order]
         add_findings(self.result)
         self.writer.finish(self.result)
@@ -169,13 +169,13 @@ class _Run:
         Raises:
             _Ended: nodes are lost, or all tasks have ended.
         """
-        found = self.following.next()
-        if found is None:
+        message = self.following.next()
+        if message is None:
             if self.following.over:
                 raise _Ended(self._why_over())
-        elif node := self.nodes.get(found[0]):
+        elif node := self.nodes.get(message[0]):
             node.heard = time.monotonic()
-            return node, found[1]
+            return node, message[1]
         self._look_for_lost()
         return None
 
@@ -199,17 +199,17 @@ class _Run:
     def _wait_for_nodes(self) -> None:
         """Wait until all nodes are up; while the job waits in the queue, report why."""
         report_at, first = time.monotonic() + 2.0, 0.0
-        wanted: list[str] = []
-        while not wanted or len(self.nodes) < len(wanted):
-            found = self.following.next()
+        expected_nodes: list[str] = []
+        while not expected_nodes or len(self.nodes) < len(expected_nodes):
+            message = self.following.next()
             if self.following.over:
                 self._refuse()
-            if found is not None and isinstance(here := found[1], Here):
-                name = found[0]
-                wanted, first = here.nodes, first or time.monotonic()
-                self.nodes[name] = _Node(name, here.index, here.gpus)
+            if message is not None and isinstance(greeting := message[1], Here):
+                name = message[0]
+                expected_nodes, first = greeting.nodes, first or time.monotonic()
+                self.nodes[name] = _Node(name, greeting.index, greeting.gpus)
             if first and time.monotonic() - first > self.request.lost_after_s + 40:
-                self.lost = [name for name in wanted if name not in self.nodes]
+                self.lost = [name for name in expected_nodes if name not in self.nodes]
                 raise _Ended(f"{counted(len(self.lost), 'node')} did not start: {compress(self.lost)}")
             if not first and time.monotonic() > report_at and self.request.on_cluster:
                 report_at = time.monotonic() + _QUEUE_REPORTED_EVERY_S
@@ -263,9 +263,9 @@ class _Run:
             # Ranks fail because of a rank, or because of a node that is lost: then its heartbeat shows it first.
             if all(node.heard > failed_at + 2 * BEAT_S for node in nodes):
                 raise _Ended(failure or "a rank ended")
-            if (found := self._next()) is None:
+            if (node_message := self._next()) is None:
                 continue
-            node, reported = found
+            node, reported = node_message
             if not isinstance(reported, FromRank | Ended) or reported.start != number:
                 continue
             message = reported.message if isinstance(reported, FromRank) else reported
@@ -282,8 +282,8 @@ class _Run:
                 self._keep(message, environ)
                 # The estimate is corrected by how long the points so far took, more of them the more there are.
                 factor = (spent + 5.0) / (expected + 5.0)
-                left = (runs - number) * planned - expected
-                self.progress.advanced(number * points + done, runs * points, max(0.0, left) * factor)
+                remaining = (runs - number) * planned - expected
+                self.progress.advanced(number * points + done, runs * points, max(0.0, remaining) * factor)
             elif isinstance(message, Done):
                 return
             elif isinstance(message, Failed) and message.refused:

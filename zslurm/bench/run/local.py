@@ -51,18 +51,18 @@ def time_at_once(operation: Callable[[], object], ranks: BenchRanks, *, moments:
 
     def moment(calls: int) -> tuple[float, float]:
         ranks.barrier()
-        own, began = time.process_time(), time.perf_counter()
+        processor_began, began = time.process_time(), time.perf_counter()
         for _ in range(calls):
             operation()
         ranks.synchronize()
         wall = (time.perf_counter() - began) / calls
-        return wall, wall if ranks.on_gpu else (time.process_time() - own) / calls
+        return wall, wall if ranks.on_gpu else (time.process_time() - processor_began) / calls
 
     once = min(moment(1)[0] for _ in range(_WARM_UP))
-    found = ranks.gather(once)
-    calls = ranks.share(None if found is None else max(1, math.ceil(moment_s / max(median(found), 1e-6))))
+    durations = ranks.gather(once)
+    calls = ranks.share(None if durations is None else max(1, math.ceil(moment_s / max(median(durations), 1e-6))))
     measured = [moment(calls) for _ in range(moments)]
-    return Moments([wall for wall, _ in measured], [own for _, own in measured])
+    return Moments([wall for wall, _ in measured], [processor_began for _, processor_began in measured])
 
 
 def name_of(ranks: BenchRanks, rank: int) -> str:
@@ -81,19 +81,19 @@ def rates_of_all(rate: float, timing: Timing, ranks: BenchRanks, unit: str, **mo
         unit: column of the rate, such as "gb_s".
         more: numbers of this rank that are summed over all.
     """
-    found = ranks.gather([rate, timing.seconds, timing.spread, timing.samples, more])
-    if found is None:
+    gathered = ranks.gather([rate, timing.seconds, timing.spread, timing.samples, more])
+    if gathered is None:
         return None
-    rates = [each[0] for each in found]
+    rates = [answer[0] for answer in gathered]
     slowest = min(range(len(rates)), key=rates.__getitem__)
     return {
-        "seconds": median(each[1] for each in found),
-        "spread": median(each[2] for each in found),
-        "samples": min(each[3] for each in found),
+        "seconds": median(answer[1] for answer in gathered),
+        "spread": median(answer[2] for answer in gathered),
+        "samples": min(answer[3] for answer in gathered),
         unit: median(rates),
         f"total_{unit}": sum(rates),
         f"least_{unit}": rates[slowest],
         "slowest": name_of(ranks, slowest) if len(rates) > 1 else "",
         f"ranks_{unit}": rates,
-        **{name: sum(each[4][name] for each in found) for name in more},
+        **{name: sum(answer[4][name] for answer in gathered) for name in more},
     }

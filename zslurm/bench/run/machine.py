@@ -53,8 +53,8 @@ def _cpu_model() -> str:
         text = Path("/proc/cpuinfo").read_text()
     except OSError:
         text = ""
-    found = re.search(r"^model name\s*:\s*(.+)$", text, re.MULTILINE)
-    return found[1].strip() if found else platform.processor() or platform.machine()
+    match = re.search(r"^model name\s*:\s*(.+)$", text, re.MULTILINE)
+    return match[1].strip() if match else platform.processor() or platform.machine()
 
 
 def machine_of(task: Task, ranks: Sequence[MachineFacts]) -> MeasuredMachine:
@@ -67,7 +67,7 @@ def machine_of(task: Task, ranks: Sequence[MachineFacts]) -> MeasuredMachine:
         device=first.device,
         gpu=first.gpu,
         gpus_per_node=first.gpus,
-        gpu_memory=min(each.memory for each in ranks),
+        gpu_memory=min(rank.memory for rank in ranks),
         cpu=first.cpu,
         cores=first.cores,
     )

@@ -192,9 +192,9 @@ class Receiver:
 
     def read(self, line: str) -> tuple[str, MessageOfNode] | None:
         """Return the node and its message, if a line completes one; None also for one that is damaged."""
-        if (whole := self._joiner.take(line)) is None:
+        if (message := self._joiner.take(line)) is None:
             return None
-        (node, _), text = whole
+        (node, _), text = message
         try:
             return node, _OF_NODE.validate_json(text)
         except ValidationError:

@@ -131,13 +131,13 @@ def main() -> None:
     sender = Sender(os.environ)
     node = BenchNode(sender)
     listed = os.environ.get("SLURM_STEP_NODELIST") if "SLURM_PROCID" in os.environ else None
-    here = Here(
+    greeting = Here(
         index=int(os.environ.get("SLURM_NODEID", "0")) if listed else 0,
         nodes=expand(listed) if listed else [node_name()],
         gpus=len(read_gpus(sysroot())),
         job=os.environ.get("SLURM_JOB_ID") if listed else None,
     )
-    sender.send(here)
+    sender.send(greeting)
     threading.Thread(target=_beat, args=(sender,), daemon=True).start()
     try:
         for line in sys.stdin:

@@ -121,10 +121,10 @@ def join(task: Task) -> BenchRanks:
 def measure(task: Task, ranks: BenchRanks) -> None:
     """Measure every point that there is time for."""
     measurement = BENCHMARKS[task.benchmark].load()
-    found = ranks.gather(facts(ranks.device, ranks.local_size).model_dump())
+    gathered = ranks.gather(facts(ranks.device, ranks.local_size).model_dump())
     plan = MeasurementPlan([])
-    if found is not None:
-        machine = machine_of(task, [MachineFacts.model_validate(each) for each in found])
+    if gathered is not None:
+        machine = machine_of(task, [MachineFacts.model_validate(item) for item in gathered])
         plan = measurement.points(task.options, machine).within(task.seconds)
         if not plan.points:
             reason = plan.skipped[0].reason if plan.skipped else "no point is left by these options"
@@ -142,7 +142,7 @@ def measure(task: Task, ranks: BenchRanks) -> None:
     began = time.monotonic()
     points = list(enumerate(Point(values, seconds) for values, seconds in shared))
     if task.seconds is not None:  # what there is no time for after all shall be the longest
-        points.sort(key=lambda each: each[1].seconds)
+        points.sort(key=lambda item: item[1].seconds)
     for index, point in points:
         late = task.seconds is not None and time.monotonic() - began + point.seconds > task.seconds
         if ranks.share(late):

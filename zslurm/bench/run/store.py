@@ -41,8 +41,8 @@ def host_store(host: str) -> int:
         _serve(host, to_parent, life)
     os.close(to_parent)
     os.close(life)
-    with os.fdopen(answer) as found:
-        started = json.loads(found.read() or '{"why": "its process ended"}')
+    with os.fdopen(answer) as pipe:
+        started = json.loads(pipe.read() or '{"why": "its process ended"}')
     if "port" not in started:
         raise StoreNotStarted(f"the store on {host} did not start: {started['why']}")
     return int(started["port"])

@@ -269,17 +269,22 @@ def train(
     """
     measure = Measure(cluster, nodes, nodelist, ranks, quick, minutes, out, plot, json)
     spec = run_named(run, cluster=cluster, overrides=overrides or [])
-    known = [each.name for each in spec.phases]
-    if unknown := [name for name in phase or [] if name not in known]:
-        raise ConfigError(f"--phase {unknown[0]}: the run's phases are {', '.join(known)}")
-    wanted = [each for each in spec.phases if each.name in (phase or known[:1])]
-    has = {each.name: -(-most_sequences(spec, each) // each.micro_batch) for each in wanted}
+    phase_names = [phase_config.name for phase_config in spec.phases]
+    if unknown := [name for name in phase or [] if name not in phase_names]:
+        raise ConfigError(f"--phase {unknown[0]}: the run's phases are {', '.join(phase_names)}")
+    chosen_phases = [
+        phase_config for phase_config in spec.phases if phase_config.name in (phase or phase_names[:1])
+    ]
+    has = {
+        phase_config.name: -(-most_sequences(spec, phase_config) // phase_config.micro_batch)
+        for phase_config in chosen_phases
+    }
     run_benchmark(
         "train",
         {
             "run": run,
             "sections": spec.model_dump(mode="json", include=_SECTIONS),
-            "phases": [each.model_dump(mode="json") for each in wanted],
+            "phases": [phase_config.model_dump(mode="json") for phase_config in chosen_phases],
             "steps": min(steps, 5) if quick else steps,
             "microbatches": {name: min(count, microbatches) for name, count in has.items()},
         },
@@ -326,8 +331,8 @@ def storage(
         "seconds": 0.5 if quick else 3.0,
         "saves": 1 if quick else 3,
     }
-    here = nodes is None and nodelist is None
-    if here or path.exists():  # else it may be a disk that only the nodes have
+    is_local = nodes is None and nodelist is None
+    if is_local or path.exists():  # else it may be a disk that only the nodes have
         _check(path, options, ranks or _CPU_RANKS, nodes or 1)
     try:
         run_benchmark("storage", options, measure)
@@ -366,10 +371,10 @@ def run_named(name: str, *, cluster: str | None, overrides: Sequence[Override]) 
     path = Path(name)
     if path.is_file():
         return resolve_run(path, cluster=cluster, overrides=overrides).spec
-    known = recipes()
-    if name not in known:
-        near = difflib.get_close_matches(name, known, n=1)
-        hint = f"did you mean {near[0]}?" if near else f"recipes: {', '.join(known)}"
+    recipe_names = recipes()
+    if name not in recipe_names:
+        near = difflib.get_close_matches(name, recipe_names, n=1)
+        hint = f"did you mean {near[0]}?" if near else f"recipes: {', '.join(recipe_names)}"
         raise NotFound(f"--run {name}: no file and no recipe has this name; {hint}")
     cluster = cluster or LOCAL
     body: dict[str, object] = {"extends": name, "data": {"path": "tokens.h5"}}

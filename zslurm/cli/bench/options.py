@@ -107,10 +107,10 @@ def numbers(option: str, given: str | None) -> list[int] | None:
     """
     if given is None:
         return None
-    parts = [part.strip().replace("_", "") for part in given.split(",")]
+    parts = [word.strip().replace("_", "") for word in given.split(",")]
     # Python reads no number of more than 4,300 digits.
-    if not all(part.isdecimal() and len(part) <= _DIGITS and 0 < int(part) <= _MOST for part in parts):
+    if not all(word.isdecimal() and len(word) <= _DIGITS and 0 < int(word) <= _MOST for word in parts):
         raise ConfigError(
             f"{option} {given:.40}: expected numbers from 1 to {_MOST:,} with commas, such as 512,1024"
         )
-    return list(dict.fromkeys(int(part) for part in parts))
+    return list(dict.fromkeys(int(word) for word in parts))

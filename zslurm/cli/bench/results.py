@@ -40,18 +40,23 @@ def compare_results(
     """
     results = [read_result(path) for path in (first, second)]
     with usable_rows(second):
-        found = compare(*results)
+        comparison = compare(*results)
     if json:
-        facts = [asdict(change) | {"key": dict(change.key), "ratio": change.ratio} for change in found.changes]
-        print_json(asdict(found) | {"changes": facts})
+        facts = [
+            asdict(change) | {"key": dict(change.key), "ratio": change.ratio} for change in comparison.changes
+        ]
+        print_json(asdict(comparison) | {"changes": facts})
     else:
-        _print_comparison(found, BENCHMARKS[results[0].benchmark].unit, only_changed=changed)
-    for line in found.warnings:
+        _print_comparison(comparison, BENCHMARKS[results[0].benchmark].unit, only_changed=changed)
+    for line in comparison.warnings:
         say(f"note: {line}")
-    if found.only_first or found.only_second:
-        say(f"note: not compared: {found.only_first} rows of the first alone, {found.only_second} of the second")
-    say(found.summary)
-    if strict and found.count("worse"):
+    if comparison.only_first or comparison.only_second:
+        say(
+            f"note: not compared: {comparison.only_first} rows of the first alone, "
+            f"{comparison.only_second} of the second"
+        )
+    say(comparison.summary)
+    if strict and comparison.count("worse"):
         raise typer.Exit(Exit.CHECK_FAILED)
 
 
@@ -61,7 +66,7 @@ def _print_comparison(found: ResultComparison, unit: str, *, only_changed: bool)
     # A column that is the same in all rows identifies none.
     names = [name for name in names if len({dict(change.key).get(name) for change in changes}) > 1] or names[:1]
     columns = [*names, f"first, {unit}", "second", "ratio", "noise", "outcome"]
-    print_table(columns, [_row(each, names) for each in changes])
+    print_table(columns, [_row(measured_row, names) for measured_row in changes])
 
 
 def _row(change: FigureChange, names: list[str]) -> list[str]:
@@ -112,8 +117,8 @@ def apply(
     """
     results = [(read_result(path), path) for path in files]
     name = cluster or _cluster_of([result for result, _ in results])
-    found = [settings_from(result, path.absolute()) for result, path in results]
-    apply_to_profile(name, found, dry_run=dry_run, json=json)
+    settings = [settings_from(result, path.absolute()) for result, path in results]
+    apply_to_profile(name, settings, dry_run=dry_run, json=json)
 
 
 def _cluster_of(results: list[BenchResult]) -> str:
@@ -137,12 +142,12 @@ def apply_to_profile(name: str, found: list[Found], *, dry_run: bool = False, js
     """
     values: dict[str, Any] = {}
     measured = load_site(name).cluster.measured
-    for each in found:
-        for line in each.lines:
+    for setting in found:
+        for line in setting.lines:
             say(line)
-        values |= each.values
-        if "measured" in each.values:
-            values["measured"] = merged(each.values["measured"], measured)
+        values |= setting.values
+        if "measured" in setting.values:
+            values["measured"] = merged(setting.values["measured"], measured)
             measured = MeasuredSection.model_validate(values["measured"])
     if not values:
         raise CheckFailed("nothing in the results is for a profile; the lines above have the reasons")

@@ -146,8 +146,8 @@ def summary(result: BenchResult) -> list[str]:
     for reason, count in shown[:_MOST_SKIPPED]:
         lines.append(f"skipped {counted(count, 'point')}: {reason}")
     if len(shown) > _MOST_SKIPPED:
-        rest = sum(count for _, count in shown[_MOST_SKIPPED:])
-        lines.append(f"skipped {counted(rest, 'further point')} (--json has all, with the reasons)")
+        remaining = sum(count for _, count in shown[_MOST_SKIPPED:])
+        lines.append(f"skipped {counted(remaining, 'further point')} (--json has all, with the reasons)")
     lines += [*result.findings, *result.notes]
     if result.lost_nodes:
         lines.append(f"lost nodes: {compress(result.lost_nodes)}; look at them with `zslurm doctor --nodelist`")

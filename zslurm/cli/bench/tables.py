@@ -138,7 +138,7 @@ def show_products(result: BenchResult) -> None:
     from rich.text import Text
 
     rates = {(row["k"], row["m"], row["n"]): row["tflops"] for row in swept}
-    ks, ms, ns = (sorted({key[place] for key in rates}) for place in range(3))
+    ks, ms, ns = (sorted({key[index] for key in rates}) for index in range(3))
     highest, console = max(rates.values()), Console(highlight=False)
     for k in ks:
         table = Table(box=None, pad_edge=False, padding=0, header_style="bold")
@@ -189,17 +189,17 @@ def environments(given: str | None) -> Sequence[Mapping[str, str]]:
 def side_by_side(result: BenchResult) -> list[dict[str, Any]]:
     """Return a row for each point: its main figure under both values, the ratio, and which is faster."""
     benchmark = BENCHMARKS[result.benchmark]
-    found: dict[tuple[Any, ...], dict[str, list[float]]] = {}
+    by_key: dict[tuple[Any, ...], dict[str, list[float]]] = {}
     for row in result.rows:
         if "pair" not in row:
             key = tuple(row.get(name) for name in benchmark.keys)
-            found.setdefault(key, {}).setdefault(row["environment"], []).append(row[benchmark.value])
+            by_key.setdefault(key, {}).setdefault(row["environment"], []).append(row[benchmark.value])
     names = list(dict.fromkeys(row["environment"] for row in result.rows))
     if len(names) < 2:
         return []
     a, b = names[:2]
     rows = []
-    for key, figures in found.items():
+    for key, figures in by_key.items():
         if len(figures) < 2:
             continue
         mean = {name: sum(figures[name]) / len(figures[name]) for name in (a, b)}
@@ -213,7 +213,7 @@ def side_by_side(result: BenchResult) -> list[dict[str, Any]]:
 
 def _faster(of_a: list[float], of_b: list[float], a: str, b: str, *, higher: bool) -> str:
     if not higher:
-        of_a, of_b = [-each for each in of_a], [-each for each in of_b]
+        of_a, of_b = [-rate for rate in of_a], [-rate for rate in of_b]
     for name, better, worse in ((a, of_a, of_b), (b, of_b, of_a)):
         if min(better) > max(worse) and min(better) - max(worse) > _LEAST * abs(max(worse)):
             return name if len(better) > 1 and len(worse) > 1 else f"{name} (one run)"

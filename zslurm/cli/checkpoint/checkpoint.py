@@ -93,9 +93,9 @@ def prune(
 
     Example: zslurm checkpoint prune my-run --keep-last 2 --keep-every 1000 --dry-run
     """
-    root, found = find_checkpoints(run)
+    root, listings = find_checkpoints(run)
     with as_user_errors():
-        keep = _best(found) if keep_best else set()
+        keep = _best(listings) if keep_best else set()
         going = prunable(root, keep_last, keep_every=keep_every, keep=keep)
         size = sum(file.stat().st_size for listing in going for file in listing.path.iterdir())
         if not dry_run and going:

@@ -147,7 +147,7 @@ def eval(
     else:
         print_table(("task", "metric", "score", "standard error"), report.rows())
     if reason is not None:
-        scored = len({each.task for each in report.results})
+        scored = len({task_result.task for task_result in report.results})
         say(f"not complete: {reason}; {counted(scored, 'task')} scored")
         raise typer.Exit(Exit.INTERRUPTED)
 
@@ -234,9 +234,14 @@ class _Report:
     def rows(self) -> list[tuple[str, ...]]:
         """Return a line for each score."""
         return [
-            (each.task, name, f"{value:.4f}", "-" if (error := each.stderr[name]) is None else f"{error:.4f}")
-            for each in self.results
-            for name, value in each.metrics.items()
+            (
+                task_result.task,
+                name,
+                f"{value:.4f}",
+                "-" if (error := task_result.stderr[name]) is None else f"{error:.4f}",
+            )
+            for task_result in self.results
+            for name, value in task_result.metrics.items()
         ]
 
     def _check_files(self) -> None:
@@ -290,8 +295,10 @@ def _record(path: Path, results: list[TaskResult]) -> None:
     run = RunDir(folder.parent)
     if run.checkpoints != folder or not run.config.is_file():
         return
-    found = as_metrics(results)
-    scored = Scored(checkpoint=path.name, step=step_of(path.name), scores=found["scores"], stderr=found["stderr"])
+    metrics = as_metrics(results)
+    scored = Scored(
+        checkpoint=path.name, step=step_of(path.name), scores=metrics["scores"], stderr=metrics["stderr"]
+    )
     try:
         record_by_user(run, scored)
     except ZslurmError as error:

@@ -127,11 +127,11 @@ def generate(
             _check_known(weights)
             format_ = dtype or weights.settings.dtype or "fp32"
             chosen = choose_device(device, ranks)
-            found = generate_lines(lines, weights, files, defaults, dtype=format_, device=chosen, batch=batch)
+            results = generate_lines(lines, weights, files, defaults, dtype=format_, device=chosen, batch=batch)
             if prompts is not None or json:
-                write_lines(found, out)
+                write_lines(results, out)
             else:
-                print(next(found)["text"])
+                print(next(results)["text"])
         return
     assert prompt is not None
     text = _prompt(prompt)

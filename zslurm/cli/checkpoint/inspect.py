@@ -31,7 +31,7 @@ def list_(run: Checkpoints, json: Json = False) -> None:
 
     Example: zslurm checkpoint ls my-run
     """
-    root, found = find_checkpoints(run)
+    root, listings = find_checkpoints(run)
     facts = [
         {
             "path": str(listing.path),
@@ -42,7 +42,7 @@ def list_(run: Checkpoints, json: Json = False) -> None:
             "complete": listing.complete,
             "reason": listing.reason,
         }
-        for listing in found
+        for listing in listings
     ]
     if json:
         print_json(facts)
@@ -168,19 +168,22 @@ def _ranks(ranks: set[int]) -> str:
 
 
 def _show_statistics(checkpoint: checkpoint_tools.Checkpoint, tensors: list[str], *, as_json: bool) -> None:
-    found: list[Statistics] = []
+    all_statistics: list[Statistics] = []
     states = {tensor.name: tensor.states for tensor in checkpoint.manifest.tensors}
     for name in tensors:
         if name not in states:
             near = get_close_matches(name, states, 1)
             hint = f"; did you mean {near[0]}?" if near else "; `zslurm checkpoint show` lists them"
             raise ConfigError(f"--tensor {name}: {checkpoint.path} has no such tensor{hint}")
-        found += [statistics(checkpoint, name, state) for state in states[name]]
+        all_statistics += [statistics(checkpoint, name, state) for state in states[name]]
     if as_json:
-        print_json([_without_nan(asdict(one)) for one in found])
+        print_json([_without_nan(asdict(state_statistics)) for state_statistics in all_statistics])
         return
     columns = ["tensor", "state", "dtype", "elements", "min", "max", "mean", "std", "rms", "zeros", "nan", "inf"]
-    shown = ([f"{v:.4g}" if isinstance(v, float) else str(v) for v in asdict(one).values()] for one in found)
+    shown = (
+        [f"{v:.4g}" if isinstance(v, float) else str(v) for v in asdict(state_statistics).values()]
+        for state_statistics in all_statistics
+    )
     print_table(columns, [*shown])
 
 
@@ -200,20 +203,29 @@ def verify(checkpoint: Checkpoint, workers: Threads = 2, slurm: Slurm = False, j
     path = find_newest(checkpoint)
     started = time.monotonic()
     with as_user_errors(), byte_bar(f"verifying {path.name}") as report:
-        found = checkpoint_tools.verify(path, threads=workers, report=report)
+        verification = checkpoint_tools.verify(path, threads=workers, report=report)
     seconds = time.monotonic() - started
     if json:
-        print_json({**asdict(found), "path": str(found.path), "sound": found.sound, "seconds": seconds})
-    elif found.sound:
-        size, rate = show_bytes(found.bytes), show_bytes(found.bytes / max(seconds, 1e-9))
-        say(f"{path}: sound; {size} in {counted(found.files, 'file')}, {show_duration(seconds)} ({rate}/s)")
+        print_json(
+            {
+                **asdict(verification),
+                "path": str(verification.path),
+                "sound": verification.sound,
+                "seconds": seconds,
+            }
+        )
+    elif verification.sound:
+        size, rate = show_bytes(verification.bytes), show_bytes(verification.bytes / max(seconds, 1e-9))
+        say(f"{path}: sound; {size} in {counted(verification.files, 'file')}, {show_duration(seconds)} ({rate}/s)")
     else:
-        for damage in found.damages:
+        for damage in verification.damages:
             where = damage.file if damage.block is None else f"{damage.file} block {damage.block}"
             in_it = f" (in {', '.join(damage.tensors[:3])}{' ...' if len(damage.tensors) > 3 else ''})"
             print(f"{where}: {damage.reason}{in_it if damage.tensors else ''}")
-    if not found.sound:
-        raise CheckFailed(f"{path} is damaged in {counted(len(found.damages), 'place')}; use an older checkpoint")
+    if not verification.sound:
+        raise CheckFailed(
+            f"{path} is damaged in {counted(len(verification.damages), 'place')}; use an older checkpoint"
+        )
 
 
 def diff(
@@ -230,26 +242,26 @@ def diff(
     paths = find_checkpoint(first), find_checkpoint(second)
     with (
         as_user_errors(),
-        checkpoint_tools.Checkpoint.open(paths[0]) as one,
-        checkpoint_tools.Checkpoint.open(paths[1]) as other,
+        checkpoint_tools.Checkpoint.open(paths[0]) as first_checkpoint,
+        checkpoint_tools.Checkpoint.open(paths[1]) as second_checkpoint,
         byte_bar("comparing") as report,
     ):
-        found = compare(one, other, report=report)
+        comparison = compare(first_checkpoint, second_checkpoint, report=report)
     if json:
-        head = {"first": str(paths[0]), "second": str(paths[1]), "same_values": found.same_values}
-        differences = [_without_nan(asdict(row)) for row in found.differences]
-        print_json({**head, **asdict(found), "differences": differences})
+        head = {"first": str(paths[0]), "second": str(paths[1]), "same_values": comparison.same_values}
+        differences = [_without_nan(asdict(row)) for row in comparison.differences]
+        print_json({**head, **asdict(comparison), "differences": differences})
     else:
-        _print_comparison(found)
-    if not found.same_values:
+        _print_comparison(comparison)
+    if not comparison.same_values:
         raise CheckFailed(f"{paths[0]} and {paths[1]} hold different values")
     if not json:
-        say(f"the same values in {counted(found.compared, 'state or buffer', 'states and buffers')}")
+        say(f"the same values in {counted(comparison.compared, 'state or buffer', 'states and buffers')}")
 
 
 def _print_comparison(found: Comparison) -> None:
-    for name, (one, other) in found.facts.items():
-        print(f"{name}: {one!r} and {other!r}")
+    for name, (first_value, second_value) in found.facts.items():
+        print(f"{name}: {first_value!r} and {second_value!r}")
     for where, names in (("first", found.only_first), ("second", found.only_second)):
         for name in names:
             print(f"only in the {where}: {name}")

@@ -75,10 +75,10 @@ def choose_device(asked: Device, ranks: int) -> str:
     """
     import torch
 
-    found = torch.cuda.device_count()
+    gpus = torch.cuda.device_count()
     if asked is Device.AUTO:
-        return "cuda" if found >= ranks else "cpu"
-    if asked is Device.CUDA and found < ranks:
-        wanted = f" for --ranks {ranks}" if ranks > 1 else ""
-        raise ConfigError(f"--device cuda: torch finds {counted(found, 'GPU')} here{wanted}")
+        return "cuda" if gpus >= ranks else "cpu"
+    if asked is Device.CUDA and gpus < ranks:
+        for_ranks = f" for --ranks {ranks}" if ranks > 1 else ""
+        raise ConfigError(f"--device cuda: torch finds {counted(gpus, 'GPU')} here{for_ranks}")
     return asked.value

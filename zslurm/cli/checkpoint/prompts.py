@@ -124,12 +124,12 @@ def generate_lines(
                 "is empty" if not ids else f"has {counted(len(ids), 'token')}, the context {settings.context}"
             )
             raise ConfigError(f"prompt {number}: {problem}")
-        wanted = line.max_tokens or defaults.max_tokens
-        cut += room < wanted
+        new_tokens = line.max_tokens or defaults.max_tokens
+        cut += room < new_tokens
         prompts.append(
             Prompt(
                 ids,
-                min(wanted, room),
+                min(new_tokens, room),
                 defaults.temperature if line.temperature is None else line.temperature,
                 line.top_p or defaults.top_p,
                 defaults.seed * _SEEDS + number - 1 if line.seed is None else line.seed,
@@ -156,11 +156,11 @@ def generate_lines(
     def results() -> Iterator[dict[str, Any]]:
         ready: dict[int, dict[str, Any]] = {}
         following = 0
-        for each in made:
-            text = until(coder.decode(each.tokens), stops[each.index])
-            facts = {"prompt_tokens": len(prompts[each.index].ids), "new_tokens": len(each.tokens)}
-            found = {"text": text, "ended": each.ended, **facts, "tokens": each.tokens}
-            ready[each.index] = lines[each.index].model_dump(exclude_unset=True) | found
+        for generation in made:
+            text = until(coder.decode(generation.tokens), stops[generation.index])
+            facts = {"prompt_tokens": len(prompts[generation.index].ids), "new_tokens": len(generation.tokens)}
+            fields = {"text": text, "ended": generation.ended, **facts, "tokens": generation.tokens}
+            ready[generation.index] = lines[generation.index].model_dump(exclude_unset=True) | fields
             while following in ready:
                 yield ready.pop(following)
                 following += 1
@@ -177,10 +177,10 @@ def write_lines(results: Iterator[Mapping[str, Any]], out: Path | None) -> None:
     """
     started, texts, tokens = time.monotonic(), 0, 0
     with _opened(out) as file:
-        for each in results:
-            texts, tokens = texts + 1, tokens + int(each["new_tokens"])
+        for result in results:
+            texts, tokens = texts + 1, tokens + int(result["new_tokens"])
             try:
-                print(json.dumps(each, ensure_ascii=False), file=file, flush=True)
+                print(json.dumps(result, ensure_ascii=False), file=file, flush=True)
             except OSError as error:
                 raise ZslurmError(f"{out or 'stdout'}: cannot be written: {error.strerror}") from error
     seconds = max(time.monotonic() - started, 1e-9)

@@ -72,7 +72,7 @@ def doctor(
         raise ConfigError("--nodes and --nodelist exclude each other")
     if nodelist is not None and not expand(nodelist):
         raise ConfigError("--nodelist: names no node")
-    wanted = Wanted(
+    wanted_checks = Wanted(
         checks=chosen_checks(only or [], skip or [], benchmark=benchmark),
         count=nodes,
         nodelist=nodelist,
@@ -83,7 +83,7 @@ def doctor(
     try:
         log.set_up()
         with log.detailed("zslurm.slurm.commands"):  # why it takes so long
-            report = run_doctor(site_to_check(cluster), wanted)
+            report = run_doctor(site_to_check(cluster), wanted_checks)
     except KeyboardInterrupt:  # the job is cancelled by now
         raise typer.Abort from None
     unchecked = [f"the nodes were not checked: {report.slurm_error}"] if report.slurm_error else []
@@ -147,17 +147,17 @@ def _grouped(pairs: Iterable[tuple[_Key, str]]) -> dict[_Key, list[str]]:
 def _where(nodes: Iterable[str]) -> str:
     nodes = list(dict.fromkeys(nodes))
     listed = compress(node for node in nodes if node != LOGIN)
-    return ", ".join(part for part in (LOGIN if LOGIN in nodes else "", listed) if part)
+    return ", ".join(word for word in (LOGIN if LOGIN in nodes else "", listed) if word)
 
 
 def remedies(report: DoctorReport) -> list[str]:
     """Return what to do about what failed or warned, a line for each check and remedy."""
-    found = _grouped(
+    by_remedy = _grouped(
         ((result.check, result.outcome.remedy), result.node)
         for result in report.results
         if result.outcome.remedy and result.outcome.status in (Status.FAIL, Status.WARN)
     )
-    return [f"{check} on {_where(nodes)}: {remedy}" for (check, remedy), nodes in found.items()]
+    return [f"{check} on {_where(nodes)}: {remedy}" for (check, remedy), nodes in by_remedy.items()]
 
 
 def left_alone(report: DoctorReport) -> list[str]:

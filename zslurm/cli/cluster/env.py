@@ -50,13 +50,13 @@ def env(
         return
     shown = [setting for setting in settings if not is_secret(setting)]
     if diff is not None:
-        ours = {setting.name: setting.value for setting in shown}
+        values = {setting.name: setting.value for setting in shown}
         theirs = {s.name: s.value for s in settings_of(diff, overrides or [])[1] if not is_secret(s)}
-        differing = [key for key in sorted({*ours, *theirs}) if ours.get(key) != theirs.get(key)]
+        differing = [key for key in sorted({*values, *theirs}) if values.get(key) != theirs.get(key)]
         if json:
-            print_json({key: {name: ours.get(key), diff: theirs.get(key)} for key in differing})
+            print_json({key: {name: values.get(key), diff: theirs.get(key)} for key in differing})
         else:
-            rows = [[key, ours.get(key, "-"), theirs.get(key, "-")] for key in differing]
+            rows = [[key, values.get(key, "-"), theirs.get(key, "-")] for key in differing]
             print_table(["variable", Column(name, "text"), Column(diff, "text")], rows)
         return
     for setting in settings:
@@ -66,8 +66,13 @@ def env(
         variables = section.measured.variables
         print_json(
             [
-                asdict(each) | {"measured": variables[each.name].model_dump() if each.name in variables else None}
-                for each in shown
+                asdict(shown_setting)
+                | {
+                    "measured": variables[shown_setting.name].model_dump()
+                    if shown_setting.name in variables
+                    else None
+                }
+                for shown_setting in shown
             ]
         )
         return
@@ -97,10 +102,10 @@ def _print_comment(*lines: str) -> None:
     for number, line in enumerate(lines):
         text = "".join(c if c.isprintable() else "?" for c in line)
         first = "#   " if number else "# "
-        for part in textwrap.wrap(
+        for wrapped in textwrap.wrap(
             text, _WIDTH, initial_indent=first, subsequent_indent="#     ", break_on_hyphens=False
         ):
-            print(part)
+            print(wrapped)
 
 
 def _lint(settings: Sequence[Setting], cluster: ClusterSection, *, as_json: bool) -> None:
@@ -110,8 +115,8 @@ def _lint(settings: Sequence[Setting], cluster: ClusterSection, *, as_json: bool
         CheckFailed: there are faults; one line for each.
     """
     job = {setting.name: setting.value for setting in settings}
-    given = {**job, **os.environ}
-    findings = lint(given, cluster, read_conf(given, cluster, sysroot()))
+    variables = {**job, **os.environ}
+    findings = lint(variables, cluster, read_conf(variables, cluster, sysroot()))
     listed = {finding.name for finding in findings}
     findings += [finding for finding in overridden(os.environ, job) if finding.name not in listed]
     if as_json:

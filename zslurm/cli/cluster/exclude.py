@@ -60,17 +60,23 @@ def list_(runs: SomeRuns = None, json: Json = False) -> None:
 
     Example: zslurm cluster exclude ls
     """
-    found = [
-        each
+    exclusions = [
+        exclusion
         for state in look_all(find_all(runs) if runs else known_runs(), cached=True)
-        for each in excluded_nodes(state)
+        for exclusion in excluded_nodes(state)
     ]
     if json:
-        print_json([asdict(each) for each in found])
-    elif found:
+        print_json([asdict(exclusion) for exclusion in exclusions])
+    elif exclusions:
         rows = [
-            [each.nodes, each.run, each.by, show_time(each.until) if each.until else "-", each.reason]
-            for each in found
+            [
+                exclusion.nodes,
+                exclusion.run,
+                exclusion.by,
+                show_time(exclusion.until) if exclusion.until else "-",
+                exclusion.reason,
+            ]
+            for exclusion in exclusions
         ]
         print_table(_COLUMNS, rows)
     else:
@@ -112,5 +118,5 @@ def rm(
 
     Example: zslurm cluster exclude rm my-run node[3,7]
     """
-    found: RunDir = find_to_change(run, "cluster exclude rm")
-    say(f"{found.name} may use {compress(readmit(found, nodes))} again")
+    run_dir: RunDir = find_to_change(run, "cluster exclude rm")
+    say(f"{run_dir.name} may use {compress(readmit(run_dir, nodes))} again")

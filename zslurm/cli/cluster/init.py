@@ -34,19 +34,19 @@ def init(
 
     Example: zslurm init --yes
     """
-    found = detect(name=name, partition=partition, account=account)
-    choices = found.partition_choices
+    detected = detect(name=name, partition=partition, account=account)
+    choices = detected.partition_choices
     if partition is None and len(choices) > 1 and not yes:
         partition = typer.prompt(f"partition ({', '.join(choices)})", default=choices[0], err=True)
-        found = detect(name=name, partition=partition, account=account)
-    path = profile_path(found.name)
+        detected = detect(name=name, partition=partition, account=account)
+    path = profile_path(detected.name)
     if path.exists() and not yes:
         typer.confirm(f"{path} exists; replace it?", abort=True, err=True)
     if probe or (probe is None and choices):
         if choices:
             optional = "" if probe else " (--no-probe: not now)"
             say(f"reading the network of one node in a short job, for {probe_timeout:g} s at most{optional}")
-        found = detect(
+        detected = detect(
             name=name,
             partition=partition,
             account=account,
@@ -54,11 +54,11 @@ def init(
             probe_is_optional=not probe,
             waiting=report_waiting(),
         )
-    kept = keep_before(path, found.text)
-    save_profile(found.name, found.text, make_default=True)
-    print(found.text, end="")
+    kept = keep_before(path, detected.text)
+    save_profile(detected.name, detected.text, make_default=True)
+    print(detected.text, end="")
     if kept is not None:
         say(f"the profile that was there is kept as {kept}")
     say(f"wrote {path}; it is now the default cluster")
-    if found.not_probed is not None:
-        say(f"note: the network is not known: {found.not_probed}; try `zslurm init --probe` later")
+    if detected.not_probed is not None:
+        say(f"note: the network is not known: {detected.not_probed}; try `zslurm init --probe` later")

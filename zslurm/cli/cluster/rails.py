@@ -68,17 +68,19 @@ def rails(
         return
     if here or site.cluster.launcher == "local":
         facts = read_facts()
-        found = RailReadings((rail_map(facts, site.cluster),), {}, ())
+        readings = RailReadings((rail_map(facts, site.cluster),), {}, ())
     else:
         options = [*site.submit_options(), "--time=5"]
-        found = read_rails(site.cluster, nodes=names or (), count=nodes or 1, options=options, timeout_s=timeout)
+        readings = read_rails(
+            site.cluster, nodes=names or (), count=nodes or 1, options=options, timeout_s=timeout
+        )
     if json:
-        print_json(as_json(found) | {"fabric": fabric_as_json(section)})
+        print_json(as_json(readings) | {"fabric": fabric_as_json(section)})
     else:
-        print_styled(draw(found, columns_of_terminal()))
+        print_styled(draw(readings, columns_of_terminal()))
         if section.slices:
             print_styled([[], *_fabric(site.cluster)])
-    if faulty := [*found.incomplete, *found.unanswered]:
+    if faulty := [*readings.incomplete, *readings.unanswered]:
         raise CheckFailed(f"rails are incomplete or unknown on {compress(faulty)}")
 
 
@@ -110,27 +112,27 @@ def draw(found: RailReadings, width: int | None = None) -> Iterator[Line]:
 
 
 def _draw_group(group: Sequence[RailMap], width: int | None) -> Iterator[Line]:
-    one = group[0]
-    source = "by the profile" if one.source == "profile" else "by PCIe distance"
-    *before, nodes = split_hostlist((found.node for found in group), width)
-    for part in before:
-        yield [(part, _BOLD)]
+    first_map = group[0]
+    source = "by the profile" if first_map.source == "profile" else "by PCIe distance"
+    *before, nodes = split_hostlist((host_names.node for host_names in group), width)
+    for hosts in before:
+        yield [(hosts, _BOLD)]
     yield [
         (nodes, _BOLD),
-        (f": {counted(len(group), 'node')}, {counted(len(one.rails), 'rail')} {source}", ""),
+        (f": {counted(len(group), 'node')}, {counted(len(first_map.rails), 'rail')} {source}", ""),
     ]
-    widths = _widths(one.rails, width)
-    bad = {problem.rail for problem in one.problems if problem.incomplete}
-    odd = {problem.rail for problem in one.problems}
-    by_numa = sorted(one.rails, key=lambda rail: (rail.numa is None, rail.numa or 0, rail.index))
+    widths = _widths(first_map.rails, width)
+    bad = {problem.rail for problem in first_map.problems if problem.incomplete}
+    odd = {problem.rail for problem in first_map.problems}
+    by_numa = sorted(first_map.rails, key=lambda rail: (rail.numa is None, rail.numa or 0, rail.index))
     for numa, rails in groupby(by_numa, key=lambda rail: rail.numa):
         yield [("  NUMA node unknown" if numa is None else f"  NUMA node {numa}", _QUIET)]
         for rail in rails:
             style = _BAD if rail.index in bad else _WARN if rail.index in odd else _GOOD
             yield _draw_rail(rail, widths, style)
-    if one.others:
-        yield [(f"  no rail: {', '.join(one.others)}", _QUIET)]
-    for problem in one.problems:
+    if first_map.others:
+        yield [(f"  no rail: {', '.join(first_map.others)}", _QUIET)]
+    for problem in first_map.problems:
         yield [("  incomplete: " if problem.incomplete else "  warning: ", _BAD if problem.incomplete else _WARN),
                (problem.message, "")]  # fmt: skip
 
@@ -219,11 +221,11 @@ def draw_fabric(section: FabricSection, width: int | None) -> Iterator[Line]:
         unknown = "which nodes are on which slice is not listed (cluster.fabric.slices)"
         yield [("fabric by the profile", _BOLD), (f": {section.summary}; {unknown}", "")]
         return
-    leaves = {part.leaf for part in section.slices}
+    leaves = {slice_.leaf for slice_ in section.slices}
     counts = [
         counted(len(fabric.slices), "node"),
         counted(fabric.rails, "rail"),
-        counted(sum(len(part.rails) for part in section.slices), "slice"),
+        counted(sum(len(slice_.rails) for slice_ in section.slices), "slice"),
         counted(len(leaves), "leaf switch", "leaf switches"),
     ]
     yield [("fabric by the profile", _BOLD), (f": {', '.join(counts[:-1])} of {counts[-1]}", "")]
@@ -235,23 +237,25 @@ def draw_fabric(section: FabricSection, width: int | None) -> Iterator[Line]:
 
 
 def _draw_slices(parts: tuple[SliceSection, ...], width: int | None) -> Iterator[Line]:
-    rails = [f"{'rail' if len(part.rails) == 1 else 'rails'} {compress_ranges(part.rails)}" for part in parts]
-    wide, wider = max(len(part.leaf) for part in parts), max(map(len, rails))
-    for number, (part, carried) in enumerate(zip(parts, rails, strict=True)):
+    rails = [
+        f"{'rail' if len(slice_.rails) == 1 else 'rails'} {compress_ranges(slice_.rails)}" for slice_ in parts
+    ]
+    wide, wider = max(len(slice_.leaf) for slice_ in parts), max(map(len, rails))
+    for number, (slice_, carried) in enumerate(zip(parts, rails, strict=True)):
         last = number == len(parts) - 1
-        before = f"  {'└' if last else '├'}─ {part.leaf:<{wide}} ── {carried:<{wider}} ── "
+        before = f"  {'└' if last else '├'}─ {slice_.leaf:<{wide}} ── {carried:<{wider}} ── "
         room = None if width is None else max(width - len(before), 1)
-        first, *others = split_hostlist(expand(part.nodes), room)
-        yield [(before[:5], _QUIET), (part.leaf.ljust(wide), _BOLD), (before[5 + wide :], _GOOD), (first, "")]
-        for other in others:
-            yield [((" " if last else "│").rjust(3).ljust(len(before)), _QUIET), (other, "")]
+        first, *others = split_hostlist(expand(slice_.nodes), room)
+        yield [(before[:5], _QUIET), (slice_.leaf.ljust(wide), _BOLD), (before[5 + wide :], _GOOD), (first, "")]
+        for host_line in others:
+            yield [((" " if last else "│").rjust(3).ljust(len(before)), _QUIET), (host_line, "")]
 
 
 def _draw_ring(fabric: Fabric, section: FabricSection, width: int | None) -> Iterator[Line]:
-    whole = place(fabric, section, list(fabric.slices))
+    placement = place(fabric, section, list(fabric.slices))
     yield [("  ring of ranks over all nodes, with the rails that pass a spine on the way", _BOLD)]
     groups: list[list[str]] = []
-    for node in whole.nodes:
+    for node in placement.nodes:
         if groups and fabric.apart(groups[-1][-1], node) == 0:
             groups[-1].append(node)
         else:
@@ -264,7 +268,7 @@ def _draw_ring(fabric: Fabric, section: FabricSection, width: int | None) -> Ite
         if len(groups) > 1:
             back = " back to the first" if number == len(groups) - 1 else ""
             yield [(f"    │ {counted(crossing, 'rail')} of {fabric.rails}{back}", _GOOD)]
-    yield [(f"  {whole.line()}", "")]
+    yield [(f"  {placement.line()}", "")]
     if section.oversubscription is not None:
         yield [(f"  a full slice is oversubscribed {section.oversubscription:.3g}:1", "")]
 

@@ -121,19 +121,19 @@ def verify(path: Bundles, workers: Workers = None, slurm: Slurm = False, json: J
     run_locally_or_as_job(slurm)
     check_exists(path)
     with as_user_errors(), byte_bar(f"verifying {path.name}") as report:
-        found = checksums.verify(path, workers or default_workers(), report)
+        verification = checksums.verify(path, workers or default_workers(), report)
     if json:
-        damages = [{**asdict(damage), "path": str(damage.path)} for damage in found.damages]
-        print_json({**asdict(found), "path": str(path), "intact": not damages, "damages": damages})
-    if found.damages:
-        lines = [damage.reason for damage in found.damages[:DAMAGES_SHOWN]]
-        if more := len(found.damages) - len(lines):
+        damages = [{**asdict(damage), "path": str(damage.path)} for damage in verification.damages]
+        print_json({**asdict(verification), "path": str(path), "intact": not damages, "damages": damages})
+    if verification.damages:
+        lines = [damage.reason for damage in verification.damages[:DAMAGES_SHOWN]]
+        if more := len(verification.damages) - len(lines):
             lines.append(f"... and {more} more (--json lists all)")
         raise CheckFailed("\n".join(lines))
     if not json:
         print(
-            f"{path}: intact: {counted(found.tokens, 'token', shown=show_count(found.tokens))} "
-            f"({show_bytes(found.bytes)}) read, bundles: {found.bundles}"
+            f"{path}: intact: {counted(verification.tokens, 'token', shown=show_count(verification.tokens))} "
+            f"({show_bytes(verification.bytes)}) read, bundles: {verification.bundles}"
         )
 
 

@@ -78,9 +78,9 @@ def rank_errors(run: RunDir, attempt: AttemptDir) -> list[RankError]:
     faults = [event for event in select(rows, FaultDetected) if event.source in OF_STEP]
     cancelled = any(event.kind == SLURM_CANCELLED for event in faults)
     unrecorded = _unrecorded(faults, list(select(rows, RanksEnded)), ends)
-    for found in [*_recorded(ends), *({**found, "cascade": cancelled} for found in unrecorded)]:
-        role = _role(found, cause)
-        groups.setdefault((role, found["line"]), []).append(found)
+    for rank_end in [*_recorded(ends), *({**rank_end, "cascade": cancelled} for rank_end in unrecorded)]:
+        role = _role(rank_end, cause)
+        groups.setdefault((role, rank_end["line"]), []).append(rank_end)
     errors = [_group(attempt, role, line, members) for (role, line), members in groups.items()]
     if cause and not any(error.role == "root" for error in errors):  # no rank's: a node, or unknown
         line, node = str(cause["message"]), cause.get("node") or "-"
@@ -116,12 +116,12 @@ def _role(found: dict[str, Any], cause: dict[str, Any]) -> Role:
 
 
 def _group(attempt: AttemptDir, role: Role, line: str, members: list[dict[str, Any]]) -> RankError:
-    members.sort(key=lambda found: found["time"])
+    members.sort(key=lambda member: member["time"])
     first = members[0]
     return RankError(
         role,
-        tuple(sorted(found["rank"] for found in members)),
-        compress({str(found["node"]) for found in members}),
+        tuple(sorted(member["rank"] for member in members)),
+        compress({str(member["node"]) for member in members}),
         float(first["time"]),
         first.get("step"),
         line,

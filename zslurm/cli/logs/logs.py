@@ -73,27 +73,33 @@ def logs(
         raise ConfigError("name one run: zslurm logs RUN; with --events several, or none for all of yours")
     ranks = parse_ranks(rank)
     earliest = None if since is None else parse_since(since)
-    found = find(runs[0])
+    run_dir = find(runs[0])
     if previous:
         if attempt is not None or follow or supervisor:
             raise ConfigError("--previous is an attempt that is over; leave --attempt, -f and --supervisor out")
-        attempt = previous_attempt(found).number
+        attempt = previous_attempt(run_dir).number
     if errors:
         if follow or supervisor:
             raise ConfigError("--errors looks at an attempt as it is; leave -f and --supervisor out")
-        _print_errors(run=found, attempt=attempt, as_json=json)
+        _print_errors(run=run_dir, attempt=attempt, as_json=json)
     elif supervisor and earliest is not None:
         raise ConfigError("--supervisor: the job's own output has no times; leave --since out")
     elif supervisor and json:
         raise ConfigError("--supervisor: the job's own output has no ranks and no times; leave --json out")
     elif supervisor or (ranks is not None and len(ranks) == 1 and not json):
-        one = ranks[0] if ranks else 0
+        rank_shown = ranks[0] if ranks else 0
         print_logs(
-            found, rank=one, attempt=attempt, supervisor=supervisor, last_lines=tail, since=earliest, follow=follow
+            run_dir,
+            rank=rank_shown,
+            attempt=attempt,
+            supervisor=supervisor,
+            last_lines=tail,
+            since=earliest,
+            follow=follow,
         )
     else:
         print_merged(
-            found, ranks=ranks, attempt=attempt, last_lines=tail, since=earliest, follow=follow, as_json=json
+            run_dir, ranks=ranks, attempt=attempt, last_lines=tail, since=earliest, follow=follow, as_json=json
         )
 
 
@@ -102,14 +108,14 @@ def _print_errors(run: RunDir, attempt: int | None, as_json: bool) -> None:
     if newest is None:
         raise no_log(run)
     chosen = attempt_with_errors(run) or newest if attempt is None else newest
-    found = rank_errors(run, chosen)
+    errors = rank_errors(run, chosen)
     if as_json:
-        print_json([vars(error) | {"attempt": chosen.number} for error in found])
-    elif found:
+        print_json([vars(error) | {"attempt": chosen.number} for error in errors])
+    elif errors:
         if chosen != newest:
             say(f"{run.name}: attempt {chosen.number}; no rank of a later one recorded an error")
-        print_table(COLUMNS, [error.as_row() for error in found])
-        for line in details_of_root(found):
+        print_table(COLUMNS, [error.as_row() for error in errors])
+        for line in details_of_root(errors):
             print(harmless(line))
     else:
         which = "any attempt" if attempt is None and chosen.number > 1 else f"attempt {chosen.number}"

@@ -55,11 +55,11 @@ def ranks_with_logs(run: RunDir, attempt: AttemptDir, ranks: Sequence[int] | Non
         names = [path.stem.removeprefix("rank-") for path in attempt.logs.glob("rank-*.log")]
         return sorted(int(name) for name in names if name.isdigit())
     world = (read_json(attempt.description) or {}).get("world_size")
-    found = [rank for rank in ranks if attempt.rank_log(rank).exists()]
+    logged = [rank for rank in ranks if attempt.rank_log(rank).exists()]
     for rank in ranks:
-        if isinstance(world, int) and rank >= world and rank not in found:
+        if isinstance(world, int) and rank >= world and rank not in logged:
             raise NotFound(f"{run.name}: attempt {attempt.number} has ranks 0 to {world - 1}, not {rank}")
-    return found
+    return logged
 
 
 def no_log(run: RunDir) -> NotFound:
@@ -161,9 +161,9 @@ def incomplete_end(block: bytes) -> int:
 
 def _write(block: bytes, *, whole: bool) -> int:
     """Print bytes of a log, on a terminal only `whole` characters and colours; return how many are left."""
-    left = incomplete_end(block) if whole and sys.stdout.isatty() else 0
-    block = block[: len(block) - left]
+    incomplete = incomplete_end(block) if whole and sys.stdout.isatty() else 0
+    block = block[: len(block) - incomplete]
     if block:
         sys.stdout.buffer.write(shown_on(sys.stdout, block))
         sys.stdout.buffer.flush()
-    return left
+    return incomplete

@@ -92,9 +92,9 @@ def new(
 
     Example: zslurm new tune.yaml --init my-model --pairs pairs.jsonl
     """
-    known = load.recipes()
-    if recipe is not None and recipe not in known:
-        raise NotFound(f"--recipe {recipe}: there is no such recipe; there are {', '.join(known)}")
+    recipe_names = load.recipes()
+    if recipe is not None and recipe not in recipe_names:
+        raise NotFound(f"--recipe {recipe}: there is no such recipe; there are {', '.join(recipe_names)}")
     if text and pairs:
         raise ConfigError(
             "give --text or --pairs, not both; zslurm data build makes each, and docs/mixtures.md mixes"
@@ -174,13 +174,15 @@ def _check_fit(lengths: Lengths, context: Context, wanted: LongPairs) -> str:
     long = lengths.longer_than(context.tokens + 1)
     if not long:
         return LongPairs.REFUSE.value
-    found = (
+    long_pairs = (
         f"{counted(long, 'pair')} of {lengths.count:,} {'is' if long == 1 else 'are'} longer than the context "
         f"{context.limit}, {counted(context.tokens, 'token')} (the longest has {lengths.longest:,})"
     )
     if wanted is LongPairs.REFUSE:
-        raise ConfigError(f"{found}: add --long-pairs trim, which cuts their end, or take them out of the file")
-    say(f"{found}: their end is cut")
+        raise ConfigError(
+            f"{long_pairs}: add --long-pairs trim, which cuts their end, or take them out of the file"
+        )
+    say(f"{long_pairs}: their end is cut")
     return wanted.value
 
 

@@ -58,8 +58,8 @@ def find_start(reference: str) -> Start:
     """
     from zslurm.train.hub import CheckpointWeights, FolderWeights  # imports numpy and h5py
 
-    kind, _, rest = reference.partition(":")
-    name = rest if kind in ("hf", "ckpt") else reference
+    kind, _, path_part = reference.partition(":")
+    name = path_part if kind in ("hf", "ckpt") else reference
     folder = Path(name).expanduser()
     is_folder = (folder / "config.json").is_file() and any(folder.glob("*.safetensors"))
     path = (folder if is_folder else find_checkpoint(name)).absolute()
@@ -241,7 +241,7 @@ def run_file_text(
         lines.append(f"# {section}:")
         for key in keys:
             *about, line = _comment(section, key, spec)
-            lines += [*(f"# {each}" for each in about), f"# {line.replace('# ', '', 1)}"]
+            lines += [*(f"# {about_line}" for about_line in about), f"# {line.replace('# ', '', 1)}"]
     return "\n".join(lines) + "\n"
 
 
@@ -268,7 +268,7 @@ def _resolve(file: Path, text: str) -> RunSpec:
 
 def _training(recipe: RunSpec, start: Start, lengths: Lengths | None, *, pairs: bool) -> list[str]:
     """Return the sections that trained weights ask for: their model, and a phase of one pass over the data."""
-    theirs, ours = start.model.model_dump(mode="json"), recipe.model.model_dump(mode="json")
+    theirs, recipe_values = start.model.model_dump(mode="json"), recipe.model.model_dump(mode="json")
     first, tokens = recipe.phases[0], 0 if lengths is None else lengths.total
     chosen = context_for(recipe, start, lengths, pairs=pairs)
     context = chosen.tokens
@@ -278,7 +278,7 @@ def _training(recipe: RunSpec, start: Start, lengths: Lengths | None, *, pairs: 
     micro = max(1, min(first.micro_batch * first.context // context, batch // ranks))
     batch -= batch % (micro * ranks)
     steps = max(1, tokens // (context * batch))
-    differs = [f"  {key}: {json.dumps(value)}" for key, value in theirs.items() if value != ours.get(key)]
+    differs = [f"  {key}: {json.dumps(value)}" for key, value in theirs.items() if value != recipe_values.get(key)]
     lr, whose = _learning_rate(recipe, start)
     dtype = start.dtype or recipe.parallel.dtype
     return [
@@ -317,17 +317,17 @@ def _about_context(start: Start, context: Context) -> str:
 
 def _phase(phase: PhaseConfig) -> list[str]:
     """Return the keys of a phase that are no defaults, as lines of a list of YAML."""
-    given = phase.model_dump(mode="json", exclude_defaults=True)
-    first, *others = [f"{key}: {json.dumps(value)}" for key, value in {"name": phase.name, **given}.items()]
+    phase_values = phase.model_dump(mode="json", exclude_defaults=True)
+    first, *others = [f"{key}: {json.dumps(value)}" for key, value in {"name": phase.name, **phase_values}.items()]
     return [f"  - {first}", *(f"    {line}" for line in others)]
 
 
 def _comment(section: str, key: str, spec: RunSpec, example: str | None = None) -> list[str]:
     """Return a key as comments in its section: what it is, and its value in the recipe, or an example."""
-    part = getattr(spec, section)
-    value = getattr(part, key)
+    config_section = getattr(spec, section)
+    value = getattr(config_section, key)
     if section == "run":  # what follows from where it is run is no example
-        value = type(part).model_fields[key].default
+        value = type(config_section).model_fields[key].default
     shown = example if value is None and example is not None else "null" if value is None else show_value(value)
-    about = textwrap.wrap(type(part).model_fields[key].description or "", _WIDTH)
+    about = textwrap.wrap(type(config_section).model_fields[key].description or "", _WIDTH)
     return [*(f"  # {line}" for line in about), f"  # {key}: {shown}"]

@@ -64,13 +64,13 @@ def requeue(
             raise ConfigError("--off moves ranks without a requeue; leave --now and --exclude out")
         _move(run, off, wait=wait)
         return
-    found = find_to_change(run, "requeue")
-    done = control.requeue(found, now=now, exclude=exclude)
+    run_dir = find_to_change(run, "requeue")
+    done = control.requeue(run_dir, now=now, exclude=exclude)
     if done.action in ("start", "release"):
         was = "was held; it" if done.action == "release" else "waits in the queue and"
-        say(f"job {done.job_id} of {found.name} {was} may start now")
+        say(f"job {done.job_id} of {run_dir.name} {was} may start now")
         return
-    what = f"requeued {found.name} as" if done.action == "requeue" else f"{found.name} waits on as"
+    what = f"requeued {run_dir.name} as" if done.action == "requeue" else f"{run_dir.name} waits on as"
     without = f", without {exclude}" if exclude else ""
     say(f"{what} job {done.job_id}{without}")
     if done.note:
@@ -84,19 +84,19 @@ def _move(run: str, off: str, *, wait: bool) -> None:
         typer.Exit: they have moved, or have not; with the exit code.
         ConfigError, ZslurmError: see `ask_to_move`.
     """
-    found = find(run)
-    asked = ask_to_move(found, off)
+    run_dir = find(run)
+    asked = ask_to_move(run_dir, off)
     if not wait:
-        shows = f"`zslurm logs --events {found.name}` shows it"
-        say(f"asked job {asked.job_id} of {found.name} to move off {off}; {shows}")
+        shows = f"`zslurm logs --events {run_dir.name}` shows it"
+        say(f"asked job {asked.job_id} of {run_dir.name} to move off {off}; {shows}")
         return
     refused = 0
     try:
-        for answer in answers_to(found, asked):
+        for answer in answers_to(run_dir, asked):
             say(answer.line)
             refused += not answer.moved
     except KeyboardInterrupt:
-        say(f"not waiting any more; `zslurm logs --events {found.name}` shows what comes of it")
+        say(f"not waiting any more; `zslurm logs --events {run_dir.name}` shows what comes of it")
         raise typer.Exit(130) from None
     raise typer.Exit(Exit.FAILED if refused else Exit.DONE)
 
@@ -111,16 +111,16 @@ def cancel(
 
     Example: zslurm cancel my-run
     """
-    found: list[RunDir | OrphanJob] = []
+    targets: list[RunDir | OrphanJob] = []
     for reference in runs:
         if (stray := control.cancel_stray(reference)) is not None:
             say(stray)
             continue
         try:
-            found.append(find_to_change(reference, "cancel"))
+            targets.append(find_to_change(reference, "cancel"))
         except OrphanJob as orphan:
-            found.append(orphan)
-    for run in dict.fromkeys(found):
+            targets.append(orphan)
+    for run in dict.fromkeys(targets):
         if isinstance(run, OrphanJob):
             say(control.cancel_orphan(run.job, run.run))
             continue
@@ -162,13 +162,13 @@ def rm(
 
     Example: zslurm rm my-run --yes
     """
-    found = find_all(runs)
-    for state in look_all(found):
+    run_dirs = find_all(runs)
+    for state in look_all(run_dirs):
         if state.active:
             raise ZslurmError(
                 f"{state.run.name}: it is {state.state}; `zslurm cancel {state.run.name} --wait` ends it"
             )
-    for run in found:
+    for run in run_dirs:
         if not yes:
             _ask(run)
         _remove(run)

@@ -86,14 +86,14 @@ def draw_run(picture: RunPicture, width: int, height: int, *, panel: str = "even
     progress = [] if hidden else [_progress(state, width)]
     lines = [_head(state, width), *_note(state, width), *progress, *_series(picture, width)]
     foot: list[Line] = [[(cut(keys, width), QUIET)]] if keys else []
-    left = height - len(lines) - len(foot)
-    if len(heat := _heat_map(picture.times, width)) + 4 <= left:
+    rows_left = height - len(lines) - len(foot)
+    if len(heat := _heat_map(picture.times, width)) + 4 <= rows_left:
         lines += heat
-        left -= len(heat)
+        rows_left -= len(heat)
     below = _log(picture, width) if panel == "log" else _events(picture, width)
-    if left >= 2:
+    if rows_left >= 2:
         title = "rank 0's log" if panel == "log" else "events"
-        lines += [[(title, QUIET)], *below[max(len(below) - left + 1, 0) :]]
+        lines += [[(title, QUIET)], *below[max(len(below) - rows_left + 1, 0) :]]
     return [*lines[: height - len(foot)], *foot]
 
 
@@ -124,13 +124,13 @@ def _note(state: RunState, width: int) -> list[Line]:
 def _progress(state: RunState, width: int) -> Line:
     done, total = state.step or 0, state.total_steps or 0
     share = done / total if total else 0.0
-    left = f"  {time_left(state)} left" if time_left(state) else ""
+    time_left_text = f"  {time_left(state)} left" if time_left(state) else ""
     saved = f"  saved {state.checkpoint_step}" if state.checkpoint_step is not None else ""
     mfu = f"  MFU {show_mfu(state)}" if state.mfu is not None else ""
     text = f" {100 * share:3.0f} %  step {done}/{total or '?'}"
-    for part in (left, saved, mfu):
-        if len(text) + len(part) <= width - 10:
-            text += part
+    for word in (time_left_text, saved, mfu):
+        if len(text) + len(word) <= width - 10:
+            text += word
     return [*bar(share, max(min(width - len(text), 100), 4)), (text, "")]
 
 

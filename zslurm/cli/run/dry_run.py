@@ -56,7 +56,7 @@ def describe(resolved: Resolved, *, new: bool, as_json: bool) -> str:
         ),
     ]
     seen, script = _preview(resolved, prepared), redact(prepared.script.text)
-    given = without_secrets(row for row in resolved.rows() if row[2].layer != "default")
+    given_rows = without_secrets(row for row in resolved.rows() if row[2].layer != "default")
     mixtures = _mixtures(order) if order is not None else []
     if as_json:
         body = {
@@ -68,7 +68,7 @@ def describe(resolved: Resolved, *, new: bool, as_json: bool) -> str:
             "steps": spec.total_steps if spec.trainer is None else spec.trainer.steps,
             "mixtures": mixtures,
             **seen,
-            "values": {key: {"value": value, "origin": origin} for key, value, origin in given},
+            "values": {key: {"value": value, "origin": origin} for key, value, origin in given_rows},
             "notes": notes,
             "script": script,
         }
@@ -87,7 +87,7 @@ def describe(resolved: Resolved, *, new: bool, as_json: bool) -> str:
         *columns(
             [
                 [key, show_value(value), f"[{origin}]"]
-                for key, value, origin in given
+                for key, value, origin in given_rows
                 if not key.startswith("cluster.fabric.slices[")  # four lines a slice; the script shows them in one
             ]
         ),
@@ -109,8 +109,8 @@ def _work(spec: RunSpec, order: DataOrder | None) -> str:
         return f"in {spec.trainer.directory}: {shlex.join(spec.trainer.command)}"
     tokens = Plan(spec.phases).total_tokens
     shown = counted(tokens, "token", shown=show_count(tokens))
-    there = "" if order is None else f" of {show_count(order.data.token_count)} in the data{_repeats(order)}"
-    return f"{counted(spec.total_steps, 'step')}, {shown}{there}"
+    of_data = "" if order is None else f" of {show_count(order.data.token_count)} in the data{_repeats(order)}"
+    return f"{counted(spec.total_steps, 'step')}, {shown}{of_data}"
 
 
 def _repeats(order: DataOrder) -> str:
@@ -140,17 +140,17 @@ def _facts(seen: dict[str, Any], nodes: int) -> list[str]:
     lines += fabric_lines(seen["fabric"], nodes)
     if memory is not None:
         lines += ["", *phase_lines(seen["phases"], seen["communication"])]
-    if any(place["gpu"] is not None for place in seen["placement"]):
+    if any(placed["gpu"] is not None for placed in seen["placement"]):
         lines += ["", "on every node: rank = node x ranks + local rank"]
         lines += columns(
             [
                 [
-                    f"local rank {place['local_rank']}",
-                    "-" if place["gpu"] is None else f"GPU {place['gpu']}",
-                    "NIC of Slurm's or RCCL's choice" if place["nic"] is None else place["nic"],
-                    place["cores"],
+                    f"local rank {placed['local_rank']}",
+                    "-" if placed["gpu"] is None else f"GPU {placed['gpu']}",
+                    "NIC of Slurm's or RCCL's choice" if placed["nic"] is None else placed["nic"],
+                    placed["cores"],
                 ]
-                for place in seen["placement"]
+                for placed in seen["placement"]
             ]
         )
     if changes is not None:

@@ -37,12 +37,12 @@ def fabric_json(spec: RunSpec, start: dict[str, Any] | None) -> dict[str, Any] |
     named = expand(slurm.nodelist or "")
     estimated = expand((start or {}).get("nodes") or "")
     by, nodes = ("slurm.nodelist", named) if len(named) >= slurm.nodes else ("Slurm's estimate", estimated)
-    found = placements(cluster.fabric, slurm.nodes, chosen=nodes, excluded=expand(slurm.exclude or ""))
+    by_name = placements(cluster.fabric, slurm.nodes, chosen=nodes, excluded=expand(slurm.exclude or ""))
     return {
-        "chosen_by": by if "chosen" in found else None,
+        "chosen_by": by if "chosen" in by_name else None,
         "rails": fabric.rails,
         "known_nodes": len(fabric.slices),
-        "placements": {name: {**placed.as_json(), "line": placed.line()} for name, placed in found.items()},
+        "placements": {name: {**placed.as_json(), "line": placed.line()} for name, placed in by_name.items()},
     }
 
 
@@ -52,13 +52,15 @@ def fabric_lines(seen: dict[str, Any] | None, nodes: int) -> list[str]:
         return []
     if not seen["known_nodes"]:
         return ["fabric: hops are not known: the profile lists no leaf slices (cluster.fabric.slices)"]
-    found = seen["placements"]
-    if not found:
-        known = counted(seen["known_nodes"], "node")
-        return [f"fabric: hops are not known: the profile lists slices of {known}, and the run needs {nodes}"]
+    by_name = seen["placements"]
+    if not by_name:
+        count_listed = counted(seen["known_nodes"], "node")
+        return [
+            f"fabric: hops are not known: the profile lists slices of {count_listed}, and the run needs {nodes}"
+        ]
     step = f"a step of the ring over {counted(seen['rails'], 'rail')}"
-    if "chosen" in found:
-        placed = found["chosen"]
+    if "chosen" in by_name:
+        placed = by_name["chosen"]
         return [
             f"fabric: {placed['nodes']} in the order of ranks (nodes by {seen['chosen_by']}), in {step}",
             f"  {placed['line']}",
@@ -66,7 +68,7 @@ def fabric_lines(seen: dict[str, Any] | None, nodes: int) -> list[str]:
     which = f"{counted(nodes, 'node')} of the {seen['known_nodes']} on slices of the profile"
     return [
         f"fabric: no nodes are chosen yet; {which}, in {step}",
-        *(f"  {name} case, {placed['nodes']}: {placed['line']}" for name, placed in found.items()),
+        *(f"  {name} case, {placed['nodes']}: {placed['line']}" for name, placed in by_name.items()),
     ]
 
 

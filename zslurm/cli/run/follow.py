@@ -119,7 +119,7 @@ def _watch(
         for state in states_until_rest(run):
             for row in filter(_is_shown, tail.new_records()):
                 show(row, state)
-            jobs.update(known for known in (state.job_id, state.successor) if known)
+            jobs.update(job for job in (state.job_id, state.successor) if job)
             for event in events.new_records():
                 if event.get("job_id") in jobs and (line := recovery_line(event)):
                     print_line(line, isinstance(from_row(event), AttemptEnded))

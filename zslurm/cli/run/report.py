@@ -65,17 +65,17 @@ def report(
 
     Example: zslurm report my-run other-run
     """
-    found = find_all(runs)
-    if json and len(found) != 2:
+    run_dirs = find_all(runs)
+    if json and len(run_dirs) != 2:
         raise ConfigError("--json prints how two runs differ: name two")
     chosen = format or _by_ending(out)
     from zslurm.report.run_facts import read_runs
 
-    facts = read_runs(found)
-    if len(found) == 2 and str(out) != "-":
-        _show_difference(facts, [run.name for run in found], as_json=json)
+    facts = read_runs(run_dirs)
+    if len(run_dirs) == 2 and str(out) != "-":
+        _show_difference(facts, [run.name for run in run_dirs], as_json=json)
     if not json or out is not None:
-        _write_page(facts, [run.name for run in found], out, chosen)
+        _write_page(facts, [run.name for run in run_dirs], out, chosen)
 
 
 def _write_page(facts: Sequence[RunFacts], names: Sequence[str], out: Path | None, format: Format) -> None:
@@ -110,24 +110,24 @@ def _show_difference(facts: Sequence[RunFacts], given: Sequence[str], *, as_json
     """Print how two runs differ."""
     from zslurm.report import comparison
 
-    found = comparison.compare(*facts)
+    difference = comparison.compare(*facts)
     if as_json:
-        print_json(found.to_json())
+        print_json(difference.to_json())
         return
     names = [_distinct(given[0], given[1], index) for index in (0, 1)]
-    if found.config:
-        rows = [[row.key, show_value(row.first), show_value(row.second)] for row in found.config]
+    if difference.config:
+        rows = [[row.key, show_value(row.first), show_value(row.second)] for row in difference.config]
         print_table([Column("configuration"), *(Column(name, "text") for name in names)], rows)
         print()
     else:
         say("the configurations are the same")
-    print_table(["figure", *names, "ratio"], [_figure_row(row) for row in found.figures])
+    print_table(["figure", *names, "ratio"], [_figure_row(row) for row in difference.figures])
     print()
-    print_styled([(line, "")] for line in (*_curve_lines(found), *_fault_lines(found, names)))
-    for each in facts:
-        if each.metrics.damaged:
-            damaged = counted(each.metrics.damaged, "damaged line was", "damaged lines were")
-            say(f"{each.metrics.path}: {damaged} left out")
+    print_styled([(line, "")] for line in (*_curve_lines(difference), *_fault_lines(difference, names)))
+    for facts_of_run in facts:
+        if facts_of_run.metrics.damaged:
+            damaged = counted(facts_of_run.metrics.damaged, "damaged line was", "damaged lines were")
+            say(f"{facts_of_run.metrics.path}: {damaged} left out")
 
 
 def _by_ending(out: Path | None) -> Format:

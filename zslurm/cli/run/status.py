@@ -65,24 +65,24 @@ def status(
 
     Example: zslurm status my-run
     """
-    wanted, earliest = _states(state), None if since is None else parse_since(since)
-    found: dict[RunDir, None] = {}
+    wanted_states, earliest = _states(state), None if since is None else parse_since(since)
+    chosen_runs: dict[RunDir, None] = {}
     orphans: list[OrphanJob] = []
     for reference in runs or ():
         try:
-            found[find(reference)] = None
+            chosen_runs[find(reference)] = None
         except OrphanJob as orphan:
             orphans.append(orphan)
-    states = look_all(list(found) if runs else known_runs(), cached=True)
+    states = look_all(list(chosen_runs) if runs else known_runs(), cached=True)
     stale = stale_line(states)
     if active:
         states = [state for state in states if state.active]
         orphans = [lost for lost in orphans if lost.job.state.is_active]
-    if wanted:
-        states = [each for each in states if each.state in wanted]
+    if wanted_states:
+        states = [run_state for run_state in states if run_state.state in wanted_states]
     if earliest is not None:
-        states = [each for each in states if _last_change(each) >= earliest]
-    states.sort(key=lambda each: not waits_for_person(each))
+        states = [run_state for run_state in states if _last_change(run_state) >= earliest]
+    states.sort(key=lambda run_state: not waits_for_person(run_state))
     alone = states[0] if runs and len(states) == 1 and not orphans else None
     asks_slurm = alone is not None and alone.active and alone.launcher == "slurm" and not stale
     excluded = _excluded(alone.job_id) if alone is not None and asks_slurm else None
@@ -97,7 +97,7 @@ def status(
         for lost in orphans:
             print(harmless(str(lost)))
     else:
-        filtered = wanted or earliest is not None
+        filtered = wanted_states or earliest is not None
         say(
             "no runs are active"
             if active
@@ -105,10 +105,10 @@ def status(
             if filtered
             else "no runs yet; `zslurm submit run.yaml` starts one"
         )
-    for each in states:
-        if each.damaged_events:
-            damaged = counted(each.damaged_events, "damaged line is", "damaged lines are")
-            say(f"{each.run.events}: {damaged} left out: what they tell is missing here")
+    for run_state in states:
+        if run_state.damaged_events:
+            damaged = counted(run_state.damaged_events, "damaged line is", "damaged lines are")
+            say(f"{run_state.run.events}: {damaged} left out: what they tell is missing here")
     if stale:
         say(f"zslurm: {stale}")
         raise typer.Exit(Exit.SLURM_UNAVAILABLE)
@@ -124,12 +124,12 @@ def _states(given: str | None) -> set[str]:
     Raises:
         ConfigError: a word is no state.
     """
-    wanted = {word for word in (given or "").replace(" ", "").split(",") if word}
-    if unknown := sorted(wanted - set(STATES)):
+    wanted_states = {word for word in (given or "").replace(" ", "").split(",") if word}
+    if unknown := sorted(wanted_states - set(STATES)):
         near = get_close_matches(unknown[0], STATES, 1)
         hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(STATES)}"
         raise ConfigError(f"--state {shorten(unknown[0])}: not a state of runs; {hint}")
-    return wanted
+    return wanted_states
 
 
 def _last_change(state: RunState) -> float:
@@ -188,9 +188,9 @@ def _facts(state: RunState, excluded: str | None) -> Iterator[tuple[str, str | N
         yield "successor", f"job {state.successor} continues the run if this one ends early"
     if state.step is not None:
         loss = f", loss {state.loss:.4f}" if state.loss is not None else ""
-        left = f", {time_left(state)} left" if time_left(state) else ""
+        remaining = f", {time_left(state)} left" if time_left(state) else ""
         of = f" of {state.total_steps}" if state.total_steps else ""
-        yield "step", f"{state.step}{of}{loss}{left}"
+        yield "step", f"{state.step}{of}{loss}{remaining}"
     if state.tokens_per_s is not None:
         mfu = f", MFU {show_mfu(state)}" if state.mfu is not None else ""
         yield "speed", f"{show_count(state.tokens_per_s)} tokens/s{mfu}"
@@ -223,27 +223,31 @@ def _facts(state: RunState, excluded: str | None) -> Iterator[tuple[str, str | N
 
 def described_sources(sources: Mapping[str, Any]) -> list[str]:
     """Return what was trained on of each source, as in metrics.jsonl, in words."""
-    found = [(name, taken) for name, taken in sources.items() if isinstance(taken, dict)]
+    named_sources = [(name, taken) for name, taken in sources.items() if isinstance(taken, dict)]
     return [
         f"{name} {counted(int(taken.get('tokens', 0)), 'token', shown=show_count(taken.get('tokens', 0)))} "
         f"({taken.get('epochs', 0):.3g} epochs)"
-        for name, taken in found
+        for name, taken in named_sources
         if taken.get("tokens")
     ]
 
 
 def _checkpoint_steps(run: RunDir) -> list[int]:
     """Return the steps of the checkpoints in the run's directory that were committed."""
-    found = {step_of(path.parent.name) for path in run.checkpoints.glob(f"*/{MANIFEST}")}
-    return sorted(step for step in found if step is not None)
+    steps = {step_of(path.parent.name) for path in run.checkpoints.glob(f"*/{MANIFEST}")}
+    return sorted(step for step in steps if step is not None)
 
 
 def _exclusions(state: RunState, by_slurm: str | None) -> str:
     """Return the nodes that the run does not use: what Slurm excludes, and what Aegis leaves out besides."""
     if by_slurm is None:
         return compress(state.aegis.excluded)
-    own = sorted(set(state.aegis.excluded) - set(expand(by_slurm)))
-    return f"{by_slurm}{'; ' if by_slurm else ''}by Aegis: {compress(own)}" if own else by_slurm
+    excluded_by_aegis = sorted(set(state.aegis.excluded) - set(expand(by_slurm)))
+    return (
+        f"{by_slurm}{'; ' if by_slurm else ''}by Aegis: {compress(excluded_by_aegis)}"
+        if excluded_by_aegis
+        else by_slurm
+    )
 
 
 def _when(event: Mapping[str, Any]) -> str:

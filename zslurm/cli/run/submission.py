@@ -75,10 +75,10 @@ class Request:
             BadParameter: there is neither a run file nor a program.
             ConfigError, NotFound: an option of sbatch, a dependency or the checkpoint is not valid.
         """
-        given: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
-        if "checkpoint" in given:
-            given["checkpoint"] = str(find_checkpoint(given["checkpoint"]).absolute())
-        values = [Override.of(_KEYS[name], value, f"--{name}") for name, value in given.items()]
+        options_given: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
+        if "checkpoint" in options_given:
+            options_given["checkpoint"] = str(find_checkpoint(options_given["checkpoint"]).absolute())
+        values = [Override.of(_KEYS[name], value, f"--{name}") for name, value in options_given.items()]
         more = sbatch_flags(flags)
         if (waits_for := dependency(dependencies)) is not None:
             more["dependency"] = waits_for
@@ -201,8 +201,8 @@ def _submit_members(
 
 def _after(job_id: str, prepared: Prepared, request: Request, overrides: Sequence[Override]) -> Prepared:
     """Return the run, made to wait for the end of a job."""
-    given = prepared.spec.slurm.flags.get("dependency")
-    waits = f"{given},afterany:{job_id}" if isinstance(given, str) else f"afterany:{job_id}"
+    dependency = prepared.spec.slurm.flags.get("dependency")
+    waits = f"{dependency},afterany:{job_id}" if isinstance(dependency, str) else f"afterany:{job_id}"
     waiting = Override(("slurm", "flags", "dependency"), waits, "--max-concurrent")
     return prepare(request.resolve([*overrides, waiting]).spec, new=prepared.start_over)
 

@@ -61,11 +61,11 @@ def watch_on_terminal(look: Look, named: Sequence[RunDir] | None, interval_s: fl
 
 def _wait(view: _View, live: Live, until: float) -> bool:
     """Handle keys until the next look; returns False if the person quits."""
-    while (left := until - time.monotonic()) > 0:
+    while (remaining := until - time.monotonic()) > 0:
         if not view.has_keys:
-            time.sleep(left)
+            time.sleep(remaining)
             return True
-        key = _read_key(min(left, _REDRAW_S))
+        key = _read_key(min(remaining, _REDRAW_S))
         if key in ("q", "\x04"):
             return False
         if key == "r":

@@ -146,10 +146,10 @@ def explain_run(state: RunState) -> Answer:
         _saved(state),
     ]
     if cause:
-        known = f"{rule_of(kind).advice} " if kind is not None else ""
+        advice_of_kind = f"{rule_of(kind).advice} " if kind is not None else ""
         output = _OUTPUT if cause.get("rank") is not None else ""
-        known = known.replace("{", "{{").replace("}", "}}")
-        advice = f"{known}{output}{'then' if known else 'when it is fixed,'} {_CONTINUE}"
+        advice_of_kind = advice_of_kind.replace("{", "{{").replace("}", "}}")
+        advice = f"{advice_of_kind}{output}{'then' if advice_of_kind else 'when it is fixed,'} {_CONTINUE}"
     text = " ".join(sentence for sentence in sentences if sentence)
     where = f"from step {state.checkpoint_step}" if state.checkpoint_step is not None else "it from the beginning"
     if state.not_shown and state.checkpoint_step is None:
@@ -164,8 +164,8 @@ def _alive(state: RunState) -> Answer:
         sentences.append(f"{text[0].upper()}{text[1:]}.")
     elif state.reason:
         sentences.append(explain(state.reason))
-    if left := time_left(state):
-        sentences.append(f"It is at step {state.step} of {state.total_steps}; {left} left.")
+    if remaining := time_left(state):
+        sentences.append(f"It is at step {state.step} of {state.total_steps}; {remaining} left.")
     if state.not_shown:
         sentences.append(f"Its program shows {'; '.join(state.not_shown)}.")
     return Answer(state, False, None, "", " ".join(sentences), "")

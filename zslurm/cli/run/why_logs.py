@@ -38,23 +38,25 @@ def explain_logs(files: Sequence[str], *, as_json: bool) -> None:
     for name in files:
         if name != "-":
             existing(name)
-    found = logs.classify((name, _standard_input() if name == "-" else chunks_of(Path(name))) for name in files)
+    classified = logs.classify(
+        (name, _standard_input() if name == "-" else chunks_of(Path(name))) for name in files
+    )
     if as_json:
-        root = None if found.root is None else _as_json(found.root) | {"certain": found.certain}
+        root = None if classified.root is None else _as_json(classified.root) | {"certain": classified.certain}
         print_json(
             {
-                "lines": [_as_json(line) for line in found.lines],
+                "lines": [_as_json(line) for line in classified.lines],
                 "root": root,
-                "suspect": asdict(found.suspect),
-                "advice": found.advice,
-                "left_out": found.left_out,
+                "suspect": asdict(classified.suspect),
+                "advice": classified.advice,
+                "left_out": classified.left_out,
             }
         )
         return
-    _print_root(found)
-    if found.lines:
+    _print_root(classified)
+    if classified.lines:
         print()
-        print_table(_COLUMNS, _rows(found))
+        print_table(_COLUMNS, _rows(classified))
 
 
 def _standard_input() -> Iterator[bytes]:
@@ -108,8 +110,8 @@ def _where(lines: Sequence[Line]) -> str:
     if nodes := {line.match.node for line in lines if line.match.node and "[" not in line.match.node}:
         named.append(compress(nodes))
     for name in ("gpu", "nic"):
-        if found := sorted({str(value) for line in lines if (value := getattr(line.match, name))}):
-            named.append(f"{name} {', '.join(found)}")
+        if values := sorted({str(value) for line in lines if (value := getattr(line.match, name))}):
+            named.append(f"{name} {', '.join(values)}")
     if ranks := {line.match.rank for line in lines if line.match.rank is not None}:
         named.append(f"rank {compress_ranges(ranks)}")
     return "; ".join(named) or "-"

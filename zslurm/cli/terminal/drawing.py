@@ -34,9 +34,9 @@ def sparkline(values: Sequence[float], width: int) -> str:
         return ""
     count = min(width, len(finite))
     means = []
-    for place in range(count):
-        part = finite[place * len(finite) // count : (place + 1) * len(finite) // count]
-        means.append(sum(part) / len(part))
+    for index in range(count):
+        chunk = finite[index * len(finite) // count : (index + 1) * len(finite) // count]
+        means.append(sum(chunk) / len(chunk))
     lowest, highest = min(means), max(means)
     if highest == lowest:
         return _LEVELS[len(_LEVELS) // 2] * count
@@ -56,10 +56,10 @@ def heat_map(rows: Sequence[Sequence[float | None]], width: int) -> list[Line]:
     lines: list[Line] = []
     for row in rows:
         line: Line = []
-        for place in range(cells):
-            part = row[place * longest // cells : (place + 1) * longest // cells]
-            known = [value for value in part if value is not None and math.isfinite(value)]
-            line.append(_cell(max(known)) if known else (" ", ""))
+        for index in range(cells):
+            chunk = row[index * longest // cells : (index + 1) * longest // cells]
+            finite_values = [value for value in chunk if value is not None and math.isfinite(value)]
+            line.append(_cell(max(finite_values)) if finite_values else (" ", ""))
         lines.append(line)
     return lines
 

@@ -47,7 +47,7 @@ def print_styled(lines: Iterable[Line]) -> None:
         for line in lines:
             print(encodable("".join(text for text, _ in line).rstrip()))
         return
-    print_lines(part for line in lines for part in fold(line, width))
+    print_lines(chunk for line in lines for chunk in fold(line, width))
 
 
 def print_lines(lines: Iterable[Line]) -> None:
@@ -86,16 +86,16 @@ def paragraph(text: str, width: int | None, *, indent: int = 0, style: str = "")
     text = " ".join(text.split())
     size = max(width - indent, 1) if width is not None else len(text) + 1
     parts = wrap(text, size, break_long_words=False, break_on_hyphens=False) or [""]
-    return [[(" " * indent + part, style)] for part in parts]
+    return [[(" " * indent + chunk, style)] for chunk in parts]
 
 
 def fold(line: Line, width: int) -> Iterator[Line]:
     """Break a line between its pieces, and where a piece is too long, between its words: never inside one."""
-    whole = "".join(text for text, _ in line).rstrip()
-    if len(whole) <= width:
+    text_of_line = "".join(text for text, _ in line).rstrip()
+    if len(text_of_line) <= width:
         yield _without_end(line)
         return
-    indent = len(whole) - len(whole.lstrip()) + 4
+    indent = len(text_of_line) - len(text_of_line.lstrip()) + 4
     current: Line = []
     used = 0
     for text, style in line:

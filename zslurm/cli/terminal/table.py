@@ -79,12 +79,12 @@ def table_lines(columns: Sequence[Column], rows: Sequence[Sequence[str]], width:
     shown = [
         _Shown(column, [_one_line(row[index], column) for row in rows]) for index, column in enumerate(columns)
     ]
-    beside = [each for each in shown if each.column.kind != "below"]
-    below = [each for each in shown if each.column.kind == "below"]
+    beside = [fitted for fitted in shown if fitted.column.kind != "below"]
+    below = [fitted for fitted in shown if fitted.column.kind == "below"]
     fitting = _drop(beside, width)
-    if _least(fitting) > width and any(each.column.kind == "text" for each in beside):
-        below = [*(each for each in beside if each.column.kind == "text"), *below]
-        fitting = _drop([each for each in beside if each.column.kind != "text"], width)
+    if _least(fitting) > width and any(fitted.column.kind == "text" for fitted in beside):
+        below = [*(fitted for fitted in beside if fitted.column.kind == "text"), *below]
+        fitting = _drop([fitted for fitted in beside if fitted.column.kind != "text"], width)
     lines: list[Line] = []
     blocks = _blocks(fitting, width)
     for number, block in enumerate(blocks):
@@ -122,20 +122,20 @@ def _one_line(cell: str, column: Column) -> str:
 
 
 def _least(shown: Sequence[_Shown]) -> int:
-    return sum(each.least for each in shown) + len(_GAP) * max(len(shown) - 1, 0)
+    return sum(fitted.least for fitted in shown) + len(_GAP) * max(len(shown) - 1, 0)
 
 
 def _drop(shown: Sequence[_Shown], width: int) -> list[_Shown]:
     """Leave columns out until the others fit, or until none is left that may be."""
     kept = list(shown)
     while _least(kept) > width:
-        droppable = [each for each in kept if each.column.drop]
+        droppable = [fitted for fitted in kept if fitted.column.drop]
         if not droppable:
             break
-        kept.remove(max(droppable, key=lambda each: (each.empty, each.column.drop)))
-    for each in sorted(shown, key=lambda each: (each.empty, each.column.drop)):
-        more = [other for other in shown if other is each or other in kept]
-        if each not in kept and _least(more) <= width:  # narrower than one that had to go
+        kept.remove(max(droppable, key=lambda fitted: (fitted.empty, fitted.column.drop)))
+    for fitted in sorted(shown, key=lambda fitted: (fitted.empty, fitted.column.drop)):
+        more = [earlier for earlier in shown if earlier is fitted or earlier in kept]
+        if fitted not in kept and _least(more) <= width:  # narrower than one that had to go
             kept = more
     return kept
 
@@ -143,38 +143,38 @@ def _drop(shown: Sequence[_Shown], width: int) -> list[_Shown]:
 def _blocks(shown: Sequence[_Shown], width: int) -> list[list[_Shown]]:
     """Divide columns into blocks that fit, each with the first column at its left."""
     blocks: list[list[_Shown]] = [list(shown[:1])]
-    for each in shown[1:]:
-        if len(blocks[-1]) > 1 and _least([*blocks[-1], each]) > width:
+    for fitted in shown[1:]:
+        if len(blocks[-1]) > 1 and _least([*blocks[-1], fitted]) > width:
             blocks.append(list(shown[:1]))
-        blocks[-1].append(each)
+        blocks[-1].append(fitted)
     return blocks
 
 
 def _block(shown: Sequence[_Shown], below: Sequence[_Shown], rows: int, width: int) -> list[Line]:
     widths = _widths(shown, width)
     lines: list[Line] = []
-    if any(each.column.title for each in shown):
+    if any(fitted.column.title for fitted in shown):
         lines.append(
             _line([_pad(e.column.title, w, right=e.right) for e, w in zip(shown, widths, strict=True)], HEAD)
         )
-    labelled = sum(each.column.kind == "text" for each in below) > 1
+    labelled = sum(fitted.column.kind == "text" for fitted in below) > 1
     for row in range(rows):
         wrapped = [
-            wrap(each.cells[row], size, break_long_words=False, break_on_hyphens=False) or [""]
-            if each.column.kind == "text"
-            else [each.cells[row]]
-            for each, size in zip(shown, widths, strict=True)
+            wrap(fitted.cells[row], size, break_long_words=False, break_on_hyphens=False) or [""]
+            if fitted.column.kind == "text"
+            else [fitted.cells[row]]
+            for fitted, size in zip(shown, widths, strict=True)
         ]
-        for part in range(max(map(len, wrapped), default=0)):
+        for line_number in range(max(map(len, wrapped), default=0)):
             line: Line = []
-            for each, size, cell in zip(shown, widths, wrapped, strict=True):
-                text = cell[part] if part < len(cell) else ""
-                style = _style(each, row)
-                line += [(_pad(text, size, right=each.right), style), (_GAP, "")]
+            for fitted, size, cell in zip(shown, widths, wrapped, strict=True):
+                text = cell[line_number] if line_number < len(cell) else ""
+                style = _style(fitted, row)
+                line += [(_pad(text, size, right=fitted.right), style), (_GAP, "")]
             lines.append(_rstrip(line))
-        style = next((_state_style(each.cells[row]) for each in shown if each.column.kind == "state"), "")
-        for each in below:
-            lines += _below(each, row, width, labelled=labelled, style=style)
+        style = next((_state_style(fitted.cells[row]) for fitted in shown if fitted.column.kind == "state"), "")
+        for fitted in below:
+            lines += _below(fitted, row, width, labelled=labelled, style=style)
     return lines
 
 
@@ -201,20 +201,20 @@ def _below(shown: _Shown, row: int, width: int, *, labelled: bool, style: str) -
     if labelled:
         text = f"{shown.column.title}: {text}"
     room = max(width - _INDENT, 1)
-    return [[(indent + part, "")] for part in wrap(text, room, break_long_words=False, break_on_hyphens=False)]
+    return [[(indent + chunk, "")] for chunk in wrap(text, room, break_long_words=False, break_on_hyphens=False)]
 
 
 def _widths(shown: Sequence[_Shown], width: int) -> list[int]:
     """Return the width of each column; columns of text share what the others leave."""
-    texts = [each for each in shown if each.column.kind == "text"]
+    texts = [fitted for fitted in shown if fitted.column.kind == "text"]
     room = width - sum(e.natural for e in shown if e.column.kind != "text") - len(_GAP) * (len(shown) - 1)
-    if sum(each.natural for each in texts) <= room:
-        return [each.natural for each in shown]
+    if sum(fitted.natural for fitted in texts) <= room:
+        return [fitted.natural for fitted in shown]
     sizes: dict[int, int] = {}
-    for count, each in enumerate(sorted(texts, key=lambda each: each.natural)):
-        sizes[id(each)] = max(1, min(each.natural, room // (len(texts) - count)))
-        room -= sizes[id(each)]
-    return [sizes.get(id(each), each.natural) for each in shown]
+    for count, fitted in enumerate(sorted(texts, key=lambda fitted: fitted.natural)):
+        sizes[id(fitted)] = max(1, min(fitted.natural, room // (len(texts) - count)))
+        room -= sizes[id(fitted)]
+    return [sizes.get(id(fitted), fitted.natural) for fitted in shown]
 
 
 def _pad(text: str, width: int, *, right: bool) -> str:

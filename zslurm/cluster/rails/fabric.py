@@ -50,7 +50,7 @@ class Fabric:
     @property
     def rails(self) -> int:
         """Return the number of rails."""
-        return max((len(found) for found in self.slices.values()), default=0)
+        return max((len(of_node) for of_node in self.slices.values()), default=0)
 
     def part(self, nodes: Iterable[str]) -> Fabric:
         """Return the fabric of these nodes alone."""
@@ -82,12 +82,12 @@ class Fabric:
             return self.order([*listed, *others[: count - len(listed)]])
         groups = self.groups(listed)
         sizes = [len(members) for members in groups.values()]
-        found = [
+        near = [
             (chosen, tour)
             for chosen, tour in _tours(self._distances(list(groups)), sizes, count)
             if len(chosen) <= count <= sum(sizes[point] for point in chosen)
         ]
-        rings = [(chosen, self._filled(tour, list(groups.values()), count)) for chosen, tour in found]
+        rings = [(chosen, self._filled(tour, list(groups.values()), count)) for chosen, tour in near]
         return min(rings, key=lambda ring: (self.ring_hops(ring[1]), len(ring[0]), ring[0]))[1]
 
     def farthest(self, nodes: Sequence[str], count: int) -> list[str]:
@@ -113,7 +113,7 @@ class Fabric:
         chosen: list[str] = []
         while len(chosen) < min(count, len(spares)):
             # Spares with the same slices cost the same: the first of each is tried.
-            tried = [found[0] for found in self.groups([s for s in spares if s not in chosen]).values()]
+            tried = [members[0] for members in self.groups([s for s in spares if s not in chosen]).values()]
             rings = [(self.ring_hops(self.order([*kept, *chosen, spare])), spare) for spare in tried]
             chosen.append(min(rings, key=lambda ring: (ring[0], natural_key(ring[1])))[1])
         return chosen
@@ -125,7 +125,7 @@ class Fabric:
         number = {slices: point for point, slices in enumerate(sets)}
         taken = sorted({number[self.slices.get(node, _UNLISTED)] for node in kept})
         tour = _tour_of(distances, taken)
-        left = {number[slices]: members for slices, members in self.groups(spares).items()}
+        unused = {number[slices]: members for slices, members in self.groups(spares).items()}
         chosen: list[str] = []
         while len(chosen) < min(count, len(spares)):
             # Nodes with the same slices cost nothing beside each other; nodes on no slice share none.
@@ -133,14 +133,14 @@ class Fabric:
                 point: (0 if sets[point] else self.rails, None)
                 if point in tour
                 else cheapest_place(distances, tour, point)
-                for point in left
+                for point in unused
             }
-            point = min(left, key=lambda point: (costs[point][0], natural_key(left[point][0])))
-            if (place := costs[point][1]) is not None:
-                tour.insert(place, point)
-            chosen.append(left[point].pop(0))
-            if not left[point]:
-                del left[point]
+            point = min(unused, key=lambda point: (costs[point][0], natural_key(unused[point][0])))
+            if (insertion := costs[point][1]) is not None:
+                tour.insert(insertion, point)
+            chosen.append(unused[point].pop(0))
+            if not unused[point]:
+                del unused[point]
         return chosen
 
     def groups(self, nodes: Sequence[str]) -> dict[Slices, list[str]]:
@@ -159,11 +159,11 @@ class Fabric:
         return sum(map(operator.ne, one, other))
 
     def _distances(self, sets: Sequence[Slices]) -> list[list[int]]:
-        found = [[0] * len(sets) for _ in sets]
-        for number, one in enumerate(sets):
-            for other in range(number):
-                found[number][other] = found[other][number] = self._distance(one, sets[other])
-        return found
+        table = [[0] * len(sets) for _ in sets]
+        for number, row_set in enumerate(sets):
+            for column_set in range(number):
+                table[number][column_set] = table[column_set][number] = self._distance(row_set, sets[column_set])
+        return table
 
     def _filled(self, tour: Sequence[int], members: Sequence[Sequence[str]], count: int) -> list[str]:
         """Return `count` nodes of the groups of a tour, some of each: what is left out is of the largest."""
@@ -185,30 +185,30 @@ def _tours(distances: Distances, sizes: Sequence[int], count: int) -> Iterable[t
 
 def _grown(distances: Distances, sizes: Sequence[int], seed: int, count: int) -> tuple[int, ...]:
     """Return the seed and the sets nearest to it that have enough nodes together, the larger first."""
-    chosen, left, found = [seed], set(range(len(sizes))) - {seed}, sizes[seed]
+    chosen, remaining, nodes_held = [seed], set(range(len(sizes))) - {seed}, sizes[seed]
     away = list(distances[seed])
-    while found < count:
-        nearest = min(left, key=lambda point: (away[point], -sizes[point], point))
+    while nodes_held < count:
+        nearest = min(remaining, key=lambda point: (away[point], -sizes[point], point))
         chosen.append(nearest)
-        left.remove(nearest)
-        found += sizes[nearest]
+        remaining.remove(nearest)
+        nodes_held += sizes[nearest]
         away = list(map(min, away, distances[nearest]))
     return tuple(sorted(chosen))
 
 
 def _spread(distances: Distances, most: int) -> tuple[int, ...]:
     """Return so many sets, each as far as possible from those chosen before."""
-    chosen, left, away = [0], set(range(1, len(distances))), list(distances[0])
+    chosen, remaining, away = [0], set(range(1, len(distances))), list(distances[0])
     while len(chosen) < most:
-        farthest = max(left, key=lambda point: (away[point], -point))
+        farthest = max(remaining, key=lambda point: (away[point], -point))
         chosen.append(farthest)
-        left.remove(farthest)
+        remaining.remove(farthest)
         away = list(map(min, away, distances[farthest]))
     return tuple(sorted(chosen))
 
 
 def _tour_of(distances: Distances, chosen: Sequence[int]) -> list[int]:
-    tour = shortest_tour([[distances[one][other] for other in chosen] for one in chosen])
+    tour = shortest_tour([[distances[start][end] for end in chosen] for start in chosen])
     return [chosen[point] for point in tour]
 
 
@@ -218,12 +218,12 @@ def fabric_of(section: FabricSection) -> Fabric | None:
         return None
     rails = {rail: position for position, rail in enumerate(section.rails)}
     slices: dict[str, list[str]] = {}
-    for number, part in enumerate(section.slices):
-        for node, rail in itertools.product(expand(part.nodes), part.rails):
+    for number, slice_ in enumerate(section.slices):
+        for node, rail in itertools.product(expand(slice_.nodes), slice_.rails):
             # A rail of which nothing is known for a node shares no slice with any other node's.
-            found = slices.setdefault(node, [f"{node}?"] * len(rails))
-            found[rails[rail]] = f"{part.leaf}/{number}"
-    return Fabric({node: tuple(found) for node, found in slices.items()})
+            switches = slices.setdefault(node, [f"{node}?"] * len(rails))
+            switches[rails[rail]] = f"{slice_.leaf}/{number}"
+    return Fabric({node: tuple(switches) for node, switches in slices.items()})
 
 
 def most_loaded(fabric: Fabric, nodes: Sequence[str]) -> int:

@@ -27,23 +27,23 @@ _DRIVERS = {"pollara": "ionic", "broadcom": "bnxt_en", "cx7": "mlx5_core", "infi
 
 def rail_map(facts: NodeFacts, cluster: ClusterSection) -> RailMap:
     """Return the rails of a node and their problems."""
-    wanted = _gid_index(cluster)
+    gid_index = _gid_index(cluster)
     make = _by_profile if cluster.nics else _by_pcie
-    rails = tuple(make(facts, cluster, wanted))
+    rails = tuple(make(facts, cluster, gid_index))
     used = {rail.nic for rail in rails}
-    found = RailMap(
+    drafted = RailMap(
         node=facts.node,
         source="profile" if cluster.nics else "pcie",
         rails=rails,
         others=tuple(nic.device for nic in facts.nics if nic.device not in used),
     )
-    return replace(found, problems=tuple(problems(found, facts, cluster, wanted)))
+    return replace(drafted, problems=tuple(problems(drafted, facts, cluster, gid_index)))
 
 
 def _gid_index(cluster: ClusterSection) -> int | None:
     """The index that jobs on this cluster are given, by the rules or the profile."""
-    given = variables_of(cluster)
-    index = given.get("NCCL_IB_GID_INDEX", "")
+    variables = variables_of(cluster)
+    index = variables.get("NCCL_IB_GID_INDEX", "")
     return int(index) if index.isdecimal() else cluster.gid_index
 
 

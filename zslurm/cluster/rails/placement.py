@@ -92,8 +92,8 @@ def placements(
         return {}
     if len(chosen) >= count:
         return {"chosen": place(fabric, section, fabric.nearest(chosen, count))}
-    left = [node for node in fabric.slices if node not in set(excluded)]
-    if len(left) < count:
+    usable = [node for node in fabric.slices if node not in set(excluded)]
+    if len(usable) < count:
         return {}
-    found = {"best": fabric.nearest(left, count), "worst": fabric.farthest(left, count)}
-    return {name: place(fabric, section, nodes) for name, nodes in found.items()}
+    candidates = {"best": fabric.nearest(usable, count), "worst": fabric.farthest(usable, count)}
+    return {name: place(fabric, section, nodes) for name, nodes in candidates.items()}

@@ -23,8 +23,8 @@ def problems(found: RailMap, facts: NodeFacts, cluster: ClusterSection, gid_inde
     if expected and not facts.gpus:
         listed.append(Problem("unreadable", "no GPU can be seen in sysfs, so none can be checked"))
     elif len(facts.gpus) < expected:
-        there = f"{len(facts.gpus)} of {counted(expected, 'GPU is', 'GPUs are')} there"
-        listed.append(Problem("missing-gpu", there))
+        gpus_present = f"{len(facts.gpus)} of {counted(expected, 'GPU is', 'GPUs are')} there"
+        listed.append(Problem("missing-gpu", gpus_present))
     for rail in found.rails:
         if not rail.nic:
             text = f"{_numbered(rail.gpus)} has no NIC near it on PCIe, as the others have"
@@ -32,10 +32,12 @@ def problems(found: RailMap, facts: NodeFacts, cluster: ClusterSection, gid_inde
         elif fault := _fault_of_nic(rail, nics.get(rail.nic), gid_index, len(nics)):
             kind, text = fault
             listed.append(Problem(kind, f"rail {rail.index}: {rail.nic} {text}", rail.index, rail.nic))
-    known = [nics[name] for name in cluster.nics if name in nics]
+    listed_nics = [nics[name] for name in cluster.nics if name in nics]
     for rail in found.rails:
         if nic := nics.get(rail.nic or ""):
-            listed += _of_pcie(rail, found.rails) if found.source == "pcie" else _of_order(rail, nic, known, facts)
+            listed += (
+                _of_pcie(rail, found.rails) if found.source == "pcie" else _of_order(rail, nic, listed_nics, facts)
+            )
     listed += _of_rates(found)
     return sorted(listed, key=lambda problem: not problem.incomplete)
 
@@ -76,7 +78,7 @@ def _of_order(rail: Rail, nic: Nic, known: Sequence[Nic], facts: NodeFacts) -> I
     """GPUs whose NIC by the profile is farther on PCIe than another of the profile's."""
     gpus = {gpu.index: gpu for gpu in facts.gpus}
     for index in rail.gpus:
-        nearest = max(known, key=lambda other: closeness(gpus[index], other))
+        nearest = max(known, key=lambda candidate: closeness(gpus[index], candidate))
         if closeness(gpus[index], nearest) > closeness(gpus[index], nic):
             text = f"GPU {index}: the profile has {rail.nic}, but {nearest.device} is closer on PCIe"
             yield Problem("permuted", text, rail.index, rail.nic)

@@ -44,9 +44,9 @@ class NodeDifference:
     message: str
 
     def __str__(self) -> str:
-        one = len(self.nodes) == 1
-        which = compress(self.nodes) if one else f"{compress(self.nodes)} (these {len(self.nodes)})"
-        return f"{which} {'differs' if one else 'differ'} from the other {self.others}: {self.message}"
+        is_single = len(self.nodes) == 1
+        which = compress(self.nodes) if is_single else f"{compress(self.nodes)} (these {len(self.nodes)})"
+        return f"{which} {'differs' if is_single else 'differ'} from the other {self.others}: {self.message}"
 
 
 _Value = TypeVar("_Value", bound=Hashable)
@@ -70,18 +70,25 @@ def differences(maps: Sequence[RailMap]) -> list[NodeDifference]:
     """Return every group of nodes that differs from the most, for each rail and aspect."""
     if len(maps) < 2:
         return []
-    counts = _minorities([(found, len(found.rails)) for found in maps])
+    counts = _minorities([(rail_map_of_node, len(rail_map_of_node.rails)) for rail_map_of_node in maps])
     listed = [
         NodeDifference(nodes, others, "rails", None, f"{counted(count, 'rail')}, not {usual}")
         for nodes, others, count, usual in counts
     ]
-    usual_count = Counter(len(found.rails) for found in maps).most_common(1)[0][0]
-    same = [found for found in maps if len(found.rails) == usual_count]
+    usual_count = Counter(len(rail_map_of_node.rails) for rail_map_of_node in maps).most_common(1)[0][0]
+    same = [rail_map_of_node for rail_map_of_node in maps if len(rail_map_of_node.rails) == usual_count]
     for index in range(usual_count):
         for aspect, (verb, value, shown) in _ASPECTS.items():
             # A NIC that is missing has no address and no speed; that is reported as a problem of its node.
-            present = [(found, value(found.rails[index])) for found in same if found.rails[index].nic_pci]
-            text = {value(found.rails[index]): shown(found.rails[index]) for found in same}
+            present = [
+                (rail_map_of_node, value(rail_map_of_node.rails[index]))
+                for rail_map_of_node in same
+                if rail_map_of_node.rails[index].nic_pci
+            ]
+            text = {
+                value(rail_map_of_node.rails[index]): shown(rail_map_of_node.rails[index])
+                for rail_map_of_node in same
+            }
             listed += [
                 NodeDifference(nodes, others, aspect, index, f"rail {index} {verb} {text[odd]}, not {text[usual]}")
                 for nodes, others, odd, usual in _minorities(present)
@@ -98,7 +105,7 @@ def _minorities(
         return []
     usual, n_usual = counts.most_common(1)[0]
     return [
-        (tuple(found.node for found, value in values if value == odd), n_usual, odd, usual)
+        (tuple(rail_map_of_node.node for rail_map_of_node, value in values if value == odd), n_usual, odd, usual)
         for odd in counts
         if odd != usual
     ]
@@ -107,8 +114,11 @@ def _minorities(
 def identical(maps: Sequence[RailMap]) -> list[list[RailMap]]:
     """Return the maps in groups of identical ones (but for the node), the largest group first."""
     groups: dict[Hashable, list[RailMap]] = {}
-    for found in maps:
-        groups.setdefault((found.source, found.rails, found.others, found.problems), []).append(found)
+    for rail_map_of_node in maps:
+        groups.setdefault(
+            (rail_map_of_node.source, rail_map_of_node.rails, rail_map_of_node.others, rail_map_of_node.problems),
+            [],
+        ).append(rail_map_of_node)
     return sorted(groups.values(), key=len, reverse=True)
 
 
@@ -129,7 +139,11 @@ class RailReadings:
     @property
     def incomplete(self) -> dict[str, RailMap]:
         """Nodes on which a rail cannot work."""
-        return {found.node: found for found in self.maps if found.incomplete}
+        return {
+            rail_map_of_node.node: rail_map_of_node
+            for rail_map_of_node in self.maps
+            if rail_map_of_node.incomplete
+        }
 
 
 def read_rails(cluster: ClusterSection, **where: Any) -> RailReadings:

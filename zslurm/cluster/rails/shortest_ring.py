@@ -18,7 +18,7 @@ Distances = Sequence[Sequence[int]]
 
 def tour_length(distances: Distances, tour: Sequence[int]) -> int:
     """Return the length of a closed tour."""
-    return sum(distances[one][other] for one, other in zip(tour, [*tour[1:], *tour[:1]], strict=True))
+    return sum(distances[start][end] for start, end in zip(tour, [*tour[1:], *tour[:1]], strict=True))
 
 
 def shortest_tour(distances: Distances) -> list[int]:
@@ -36,7 +36,7 @@ def cheapest_place(distances: Distances, tour: Sequence[int], point: int) -> tup
         return 0, 0
     between = zip([tour[-1], *tour[:-1]], tour, strict=True)
     to = distances[point]
-    return min((to[one] + to[other] - distances[one][other], at) for at, (one, other) in enumerate(between))
+    return min((to[start] + to[end] - distances[start][end], at) for at, (start, end) in enumerate(between))
 
 
 def shortest_tours(distances: Distances) -> dict[tuple[int, ...], list[int]]:
@@ -74,10 +74,10 @@ def _path_to(paths: dict[tuple[int, int], tuple[int, int]], subset: int, last: i
 
 
 def _nearest_neighbours(distances: Distances) -> list[int]:
-    left, tour = set(range(1, len(distances))), [0]
-    while left:
-        tour.append(min(left, key=lambda point: (distances[tour[-1]][point], point)))
-        left.remove(tour[-1])
+    unvisited, tour = set(range(1, len(distances))), [0]
+    while unvisited:
+        tour.append(min(unvisited, key=lambda point: (distances[tour[-1]][point], point)))
+        unvisited.remove(tour[-1])
     return tour
 
 
@@ -91,9 +91,9 @@ def _uncrossed(distances: Distances, tour: list[int]) -> list[int]:
                 return tour
             tried += points - 1 - start
             for end in range(start + 1, points):
-                before, one, other, after = tour[start - 1], tour[start], tour[end], tour[(end + 1) % points]
-                gain = distances[before][one] + distances[other][after]
-                if distances[before][other] + distances[one][after] < gain:
+                before, first, last, after = tour[start - 1], tour[start], tour[end], tour[(end + 1) % points]
+                gain = distances[before][first] + distances[last][after]
+                if distances[before][last] + distances[first][after] < gain:
                     tour[start : end + 1] = tour[start : end + 1][::-1]
                     better = True
     return tour

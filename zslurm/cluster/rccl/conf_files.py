@@ -52,16 +52,18 @@ def read_conf(given: Mapping[str, str], cluster: ClusterSection, root: Path = Pa
 
     What the environment of the job (`given`) sets, no file does.
     """
-    own = given.get("NCCL_CONF_FILE")
+    named_file = given.get("NCCL_CONF_FILE")
     names = _NAMES[vendor_of(cluster)]
     home = given.get("HOME")
-    files = [Path(own)] if own else [Path(home) / f".{name}.conf" for name in names] if home else []
+    files = [Path(named_file)] if named_file else [Path(home) / f".{name}.conf" for name in names] if home else []
     files += [root / "etc" / f"{name}.conf" for name in names]
-    found: dict[str, ConfSetting] = {}
+    by_name: dict[str, ConfSetting] = {}
     for path in files:
         shown = str(path) if path in files[: len(files) - len(names)] else f"/etc/{path.name}"
         for number, line in enumerate((read_text(path) or "").splitlines(), 1):
             name, separator, value = line.partition("=")
-            if separator and not line.startswith("#") and name not in given and name not in found:
-                found[name] = ConfSetting(name, value, f"{shown}:{number}")
-    return Conf(tuple(found.values()), own if own and read_text(Path(own)) is None else None)
+            if separator and not line.startswith("#") and name not in given and name not in by_name:
+                by_name[name] = ConfSetting(name, value, f"{shown}:{number}")
+    return Conf(
+        tuple(by_name.values()), named_file if named_file and read_text(Path(named_file)) is None else None
+    )

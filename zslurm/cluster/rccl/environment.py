@@ -40,18 +40,18 @@ def environment(
 
     `origin_of` returns where the value of a variable in cluster.env came from.
     """
-    found: dict[str, Setting] = {}
+    by_name: dict[str, Setting] = {}
     for rule in rules().rules:
-        if rule.variable not in found and rule.when.holds(cluster):
+        if rule.variable not in by_name and rule.when.holds(cluster):
             value = rule.value_on(cluster)
             if value is not None:
-                found[rule.variable] = Setting(rule.variable, value, rule.reason, rule.source, RULES)
-    for name, given in cluster.env.items():
-        before = found.pop(name, None)
-        if given is not None:
+                by_name[rule.variable] = Setting(rule.variable, value, rule.reason, rule.source, RULES)
+    for name, override in cluster.env.items():
+        before = by_name.pop(name, None)
+        if override is not None:
             reason = f"instead of the rule's {before.value}: {before.reason}" if before else "set in cluster.env"
-            found[name] = Setting(name, given, reason, before.source if before else "", origin_of(name))
-    return list(found.values())
+            by_name[name] = Setting(name, override, reason, before.source if before else "", origin_of(name))
+    return list(by_name.values())
 
 
 def variables_of(cluster: ClusterSection) -> dict[str, str]:
@@ -117,13 +117,13 @@ def left_out(cluster: ClusterSection) -> list[LeftOut]:
     if cluster.launcher == "local":
         return []
     set_already = variables_of(cluster).keys() | cluster.env.keys()
-    found: dict[str, LeftOut] = {}
+    by_name: dict[str, LeftOut] = {}
     for rule in rules().rules:
-        if rule.variable in set_already or rule.variable in found:
+        if rule.variable in set_already or rule.variable in by_name:
             continue
         needs = rule.when.unknown(cluster)
         if needs is None and rule.when.holds(cluster):
             needs = " and ".join(f"cluster.{key}" for key in rule.missing(cluster)) or None
         if needs is not None:
-            found[rule.variable] = LeftOut(rule.variable, needs, rule.reason)
-    return list(found.values())
+            by_name[rule.variable] = LeftOut(rule.variable, needs, rule.reason)
+    return list(by_name.values())

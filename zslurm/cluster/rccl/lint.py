@@ -47,15 +47,15 @@ def lint(given: Mapping[str, str], cluster: ClusterSection, conf: Conf = NO_FILE
     behind = {setting.name: setting for setting in conf.settings if setting.name not in given}
     everything = {name: setting.value for name, setting in behind.items()} | dict(given)
     looked_at = {name: value for name, value in sorted(everything.items()) if concerns_us(name)}
-    found = [
+    entries = [
         RcclFinding(name, looked_at.get(name), level, message)
         for check in _CHECKS
         for level, name, message in check(looked_at, cluster)
     ]
-    found = [entry for entry in found if not variables().is_documented(entry.name, entry.value, cluster)]
-    found = [_placed(entry, behind[entry.name].place) if entry.name in behind else entry for entry in found]
-    found += _of_files(conf, looked_at, {entry.name for entry in found})
-    return sorted(found, key=lambda finding: (LEVELS.index(finding.level), finding.name))
+    entries = [entry for entry in entries if not variables().is_documented(entry.name, entry.value, cluster)]
+    entries = [_placed(entry, behind[entry.name].place) if entry.name in behind else entry for entry in entries]
+    entries += _of_files(conf, looked_at, {entry.name for entry in entries})
+    return sorted(entries, key=lambda finding: (LEVELS.index(finding.level), finding.name))
 
 
 def _placed(finding: RcclFinding, place: str) -> RcclFinding:
@@ -100,8 +100,10 @@ def _names(given: Mapping[str, str], cluster: ClusterSection) -> Iterator[Findin
         elif name in gone:
             end = gone[name]
             library = "RCCL" if end.vendor == "amd" else "NCCL and RCCL"
-            known = end.vendor == vendor_of(cluster) and in_range(rccl_version(cluster), f">={end.since}")
-            if end.vendor is None or known:  # what both have dropped was gone before any PyTorch that runs this
+            is_dropped = end.vendor == vendor_of(cluster) and in_range(rccl_version(cluster), f">={end.since}")
+            if (
+                end.vendor is None or is_dropped
+            ):  # what both have dropped was gone before any PyTorch that runs this
                 yield "warning", name, f"has no effect since {library} {end.since}: {end.why} ({end.source})"
         elif (meant := meant_by(name, names | gone.keys())) is not None:
             yield "warning", name, f"nothing is known to read this name; did you mean {meant}?"
@@ -119,8 +121,8 @@ def meant_by(name: str, known: Set[str]) -> str | None:
     words = name.split("_")
     return (
         _other_prefix(words, known)
-        or _first(known, lambda other: other.replace("_", "") == name.replace("_", ""))
-        or _first(known, lambda other: sorted(other.split("_")) == sorted(words))
+        or _first(known, lambda candidate: candidate.replace("_", "") == name.replace("_", ""))
+        or _first(known, lambda candidate: sorted(candidate.split("_")) == sorted(words))
         or _one_word_off(words, known)
     )
 
@@ -130,8 +132,8 @@ def _first(known: Set[str], fits: Callable[[str], bool]) -> str | None:
 
 
 def _other_prefix(words: list[str], known: Set[str]) -> str | None:
-    rest = "_".join(words[1:])
-    return next((found for prefix in _PREFIXES if (found := f"{prefix}_{rest}") in known), None)
+    stem = "_".join(words[1:])
+    return next((candidate for prefix in _PREFIXES if (candidate := f"{prefix}_{stem}") in known), None)
 
 
 def _one_word_off(words: list[str], known: Set[str]) -> str | None:
@@ -170,12 +172,12 @@ def _timeouts(given: Mapping[str, str], cluster: ClusterSection) -> Iterator[Fin
         return  # nor is a heartbeat that is shorter than it a finding
     patience = patience_s(timeout, retries)
     shown = f"4.096 us * 2^{timeout} * {counted(retries, 'retry')} is {show_duration(patience)}"
-    wanted = rules().limits
+    limits = rules().limits
     if patience >= _HOUR_S:
-        message = f"{shown} on a peer that is gone; {wanted.ib_timeout} is {wanted.network_patience_s} s"
+        message = f"{shown} on a peer that is gone; {limits.ib_timeout} is {limits.network_patience_s} s"
         yield "fault", "NCCL_IB_TIMEOUT", message
-    elif "NCCL_IB_TIMEOUT" in given and patience < wanted.network_patience_s and cluster.rdma_network:
-        message = f"{shown}: a link that flaps for longer ends the job; {wanted.ib_timeout} rides over a minute"
+    elif "NCCL_IB_TIMEOUT" in given and patience < limits.network_patience_s and cluster.rdma_network:
+        message = f"{shown}: a link that flaps for longer ends the job; {limits.ib_timeout} rides over a minute"
         yield "warning", "NCCL_IB_TIMEOUT", message
     heartbeat = number(given.get("TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC"))
     if heartbeat is not None and cluster.rdma_network and 0 < heartbeat <= patience:

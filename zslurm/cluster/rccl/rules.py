@@ -57,7 +57,7 @@ def _template(text: str) -> str:
 
 
 def _range(text: str) -> str:
-    if not all(_RANGE.fullmatch(part.strip()) for part in text.split(",")):
+    if not all(_RANGE.fullmatch(clause.strip()) for clause in text.split(",")):
         raise ValueError(f"is no range of versions, such as `>=2.22, <2.28`: {text!r}")
     return text
 
@@ -130,8 +130,8 @@ class Rule(Section):
 
     def missing(self, cluster: ClusterSection) -> list[str]:
         """Return the keys of the profile that the value needs and that are not given, such as `interface`."""
-        known = _fields_of(cluster)
-        return [field for field in _fields_in(self.value) if known[field] is None]
+        values = _fields_of(cluster)
+        return [field for field in _fields_in(self.value) if values[field] is None]
 
 
 class Limits(Section):
@@ -161,7 +161,7 @@ class Rules(Section):
 
     def rccl_of(self, rocm: str | None) -> str | None:
         """The RCCL that came with a release of ROCm such as `7.1.1-38`; None where it is not known."""
-        return self.rocm.get(".".join(str(part) for part in version(rocm or "")[:2]))
+        return self.rocm.get(".".join(str(number) for number in version(rocm or "")[:2]))
 
 
 class Known(Section):
@@ -299,13 +299,13 @@ def ainic_transport(cluster: ClusterSection) -> Transport | None:
 def version(text: str) -> Version:
     """`2.22.3` as numbers; what follows them (`-rocm6.3`) is left out. Empty without any."""
     match = re.match(r"v?(\d+(?:\.\d+)*)", text.strip())
-    return tuple(int(part) for part in match[1].split(".")) if match else ()
+    return tuple(int(number) for number in match[1].split(".")) if match else ()
 
 
 def in_range(text: str | None, wanted: str) -> bool:
     """Whether a version is in a range such as `>=2.22, <2.28`; an unknown one never does."""
     have = version(text or "")
-    return bool(have) and all(_satisfies(have, part.strip()) for part in wanted.split(","))
+    return bool(have) and all(_satisfies(have, clause.strip()) for clause in wanted.split(","))
 
 
 def _satisfies(have: Version, condition: str) -> bool:
@@ -313,5 +313,7 @@ def _satisfies(have: Version, condition: str) -> bool:
     assert match is not None, "checked when the rules were read"
     want = version(match[2])
     length = max(len(have), len(want))
-    one, other = (part + (0,) * (length - len(part)) for part in (have, want))
-    return bool(_COMPARISONS[match[1]](one, other))
+    padded_have, padded_want = (
+        version_part + (0,) * (length - len(version_part)) for version_part in (have, want)
+    )
+    return bool(_COMPARISONS[match[1]](padded_have, padded_want))

@@ -23,24 +23,24 @@ def gpu_count(sources: Sources) -> CheckOutcome | None:
     """Compare the GPUs that the kernel and their tool show with the profile's number."""
     if not sources.has_gpus:
         return None
-    expected, found = sources.cluster.gpus_per_node, len(sources.facts.gpus)
+    expected, present = sources.cluster.gpus_per_node, len(sources.facts.gpus)
     models = Counter(gpu.model or gpu.pci_id or "unknown model" for gpu in sources.facts.gpus)
     must_match = {"GPUs": ", ".join(f"{count} x {model}" for model, count in sorted(models.items())) or None}
     tool, reported = sources.gpus.source, len(sources.gpus.health)
-    if not found and not reported:
+    if not present and not reported:
         if not (sources.path("/sys/bus/pci/devices").is_dir() or sources.path("/sys/class/kfd").is_dir()):
             reason = "neither sysfs nor a tool shows any GPU"
             return unavailable(reason, "look whether /sys is mounted", must_match=must_match)
         reason = f"no GPU is there, {expected} expected"
         remedy = "look whether the driver is loaded (lsmod | grep amdgpu) and for errors in the kernel log"
-    elif found < expected:
-        reason = f"{found} of {counted(expected, 'GPU is', 'GPUs are')} there"
+    elif present < expected:
+        reason = f"{present} of {counted(expected, 'GPU is', 'GPUs are')} there"
         remedy = "one has fallen off the bus: exclude the node and have it reset"
-    elif tool in _TOOLS and reported < found:
-        reason = f"{tool} shows {reported} of {counted(found, 'GPU')}"
+    elif tool in _TOOLS and reported < present:
+        reason = f"{tool} shows {reported} of {counted(present, 'GPU')}"
         remedy = "the driver has lost one: exclude the node and have it reset"
     else:
-        return passed(counted(found, "GPU"), must_match=must_match)
+        return passed(counted(present, "GPU"), must_match=must_match)
     return failed(reason, remedy, must_match=must_match)
 
 
@@ -67,31 +67,31 @@ def gpu_ecc(sources: Sources) -> CheckOutcome | None:
     if not sources.has_gpus:
         return None
     health = sources.gpus.health
-    known = [gpu for gpu in health if gpu.uncorrectable is not None]
-    problems = [outcome for gpu in known for outcome in _memory_errors(gpu, sources.limits.correctable_ecc)]
+    readable = [gpu for gpu in health if gpu.uncorrectable is not None]
+    problems = [outcome for gpu in readable for outcome in _memory_errors(gpu, sources.limits.correctable_ecc)]
     unknown = [gpu.index for gpu in health if gpu.uncorrectable is None]
-    if not known or (unknown and not problems):
+    if not readable or (unknown and not problems):
         who = (
             f"GPUs {', '.join(map(str, unknown))} show none" if unknown else sources.gpus.why or "no GPU shows any"
         )
         return unavailable(f"ECC counters: {who}", "run amd-smi metric --ecc on the node to see why")
-    corrected = sum(gpu.correctable or 0 for gpu in known)
-    return worst(problems, f"no uncorrectable error on {counted(len(known), 'GPU')} ({corrected} correctable)")
+    corrected = sum(gpu.correctable or 0 for gpu in readable)
+    return worst(problems, f"no uncorrectable error on {counted(len(readable), 'GPU')} ({corrected} correctable)")
 
 
 def _memory_errors(gpu: GpuHealth, limit: float) -> list[CheckOutcome]:
-    found = []
+    outcomes = []
     if gpu.uncorrectable:
         where = f" ({', '.join(sorted(gpu.blocks))})" if gpu.blocks else ""
         reason = f"GPU {gpu.index}: {counted(gpu.uncorrectable, 'uncorrectable error')}{where}"
-        found.append(failed(reason, _EXCLUDE))
+        outcomes.append(failed(reason, _EXCLUDE))
     if gpu.correctable and gpu.correctable > limit:
         reason = f"GPU {gpu.index}: {counted(gpu.correctable, 'correctable error')}, over {limit:g}"
-        found.append(failed(reason, _EXCLUDE))
+        outcomes.append(failed(reason, _EXCLUDE))
     if gpu.deferred:
         reason = f"GPU {gpu.index}: {counted(gpu.deferred, 'deferred error')}"
-        found.append(warned(reason, "have the GPU reset when the node is free"))
-    return found
+        outcomes.append(warned(reason, "have the GPU reset when the node is free"))
+    return outcomes
 
 
 @check("gpu", "nothing is left running on the GPUs or in their memory", "node")
@@ -131,8 +131,8 @@ def _holders(sources: Sources) -> dict[int, str | None] | None:
 
 def _is_ours(sources: Sources, pid: int) -> bool:
     job = sources.environ.get("SLURM_JOB_ID")
-    found = process(sources.root, pid)
-    return job is not None and found is not None and found.job == job
+    record = process(sources.root, pid)
+    return job is not None and record is not None and record.job == job
 
 
 @check("gpu", "bad pages of GPU memory: retired, pending, not reservable", "node")
@@ -144,22 +144,22 @@ def gpu_pages(sources: Sources) -> CheckOutcome | None:
     """
     if not sources.has_gpus:
         return None
-    known = [(gpu.index, gpu.bad_pages) for gpu in sources.gpus.health if gpu.bad_pages is not None]
-    if not known or len(known) < len(sources.gpus.health):
+    readable = [(gpu.index, gpu.bad_pages) for gpu in sources.gpus.health if gpu.bad_pages is not None]
+    if not readable or len(readable) < len(sources.gpus.health):
         why = f": {sources.gpus.why}" if sources.gpus.why else ""
         return unavailable(
-            f"{len(known)} of {counted(len(sources.facts.gpus), 'GPU')} show their bad pages{why}",
+            f"{len(readable)} of {counted(len(sources.facts.gpus), 'GPU')} show their bad pages{why}",
             "run amd-smi bad-pages on the node; some sites let only root see them",
         )
     problems = []
-    for index, pages in known:
+    for index, pages in readable:
         if waiting := {name: pages[name] for name in ("pending", "unreservable") if pages.get(name)}:
             listed = ", ".join(f"{count} {name}" for name, count in waiting.items())
             problems.append(failed(f"GPU {index}: bad pages: {listed}", "exclude the node until the GPU is reset"))
         elif pages.get("retired"):
             reason = f"GPU {index}: {counted(pages['retired'], 'retired page')}"
             problems.append(warned(reason, "have the GPU replaced if the number grows"))
-    return worst(problems, f"no bad pages on {counted(len(known), 'GPU')}")
+    return worst(problems, f"no bad pages on {counted(len(readable), 'GPU')}")
 
 
 @check("gpu", "ranks per node use all xGMI links, or none", "login")

@@ -25,7 +25,7 @@ def memlock(sources: Sources) -> CheckOutcome:
 
     The login shell looks fine while the step inherits slurmd's limit (NVIDIA/nccl-tests#206, NVIDIA/nccl#1191).
     """
-    limit, wanted, cluster = sources.facts.memlock, sources.limits.memlock_gib, sources.cluster
+    limit, needed_gib, cluster = sources.facts.memlock, sources.limits.memlock_gib, sources.cluster
     if limit is None:
         return unavailable("/proc/self/limits cannot be read")
     if limit == "unlimited":
@@ -33,10 +33,10 @@ def memlock(sources: Sources) -> CheckOutcome:
     shown = f"memlock is {show_bytes(limit)}"
     if not (cluster.nics or cluster.rdma_network or sources.facts.nics):
         return passed(f"{shown}; there is no RDMA device that needs more")
-    if limit >= wanted * _GIB:
+    if limit >= needed_gib * _GIB:
         return passed(shown)
     remedy = "ask for LimitMEMLOCK=infinity in slurmd's unit and PropagateResourceLimitsExcept=MEMLOCK"
-    return failed(f"{shown}, {wanted:g} GiB needed", remedy)
+    return failed(f"{shown}, {needed_gib:g} GiB needed", remedy)
 
 
 @check("limits", "open files, processes and threads (nofile, nproc)", "node")
@@ -61,9 +61,9 @@ def ulimits(sources: Sources) -> CheckOutcome:
 @check("limits", "room in /dev/shm, and files that were left there", "node")
 def shm(sources: Sources) -> CheckOutcome:
     """Look at the free space, and at this user's files that no process has open or mapped; small ones are fine."""
-    place = sources.path("/dev/shm")
+    shm_path = sources.path("/dev/shm")
     try:
-        space = os.statvfs(place)
+        space = os.statvfs(shm_path)
     except OSError as error:
         return unavailable(f"/dev/shm: {error.strerror}", "mount a tmpfs there")
     free = space.f_bavail * space.f_frsize
@@ -71,7 +71,7 @@ def shm(sources: Sources) -> CheckOutcome:
     if free < sources.limits.shm_gib * _GIB:
         text = f"/dev/shm has {show_bytes(free)} free, {sources.limits.shm_gib:g} GiB needed"
         problems.append(failed(text, "remove what is left there, or mount it with a larger size"))
-    stale = _stale(sources.root, place)
+    stale = _stale(sources.root, shm_path)
     total = sum(size for _, size in stale)
     if total >= _MIB:
         named = first_few([path.name for path, _ in stale])
@@ -83,7 +83,7 @@ def shm(sources: Sources) -> CheckOutcome:
 def _stale(root: Path, place: Path) -> list[tuple[Path, int]]:
     """This user's files there that none of this user's processes uses, with their bytes, largest first."""
     used = set(_in_use(root))
-    found = []
+    stale_files = []
     for folder, _, files in os.walk(place):
         for name in files:
             path = Path(folder) / name
@@ -92,8 +92,8 @@ def _stale(root: Path, place: Path) -> list[tuple[Path, int]]:
             except OSError:
                 continue  # removed meanwhile
             if status.st_uid == os.getuid() and (status.st_dev, status.st_ino) not in used:
-                found.append((path, 512 * status.st_blocks))
-    return sorted(found, key=lambda entry: -entry[1])
+                stale_files.append((path, 512 * status.st_blocks))
+    return sorted(stale_files, key=lambda entry: -entry[1])
 
 
 def _in_use(root: Path) -> Iterator[tuple[int, int]]:
@@ -113,5 +113,5 @@ def _in_use(root: Path) -> Iterator[tuple[int, int]]:
         for line in mapped.splitlines():
             fields = line.split(maxsplit=5)
             if len(fields) == 6 and ":" in fields[3]:
-                major, minor = (int(part, 16) for part in fields[3].split(":"))
+                major, minor = (int(number, 16) for number in fields[3].split(":"))
                 yield os.makedev(major, minor), int(fields[4])

@@ -37,15 +37,19 @@ def names(sources: Sources) -> CheckOutcome | None:
     peers = sources.task.peers
     if not peers:
         return None
-    found = {peer: addresses(peer, sources.root) for peer in peers}
+    by_peer = {peer: addresses(peer, sources.root) for peer in peers}
     problems = []
-    if unknown := [peer for peer, addresses in found.items() if not addresses]:
+    if unknown := [peer for peer, addresses in by_peer.items() if not addresses]:
         reason = f"{len(unknown)} of {len(peers)} names do not resolve: {compress(unknown)}"
         problems.append(failed(reason, "add them to DNS or /etc/hosts"))
-    own = found.get(sources.node, [])
-    if len(peers) > 1 and own and all(ipaddress.ip_address(address).is_loopback for address in own):
+    own_addresses = by_peer.get(sources.node, [])
+    if (
+        len(peers) > 1
+        and own_addresses
+        and all(ipaddress.ip_address(address).is_loopback for address in own_addresses)
+    ):
         remedy = "take the loopback line of the node's name out of /etc/hosts, or set cluster.interface"
-        problems.append(warned(f"its own name resolves to {own[0]} here", remedy))
+        problems.append(warned(f"its own name resolves to {own_addresses[0]} here", remedy))
     return worst(problems, f"{len(peers)} names resolve")
 
 
@@ -62,8 +66,8 @@ def reverse_names(sources: Sources) -> CheckOutcome | None:
     if not sources.path("/etc/resolv.conf").exists():  # no DNS is asked
         return None
     others = [peer for peer in sources.task.peers if peer != sources.node]
-    found = [address for peer in others for address in addresses(peer, sources.root)[:1]]
-    asked = [address for address in found if not ipaddress.ip_address(address).is_loopback][:_LOOKED_UP]
+    found_addresses = [address for peer in others for address in addresses(peer, sources.root)[:1]]
+    asked = [address for address in found_addresses if not ipaddress.ip_address(address).is_loopback][:_LOOKED_UP]
     if not asked:
         return None
     for address in asked:
@@ -91,12 +95,12 @@ def reverse_names(sources: Sources) -> CheckOutcome | None:
 @check("network", "NICs of all rails are there, up and at full rate", "node", inconsistent=Status.WARN)
 def nics(sources: Sources) -> CheckOutcome | None:
     """Look at state and rate of each RDMA device that is a rail's, and at firmware and driver of all."""
-    cluster, found = sources.cluster, sources.facts.nics
-    if not cluster.nics and not cluster.rdma_network and not found:
+    cluster, present = sources.cluster, sources.facts.nics
+    if not cluster.nics and not cluster.rdma_network and not present:
         return None
-    firmware = sorted({f"{nic.driver or '?'} {nic.firmware or '?'}" for nic in found})
+    firmware = sorted({f"{nic.driver or '?'} {nic.firmware or '?'}" for nic in present})
     facts = {"NIC driver and firmware": ", ".join(firmware) or None}
-    if not found:
+    if not present:
         if not sources.path("/sys/class").is_dir():
             reason = f"{sources.path('/sys/class/infiniband')} cannot be read"
             return unavailable(reason, "look whether /sys is mounted", must_match=facts)
@@ -104,7 +108,7 @@ def nics(sources: Sources) -> CheckOutcome | None:
     remedy = "look at the cable and the switch port (rdma link; ethtool); exclude the node meanwhile"
     listed = rail_map(sources.facts, cluster).problems_of("missing-nic", "nic-down", "slow")
     problems = [(failed if problem.incomplete else warned)(problem.message, remedy) for problem in listed]
-    rails = len(cluster.nics) or sum(nic.state == "ACTIVE" for nic in found)
+    rails = len(cluster.nics) or sum(nic.state == "ACTIVE" for nic in present)
     return worst(problems, f"{counted(rails, 'NIC is', 'NICs are')} up", must_match=facts)
 
 
@@ -129,16 +133,16 @@ def rails(sources: Sources) -> CheckOutcome | None:
     """Look at the pairing of GPUs and NICs on this node; that it is the same elsewhere is found by comparing."""
     if not sources.facts.gpus or not sources.facts.nics:
         return None
-    found = rail_map(sources.facts, sources.cluster)
-    paired = [rail for rail in found.rails if rail.nic_pci and rail.gpus]
+    rail_readings = rail_map(sources.facts, sources.cluster)
+    paired = [rail for rail in rail_readings.rails if rail.nic_pci and rail.gpus]
     if not paired:
         return unavailable("no GPU can be paired with a NIC", "list cluster.nics in the profile")
     remedy = "see `zslurm doctor --json`; list cluster.nics and gpu_nics in the profile as the cables run"
     problems = [
         (failed if problem.incomplete else warned)(problem.message, remedy)
-        for problem in found.problems_of("no-near-nic", "shared-nic", "permuted", "different")
+        for problem in rail_readings.problems_of("no-near-nic", "shared-nic", "permuted", "different")
     ]
-    fine = f"{counted(len(paired), 'rail')}, by {'the profile' if found.source == 'profile' else 'PCIe'}"
+    fine = f"{counted(len(paired), 'rail')}, by {'the profile' if rail_readings.source == 'profile' else 'PCIe'}"
     return worst(problems, fine, must_match={f"rail {rail.index}": _drawn(rail) for rail in paired})
 
 
@@ -153,20 +157,20 @@ def peermem(sources: Sources) -> CheckOutcome | None:
 
     If neither works RCCL trains all the same, and copies every message between nodes through host memory.
     """
-    cluster, found = sources.cluster, sources.facts.peermem
+    cluster, has_peermem = sources.cluster, sources.facts.peermem
     if vendor_of(cluster) != "amd" or not cluster.rdma_network or not sources.facts.gpus:
         return None
-    if found is None:
+    if has_peermem is None:
         return unavailable("neither memory_peers in sysfs nor /proc/kallsyms shows whether there is peermem")
-    facts = {"peermem": "there" if found else "missing"}
-    if found and cluster.peermem is False:
+    facts = {"peermem": "there" if has_peermem else "missing"}
+    if has_peermem and cluster.peermem is False:
         return warned("peermem is there, cluster.peermem is false", "set cluster.peermem: true", must_match=facts)
-    if found:
+    if has_peermem:
         return passed("peermem is there", must_match=facts)
     dmabuf = (variables_of(cluster) | dict(sources.environ)).get("NCCL_DMABUF_ENABLE")
     stated = cluster.rocm_version or cluster.rccl_version
-    known = cluster if stated else cluster.model_copy(update={"rocm_version": sources.facts.rocm})
-    if dmabuf == "0" or (dmabuf is None and not dmabuf_by_default(known)):
+    cluster_known = cluster if stated else cluster.model_copy(update={"rocm_version": sources.facts.rocm})
+    if dmabuf == "0" or (dmabuf is None and not dmabuf_by_default(cluster_known)):
         shown = "not set" if dmabuf is None else dmabuf
         reason = f"no peermem, and NCCL_DMABUF_ENABLE is {shown}: messages go through host memory"
         remedy = "set cluster.peermem: false (the rules then turn dma-buf on), or have amdgpu's peermem loaded"
@@ -204,8 +208,8 @@ def rdma_abi(sources: Sources) -> CheckOutcome | None:
         return failed(reason, remedy, must_match=facts)
     listed = _LISTED.findall(done.out)
     if missing := [nic.device for nic in devices if nic.device not in listed]:
-        known = f"{len(devices) - len(missing)} of {len(devices)}"
-        reason = f"the library lists {known} RDMA devices: not {', '.join(missing)}"
+        listed_share = f"{len(devices) - len(missing)} of {len(devices)}"
+        reason = f"the library lists {listed_share} RDMA devices: not {', '.join(missing)}"
         return failed(reason, "install the provider library of these NICs", must_match=facts)
     return passed(f"the library knows all {len(devices)} RDMA devices", must_match=facts)
 
@@ -216,9 +220,9 @@ def environment(sources: Sources) -> CheckOutcome | None:
     if not sources.cluster.gpus_per_node:
         return None
     job = variables_of(sources.cluster)
-    given = {**sources.environ, **job}
-    conf = read_conf(given, sources.cluster, sources.root)
-    findings = [*lint(given, sources.cluster, conf), *overridden(sources.environ, job)]
+    variables = {**sources.environ, **job}
+    conf = read_conf(variables, sources.cluster, sources.root)
+    findings = [*lint(variables, sources.cluster, conf), *overridden(sources.environ, job)]
     remedy = f"complete the profile {FIND_OUT}; or set it in cluster.env"
     problems = _of_findings(findings, "`zslurm cluster env --explain` shows what a job gets")
     problems += [warned(line, remedy) for line in left_out_lines(sources.cluster)]
@@ -230,13 +234,13 @@ def rccl_conf(sources: Sources) -> CheckOutcome | None:
     """Read ~/.rccl.conf, /etc/rccl.conf and NCCL_CONF_FILE; what they set must be the same on all nodes."""
     if not sources.cluster.gpus_per_node:
         return None
-    given = {**sources.environ, **variables_of(sources.cluster)}
-    conf = read_conf(given, sources.cluster, sources.root)
+    variables = {**sources.environ, **variables_of(sources.cluster)}
+    conf = read_conf(variables, sources.cluster, sources.root)
     conf = replace(conf, settings=tuple(setting for setting in conf.settings if concerns_us(setting.name)))
     if not conf.settings and conf.unreadable is None:
         return passed("no file sets variables of RCCL", must_match={"files of RCCL": "none"})
     looked_at = {setting.name for setting in conf.settings} | {"NCCL_CONF_FILE"}
-    findings = [finding for finding in lint(given, sources.cluster, conf) if finding.name in looked_at]
+    findings = [finding for finding in lint(variables, sources.cluster, conf) if finding.name in looked_at]
     problems = _of_findings(findings, "move what is wanted to cluster.env, where a dry run shows it")
     listed = ", ".join(f"{setting.name}={setting.value}" for setting in conf.settings)
     return worst(problems, f"files set {listed}", must_match={"files of RCCL": listed})

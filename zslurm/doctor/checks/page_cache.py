@@ -43,9 +43,9 @@ def page_cache(sources: Sources) -> CheckOutcome:
         if size <= room:
             parts.append(f"the bundles ({show_bytes(size)}) fit: a second epoch reads memory")
         else:
-            rest = 100 * (1 - room / size)
+            percent = 100 * (1 - room / size)
             parts.append(
-                f"of the bundles ({show_bytes(size)}) {rest:.2g} % do not fit: they are read from storage"
+                f"of the bundles ({show_bytes(size)}) {percent:.2g} % do not fit: they are read from storage"
             )
     if size := stored.checkpoint_bytes:
         parts.append(f"{stored.checkpoint} ({show_bytes(size)}) {'fits' if size <= room else 'does not fit'}")

@@ -57,22 +57,22 @@ def shared_files(sources: Sources) -> CheckOutcome:
     directory, probe = sources.task.directory, sources.task.probe
     if not probe:
         return failed(f"{directory}: the login node cannot write there", "name another directory with --directory")
-    here = Path(probe)
+    probe_directory = Path(probe)
     try:
-        seen = (here / TOKEN).read_text()
+        seen = (probe_directory / TOKEN).read_text()
     except OSError as error:
         reason = f"{directory}: what the login node wrote is not visible: {error.strerror}"
         return failed(reason, "name a directory that all nodes share with --directory")
     if seen != sources.task.token:
         return failed(f"{directory}: another text is read than the login node wrote", "is the file system stale?")
     try:
-        small = _write(here / f"{sources.node}.small", sources.task.token.encode())
-        large = _write(here / f"{sources.node}.large", os.urandom(_MIB) * (_LARGE // _MIB))
+        small = _write(probe_directory / f"{sources.node}.small", sources.task.token.encode())
+        large = _write(probe_directory / f"{sources.node}.large", os.urandom(_MIB) * (_LARGE // _MIB))
     except OSError as error:
         return failed(f"{directory}: cannot be written: {error.strerror}", "look at the quota and at permissions")
     finally:
         with suppress(OSError):
-            (here / f"{sources.node}.large").unlink()
+            (probe_directory / f"{sources.node}.large").unlink()
     rate, limits = _LARGE / large, sources.limits  # bytes/s
     shown = f"{show_bytes(rate)}/s"
     remedy = "put runs on a faster file system; nodes that are slower than the others have a bad route"
@@ -116,8 +116,8 @@ def _route_to(directory: str, sources: Sources) -> CheckOutcome:
     remedy = "see `findmnt` and `ip route get SERVER`"
     if mount.server is None:
         return unavailable(f"{directory} is on {mount.kind} of {mount.source}, which names no server", remedy)
-    found = [mount.server] if _is_address(mount.server) else addresses(mount.server, sources.root)
-    interfaces = {interface_to(address, sources.root) for address in found}
+    servers = [mount.server] if _is_address(mount.server) else addresses(mount.server, sources.root)
+    interfaces = {interface_to(address, sources.root) for address in servers}
     interface = min(interfaces - {None}, key=str, default=None)
     if interface is None:
         return unavailable(f"{directory}: no route to {mount.server} is known", remedy)
@@ -128,12 +128,14 @@ def _route_to(directory: str, sources: Sources) -> CheckOutcome:
         if nic.device == rail.nic
         for netdev in nic.netdevs
     }
-    wanted = sources.cluster.storage_interface
+    storage_interface = sources.cluster.storage_interface
     way = f"{directory} ({mount.kind} of {mount.server}) is reached over {interface}"
-    if interface in rails and interface != wanted:
+    if interface in rails and interface != storage_interface:
         return failed(f"{way}, which is {rails[interface]}", "add a route to the server over the storage network")
-    if wanted and interface != wanted:
-        return warned(f"{way}, not {wanted}", "add a route, or correct cluster.storage_interface in the profile")
+    if storage_interface and interface != storage_interface:
+        return warned(
+            f"{way}, not {storage_interface}", "add a route, or correct cluster.storage_interface in the profile"
+        )
     return passed(way)
 
 

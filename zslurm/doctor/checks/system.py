@@ -81,16 +81,16 @@ def versions(sources: Sources) -> CheckOutcome | None:
     facts, stated = sources.facts, sources.cluster.rccl_version
     rccl = _rccl(sources)
     modules = {f"driver {name}": facts.module_versions.get(name) for name in _DRIVERS}
-    found = {"ROCm": facts.rocm, "RCCL": rccl} | {name: value for name, value in modules.items() if value}
-    known = {name: value for name, value in found.items() if value}
-    if not known:
+    versions_read = {"ROCm": facts.rocm, "RCCL": rccl} | {name: value for name, value in modules.items() if value}
+    versions_known = {name: value for name, value in versions_read.items() if value}
+    if not versions_known:
         if not sources.has_gpus:
             return None
         return unavailable("no version of ROCm, RCCL or a driver can be read", "is ROCm installed in /opt/rocm?")
     if stated and rccl and not f"{rccl}.".startswith(f"{stated}."):
         remedy = "set cluster.rccl_version in the profile: rules depend on it"
-        return warned(f"RCCL is {rccl}, the profile has {stated}", remedy, must_match=found)
-    return passed(", ".join(f"{name} {value}" for name, value in known.items()), must_match=found)
+        return warned(f"RCCL is {rccl}, the profile has {stated}", remedy, must_match=versions_read)
+    return passed(", ".join(f"{name} {value}" for name, value in versions_known.items()), must_match=versions_read)
 
 
 def _rccl(sources: Sources) -> str | None:
@@ -98,7 +98,7 @@ def _rccl(sources: Sources) -> str | None:
     for header in _RCCL_HEADERS:
         numbers = dict(_RCCL_VERSION.findall(read_text(sources.path(header)) or ""))
         if len(numbers) == 3:
-            return ".".join(numbers[part] for part in ("MAJOR", "MINOR", "PATCH"))
+            return ".".join(numbers[field] for field in ("MAJOR", "MINOR", "PATCH"))
     return None
 
 
@@ -131,7 +131,7 @@ def compare_clocks(nodes: Mapping[str, NodeData], sources: Sources) -> Mapping[s
     wide as the start of the job was long. Nodes among themselves are compared by e - r, which is wrong by an
     answer's travel only.
     """
-    limit, found = sources.limits.clock_skew_s, {}
+    limit, by_node = sources.limits.clock_skew_s, {}
     ahead_at_least = {name: node.ended - node.received for name, node in nodes.items()}
     typical = statistics.median(ahead_at_least.values()) if nodes else 0.0
     for name, node in nodes.items():
@@ -140,8 +140,8 @@ def compare_clocks(nodes: Mapping[str, NodeData], sources: Sources) -> Mapping[s
         shown = f"between {low:+.2f} and {high:+.2f} s ahead of here, {among:+.2f} s from most nodes"
         wrong = low > limit or high < -limit or (len(nodes) > 2 and abs(among) > limit)
         remedy = "ask for chrony or ntpd on this node; logs and checkpoints' ages are wrong meanwhile"
-        found[name] = failed(f"the clock is {shown}", remedy) if wrong else passed(shown)
-    return found
+        by_node[name] = failed(f"the clock is {shown}", remedy) if wrong else passed(shown)
+    return by_node
 
 
 @check("system", "clocks of nodes against this machine's and each other's", "node", compare=compare_clocks)
@@ -157,18 +157,18 @@ def orphaned_processes(sources: Sources) -> CheckOutcome:
     What a killed job left is found by the job and the node in its environment, never by a program's name: data
     loader workers that outlived three cancelled jobs once pinned seven of eight GPUs (GaTech-RL2/EgoVerse#682).
     """
-    found = list(processes(sources.root))
-    if not found:
+    job_processes = list(processes(sources.root))
+    if not job_processes:
         return unavailable("/proc cannot be read")
-    mine = [process for process in found if process.uid == os.getuid()]
+    own_processes = [process for process in job_processes if process.uid == os.getuid()]
     problems = []
-    if left := _orphans(mine, sources):
-        named = first_few([f"{process.pid} {process.name}" for process in left])
-        of = ", ".join(sorted({process.job or "" for process in left}))
-        pids = " ".join(str(process.pid) for process in left[:MOST_NAMED])
-        text = f"{counted(len(left), 'process')} of ended jobs ({of}): {named}"
+    if orphans := _orphans(own_processes, sources):
+        named = first_few([f"{process.pid} {process.name}" for process in orphans])
+        of = ", ".join(sorted({process.job or "" for process in orphans}))
+        pids = " ".join(str(process.pid) for process in orphans[:MOST_NAMED])
+        text = f"{counted(len(orphans), 'process')} of ended jobs ({of}): {named}"
         problems.append(failed(text, f"end them: srun -w {sources.node} kill -9 {pids}"))
-    zombies = [process for process in mine if process.state == "Z"]
+    zombies = [process for process in own_processes if process.state == "Z"]
     if len(zombies) >= _MANY_ZOMBIES:
         parents = first_few(sorted({str(process.parent) for process in zombies}))
         problems.append(

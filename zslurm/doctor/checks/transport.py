@@ -38,7 +38,7 @@ def transport(sources: Sources) -> CheckOutcome | None:
         return unavailable("not checked: the profile names a network (other) that RCCL's rules do not know")
     if cluster.container is not None:
         return unavailable("not checked: ranks run in a container, with another RCCL than this machine's")
-    group, given = group_of(sources), _environment(sources)
+    group, variables = group_of(sources), _environment(sources)
     others = [node for node in group if node != sources.node]
     patience_s = sources.limits.check_s / 2
     with ExitStack() as stack:
@@ -53,12 +53,12 @@ def transport(sources: Sources) -> CheckOutcome | None:
             who = ", ".join(missing)
             return unavailable(f"not checked: {who} did not come to test it with within {patience_s:g} s")
         try:
-            results = _run_ranks(sources, group, file, given, limit_s := 4 * patience_s)
+            results = _run_ranks(sources, group, file, variables, limit_s := 4 * patience_s)
         except CommandHung:
             who = ", ".join(others) or "the other rank"
             remedy = f"is {who} well? Else RCCL hangs between them: see the checks nics, rails and gid-index"
             return failed(f"RCCL connected no ranks with {who} within {limit_s:g} s", remedy, node_fault=False)
-    return _outcome(sources, f" with {', '.join(others)}" if others else "", given, results)
+    return _outcome(sources, f" with {', '.join(others)}" if others else "", variables, results)
 
 
 def group_of(sources: Sources) -> tuple[str, ...]:
@@ -76,12 +76,12 @@ def group_of(sources: Sources) -> tuple[str, ...]:
 
 def _environment(sources: Sources) -> dict[str, str]:
     """What a rank of a job would have, with RCCL's log on stdout."""
-    given = variables_of(sources.cluster) | dict(sources.environ)
-    given |= {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": "INIT,NET"}
-    given.pop("NCCL_DEBUG_FILE", None)
+    variables = variables_of(sources.cluster) | dict(sources.environ)
+    variables |= {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": "INIT,NET"}
+    variables.pop("NCCL_DEBUG_FILE", None)
     if sources.cluster.interface:
-        given["ZSLURM_INTERFACE"] = sources.cluster.interface
-    return given
+        variables["ZSLURM_INTERFACE"] = sources.cluster.interface
+    return variables
 
 
 def _missing(file: Path, group: Sequence[str], node: str, patience_s: float) -> list[str]:
@@ -89,8 +89,8 @@ def _missing(file: Path, group: Sequence[str], node: str, patience_s: float) -> 
     file.with_name(f"{file.name}.{node}").touch()
     deadline = time.monotonic() + patience_s
     while True:
-        there = {entry.name for entry in file.parent.iterdir()}  # makes an NFS client look again
-        missing = [node for node in group if f"{file.name}.{node}" not in there]
+        arrived = {entry.name for entry in file.parent.iterdir()}  # makes an NFS client look again
+        missing = [node for node in group if f"{file.name}.{node}" not in arrived]
         if not missing or time.monotonic() > deadline:
             return missing
         time.sleep(0.05)
@@ -107,8 +107,10 @@ def _run_ranks(
     alone = len(group) == 1
     world = min(2, sources.cluster.gpus_per_node) if alone else len(group)
     ranks = range(world) if alone else [group.index(sources.node)]
-    other = given.get(RANK_VARIABLE)
-    program = [other] if other else [sys.executable, "-P", "-m", "zslurm.doctor.transport_rank"]
+    program_override = given.get(RANK_VARIABLE)
+    program = (
+        [program_override] if program_override else [sys.executable, "-P", "-m", "zslurm.doctor.transport_rank"]
+    )
 
     def start(rank: int) -> CommandResult:
         arguments = [str(file), str(rank), str(world), str(rank if alone else 0), f"{limit_s:g}"]
@@ -126,14 +128,16 @@ def _outcome(
     opened = [read_log(rank.out) for rank in results]
     broken = next((rank for rank in results if rank.code != 0), None)
     # A network that opened is this node's; what failed later may be the other's.
-    used = opened if broken is None else [one for one in opened if one.network]
-    found = [problem for one in used for problem in problems(one, sources.cluster, given)]
-    found = list({outcome.reason: outcome for outcome in found}.values())  # two ranks of a node find the same
+    used = opened if broken is None else [opened_network for opened_network in opened if opened_network.network]
+    outcomes = [problem for opened_network in used for problem in problems(opened_network, sources.cluster, given)]
+    outcomes = list(
+        {outcome.reason: outcome for outcome in outcomes}.values()
+    )  # two ranks of a node find the same
     if broken is not None:
         message = (broken.err and broken.message) or f"a rank ended with {broken.code}"
         late = failed(f"RCCL failed{with_others}: {message}", "see the checks nics, rails and gid-index")
-        return worst([*found, late], "", node_fault=bool(found))
+        return worst([*outcomes, late], "", node_fault=bool(outcomes))
     network = opened[0].network
     direct = ", with GPUDirect" if opened[0].gpu_direct else ""
     fine = f"RCCL opened {network}{with_others}{direct}: {expected(sources.cluster, given)}"
-    return worst(found, fine, must_match={"RCCL's network": network})
+    return worst(outcomes, fine, must_match={"RCCL's network": network})

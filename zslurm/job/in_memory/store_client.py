@@ -96,8 +96,8 @@ class StoreClient:
         Raises:
             OSError: there is none, or it does not answer.
         """
-        found = read_json(attempt.store_control) or {}
-        port, token = found.get("port"), found.get("token")
+        control = read_json(attempt.store_control) or {}
+        port, token = control.get("port"), control.get("token")
         if not isinstance(port, int) or not isinstance(token, str):
             problem = "its store server has left no address"
             raise FileNotFoundError(errno.ENOENT, problem, str(attempt.store_control))

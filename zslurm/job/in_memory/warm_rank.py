@@ -42,7 +42,7 @@ def main(argv: list[str]) -> int:
     run = RunDir(Path(argv[0]))
     attempt = run.attempt(int(argv[1]))
     try:
-        found = _wait(run, attempt, stop)
+        identity = _wait(run, attempt, stop)
     except TrainError as error:
         print(f"error: {error}", file=sys.stderr, flush=True)
         return error.exit_code
@@ -50,12 +50,12 @@ def main(argv: list[str]) -> int:
         line = str(error).partition("\n")[0]
         print(f"warm rank: the store is gone ({line}): there is no place to take", flush=True)
         return 0
-    if found is None:
+    if identity is None:
         return 0
     rank = int(environ["RANK"])
     print(f"{environ[MEMBER_VARIABLE]} takes the place of rank {rank}", flush=True)
     log_as(attempt, rank)
-    return run_rank(run, attempt, stop, lambda: found)
+    return run_rank(run, attempt, stop, lambda: identity)
 
 
 def _wait(run: RunDir, attempt: AttemptDir, stop: StopRequest) -> tuple[Any, Any] | None:

@@ -56,7 +56,7 @@ def job_code(spec: RunSpec, run: RunDir) -> JobCode | None:
 
 def checkout_around(directory: Path) -> Path | None:
     """Return the root of the git checkout that a directory is in."""
-    return next((place for place in (directory, *directory.parents) if (place / ".git").exists()), None)
+    return next((parent for parent in (directory, *directory.parents) if (parent / ".git").exists()), None)
 
 
 @contextmanager
@@ -95,14 +95,14 @@ def _move(source: Path, target: Path) -> None:
 def _copy(spec: RunSpec, fresh: Path) -> list[str]:
     """Copy what the run wants copied to `fresh`; nothing if it wants none."""
     container = spec.cluster.container
-    wanted = spec.run.snapshot == "copy"
-    if not wanted and (container is None or container.packages != "host"):
+    copies_code = spec.run.snapshot == "copy"
+    if not copies_code and (container is None or container.packages != "host"):
         return []
     notes: list[str] = []
     try:
         # With its byte code, which holds as times of files are copied too: else every rank compiles it anew.
         shutil.copytree(Path(zslurm.__file__).parent, fresh / "packages" / "zslurm")
-        checkout = checkout_around(Path.cwd()) if wanted else None
+        checkout = checkout_around(Path.cwd()) if copies_code else None
         if checkout is not None:
             notes = _copy_checkout(checkout, fresh / "work", Path(spec.run.runs_dir))
             (fresh / "work" / Path.cwd().relative_to(checkout)).mkdir(parents=True, exist_ok=True)

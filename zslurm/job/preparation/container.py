@@ -55,31 +55,33 @@ def _apptainer(container: ContainerSection, binds: Iterable[str]) -> list[str]:
 def _pyxis(container: ContainerSection, binds: Iterable[str], environ: Mapping[str, str]) -> list[str]:
     mounts = [bind if ":" in bind else f"{bind}:{bind}" for bind in binds]
     # An image's own value of a variable wins in enroot, unless the variable is named.
-    ours = [name for name in environ if name.startswith(("PYTHON", "ZSLURM_", "NCCL_", "RCCL_", "HSA_", "TORCH_"))]
+    own_variables = [
+        name for name in environ if name.startswith(("PYTHON", "ZSLURM_", "NCCL_", "RCCL_", "HSA_", "TORCH_"))
+    ]
     return [
         f"--container-image={container.image}",
         f"--container-mounts={','.join(mounts)}",
         f"--container-workdir={Path.cwd()}",
-        f"--container-env={','.join(sorted(ours))}",
+        f"--container-env={','.join(sorted(own_variables))}",
         *container.options,
     ]
 
 
 def default_binds(spec: RunSpec, run: RunDir, *, exists: Callable[[Path], bool] = Path.exists) -> list[str]:
     """Return the run, what it reads and writes, and the devices; outermost directories only, that exist."""
-    wanted = [run.path, Path.cwd(), *_directories_of(spec), *map(Path, _DEVICES)]
-    there = [path for path in dict.fromkeys(wanted) if exists(path)]
-    return [str(path) for path in there if not any(other in path.parents for other in there)]
+    paths_wanted = [run.path, Path.cwd(), *_directories_of(spec), *map(Path, _DEVICES)]
+    existing = [path for path in dict.fromkeys(paths_wanted) if exists(path)]
+    return [str(path) for path in existing if not any(parent in path.parents for parent in existing)]
 
 
 def _directories_of(spec: RunSpec) -> list[Path]:
     """Return the directories of the data, of checkpoints elsewhere and of weights to start from."""
-    given = [spec.data.path, *(spec.data.sources or {}).values(), spec.evaluation.data]
-    given += [task for task in spec.evaluation.tasks if "/" in task]
-    given += [spec.checkpoint.resume_from, spec.checkpoint.local_dir]
-    given += [spec.init.partition(":")[2] if spec.init else None]
-    given += [spec.trainer.directory if spec.trainer is not None else None]
-    paths = [Path(str(path)) for path in given if path]
+    named_paths = [spec.data.path, *(spec.data.sources or {}).values(), spec.evaluation.data]
+    named_paths += [task for task in spec.evaluation.tasks if "/" in task]
+    named_paths += [spec.checkpoint.resume_from, spec.checkpoint.local_dir]
+    named_paths += [spec.init.partition(":")[2] if spec.init else None]
+    named_paths += [spec.trainer.directory if spec.trainer is not None else None]
+    paths = [Path(str(path)) for path in named_paths if path]
     return [path if path.is_dir() else path.parent for path in paths]
 
 

@@ -44,15 +44,15 @@ def error_in(log: str) -> dict[str, Any]:
     if root is not None and (killed := _KILLED.match(root.get("traceback", ""))) and killed[1] != "SIGTERM":
         rank = root.get("rank", "?").partition(" ")[0]
         return {"error": CHILD_KILLED, "message": f"rank {rank} of torchrun: {root['traceback']}"}
-    found = [error for text in _tracebacks(log) if (error := _error_of(text)) is not None]
+    errors = [error for text in _tracebacks(log) if (error := _error_of(text)) is not None]
     if root is not None:
-        own = f"[rank{root.get('rank', '?').partition(' ')[0]}]"
-        found = [error for error in found if error["traceback"].startswith(own)] or found
-    return found[-1] if found else {}
+        prefix = f"[rank{root.get('rank', '?').partition(' ')[0]}]"
+        errors = [error for error in errors if error["traceback"].startswith(prefix)] or errors
+    return errors[-1] if errors else {}
 
 
 def _tracebacks(log: str) -> list[str]:
-    starts = [found.start() for found in _TRACEBACK.finditer(log)]
+    starts = [match.start() for match in _TRACEBACK.finditer(log)]
     return [log[start:end] for start, end in zip(starts, [*starts[1:], len(log)], strict=False)]
 
 
@@ -70,8 +70,8 @@ def _torchrun_root(log: str) -> dict[str, str] | None:
 
     Source: torch/distributed/elastic/multiprocessing/errors/__init__.py, ChildFailedError.
     """
-    found = _ROOT_OF_TORCHRUN.search(log)
-    return None if found is None else dict(_FIELD.findall(found[1]))
+    match = _ROOT_OF_TORCHRUN.search(log)
+    return None if match is None else dict(_FIELD.findall(match[1]))
 
 
 def tail(log: Path) -> str:

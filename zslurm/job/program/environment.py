@@ -27,12 +27,12 @@ def program_environment(
     """Return the variables of the program: torchrun's, zslurm's, and its own (`trainer.env`)."""
     nodes = int(environ["WORLD_SIZE"]) // int(environ["LOCAL_WORLD_SIZE"])
     path = environ.get("PATH", os.defpath)
-    own = str(Path(sys.executable).parent)
+    own_bin = str(Path(sys.executable).parent)
     # The Python of cluster.venv comes first where one is named; else what is active where the run was submitted.
-    path = f"{own}:{path}" if spec.cluster.venv is not None else f"{path}:{own}"
+    path = f"{own_bin}:{path}" if spec.cluster.venv is not None else f"{path}:{own_bin}"
     # Ours keep a user's files out of Python's path; a program finds the modules beside it.
     kept = {name: value for name, value in environ.items() if name != SAFE_PATH or name in spec.cluster.env}
-    given = {
+    variables = {
         **kept,
         "PATH": path,
         "NNODES": str(nodes),
@@ -43,8 +43,8 @@ def program_environment(
         "ZSLURM_ATTEMPT": str(attempt.number),
         protocol.VARIABLE: str(progress_file),
     }
-    values = _values(given)
-    return given | {name: _filled(value, values) for name, value in trainer.env.items()}
+    values = _values(variables)
+    return variables | {name: _filled(value, values) for name, value in trainer.env.items()}
 
 
 def filled(command: tuple[str, ...], environ: Mapping[str, str]) -> list[str]:
@@ -73,4 +73,4 @@ _PLACEHOLDER = re.compile(r"\{(" + "|".join(PLACEHOLDERS) + r")\}")
 
 
 def _filled(word: str, values: Mapping[str, str]) -> str:
-    return _PLACEHOLDER.sub(lambda found: values[found[1]], word)
+    return _PLACEHOLDER.sub(lambda match: values[match[1]], word)

@@ -62,10 +62,10 @@ class Program:
             watch.look()
             if self._stop.asked and kill_at is None:
                 kill_at = time.monotonic() + self._trainer.stop_s
-                wanted = signal.Signals[f"SIG{self._trainer.stop_signal}"]
+                stop_signal = signal.Signals[f"SIG{self._trainer.stop_signal}"]
                 # Slurm has sent a signal that came from it to the program too: many take a second one as urgent.
-                if self._stop.signum != wanted or "SLURM_STEP_ID" not in environ:
-                    self._signal(process.pid, wanted)
+                if self._stop.signum != stop_signal or "SLURM_STEP_ID" not in environ:
+                    self._signal(process.pid, stop_signal)
                 if self._stop.signum is not None:
                     self._pass_on()
             elif kill_at is not None and time.monotonic() > kill_at:
@@ -83,17 +83,17 @@ class Program:
 
     def notes(self, code: int) -> list[str]:
         """Return what the rank's log has to say about the end of the program, a line each."""
-        found = []
+        lines = []
         if self.killed_late:
             limit = f"{self._trainer.stop_s:g} s"
-            found.append(f"the program did not stop within {limit} of the request (trainer.stop_s) and was killed")
+            lines.append(f"the program did not stop within {limit} of the request (trainer.stop_s) and was killed")
         if self.left_behind:
             count, named = len(self.left_behind), ", ".join(self.left_behind[:_MOST_NAMED])
             more = ", ..." if count > _MOST_NAMED else ""
             why = "; a program that forks away ends with its first process" if code == 0 else ""
-            left = counted(count, "process", many="processes")
-            found.append(f"the program left {left} behind, now killed: {named}{more}{why}")
-        return found
+            count_left = counted(count, "process", many="processes")
+            lines.append(f"the program left {count_left} behind, now killed: {named}{more}{why}")
+        return lines
 
 
 def adopt_orphans() -> None:
@@ -105,13 +105,13 @@ def adopt_orphans() -> None:
 def end_descendants() -> list[str]:
     """Kill what the program has left behind, also in other sessions; returns the names of these processes."""
     names: dict[int, str] = {}
-    while left := psutil.Process().children(recursive=True):
-        for process in left:
+    while children := psutil.Process().children(recursive=True):
+        for process in children:
             with contextlib.suppress(psutil.Error):
                 if process.status() != psutil.STATUS_ZOMBIE:
                     names.setdefault(process.pid, "".join(c if c.isprintable() else "?" for c in process.name()))
                 process.kill()
-        _, alive = psutil.wait_procs(left, timeout=5.0)
+        _, alive = psutil.wait_procs(children, timeout=5.0)
         if alive:  # in uninterruptible sleep: the agents know what to do
             break
     return list(names.values())

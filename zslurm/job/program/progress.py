@@ -36,11 +36,11 @@ class LogPattern:
 
     def newest(self) -> dict[str, Any] | None:
         """Return the figures of the last new line that matches; None if no new one does."""
-        found = None
+        newest_figures = None
         for line in self._lines():
             if (match := self._pattern.search(line)) is not None:
-                found = _figures(match.groupdict()) or found
-        return found
+                newest_figures = _figures(match.groupdict()) or newest_figures
+        return newest_figures
 
     def _lines(self) -> list[str]:
         try:
@@ -87,8 +87,8 @@ class ProgramProgress:
         self._pattern = LogPattern(log, source.pattern) if source.pattern is not None and self._shows else None
         self._grows = None
         if source.grows is not None and self._shows:
-            place = Path(in_run(source.grows, run))
-            self._grows = log if source.grows == "log" else Path(trainer.directory) / place
+            grows_path = Path(in_run(source.grows, run))
+            self._grows = log if source.grows == "log" else Path(trainer.directory) / grows_path
         self._size, self._step, self._step_at = -1, -1, 0.0
         self._saved, self._look_at = newest_step(trainer, run), 0.0
         self._record: ProgressWriter | None = None

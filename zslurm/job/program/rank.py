@@ -49,14 +49,14 @@ def run_program(run: RunDir, attempt: AttemptDir, stop: StopRequest, environ: Mu
     shown = records / f"shown-{rank:05d}"
     address, _server = rendezvous(attempt, environ)
     join(address, stop.ask)
-    given = program_environment(spec, trainer, run, attempt, environ, shown)
+    variables = program_environment(spec, trainer, run, attempt, environ, shown)
     with contextlib.suppress(OSError):
         run.output.mkdir(exist_ok=True)
     adopt_orphans()
     watch = ProgramProgress(trainer, run, attempt, rank, int(environ["WORLD_SIZE"]), shown)
     program = Program(trainer, stop, lambda: pass_on(address))
     try:
-        code = program.run(filled(trainer.command, given), given, watch, records)
+        code = program.run(filled(trainer.command, variables), variables, watch, records)
     finally:
         with contextlib.suppress(OSError):
             shown.unlink(missing_ok=True)

@@ -57,10 +57,10 @@ def rendezvous(attempt: AttemptDir, environ: MutableMapping[str, str]) -> tuple[
         address = {"host": host, "port": free_port(host), "takes_stop": True, "stop_port": server.port}
         publish(attempt.rendezvous, address | {"secret": secret})
     deadline = time.monotonic() + RENDEZVOUS_TIMEOUT_S
-    while (found := read_json(attempt.rendezvous)) is None:
+    while (published := read_json(attempt.rendezvous)) is None:
         if time.monotonic() > deadline:
             raise RuntimeError(f"{attempt.rendezvous}: rank 0 published no address in {RENDEZVOUS_TIMEOUT_S:g} s")
         time.sleep(0.05)
         os.listdir(attempt.path)  # noqa: PTH208 - makes an NFS client look again
-    environ["MASTER_ADDR"], environ["MASTER_PORT"] = str(found["host"]), str(found["port"])
-    return found, server
+    environ["MASTER_ADDR"], environ["MASTER_PORT"] = str(published["host"]), str(published["port"])
+    return published, server

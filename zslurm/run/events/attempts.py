@@ -91,8 +91,8 @@ class CollectivesExamined(Event, name="collectives_examined"):
     found: list[str] | None = None
 
     def _sentence(self) -> str:
-        found = "; ".join(self.found) if self.found else "no rank differs from the others"
-        return f"{counted(self.dumps, 'flight-recorder dump')}: {found}"
+        sentence = "; ".join(self.found) if self.found else "no rank differs from the others"
+        return f"{counted(self.dumps, 'flight-recorder dump')}: {sentence}"
 
 
 class RasAnswered(Event, name="ras_answered"):
@@ -104,8 +104,8 @@ class RasAnswered(Event, name="ras_answered"):
     found: list[str] | None = None
 
     def _sentence(self) -> str:
-        found = "; ".join(self.found) if self.found else "no rank is behind the others"
-        return f"the RAS service on {self.node}{f' (NCCL {self.version})' if self.version else ''}: {found}"
+        sentence = "; ".join(self.found) if self.found else "no rank is behind the others"
+        return f"the RAS service on {self.node}{f' (NCCL {self.version})' if self.version else ''}: {sentence}"
 
 
 class StacksDumped(Event, name="stacks_dumped"):
@@ -167,8 +167,8 @@ class AttemptCleared(Event, name="attempt_cleared"):
         took = f" in {self.seconds:.1f} s" if self.seconds is not None else ""
         killed = f", {counted(self.killed, 'orphaned process')} killed" if self.killed else ""
         unseen = f"; not checked: {node_list(self.unseen)}" if self.unseen else ""
-        if left := self.left:
-            by_node = left.items() if isinstance(left, Mapping) else ()
-            where = "; ".join(f"{node}: {why}" for node, why in by_node) or left
+        if left_over := self.left:
+            by_node = left_over.items() if isinstance(left_over, Mapping) else ()
+            where = "; ".join(f"{node}: {why}" for node, why in by_node) or left_over
             return f"attempt {self.attempt} could not be ended everywhere{took}{killed}{unseen}: {where}"
         return f"every process of attempt {self.attempt} is gone{took}{killed}{unseen}"

@@ -135,8 +135,8 @@ class Event(_Fields):
 
 def only_known(event: E) -> E:
     """Return an event without the fields that were set to None, so that its row does not have them."""
-    known = {name: value for name, value in event.fields().items() if value is not None}
-    return type(event)(**known)
+    fields_known = {name: value for name, value in event.fields().items() if value is not None}
+    return type(event)(**fields_known)
 
 
 class UnknownEvent(Event):
@@ -200,11 +200,11 @@ def from_row(row: Row) -> Event:
     """Return the event of a row; see the module for rows that do not fit."""
     cls = CLASSES.get(_tag(row), UnknownEvent)
     plain, others, needed = _reading(cls.NAME)
-    known = cls.renew(row)
-    body = {name: value for name, value in known.items() if name in plain and type(value) in plain[name]}
+    renewed = cls.renew(row)
+    body = {name: value for name, value in renewed.items() if name in plain and type(value) in plain[name]}
     for name, hint in others.items():
-        if name in known and name not in body and _fits(known[name], hint):
-            body[name] = known[name]
+        if name in renewed and name not in body and _fits(renewed[name], hint):
+            body[name] = renewed[name]
     if not needed <= body.keys():
         cls, body = UnknownEvent, {}
     body["_row"] = row

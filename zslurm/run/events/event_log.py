@@ -67,7 +67,7 @@ class EventLog:
                 if when >= earliest:
                     yield when, number, run, row
 
-        tails = (rows_of(number, *each) for number, each in enumerate(self._tails))
+        tails = (rows_of(number, *tail_rows) for number, tail_rows in enumerate(self._tails))
         return ((run, row) for _, _, run, row in heapq.merge(*tails))
 
 

@@ -53,15 +53,15 @@ def describe_fault(fault: Mapping[str, Any]) -> str:
     """Return a fault in one line: what, where, and the line that shows it."""
     get = fault.get
     node, gpu, nic, rank, step, line = get("node"), get("gpu"), get("nic"), get("rank"), get("step"), get("line")
-    place = f" on {node}" if node else ""
+    location = f" on {node}" if node else ""
     if gpu is not None:
-        place += f", GPU {gpu}"
+        location += f", GPU {gpu}"
     if nic is not None:
-        place += f", NIC {nic}"
+        location += f", NIC {nic}"
     if rank is not None:
-        place += f", rank {rank}"
+        location += f", rank {rank}"
     after = f" after step {step}" if (step or -1) > 0 else ""
-    return f"{kind_text(str(fault['kind']))}{place}{after}{f': {line}' if line else ''}"
+    return f"{kind_text(str(fault['kind']))}{location}{after}{f': {line}' if line else ''}"
 
 
 def node_list(nodes: object) -> str:

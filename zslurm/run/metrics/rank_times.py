@@ -32,14 +32,14 @@ class RankTimes:
     @property
     def median(self) -> float | None:
         """Seconds of the median rank; None if none is known."""
-        known = [value for value in self.seconds if value is not None]
-        return statistics.median(known) if known else None
+        measured = [value for value in self.seconds if value is not None]
+        return statistics.median(measured) if measured else None
 
     @property
     def slowest(self) -> int | None:
         """The rank that takes longest; None if none is known."""
-        known = [(value, rank) for rank, value in enumerate(self.seconds) if value is not None]
-        return max(known)[1] if known else None
+        measured = [(value, rank) for rank, value in enumerate(self.seconds) if value is not None]
+        return max(measured)[1] if measured else None
 
     def by_rail(self) -> list[list[float | None]]:
         """Return, for each local rank, the ratio to the median on each node, in the nodes' order."""

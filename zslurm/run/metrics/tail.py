@@ -32,36 +32,36 @@ class NewestRows:
 
 def newest_rows(path: Path) -> NewestRows:
     """The newest rows of `metrics.jsonl`; all empty if there is no such file."""
-    found = NewestRows()
+    rows = NewestRows()
     for line in lines_backwards(path):
-        if b'"step"' in line and len(found.step_times) < _STEPS_TO_AVERAGE:
-            _take_step(found, line)
-        if not found.evaluation and b'"evaluation"' in line:
+        if b'"step"' in line and len(rows.step_times) < _STEPS_TO_AVERAGE:
+            _take_step(rows, line)
+        if not rows.evaluation and b'"evaluation"' in line:
             row = parse_line(line)
-            found.evaluation = row if row is not None and row.get("kind") == "evaluation" else {}
-        if not found.checkpoint and b'"COMMITTED"' in line:
+            rows.evaluation = row if row is not None and row.get("kind") == "evaluation" else {}
+        if not rows.checkpoint and b'"COMMITTED"' in line:
             row = parse_line(line)
-            found.checkpoint = row if row is not None and row.get("kind") == "checkpoint" else {}
-        if not found.sources and b'"sources"' in line:  # one in every ten steps: no need to look further for it
+            rows.checkpoint = row if row is not None and row.get("kind") == "checkpoint" else {}
+        if not rows.sources and b'"sources"' in line:  # one in every ten steps: no need to look further for it
             row = parse_line(line)
-            found.sources = row if row is not None and row.get("kind") == "sources" else {}
-        if len(found.step_times) == _STEPS_TO_AVERAGE and found.evaluation and found.checkpoint:
+            rows.sources = row if row is not None and row.get("kind") == "sources" else {}
+        if len(rows.step_times) == _STEPS_TO_AVERAGE and rows.evaluation and rows.checkpoint:
             break
-    return found
+    return rows
 
 
 def newest_steps(path: Path, count: int) -> list[dict[str, Any]]:
     """The newest rows of steps, oldest first, at most `count`; of a step that was repeated the last counts."""
-    found: list[dict[str, Any]] = []
+    rows: list[dict[str, Any]] = []
     for line in lines_backwards(path):
         row = parse_line(line) if b'"step"' in line else None
         if row is None or row.get("kind") != "step" or not isinstance(row.get("step"), int):
             continue
-        if not found or row["step"] < found[-1]["step"]:
-            found.append(row)
-        if len(found) == count:
+        if not rows or row["step"] < rows[-1]["step"]:
+            rows.append(row)
+        if len(rows) == count:
             break
-    return found[::-1]
+    return rows[::-1]
 
 
 def last_step_at(path: Path, attempt: int) -> float | None:

@@ -20,7 +20,7 @@ def states_until_rest(run: RunDir, *, deadline: float | None = None) -> Iterator
     while True:
         state = look_all([run], cached=True)[0]
         yield state
-        left = float("inf") if deadline is None else deadline - time.monotonic()
-        if not state.active or left <= 0:
+        remaining_s = float("inf") if deadline is None else deadline - time.monotonic()
+        if not state.active or remaining_s <= 0:
             return
-        time.sleep(min(left, _POLL_LOCAL_S if state.launcher == "local" else _POLL_SLURM_S))
+        time.sleep(min(remaining_s, _POLL_LOCAL_S if state.launcher == "local" else _POLL_SLURM_S))

@@ -334,8 +334,8 @@ def _state_at_end(job: _Job, end: Ended) -> State:
     outcome = end.outcome
     if outcome == "interrupted" and job.cancelled:
         return "cancelled"
-    known: dict[str, State] = {"completed": "completed", "interrupted": "interrupted", "failed": "failed"}
-    return known.get(outcome, "lost")
+    states: dict[str, State] = {"completed": "completed", "interrupted": "interrupted", "failed": "failed"}
+    return states.get(outcome, "lost")
 
 
 def _local_state(run: RunDir, job: _Job, end: Ended | None) -> tuple[State, str | None]:
@@ -350,7 +350,7 @@ def _local_processes(run: RunDir, job: _Job) -> list[ProcessRecord]:
     """What holds a local run, its supervisor, and its step: any of them may outlive the others."""
     attempts = run.attempt_dirs()
     step = ProcessRecord.read(attempts[-1].step_process) if attempts else None
-    return [found for found in (job.process, ProcessRecord.read(run.supervisor), step) if found is not None]
+    return [process for process in (job.process, ProcessRecord.read(run.supervisor), step) if process is not None]
 
 
 def _forgotten_state(job: _Job, end: Ended | None) -> tuple[State, str | None]:
@@ -375,12 +375,12 @@ def _slurm_state(job: _Job, record: JobRecord, end: Ended | None) -> tuple[State
             return "held", reason
         return ("requeued" if record.restarts or state is not JobState.PENDING else "pending"), reason
     if state.is_on_nodes:
-        known: dict[JobState, State] = {
+        states: dict[JobState, State] = {
             JobState.COMPLETING: "completing",
             JobState.SUSPENDED: "suspended",
             JobState.STOPPED: "suspended",
         }
-        return known.get(state, "running"), None
+        return states.get(state, "running"), None
     if state in (JobState.COMPLETED, JobState.FAILED) and end is not None:
         return _state_at_end(job, end), None
     if state is JobState.COMPLETED:

@@ -95,9 +95,9 @@ def _read_rows(path: Path) -> tuple[list[dict[str, Any]], int]:
         file.seek(begin)
         end = begin
         for block in blocks_of_lines(file):
-            found = list(rows_of_kinds(block, _PATTERN))
-            rows += [row for row in found if row is not None]
-            damaged += damaged_lines(block) + found.count(None)
+            parsed = list(rows_of_kinds(block, _PATTERN))
+            rows += [row for row in parsed if row is not None]
+            damaged += damaged_lines(block) + parsed.count(None)
             end += len(block)
         if end - begin > WORTH_KEEPING:
             content = {"kinds": sorted(_KINDS), "offset": end, "ends": _ends(file, end), "damaged": damaged}
@@ -167,40 +167,40 @@ def aegis_view(
 
     `readmitted` are nodes that a person allowed again, and when.
     """
-    mine = [event for event in events if event.job_id == job_id]
-    decisions = [event for event in mine if isinstance(event, Decided)]
+    own_events = [event for event in events if event.job_id == job_id]
+    decisions = [event for event in own_events if isinstance(event, Decided)]
     return AegisView(
-        last_cause=_last_cause(mine),
+        last_cause=_last_cause(own_events),
         last_decision=without_replay_fields(decisions[-1].row) if decisions else None,
-        preempted=_preempted(mine),
-        postponed=_postponed(mine),
+        preempted=_preempted(own_events),
+        postponed=_postponed(own_events),
         excluded=tuple(active_exclusions(exclusions_in(events, readmitted), time.time() if now is None else now)),
         restarts_in_place=sum(decision.acted and decision.action in IN_PLACE for decision in decisions),
-        recovered_in_memory=sum(isinstance(event, RecoveredInMemory) for event in mine),
-        planned_moves=sum(isinstance(event, RanksMoved) for event in mine),
+        recovered_in_memory=sum(isinstance(event, RecoveredInMemory) for event in own_events),
+        planned_moves=sum(isinstance(event, RanksMoved) for event in own_events),
     )
 
 
 def _preempted(events: Sequence[Event]) -> dict[str, Any] | None:
     """The preemption that the run has not come back from."""
-    found: dict[str, Any] | None = None
+    row: dict[str, Any] | None = None
     for event in events:
         if isinstance(event, Preempted):
-            found = event.row
+            row = event.row
         elif isinstance(event, AttemptStarted):
-            found = None
-    return found
+            row = None
+    return row
 
 
 def _postponed(events: Sequence[Event]) -> dict[str, Any] | None:
     """Return why the ranks cannot be started; None if an attempt runs, or the reason was of an earlier start."""
-    found: dict[str, Any] | None = None
+    row: dict[str, Any] | None = None
     for event in events:
         if isinstance(event, StartPostponed):
-            found = event.row
+            row = event.row
         elif isinstance(event, AttemptStarted | SupervisorStarted | RecoveredInMemory | RunEnded):
-            found = None
-    return found
+            row = None
+    return row
 
 
 _FOR_REPLAY = ("attempt_state", "resources")
@@ -215,17 +215,17 @@ def _last_cause(events: Sequence[Event]) -> dict[str, Any] | None:
     """The cause of the newest failed attempt; the root that the decision after it names wins: it knows more."""
     cause: dict[str, Any] | None = None
     for event in events:
-        found: dict[str, Any] | None = None
+        cause_found: dict[str, Any] | None = None
         if isinstance(event, Ended):
-            found = event.cause
+            cause_found = event.cause
         elif isinstance(event, Decided) and event.root is not None:
-            found = {**event.root, "message": event.root.get("line") or event.root.get("kind")}
-        if found is None or not found.get("message"):
+            cause_found = {**event.root, "message": event.root.get("line") or event.root.get("kind")}
+        if cause_found is None or not cause_found.get("message"):
             continue
-        if isinstance(event, RunEnded) and cause is not None and cause["message"] == found["message"]:
+        if isinstance(event, RunEnded) and cause is not None and cause["message"] == cause_found["message"]:
             continue  # it repeats the last attempt's
         names = ("message", "kind", "rank", "node", "gpu", "nic", "step", "exit_code")
-        known = {name: found[name] for name in names if found.get(name) is not None}
+        fields_known = {name: cause_found[name] for name in names if cause_found.get(name) is not None}
         attempt = event.row.get("attempt", cause["attempt"] if cause is not None else None)
-        cause = known | {"attempt": attempt, "time": event.row.get("time")}
+        cause = fields_known | {"attempt": attempt, "time": event.row.get("time")}
     return cause

@@ -24,7 +24,7 @@ def split(mark: str, words: tuple[str, ...], document: Any) -> list[str]:
         text = json.dumps(json.loads(text.encode("utf-8", "replace")), separators=(",", ":"))
     parts = [text[at : at + _PART] for at in range(0, len(text), _PART)]
     head = " ".join((mark, *words))
-    return [f"{head} {index} {len(parts)} {part}\n" for index, part in enumerate(parts)]
+    return [f"{head} {index} {len(parts)} {chunk}\n" for index, chunk in enumerate(parts)]
 
 
 class Joiner:
@@ -55,7 +55,7 @@ class Joiner:
             if self._mark in line:
                 self._damaged("", line)
             return None
-        head, index, count, part = match[1], int(match[2]), int(match[3]), match[4]
+        head, index, count, chunk = match[1], int(match[2]), int(match[3]), match[4]
         words = head.split()
         node = words[0]
         begun, parts = self._parts.pop(node, (head, {}))
@@ -65,7 +65,7 @@ class Joiner:
         if not index < count <= _MOST_PARTS:
             self._damaged(node, line)
             return None
-        parts[index] = part
+        parts[index] = chunk
         if len(parts) < count:
             self._parts[node] = head, parts
             return None

@@ -154,19 +154,19 @@ def run_here(
     python: Sequence[str] = (sys.executable,),
 ) -> NodeAnswer:
     """Ask this machine the same, without Slurm; the arguments are those of `run_on_nodes`."""
-    here = node_name(environ)
+    this_node = node_name(environ)
     try:
         done = subprocess.run(
             [*python, "-P", "-m", module, *arguments], env=dict(environ), text=True, errors="replace",
             stdin=subprocess.DEVNULL, capture_output=True, timeout=timeout_s, check=False,
         )  # fmt: skip
     except subprocess.TimeoutExpired:
-        return NodeAnswer(here, None, f"no answer within {timeout_s:g} s")
+        return NodeAnswer(this_node, None, f"no answer within {timeout_s:g} s")
     except OSError as error:
-        return NodeAnswer(here, None, f"{python[0]}: {error.strerror}")
-    found = read_answers((0.0, line) for line in done.stdout.splitlines())
-    failure = NodeAnswer(here, None, _message(done.stderr) or f"exit code {done.returncode}")
-    return next(iter(found.values()), failure)
+        return NodeAnswer(this_node, None, f"{python[0]}: {error.strerror}")
+    answers = read_answers((0.0, line) for line in done.stdout.splitlines())
+    failure = NodeAnswer(this_node, None, _message(done.stderr) or f"exit code {done.returncode}")
+    return next(iter(answers.values()), failure)
 
 
 class _Listener(threading.Thread):
@@ -185,11 +185,11 @@ class _Listener(threading.Thread):
 
 def queued_job(heard: Iterable[tuple[float, str]]) -> str | None:
     """The job that waits in the queue, if it does."""
-    found = None
+    job_id_seen = None
     for _, line in heard:
         match = _QUEUED.search(line)
-        found = match[1] if match else None if _STARTED in line else found
-    return found
+        job_id_seen = match[1] if match else None if _STARTED in line else job_id_seen
+    return job_id_seen
 
 
 def _collect(
@@ -241,13 +241,13 @@ def cancel_named(name: str, environ: Mapping[str, str]) -> None:
 def read_answers(heard: Iterable[tuple[float, str]]) -> dict[str, NodeAnswer]:
     """Return the answers that are whole, by node; one came when the last of its lines did."""
     joiner = Joiner(_MARK, words=1)
-    found = {}
+    answers = {}
     for received, line in heard:
-        if (whole := joiner.take(line)) is not None:
-            (node,), text = whole
+        if (message := joiner.take(line)) is not None:
+            (node,), text = message
             with suppress(ValueError, RecursionError):  # a damaged one
-                found[node] = NodeAnswer(node, json.loads(text), received=received)
-    return found
+                answers[node] = NodeAnswer(node, json.loads(text), received=received)
+    return answers
 
 
 def _message(err: str) -> str:

@@ -19,8 +19,8 @@ def fabric_summary(cluster: ClusterSection) -> str | None:
     fabric = fabric_of(cluster.fabric)
     if fabric is None:
         return None
-    leaves = {part.leaf for part in cluster.fabric.slices}
-    count = sum(len(part.rails) for part in cluster.fabric.slices)
+    leaves = {slice_.leaf for slice_ in cluster.fabric.slices}
+    count = sum(len(slice_.rails) for slice_ in cluster.fabric.slices)
     return (
         f"{counted(len(fabric.slices), 'node')} on {counted(count, 'slice')} of "
         f"{counted(len(leaves), 'leaf switch', 'leaf switches')}"
@@ -37,9 +37,9 @@ def missing_slices(cluster: ClusterSection) -> Iterator[str]:
     if absent := set(range(len(cluster.nics) or cluster.gpus_per_node)) - set(section.rails):
         yield f"cluster.fabric.slices: nothing is listed for rail {compress_ranges(absent)}; hops leave it out"
     listed: dict[int, set[str]] = {rail: set() for rail in section.rails}
-    for part in section.slices:
-        for rail in part.rails:
-            listed[rail].update(expand(part.nodes))
+    for slice_ in section.slices:
+        for rail in slice_.rails:
+            listed[rail].update(expand(slice_.nodes))
     every = set().union(*listed.values())
     for rail, nodes in listed.items():
         if every - nodes:
@@ -62,29 +62,30 @@ def strangers(
     faults, warnings = [], []
     if unknown := set(fabric.slices) - set(known):
         faults.append(f"cluster.fabric.slices: Slurm has no node {compress(unknown)}")
-    if left := set(members) - set(fabric.slices):
+    if unlisted := set(members) - set(fabric.slices):
         warnings.append(
-            f"cluster.fabric.slices: {compress(left)}: on no slice; a run on them counts every hop through a spine"
+            f"cluster.fabric.slices: {compress(unlisted)}: on no slice; a run on them counts every hop "
+            "through a spine"
         )
     return faults, warnings
 
 
 def leaf_size_notes(cluster: ClusterSection, client: SlurmClient, partition: Partition) -> Iterator[str]:
     """Compare `nodes_per_switch` with Slurm's topology of the partition."""
-    given = cluster.nodes_per_switch
+    configured = cluster.nodes_per_switch
     try:
         topology = client.topology(partition.topology)
     except ZslurmError:
         return
     size = usual_leaf_size(topology.leaves) if topology.kind == "tree" else None
-    if size == given:
+    if size == configured:
         return
     if size is None:
-        yield f"cluster.nodes_per_switch: {given}, but Slurm has no topology/tree: --switches changes nothing"
-    elif given is None:
+        yield f"cluster.nodes_per_switch: {configured}, but Slurm has no topology/tree: --switches changes nothing"
+    elif configured is None:
         yield (
             f"cluster.nodes_per_switch: not given, so jobs do not ask for few leaf switches; Slurm's have "
             f"{counted(size, 'node')} each"
         )
     else:
-        yield f"cluster.nodes_per_switch: {given}, but most leaf switches of Slurm have {counted(size, 'node')}"
+        yield f"cluster.nodes_per_switch: {configured}, but most leaf switches have {counted(size, 'node')}"

@@ -32,8 +32,8 @@ def check_fits(spec: RunSpec) -> list[str]:
     better = next(
         (
             f"set {changes} ({show_bytes(smaller.peak)})"
-            for changes, other in _smaller(spec)
-            if (smaller := _plan(other, memory)).peak <= (1 - LEFT_FREE) * memory
+            for changes, smaller_spec in _smaller(spec)
+            if (smaller := _plan(smaller_spec, memory)).peak <= (1 - LEFT_FREE) * memory
         ),
         "no smaller batch, recomputation or number of nodes is enough: take a smaller model or a shorter context",
     )
@@ -53,7 +53,9 @@ def check_fits_here(spec: RunSpec) -> list[str]:
     needed = total(spec)
     if needed <= memory:
         return []
-    fitting = next((changes for changes, other in _smaller_batches(spec) if total(other) <= memory), "")
+    fitting = next(
+        (changes for changes, smaller_spec in _smaller_batches(spec) if total(smaller_spec) <= memory), ""
+    )
     return [
         f"memory of {counted(ranks, 'rank')}: {show_bytes(needed)} at the peak, and this machine has "
         f"{show_bytes(memory)}: " + (f"set {fitting}" if fitting else "take a smaller model or a shorter context")
@@ -78,8 +80,8 @@ def _smaller(spec: RunSpec) -> Iterator[tuple[str, RunSpec]]:
     if spec.parallel.recompute not in (True, "auto"):
         recomputing = spec.model_copy(update={"parallel": spec.parallel.model_copy(update={"recompute": True})})
         yield "parallel.recompute to true", recomputing
-        for changes, other in _smaller_batches(recomputing):
-            yield f"parallel.recompute to true and {changes}", other
+        for changes, smaller_spec in _smaller_batches(recomputing):
+            yield f"parallel.recompute to true and {changes}", smaller_spec
     nodes = spec.slurm.nodes
     batch = min(phase.global_batch * phase.context_parallel for phase in spec.phases)
     while nodes * 2 * spec.ranks_per_node <= batch:
@@ -93,7 +95,10 @@ def _smaller_batches(spec: RunSpec) -> Iterator[tuple[str, RunSpec]]:
     phases = list(spec.phases)
     changed: dict[int, int] = {}
     while True:
-        index = max(range(len(phases)), key=lambda each: phases[each].micro_batch * phases[each].context)
+        index = max(
+            range(len(phases)),
+            key=lambda phase_index: phases[phase_index].micro_batch * phases[phase_index].context,
+        )
         if phases[index].micro_batch == 1:
             return
         half = phases[index].micro_batch // 2
@@ -101,5 +106,7 @@ def _smaller_batches(spec: RunSpec) -> Iterator[tuple[str, RunSpec]]:
             half -= 1
         changed[index] = half
         phases[index] = phases[index].model_copy(update={"micro_batch": half})
-        shown = " and ".join(f"phases[{each}].micro_batch to {size}" for each, size in sorted(changed.items()))
+        shown = " and ".join(
+            f"phases[{phase_index}].micro_batch to {size}" for phase_index, size in sorted(changed.items())
+        )
         yield shown, spec.model_copy(update={"phases": tuple(phases)})

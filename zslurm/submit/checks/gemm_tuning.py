@@ -20,18 +20,23 @@ def untuned(spec: RunSpec) -> list[str]:
     Raises:
         ConfigError, NotFound: see `table_of`.
     """
-    found = table_of(spec)
-    if found is None:
+    tuned_table = table_of(spec)
+    if tuned_table is None:
         return []
-    path, table = found
-    tuned = {(each.dtype, each.m, each.n, each.k, each.pass_name) for each in table.products}
-    wanted = [
-        (call.dtype, call.rows, call.outputs, call.inputs, each) for call in calls_of(spec) for each in call.passes
+    path, table = tuned_table
+    tuned = {
+        (product_or_pass.dtype, product_or_pass.m, product_or_pass.n, product_or_pass.k, product_or_pass.pass_name)
+        for product_or_pass in table.products
+    }
+    products = [
+        (call.dtype, call.rows, call.outputs, call.inputs, product_or_pass)
+        for call in calls_of(spec)
+        for product_or_pass in call.passes
     ]
-    missing = sum(each not in tuned for each in wanted)
+    missing = sum(product_or_pass not in tuned for product_or_pass in products)
     if not missing:
         return []
     return [
-        f"{path}: {missing} of {counted(len(wanted), 'product')} of this run are not in it; "
+        f"{path}: {missing} of {counted(len(products), 'product')} of this run are not in it; "
         "`zslurm dev tune gemm` adds them"
     ]

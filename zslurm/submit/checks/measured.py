@@ -19,13 +19,13 @@ def off_measured(spec: RunSpec) -> list[str]:
     if not measured_alike(spec) or spec.world_size == 1:
         return []
     lines, when = [], f"measured {measured.date[:10]}" if measured.date else "measured"
-    nodes, given = counted(spec.slurm.nodes, "node"), spec.parallel.bucket_mb
+    nodes, bucket_given = counted(spec.slurm.nodes, "node"), spec.parallel.bucket_mb
     bucket = measured_bucket(spec)
-    if bucket and given and not 1 / _FACTOR < given / bucket < _FACTOR:
-        effect = "less than the full bandwidth" if given < bucket else "less to hide under backward"
+    if bucket and bucket_given and not 1 / _FACTOR < bucket_given / bucket < _FACTOR:
+        effect = "less than the full bandwidth" if bucket_given < bucket else "less to hide under backward"
         lines.append(
-            f"parallel.bucket_mb: {given:g}, but {bucket:g} MiB is the smallest bucket with full bandwidth on "
-            f"{nodes} ({when}): {effect}; leave it out to use that"
+            f"parallel.bucket_mb: {bucket_given:g}, but {bucket:g} MiB is the smallest bucket with full bandwidth "
+            f"on {nodes} ({when}): {effect}; leave it out to use that"
         )
     faster = measured.collectives_for(spec.slurm.nodes, spec.ranks_per_node)
     if faster and spec.slurm.nodes > 1 and spec.parallel.collectives not in ("auto", faster):

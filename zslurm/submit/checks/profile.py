@@ -137,11 +137,11 @@ def _check_slurm(spec: RunSpec, client: SlurmClient, report: ProfileReport) -> N
 
 
 def _check_partition(name: str | None, partitions: Sequence[Partition], report: ProfileReport) -> Partition | None:
-    known = [partition.name for partition in partitions]
+    partition_names = [partition.name for partition in partitions]
     chosen = next((p for p in partitions if p.name == name or (name is None and p.is_default)), None)
     if chosen is None:
-        near = difflib.get_close_matches(name or "", known, n=1)
-        hint = f"did you mean `{near[0]}`?" if near else f"partitions: {', '.join(known)}"
+        near = difflib.get_close_matches(name or "", partition_names, n=1)
+        hint = f"did you mean `{near[0]}`?" if near else f"partitions: {', '.join(partition_names)}"
         what = "not given, and Slurm has no default" if name is None else f"Slurm has no partition {name}"
         report.faults.append(f"slurm.partition: {what}; {hint}")
     elif not chosen.is_up:
@@ -160,20 +160,20 @@ def _check_nodes(
         report.faults.append(f"slurm.partition: {partition.name} has no nodes that you may see")
         return []
     fitting = [node for node in members if _fits(node, cluster)]
-    wanted = _gpus(cluster.gpus_per_node, cluster.gpu_type)
+    gpus_wanted = _gpus(cluster.gpus_per_node, cluster.gpu_type)
     if not fitting:
         kinds = Counter(_gpus(node.gpus, node.gpu_type) for node in members)
         listed = ", ".join(f"{counted(count, 'node')} with {kind}" for kind, count in kinds.most_common())
         key = "gpu_type" if any(node.gpus >= cluster.gpus_per_node > 0 for node in members) else "gpus_per_node"
-        report.faults.append(f"cluster.{key}: no node of {partition.name} has {wanted}; there are {listed}")
+        report.faults.append(f"cluster.{key}: no node of {partition.name} has {gpus_wanted}; there are {listed}")
         return []
     if len(fitting) < len(members):
         report.warnings.append(
             f"{len(fitting)} of {counted(len(members), 'node')} of {partition.name} "
-            f"{'has' if len(fitting) == 1 else 'have'} {wanted}"
+            f"{'has' if len(fitting) == 1 else 'have'} {gpus_wanted}"
         )
     else:
-        report.passed.append(f"{counted(len(fitting), 'node')} with {wanted}")
+        report.passed.append(f"{counted(len(fitting), 'node')} with {gpus_wanted}")
     cpus = max(node.cpus for node in fitting)
     if cluster.cpus_per_node and cluster.cpus_per_node > cpus:
         report.faults.append(f"cluster.cpus_per_node: {cluster.cpus_per_node}, but the nodes have {cpus}")

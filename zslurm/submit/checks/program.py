@@ -70,11 +70,11 @@ def _check_found(trainer: TrainerSection, directory: Path, *, brought: bool) -> 
     word = trainer.command[0]
     if "{" in word or (brought and "/" not in word):
         return
-    place = directory / word if "/" in word else shutil.which(word)
-    if place is None:
+    program = directory / word if "/" in word else shutil.which(word)
+    if program is None:
         raise ConfigError(f"trainer.command: there is no program `{word}` on your PATH")
-    if not brought and not os.access(place, os.X_OK):
-        raise ConfigError(f"trainer.command: {place} is not there, or not executable")
+    if not brought and not os.access(program, os.X_OK):
+        raise ConfigError(f"trainer.command: {program} is not there, or not executable")
 
 
 def _check_script(trainer: TrainerSection, directory: Path) -> None:

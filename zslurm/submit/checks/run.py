@@ -113,7 +113,7 @@ def check_steps(spec: RunSpec, order: DataOrder | None, continues: RunDir | None
         notes = check_ranks(spec.phases, spec.world_size, spec.ranks_per_node)
         check_phases(spec.model, spec.phases)
         saved = list_checkpoints(continues.checkpoints) if continues is not None else []
-        newest = next((found.path for found in saved if found.complete), None)
+        newest = next((listing.path for listing in saved if listing.complete), None)
         if order is None:
             return notes
         if newest is not None:
@@ -198,8 +198,11 @@ def notes_on(spec: RunSpec, order: DataOrder | None, *, continues: RunDir | None
 def _lint_environment(spec: RunSpec) -> list[str]:
     """Return what is wrong with the variables of RCCL, NCCL and PyTorch that the ranks will see, a line each."""
     job, inherited = job_environment(spec), _exported(spec, os.environ)
-    given = {"HOME": os.environ.get("HOME", ""), **inherited, **job}
-    findings = [*lint(given, spec.cluster, read_conf(given, spec.cluster, sysroot())), *overridden(inherited, job)]
+    variables = {"HOME": os.environ.get("HOME", ""), **inherited, **job}
+    findings = [
+        *lint(variables, spec.cluster, read_conf(variables, spec.cluster, sysroot())),
+        *overridden(inherited, job),
+    ]
     return [finding.line for finding in findings]
 
 

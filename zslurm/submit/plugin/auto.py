@@ -47,12 +47,12 @@ def _wrapped_update(original: Callable[..., None], name: str) -> Callable[..., N
     @functools.wraps(original)
     def update(self: auto.AutoExecutor, **kwargs: Any) -> None:
         if self.cluster == name:
-            for given in kwargs:
+            for keyword in kwargs:
                 if (
-                    given.startswith((_SLURM, prefix))
-                    and given.partition("_")[2] not in PARAMETERS | OWN | GENERIC
+                    keyword.startswith((_SLURM, prefix))
+                    and keyword.partition("_")[2] not in PARAMETERS | OWN | GENERIC
                 ):
-                    raise UnknownParameter(unknown_parameter(given))
+                    raise UnknownParameter(unknown_parameter(keyword))
             kwargs = renamed(kwargs, name)
         else:
             self._deprecated_args = {

@@ -82,8 +82,8 @@ class ZslurmExecutor(submitit.SlurmExecutor):
         if not str(folder).isprintable():
             raise ConfigError(f"folder: a path here cannot hold control characters: {str(folder)!a}")
         super().__init__(folder, max_num_timeout, max_pickle_size_gb, python)
-        given = {"profile": profile, "overrides": list(overrides) or None}
-        self.parameters.update({name: value for name, value in given.items() if value is not None})
+        options = {"profile": profile, "overrides": list(overrides) or None}
+        self.parameters.update({name: value for name, value in options.items() if value is not None})
         self._function: tuple[dict[str, Any], Function] | None = None
         self._of_one_submission: frozenset[str] = frozenset()
         self._files: list[Path] = []  # of the submission under way, besides the pickles
@@ -117,11 +117,13 @@ class ZslurmExecutor(submitit.SlurmExecutor):
 
     def _resolve(self) -> Function:
         """Return how a function is to run by the present parameters."""
-        given = {name: value for name, value in self.parameters.items() if name not in self._of_one_submission}
-        if self._function is None or self._function[0] != given:
+        own_parameters = {
+            name: value for name, value in self.parameters.items() if name not in self._of_one_submission
+        }
+        if self._function is None or self._function[0] != own_parameters:
             from zslurm.submit.plugin.script import resolve_function
 
-            self._function = (given, resolve_function(given))
+            self._function = (own_parameters, resolve_function(own_parameters))
         return self._function[1]
 
     def _internal_process_submissions(

@@ -78,17 +78,17 @@ class JobWatcher(slurm.SlurmInfoWatcher):
         except ZslurmError as error:
             logger.get_logger().warning(f"squeue does not answer, states may be old: {error}")
             return
-        known = set()
+        asked = set()
         for record in records.values():
             for job in jobs.intersection(_ids(record.job_id)):
                 self._info_dict[job] = {"JobID": job, "State": record.state.name, "NodeList": record.nodes}
-                known.add(job)
-        for job in jobs & self._queued - known:
+                asked.add(job)
+        for job in jobs & self._queued - asked:
             # That an answer lacks a job is not its end: the controller must say that the job is unknown.
             with contextlib.suppress(ZslurmError):
                 if not client.queue([job]):
                     self._info_dict[job] = {"JobID": job, "State": FORGOTTEN}
-        self._queued |= known
+        self._queued |= asked
 
     def clear(self) -> None:
         """Forget everything that was found out."""
@@ -98,13 +98,13 @@ class JobWatcher(slurm.SlurmInfoWatcher):
 
 def _ids(job: str) -> list[str]:
     """Return the ids of the jobs that squeue shows as one: `12_[0-3%2]` is four."""
-    found = []
+    ids = []
     for main, *index in slurm.read_job_id(job):
         if not index:
-            found.append(main)
+            ids.append(main)
         else:
-            found += [f"{main}_{number}" for number in range(int(index[0]), int(index[-1]) + 1)]
-    return found
+            ids += [f"{main}_{number}" for number in range(int(index[0]), int(index[-1]) + 1)]
+    return ids
 
 
 class ZslurmJob(slurm.SlurmJob[R]):

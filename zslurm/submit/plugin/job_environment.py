@@ -42,10 +42,10 @@ class ZslurmJobEnvironment(slurm.SlurmJobEnvironment):
         try:
             if not client.can_control():
                 return ""
-            found = find_preemption(client, self.job_id, restart)
-            if found is not None:
-                gone = "requeued" if found.requeued else "preempted"
-                return "cancelled by preemption" if found.mode == "cancel" else gone
+            preemption = find_preemption(client, self.job_id, restart)
+            if preemption is not None:
+                gone = "requeued" if preemption.requeued else "preempted"
+                return "cancelled by preemption" if preemption.mode == "cancel" else gone
             record = next(iter(client.queue([job_id]).values()), None)
         except ZslurmError as error:
             logger.get_logger().warning(f"Slurm does not say why: {error}")

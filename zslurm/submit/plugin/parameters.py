@@ -27,9 +27,9 @@ class UnknownParameter(ConfigError, ValueError):
 def unknown_parameter(given: str) -> str:
     """Return a line about a parameter that does not exist."""
     prefix = next((prefix for prefix in ("slurm_", "zslurm_") if given.startswith(prefix)), "")
-    known = sorted(PARAMETERS | OWN | GENERIC)
-    near = difflib.get_close_matches(given.removeprefix(prefix), known, n=1)
-    hint = f"did you mean `{prefix}{near[0]}`?" if near else f"there are {', '.join(known)}"
+    names = sorted(PARAMETERS | OWN | GENERIC)
+    near = difflib.get_close_matches(given.removeprefix(prefix), names, n=1)
+    hint = f"did you mean `{prefix}{near[0]}`?" if near else f"there are {', '.join(names)}"
     return f"{given}: no such parameter; {hint}"
 
 

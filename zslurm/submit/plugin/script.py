@@ -106,23 +106,25 @@ def resolve_function(parameters: Mapping[str, Any]) -> Function:
         ConfigError: a parameter is refused, or there is no profile of a cluster.
         NotFound: there is no such profile.
     """
-    given = {name: value for name, value in parameters.items() if value is not None}
-    profile = given.get("profile") or default_name()
+    parameters_given = {name: value for name, value in parameters.items() if value is not None}
+    profile = parameters_given.get("profile") or default_name()
     if profile == LOCAL:
         raise ConfigError(
             "the profile `local` is this machine; name a cluster's with zslurm_profile or in $ZSLURM_CLUSTER, or "
             'use cluster="local" of submitit'
         )
     for name in ("setup", "teardown", "srun_args", "overrides"):
-        _check_list(name, given.get(name, ()))
-    section = {key: _value(name, given[name]) for name, key in _KEYS.items() if name in given}
+        _check_list(name, parameters_given.get(name, ()))
+    section = {
+        key: _value(name, parameters_given[name]) for name, key in _KEYS.items() if name in parameters_given
+    }
     section = _OF_RUNS | section
     document = yaml12.YamlDocument({"trainer": {"command": ["python"]}, "slurm": section}, {})
     resolved = resolve(
         Path("update_parameters"),
         document=document,
         profile=profile_layers(profile),
-        overrides=[Override.parse(each) for each in given.get("overrides", ())],
+        overrides=[Override.parse(text) for text in parameters_given.get("overrides", ())],
     )
     spec = resolved.spec
     if spec.cluster.container is not None:
@@ -131,7 +133,7 @@ def resolve_function(parameters: Mapping[str, Any]) -> Function:
             "(`zslurm submit -- ...`), or give zslurm_overrides=['cluster.container=null']"
         )
     minutes = _minutes(spec)
-    return Function(spec, minutes, list(_options(resolved, given, minutes)), given)
+    return Function(spec, minutes, list(_options(resolved, parameters_given, minutes)), parameters_given)
 
 
 def _check_list(name: str, value: Any) -> None:
@@ -169,8 +171,8 @@ def _options(resolved: Resolved, given: Mapping[str, Any], minutes: int) -> Iter
     alone = gpus is not None and slurm.nodes > 1 and spec.needs_rails_alone
     delay = given.get("signal_delay_s")
     if delay is None:
-        own = resolved.layers.leaf_origin(("slurm", "save_margin_s")).layer != "default"
-        delay = slurm.save_margin_s if own else min(_SIGNAL_S, minutes * 60)
+        is_own = resolved.layers.leaf_origin(("slurm", "save_margin_s")).layer != "default"
+        delay = slurm.save_margin_s if is_own else min(_SIGNAL_S, minutes * 60)
     options: list[tuple[str, str | bool | None]] = [
         ("job-name", slurm.job_name or "submitit"),
         ("nodes", str(slurm.nodes)),
@@ -201,12 +203,12 @@ def _flags(given: Mapping[str, Any]) -> dict[str, str | bool]:
     Raises:
         ConfigError: submitit or zslurm sets one itself, or it is not one line.
     """
-    found = {name: given[name] for name in _FLAGS if name in given}
+    named_flags = {name: given[name] for name in _FLAGS if name in given}
     additional = given.get("additional_parameters", {})
     if not isinstance(additional, Mapping):
         raise ConfigError("slurm_additional_parameters: expected a dictionary of sbatch's long options")
-    for name, value in {**found, **additional}.items():
-        shown = f"slurm_{name}" if name in found else f"slurm_additional_parameters: {name}"
+    for name, value in {**named_flags, **additional}.items():
+        shown = f"slurm_{name}" if name in named_flags else f"slurm_additional_parameters: {name}"
         option = str(name).replace("_", "-")
         if not _OPTION.fullmatch(option):
             raise ConfigError(f"{shown}: not a long option of sbatch (write it without the dashes)")
@@ -216,7 +218,7 @@ def _flags(given: Mapping[str, Any]) -> dict[str, str | bool]:
             raise ConfigError(f"{shown}: must be one line without control characters, got {str(value)!a}")
     return {
         str(name).replace("_", "-"): value if isinstance(value, bool) else str(value)
-        for name, value in {**found, **additional}.items()
+        for name, value in {**named_flags, **additional}.items()
         if value is not None
     }
 
@@ -227,18 +229,18 @@ def _gpus(spec: RunSpec, given: Mapping[str, Any]) -> str | None:
     Raises:
         ConfigError: a node does not have so many.
     """
-    wanted = given.get("gpus_per_node", given.get("num_gpus"))
-    if not wanted:
+    gpus_wanted = given.get("gpus_per_node", given.get("num_gpus"))
+    if not gpus_wanted:
         return None
     cluster = spec.cluster
-    if not str(wanted).isdecimal():  # `a100:2`
-        if CONTROL.search(str(wanted)):
-            raise ConfigError(f"gpus_per_node: must be a number or TYPE:NUMBER, got {str(wanted)!a}")
-        return str(wanted)
-    if int(wanted) > cluster.gpus_per_node:
+    if not str(gpus_wanted).isdecimal():  # `a100:2`
+        if CONTROL.search(str(gpus_wanted)):
+            raise ConfigError(f"gpus_per_node: must be a number or TYPE:NUMBER, got {str(gpus_wanted)!a}")
+        return str(gpus_wanted)
+    if int(gpus_wanted) > cluster.gpus_per_node:
         has = counted(cluster.gpus_per_node, "GPU")
-        raise ConfigError(f"gpus_per_node: {wanted} asked for, and a node of {cluster.name} has {has}")
-    return f"{cluster.gpu_type}:{wanted}" if cluster.gpu_type else str(wanted)
+        raise ConfigError(f"gpus_per_node: {gpus_wanted} asked for, and a node of {cluster.name} has {has}")
+    return f"{cluster.gpu_type}:{gpus_wanted}" if cluster.gpu_type else str(gpus_wanted)
 
 
 def function_script(function: Function, command: str, folder: Path, secrets: Path, array: int | None) -> str:
@@ -251,15 +253,15 @@ def function_script(function: Function, command: str, folder: Path, secrets: Pat
         NotFound: cluster.template names nothing.
         ZslurmError: the file of secrets cannot be written.
     """
-    spec, given = function.spec, function.parameters
+    spec, parameters = function.spec, function.parameters
     paths = utils.JobPaths(folder=folder)
-    logs = [str(paths.stdout), None if given.get("stderr_to_stdout") else str(paths.stderr)]
+    logs = [str(paths.stdout), None if parameters.get("stderr_to_stdout") else str(paths.stderr)]
     if array is not None:
         logs = [log and log.replace("%j", "%A_%a") for log in logs]
     first = [log and log.replace("%t", "0") for log in logs]
     options = [*function.options, ("output", first[0]), ("error", first[1])]
     if array is not None:
-        options.append(("array", f"0-{array - 1}%{min(array, int(given.get('array_parallelism', 256)))}"))
+        options.append(("array", f"0-{array - 1}%{min(array, int(parameters.get('array_parallelism', 256)))}"))
     write_secrets(secrets, split_secrets(job_environment(spec))[1])
     variables = environment_variables(spec, secrets)
     # A function is imported by the name of its module, which may be in the directory that the job runs in.
@@ -268,12 +270,12 @@ def function_script(function: Function, command: str, folder: Path, secrets: Pat
     variables |= {
         "venv": None,  # a pickle is read by the Python that wrote it
         "code": None,
-        "own_setup": list(given.get("setup", ())),
+        "own_setup": list(parameters.get("setup", ())),
         "job_name": spec.slurm.job_name or "submitit",
         "directives": [(name, value) for name, value in options if value is not None],
         "rails": rail_lines(spec) if several else [],
-        "command": command if given.get("use_srun") is False else f"{_srun(logs, given)} {command}",
-        "teardown": list(given.get("teardown", ())),
+        "command": command if parameters.get("use_srun") is False else f"{_srun(logs, parameters)} {command}",
+        "teardown": list(parameters.get("teardown", ())),
         "base": function.template.place,
     }
     with _template_errors(function.template.place):

@@ -41,6 +41,6 @@ def _slices(cluster: ClusterSection) -> Iterator[str]:
     if not fabric.slices:
         return
     yield f"Leaf slices ({fabric.summary}); ranks are numbered along the shortest ring over them:"
-    for part in fabric.slices:
-        word = "rail" if len(part.rails) == 1 else "rails"
-        yield f"  {part.leaf}, {word} {compress_ranges(part.rails)}: {part.nodes}"
+    for slice_ in fabric.slices:
+        word = "rail" if len(slice_.rails) == 1 else "rails"
+        yield f"  {slice_.leaf}, {word} {compress_ranges(slice_.rails)}: {slice_.nodes}"

@@ -125,8 +125,8 @@ def _one_gpu_request(options: list[tuple[str, str | bool]]) -> list[tuple[str, s
     if len(gres) < 2:
         return options
     at = next(index for index, (flag, _) in enumerate(options) if flag == "gres")
-    rest = [option for option in options if option[0] != "gres"]
-    return [*rest[:at], ("gres", ",".join(gres)), *rest[at:]]
+    other_options = [option for option in options if option[0] != "gres"]
+    return [*other_options[:at], ("gres", ",".join(gres)), *other_options[at:]]
 
 
 def job_settings(
@@ -136,15 +136,15 @@ def job_settings(
 
     `origin_of` gives where the value of a variable in cluster.env came from.
     """
-    own = {
+    variables = {
         "PYTHONSAFEPATH": ("1", "a json.py of the working directory must not hide Python's own"),
         "PYTHONUNBUFFERED": ("1", "logs show what was printed when it was printed"),
     }
     if spec.cluster.interface:
-        own["ZSLURM_INTERFACE"] = (spec.cluster.interface, "interface of the rendezvous")
+        variables["ZSLURM_INTERFACE"] = (spec.cluster.interface, "interface of the rendezvous")
     settings = [
         Setting(name, value, reason, "", "zslurm")
-        for name, (value, reason) in own.items()
+        for name, (value, reason) in variables.items()
         if name not in spec.cluster.env
     ]
     return settings + environment(spec.cluster, origin_of)
@@ -174,7 +174,7 @@ def template_variables(
 ) -> dict[str, Any]:
     """Return everything that a template may use, by name; see docs/templates.md."""
     # The same that submitit's executors build: it runs submitit's pickled call.
-    own = f"{shlex.quote(job_python(spec))} -u -m submitit.core._submit {shlex.quote(str(run.submitit))}"
+    own_command = f"{shlex.quote(job_python(spec))} -u -m submitit.core._submit {shlex.quote(str(run.submitit))}"
     return {
         "job_name": spec.slurm.job_name or spec.run.name,
         "directives": directives(spec, run, start_over=start_over),
@@ -186,7 +186,7 @@ def template_variables(
         # A script is rendered before its job has an id: the launcher or Slurm gives it in the environment.
         "job_log": ShellWord(f'{quote(str(run.logs))}/job-"$ZSLURM_JOB_ID".log'),
         "job_id": ShellWord('"$ZSLURM_JOB_ID"'),
-        "supervisor_command": command or own,
+        "supervisor_command": command or own_command,
         "submitted_call": None
         if command is not None or spec.cluster.launcher == "local"
         else ShellWord(f'{quote(str(run.submitit))}/"$ZSLURM_JOB_ID"_submitted.pkl'),
@@ -231,11 +231,11 @@ def render(
     try:
         text = environment.get_template(template.place).render(variables)
     except jinja2.TemplateSyntaxError as error:
-        place = f"{error.filename or template.place}:{error.lineno}"
-        raise ConfigError(f"{place}: not a valid template: {error.message}") from error
+        location = f"{error.filename or template.place}:{error.lineno}"
+        raise ConfigError(f"{location}: not a valid template: {error.message}") from error
     except jinja2.TemplateNotFound as error:
-        place = _place(error, template, environment)
-        raise ConfigError(f"{place}: includes or extends `{error.name}`, which does not exist") from error
+        location = _place(error, template, environment)
+        raise ConfigError(f"{location}: includes or extends `{error.name}`, which does not exist") from error
     except ConfigError:
         raise
     except Exception as error:  # a template is a program of the user's: it may raise anything
@@ -247,5 +247,7 @@ def render(
 def _place(error: Exception, template: Template, environment: TemplateEnvironment) -> str:
     """Return file and line of the template that raised: Jinja2 writes them into the traceback."""
     frames = traceback.extract_tb(error.__traceback__)
-    found = [f"{frame.filename}:{frame.lineno}" for frame in frames if frame.filename in environment.places]
-    return found[-1] if found else template.place
+    template_frames = [
+        f"{frame.filename}:{frame.lineno}" for frame in frames if frame.filename in environment.places
+    ]
+    return template_frames[-1] if template_frames else template.place

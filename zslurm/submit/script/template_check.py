@@ -54,9 +54,9 @@ def check_template(
     try:
         script = render(spec, run, template=template, start_over=start_over)
     except ConfigError as error:
-        place, _, message = str(error).partition(": ")
-        known = any(finding.place == place for finding in unknown)
-        return None, unknown if known else [*unknown, TemplateFinding("error", place, message)]
+        location, _, message = str(error).partition(": ")
+        is_known = any(finding.place == location for finding in unknown)
+        return None, unknown if is_known else [*unknown, TemplateFinding("error", location, message)]
     return script, [*unknown, *_syntax(script), *_missing_lines(script), *_shellcheck(script)]
 
 
@@ -94,15 +94,15 @@ def _undefined(template: Template, known: set[str]) -> Iterator[TemplateFinding]
     for node in tree.find_all(nodes.Name):
         if node.name in undeclared:
             undeclared.remove(node.name)
-            given = ", ".join(sorted(known))
+            names = ", ".join(sorted(known))
             yield TemplateFinding(
-                "error", f"{template.place}:{node.lineno}", f"'{node.name}' is undefined; there are {given}"
+                "error", f"{template.place}:{node.lineno}", f"'{node.name}' is undefined; there are {names}"
             )
 
 
 def _syntax(script: JobScript) -> Iterator[TemplateFinding]:
     """Find what `bash -n` refuses."""
-    place = script.template.place
+    template_place = script.template.place
     bash = shutil.which("bash")
     if bash is None:
         return
@@ -112,14 +112,14 @@ def _syntax(script: JobScript) -> Iterator[TemplateFinding]:
     if done.returncode == 0:
         return
     message = (done.stderr.strip().splitlines() or ["bash -n: not valid"])[0]
-    found = re.match(r".*?line (?P<line>\d+): (?P<message>.*)", message)
-    if found is None:
-        yield TemplateFinding("error", place, message)
+    match = re.match(r".*?line (?P<line>\d+): (?P<message>.*)", message)
+    if match is None:
+        yield TemplateFinding("error", template_place, message)
         return
     lines = script.text.splitlines()
-    number = min(int(found["line"]), len(lines))
+    number = min(int(match["line"]), len(lines))
     where = f"line {number} of the script (`{lines[number - 1].strip()}`)" if lines else "the script"
-    yield TemplateFinding("error", place, f"not valid shell: {where}: {found['message']}")
+    yield TemplateFinding("error", template_place, f"not valid shell: {where}: {match['message']}")
 
 
 def _shellcheck(script: JobScript) -> Iterator[TemplateFinding]:
@@ -145,23 +145,23 @@ def _shellcheck(script: JobScript) -> Iterator[TemplateFinding]:
 
 def _missing_lines(script: JobScript) -> Iterator[TemplateFinding]:
     """Find what a script must have and this one does not."""
-    place, variables = script.template.place, script.variables
+    location, variables = script.template.place, script.variables
     lines = script.text.splitlines()
 
     def line_of(block: str) -> int:
         return _line_of_block(script.template, block)
 
     def error(message: str) -> TemplateFinding:
-        return TemplateFinding("error", place, message)
+        return TemplateFinding("error", location, message)
 
     if not lines or not lines[0].startswith("#!"):
         yield error("the first line must name the shell: #!/bin/bash")
     if variables["spec"].cluster.launcher == "slurm":
-        yield from _directives(place, lines, variables, line_of)
+        yield from _directives(location, lines, variables, line_of)
         if any(f"# {as_comment(line)}" not in lines for line in variables["rails"]):
             yield TemplateFinding(
                 "warning",
-                f"{place}:{line_of('rails')}",
+                f"{location}:{line_of('rails')}",
                 "does not show the map of rails; keep the block `rails`, or write "
                 '{% include "_rails.sh.j2" %} below the #SBATCH lines',
             )
@@ -184,7 +184,7 @@ def _missing_lines(script: JobScript) -> Iterator[TemplateFinding]:
         yield error("does not run the copy of the code (run.snapshot); keep the block `python`")
     loop = (variables["supervisor_command"], "job-$ZSLURM_JOB_ID.exit")
     trapped = all(re.search(rf"^\s*trap\s.*\b{name}\b", script.text, re.MULTILINE) for name in ("USR2", "TERM"))
-    if not trapped or any(part not in script.text for part in loop):
+    if not trapped or any(fragment not in script.text for fragment in loop):
         yield error(
             "does not have the loop around the supervisor; keep the block `launch`, or write "
             '{% include "_supervise.sh.j2" %}'
@@ -210,7 +210,7 @@ def _directives(
 
     `line_of` gives the line of the template if something of a block is missing.
     """
-    given: dict[str, str] = {}
+    directives: dict[str, str] = {}
     commands = False
     for line in lines:
         if line.startswith("#SBATCH"):
@@ -218,20 +218,22 @@ def _directives(
                 yield TemplateFinding("error", place, f"sbatch reads no options after the first command: `{line}`")
             else:
                 name, _, value = line.removeprefix("#SBATCH").strip().removeprefix("--").partition("=")
-                given[name] = value.strip("'\"")
+                directives[name] = value.strip("'\"")
         elif line.strip() and not line.startswith("#"):
             commands = True
     for name, value in variables["directives"]:
-        if name not in given:
+        if name not in directives:
             level: Literal["error", "warning"] = "error" if name in _ESSENTIAL else "warning"
             shown, why = "" if value is True else f"={value}", _PLACES_THE_JOB.get(name, "")
             where = f"{place}:{line_of('directives')}" if why else place
             yield TemplateFinding(
                 level, where, f"no line `#SBATCH --{name}{shown}`{why}; keep the block `directives`"
             )
-        elif name == "signal" and not given[name].startswith("B:USR2@"):
+        elif name == "signal" and not directives[name].startswith("B:USR2@"):
             yield TemplateFinding(
-                "error", place, f"--signal={given[name]}: the supervisor waits for B:USR2@SECONDS"
+                "error", place, f"--signal={directives[name]}: the supervisor waits for B:USR2@SECONDS"
             )
-        elif name == "nodes" and given[name] != str(value):
-            yield TemplateFinding("error", place, f"--nodes={given[name]}: the run has {value}; set slurm.nodes")
+        elif name == "nodes" and directives[name] != str(value):
+            yield TemplateFinding(
+                "error", place, f"--nodes={directives[name]}: the run has {value}; set slurm.nodes"
+            )

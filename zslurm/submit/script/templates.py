@@ -43,11 +43,11 @@ class Template:
 
 def shipped_templates() -> dict[str, Template]:
     """Return every template that ships with zslurm, by name; parts that others include start with `_`."""
-    found: dict[str, Template] = {}
+    templates: dict[str, Template] = {}
     for entry in sorted(resources.files("zslurm.sbatch_templates").iterdir(), key=lambda entry: entry.name):
         if name := _name_of(entry.name):
-            found[name] = Template(name, entry.read_text(encoding="utf-8"), f"sbatch_templates/{entry.name}")
-    return found
+            templates[name] = Template(name, entry.read_text(encoding="utf-8"), f"sbatch_templates/{entry.name}")
+    return templates
 
 
 def user_templates_dir() -> Path:
@@ -61,13 +61,13 @@ def own_templates() -> dict[str, Template]:
     Raises:
         ConfigError: one is not text.
     """
-    found: dict[str, Template] = {}
+    templates: dict[str, Template] = {}
     folders: tuple[tuple[Path, Owner], ...] = ((user_templates_dir(), "yours"), (SITE_TEMPLATES, "site"))
     for folder, owner in folders:
         for path in sorted(folder.glob("*.j2")):
             if name := _name_of(path.name):
-                found.setdefault(name, Template(name, _read(path), str(path), owner))
-    return found
+                templates.setdefault(name, Template(name, _read(path), str(path), owner))
+    return templates
 
 
 def _name_of(file_name: str) -> str | None:
@@ -90,13 +90,13 @@ def find_template(name: str) -> Template:
         NotFound: none; the nearest name is suggested.
         ConfigError: the file is not text.
     """
-    known = shipped_templates() | own_templates()
-    if name in known:
-        return known[name]
+    templates = shipped_templates() | own_templates()
+    if name in templates:
+        return templates[name]
     path = expand(name)
     if path.is_file():
         return Template(path.name, _read(path), str(path.absolute()), "file")
-    names = sorted(each for each in known if not each.startswith("_"))
+    names = sorted(template_name for template_name in templates if not template_name.startswith("_"))
     near = difflib.get_close_matches(name, names, n=1)
     hint = f"did you mean `{near[0]}`? " if near else ""
     raise NotFound(f"{name}: no template and no file has this name; {hint}templates: {', '.join(names)}")
@@ -106,7 +106,7 @@ class TemplateEnvironment(jinja2.Environment):
     """Jinja2 that knows one template by its place, the shipped ones by their file names, and its neighbours."""
 
     def __init__(self, template: Template) -> None:
-        self._shipped = {part.file_name: part for part in shipped_templates().values()}
+        self._shipped = {shipped.file_name: shipped for shipped in shipped_templates().values()}
         self._template = template
         self.places = {template.place}
         """Locations of the templates that were used."""
@@ -123,10 +123,10 @@ class TemplateEnvironment(jinja2.Environment):
         self.filters["comment"] = as_comment
 
     def _load(self, name: str) -> tuple[str, str, None] | None:
-        if (found := self._find(name)) is None:
+        if (template := self._find(name)) is None:
             return None
-        self.places.add(found.place)
-        return found.source, found.place, None
+        self.places.add(template.place)
+        return template.source, template.place, None
 
     def _find(self, name: str) -> Template | None:
         if name == self._template.place:
