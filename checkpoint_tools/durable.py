@@ -45,7 +45,7 @@ def write_all(descriptor: int, pieces: list[memoryview]) -> None:
 
 
 def sync(path: Path) -> None:
-    """Make a file's bytes durable, or the names in a directory where the file system can (EINVAL: it cannot)."""
+    """Make a file's bytes durable, or the names in a directory if the file system can (EINVAL: it cannot)."""
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         os.fsync(descriptor)

@@ -79,7 +79,7 @@ def list_checkpoints(root: StrPath) -> list[Listing]:
 def newest_committed(root: Path) -> Path | None:
     """Return the directory of the newest committed checkpoint in `root`; None if there is none.
 
-    Nothing but the names is looked at: for readers that look often, where `list_checkpoints` would stat each shard
+    Nothing but the names is looked at: for frequent readers; `list_checkpoints` would stat each shard
     of each checkpoint. Whether it is complete is not known.
 
     Raises:

@@ -42,7 +42,7 @@ class Holder:
 
     Attributes:
         host, pid: its process.
-        started: the kernel's start time of that process, in ticks since boot; 0 where it is not known.
+        started: the kernel's start time of that process, in ticks since boot; 0 if unknown.
         job: the scheduler's job that it belongs to; empty if there is none.
         since: when it acquired the lock, in seconds since 1970.
         nonce: distinguishes this holder from any other; empty if the file is no lock.
@@ -169,7 +169,7 @@ def process_start(pid: int) -> int | None:
 
 
 def _acquire(path: Path, draft: Path, owned: str, is_dead: Callable[[Holder], bool]) -> None:
-    """Make `path` a copy of `draft` where no living process holds it."""
+    """Make `path` a copy of `draft` if no living process holds it."""
     while True:
         with suppress(FileExistsError):
             os.link(draft, path)

@@ -1,6 +1,6 @@
 """Files that other hands may have damaged, in plain words: no message names Python's errors or types.
 
-`load_json` is the JSON reader of the whole repository where a file may hold anything: whatever is wrong with it is
+`load_json` is the JSON reader of the repository for files that may hold anything: whatever is wrong with it is
 one ValueError with a message for people. `in_words` gives such a message for an error that Python raised while a
 document of an unexpected form was taken apart. `reason_of` gives the reason of any error in one line.
 
@@ -117,5 +117,5 @@ def _words_of_class(error: BaseException) -> str:
 
 
 def shorten(text: str, most: int = 60) -> str:
-    """The text, or its beginning where it is longer than `most` characters: a message stays one line."""
+    """The text, or its beginning if it is longer than `most` characters: a message stays one line."""
     return text if len(text) <= most else f"{text[: most - 3]}..."

@@ -50,7 +50,7 @@ def counted(number: float, one: str, many: str | None = None, *, shown: str | No
     Args:
         number: decides between singular and plural.
         one: the singular, as `node`, or more of the sentence, as `process is left`.
-        many: the plural, where it is not the regular one of a single noun: `processes are left`.
+        many: the plural, if it is not the regular one of a single noun: `processes are left`.
         shown: what to write instead of the number itself, as `12.3k`.
     """
     return f"{number if shown is None else shown} {one if number == 1 else many or _plural(one)}"

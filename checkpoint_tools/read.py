@@ -260,7 +260,7 @@ class Checkpoint:
             self.local_bytes += len(out)
 
     def _span(self, file: str, key: str, dtype: str, numel: int, tensor: str) -> Span:
-        """Return where `key` is in `file`, once the file's own header agrees with the manifest about it."""
+        """Return the position of `key` in `file`, once the file's own header agrees with the manifest about it."""
         if file not in self._headers:
             self._headers[file] = self._use(file, lambda opened: read_header(opened, tensor))
         span = self._headers[file].get(key)
@@ -333,7 +333,7 @@ def _read_manifest(path: Path, directory: int) -> Manifest:
 
 @manifest_json.gc_disabled()
 def read_header(file: BlockFile, tensor: str | None = None) -> dict[str, Span]:
-    """Return where each key of a shard is; `tensor` is named in errors.
+    """Return the position of each key of a shard; `tensor` is named in errors.
 
     Raises:
         Damaged, ReadFailed: as `BlockFile.read_into`.

@@ -9,7 +9,7 @@ What is read from the code object, and the limits that `violations` holds it to:
     LDS (shared memory)     at most what one workgroup may have: 64 KiB on gfx942
     spills                  none, neither of vector nor of scalar registers, and no scratch memory
     accesses                operands move 16 bytes at a time somewhere, if they lie together in memory
-    matrix instructions     where a product is: MFMA of AMD, MMA of NVIDIA
+    matrix instructions in each product: MFMA of AMD, MMA of NVIDIA
     reads of LDS            in a loop with matrix instructions none of 2 bytes (AMD)
 
 Triton brings everything this takes: AMD's backend with an assembler, and NVIDIA's ptxas, cuobjdump and nvdisasm.

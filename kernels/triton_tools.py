@@ -26,7 +26,7 @@ _WIDENED = tl.constexpr(INTERPRETED)
 
 
 def launch(kernel: Any, programs: int | tuple[int, ...], tensor: Tensor, *operands: Any, **constants: Any) -> None:
-    """Launch a kernel on the GPU that a tensor is on, where Triton would launch on the current one.
+    """Launch a kernel on the GPU of a tensor; Triton would launch on the current one.
 
     Args:
         kernel: a function with Triton's decorator.
@@ -61,7 +61,7 @@ def _compiler_options(arch: Arch) -> dict[str, object]:
 
 @triton.jit
 def on_one_die(program, programs, DIES: tl.constexpr):
-    """Return another place of a workgroup, so that neighbours are on one die, where they share a cache."""
+    """Return another place of a workgroup, so that neighbours are on one die and share its cache."""
     if DIES > 1:
         die = program % DIES
         program = die * (programs // DIES) + tl.minimum(die, programs % DIES) + program // DIES

@@ -8,7 +8,7 @@ What torch does with files decides how ranks get theirs (aten/src/ATen/cuda/tuna
 - The name in PYTORCH_TUNABLEOP_FILENAME gets the device's ordinal: in place of `%d`, else before the last dot. A
   name that is given by `set_filename` first gets none, and the variable is not read then.
 - When the first product is made, torch reads that file and opens it for appending, even with tuning off, which
-  creates it where it is not there.
+  creates a missing file.
 - `read_file` reads any other file, compares its validators with the libraries, and returns whether it took it.
 
 So ranks name /dev/null as the file, and load the table by `read_file`: all ranks read one file, and torch never
@@ -35,7 +35,7 @@ def use_table(csv: Path, tunable: Any = torch.cuda.tunable) -> str | None:
     """Let products use a table from now on, never tune, and never write; to be called before the first product.
 
     Returns:
-        Why torch does not take the table; None where it is in use.
+        Why torch does not take the table; None if torch uses it.
     """
     os.environ |= {TUNING: "0", "PYTORCH_TUNABLEOP_RECORD_UNTUNED": "0"}  # torch reads them with its first product
     tunable.set_filename(_NO_FILE)

@@ -4,8 +4,8 @@ torch reads the first of these variables that is set, once, when the allocator i
 PYTORCH_CUDA_ALLOC_CONF, on ROCm PYTORCH_HIP_ALLOC_CONF, then PYTORCH_ALLOC_CONF (c10/cuda/CUDAAllocatorConfig.h).
 If you set one of them, nothing is added to it.
 
-Without any of them the allocator uses expandable segments: it grows a segment by mapping memory behind it, where
-it would otherwise allocate another one, so that phases of another context or micro-batch fragment no memory.
+Without any of them the allocator uses expandable segments: it grows a segment by mapping memory behind it.
+Otherwise it would allocate another one, and phases of another context or micro-batch would fragment memory.
 On ROCm this exists in newer builds, from ROCm 7.0 (pytorch#177974, #179930); an older one prints one warning and
 works as without the setting.
 """

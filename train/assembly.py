@@ -88,7 +88,7 @@ def _by_bounds(config: TrainConfig, device: torch.device, dtype: torch.dtype) ->
 def recomputed_by_all(config: TrainConfig, world: World) -> int:
     """Return how many layers are recomputed in backward; a number chosen by the plan is written in the log.
 
-    It is the same on all ranks: where they share sequences, what one recomputes all of them exchange once more.
+    It is the same on all ranks: if they share sequences, what one recomputes all of them exchange once more.
     """
     device, layers = world.device, config.model.layers
     on_gpu = device.type == "cuda"
@@ -126,7 +126,7 @@ def warm_up(model: Zaya, config: TrainConfig) -> None:
 
     Modules are imported and libraries set up threads, plans and caches when they first run: a microbatch is read,
     and on a CPU a few tokens are run forward and backward. Weights, gradients and the random state are as before.
-    Nothing is run where the first step would compile, nor of a large model.
+    Nothing is run if the first step would compile, nor of a large model.
 
     Raises:
         DataError: the data cannot be read.

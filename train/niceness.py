@@ -23,7 +23,7 @@ def in_slurm_job(environ: Mapping[str, str] = os.environ) -> bool:
 
 
 def lower_process(niceness: int = BACKGROUND) -> None:
-    """Lower every thread of this process to `niceness`, where it is not as low already."""
+    """Lower every thread of this process to `niceness`, if it is not as low already."""
     try:
         threads = [int(path.name) for path in Path("/proc/self/task").iterdir()]
     except OSError:  # no Linux: a process has one niceness

@@ -139,7 +139,7 @@ class Plan:
 def check_ranks(phases: Sequence[PhaseConfig], ranks: int, ranks_per_node: int) -> list[str]:
     """Check that every phase has a place for its context groups and work for its ranks.
 
-    Returns where ranks wait for others, a line for each batch that they cannot share evenly.
+    Returns the waits of ranks for others, a line for each batch that they cannot share evenly.
 
     Raises:
         ConfigError: the ranks that share a sequence would not be in one node, or a batch has fewer sequences than

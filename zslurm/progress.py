@@ -1,4 +1,4 @@
-"""Two lines show zslurm where a program of yours is, so that a hang is noticed and `zslurm status` has its steps.
+"""Two lines show zslurm the progress of your program, so that a hang is noticed and `zslurm status` has its steps.
 
     from zslurm import progress
     ...

@@ -1,4 +1,4 @@
-"""What a checkpoint holds, as data: tensors, buffers, files, and which extent is where.
+"""What a checkpoint holds, as data: tensors, buffers, files, and the position of each extent.
 
 `Manifest.check` is the rule that makes a checkpoint whole: each element of each state of each tensor is in
 exactly one extent, and the tables agree with each other. Writers run it before they commit, readers before

@@ -7,7 +7,7 @@
     "model": {..} "model_fingerprint": ".."     the model's configuration, opaque, and its fingerprint
     "cursor": {..} "state": {..}                the data cursor; what else the trainer wants back; opaque
     "block_size": 4194304                       bytes that each checksum covers
-    "tensors": [{"name", "shape", "states": {"master": "F32"}, "whole"} ..]      "whole" only where it is not 0
+    "tensors": [{"name", "shape", "states": {"master": "F32"}, "whole"} ..]      "whole" only if it is not 0
     "buffers": [{"name", "dtype", "shape", "file"} ..]
     "files":   [{"name", "size", "crc32": "8 hex digits per block"} ..]
     "extents": [[tensor, "state", start, stop, file, "key"] ..]      tensor, file: indexes into their tables

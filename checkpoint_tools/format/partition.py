@@ -66,7 +66,7 @@ class TensorRow(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """Where a flat tensor is in the flat space: elements [offset, offset + numel)."""
+    """The range of a flat tensor in the flat space: elements [offset, offset + numel)."""
 
     name: str
     offset: int

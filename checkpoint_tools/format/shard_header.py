@@ -75,7 +75,7 @@ DTYPES: Mapping[str, np.dtype[Any]] = _Dtypes()
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """Where a key's bytes are in its file: [begin, end), counted from the start of the file."""
+    """The range of a key's bytes in its file: [begin, end), counted from the start of the file."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -119,7 +119,7 @@ def decode_length(opening: bytes) -> int:
 
 
 def decode(header: bytes) -> dict[str, Span]:
-    """Return where each key is in the file that `header` (without its length) opens.
+    """Return the position of each key in the file that `header` (without its length) opens.
 
     Raises:
         ValueError: this is not a safetensors header.

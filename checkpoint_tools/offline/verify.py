@@ -41,7 +41,7 @@ class Damage:
     Attributes:
         file: name of the file inside the checkpoint.
         reason: what is wrong, in a few words.
-        block: number of the damaged block; None where it is not that local.
+        block: number of the damaged block; None if it is not that local.
         tensors: keys with elements in that block (`tensor:state[start:stop]`, or a buffer's name); none if
             the file's header is damaged.
     """

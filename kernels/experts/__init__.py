@@ -11,7 +11,7 @@ torch's compiler sees through: CPUs are fastest with it, and compiled layers run
 (steps.py) is made of the steps of this folder, each in one kernel of Triton's on GPUs: the router's weight is
 multiplied in before the second product, and neither gathered rows nor results are kept for backward.
 
-Numbers of rows stay on the device: `sort` counts in blocks, and adds the blocks' counts up, where torch would
+Numbers of rows stay on the device: `sort` counts in blocks, and adds the blocks' counts up; torch would
 sort. Every sum is one workgroup's, so the same operands give the same bits.
 """
 

@@ -19,7 +19,7 @@ class Order(NamedTuple):
         order_N: the choice that each row holds, int64.
         back_N: the row of each choice, int64: the inverse permutation.
         counts_C: how many choices each class has, int64.
-        ends_E: where the rows of each expert end, int32. The rows behind the last are the skip class's.
+        ends_E: end of the rows of each expert, int32. The rows behind the last are the skip class's.
     """
 
     order_N: Tensor

@@ -49,7 +49,7 @@ def _both(dtype: torch.dtype, rows_E: Sequence[int], inputs: int, outputs: int) 
 
 
 def ends_of(rows_E: Sequence[int], device: torch.device) -> torch.Tensor:
-    """Return where each group ends."""
+    """Return the end of each group."""
     return torch.tensor(list(accumulate(rows_E)), dtype=torch.int32, device=device)
 
 

@@ -1,4 +1,4 @@
-"""Describe groups of consecutive rows: where each ends, on the device, and, if anything asks, on the host."""
+"""Describe groups of consecutive rows: the end of each, on the device, and, if anything asks, on the host."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ class Groups:
     """Groups of consecutive rows, the first from row 0 on.
 
     Attributes:
-        ends_E: where each group ends, int32, on the device of the rows.
+        ends_E: end of each group, int32, on the device of the rows.
     """
 
     def __init__(self, ends_E: Tensor, rows_E: Sequence[int] | None = None) -> None:

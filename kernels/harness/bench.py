@@ -143,7 +143,7 @@ def tables(measured: Sequence[MeasuredCase], arch: Arch) -> dict[str, dict[str, 
 
 
 def write_tables(measured: Sequence[MeasuredCase], arch: Arch) -> list[Path]:
-    """Write the tables of a GPU into the user's cache directory, where dispatch reads them from now on.
+    """Write the tables of a GPU into the user's cache directory, from which dispatch reads them from now on.
 
     Raises:
         OSError: the directory cannot be written.

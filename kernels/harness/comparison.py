@@ -37,7 +37,7 @@ class Checked:
         status: ok, wrong (other numbers), failed (an error), unavailable (it cannot start here), not supported
             (it does not take the operands), or no cases (of the operation).
         error: largest difference, of the largest magnitude in the reference's result.
-        message: why, where it is not ok.
+        message: why, if it is not ok.
     """
 
     operation: str

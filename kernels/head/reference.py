@@ -30,5 +30,5 @@ def losses(
 
 
 def in_place_of(x_TV: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return a matrix of this shape and format, each of whose rows begins where that of x does."""
+    """Return a matrix of this shape and format, each of whose rows begins at the same address as that of x."""
     return x_TV.view(dtype)[:, : x_TV.shape[1]]

@@ -53,7 +53,7 @@ class Compiler:
 def compilers_for(arch: str) -> list[Callable[[], Compiler]]:
     """Return how to reach each compiler for an architecture, the preferred one first.
 
-    Each raises `BuildError` where its compiler is missing or does not even state its version.
+    Each raises `BuildError` if its compiler is missing or does not even state its version.
     """
     if arch.startswith("gfx"):
         return [lambda: _in_library("hipRTC", arch), lambda: _command("hipcc", _hipcc_flags(arch))]

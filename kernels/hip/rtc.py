@@ -130,7 +130,7 @@ def mapped(maps: str, stem: str, torch_folder: Path) -> list[str]:
 
 
 def library_files(stem: str) -> Iterator[str]:
-    """Yield where a runtime compiler's library may be: what is loaded, what torch brings, the system's."""
+    """Yield possible paths of a runtime compiler's library: what is loaded, what torch brings, the system's."""
     yield from loaded(stem)
     import torch
 

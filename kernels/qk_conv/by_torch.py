@@ -1,6 +1,6 @@
 """Make queries and keys with both convolutions as one, the gradient written out: what a CPU runs.
 
-The forward keeps the mixed form and one number per head and token, where autograd would keep about fifteen
+The forward keeps the mixed form and one number per head and token; autograd would keep about fifteen
 tensors of that size; the mixed form, norms and rotation are in at least fp32 (arXiv 2605.05365, IV-D). The windows
 are written to memory, as an operand of the product.
 """

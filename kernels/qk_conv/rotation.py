@@ -7,7 +7,7 @@ from torch import Tensor
 
 
 def at_least_fp32(x: Tensor) -> Tensor:
-    """Return x in fp32, or unchanged where it is fp64."""
+    """Return x in fp32, or unchanged if it is fp64."""
     return x if x.dtype == torch.float64 else x.float()
 
 

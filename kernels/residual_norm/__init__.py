@@ -12,7 +12,7 @@ Everything is computed in fp32 (fp64 for fp64); x has the weight's format, t is 
                     biases and weights, without atomics: the same bits every time on one card
 
 Per element of bf16 hidden states and an fp32 stream, the kernels move 12 bytes forward and 18 backward. A row's
-squares are added up in fp32: where elements exceed about 1e19 the root is infinite, in every implementation.
+squares are added up in fp32: if elements exceed about 1e19 the root is infinite, in every implementation.
 
 On a CPU `norm` is torch's operator. Under `torch.compile` a CPU's passes are traced, for the compiler to fuse; on
 a GPU each direction is one operator, whose inside the compiler does not see.

@@ -6,7 +6,7 @@ once), rank 0 also the balancing state; each rank its RNG state. bf16 weights ar
 written.
 
 A save costs training the copy of the state into host memory (snapshot.py), which runs beside the next forward and
-backward pass; a thread of each rank writes, and rank 0's commits (writer.py). Where `checkpoint.local_dir` is set,
+backward pass; a thread of each rank writes, and rank 0's commits (writer.py). If `checkpoint.local_dir` is set,
 each rank's newest shard also stays on its node, and a restart in place reads it from there. One run writes into a
 directory: rank 0 holds its lock.
 

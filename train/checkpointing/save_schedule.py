@@ -93,7 +93,7 @@ class SaveSchedule:
         self.stall_s += self._checkpointer.writer.wait_for_snapshot()
 
     def is_due(self, step: int, *, taken: bool, needed: bool) -> bool:
-        """Return whether to save after `step`: at every checkpoint.every_steps, and where it is `needed`.
+        """Return whether to save after `step`: at every checkpoint.every_steps, and if it is `needed`.
 
         Skipped steps may have ruined weights before them: what is due then waits for a step that is taken.
         """

@@ -10,7 +10,7 @@
 One thread per rank does all of it, at low CPU and I/O priority, over a second connection to the store. There are
 no collectives, and no rank looks at another's files. What a rank reports goes through keys:
 
-    directory     where to write                      rank 0
+    directory     the one to write to                 rank 0
     shard/R       size, checksums and extents         each rank, or why it could not write
     committed     the checkpoint's path and bytes     rank 0, or the first reason why there is none
 
@@ -261,7 +261,7 @@ class CheckpointWriter:
         self._report(request, SaveState.COMMITTED, int(size), Path(path))
 
     def _root_with_space(self) -> Path:
-        """Return where to save now; after a save that found the disk full only if a whole one fits.
+        """Return the directory to save to now; after a save that found the disk full only if a whole one fits.
 
         Raises:
             NoSpace: it does not: nothing is written, so that what is left stays for logs and records.
@@ -281,7 +281,7 @@ class CheckpointWriter:
         return self._ranks * sum(array.nbytes for array in self._snapshot.arrays.values())
 
     def _present_root(self) -> Path:
-        """Return where to save now: in the run's own directory, or in `rescue` where that is gone.
+        """Return the directory to save to now: the run's own, or `rescue` if that is gone.
 
         Rank 0 decides, and the others learn the directory from it. Another directory under the run's name may be
         another run's by now, whose checkpoints must not be touched.

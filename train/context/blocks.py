@@ -130,12 +130,12 @@ def _wide(x: Tensor) -> Tensor:
 
 
 def _finite(lse: Tensor) -> Tensor:
-    """Return what to subtract from scores: where no key is seen all of them are -inf, and shall stay it."""
+    """Return what to subtract from scores: if no key is seen all of them are -inf and must stay -inf."""
     return lse.masked_fill(lse == -math.inf, 0)
 
 
 def _blocks(q_BHSP: Tensor, k_BJSP: Tensor) -> list[tuple[int, int]]:
-    """Return where each block of queries starts and ends."""
+    """Return the start and the end of each block of queries."""
     kind, length = q_BHSP.device.type, q_BHSP.shape[2]
     elements = _ELEMENTS.get(kind, _ELEMENTS_ELSEWHERE) // (q_BHSP.shape[0] * q_BHSP.shape[1] * k_BJSP.shape[2])
     rows = max(_FEWEST_ROWS, min(_MOST_ROWS.get(kind, _MOST_ROWS_ELSEWHERE), elements))

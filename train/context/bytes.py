@@ -107,7 +107,7 @@ def choose_attention(
 ) -> Attention:
     """Return what `parallel.context_attention: auto` takes: all-gather, unless it would take much memory.
 
-    An all-gather uses all links of a node at once, where a ring's step uses one (xGMI: 448 and 64 GB/s for eight
+    An all-gather uses all links of a node at once, and a ring's step uses one (xGMI: 448 and 64 GB/s for eight
     GPUs), and its products are larger. But it holds the whole sequences' keys and values in one layer, and in
     backward their gradients, if the ring holds two ranks' share. Beyond `AUTO_GATHERED_BYTES` it is the ring.
     """
@@ -119,6 +119,6 @@ def choose_attention(
 
 
 def auto_attention(local_elements: int, ranks: int, itemsize: int) -> Attention:
-    """As `choose_attention`, where a rank's keys (and as many values) have `local_elements`."""
+    """As `choose_attention`, for ranks whose keys (and as many values) have `local_elements`."""
     gathered = 2 * local_elements * ranks * (itemsize + max(4, itemsize))
     return "ring" if ranks > 1 and gathered > AUTO_GATHERED_BYTES else "all_gather"

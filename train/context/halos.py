@@ -6,7 +6,7 @@ one exchange per layer. Those of chunk i, on rank i, go to rank i + 1, those of 
 neighbours in a chain. The middle of the sequence, between chunks c - 1 and c, is inside the last rank; before the
 first chunk are zeros.
 
-The backward pass sends the gradients of halos back where they came from.
+The backward pass sends the gradients of halos back to their owners.
 """
 
 from __future__ import annotations

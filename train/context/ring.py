@@ -17,7 +17,7 @@ from zslurm.train.context.key_parts import KeyPart, early, own_part
 
 
 class RingOfKeys:
-    """See `KeyExchange`; `backward` where gradients travel along."""
+    """See `KeyExchange`; `backward` if gradients travel along."""
 
     def __init__(self, context: ContextParallel, kv_2BJSP: Tensor, *, backward: bool) -> None:
         self._context = context

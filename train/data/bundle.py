@@ -339,11 +339,11 @@ class Corpus:
 
     @cached_property
     def _starts(self) -> NDArray[np.int64]:
-        """Return where each bundle begins in the stream, and its end, int64 [bundles + 1]."""
+        """Return the start of each bundle in the stream, and the stream's end, int64 [bundles + 1]."""
         return np.cumsum([0, *(bundle.token_count for bundle in self.bundles)], dtype=np.int64)
 
     def _start_of(self, index: int, context: int) -> int:
-        """Return where a sequence begins in the stream."""
+        """Return the start of a sequence in the stream."""
         start = index * context
         if index < 0 or start + context + 1 > self.token_count:
             raise IndexError(f"{self.path}: no sequence {index} of context {context}")

@@ -1,4 +1,4 @@
-"""The only code that touches HDF5: opening, creating, and finding where a dataset's bytes are.
+"""The only code that touches HDF5: opening, creating, and locating a dataset's bytes.
 
 Whatever is wrong with a file becomes one DataError that names it and what to do.
 File locking is off: flock is unreliable on NFS and Lustre, and bundles are never changed in place.
@@ -29,7 +29,7 @@ HDF5_SIGNATURE = b"\x89HDF\r\n\x1a\n"
 
 @dataclass(frozen=True)
 class DatasetRange:
-    """Where a contiguous dataset is in its file."""
+    """The range of a contiguous dataset in its file."""
 
     offset: int  # bytes
     dtype: np.dtype
@@ -115,7 +115,7 @@ def read_text(file: h5py.File, name: str) -> str:
 
 
 def locate(path: Path, file: h5py.File, name: str) -> DatasetRange:
-    """Return where a one-dimensional dataset is.
+    """Return the range of a one-dimensional dataset.
 
     Raises:
         DataError: it is chunked, has no data, or reaches beyond the end of the file.

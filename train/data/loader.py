@@ -41,7 +41,7 @@ class Microbatch(NamedTuple):
         tokens_BS: int64 inputs.
         targets_BS: int64, the token after each input; IGNORED_TARGET if it does not count.
         document_BS: numbers of the documents, if these are kept apart.
-        bounds_N: where each of these begins among the B * S tokens, and the number of tokens, int32.
+        bounds_N: the start of each among the B * S tokens, and the number of tokens, int32.
         targets: how many targets count.
         valid_BS: false for padding, of packs; None if there can be none.
     """
@@ -88,7 +88,7 @@ class Loader:
         """Make ready for rank `rank` of all; nothing is read before the first microbatch is asked for.
 
         The ranks of a context group (`phases[].context_parallel`) get the same sequences.
-        `prefetch` microbatches are kept ready for `device`, by no thread where it is 0. With `isolate_documents`
+        `prefetch` microbatches are kept ready for `device`, by no thread if it is 0. With `isolate_documents`
         the documents of each sequence are numbered, and their bounds listed; of packs they always are.
 
         Raises:

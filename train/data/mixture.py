@@ -86,7 +86,7 @@ class Mixture:
         return dict(zip(self.names, counts.tolist(), strict=True))
 
     def at(self, sequences: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Return where sequences of the phase, int64 [k], each at least 0, in any order, come from.
+        """Return the source of sequences of the phase, int64 [k], each at least 0, in any order.
 
         Returns:
             The source's place in `names`, int64 [k], and its sequences that the phase takes before this one,

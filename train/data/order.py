@@ -1,11 +1,11 @@
 """The global order of a run: which sequence of which source is trained on when, a pure function of (seed, place).
 
 A place is a phase and a number among its sequences. The phase's mixture gives the source it comes from and how
-many of that source the phase takes before it (train/data/mixture.py); the phases before with the same context
-give how many they took; together that is the counter whose sequence the source's own shuffle gives
-(train/data/sampler.py). So a phase continues where earlier ones of its context left each source, whatever their
-mixtures were, and a source that a phase leaves out stays where it is. Contexts cut a corpus differently: each
-has an order of its own. A source that comes to its end begins again, shuffled anew.
+many of that source the phase takes before it (train/data/mixture.py); the phases before with the same context give
+how many they took; together that is the counter whose sequence the source's own shuffle gives
+(train/data/sampler.py). So a phase continues each source after the last sequence of earlier phases of its context,
+whatever their mixtures were, and a source that a phase leaves out does not move. Contexts cut a corpus
+differently: each has an order of its own. A source that comes to its end begins again, shuffled anew.
 
 Ranks, microbatches, workers and prefetching do not appear. Nothing is stored but the configuration: to resume, a
 step is enough. What checkpoints record beside it is there to notice when configuration or data have changed.
@@ -102,7 +102,7 @@ class DataOrder:
         return self.mixtures[phase_index].counts(sum(segment.steps * segment.global_batch for segment in segments))
 
     def at(self, phase_index: int, sequences: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Return where sequences, int64 [k], numbered from 0 in their phase, are.
+        """Locate sequences, int64 [k], numbered from 0 in their phase.
 
         Returns:
             The source's place in `data.names`, and the sequence's index in it; int64 [k] each.

@@ -7,7 +7,7 @@
     read      one copy out of the mapped bundles, of at most 262,144 tokens, or of one microbatch if that
               is more; microbatches and pieces of them (train/data/shares.py) are read together
 
-Where the page cache has nothing, advice makes reading tens of times as fast as the kernel's defaults do, at
+If the page cache has nothing, advice makes reading tens of times as fast as the kernel's defaults do, at
 contexts from 256 to 32,768 (benchmarks/data/data_loader.py, on a virtual disk with 8 MiB of read-ahead). Pages are
 not given back after use (MADV_DONTNEED, POSIX_FADV_DONTNEED): the ranks of a node and the next epoch share the
 page cache, and the kernel takes unused pages back by itself.
@@ -46,7 +46,8 @@ class PackedInputs(NamedTuple):
     """What is in the inputs of a microbatch of packs.
 
     Attributes:
-        bounds_N: where documents, and the padding of each sequence, begin among all its inputs, and their number,
+        bounds_N: the start of documents, and of the padding of each sequence, among all its inputs, and their
+        number,
             int32.
         filled_B: inputs of each sequence that are no padding, int64.
     """
@@ -100,7 +101,7 @@ def read_from(order: DataOrder, step: int, rank: int, world_size: int) -> Iterat
 
 
 def _packed_inputs(planned: _Planned) -> list[PackedInputs] | None:
-    """Return where documents and padding are in each microbatch of a read; None for windows."""
+    """Return the bounds of documents and padding in each microbatch of a read; None for windows."""
     sequences, inputs, first = planned.sequences, [], 0
     if not isinstance(sequences, PackedSequences):
         return None
@@ -112,7 +113,7 @@ def _packed_inputs(planned: _Planned) -> list[PackedInputs] | None:
 
 
 def _planned(order: DataOrder, step: int, share: _Share) -> Iterator[_Planned]:
-    """Yield microbatches that are read together, and where their sequences are."""
+    """Yield microbatches that are read together, and the places of their sequences."""
     for phase_index, pieces, numbers in _batches(order, step, share):
         context = order.plan.phases[phase_index].context
         packed = order.packed[phase_index]

@@ -2,7 +2,7 @@
 
 The sequences that a run trains on out of one corpus have counters: 0, 1, 2, ... over the whole run, for each
 context (train/data/order.py). One epoch is `n` counters, n the number of sequences in the corpus, and within
-an epoch counter i trains on sequence bijection(i), where the bijection of [0, n) is keyed by (seed, epoch).
+an epoch counter i trains on sequence bijection(i); the bijection of [0, n) is keyed by (seed, epoch).
 Nothing is stored or shuffled: a resumed run needs its counter only, and any rank computes any part of the
 order by itself.
 
@@ -36,7 +36,7 @@ class Sampler:
     Attributes:
         n: sequences in the corpus.
         seed: of the run.
-        source: name of the corpus among others, each of which has another order; empty where it is alone.
+        source: name of the corpus among others, each of which has another order; empty if it is the only one.
     """
 
     n: int
@@ -76,7 +76,7 @@ def round_keys(purpose: str) -> NDArray[np.uint64]:
 def permute(positions: NDArray[np.int64], n: int, keys: NDArray[np.uint64]) -> NDArray[np.int64]:
     """Map positions, int64 [...], in [0, n) through a bijection of [0, n).
 
-    Keys are uint64 [ROUNDS]; or, where n is a power of two, [ROUNDS, ...], broadcast against the positions: then
+    Keys are uint64 [ROUNDS]; or, if n is a power of two, [ROUNDS, ...], broadcast against the positions: then
     each has its own bijection.
     """
     bits = (n - 1).bit_length()

@@ -1,7 +1,7 @@
 """Sequences that were found in the sources and are still to be read: windows of the stream, or packs of documents.
 
 Windows are one piece each, context + 1 tokens long. Packs are the pieces of `train/data/packs`, side by side, then
-padding. Both know where their documents' bundles are, so that many are found at once and then advised and read.
+padding. Both know the bundles of their documents, so that many are found at once and then advised and read.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from zslurm.train.data.packs.packs import ranges
 
 @dataclass(frozen=True, eq=False)
 class Windows:
-    """Windows of one context, and where they begin.
+    """Windows of one context, and the start of each.
 
     Attributes:
         context: tokens in one sequence.
@@ -56,7 +56,7 @@ class Windows:
 
 @dataclass(frozen=True, eq=False)
 class PackedSequences:
-    """Packs of one context, and where their pieces are.
+    """Packs of one context, and the places of their pieces.
 
     Attributes:
         context: tokens in one sequence.
@@ -90,12 +90,12 @@ class PackedSequences:
 
     @cached_property
     def _edges(self) -> NDArray[np.int64]:
-        """Where the pieces of each sequence begin, int64 [k + 1]."""
+        """The start of the pieces of each sequence, int64 [k + 1]."""
         return np.append(0, np.cumsum(self.sizes))
 
     @cached_property
     def places(self) -> NDArray[np.int64]:
-        """Where each piece begins in its sequence, int64 [pieces]."""
+        """The start of each piece in its sequence, int64 [pieces]."""
         ends = np.cumsum(self.tokens)
         before = np.append(0, ends)[self._edges[:-1]]
         return ends - self.tokens - np.repeat(before, self.sizes)
@@ -111,7 +111,7 @@ class PackedSequences:
         return np.bincount(self.rows, weights=self.tokens, minlength=len(self)).astype(np.int64)
 
     def read(self, dtype: np.dtype[np.unsignedinteger], padding: int) -> NDArray[np.unsignedinteger]:
-        """Return the tokens as they are stored, [k, context + 1], and `padding` where there are none.
+        """Return the tokens as they are stored, [k, context + 1], and `padding` behind the last.
 
         Raises:
             DataError: a token id is beyond the vocabulary.
@@ -138,7 +138,7 @@ class PackedSequences:
         return mask[:, 1:]
 
     def bounds(self) -> NDArray[np.int32]:
-        """Return where documents, and the padding of each sequence, begin among all inputs, and their number.
+        """Return the start of documents, and of the padding of each sequence, among all inputs, and their number.
 
         int32 [documents + 1]; inputs are `context` tokens of each sequence.
         """

@@ -4,9 +4,9 @@ The shares of B sequences in M = B / m microbatches on R ranks, at most C = ceil
 
     whole    if whole microbatches get by with C sequences a rank, rank r computes r, r + R, r + 2R, ...
     split    else every rank computes floor(C / m) whole ones in that order, and what is left over is split:
-             a rank gets some sequences of one of them, or (where there is no other way) of two neighbours
+             a rank gets some sequences of one of them, or (if there is no other way) of two neighbours
 
-Where R divides M it is always the first. 1,016 ranks of 1,024 with B = 4,096 and m = 4 are the second: one whole
+If R divides M it is always the first. 1,016 ranks of 1,024 with B = 4,096 and m = 4 are the second: one whole
 microbatch each, and the 32 sequences of the last eight go to 32 ranks, which then have 5. In whole microbatches
 eight ranks would have 8, and the step would take twice as long instead of 1.25 times.
 

@@ -182,7 +182,7 @@ class Evaluator:
         return RoutingCounter(model, classes.to(model.embedding.weight.device))
 
     def _inputs(self, sequences: Sequences, device: torch.device) -> dict[str, Tensor]:
-        """Return what the model takes of sequences: inputs, targets, and where documents are kept apart, these."""
+        """Return what the model takes of sequences: inputs, targets, and, if documents are kept apart, these."""
         assert self._data is not None
         read_BS = self._data.read(sequences)
         windows_BS = torch.from_numpy(read_BS.astype(np.int64)).to(device)

@@ -21,7 +21,7 @@ and from these, with p the shares:
 Cost: three counts of integers for each layer and microbatch, without a wait for the device; L E (C + TYPES + E)
 numbers of 8 bytes, 4 MB for ZAYA1-base, and one all-reduce of them.
 
-Where layers are compiled (parallel.compile) a router cannot be looked at: these passes run the layers as they are.
+If layers are compiled (parallel.compile) a router cannot be looked at: these passes run the layers as they are.
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ class RoutingFigures:
     Attributes:
         tokens: that were looked at.
         classes: names of the classes of which there were tokens; empty if classes are not known.
-        specialisation: of each layer; None without classes, or where nothing can be said.
+        specialisation: of each layer; None without classes, or if nothing can be said.
         distance: of each layer and class.
         shares: p(e | c) of each layer, class and expert.
         overlap: of each layer and pair of experts; None if one of them got no token.

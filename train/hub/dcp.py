@@ -73,7 +73,7 @@ _NAMES = {dtype: name for name, dtype in _TORCH.items()}
 
 @dataclass(frozen=True)
 class Converted:
-    """A finished conversion: where it is, its tensors (buffers included), and their bytes."""
+    """A finished conversion: its path, its tensors (buffers included), and their bytes."""
 
     path: Path
     tensors: int
@@ -131,7 +131,7 @@ def import_dcp(
 ) -> Converted:
     """Make a checkpoint of one rank of the DCP checkpoint in `source`, in `root`, a directory of checkpoints.
 
-    `like` is the manifest of a checkpoint of the same model: where `source` has no `zslurm.manifest`, because
+    `like` is the manifest of a checkpoint of the same model: if `source` has no `zslurm.manifest`, because
     another trainer wrote it, it gives the tensors that there must be, and all else. `report` gets bytes done, and
     in all.
 

@@ -1,4 +1,4 @@
-"""A folder of safetensors files, as published models are: which tensors are where, read range by range.
+"""A folder of safetensors files, as published models are: the places of its tensors, read range by range.
 
     model.safetensors                      all tensors, or
     model.safetensors.index.json           which tensor is in which file ("weight_map"), and

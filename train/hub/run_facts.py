@@ -33,7 +33,7 @@ def weights_only(manifest: Manifest) -> bool:
 
 
 def tokenizer_of(manifest: Manifest) -> str | None:
-    """SHA-256 of the tokenizer.json that the weights were trained with; None where it is not known."""
+    """SHA-256 of the tokenizer.json that the weights were trained with; None if unknown."""
     where = manifest.state[WEIGHTS_ONLY] if weights_only(manifest) else manifest.cursor
     digest = where.get("tokenizer_sha256")
     return None if digest is None else str(digest)

@@ -58,8 +58,8 @@ class Settings:
     """What a folder or checkpoint holds besides its tensors.
 
     Attributes:
-        rope_base: base of the rotary embedding; None where it is not known.
-        context: longest sequence, in tokens; None where it is not known.
+        rope_base: base of the rotary embedding; None if unknown.
+        context: longest sequence, in tokens; None if unknown.
         dtype: format that the weights are meant to be computed in, "bf16" or "fp32"; None if not known.
         lr: peak learning rate of the phase that they were saved in; None if it is not known.
     """

@@ -1,4 +1,4 @@
-"""The tokenizer that goes with weights: where its files are, and what a folder that others load needs.
+"""The tokenizer that goes with weights: the paths of its files, and what a folder that others load needs.
 
 A run's tokenizer is the tokenizer.json beside its data; transformers' AutoTokenizer also wants to know which
 tokens are special, so an export of a run adds a tokenizer_config.json. A published model's files are passed on

@@ -92,7 +92,7 @@ class CheckpointWeights(Weights):
 
     Attributes:
         model: the model, from the manifest.
-        tokenizer_sha256: of the tokenizer.json that the weights were trained with; None where it is not known.
+        tokenizer_sha256: of the tokenizer.json that the weights were trained with; None if unknown.
     """
 
     origin = "checkpoint"

@@ -11,7 +11,7 @@ A sequence is usually one stream: every token sees all before it. Two things cha
 
 Both cost an attention mask [B, 1, S, S]; without them attention takes its causal path. For kernels that know
 documents (`attention_backends/packages.py`) a list of the documents' bounds takes the mask's place; padding is
-then documents of padding alone. It is made where the tokens are read, on the host (`document_bounds`,
+then documents of padding alone. It is made with the tokens, on the host (`document_bounds`,
 `train/data/sequences.py`). If it is not given, and there is no padding, the host waits for the device once per
 forward pass, to learn how many documents there are.
 
@@ -126,7 +126,7 @@ def document_bounds(tokens_BS: NDArray[np.integer[Any]], end_token: int) -> Tens
 
 
 def documents_by_bounds(bounds_N: Tensor, tokens_BS: Tensor) -> Tensor:
-    """Number the documents of all sequences by where they begin, `bounds_N`, int64 [B, S]."""
+    """Number the documents of all sequences by their starts, `bounds_N`, int64 [B, S]."""
     places_T = torch.arange(tokens_BS.numel(), device=tokens_BS.device, dtype=bounds_N.dtype)
     return torch.bucketize(places_T, bounds_N, right=True).view_as(tokens_BS)
 
@@ -149,7 +149,7 @@ def _same_as_before(segment_BS: Tensor, distance: int) -> Tensor:
 
 
 def bounds_of_segments(segment_BS: Tensor) -> Tensor:
-    """Return where documents begin among all tokens, row by row, and the number of tokens: int32 [documents + 1].
+    """Return the starts of documents among all tokens, row by row, then their number: int32 [documents + 1].
 
     The host waits for the device.
     """

@@ -81,7 +81,7 @@ class SkippedStep:
 
     @property
     def where(self) -> str:
-        """Return where the first number is that is not finite, for a message."""
+        """Return the place of the first number that is not finite, for a message."""
         return f", first in {self.tensor} on rank {self.rank}" if self.tensor else ""
 
 

@@ -1,4 +1,4 @@
-"""Where the gradients of matrices are, in which portions they are reduced, and how they get to their owners.
+"""The places of the gradients of matrices, in which portions they are reduced, and how they get to their owners.
 
 Matrices are end to end in a separate space, last used first, which is the order in which backward finishes
 their gradients. The space is cut into buckets of equal length, wherever that falls, and each bucket into one equal
@@ -71,7 +71,7 @@ class MatrixSpace:
 
     Attributes:
         ranks: how many there are.
-        placements: where each tensor of matrices is, last used first.
+        placements: the place of each tensor of matrices, last used first.
         length: elements of the space, padding included.
         bucket: elements of a bucket.
         buckets: all of them; the last one may be shorter.

@@ -9,7 +9,7 @@ collectives of these groups, in the order in which chains were given to it. That
 all ranks, so no two ranks can wait for each other. gloo itself gives nothing to chain with: it calls back in the
 order in which collectives end, which differs from rank to rank.
 
-A chain that fails raises where it is waited for, each time; the chains behind it fail with it.
+A chain that fails raises in each wait for it; the chains behind it fail with it.
 """
 
 from __future__ import annotations

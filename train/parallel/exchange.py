@@ -13,7 +13,7 @@ the reduced gradients: the way to the owners is from there to the first, and bac
 is free, so that the optimizer can write the weights there as they are packed. What a rank passes on arrives in the
 second and leaves from the first, and the other way on the way back: a second hop takes no memory unless a rank
 passes on more than it holds or owns. Packing copies one piece after the other (in fused kernels on a GPU), and
-converts formats on the way if need be. On one rank pieces are copied to where they belong; there are no buffers.
+converts formats on the way if need be. On one rank pieces are copied to their destinations; there are no buffers.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ class Exchange:
         _copy(owned, _cut(incoming, owned))
 
     def weights_to_send(self) -> list[Tensor]:
-        """Return where the `owned` weights are packed: free to be written after `to_owners`."""
+        """Return the buffers of the `owned` weights: free to be written after `to_owners`."""
         outgoing = _as(self._packed_owned, sum(piece.numel for piece in self.owned), self._weights)
         return list(outgoing.split([piece.numel for piece in self.owned]))
 

@@ -6,7 +6,7 @@ CPUs and RCCL or NCCL on GPUs: torch calls both `nccl`.
 
 ZeRO-1 divides optimizer state and gradients over all ranks in every phase. What a phase's `context_parallel` c
 changes is the division of its data: c consecutive ranks, of one node, share each sequence; the W / c groups divide
-the microbatches. So a run changes c between phases with its optimizer state where it is.
+the microbatches. So a run changes c between phases and its optimizer state does not move.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class World:
 
     Attributes:
         group: all ranks; another one in each generation (train/recovery).
-        store: where the ranks of this generation talk.
+        store: the one of the ranks of this generation.
         generation: 0 from the start of the ranks until some of them are replaced.
         joined: this process came with a later generation, and took the place of a rank.
         resized: this generation has another number of ranks than the one before.
@@ -257,7 +257,7 @@ def common_local_size(world: World) -> int:
 def read_back(*tensors: torch.Tensor) -> list[torch.Tensor]:
     """Copy tensors to the host as fp64, all in one; on a GPU the host waits for all that was queued before.
 
-    It is the one place where a training step waits for the device. Whole numbers up to 2^53 are exact.
+    Only here does a training step wait for the device. Whole numbers up to 2^53 are exact.
     """
     flat = torch.cat([tensor.flatten().to(torch.float64) for tensor in tensors]).cpu()
     parts = flat.split([tensor.numel() for tensor in tensors])

@@ -255,7 +255,7 @@ class ZeroShards:
                 del self._gathers[number]
 
     def packed_weights(self, batch: Batch) -> tuple[tuple[Tensor, ...], ...]:
-        """Return where the weights of a batch's matrices are packed for the ranks that hold them, in pieces.
+        """Return the buffers, in pieces, with the weights of a batch's matrices for the ranks that hold them.
 
         Of each matrix, in the batch's order, the pieces in the order of its elements. They may be written between
         `reduce_gradients`, which uses this memory, and `start_gathering`, which sends it if its caller passes

@@ -10,7 +10,7 @@ For n bytes on N nodes of L ranks, W = N L, each rank sends
 
     reduce-scatter,   two levels   n (L-1)/L inside, then n/L (N-1)/N along its rail, in rings
     all-gather        flat         n (W-1)/W in one ring; 1/L of it leaves the node, along one rail, as in RCCL
-    exchange of       two levels   s (L-1)/L to the rail of the owner, then s (N-1)/N along it, where s is what the
+    exchange of       two levels   s (L-1)/L to the rail of the owner, then s (N-1)/N along it; s is what the
     matrices                       rank holds: at most N - 1 + L - 1 messages
                       flat         s/W to each in the mean, so s (N-1)(L-1)/W off-rail: at most W - 1 messages
 
@@ -22,7 +22,7 @@ mean hop of a ring over nodes of eight is then 3.9 us. Nothing of this was measu
 The size of a bucket follows from the model: the smallest one with which at most a tenth of the predicted time of a
 step's communication is latency. Larger ones gain nothing and are finished later. If that would be fewer than
 FEWEST_BUCKETS (flat collectives on many nodes), it is so many, since a single one would hide under nothing.
-Where the cluster's profile has a measured size for about as many nodes (cluster.measured.bucket_mb), a run is
+If the cluster's profile has a measured size for about as many nodes (cluster.measured.bucket_mb), a run is
 resolved with it as its parallel.bucket_mb, and the model is not asked.
 """
 
@@ -241,7 +241,7 @@ def step_traffic(config: TrainConfig, group: RankGroup, links: Links | None = No
 
 
 def bucket_bytes(config: TrainConfig, group: RankGroup, links: Links | None = None) -> float:
-    """Return the bytes of gradients in one reduction: `parallel.bucket_mb`, or where that is null the model's."""
+    """Return the bytes of gradients in one reduction: `parallel.bucket_mb`, or, if that is null, the model's."""
     if config.parallel.bucket_mb is not None:
         return config.parallel.bucket_mb * 2**20
     matrices, flat, gradient, weight = _sizes(config)

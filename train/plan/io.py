@@ -13,7 +13,7 @@ operations a second, of 70,000 that the storage gives: a break-even time of 0.23
 sigma of our bundles follows from their layout. A sequence is one piece of (s + 1) b bytes, and pieces begin at
 multiples of s b bytes: whatever s is, that touches 1 + s b / P pages on average, so sigma = 1 + P / (s b). It is
 1.25 for ZAYA1. The loader asks for these pages and no others (Bundle.scattered), those of many sequences at once:
-where the storage counts requests and not pages, there are G / t of them a second.
+if the storage counts requests and not pages, there are G / t of them a second.
 
 A checkpoint holds fp32 masters and the optimizer's state: 4 bytes a parameter, and 4 more for Muon's momentum or 8
 more for AdamW's two moments (twice as much for fp64 models). A save must be written before the next one begins, or

@@ -86,7 +86,7 @@ def _shapes(base: ModelConfig, parameters: float) -> Iterator[ShapeProposal]:
 
 
 def _with_layers(base: ModelConfig, changes: dict[str, int], parameters: float) -> ShapeProposal | None:
-    """Return the shape whose layers bring it nearest; None where they would be too many or too few."""
+    """Return the shape whose layers bring it nearest; None if they would be too many or too few."""
 
     def model(layers: int) -> ModelConfig:
         return ModelConfig.model_validate({**base.model_dump(), **changes, "layers": layers})

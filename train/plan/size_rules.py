@@ -5,8 +5,8 @@ run that breaks one trains correctly, and more slowly. Large are the experts' pr
 of the FLOPs of a microbatch.
 
     vocabulary            model.vocab_size is a multiple of 64
-    hidden_size, head_dim, expert_hidden_size    the same: whole tiles, and whole cache lines (128 bytes in bf16)
-                          where decoding reads an expert's rows for a few tokens
+    hidden_size, head_dim, expert_hidden_size    the same: whole tiles, and whole cache lines (128 bytes
+                          in bf16), because decoding reads an expert's rows for a few tokens
     tokens, expert_rows   so are the tokens of a microbatch, and the mean rows of an expert
     small_product         large products have at least 200 GFLOP a call
     small_k               and sum at least 1,024 terms

@@ -3,7 +3,7 @@
     products        each call of forward and backward at its rate (rates.py), what is recomputed included
     attention       scores and values, at the rate of attention
     operations      what is not one of these: convolutions, norms, activations, sorting rows, softmax and cross
-                    entropy. Where every part of a microbatch was measured (parts.py), it is the parts' time less
+                    entropy. If every part of a microbatch was measured (parts.py), it is the parts' time less
                     that of the products and of attention in them. Else every activation that is kept is written
                     once, read once, and its gradient written once, and convolutions count as products
     communication   what is exposed of ZeRO-1's, by the model of communication.py, and of context groups

@@ -44,7 +44,7 @@ def why_not(device: torch.device, *, amd: bool) -> str | None:
 
 
 def crashes(version: tuple[int, ...]) -> str | None:
-    """Return why a version of NCCL or RCCL is refused; None where it is fine."""
+    """Return why a version of NCCL or RCCL is refused; None if it is fine."""
     if _CRASHES[0] <= version <= _CRASHES[1]:
         return f"NCCL {'.'.join(map(str, version))} crashes when it is aborted (2.28.3 to 2.28.8 do)"
     return None

@@ -74,7 +74,7 @@ class StepCopies:
         return lambda: self.staging.for_saves(lambda: checkpointer.saving, lambda: self.whole)
 
     def described(self, world: World) -> str:
-        """Describe how often copies are made, where they are, and what they take."""
+        """Describe how often copies are made, which memory holds them, and what they take."""
         every = self._config.every_steps
         often = "every step" if every == 1 else f"every {counted(every, 'step')}"
         size = f"{show_bytes(self.need)} of host memory on each node"

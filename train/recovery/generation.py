@@ -10,7 +10,7 @@ The keys begin with a secret of the attempt: who merely reaches the port can nei
     here/N/R        rank R has left its collectives, and is ready         each member of N
     arrived/N       how many members of N are ready                       each of them adds 1
     met/N           empty: all members of N are ready; else why there     the last of them; the server,
-                    is nothing to wait for any more                       where N is over before
+                    is nothing to wait for any more if N is over before
     result/N        how it ended, as JSON: the first answer counts        rank 0, or who failed
     move/N          generation N is to follow at a step's boundary        server; the ranks are all alive
     held/N          how many ranks hold at that boundary, copied whole    each rank adds 1
@@ -112,7 +112,7 @@ class Generation:
         number: counts from 0, the start of the attempt.
         members: the processes by rank.
         lost: ranks whose process is another one than in the generation before.
-        former: where the number of ranks changes, the rank that each member had before; else empty.
+        former: if the number of ranks changes, the rank that each member had before; else empty.
         former_size: how many ranks there were before; 0 if their number stays.
         deadline_s: seconds after which a recovery that is not complete has failed.
         left: nodes that the ranks leave as planned: processes there that are no members end in order.
@@ -172,7 +172,7 @@ class Generation:
         return bool(self.former)
 
     def rank_of(self, member: str) -> int | None:
-        """Return the rank of a process; None where it is not a member."""
+        """Return the rank of a process; None if it is not a member."""
         return self.members.index(member) if member in self.members else None
 
     def leaves(self, member: str) -> bool:

@@ -51,7 +51,7 @@ class Membership:
         number: the present generation.
         joins: the generation that this process joins, until it trains; None in one that began the run.
         trains: whether it may recover: it has begun to train.
-        store: where the members of an attempt meet.
+        store: the one that the members of an attempt share.
         listen_at: this node's address as other nodes reach it.
     """
 

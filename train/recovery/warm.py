@@ -31,7 +31,7 @@ def with_secret(store: dist.Store) -> dist.Store:
 def wait_to_join(store: dist.Store, member: str, over: Callable[[], bool]) -> Generation | None:
     """Register as a warm process, and return the generation that names `member`.
 
-    None once `over` returns true, and where the ranks leave this node as planned.
+    None once `over` returns true, or if the ranks leave this node as planned.
 
     Raises:
         RuntimeError: the store is gone.

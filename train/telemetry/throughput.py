@@ -26,7 +26,7 @@ _MEASURED_SIZE = 512
 
 
 def device_peak(config: TrainConfig, world: World) -> float | None:
-    """Return the peak of one rank's device in FLOP/s; None where it is not known. All ranks call it together."""
+    """Return the peak of one rank's device in FLOP/s; None if unknown. All ranks call it together."""
     if config.metrics.peak_tflops is not None:
         return config.metrics.peak_tflops * 1e12
     dtype = config.parallel.dtype

@@ -134,7 +134,7 @@ class _DeviceStamps:
         self._events.append(event)
 
     def take(self, count: int) -> list[float]:
-        """As `_HostStamps.take`; waits for the last of the events, which is done where the host has waited."""
+        """As `_HostStamps.take`; waits for the last of the events, which is done if the host has waited."""
         events = self._events[: count + 1]
         if not events[-1].query():
             events[-1].synchronize()

@@ -37,7 +37,7 @@ class Checkpoint(checkpoint_tools.Checkpoint):
         return super().open(find_checkpoint(str(path)), check_files=check_files, local=local)
 
     def verify(self, *, threads: int = 2) -> Verification:
-        """Read all of it, and return what is damaged: `sound` where nothing is, else `damages`.
+        """Read all of it, and return what is damaged: `sound` if nothing is, else `damages`.
 
         Raises:
             CheckpointError: it cannot be read.
@@ -78,5 +78,5 @@ class Checkpoint(checkpoint_tools.Checkpoint):
 
 
 def reshaped_path(source: Path, ranks: int) -> Path:
-    """Return where a checkpoint is written for other ranks, unless another place is given."""
+    """Return the default path of a checkpoint for other ranks."""
     return source.parent / f"{source.name}-dp{ranks}"

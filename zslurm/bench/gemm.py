@@ -10,7 +10,7 @@ in memory decides which kernel runs, so each pass of a linear map, with weights 
 Kinds of products: `dense` by torch, with fp32 results in the head's forward
 (`zslurm.kernels.head`); `grouped`, the experts' (`zslurm.kernels.grouped_gemm`), with equally many rows each;
 `attention`, scores and values in one kernel (`train/model/attention_backends/sdpa.py`), counted with its causal
-mask, where `group` query heads share a key head. Of a run there are also rows of the kind `part`: whole parts of a
+mask; `group` query heads share a key head. Of a run there are also rows of the kind `part`: whole parts of a
 microbatch with all that they do besides products (parts.py), for m tokens of sequences of n, of width k, with the
 FLOPs of their products; and of the kind `newton_schulz`: k of Muon's steps (train/optim/newton_schulz.py) on
 `batch` matrices of m x n, in the format that Muon multiplies in, which need not be the run's.

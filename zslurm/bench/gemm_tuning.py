@@ -1,7 +1,7 @@
 """`python -m zslurm.bench.gemm_tuning < CALLS`: tune products on this machine's first GPU; a JSON line for each.
 
 Standard input has the calls, and how long to take. Standard output gets an object in each line: `{"call": N,
-"figures": ...}` when a call is tuned, `{"call": N, "skipped": REASON}` where it cannot be, and at the end one with
+"figures": ...}` when a call is tuned, `{"call": N, "skipped": REASON}` if it cannot be, and at the end one with
 the results, the card and the versions. No call is begun when the time is over.
 """
 

@@ -13,7 +13,7 @@ small fp32 layers, and are no measure of a GPU.
 
 The ranks are timed at the same moments, and compared with each other moment by moment (peers.py): on GPUs by the
 clock, on CPUs by the processor time of each, for ranks that share cores are slowed by each other. `slower` is the
-share by which a rank is slower than its peers, 0 where it is not; `visible` is the least that would be seen.
+share by which a rank is slower than its peers, 0 if it is not; `visible` is the least that would be seen.
 """
 
 from __future__ import annotations

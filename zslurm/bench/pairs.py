@@ -63,7 +63,7 @@ class _Moment(NamedTuple):
 
     Attributes:
         wall_s: of the fastest exchange.
-        own_s: least processor time of this rank for a short one; 0 where it is not taken.
+        own_s: least processor time of this rank for a short one; 0 if it is not taken.
     """
 
     wall_s: float

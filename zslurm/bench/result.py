@@ -113,7 +113,7 @@ class BenchResult(BaseModel):
 
 
 def default_path(benchmark: str, cluster: str) -> Path:
-    """Return where a result is written if the user names no file: in the user's state directory."""
+    """Return the default path of a result: in the user's state directory."""
     now = time.strftime("%Y%m%dT%H%M%S", time.gmtime())
     return state_dir() / "bench" / f"{benchmark}-{cluster}-{now}.json"
 

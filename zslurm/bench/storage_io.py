@@ -87,7 +87,7 @@ class ScratchFile:
         """Write the whole file from its start and sync it: with bytes that neither compress nor repeat.
 
         Raises:
-            OSError: the file system refused; ENOSPC where it is full.
+            OSError: the file system refused; ENOSPC if it is full.
         """
         block = mmap.mmap(-1, LARGE)  # page-aligned, as direct writes must be; freed with the last view of it
         block[:] = os.urandom(LARGE)
@@ -170,7 +170,7 @@ class ScratchFile:
         )
 
     def _forget(self, advice: int) -> None:
-        """Put the file out of the page cache, where reads would use it."""
+        """Drop the file from the page cache, so that reads do not use it."""
         if not self.is_direct:
             os.posix_fadvise(self.descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
             os.posix_fadvise(self.descriptor, 0, 0, advice)

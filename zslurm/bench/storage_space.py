@@ -20,7 +20,7 @@ def refusal(path: Path, *, size: int, checkpoint: int, ranks_per_node: int, node
         size: bytes that each rank reads and writes.
         checkpoint: bytes of each rank's shard.
         ranks_per_node: ranks on each node.
-        nodes: that write there at once, where it is shared.
+        nodes: that write there at once, if it is shared.
     """
     if not path.is_dir():
         return f"{path}: {'not a directory' if path.exists() else 'no such directory'}; name one that exists"

@@ -74,7 +74,7 @@ def complete_checks(incomplete: str) -> list[tuple[str, str]]:
 def complete_tensors(incomplete: str) -> list[str]:
     """Return the tensors of the checkpoint that is typed already.
 
-    Typer has read no argument where the last word is an option without its value: so the words are read.
+    Typer has read no argument if the last word is an option without its value: so the words are read.
     """
     from zslurm.checkpoint_tools import Checkpoint as Opened
     from zslurm.checkpoint_tools import CheckpointError

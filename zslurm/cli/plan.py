@@ -235,7 +235,7 @@ _SOURCES = {
 
 
 def _budget(spec: RunSpec, asked: float | None) -> tuple[float, str]:
-    """Return the pages a second that the storage gives, and where the figure is from, a key of `_SOURCES`."""
+    """Return the pages a second that the storage gives, and the source of the figure, a key of `_SOURCES`."""
     if asked is not None:
         return asked, "option"
     if spec.cluster.storage_iops is not None:

@@ -48,7 +48,7 @@ def size(
     overrides: Set = None,
     json: Json = False,
 ) -> None:
-    """Show a run's matrix products, and where time goes. Sizing rules that the run breaks are named.
+    """Show a run's matrix products, and how its time divides. Sizing rules that the run breaks are named.
 
     Example: zslurm plan size run.yaml --rates gemm.json --strict
     """

@@ -1,4 +1,4 @@
-"""Where a cluster's table of tuned matrix products is, and whether it holds for a run there.
+"""The path of a cluster's table of tuned matrix products, and whether it holds for a run there.
 
 `zslurm dev tune gemm` writes it into a directory next to the profile:
 ~/.config/zslurm/clusters/NAME/gemm-table.json. A site's is /etc/zslurm/clusters/NAME/gemm-table.json; a user's own
@@ -22,7 +22,7 @@ _KEY = "cluster.gemm_table"
 
 
 def own_table_path(name: str) -> Path:
-    """Return where this user's table for the profile `name` is or would be."""
+    """Return the path of this user's table for the profile `name`, which may not exist."""
     return config_dir() / "clusters" / name / FILE
 
 

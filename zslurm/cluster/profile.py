@@ -92,7 +92,7 @@ def profile_files() -> dict[str, Path]:
 
 
 def profile_path(name: str) -> Path:
-    """Where this user's profile `name` is or would be.
+    """The path of this user's profile `name`, which may not exist.
 
     Raises:
         ConfigError: not a name for a file.
@@ -238,7 +238,7 @@ def save_profile(name: str, text: str, *, make_default: bool) -> Path:
 
 
 def keep_before(path: Path, text: str) -> Path | None:
-    """Put a profile that is about to get another text aside; returns where, or None where nothing would be lost.
+    """Copy a profile that is about to change; returns the path of the copy, or None if nothing would be lost.
 
     Raises:
         ZslurmError: it cannot be read, or not be written.

@@ -171,7 +171,7 @@ def _joined(lines: list[str]) -> str:
 
 
 def _lines(values: Mapping[Any, Any], indent: str) -> list[str]:
-    """Return a mapping as lines of YAML; a mapping without mappings inside on one line, where it is short."""
+    """Return a mapping as lines of YAML; a mapping without mappings inside on one line, if it is short."""
     lines_out = []
     for key, value in values.items():
         word = str(key) if isinstance(key, int) or _WORD.fullmatch(str(key)) else scalar(str(key))

@@ -79,7 +79,7 @@ class ResolvedProfile:
         return [row for row in rows if row[0][0] == "cluster" or row[2] != DEFAULT]
 
     def origin_of_variable(self, name: str) -> str:
-        """Where a variable of cluster.env came from."""
+        """The origin of a variable of cluster.env."""
         return str(self.layers.leaf_origin(("cluster", "env", name)))
 
 

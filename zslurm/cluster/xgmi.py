@@ -49,7 +49,8 @@ def context_cost(cluster: ClusterSection, key: str, ranks: int) -> str | None:
     return (
         f"{key} ({ranks}): xGMI gives {counted(ranks, 'GPU')} {group_rate} GB/s each and {GPUS} GPUs {all_rate} "
         f"GB/s; {GPUS} is advised: keys and values of a sequence then take {factor:g} times as long, its "
-        f"activations {factor:g} times the memory, and fewer data-parallel ranks divide the batch: a lost node costs less"
+        f"activations {factor:g} times the memory, and fewer data-parallel ranks divide the batch: a lost node "
+        "costs less"
     )
 
 

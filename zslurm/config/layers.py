@@ -1,4 +1,4 @@
-"""Layers of configuration: merge them, and remember where each value came from.
+"""Layers of configuration: merge them, and remember the origin of each value.
 
 Later layers win. Mappings merge key by key; lists and scalars replace what was there. An override
 `--set phases.0.lr=3e-4` reaches into a list by index; `phases[0].lr` is the same, but some shells expand brackets.
@@ -24,7 +24,7 @@ _PATH_PART = re.compile(rf"({_WORD})|\[(\d+)\]|\.(\d+)")
 
 @dataclass(frozen=True)
 class Origin:
-    """Where a value came from: the layer, and the file and line if there is one."""
+    """The origin of a value: the layer, and the file and line if there is one."""
 
     layer: str
     file: str | None = None

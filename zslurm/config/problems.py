@@ -70,7 +70,7 @@ def _clean_path(location: tuple[str | int, ...], data: Any, *, missing: bool) ->
 
 
 def _latest_mentioned(message: str, path: KeyPath, layers: Layers, spec: type[BaseModel]) -> Origin:
-    """Return where a rule over several keys was broken: of those in its message, the one of the latest layer.
+    """Return the origin of a broken rule over several keys: of those in its message, the one of the latest layer.
 
     Within a layer it is the first that is named: the message's subject.
     """
@@ -98,7 +98,7 @@ def describe(error: ValidationError, layers: Layers, spec: type[BaseModel]) -> l
 
 
 def _problem(item: ErrorDetails, path: KeyPath, layers: Layers, spec: type[BaseModel]) -> tuple[str, str]:
-    """Return where a problem was made, and what it is."""
+    """Return the place of a problem, and what it is."""
     kind, location = item["type"], layers.origin(path).place
     if kind == "extra_forbidden":
         return location, f"unknown key; {_nearest(path, spec)}"

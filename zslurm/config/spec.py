@@ -158,7 +158,7 @@ class SlurmSection(Section):
     )
     successor: Literal["auto", "on", "off"] = Field(
         "auto",
-        description="queue a second job that continues the run where the first ended early; auto: where compute "
+        description="queue a second job that continues the run if the first ended early; auto: where compute "
         "nodes have no scontrol (cluster.scontrol_on_nodes: false), so that a job cannot requeue itself",
     )
     flags: dict[str, Line | bool | None] = Field(

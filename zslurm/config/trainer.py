@@ -53,7 +53,7 @@ VariableName = Annotated[str, Field(pattern="^[A-Za-z_][A-Za-z0-9_]*$")]
 
 
 class ProgressSource(Section):
-    """Where a program's progress is read, beside what it reports by `zslurm.progress.step`."""
+    """The sources of a program's progress, in addition to `zslurm.progress.step`."""
 
     pattern: StepPattern | None = Field(
         None,

@@ -44,7 +44,7 @@ def write_atomically(path: Path, text: str, *, private: bool = False) -> None:
 
 
 def read_json(path: Path) -> dict[str, Any] | None:
-    """Return a JSON object from a file; None where it is missing or not an object."""
+    """Return a JSON object from a file; None if it is missing or not an object."""
     try:
         value = load_json(path.read_bytes())
     except (OSError, ValueError):

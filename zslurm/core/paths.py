@@ -9,7 +9,7 @@ LONGEST_NAME = 100
 
 
 def home() -> Path:
-    """The user's home directory; the root directory where there is none, as in a container without accounts.
+    """The user's home directory; the root directory if there is none, as in a container without accounts.
 
     An ordinary user cannot write there, so what is kept in a home is then reported as not kept.
     """

@@ -105,7 +105,7 @@ class ProcessRecord:
         return self._status() in (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP)
 
     def _status(self) -> str | None:
-        """The process's status as psutil has it; None where it is gone."""
+        """The process's status as psutil has it; None if it is gone."""
         if not self._same_boot:
             return None
         try:
@@ -139,7 +139,7 @@ class ProcessRecord:
         return _started(self.pid) == self.started
 
     def signal(self, signum: int) -> bool:
-        """Send a signal to the process; False where it is gone."""
+        """Send a signal to the process; False if it is gone."""
         if not self.alive:
             return False
         try:
@@ -167,7 +167,7 @@ def _started(pid: int) -> int:
 
 
 def read_stat(process: Path) -> tuple[str, list[str]] | None:
-    """Return the name of a process and what /proc/PID/stat has behind it, its state first; None where it is gone.
+    """Return the name of a process and what /proc/PID/stat has behind it, its state first; None if it is gone.
 
     The name may hold anything, also spaces and brackets (man 5 proc).
     """
@@ -236,7 +236,7 @@ class DetachedProcess:
 
     @property
     def left_exit_code(self) -> bool:
-        """False while it runs, and where it was killed before it could leave one, or that is not known."""
+        """False while it runs, if it was killed before it could leave one, or if that is unknown."""
         with contextlib.suppress(OSError):
             return self.exit_file.exists()
         return False

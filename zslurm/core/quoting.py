@@ -12,7 +12,7 @@ class ShellWord(str):
 
 
 def quote(value: str) -> str:
-    """Quote one word for every POSIX shell, and for zsh, where a bare `=eth0` means the path of a program."""
+    """Quote one word for every POSIX shell, and for zsh, in which a bare `=eth0` means the path of a program."""
     if isinstance(value, ShellWord):
         return value
     word = shlex.quote(value)

@@ -43,7 +43,7 @@ def choose(
 
     Args:
         nodes: all nodes of the cluster.
-        partition: where they are to be; None is any.
+        partition: theirs; None is any.
         count: choose this number of nodes, by Slurm's choice.
         nodelist: choose exactly these.
 

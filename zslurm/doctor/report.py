@@ -16,7 +16,7 @@ LOGIN = "(login)"
 
 @dataclass(frozen=True)
 class CheckResult:
-    """What one check found on one machine, which is LOGIN where the doctor runs."""
+    """What one check found on one machine, which is LOGIN on the machine of the doctor itself."""
 
     check: str
     node: str

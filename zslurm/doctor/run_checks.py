@@ -45,7 +45,7 @@ class Wanted:
         checks: to run.
         count: nodes of Slurm's choice.
         nodelist: exactly these.
-        directory: where runs are written.
+        directory: that of the runs.
         paths: further directories.
         timeout_s: for the nodes, their wait in the queue included.
     """

@@ -87,7 +87,7 @@ def expected(cluster: ClusterSection, given: Mapping[str, str]) -> str:
 
 
 def problems(opened: Opened, cluster: ClusterSection, given: Mapping[str, str]) -> list[CheckOutcome]:
-    """Return what is wrong with the network that a rank opened; nothing where it is the profile's.
+    """Return what is wrong with the network that a rank opened; nothing if it is the profile's.
 
     The profile has GPUs and names its network; `given` is the environment of the rank.
     """

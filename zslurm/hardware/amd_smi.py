@@ -111,7 +111,7 @@ def _blocks(row: dict[str, Any], kind: str) -> dict[str, int]:
 
 
 def _known_sum(row: dict[str, Any], kind: str) -> int | None:
-    """The total; or the sum over blocks where it is more, or where the total is not known."""
+    """The total; or the sum over blocks if it is more, or if the total is unknown."""
     total, blocks = number(_section(row, "ecc").get(f"total_{kind}_count")), _blocks(row, kind)
     totals = [total] if total is not None else []
     return max([*totals, sum(blocks.values())] if blocks else totals, default=None)

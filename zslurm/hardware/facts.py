@@ -40,7 +40,7 @@ class NodeFacts:
         kernel: release of the running kernel.
         command_line: of that kernel.
         numa_balancing: kernel.numa_balancing; 0 is off.
-        memlock: most bytes that this very process may pin; `unlimited` where there is no limit. Inside a Slurm
+        memlock: most bytes that this very process may pin; `unlimited` if there is no limit. Inside a Slurm
             step this is what the ranks get, whatever a login shell shows.
         rocm: version of ROCm in /opt/rocm.
         anp: whether AMD's network plugin librccl-anp.so is in ROCm's lib, or where its own build leaves it.

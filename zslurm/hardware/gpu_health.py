@@ -57,7 +57,7 @@ class GpuReadings:
     """All GPUs of a node.
 
     Attributes:
-        source: where it comes from, for people.
+        source: its origin, for people.
         hung: the question that the tool did not answer in time: the driver is wedged.
         why: why the tool gave no answer, if it did not.
     """
@@ -82,7 +82,7 @@ def ask_tool(
     Args:
         run: runs the tool.
         tool: the program.
-        canary: arguments of a question that costs nothing: where the driver is wedged, it is the one that hangs.
+        canary: arguments of a question that costs nothing: if the driver is wedged, it is the one that hangs.
         questions: arguments of each question.
         parse: reads the answers to all of them.
         canary_s: time limit of the canary.

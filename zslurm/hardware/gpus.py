@@ -1,6 +1,6 @@
 """The GPUs of a node, from sysfs: AMD through the KFD, NVIDIA through its own /proc.
 
-Where these are out of reach (as in a container without /sys/class/kfd) the PCI devices themselves are counted.
+If these are out of reach (as in a container without /sys/class/kfd) the PCI devices themselves are counted.
 """
 
 from __future__ import annotations

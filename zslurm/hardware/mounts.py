@@ -24,7 +24,7 @@ class Mount:
 
     @property
     def server(self) -> str | None:
-        """Name or address of the server; None for a local file system, and where the source names none."""
+        """Name or address of the server; None for a local file system, and if the source names none."""
         if self.kind.startswith(("nfs", "glusterfs", "fuse.glusterfs", "ceph")):
             match = _NFS.match(self.source)
             return (match["v6"] or match["host"]) if match else None
@@ -42,7 +42,7 @@ class Mount:
 
 
 def mount_of(directory: str, root: Path) -> Mount | None:
-    """Return the mount that a directory (absolute, without links) is on; None where it is not known."""
+    """Return the mount that a directory (absolute, without links) is on; None if unknown."""
     mounts = [
         Mount(_unescape(fields[0]), _unescape(fields[1]), fields[2])
         for line in (read_text(root / "proc/self/mounts") or "").splitlines()

@@ -52,7 +52,7 @@ class NodeTask:
     Attributes:
         cluster: the profile, without what may be secret (env, setup).
         checks: names of the checks to run.
-        directory: where runs are written; shared by all nodes.
+        directory: that of the runs; shared by all nodes.
         probe: folder in it that the login node made for these checks; empty if it could not.
         token: what the login node wrote there.
         paths: further directories whose mounts are looked at (data).
@@ -108,7 +108,7 @@ class Sources:
 
     Attributes:
         task: what it is to look at.
-        root: where /sys, /proc, /dev, /etc and /opt are.
+        root: the directory of /sys, /proc, /dev, /etc and /opt.
         environ: of this process.
         cluster: the profile.
         limits: what is good enough, by the profile.
@@ -145,7 +145,7 @@ class Sources:
         return self.root / place.lstrip("/")
 
     def find(self, program: str) -> str | None:
-        """Where a program is, or None."""
+        """The path of a program, or None."""
         places = self.environ.get("PATH", os.defpath)
         return shutil.which(program, path=f"{places}{os.pathsep}{self.root / _ROCM_BIN}")
 

@@ -29,7 +29,7 @@ def room(root: Path) -> int | None:
     """Return the bytes that the page cache can hold for this process; None if /proc/meminfo cannot be read.
 
     Args:
-        root: where /proc and /sys are; see `sysfs.sysroot`.
+        root: the directory of /proc and /sys; see `sysfs.sysroot`.
     """
     memory = parse_meminfo(key_values(root / "proc/meminfo"))
     if memory is None:

@@ -44,7 +44,7 @@ def closeness(gpu: Gpu, nic: Nic) -> tuple[int, bool]:
 def pair(gpus: Sequence[Gpu], nics: Sequence[Nic]) -> dict[int, Nic]:
     """The NIC of each GPU, by the GPU's index. A GPU far from every NIC, if other GPUs have one near, has none.
 
-    Where there are as many near NICs as GPUs the result is one to one. NICs that are equally close, behind one
+    If there are as many near NICs as GPUs the result is one to one. NICs that are equally close, behind one
     switch, go to the GPUs in the order of PCI addresses.
     """
     if not gpus or not nics:

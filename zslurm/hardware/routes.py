@@ -1,4 +1,4 @@
-"""Where a name leads, how long it takes to find that of an address, and through which interface it is reached."""
+"""The addresses of a name, the time of a reverse look-up, and the interface by which an address is reached."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def addresses(name: str, root: Path) -> list[str]:
 
 
 def reverse_lookup_s(address: str, limit_s: float) -> float:
-    """Return how long the look-up of an address's name takes, found or not; `limit_s` where it takes longer.
+    """Return how long the look-up of an address's name takes, found or not; `limit_s` if it takes longer.
 
     An IPv4 address is looked up in the form that it has for a server that takes IPv6 too, as torch's store: in
     this form /etc/hosts never has it, so DNS is asked.

@@ -18,7 +18,7 @@ PCI_ADDRESS = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
 
 
 def sysroot(environ: Mapping[str, str] = os.environ) -> Path:
-    """Where /sys, /proc and /opt of this node are found: `/`, unless ZSLURM_SYSROOT names another."""
+    """The directory of /sys, /proc and /opt of this node: `/`, unless ZSLURM_SYSROOT names another."""
     return Path((environ.get("ZSLURM_SYSROOT") or "/").replace("%n", node_name(environ)))
 
 

@@ -1,6 +1,7 @@
 """`python -m zslurm.job.generation_rank FOLDER`: one rank of a text, as `generation_step.py` starts it.
 
-All ranks divide the keys and values. The first one publishes where its store is, and writes each token as a file.
+All ranks divide the keys and values. The first one publishes the address of its store, and writes each token as a
+file.
 """
 
 from __future__ import annotations

@@ -65,7 +65,7 @@ def bind(environ: MutableMapping[str, str], root: Path | None = None) -> str | N
 
     Args:
         environ: with torchrun's variables; learns how many ranks share the cores.
-        root: where /sys is; default: `sysroot()`.
+        root: the directory of /sys; default: `sysroot()`.
 
     Returns:
         None if nothing is asked, or nothing is known of the GPU's NUMA node.

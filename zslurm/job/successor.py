@@ -1,4 +1,4 @@
-"""The successor of a job: a second one, queued at once, that continues the run where the first ended early.
+"""The successor of a job: a second one, queued at once, that continues the run if the first ended early.
 
 A job of a site whose compute nodes have no scontrol cannot requeue itself. So `submit` queues two: the second has
 the same name and `--dependency=singleton`, so Slurm starts it when the first is over. It finds in the run's

@@ -29,7 +29,7 @@ class FailureRates:
 
     Attributes:
         per_gpu_hour: of each kind, in the order of `KINDS`.
-        source: where they are from.
+        source: their origin.
     """
 
     per_gpu_hour: tuple[float, float, float, float]

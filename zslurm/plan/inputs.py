@@ -1,4 +1,4 @@
-"""The scenario of a run file: each input with its value and where it is from.
+"""The scenario of a run file: each input with its value and its origin.
 
 What is neither given nor measured is assumed, and a plan shows it as such. The assumed values:
 
@@ -8,7 +8,7 @@ What is neither given nor measured is assumed, and a plan shows it as such. The 
                step; and reading the checkpoint as fast as it is written
     regroup    5 s; 0.7 s were measured on four ranks of one machine (benchmarks/results/recovery.json)
     copy       the bytes that a rank owns at 5 GB/s: into host memory, and to the buddy
-    detection  3 s for a dead node, `aegis.poll_s` and `aegis.settle_s` where a rank ends, the limit of
+    detection  3 s for a dead node, `aegis.poll_s` and `aegis.settle_s` if a rank ends, the limit of
                `aegis.hang` for one that hangs
     wait       `aegis.expected_wait_s`; an hour, as Aegis takes it, if that is not set
     repair     a day
@@ -49,7 +49,7 @@ class Given:
 
 
 class Input:
-    """One input: its value, and where it is from."""
+    """One input: its value, and its origin."""
 
     def __init__(self, name: str, value: float, origin: str, text: str = "") -> None:
         self.name, self.value, self.origin, self.text = name, value, origin, text

@@ -1,4 +1,4 @@
-"""Draw a plan: goodput over the interval between saves, over spares, and where the time goes.
+"""Draw a plan: goodput over the interval between saves, over spares, and the use of the time.
 
 matplotlib is the extra `plots`.
 """

@@ -46,7 +46,7 @@ class Scenario:
         stall_s: that training stands still for a save.
         write_s: from then until the checkpoint is committed.
         detect_s: from a fault until Aegis acts, by kind.
-        restart_s: from there to where the ranks train again, from a checkpoint.
+        restart_s: from there until the ranks train again, from a checkpoint.
         regroup_s: the same for recovery in memory; None: the run restarts its ranks.
         copy_every: steps between two copies for recovery in memory.
         copy_s: from the end of a step until its copy is whole.

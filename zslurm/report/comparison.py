@@ -46,7 +46,7 @@ class CurveDifference:
         at: the last point that both have.
         first, second: smoothed values there.
         largest: the largest difference of the smoothed values, second minus first.
-        largest_at: where that is.
+        largest_at: its place.
     """
 
     name: str

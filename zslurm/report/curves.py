@@ -111,7 +111,7 @@ def _evaluations(metrics: Metrics) -> list[Curve]:
 
 
 def _cut(values: NDArray[np.float64]) -> tuple[float | None, str]:
-    """Return where a plot ends above, and a note, where a few high points would flatten the rest."""
+    """Return the upper end of a plot, and a note if a few high points would flatten the rest."""
     import numpy as np
 
     sound = values[np.isfinite(values)]

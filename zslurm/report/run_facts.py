@@ -53,7 +53,7 @@ class Happening:
 
     Attributes:
         time: UNIX seconds.
-        attempt: where it belongs to one.
+        attempt: if it belongs to one.
         sort: `fault`, `action`, `user` or `state`.
         text: a sentence.
     """

@@ -69,7 +69,7 @@ class Attempt:
     Attributes:
         number: from 1.
         began, ended: UNIX seconds; `ended` is the last sign of life if no end was recorded.
-        outcome: `running` while it runs, `no end recorded` where nothing is known.
+        outcome: `running` while it runs, `no end recorded` if nothing is known.
         cause: the root of a failure, if it was recorded.
         first_step, last_step: of its steps; None if it took none.
         kept, lost: how many of its steps were kept, and how many were taken again later.

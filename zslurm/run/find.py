@@ -53,7 +53,7 @@ class OrphanJob(NotFound):
 
     Attributes:
         job: what Slurm knows of it.
-        run: where the directory was.
+        run: the former path of the directory.
     """
 
     def __init__(self, job: JobRecord, run: RunDir) -> None:

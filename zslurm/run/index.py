@@ -37,7 +37,7 @@ class IndexedJob:
 
 
 def state_dir() -> Path:
-    """Where zslurm keeps this user's state."""
+    """The directory of this user's state."""
     base = os.environ.get("XDG_STATE_HOME")
     return (Path(base) if base else home() / ".local" / "state") / "zslurm"
 

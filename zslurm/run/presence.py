@@ -1,4 +1,4 @@
-"""Whether the run directory is still where the job began: a run whose directory was moved or removed must end.
+"""Whether the run directory is still at its path: a run whose directory was moved or removed must end.
 
 A path that leads nowhere may also mean a file system that is away for a while. So the directory is kept open: if
 the open directory still answers, or its parent does, while the path leads nowhere or elsewhere, and stays so for
@@ -59,7 +59,7 @@ class Presence:
         return self._why if over else None
 
     def _missing(self) -> str | None:
-        """What became of the directory; None where it is there, or its file system does not answer."""
+        """What became of the directory; None if it is there, or its file system does not answer."""
         try:
             if self._path.stat().st_ino == self._inode:
                 return None

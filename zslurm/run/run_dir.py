@@ -99,7 +99,7 @@ class AttemptDir:
         return int(self.path.name)
 
     def progress(self, environ: Mapping[str, str]) -> Path:
-        """Where the ranks of this node keep their progress: in its memory, and like no other run's."""
+        """The progress of the ranks of this node: in its memory, and separate from other runs."""
         node = environ.get("SLURMD_NODENAME", "localhost")
         return _node_local(self.path, f"{self.number}-{node}")
 
@@ -114,7 +114,7 @@ class AttemptDir:
 
     @property
     def store_control(self) -> Path:
-        """Where the store server listens for the next supervisor, with a token; for its owner alone."""
+        """The address of the store server for the next supervisor, with a token; readable by its owner only."""
         return self.path / "store.json"
 
     @property
@@ -206,7 +206,7 @@ class RunDir:
         return self.submissions.is_file()
 
     def node_memory(self, environ: Mapping[str, str], attempt: int) -> Path:
-        """Where the agents of this node keep what they saw when an attempt began: in its memory as well."""
+        """What the agents of this node saw when an attempt began: in its memory as well."""
         node = environ.get("SLURMD_NODENAME", "localhost")
         return _node_local(self.path, f"agents-{node}-{attempt}.json")
 
@@ -263,7 +263,7 @@ class RunDir:
 
 
 def not_writable(error: OSError, path: Path) -> ConfigError:
-    """What to say where the file system refused `path`."""
+    """What to say if the file system refused `path`."""
     return ConfigError(
         f"{error.filename or path}: {error.strerror}: the run directory is not writable; "
         "set run.runs_dir to a directory of yours that all nodes share"

@@ -74,7 +74,7 @@ def read(run: RunDir) -> Lease | None:
 
 
 def renew(run: RunDir, generation: str) -> bool:
-    """Renew the lease of a generation; returns false where it is another's by now.
+    """Renew the lease of a generation; returns false if it is another's by now.
 
     Raises:
         OSError: the run directory cannot be written.
@@ -91,7 +91,7 @@ class LeaseWatch:
     """What one agent has seen of the lease. Look at it regularly, and only then ask.
 
     Attributes:
-        generation: of the agent; empty where it is not known.
+        generation: of the agent; empty if unknown.
         clock: monotonic seconds.
     """
 

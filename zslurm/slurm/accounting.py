@@ -98,7 +98,7 @@ def _energy(text: str) -> float:
 
 
 def _seconds(text: str) -> float:
-    """Return the seconds of sacct's `[DD-[HH:]]MM:SS[.mmm]`; 0 where it is something else."""
+    """Return the seconds of sacct's `[DD-[HH:]]MM:SS[.mmm]`; 0 if it is something else."""
     match = _CPU_TIME.fullmatch(text)
     if match is None:
         return 0.0

@@ -38,7 +38,7 @@ _REQUEUED_WITHIN = timedelta(minutes=2)
 
 @dataclass(frozen=True)
 class StartEstimate:
-    """Where and when; the time is in UTC, and a promise only as far as running jobs end by their limits."""
+    """Nodes and time; the time is in UTC, and a promise only as far as running jobs end by their limits."""
 
     time: datetime
     nodes: str
@@ -89,7 +89,7 @@ class SlurmClient(SlurmCommands):
         return self._version
 
     def estimate_start(self, script: str) -> StartEstimate | None:
-        """When and where Slurm would start a batch script; None if it does not show it. Nothing is submitted.
+        """Return when and where a batch script would start; None if Slurm does not show it. Nothing is submitted.
 
         Versions of Slurm that the question can crash are not asked.
 

@@ -75,7 +75,7 @@ class SlurmCommands:
         """Start nothing yet.
 
         Args:
-            environment: where PATH and SLURM_CONF are taken from; this process's own if not given.
+            environment: has PATH and SLURM_CONF; this process's own if not given.
             timeout_s: one attempt is given up after this long.
             retries: how often to try again.
         """
@@ -87,7 +87,7 @@ class SlurmCommands:
         self._retries = retries or Retries()
 
     def find(self, program: str) -> str | None:
-        """Where a program is, or None."""
+        """The path of a program, or None."""
         return shutil.which(program, path=self._environment.get("PATH", os.defpath))
 
     def run(self, program: str, *arguments: str, repeatable: bool = True) -> subprocess.CompletedProcess[str]:

@@ -79,7 +79,7 @@ def compress(names: Iterable[str]) -> str:
 
 
 def split_hostlist(names: Iterable[str], width: int | None) -> list[str]:
-    """Return `compress`, in several hostlists of at most `width` columns where it is wider; a name stays whole."""
+    """Return `compress`, in several hostlists of at most `width` columns if it is wider; a name stays whole."""
     ordered = sorted(set(names), key=natural_key)
     shortened = compress(ordered)
     if width is None or len(shortened) <= width or len(ordered) < 2:

@@ -143,7 +143,7 @@ def _ask_accounting(client: SlurmClient, forgotten: list[str], kept: _Kept) -> s
 
 
 def cache_file() -> Path:
-    """Where the view of this user and cluster is kept."""
+    """The path of the view of this user and cluster."""
     base = os.environ.get("XDG_CACHE_HOME")
     which = next((os.environ[name] for name in WHICH_CLUSTER if os.environ.get(name)), "")
     cluster = hashlib.sha256(which.encode()).hexdigest()[:12]

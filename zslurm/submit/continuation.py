@@ -129,7 +129,7 @@ def refuse_completed(spec: RunSpec, run: RunDir) -> None:
 
 
 def _resumes_at(spec: RunSpec, run: RunDir) -> int | None:
-    """Return the step that the trainer would resume at, as the trainer chooses; None where it would start anew."""
+    """Return the step that the trainer would resume at; None if it would start from the beginning."""
     asked = spec.checkpoint.resume_from
     for listing in list_checkpoints(run.checkpoints):
         if listing.complete and (asked is None or _manifest(listing.path).cursor.get(RESUMED_FROM) == asked):

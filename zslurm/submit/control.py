@@ -226,7 +226,7 @@ def requeue(run: RunDir, *, now: bool = False, exclude: str | None = None) -> Re
 
 
 def readmit(run: RunDir, nodes: str) -> list[str]:
-    """Let a run use excluded nodes again: from its next attempt on, and where its job waits, in Slurm's list.
+    """Let a run use excluded nodes again: from its next attempt on, and if its job waits, in Slurm's list.
 
     Returns:
         The nodes that were excluded, of those named.
@@ -281,7 +281,7 @@ def _requeue_without(client: SlurmClient, job: JobRecord, nodes: Sequence[str]) 
     """Move a job off nodes for good: its list of excluded nodes grows before it can start again.
 
     Returns:
-        What was done: `requeue`, or `exclude` where the job only waited in the queue.
+        What was done: `requeue`, or `exclude` if the job only waited in the queue.
 
     Raises:
         ZslurmError: Slurm refused or did not answer; the message has the state in which the job was left.

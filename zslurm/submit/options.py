@@ -16,7 +16,7 @@ _FLAG = re.compile(r"--([a-z][a-z0-9-]*)(?:=(.*))?", re.DOTALL)
 
 
 def dependency(jobs: Sequence[str]) -> str | None:
-    """Return Slurm's form of `--dependency [TYPE:]JOB ...`, where a job may be a run's name; all must hold.
+    """Return Slurm's form of `--dependency [TYPE:]JOB ...`; a job may be a run's name; all must hold.
 
     Raises:
         ConfigError: not a dependency.

@@ -252,7 +252,7 @@ def _limit_note(spec: RunSpec, job_id: str) -> list[str]:
 
 
 def _indexed(job_id: str, run: RunDir, spec: RunSpec) -> list[str]:
-    """Add the job to the per-user index; returns a note where that fails: the job is on its way already."""
+    """Add the job to the per-user index; returns a note if that fails: the job is on its way already."""
     try:
         index.record(index.new_entry(job_id, run, spec.cluster.name, spec.cluster.launcher))
     except ZslurmError as error:

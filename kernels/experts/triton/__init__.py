@@ -1,7 +1,7 @@
 """Run routing and the experts' steps on a GPU: one kernel each, two for `sort`.
 
 `sort` is a counting sort: one kernel counts each class in blocks of choices, torch adds the counts up, classes
-first, so that they are where each class's rows of each block start, and another kernel places the choices there.
+first, so that they are the start of each class's rows of each block, and another kernel places the choices there.
 
 Rows of tokens move 16 bytes at a time if their width allows it. Everything is computed in fp32.
 """

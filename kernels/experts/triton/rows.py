@@ -120,7 +120,7 @@ def _activate_backward(
 
 
 class _Tokens(NamedTuple):
-    """The tokens, and where the row of each of their choices is."""
+    """The tokens, and the row of each of their choices."""
 
     x: Tensor
     back: Tensor

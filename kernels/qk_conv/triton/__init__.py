@@ -1,7 +1,7 @@
 """Make queries and keys on a GPU in one kernel, and their gradients in one more and a sum.
 
 The forward's workgroup computes some tokens of one sequence and one head: the products of its window, tap by tap,
-each tap's rows loaded where they are in memory; then skip, norm, temperature and rotation, in fp32.
+each tap's rows loaded from their place in memory; then skip, norm, temperature and rotation, in fp32.
 
 The gradient needs, of each output, du = s (g - u (u g) / |u|^2), g being the gradient turned back and s the scale.
 The forward keeps u in fp32 and s, so du is a few operations on what is loaded, and every workgroup computes the du

@@ -73,7 +73,7 @@ def _backward(given, grad, z_grad, sums, all_tiles, partials, SHAPE: tl.constexp
 
 @triton.jit
 def _head_of(heads, head, batch):
-    """Return where the gradients of a head of a sequence are, and the stride of its tokens."""
+    """Return the address of the gradients of a head of a sequence, and the stride of its tokens."""
     return heads.first + batch * heads.batch + head.to(tl.int64) * heads.head, heads.token
 
 

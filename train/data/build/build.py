@@ -141,11 +141,11 @@ def build(
         excluded: names of directories that are not entered.
         fields: what of a line or a row is the text; with a prompt and a completion, the prompt's tokens do not
             count as targets.
-        end_token: the tokenizer's end-of-document token, where it is not one of the usual ones.
+        end_token: the tokenizer's end-of-document token, if it is not one of the usual ones.
         bundle_bytes: a new bundle begins before it would exceed this; documents are not split.
         max_document_bytes: a larger document is refused; a process needs about 100 times that in memory.
         workers: processes that tokenize; 1: none but this one. More need an importable main module.
-        chat_template: of conversations, where it is not the one beside the tokenizer.
+        chat_template: of conversations, if it is not the one next to the tokenizer.
         trimming: take so much of the reasoning of longer documents that they fit a context.
         report: gets the progress, in this thread, after each batch; what it raises ends the build.
         note: gets messages for people: an earlier, unfinished build; a smaller vocabulary.

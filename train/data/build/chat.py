@@ -112,7 +112,7 @@ class ChatTemplate:
         return Rendered(text, tuple(span for span in spans if span[0] < span[1]))
 
     def _added(self, messages: Sequence[Mapping[str, Any]], place: int, text: str) -> list[tuple[int, int]]:
-        """Return where in the text is what the message at `place` adds."""
+        """Return the range of the text that the message at `place` adds."""
         before = self._text(messages[:place], add_generation_prompt=True) if place else ""
         after = text if place == len(messages) - 1 else self._text(messages[: place + 1])
         if not (after.startswith(before) and text.startswith(after)):
@@ -145,7 +145,7 @@ class ChatTemplate:
 
 
 class _Tracker(Extension):
-    """`{% generation %}`: notes where its body is in the text that is being rendered."""
+    """`{% generation %}`: notes the range of its body in the text that is being rendered."""
 
     tags = {"generation"}  # noqa: RUF012 (jinja2's interface)
 

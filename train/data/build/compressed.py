@@ -43,7 +43,7 @@ def open_source(file: SourceFile) -> Iterator[tuple[IO[bytes], IO[bytes]]]:
 
 
 def skip(stream: IO[bytes], count: int) -> None:
-    """Go `count` bytes forward: at once if the stream can seek, by reading where it is compressed."""
+    """Go `count` bytes forward: at once if the stream can seek, by reading if it is compressed."""
     if isinstance(stream, io.BufferedReader) and isinstance(stream.raw, io.FileIO):
         stream.seek(count, io.SEEK_CUR)
         return

@@ -28,7 +28,7 @@ _KINDS = {dict: "an object", list: "a list", str: "a string", bool: "true or fal
 class Document:
     """One document: `texts` is its text, or its prompt and completion; `skipped` is why it has none.
 
-    Of a conversation `learned` is where in its text the assistant speaks.
+    Of a conversation `learned` is the part of its text that the assistant speaks.
     """
 
     texts: tuple[str, ...]
@@ -142,7 +142,7 @@ def _document(
     skipped: str | None = None,
     learned: tuple[tuple[int, int], ...] | None = None,
 ) -> Document:
-    """Return a document and the hash of its bytes: of one text, or of two and where the second begins."""
+    """Return a document and the hash of its bytes: of one text, or of two and the start of the second."""
     digest = hashlib.sha256(" ".join(str(len(content)) for content in contents).encode() + b"\n")
     for content in contents:
         digest.update(content)

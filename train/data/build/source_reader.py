@@ -4,7 +4,7 @@ One process reads, in order, as little as it must: lines are not parsed and text
 work of `train/data/build/documents.py` in the processes that tokenize. Memory is bounded by one batch, whatever
 the size of the files; a record larger than the limit is refused before it is read (Parquet's: after it was).
 
-A cursor is where a record begins, so that reading can continue there: at once in plain files, by decompressing
+A cursor is the start of a record, so that reading can continue there: at once in plain files, by decompressing
 what is before it in compressed ones, at its row group in Parquet.
 """
 
@@ -27,7 +27,7 @@ PARQUET_ROWS = 64  # decoded at a time
 
 
 class Cursor(NamedTuple):
-    """Where a record begins."""
+    """The start of a record."""
 
     file: int  # in the list of sources
     record: int = 0  # lines or rows of the file before it

@@ -11,7 +11,7 @@ give it:
     what goes       one run of tokens out of its middle: equally many tokens of its beginning and of its end stay
     where           at ends of lines if the kept parts lose at most a quarter by that, else between tokens
                     that do not divide a character
-    no mark         is put where it was: it would be learned
+    no mark takes its place: it would be learned
     too little      where prompt and answer alone are too long, or there is no reasoning, nothing is taken: the
                     example is left whole and counted, and data.long_documents of the run decides
 
@@ -46,8 +46,9 @@ class Trimming:
     def reasoning(self, text: str, answer: tuple[int, int] | None = None) -> tuple[int, int] | None:
         """Return [first, last) of the characters of the reasoning; None if there is none.
 
-        `answer` is where in the text the last answer is; it may begin with reasoning, because templates put the
-        opening tag into the prompt. It ends at the last closing tag: whatever follows that is the final answer.
+        `answer` is the range of the last answer in the text; it may begin with reasoning, because templates put
+        the opening tag into the prompt. It ends at the last closing tag: whatever follows that is the final
+        answer.
         """
         start, end = answer or (0, len(text))
         last = text.rfind(self.closing, start, end)
@@ -82,14 +83,14 @@ def removal(text: str, tokens: TextTokens, reasoning: tuple[int, int] | None, ex
 
 
 def _down_to(place: int, least: int, clean: list[int], lines: set[int]) -> int:
-    """Return the border at or below `place`, where the beginning ends."""
+    """Return the border at or below `place` at which the beginning ends."""
     most_loss = (place - least) // _SLACK
     line = next((end for end in range(place, place - most_loss - 1, -1) if end in lines and end > least), None)
     return line if line is not None else max(end for end in clean if end <= place)
 
 
 def _up_to(place: int, most: int, clean: list[int], lines: set[int]) -> int:
-    """Return the border at or above `place`, where the end begins."""
+    """Return the border at or above `place` at which the end begins."""
     most_loss = (most - place) // _SLACK
     line = next((end for end in range(place, place + most_loss + 1) if end in lines and end < most), None)
     return line if line is not None else min(end for end in clean if end >= place)

@@ -5,7 +5,7 @@
       corpus/                     becomes NAME, by one rename, when all its files are on stable storage
         tokenizer.json
         part-00000.h5             a bundle, called so until it is known how many there are
-      part-00000.json             marks this bundle as whole: what it was built of, and where the next begins
+      part-00000.json             marks this bundle as whole: what it was built of, and the start of the next
 
 A failure or a kill leaves the directory if a bundle in it is whole. The next build of the same NAME keeps the
 bundles from the first on that are whole, were built with its settings of files that are unchanged, and agree with
@@ -56,7 +56,7 @@ class WholeBundle:
     Attributes:
         settings: of the build.
         files_sha256: of the names, sizes and times of the files that the bundle was built of.
-        cursor: where the next bundle begins.
+        cursor: the start of the next bundle.
         tally: what was counted up to there.
     """
 
@@ -74,7 +74,7 @@ class WholeBundle:
 
     @classmethod
     def read(cls, staging: Path, part: int) -> WholeBundle | None:
-        """Return what was recorded of bundle `part`; None where it is not whole."""
+        """Return what was recorded of bundle `part`; None if it is not whole."""
         try:
             row = load_json((staging / f"part-{part:05d}.json").read_bytes())
             return cls(row["settings"], row["files_sha256"], Cursor(*row["cursor"]), Tally(**row["tally"]))

@@ -99,7 +99,7 @@ class Packs:
 
     Attributes:
         context: tokens of a sequence.
-        ends: where the pieces of each pack begin and, last, how many pieces there are; int64 [packs + 1].
+        ends: the start of the pieces of each pack and, last, the number of pieces; int64 [packs + 1].
         starts: of each piece in the stream, int64 [pieces].
         tokens: how many it has, int32 [pieces].
         counts: what became of the documents.
@@ -120,7 +120,7 @@ class Packs:
         """Return the pieces of packs, int64 [k], one after another.
 
         Returns:
-            Where each begins in the stream, its tokens (int64 [pieces] each), and the pieces of each pack, int64
+            The start of each in the stream, its tokens (int64 [pieces] each), and the pieces of each pack, int64
             [k].
         """
         first = np.asarray(self.ends[packs], np.int64)
@@ -178,7 +178,7 @@ def pack_windows(
 
 
 def _windows(corpus: Corpus) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int64]]]:
-    """Yield WINDOW documents at a time: where each begins in the stream, and its tokens; int64 [documents]."""
+    """Yield WINDOW documents at a time: the start of each in the stream, and its tokens; int64 [documents]."""
     starts: list[NDArray[np.int64]] = []
     lengths: list[NDArray[np.int64]] = []
     held, before = 0, 0

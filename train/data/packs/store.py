@@ -43,7 +43,7 @@ _BLOCK = 1 << 20  # elements copied at a time
 
 
 def path_of(corpus: Corpus, context: int, long_documents: LongDocuments) -> Path:
-    """Return where the packing of a corpus, or of a single bundle, is stored."""
+    """Return the path of the packing of a corpus, or of a single bundle."""
     name = f"packs-{context}-{long_documents}.h5"
     return corpus.path / name if corpus.path.is_dir() else corpus.path.with_name(f"{corpus.path.stem}.{name}")
 

@@ -54,7 +54,7 @@ class FlashAttention:
     def __call__(self, q_BHSP: Tensor, k_BJSP: Tensor, v_BJSP: Tensor, bounds_N: Tensor | None = None) -> Tensor:
         """Causal grouped-query attention with scale 1 / sqrt(P), in fp16 or bf16; returns [B, S, H * P].
 
-        bounds_N is where each document begins among the B * S tokens, and their number, int32; None if every
+        bounds_N is the start of each document among the B * S tokens, and their number, int32; None if every
         sequence is one document.
         """
         batch, _, length, head_dim = q_BHSP.shape

@@ -1,7 +1,7 @@
 """Compare two results of one benchmark, row by row, and tell a change from noise.
 
 Rows are compared if the benchmark's keys are equal. A row has the median of its repetitions; the median of n
-values that scatter by s has a standard error of 1.25 s / sqrt(n). A change counts where it is larger than
+values that scatter by s has a standard error of 1.25 s / sqrt(n). A change counts if it is larger than
 
     max(FLOOR, 3 sqrt(a^2 + b^2))     a, b: standard errors of the two rows, relative to their medians
 
@@ -40,7 +40,7 @@ class FigureChange:
     Attributes:
         key: columns that identify it, with their values.
         before, after: the benchmark's value in the first and the second result.
-        noise: the largest relative change that counts as none; None where it is not known.
+        noise: the largest relative change that counts as none; None if unknown.
         outcome: of the second result against the first.
     """
 

@@ -1,7 +1,7 @@
 """The message size from which a collective has its full bandwidth: the bucket that a run should use.
 
 A collective of S bytes takes t(S) = a + S / B (Hockney): a for its hops, whatever the size, and B the bandwidth
-that large messages reach, the plateau. Its bandwidth is B S / (S + H), where H = a B is the size at half of the
+that large messages reach, the plateau. Its bandwidth is B S / (S + H); H = a B is the size at half of the
 plateau. The knee is the smallest size with 95 % of it:
 
     S / (S + H) >= 0.95    from    S = 19 H on

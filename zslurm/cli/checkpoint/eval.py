@@ -290,7 +290,7 @@ def _interrupted_by_sigterm() -> Iterator[None]:
 
 
 def _record(path: Path, results: list[TaskResult]) -> None:
-    """Record scores in the events of the run that a checkpoint is in, where it is in one and can be written to."""
+    """Record scores in the events of the checkpoint's run, if it has one that can be written to."""
     folder = path.absolute().parent
     run = RunDir(folder.parent)
     if run.checkpoints != folder or not run.config.is_file():

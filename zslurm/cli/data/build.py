@@ -98,7 +98,7 @@ def build(
     slurm: Slurm = False,
     json: Json = False,
 ) -> None:
-    """Tokenize text into HDF5 bundles. After a kill, the same command continues where it was.
+    """Tokenize text into HDF5 bundles. After a kill, the same command continues from its last bundle.
 
     Example: zslurm data build ~/texts --glob '*.txt' --vocab-size 32768 --out data/texts
     """

@@ -118,7 +118,7 @@ def print_merged(
 def _open_logs(
     run: RunDir, attempt: AttemptDir | None, ranks: Sequence[int] | None, known: dict[int, _RankLog]
 ) -> dict[int, _RankLog]:
-    """Return the logs that are there by now; those that were known continue where they were left."""
+    """Return the logs that are there by now; those that were known continue after the lines shown."""
     if attempt is None:
         return known
     return {rank: known.get(rank) or _RankLog(attempt, rank) for rank in ranks_with_logs(run, attempt, ranks)}

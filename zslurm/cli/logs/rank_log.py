@@ -125,7 +125,7 @@ def _print_tail(path: Path, last_lines: int | None, since: float | None, *, foll
 
 
 def _offset_at(path: Path, since: float) -> int:
-    """Return where the lines of a rank's log begin that were written at a time or later."""
+    """Return the offset of the first line of a rank's log written at a time or later."""
     times, offset = LogTimes(path, path.with_suffix(".times")), 0
     with path.open("rb") as file:
         for line in file:

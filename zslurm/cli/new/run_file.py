@@ -34,8 +34,8 @@ class Start:
         init: the value of the key `init`, with an absolute path.
         model: theirs.
         tokenizer: their tokenizer.json.
-        rope_base: theirs; None where it is not known.
-        context: longest sequence that they were trained with, in tokens; None where it is not known.
+        rope_base: theirs; None if unknown.
+        context: longest sequence that they were trained with, in tokens; None if unknown.
         dtype: "bf16" or "fp32", in which they were trained; None if it is not known.
         lr: peak learning rate that they were trained with last; None if it is not known.
     """
@@ -184,7 +184,7 @@ def run_file_text(
 
     Args:
         recipe: its name.
-        file: where it will be.
+        file: its path.
         name: of the run.
         data: the token bundles.
         nodes: of the job, if they were chosen.

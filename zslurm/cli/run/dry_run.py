@@ -38,7 +38,7 @@ _ONE_EPOCH = 1.005
 
 
 def describe(resolved: Resolved, *, new: bool, as_json: bool) -> str:
-    """Return the script, the environment, where ranks go, what they take, when it starts, and what changes.
+    """Return the script, environment, placement of ranks, what they take, when the job starts, and what changes.
 
     With `new` an existing run of its name would be moved aside.
 

@@ -104,7 +104,7 @@ _BYTES_HEAD = ["phase", "what", "inside the node", "along the rail", "off the ra
 
 
 def _byte_rows(phases: list[dict[str, Any]], sent: dict[str, Any]) -> list[list[str]]:
-    """Return what a rank sends in a step, what is the same in every phase first; nothing where it is alone."""
+    """Return what a rank sends in a step, what is the same in every phase first; nothing if it is the only one."""
     rows = []
     for key, what in (
         ("reduce_scatter", "reduce-scatter"),

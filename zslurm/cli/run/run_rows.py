@@ -109,7 +109,7 @@ def orphan_as_json(job: JobRecord, run: RunDir) -> dict[str, Any]:
 
 
 def stale_line(states: Sequence[RunState]) -> str | None:
-    """Return how old the states are where Slurm did not answer, and why; None if it did."""
+    """Return how old the states are if Slurm did not answer, and why; None if it did."""
     old = [state.as_of for state in states if state.as_of is not None]
     if old:
         age = show_duration(time.time() - min(old))
@@ -126,7 +126,7 @@ def time_left(state: RunState) -> str:
 
 
 def show_mfu(state: RunState) -> str:
-    """Return the MFU in percent; empty where it is not known."""
+    """Return the MFU in percent; empty if unknown."""
     return f"{100 * state.mfu:.1f} %" if state.mfu is not None else ""
 
 
@@ -167,7 +167,7 @@ def _after_fault(state: RunState) -> str:
 
 
 def saved(state: RunState) -> str:
-    """Return where a run that stopped was saved, and how to continue it."""
+    """Return the last save of a stopped run, and how to continue it."""
     where = f"saved at step {state.checkpoint_step}; " if state.checkpoint_step is not None else ""
     return f"{where}submit again to continue"
 
@@ -213,7 +213,7 @@ def _survived(state: RunState) -> str:
 
 
 def describe_root(cause: Mapping[str, Any]) -> str:
-    """Describe a cause of Aegis in one line: with its kind where it is a fault that was noticed."""
+    """Describe a cause of Aegis in one line: with its kind if it is a fault that was noticed."""
     return describe_fault({**cause, "line": cause["message"]}) if cause.get("kind") else describe_cause(cause)
 
 

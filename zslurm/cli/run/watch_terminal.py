@@ -36,7 +36,7 @@ _RUNS_KEYS = "q quit   arrows or j, k choose   Enter opens   r look now"
 
 
 def pause_s(interval_s: float, took_s: float) -> float:
-    """Return the seconds until the next look: where an answer is slow, looks become rarer."""
+    """Return the seconds until the next look: if an answer is slow, looks become rarer."""
     return max(interval_s, _SLOW * took_s)
 
 
@@ -175,7 +175,7 @@ def _keyboard() -> Iterator[bool]:
 
 
 def _read_key(wait_s: float) -> str:
-    """Return a key, by its name where it is a special one; empty if none was typed."""
+    """Return a key, by its name if it is a special one; empty if none was typed."""
     ready, _, _ = select.select([sys.stdin], [], [], wait_s)
     if not ready:
         return ""

@@ -51,11 +51,11 @@ _OUTPUT = "`zslurm logs {run} --errors` shows the errors in its output, "
 
 @dataclass(frozen=True)
 class Answer:
-    """Why a run is where it is.
+    """Why a run is in its state.
 
     Attributes:
         died: it has ended, and not as it should.
-        kind: of the fault that is the root, where it is known.
+        kind: of the fault that is the root, if it is known.
         cause: the root in one line; empty if there is none.
         text: what happened, in sentences.
         advice: the next thing to do.

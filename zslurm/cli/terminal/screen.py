@@ -41,7 +41,7 @@ def has_unicode(stream: TextIO | None = None) -> bool:
 
 
 def print_styled(lines: Iterable[Line]) -> None:
-    """Print lines of (text, style): the styles on a terminal only, where a line that is too long is folded."""
+    """Print lines of (text, style): the styles on a terminal only, which also folds lines that are too long."""
     width = columns_of_terminal()
     if width is None:
         for line in lines:
@@ -82,7 +82,7 @@ def cut(text: str, width: int) -> str:
 
 
 def paragraph(text: str, width: int | None, *, indent: int = 0, style: str = "") -> list[Line]:
-    """Return text as indented lines, broken between words where it is longer than the width; at least one line."""
+    """Return text as indented lines, broken between words if it is longer than the width; at least one line."""
     text = " ".join(text.split())
     size = max(width - indent, 1) if width is not None else len(text) + 1
     parts = wrap(text, size, break_long_words=False, break_on_hyphens=False) or [""]
@@ -90,7 +90,7 @@ def paragraph(text: str, width: int | None, *, indent: int = 0, style: str = "")
 
 
 def fold(line: Line, width: int) -> Iterator[Line]:
-    """Break a line between its pieces, and where a piece is too long, between its words: never inside one."""
+    """Break a line between its pieces or, if a piece is too long, between its words: never inside one."""
     text_of_line = "".join(text for text, _ in line).rstrip()
     if len(text_of_line) <= width:
         yield _without_end(line)

@@ -16,7 +16,7 @@ from zslurm.hardware.pairing import closeness
 def problems(found: RailMap, facts: NodeFacts, cluster: ClusterSection, gid_index: int | None) -> list[Problem]:
     """Return what is wrong with a node's rails, what stops a rail first.
 
-    `gid_index` is the one that the ranks will use; where it is None any of RoCE v2 will do.
+    `gid_index` is the one that the ranks will use; if it is None any of RoCE v2 will do.
     """
     nics, expected = {nic.device: nic for nic in facts.nics}, cluster.gpus_per_node
     listed: list[Problem] = []

@@ -1,4 +1,4 @@
-"""The rails of many nodes, which are all asked for their facts at the same time, and where they are inconsistent.
+"""The rails of many nodes, which are all asked for their facts at the same time, and their inconsistencies.
 
 Two things must match. The location: rail, local ranks, and the PCI addresses. It decides which plane of
 switches a rank's traffic takes, and on a rails-only network a node whose rank 3 sends on plane 4 reaches no other.
@@ -34,7 +34,7 @@ class NodeDifference:
         nodes: their names.
         others: how many nodes they are compared with.
         aspect: in what they differ.
-        rail: where; None if the number of rails differs.
+        rail: that differs; None if the number of rails differs.
     """
 
     nodes: tuple[str, ...]

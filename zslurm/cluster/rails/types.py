@@ -50,7 +50,7 @@ class Rail:
         nic: name of the RDMA device; None if there is none.
         near: what the first GPU and the NIC share; None without one of them.
         bridge: the bridge or root complex closest to both.
-        gid_index: GID index of RoCE v2: the configured one where it is such, else the first.
+        gid_index: GID index of RoCE v2: the configured one if it is of RoCE v2, else the first.
     """
 
     index: int
@@ -72,7 +72,7 @@ class RailMap:
     """The rails of one node.
 
     Attributes:
-        source: where the pairing comes from.
+        source: of the pairing.
         others: RDMA devices that are no rail: storage, management.
         problems: what is wrong, the worst first.
     """

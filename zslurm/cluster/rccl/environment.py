@@ -38,7 +38,7 @@ def environment(
 ) -> list[Setting]:
     """The variables of a cluster: of each the first rule that applies, and then cluster.env, which wins.
 
-    `origin_of` returns where the value of a variable in cluster.env came from.
+    `origin_of` returns the origin of a variable's value in cluster.env.
     """
     by_name: dict[str, Setting] = {}
     for rule in rules().rules:

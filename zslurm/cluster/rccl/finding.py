@@ -15,9 +15,9 @@ class RcclFinding:
     """Something about one variable.
 
     Attributes:
-        level: `fault` where the job would fail, hang or leave the fast network; `warning` where something is wrong
-            with the variable; `note` where nothing is, but a user may expect something else.
-        value: the variable's; None where it is not set at all.
+        level: `fault` if the job would fail, hang or leave the fast network; `warning` if something is wrong
+            with the variable; `note` if nothing is, but a user may expect something else.
+        value: the variable's; None if it is not set at all.
         message: what is wrong, and what to do.
     """
 
@@ -43,7 +43,7 @@ def is_on(given: Mapping[str, str], name: str) -> bool:
 
 
 def number(text: str | None) -> int | None:
-    """Return a value as the libraries read it, in decimal or with 0x; None where it is no number."""
+    """Return a value as the libraries read it, in decimal or with 0x; None if it is no number."""
     try:
         return int(text, 0) if text is not None else None
     except ValueError:

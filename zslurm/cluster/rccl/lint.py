@@ -110,7 +110,7 @@ def _names(given: Mapping[str, str], cluster: ClusterSection) -> Iterator[Findin
 
 
 def meant_by(name: str, known: Set[str]) -> str | None:
-    """Return the known name that `name` is a slip of; None where it is known itself, or a slip of none.
+    """Return the known name that `name` is a slip of; None if it is known itself, or a slip of none.
 
     Only a slip of the pen counts: one word that no name has and that is nearly one of theirs (TIMOUT), the words
     of a name in another order, with another prefix, or with an underscore too few or too many. Similarity alone

@@ -160,7 +160,7 @@ class Rules(Section):
     rules: tuple[Rule, ...]
 
     def rccl_of(self, rocm: str | None) -> str | None:
-        """The RCCL that came with a release of ROCm such as `7.1.1-38`; None where it is not known."""
+        """The RCCL that came with a release of ROCm such as `7.1.1-38`; None if unknown."""
         return self.rocm.get(".".join(str(number) for number in version(rocm or "")[:2]))
 
 
@@ -281,7 +281,7 @@ def rccl_version(cluster: ClusterSection) -> str | None:
 
 
 def ainic_transport(cluster: ClusterSection) -> Transport | None:
-    """Return RCCL's transport for Pollara NICs: as given, else by the versions; None elsewhere and where unknown.
+    """Return RCCL's transport for Pollara NICs: as given, else by the versions; None elsewhere and if unknown.
 
     RCCL has it built in from ROCm 7.2.1 on; 7.2.0 has an RCCL of the same number (2.27.7) without it.
     """

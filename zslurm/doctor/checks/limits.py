@@ -21,7 +21,7 @@ _FAR_TOO_FEW = 1 / 16
 
 @check("limits", "memory that a process inside the step may pin", "node")
 def memlock(sources: Sources) -> CheckOutcome:
-    """Look at the limit of this very process, which runs where ranks run, for RDMA.
+    """Look at the limit of this very process, which has the limits of ranks, for RDMA.
 
     The login shell looks fine while the step inherits slurmd's limit (NVIDIA/nccl-tests#206, NVIDIA/nccl#1191).
     """

@@ -99,7 +99,7 @@ def _missing(file: Path, group: Sequence[str], node: str, patience_s: float) -> 
 def _run_ranks(
     sources: Sources, group: Sequence[str], file: Path, given: Mapping[str, str], limit_s: float
 ) -> list[CommandResult]:
-    """Run the ranks of this node: one of the group's, or all of them where it is alone.
+    """Run the ranks of this node: one of the group's, or all of them if it is the only node.
 
     Raises:
         CommandHung: one did not end in time.

@@ -39,7 +39,7 @@ class StoreClient:
     """A store server that this process, or a supervisor before it, has started.
 
     Attributes:
-        port: where it listens; None until it does, and where another supervisor has started it.
+        port: the one that it listens on; None until it does, and if another supervisor has started it.
     """
 
     def __init__(self, read: IO[str], write: IO[str], process: subprocess.Popen[str] | None = None) -> None:

@@ -18,8 +18,8 @@ and what it gets, from standard output:
     {"event": "failed", "number": 1, "rank": 1, "reason": "..."}         also at the deadline: who did not come
     {"event": "refused", "number": 1, "reason": "..."}                   a line that is no request, or is too late
 
-With --rendezvous the address is written to a file, where ranks and the supervisor's request to stop find it, with
-the secret that the keys of the store begin with.
+With --rendezvous the address is written to a file, in which ranks and the supervisor's request to stop find it,
+with the secret that the keys of the store begin with.
 
 When the supervisor dies its store stays, for the ranks train on. The next supervisor connects to the port in the
 file of --control, on the same node, sends the token that is there as well, and has the same exchange from then on.
@@ -145,7 +145,7 @@ class Step:
 def look_up_no_names() -> None:
     """Keep torch's server from asking DNS for the name of each address that connects.
 
-    It does so in the one thread that answers all ranks, to have the name at hand for messages: where DNS is slow
+    It does so in the one thread that answers all ranks, to have the name at hand for messages: if DNS is slow
     or away each connection stops the store for seconds, and 1,024 ranks for longer than any of them waits. glibc
     can be asked to take /etc/hosts alone, for this process; other C libraries have no such function, and look up
     as before.
@@ -159,7 +159,7 @@ class Requests:
     """Lines of the supervisor, and of the one that comes after it.
 
     Attributes:
-        lines: as they come; None if a supervisor ends, and where one begins a function that sends it a line.
+        lines: as they come; None if a supervisor ends, and if one begins a function that sends it a line.
     """
 
     def __init__(self) -> None:
@@ -279,7 +279,7 @@ class StoreServer:
         )  # fmt: skip
 
     def take(self, line: str) -> bool:
-        """Act on a request; returns False where it is to stop."""
+        """Act on a request; returns False if it is to stop."""
         try:
             request = json.loads(line)
             operation = request.get("op") if isinstance(request, dict) else None

@@ -32,7 +32,7 @@ _PRIVATE = (".env", ".netrc", ".pem", ".key", "id_rsa", "id_ed25519")
 
 @dataclass(frozen=True)
 class JobCode:
-    """Where a job finds its code: `path` for PYTHONPATH, and the directory to change into, if any."""
+    """The code of a job: `path` for PYTHONPATH, and the directory to change into, if any."""
 
     path: str
     directory: str | None = None
@@ -44,7 +44,7 @@ def packages_dir(run: RunDir) -> Path:
 
 
 def job_code(spec: RunSpec, run: RunDir) -> JobCode | None:
-    """Return where the job of a run finds its code; None if it runs what is installed at that time."""
+    """Return the place of the code for the job of a run; None if it runs what is installed at that time."""
     if spec.run.snapshot != "copy":
         return None
     packages, checkout = packages_dir(run), checkout_around(Path.cwd())

@@ -1,6 +1,6 @@
 """The training step inside a container: what precedes the ranks' Python, and what it can see.
 
-Only the ranks are inside. The supervisor stays on the host, where Slurm's commands are. The environment passes
+Only the ranks are inside. The supervisor stays on the host, which has Slurm's commands. The environment passes
 through as the engines do it; PYTHONPATH names nothing but our packages, for the host's site-packages belong to
 another Python.
 """

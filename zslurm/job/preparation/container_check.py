@@ -1,6 +1,6 @@
 """`python -m zslurm.job.preparation.container_check`: whether this container can train here; asked once a node.
 
-It must have what the ranks import, and its RDMA library must have the ABI of the host's driver: where it does
+It must have what the ranks import, and its RDMA library must have the ABI of the host's driver: if it does
 not, libibverbs drops every device, and RCCL falls back to sockets or dies with "Connection refused".
 """
 

@@ -53,7 +53,7 @@ def stage(place: str, run: RunDir, job_id: str, nodes: Sequence[str], environ: M
 
 
 def staged_environment(place: str, job_id: str) -> str:
-    """Return where the environment of this Python is on the nodes, once `stage` has put it there."""
+    """Return the path of this Python's environment on the nodes, once `stage` has copied it."""
     return f"{_target(place, job_id)}/{Path(sys.prefix).name}"
 
 

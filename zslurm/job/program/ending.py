@@ -57,7 +57,7 @@ def _tracebacks(log: str) -> list[str]:
 
 
 def _error_of(text: str) -> dict[str, Any] | None:
-    """Return what a traceback ends in; None for that of a launcher, and where its end is missing."""
+    """Return what a traceback ends in; None for that of a launcher, and if its end is missing."""
     # The first match: what is printed after the traceback may look like an error too.
     match = next((match for line in text.splitlines() if (match := _ERROR.match(line))), None)
     if match is None or (name := match["error"].rpartition(".")[2]) in _OF_LAUNCHERS:

@@ -1,4 +1,4 @@
-"""Where the ranks of a program meet: rank 0 chooses an address and publishes it for the others.
+"""The rendezvous of the ranks of a program: rank 0 chooses an address and publishes it for the others.
 
 Rank 0 also opens the stop channel (stop_channel.py) and publishes its port beside the program's own.
 """

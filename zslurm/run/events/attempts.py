@@ -119,7 +119,7 @@ class StacksDumped(Event, name="stacks_dumped"):
 
 
 class StepKilled(Event, name="step_killed"):
-    """The supervisor ended an attempt; `root` is the fault for which, where it is one."""
+    """The supervisor ended an attempt; `root` is the fault for which, if it is one."""
 
     TEXT = "attempt {event.attempt} was torn down: {event.reason}"
     attempt: int

@@ -58,7 +58,7 @@ class Event(_Fields):
             depends on more overrides `_sentence`.
         time: UNIX seconds; 0 if a damaged row has none.
         job_id: the job in which it happened.
-        attempt: the attempt in which it happened, where it belongs to one.
+        attempt: the attempt in which it happened, if it belongs to one.
         nodes: the nodes that it is about, if there are any.
         reason: why, in one line, if that is known.
     """

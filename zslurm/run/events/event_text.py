@@ -70,7 +70,7 @@ def node_list(nodes: object) -> str:
 
 
 def node_names(nodes: object) -> list[str]:
-    """Return the names of the nodes of an event, a list or a hostlist; none where it is neither."""
+    """Return the names of the nodes of an event, a list or a hostlist; none if it is neither."""
     if isinstance(nodes, list | tuple):
         return [str(node) for node in nodes]
     try:

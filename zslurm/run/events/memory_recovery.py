@@ -106,7 +106,7 @@ class RanksMoved(Event, name="ranks_moved", changes_state=True):
 
 
 class MoveRefused(Event, name="move_refused"):
-    """A planned move was not made; the ranks train on where they are."""
+    """A planned move was not made; the ranks train on, on the same nodes."""
 
     TEXT = "the ranks do not move off {event.off}: {event.reason}"
     off: str

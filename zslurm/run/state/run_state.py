@@ -168,7 +168,7 @@ _SUBMISSION = {"action", "job_id", "launcher", "cluster", "time"}
 
 
 def last_job(run: RunDir) -> _Job | None:
-    """The newest job of a run; None if it was never submitted, and where the job is that of its original."""
+    """The newest job of a run; None if it was never submitted, and if the job is that of its original."""
     job = recorded_job(run)
     return job if job is not None and job.original is None else None
 

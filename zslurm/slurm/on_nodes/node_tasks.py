@@ -34,7 +34,7 @@ class NodeTasks:
     environ: Mapping[str, str]
 
     def end(self) -> None:
-        """End the tasks, and the job where it is one of its own."""
+        """End the tasks, and the job if it is one of its own."""
         if end_srun(self.process) and self.name is not None:
             cancel_named(self.name, self.environ)
 

@@ -251,7 +251,7 @@ def read_answers(heard: Iterable[tuple[float, str]]) -> dict[str, NodeAnswer]:
 
 
 def _message(err: str) -> str:
-    """What went wrong: where a program called it fatal, its message rather than srun's about its exit code."""
+    """What went wrong: if a program called it fatal, its message rather than srun's about its exit code."""
     lines = [line.strip() for line in err.splitlines() if line.strip()]
     fatal = [line for line in lines if line.upper().startswith("FATAL")]
     return "; ".join(dict.fromkeys(fatal or [line for line in lines if "error:" in line] or lines[-1:]))

@@ -64,13 +64,13 @@ def launch_failures(text: str) -> dict[str, str]:
 
 
 def cancelled_step(text: str, first_task: str) -> str | None:
-    """Return the step that was cancelled (`scancel JOB.STEP`), such as `4711.2`, or `` where it is not named.
+    """Return the step that was cancelled (`scancel JOB.STEP`), such as `4711.2`, or `` if it is not named.
 
     Slurm ends steps in the same way for other reasons: the time limit, a preemption, a node that failed. Then it
     prints the reason, and this is None, as for a step that ended by itself and for one whose tasks got SIGKILL
     (`scancel --signal=KILL JOB.STEP`): that looks like ranks that were killed.
 
-    `text` is what srun printed, `first_task` the last lines of the output of task 0, where slurmstepd writes.
+    `text` is what srun printed, `first_task` the last lines of the output of task 0, to which slurmstepd writes.
     """
     if not _ENDED_FROM_OUTSIDE.search(text) or failed_nodes(text):
         return None

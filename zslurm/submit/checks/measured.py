@@ -1,4 +1,4 @@
-"""Where a run's settings are off what `zslurm bench` measured on its cluster, a line each."""
+"""How a run's settings differ from what `zslurm bench` measured on its cluster, a line each."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ def check_before_submission(spec: RunSpec, run: RunDir, *, start_over: bool = Fa
     """Find what would go wrong in the job, as far as this machine can see; returns the script of the job.
 
     Raises:
-        ConfigError: a secret where it would be written down, a path that no container can have, a table of tuned
+        ConfigError: a secret that would be written down, a path that no container can have, a table of tuned
             products that was tuned for something else, a template or a shell line of the site's that is broken.
         NotFound: there is no such template, or no such table.
     """
@@ -50,7 +50,7 @@ def check_before_submission(spec: RunSpec, run: RunDir, *, start_over: bool = Fa
 
 
 def _check_time(spec: RunSpec) -> None:
-    """Raise ConfigError where the run would be asked to save and stop as soon as it has started."""
+    """Raise ConfigError if the run would be asked to save and stop as soon as it has started."""
     limit = time_limit(spec.slurm.time) if spec.slurm.time else None
     if limit is not None and limit.total_seconds() <= spec.slurm.save_margin_s:
         raise ConfigError(
@@ -149,7 +149,7 @@ def _changed_phases(spec: RunSpec, run: RunDir, manifest: Manifest, plan: Plan) 
 
 
 def _check_gpus(spec: RunSpec) -> None:
-    """Raise ConfigError where some ranks of a node would have no GPU."""
+    """Raise ConfigError if some ranks of a node would have no GPU."""
     gpus = spec.cluster.gpus_per_node
     if gpus and spec.parallel.device != "cpu" and spec.ranks_per_node > gpus:
         raise ConfigError(

@@ -1,4 +1,4 @@
-"""A job of the executor, and where its state is from: sacct as with submitit, squeue if sacct knows nothing.
+"""A job of the executor, and the source of its state: sacct as with submitit, squeue if sacct knows nothing.
 
 On a site without accounting submitit never learns that a job has died, and waits for its result for ever.
 """

@@ -134,7 +134,7 @@ def job_settings(
 ) -> list[Setting]:
     """Return the variables that the script exports: zslurm's, the rules', and those of cluster.env.
 
-    `origin_of` gives where the value of a variable in cluster.env came from.
+    `origin_of` gives the origin of a variable's value in cluster.env.
     """
     variables = {
         "PYTHONSAFEPATH": ("1", "a json.py of the working directory must not hide Python's own"),

@@ -28,7 +28,7 @@ _NO_PROFILE = {
 def sample_run(cluster: str | None, *, local: bool) -> Resolved:
     """Return a sample run over a cluster profile.
 
-    Without `cluster` over the usual one, or where there is none over a cluster of 8 GPUs per node; with `local` a
+    Without `cluster` over the usual one, or if there is none over a cluster of 8 GPUs per node; with `local` a
     run for this machine instead of one for Slurm.
 
     Raises:

@@ -84,7 +84,7 @@ def checked_script(spec: RunSpec, run: RunDir, *, start_over: bool = False) -> J
 
 
 def _undefined(template: Template, known: set[str]) -> Iterator[TemplateFinding]:
-    """Find variables that do not exist, each where it is used first."""
+    """Find variables that do not exist, each at its first use."""
     environment = TemplateEnvironment(template)
     try:
         tree = environment.parse(template.source)
