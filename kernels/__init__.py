@@ -1,4 +1,4 @@
-"""Hold every device-specific fast path: one operation each, its reference beside it, and one dispatch.
+"""Hold every device-specific fast path: one operation each, its reference next to it, and one dispatch.
 
 An operation is a folder: `reference.py` (or the folder's `__init__.py`) states in plain torch what is computed,
 the other files compute it faster on one kind of device. Callers name the operation and nothing else: which library

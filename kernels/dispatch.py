@@ -221,7 +221,7 @@ class Operation:
         self._all[implementation.name] = implementation
 
     def try_again(self) -> None:
-        """Try once more what could not start, and warn of it again: after a build, or another installation."""
+        """Try again what could not start, and warn of it again: after a build, or another installation."""
         self._unavailable.clear()
         self._warned.clear()
 

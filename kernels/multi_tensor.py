@@ -28,11 +28,11 @@ def operation(
     Args:
         name: the folder, or behind a dot the operation in it, after which the functions are called; `update` else.
         reference: has the definition.
-        hip: has the HIP kernel's, and beside it `supports_` with its name.
+        hip: has the HIP kernel's, and next to it `supports_` with its name.
         by_torch: has torch's.
         check: as `Operation` has it.
         tensor: gets the arguments, and returns the tensor whose device and format the choice depends on.
-        sizes: as `Operation` has them, beside the format.
+        sizes: as `Operation` has them, in addition to the format.
     """
     function = name.partition(".")[2] or "update"
 

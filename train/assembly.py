@@ -88,7 +88,7 @@ def _by_bounds(config: TrainConfig, device: torch.device, dtype: torch.dtype) ->
 def recomputed_by_all(config: TrainConfig, world: World) -> int:
     """Return how many layers are recomputed in backward; a number chosen by the plan is written in the log.
 
-    It is the same on all ranks: if they share sequences, what one recomputes all of them exchange once more.
+    It is the same on all ranks: if they share sequences, what one recomputes all of them exchange again.
     """
     device, layers = world.device, config.model.layers
     on_gpu = device.type == "cuda"

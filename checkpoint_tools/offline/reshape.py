@@ -17,7 +17,7 @@ number is changed, so N -> M -> N gives the same bytes of every tensor and buffe
     write and sync the manifest              the same
     rename to DST, sync the parent           DST is whole
 
-Cost: the checkpoint's bytes read once and written once, then read once more to verify; per worker RING_BLOCKS
+Cost: the checkpoint's bytes read once and written once, then read again to verify; per worker RING_BLOCKS
 plus `read.OPEN_FILES` blocks of memory. A temporary directory that a killed reshape left is removed by the
 next one to the same DST on that host.
 """

@@ -48,7 +48,7 @@ def recovery_in_memory() -> str:
 
 
 def checkpoint_stall() -> str:
-    """How long training stands still for a checkpoint, beside its peers."""
+    """How long training stands still for a checkpoint, next to its peers."""
     result = _result("checkpoint")
     names = {"ours": "zslurm", "dcp_async": "DCP, async_save", "dcp": "DCP, save", "gather": "gather to rank 0"}
     stalls = result["disk"]["stall_s"]
@@ -61,7 +61,7 @@ def checkpoint_stall() -> str:
 
 
 def elastic_loss() -> str:
-    """The loss across a change of the number of ranks, beside a run without it."""
+    """The loss across a change of the number of ranks, next to a run without it."""
     result = _result("elastic_loss")
     series = [("4 ranks to the end", result["losses"]["whole"]), ("4 ranks, then 3", result["losses"]["elastic"])]
     after = result["largest_relative_difference"]["after"]

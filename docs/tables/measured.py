@@ -48,7 +48,7 @@ PARTS_OF_A_STEP = (
 
 
 def gpu_memory() -> str:
-    """Return the peak memory of a step of each recipe beside the plan's, for each card."""
+    """Return the peak memory of a step of each recipe next to the plan's, for each card."""
     rows = [(card, *row) for card, body in _gpus().items() for row in memory_rows(body)]
     head = ("card", "recipe", "microbatch", "planned", "measured", "measured / planned")
     return table(head, rows or [(_NOT_YET, *["-"] * 5)])
@@ -65,7 +65,7 @@ def gpu_checks() -> str:
         )
         for card, body in cards.items()
     )
-    head = ("card", "date", "driver", "kernels built", "results beside the references", "tests marked `gpu`")
+    head = ("card", "date", "driver", "kernels built", "results next to the references", "tests marked `gpu`")
     return table(head, rows if cards else [(_NOT_YET, *["-"] * 5)])
 
 

@@ -100,7 +100,7 @@ def _activate(both_NO: Tensor) -> Tensor:
 
 
 def _activate_again(grad_NF: Tensor, both_NO: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the activation once more, and the gradient of what went into it."""
+    """Return the activation again, and the gradient of what went into it."""
     gate_NF, up_NF = both_NO.chunk(2, dim=-1)
     silu_NF = F.silu(gate_NF)
     grad_gate_NF = torch.ops.aten.silu_backward(grad_NF * up_NF, gate_NF)

@@ -74,7 +74,7 @@ def activate(both_NO: Tensor, weights_N: Tensor) -> Tensor:
 
 
 def activate_backward(grad_NF: Tensor, both_NO: Tensor, weights_N: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the activation once more, and the gradients of what went into it and of the weights."""
+    """Return the activation again, and the gradients of what went into it and of the weights."""
     gate_NF, up_NF = wide(both_NO).chunk(2, dim=-1)
     silu_NF = torch.nn.functional.silu(gate_NF)
     active_NF, weight_N1 = silu_NF * up_NF, weights_N.unsqueeze(1)

@@ -1,7 +1,7 @@
 """Run the experts by this folder's steps and the grouped products: what GPUs run, without waiting for the device.
 
 Kept for backward are the tokens, which others keep as well, and the first product. The gathered rows are gathered
-once more there, and the router's weights get their gradient from the activation's, so that results are not needed.
+again there, and the router's weights get their gradient from the activation's, so that results are not needed.
 """
 
 from __future__ import annotations

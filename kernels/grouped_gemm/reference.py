@@ -65,7 +65,7 @@ def _even(rows: slice, x_NI: Tensor) -> int:
 
 
 def _widened(rows: slice, x_NI: Tensor) -> slice:
-    """Return the rows, and others beside them up to an even number, as far as there are others."""
+    """Return the rows, and others next to them up to an even number, as far as there are others."""
     even = _even(rows, x_NI)
     start = max(0, min(rows.start, len(x_NI) - even))
     return slice(start, min(start + even, len(x_NI)))

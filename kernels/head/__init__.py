@@ -31,7 +31,7 @@ __all__ = ["OPERATIONS", "add_product", "keeps_narrow", "losses", "product"]
 
 _FORMATS = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
 PIECE_ELEMENTS = 1 << 26
-"""Elements of a sum that `add_product` makes beside the total at one time: 256 MiB."""
+"""Elements of a sum that `add_product` makes in addition to the total at one time: 256 MiB."""
 
 
 def _check(left_MK: Tensor, right_KN: Tensor, out_MN: Tensor) -> None:

@@ -1,4 +1,4 @@
-// Muon's two passes beside the Newton-Schulz steps; kernels/muon/reference.py defines them.
+// Muon's two passes around the Newton-Schulz steps; kernels/muon/reference.py defines them.
 #include "multi_tensor.h"
 
 // Momentum, what is orthogonalised, and the sum of squares of each chunk of that: reads 8 bytes an element, writes 4

@@ -80,7 +80,7 @@ class Library:
 
 @cache
 def open_library(name: str) -> Library:
-    """Open hipRTC or NVRTC: the one that torch has loaded, or one beside torch's other libraries.
+    """Open hipRTC or NVRTC: the one that torch has loaded, or one next to torch's other libraries.
 
     Raises:
         RtcError: there is none.
@@ -115,7 +115,7 @@ def mapped(maps: str, stem: str, torch_folder: Path) -> list[str]:
     """Return the files of a name in the text of /proc/self/maps, in the order in which to take them.
 
     Several may be loaded, as when another package brings its own copy: first come those in torch/lib, then those
-    of packages beside torch, as AMD's wheels of ROCm are, then the others, by their place in memory.
+    of packages next to torch, as AMD's wheels of ROCm are, then the others, by their place in memory.
     """
     fields = (line.split(maxsplit=5) for line in maps.splitlines())
     files = dict.fromkeys(Path(row[5]) for row in fields if len(row) == 6)
@@ -135,7 +135,7 @@ def library_files(stem: str) -> Iterator[str]:
     import torch
 
     folder = Path(torch.__file__).parent
-    # A wheel has its libraries in torch/lib, or in packages of NVIDIA's beside torch.
+    # A wheel has its libraries in torch/lib, or in packages of NVIDIA's next to torch.
     for where in (folder / "lib", *sorted((folder.parent / "nvidia").glob("*/lib"))):
         yield from (str(file) for file in sorted(where.glob(f"{stem}*"), reverse=True))
     try:

@@ -1,4 +1,4 @@
-"""Run Muon's two passes over matrices beside the Newton-Schulz steps: matrices of one shape, from several tensors.
+"""Run Muon's two passes over matrices around the Newton-Schulz steps: matrices of one shape, from several tensors.
 
     momentum    the momentum, what is orthogonalised, and the norm that this is divided by
     update      decay and step of the masters, and the weights rounded from them

@@ -16,7 +16,7 @@ _COUNTS = (1, 4, 16)
 
 
 def checks() -> Iterator[Case]:
-    """Yield sizes beside those of a chunk, from several tensors."""
+    """Yield sizes in addition to those of a chunk, from several tensors."""
     for dtype in (torch.bfloat16, torch.float32):
         for counts, rows, columns in (((2, 1), 65, 33), ((3,), 64, 256), ((1, 1, 1), 1, 7)):
             yield from _both(dtype, counts, rows, columns)

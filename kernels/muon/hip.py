@@ -1,6 +1,6 @@
 """Run Muon's passes by the kernels of kernels/hip/muon.hip: one pass each over a table of matrices.
 
-Memory beside the operands: 4 bytes for every 8,192 elements, for the sums of squares.
+Memory in addition to the operands: 4 bytes for every 8,192 elements, for the sums of squares.
 """
 
 from __future__ import annotations

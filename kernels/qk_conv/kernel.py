@@ -1,7 +1,7 @@
 """The two convolutions of queries and keys, and their product, which is one convolution.
 
-Both are linear and nothing is between them, so they can be applied as one, of width w1 + w2 - 1 with one group
-per head: its kernel is their product (a few hundred thousand numbers, made anew in each forward) and the depthwise
+Both are linear and nothing is between them, so they can be applied as one, of width w1 + w2 - 1 with one group per
+head: its kernel is their product (a few hundred thousand numbers, made again in each forward) and the depthwise
 bias, carried through the grouped convolution, joins that one's bias. This is the published order exactly: zeros
 are put before the sequence once, and at its first tokens the second convolution sees the first one's bias, not
 zero.

@@ -83,7 +83,7 @@ def test_variables_that_would_hang_the_ranks_are_reported(
     tmp_path: Path, slurm: ScriptedSlurm, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("NCCL_IB_TIMEOUT", "0")
-    assert any(note.startswith("NCCL_IB_TIMEOUT=0: waits for ever") for note in submit(spec_of(tmp_path)).notes)
+    assert any(note.startswith("NCCL_IB_TIMEOUT=0: waits forever") for note in submit(spec_of(tmp_path)).notes)
 
 
 @pytest.mark.parametrize(("export", "reported"), [("ALL", True), ("NONE", False), ("HOME,NCCL_IB_TIMEOUT", True)])

@@ -5,7 +5,7 @@ weights and of the optimizer's state (8 bytes a parameter of Muon's matrices, 12
 once), rank 0 also the balancing state; each rank its RNG state. bf16 weights are the rounded masters and are not
 written.
 
-A save costs training the copy of the state into host memory (snapshot.py), which runs beside the next forward and
+A save costs training the copy of the state into host memory (snapshot.py), which runs during the next forward and
 backward pass; a thread of each rank writes, and rank 0's commits (writer.py). If `checkpoint.local_dir` is set,
 each rank's newest shard also stays on its node, and a restart in place reads it from there. One run writes into a
 directory: rank 0 holds its lock.
@@ -154,7 +154,7 @@ class Checkpointer(Hooks):
     def prepare(self, staging: Callable[[], Snapshot] | None = None) -> str:
         """Get ready to save, once everything is loaded; returns a line on it for the user.
 
-        With `staging`, saves are written from copies that are made anyway, and take no memory beside these.
+        With `staging`, saves are written from copies that are made anyway, and take no further memory.
 
         Raises:
             ConfigError: the copy of the state does not fit into this node's memory.

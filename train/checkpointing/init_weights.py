@@ -1,7 +1,7 @@
 """Open the weights that a new run starts from.
 
 `init: hf:DIR` names a folder in transformers' format, `init: ckpt:DIR` a checkpoint of ours, imported or a run's.
-Only weights and balancing biases are taken; optimizer, data order and schedule start anew. Whether they fit is
+Only weights and balancing biases are taken; optimizer, data order and schedule start again. Whether they fit is
 decided from headers alone, so `zslurm submit` asks the same question as every rank does. Ranks then read, by
 range, what they own and no more. No torch here.
 """

@@ -9,7 +9,7 @@ before training, not at step 500: so all of it is there from the start, page-loc
     restore()  give the tensors these values again (train/recovery)
 
 On a GPU the copy runs on a second stream, and `wait` makes the compute stream wait for it, not the host. On a CPU
-a thread copies. Either way it runs beside the next forward and backward, which do not change the tensors.
+a thread copies. Either way it runs during the next forward and backward, which do not change the tensors.
 
 Cost: one copy of the tensors in host memory for the whole run.
 """

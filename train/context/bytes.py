@@ -7,7 +7,7 @@ C = ceil(S / 2c) tokens, J key heads of P channels, b bytes for an element and w
                 halos       t B (W Q + V / 2) b          of a chunk's end, W = sum(conv_widths) - 2 tokens of the
                                                          Q channels before the convolutions, and one token's
                                                          delayed values, half of V = J P channels
-    backward    attention   (c - 1) 2 B J P 2C (b + w)   keys and values once more, and their gradients in fp32
+    backward    attention   (c - 1) 2 B J P 2C (b + w)   keys and values again, and their gradients in fp32
                 halos       as forward
 
 where t, the chunk ends that go to another rank, is 2, but 1 on the first and the last rank (of two ranks: both).
@@ -15,8 +15,8 @@ Ring and all-gather attention send the same: the ring sends each block on c - 1 
 reduce-scatter of n bytes takes n (c - 1) / c on every rank, n being those of the whole sequences. What differs is
 how many links they use. With `recompute`, backward repeats the forward's part.
 
-Query heads are many and key heads few, so what is sent is small: beside multi-head attention of the model's full
-width D, whose keys and values have 2 D channels, it is D / (J P) times less (8 for ZAYA1-8B).
+Query heads are many and key heads few, so what is sent is small: compared with multi-head attention of the model's
+full width D, whose keys and values have 2 D channels, it is D / (J P) times less (8 for ZAYA1-8B).
 """
 
 from __future__ import annotations

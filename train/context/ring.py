@@ -1,7 +1,7 @@
 """Ring attention: keys and values go round the ranks, and each computes with those that it has.
 
 In step t rank i has those of rank i - t, and sends them on to rank i + 1 while it computes. In backward they go
-round once more, and their gradients follow them one step behind, in at least fp32: rank i adds its share to those
+round again, and their gradients follow them one step behind, in at least fp32: rank i adds its share to those
 of rank i - t and sends them on under the next step. From the last rank that they visit, i - 1, they go home to
 rank i. No rank holds more than two ranks' keys, but a step uses one link of each rank.
 """

@@ -328,7 +328,7 @@ class Corpus:
             digest = hashlib.sha256(path.read_bytes()).hexdigest()
         except OSError as error:
             raise DataError(
-                f"{path}: cannot be read: {error.strerror}; it belongs beside its bundles: copy it again"
+                f"{path}: cannot be read: {error.strerror}; it belongs next to its bundles: copy it again"
             ) from error
         if digest != self.header.tokenizer_sha256:
             raise DataError(

@@ -51,7 +51,7 @@ class Mixture:
     def of(cls, shares: Mapping[str, float], purpose: str) -> Mixture:
         """Return a mixture by shares to any scale; one of 0 leaves its source out.
 
-        A share counts as the decimal that it is written as: 0.1 is a tenth, not the binary fraction beside it.
+        A share counts as the decimal that it is written as: 0.1 is a tenth, not the binary fraction next to it.
 
         Raises:
             ValueError: no share is above 0, or one is too small; names the source.

@@ -1,6 +1,6 @@
 """The token bundle: what is in a corpus directory, decided once.
 
-    tokenizer.json               the Hugging Face tokenizer that made every bundle beside it
+    tokenizer.json               the Hugging Face tokenizer that made every bundle next to it
     tokens-00000-of-00003.h5     bundles; in name order their tokens are one stream
     ...
     build.json                   how the corpus was built, for people and for recognising the same build

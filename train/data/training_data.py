@@ -30,7 +30,7 @@ from zslurm.train.errors import ConfigError, DataError
 ALONE = ""
 """Name of the source of a run with data.path."""
 OTHER_FILES = 512
-"""Files that a rank has open beside its bundles: sockets, libraries, devices, logs."""
+"""Files that a rank has open in addition to its bundles: sockets, libraries, devices, logs."""
 
 
 @dataclass(frozen=True, eq=False)

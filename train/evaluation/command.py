@@ -1,4 +1,4 @@
-"""Export a checkpoint and run the user's evaluation.command on it: a process beside the training.
+"""Export a checkpoint and run the user's evaluation.command on it: a process next to the training.
 
 It leaves the export in RUN_DIR/exports/step-00000400, how it went in step-00000400.json, and the output of all in
 step-00000400.log. It ends with the trainer (the kernel signals it: PR_SET_PDEATHSIG), and ends the user's command

@@ -6,7 +6,7 @@ with a tensor or with a file. Weights are rounded to bf16 (to nearest, ties to e
 balancing biases stay in fp32, shifted as sidecar.py explains.
 
 The folder appears by one rename when every file in it is written and synced; until then it is a hidden directory
-beside it, which an error or Ctrl-C removes. An existing folder is never touched.
+next to it, which an error or Ctrl-C removes. An existing folder is never touched.
 """
 
 from __future__ import annotations

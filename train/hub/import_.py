@@ -2,7 +2,7 @@
 
 The checkpoint has step 0 and one state, the fp32 masters (bf16 is widened, which is exact); the balancing biases
 are its one buffer; its manifest's `state` marks it as weights only, with what belongs to them (RoPE base,
-context, special tokens). A tokenizer is beside the shards. A run starts from it when its `init` names it, and
+context, special tokens). A tokenizer is next to the shards. A run starts from it when its `init` names it, and
 never by finding it among its own checkpoints.
 
 It is written as if by so many ranks that one rank's shard has at most `max_shard_bytes`; that is also the memory

@@ -52,7 +52,7 @@ class WeightFacts:
     def tokenizer(self) -> TokenizerFiles | None:
         """See `Weights.tokenizer`."""
         if self.imported:
-            files = TokenizerFiles.beside(self.directory)
+            files = TokenizerFiles.in_directory(self.directory)
             if files is None and self.tokenizer_sha256 is not None:
                 raise HubError(f"{self.directory}: its tokenizer.json is gone; name it with --tokenizer")
             return files
@@ -131,7 +131,7 @@ def _run_config(checkpoint: Path) -> TrainConfig | None:
 
 
 def tokenizer_of_data(data: DataConfig, sha256: str) -> TokenizerFiles:
-    """Return the tokenizer of a run's data, which lies beside each of its sources.
+    """Return the tokenizer of a run's data, which lies next to each of its sources.
 
     Raises:
         HubError: it is not there, or is not the one with this hash.

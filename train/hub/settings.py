@@ -95,9 +95,9 @@ def to_config_json(settings: Settings, dtype: str) -> dict[str, Any]:
         if getattr(model, key) != only
     ]
     if settings.rope_base is None:
-        problems.append("the RoPE base is not known: no config.json of a run beside it; pass --rope-base")
+        problems.append("the RoPE base is not known: no config.json of a run next to it; pass --rope-base")
     if settings.context is None:
-        problems.append("the context is not known: no config.json of a run beside it; pass --context")
+        problems.append("the context is not known: no config.json of a run next to it; pass --context")
     if problems:
         raise HubError(*problems)
     tokens = settings.tokens

@@ -1,6 +1,6 @@
 """The tokenizer that goes with weights: the paths of its files, and what a folder that others load needs.
 
-A run's tokenizer is the tokenizer.json beside its data; transformers' AutoTokenizer also wants to know which
+A run's tokenizer is the tokenizer.json next to its data; transformers' AutoTokenizer also wants to know which
 tokens are special, so an export of a run adds a tokenizer_config.json. A published model's files are passed on
 as they are: they may hold a chat template.
 """
@@ -27,7 +27,7 @@ OTHER_FILES = (
     "chat_template.jinja",
     "generation_config.json",
 )
-"""Files that a published model has beside its tokenizer.json, and that are passed on unread."""
+"""Files that a published model has next to its tokenizer.json, and that are passed on unread."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class TokenizerFiles:
     adds_special_tokens: bool = False
 
     @staticmethod
-    def beside(directory: Path) -> TokenizerFiles | None:
+    def in_directory(directory: Path) -> TokenizerFiles | None:
         """Return the tokenizer of a published model in `directory`; None if it has none."""
         file = directory / TOKENIZER_FILE
         others = tuple(directory / name for name in OTHER_FILES if (directory / name).is_file())

@@ -209,7 +209,7 @@ class FolderWeights(Weights):
 
     def tokenizer(self) -> TokenizerFiles | None:
         """Return the tokenizer that belongs to the weights; None if there is none."""
-        return TokenizerFiles.beside(self.path)
+        return TokenizerFiles.in_directory(self.path)
 
     def close(self) -> None:
         """Close the files."""

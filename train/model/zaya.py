@@ -82,7 +82,7 @@ class Zaya(nn.Module):
 
         A package's attention kernels (from `choose_kernels`) see no mask: with padding, attention is torch's.
         With `recompute`, of every layer or of the first so many only the inputs are kept for backward, where the
-        layer runs once more; its first run alone counts the experts' load. With `compile` each layer is one graph,
+        layer runs again; its first run alone counts the experts' load. With `compile` each layer is one graph,
         or two around a package's kernels, made by torch.compile's `backend` when it first runs. With
         `context_parallel`, for `losses` that get a context, graphs also end where its ranks communicate.
         """

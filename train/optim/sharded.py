@@ -63,7 +63,7 @@ class ShardedOptimizer:
 
     Attributes:
         steps: optimizer steps taken; set with the states from a checkpoint.
-        states: all there is to save beside the number of steps.
+        states: all there is to save in addition to the number of steps.
         rounds: whether a step also rounds the weights of what this rank owns; `start_gathering` must know.
     """
 

@@ -319,7 +319,7 @@ class ZeroShards:
             parameter.grad = None
 
     def release(self) -> None:
-        """Let go of the model, so that it can be divided anew, over another number of ranks; see `abandon`."""
+        """Let go of the model, so that it can be divided again, over another number of ranks; see `abandon`."""
         for hook in self._hooks:
             hook.remove()
         self._hooks.clear()

@@ -23,7 +23,7 @@ The peak of a microbatch is one of these moments:
                  of the sequence (of all of it, with all-gather), and their gradients
 
 Of layers that are recomputed, the first ones, only the inputs are kept. If all are, the last layer is whole
-once more in its backward; else the layers behind them are freed by then, and what is recomputed takes no more.
+again in its backward; else the layers behind them are freed by then, and what is recomputed takes no more.
 
 A compiled layer keeps what its compiler chooses: usually less; for it these figures are an upper estimate. Without
 a mask, attention on a GPU is taken to be a flash kernel, also for documents kept apart, which such kernels take by
@@ -31,7 +31,7 @@ their bounds. In fp32 and with `parallel.attention: sdpa` there is a mask, with 
 query head.
 
 On CPUs oneDNN's products in bf16 take scratch memory, which depends on the processor. Counted is the most that one
-takes, the whole result once more in fp32: AVX-512 without bf16 units (Intel's Skylake and Cascade Lake). With such
+takes, the whole result again in fp32: AVX-512 without bf16 units (Intel's Skylake and Cascade Lake). With such
 units it is a block of the result for each thread, without AVX-512 nothing. Products in fp32 and fp64 take none.
 
 Verified on CPUs only, under each of these kinds of processors (tests/train/plan/test_memory.py): what layers keep
@@ -68,7 +68,7 @@ _16_BITS = 2
 
 @dataclass(frozen=True)
 class MicrobatchMemory:
-    """Bytes of a microbatch, beside all that lives longer than it."""
+    """Bytes of a microbatch, without all that lives longer than it."""
 
     layers: int  # kept of all layers between forward and backward
     head: int  # at the peak of the head's forward pass, `layers` included
@@ -119,7 +119,7 @@ class Sizes:
         return self.narrow < self.wide
 
     def sums(self, elements: int) -> int:
-        """Return the bytes that a product of so many elements takes beside its result while it is made."""
+        """Return the bytes that a product of so many elements takes without its result while it is made."""
         return product_sums(elements, self.narrow) if self.on_cpu else 0
 
     @property
@@ -144,7 +144,7 @@ class Sizes:
 
 
 def product_sums(elements: int, itemsize: int) -> int:
-    """Return the most bytes that a product on a CPU takes beside its result, whose elements have `itemsize` bytes.
+    """Return the most bytes that a CPU's product takes without its result, whose elements have `itemsize` bytes.
 
     Below fp32, processors with AVX-512 and without bf16 units sum the whole result in fp32.
     """
@@ -297,7 +297,7 @@ def _router(sizes: Sizes) -> int:
 def expert_bytes(sizes: Sizes) -> int:
     """Rows sorted by expert, their first product, their results in order again, and both orders.
 
-    GPUs gather the rows once more in backward, from the tokens, and need no results.
+    GPUs gather the rows again in backward, from the tokens, and need no results.
     """
     width = 2 * (sizes.on_cpu * sizes.model.hidden_size + sizes.model.expert_hidden_size)
     return sizes.rows * (width * sizes.narrow + 2 * _INDEX)
@@ -307,7 +307,7 @@ def _experts_backward(sizes: Sizes) -> int:
     """Return the experts' backward pass at its end: inner and outer gradients, and those of a layer's experts.
 
     The last of them are those of the first matrices, whose sums are freed before the rows' gradient is made. What
-    other products of one expert take on a CPU beside their results depends on its load, and is not counted.
+    other products of one expert take on a CPU without their results depends on its load, and is not counted.
     """
     model = sizes.model
     if not sizes.on_cpu:
@@ -321,7 +321,7 @@ def _experts_backward(sizes: Sizes) -> int:
 
 
 def _steps_backward(sizes: Sizes) -> int:
-    """Return the most that a step on a GPU takes beside the incoming gradient: the activation's, or the last."""
+    """Return the most that a step on a GPU takes without the incoming gradient: the activation's, or the last."""
     model = sizes.model
     outer, inner = (sizes.rows * width * sizes.narrow for width in (model.hidden_size, model.expert_hidden_size))
     matrix = model.experts * model.expert_hidden_size * model.hidden_size * sizes.narrow
@@ -339,7 +339,7 @@ def _head(sizes: Sizes) -> int:
         return kept + logits
     if not sizes.on_cpu:
         # 16-bit operands are multiplied as they are: there is no embedding in fp32, and no product of its size
-        # beside the gradient's sum, to which pieces are added. The gradient takes the place of the logits.
+        # next to the gradient's sum, to which pieces are added. The gradient takes the place of the logits.
         return kept + (min(sizes.table, PIECE_OF_GRADIENT) * wide if sizes.tokens > chunk else 0)
     # The embedding in fp32, and the largest of what comes on top: the chunk's input in fp32 with logits, or the
     # logits' gradient rounded, and its product with the input. In the second chunk there is still the rounded

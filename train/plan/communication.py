@@ -205,8 +205,8 @@ class StepTraffic:
 
         Assumed: the last backward finishes the gradients of one bucket after the other, each in the same time,
         and a bucket's reduction runs from then on, one at a time; the flat space follows, and the exchange. The
-        first forward needs the weights of one bucket after the other, in the same way. Communication that runs
-        beside computation slows neither.
+        first forward needs the weights of one bucket after the other, in the same way. Communication that
+        overlaps with computation slows neither.
         """
         reduced = 0.0
         for number in range(self.buckets):

@@ -5,7 +5,7 @@ A product of forward makes [M, N] from [M, K] and [K, N]. Its backward has two o
     forward            M x N x K
     input gradient     M x K x N    the gradient of the left operand
     weight gradient    N x K x M    that of the right one
-    recompute          M x N x K    forward once more, in backward, of layers that are recomputed
+    recompute          M x N x K    forward again, in backward, of layers that are recomputed
 
 For T tokens of width D, Q and J channels of queries and keys, P of a head, E experts of width F of which a token
 has k, R of the router, C classes, V of the vocabulary:

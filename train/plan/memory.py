@@ -61,7 +61,7 @@ class MemoryPlan:
     moments: dict[str, int]  # what comes on top of that at one time, by name
     microbatches: tuple[MicrobatchMemory, ...]  # forward and backward, of each phase
     recomputed: int  # layers that are computed again in backward, the first ones
-    staging: int  # memory of the host that saving takes, beside the rank's own; on a CPU that is in `resident`
+    staging: int  # host memory that saving takes, without the rank's own; on a CPU that is in `resident`
     copies: int  # memory of the host that copies for recovery in memory take, where `aegis.recovery` asks for it
     matrices: int  # matrices that one rank each owns whole; 0 if AdamW trains everything
     balance: Balance  # how evenly these are divided

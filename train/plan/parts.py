@@ -35,7 +35,7 @@ def calls(model: ModelConfig, part: str) -> int:
 
 
 def is_recomputed(part: str) -> bool:
-    """Return whether a layer that is recomputed runs the part once more."""
+    """Return whether a layer that is recomputed runs the part again."""
     return part not in ("embedding", "head")
 
 

@@ -11,7 +11,7 @@ Its columns are, among others,
     flops, tflops     FLOPs of the call, and its rate
     dtype             format of the operands: that of the run, but for Newton-Schulz steps
 
-A result of `zslurm bench hbm` beside it gives the rate of memory: the triad of its largest arrays.
+A result of `zslurm bench hbm` next to it gives the rate of memory: the triad of its largest arrays.
 
 A product has the rate of the row with its sizes and its pass, else of one with its sizes. Without one it has that
 of the nearest row, if none of M, N, K and batch is more than twice or less than half as large there. All others
@@ -171,7 +171,7 @@ class Rates:
 
 
 def load_rates(paths: Sequence[Path], dtype: str) -> RateTable:
-    """Read results of `zslurm bench gemm` in the format `dtype`, and of `zslurm bench hbm` beside them.
+    """Read results of `zslurm bench gemm` in the format `dtype`, and of `zslurm bench hbm` next to them.
 
     Raises:
         ConfigError: a file cannot be read, is no such result, or was measured in another format or on another

@@ -12,7 +12,7 @@
                     Muon's Newton-Schulz steps on the rank with most of them, in the time that was measured for
                     matrices of their shape and format, else as fast as all measured products together
 
-Times add up: nothing but communication runs beside anything else. Waiting for data, evaluation and saves are left
+Times add up: only communication overlaps with anything else. Waiting for data, evaluation and saves are left
 out; so is the start of kernels if parts were not measured. Nothing of this was measured on an MI300X.
 """
 

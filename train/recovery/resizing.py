@@ -2,7 +2,7 @@
 
     hand over   the old trainer lets go of the model, of saves in progress and of its record of progress
     regroup     the members take their new ranks, and make the group of all of them
-    make        the next trainer divides the model anew, as at the start of a run, and the loader with it
+    make        the next trainer divides the model again, as at the start of a run, and the loader with it
     refill      its masters and its optimizer's state come from the copies of the former ranks (resplit.py)
 
 The model stays as it is, and so does what was compiled of it. The copies of the former ranks are given up once

@@ -1,4 +1,4 @@
-"""Run evaluation.command: it evaluates an export of the weights, beside the training and never in its way.
+"""Run evaluation.command: it evaluates an export of the weights, next to the training and never in its way.
 
     trainer, rank 0     a checkpoint is committed -> starts one process and continues; checks on it at every step
     that process        see `train.evaluation.command`: exports the checkpoint, runs the user's command, leaves how

@@ -49,7 +49,7 @@ class Checkpoint(checkpoint_tools.Checkpoint):
 
         Args:
             ranks: data-parallel ranks.
-            destination: the directory to make; default: beside this one, as `zslurm checkpoint reshape` names it.
+            destination: the directory to make; default: next to this one, as `zslurm checkpoint reshape` names it.
             workers: shards that are written at once.
 
         Raises:

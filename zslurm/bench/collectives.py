@@ -274,7 +274,7 @@ class _Operation:
         }[self.name]
 
     def wrong(self) -> int:
-        """Run it once more on fresh data, and return how many elements of this rank's result are wrong."""
+        """Run it again on fresh data, and return how many elements of this rank's result are wrong."""
         self.fill()
         self.call()
         output = self.source if self.name in ("all_reduce", "broadcast") else self.out

@@ -24,7 +24,7 @@ def run(calls: list[dict[str, Any]], seconds: float, out: TextIO, tunable: Any, 
         out.write(json.dumps(fields) + "\n")
         out.flush()
 
-    tunable.set_filename(os.devnull)  # else torch writes a file beside the command
+    tunable.set_filename(os.devnull)  # else torch writes a file next to the command
     refused: set[tuple[str, str]] = set()
     began = time.monotonic()
     for index in sorted(

@@ -69,7 +69,7 @@ def memory(values: dict[str, Any]) -> int:
     """Return the bytes that a step takes: weights, their gradients, and what each layer keeps for backward."""
     hidden, inner = values["hidden"], values["inner"]
     weights = 2 * values["layers"] * hidden * inner
-    # Kept: a layer's input, what is behind A, and its square; and once more while a layer goes backward.
+    # Kept: a layer's input, what is behind A, and its square; and again while a layer goes backward.
     kept = (values["layers"] + 1) * values["tokens"] * (hidden + 2 * inner)
     return int((2 * weights + kept) * DTYPES[values["dtype"]].itemsize)
 

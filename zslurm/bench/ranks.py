@@ -1,6 +1,6 @@
 """What a measurement sees of the ranks: who they are, their device, groups of them, and how they agree.
 
-Ranks agree through the store beside rank 0, never through the device: a control message must not be part of what
+Ranks agree through the store next to rank 0, never through the device: a control message must not be part of what
 is measured, and must work if the links that are measured do not.
 """
 

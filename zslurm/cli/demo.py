@@ -134,7 +134,7 @@ def demo(
         ),
     ] = None,
     directory: Annotated[
-        Path, typer.Option("--dir", help="Where to work; made anew each time.", metavar="DIR")
+        Path, typer.Option("--dir", help="Where to work; made again each time.", metavar="DIR")
     ] = Path("demo"),
     tokens: Annotated[
         int | None,

@@ -34,7 +34,7 @@ def size(
     cluster: Cluster = None,
     rates: Annotated[
         list[Path] | None,
-        typer.Option(metavar="FILE", help="Result of `zslurm bench gemm`, or of `hbm` beside it (repeatable)."),
+        typer.Option(metavar="FILE", help="Result of `zslurm bench gemm`, or of `hbm` next to it (repeatable)."),
     ] = None,
     gpu_memory: Annotated[
         float | None,

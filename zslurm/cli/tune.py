@@ -46,7 +46,7 @@ def gemm(
     run_file: RunFile,
     cluster: Cluster = None,
     out: Annotated[
-        Path | None, Option(metavar="FILE", help="Write the table here; default: beside the cluster's profile.")
+        Path | None, Option(metavar="FILE", help="Write the table here; default: next to the cluster's profile.")
     ] = None,
     minutes: Annotated[float, Option(metavar="N", min=0.1, help="Begin no product after this long.")] = 60.0,
     solution_ms: Annotated[int, Option(metavar="MS", min=1, help="Longest time to measure one solution.")] = 30,

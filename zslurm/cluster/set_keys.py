@@ -59,7 +59,7 @@ def with_keys(text: str, values: Values, name: str) -> str:
 def write_keys(name: str, values: Values) -> Path:
     """Set keys of the profile `name`, in place; a profile that ships gets one of the user's that extends it.
 
-    The text before stays beside it, as NAME.yaml~.
+    The text before stays next to it, as NAME.yaml~.
 
     Returns:
         The file that was written.

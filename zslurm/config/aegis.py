@@ -93,7 +93,7 @@ class NotifySettings(Section):
 
 
 class AegisSection(Section):
-    """The supervisor beside the run."""
+    """The supervisor next to the run."""
 
     mode: Mode = Field(
         "act",

@@ -76,7 +76,7 @@ def recipes() -> dict[str, str]:
 
 
 def _base_of(name: object, user: Path | None, line: int | None) -> tuple[yaml12.YamlDocument, str, Path | None]:
-    """Return the document that `extends: NAME` means: a shipped recipe, or a file beside the one that names it."""
+    """Return the document that `extends: NAME` means: a shipped recipe, or a file next to the naming one."""
     where = f"{yaml12.called(user)}:{line}" if user else "extends"
     if not isinstance(name, str):
         raise ConfigError(f"{where}: extends: expected the name of a recipe or a file, got {json.dumps(name)}")

@@ -114,8 +114,8 @@ def _check_cluster(site: Site, wanted: Wanted, report: DoctorReport) -> None:
         if not chosen.any and wanted.nodelist is None and report.slurm_error is None:
             _LOG.info("no node of the partition is idle; name some with --nodelist to wait for them")
         on_login = [check for check in wanted.checks if check.runs_on("login")]
-        with ThreadPoolExecutor(1) as beside:
-            login = beside.submit(run_checks, on_login, Sources(task))
+        with ThreadPoolExecutor(1) as executor:
+            login = executor.submit(run_checks, on_login, Sources(task))
             answers: dict[str, NodeAnswer] = {}
             if chosen.any and any(check.runs_on("node") for check in wanted.checks):
                 try:

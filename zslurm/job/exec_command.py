@@ -1,4 +1,4 @@
-"""Run a command on the nodes of a run that is running, beside its ranks: a Slurm step, no ssh.
+"""Run a command on the nodes of a run that is running, next to its ranks: a Slurm step, no ssh.
 
 One task on each node, as `srun --overlap` gives it: the job's cores, memory and (from Slurm 22.05 on) GPUs are
 shared with the ranks, which notice nothing but the load. Each line of output comes with its node's name.
@@ -69,7 +69,7 @@ def _where(run: RunDir, nodes: str | None) -> tuple[str, list[str]]:
     if state.state == "unknown":
         raise SlurmUnavailable(f"{run.name}: {state.reason}")
     if state.state != "running" or state.job_id is None or state.nodes is None:
-        raise ZslurmError(f"{run.name}: it is {state.state}; a command can run beside it only while it is running")
+        raise ZslurmError(f"{run.name}: it is {state.state}; a command can run with it only while it is running")
     if state.launcher != "slurm":
         raise ConfigError(f"{run.name}: it runs on this machine: run the command itself")
     nodes_of_run = expand(state.nodes)

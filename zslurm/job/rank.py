@@ -139,7 +139,7 @@ def own_usage() -> dict[str, float]:
     return {
         "cpu_s": round(own_use.ru_utime + own_use.ru_stime + children.ru_utime + children.ru_stime, 3),
         "wall_s": round(time.time() - psutil.Process().create_time(), 3),
-        "max_rss_bytes": own_use.ru_maxrss * 1024,  # of this process: that of the largest child is not beside it
+        "max_rss_bytes": own_use.ru_maxrss * 1024,  # of this process: that of the largest child is not next to it
         "cores": len(os.sched_getaffinity(0)),
     }
 
@@ -228,7 +228,7 @@ def run_rank(
     sys.stdout.flush()
     sys.stderr.flush()
     if error is not None:
-        # Threads of a broken process group may wait for dead peers for ever: leave without asking them.
+        # Threads of a broken process group may wait for dead peers forever: leave without asking them.
         os._exit(code if isinstance(error, MovedOff) else code or 1)
     if listener is not None:
         listener.close()

@@ -3,7 +3,7 @@
 A job of a site whose compute nodes have no scontrol cannot requeue itself. So `submit` queues two: the second has
 the same name and `--dependency=singleton`, so Slurm starts it when the first is over. It finds in the run's
 directory whether there is anything left to do: a run that completed, failed for good, was cancelled or submitted
-anew needs no successor, and it ends at once with exit code 0. The job in which the run comes to its end cancels
+again needs no successor, and it ends at once with exit code 0. The job in which the run comes to its end cancels
 its successor if compute nodes have scancel. One successor for each submission: it has none itself.
 """
 

@@ -1,7 +1,7 @@
 """Curves, bands and heat maps as HTML with inline SVG: no script, no font and no picture from elsewhere.
 
 A plot is as wide as its place on the page, from a phone to a sheet of paper. So the drawing is an SVG that is
-stretched (`preserveAspectRatio="none"`, with lines that keep their width), and all text is HTML beside it, placed
+stretched (`preserveAspectRatio="none"`, with lines that keep their width), and all text is HTML next to it, placed
 by percentages. Coordinates are whole numbers from 0 to SIZE; the `data-` attributes of a plot have the ranges that
 these stand for, by which the page's script shows the values under the pointer.
 """

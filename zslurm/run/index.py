@@ -124,7 +124,7 @@ def run_of_job(job_id: str) -> RunDir | None:
     """The run whose job this is; None if none is known.
 
     The directory may have been moved aside or renamed since, and another run may have taken its name: a run counts
-    only if its own files name the job. It is looked for under its recorded path, then beside it.
+    only if its own files name the job. It is looked for under its recorded path, then next to it.
     """
     for job in _entries():
         if job.job_id != job_id:

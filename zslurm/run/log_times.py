@@ -1,7 +1,7 @@
 """When each line of a rank's log was written, at no cost for who writes it.
 
 Lines of NCCL, of the C library and of tracebacks carry no time, and a process in between that stamps them would
-have to be there for every byte, also when a rank dies. So the log stays as it is, and beside it the rank notes
+have to be there for every byte, also when a rank dies. So the log stays as it is, and next to it the rank notes
 how long the log is: a thread looks once a second and appends (length, time) if the log has grown. A line was
 written before the first such note that covers it; what came after the last one, before the log's own time of
 change. That places every line within a second, a rank's last words included.

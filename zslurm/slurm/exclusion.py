@@ -103,7 +103,7 @@ def requeue_excluding(
 
     The job was requeued `restarts` times before it ran. It may use the nodes in `expired` again. With `size` it
     asks for that much from now on, instead of as much as before: a job that fills its partition, and excludes a
-    node of it, would wait for ever.
+    node of it, would wait forever.
     `on_requeued` is called before the list is changed: Slurm may kill the caller meanwhile.
 
     Raises:

@@ -19,7 +19,7 @@ LACKS = (
     (OLDEST, ", the oldest whose output was looked at."),
     (
         OVERLAP_SHARES_GPUS,
-        ": spare nodes and agents beside the ranks need a step that shares their GPUs; a plainer watch takes "
+        ": spare nodes and agents next to the ranks need a step that shares their GPUs; a plainer watch takes "
         "their place.",
     ),
     (

@@ -1,8 +1,8 @@
 """One submission of a run at a time.
 
-Between the look whether a run is active and the moment in which its new job can be seen, a second submission
-would start it twice. The lock is that of directories of checkpoints (checkpoint_tools/lock.py), in a directory
-beside the run's, which `submit --new` moves away. A lock whose process died on this machine is replaced; whether a
+Between the look whether a run is active and the moment in which its new job can be seen, a second submission would
+start it twice. The lock is that of directories of checkpoints (checkpoint_tools/lock.py), in a directory next to
+the run's, which `submit --new` moves away. A lock whose process died on this machine is replaced; whether a
 process on another machine lives is not known, so the message names the file.
 """
 

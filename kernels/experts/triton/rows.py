@@ -71,7 +71,7 @@ def _activate(both, weights, out, count, inner, ROWS: tl.constexpr, COLUMNS: tl.
 
 
 def activate_backward(grad_NF: Tensor, both_NO: Tensor, weights_N: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the activation once more, and the gradients of what went into it and of the weights."""
+    """Return the activation again, and the gradients of what went into it and of the weights."""
     count, inner = grad_NF.shape
     active_NF, grad_both_NO = torch.empty_like(grad_NF), torch.empty_like(both_NO)
     grad_weights_N = torch.zeros_like(weights_N) if not inner else torch.empty_like(weights_N)

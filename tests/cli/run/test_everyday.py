@@ -161,7 +161,7 @@ def test_a_command_beside_a_run_that_does_not_run_is_refused(shell: Shell) -> No
     code, line = shell.fails("exec", "r", "--", "hostname")
     assert (code, line) == (
         Exit.FAILED,
-        "zslurm: r: it is prepared; a command can run beside it only while it is running",
+        "zslurm: r: it is prepared; a command can run with it only while it is running",
     )
 
 

@@ -87,8 +87,8 @@ CASES: list[tuple[dict[str, str], dict[str, Any], str]] = [
         {},
         "fault NCCL_IB_TIMEOUT=29: 4.096 us * 2^29 * 7 retries is 4h 16m on a peer that",
     ),
-    ({"NCCL_IB_TIMEOUT": "0"}, {}, "fault NCCL_IB_TIMEOUT=0: waits for ever on a peer that is gone"),
-    ({"NCCL_IB_TIMEOUT": "32"}, {}, "fault NCCL_IB_TIMEOUT=32: waits for ever on a peer that is gone"),
+    ({"NCCL_IB_TIMEOUT": "0"}, {}, "fault NCCL_IB_TIMEOUT=0: waits forever on a peer that is gone"),
+    ({"NCCL_IB_TIMEOUT": "32"}, {}, "fault NCCL_IB_TIMEOUT=32: waits forever on a peer that is gone"),
     ({"NCCL_IB_TIMEOUT": "long"}, {}, "fault NCCL_IB_TIMEOUT=long: not a number from 1 to 31"),
     ({"NCCL_IB_RETRY_CNT": "12"}, {}, "fault NCCL_IB_RETRY_CNT=12: not a number from 0 to 7 (it has 3 bits)"),
     (

@@ -86,7 +86,7 @@ class _Plan:
     note: Callable[[str], None]
 
     def settings(self) -> dict[str, Any]:
-        """Return all that decides the result, beside the texts and the libraries."""
+        """Return all that decides the result, in addition to the texts and the libraries."""
         return {
             "bundle_version": VERSION,
             "vocab_size": self.vocab_size,
@@ -177,7 +177,7 @@ def build(
         end_token_id(load_tokenizer(tokenizer), end_token)  # complains before the sources are read
     chat = None
     if fields.chat_key is not None and tokenizer is not None:
-        chat = ChatTemplate.beside(tokenizer, chat_template)
+        chat = ChatTemplate.of_tokenizer(tokenizer, chat_template)
     out = out_dir.absolute()
     files = find_files(sources, glob, excluded, ours=(out, unfinished_path(out)), locks=[lock_path(out)])
     plan = _Plan(

@@ -15,7 +15,7 @@ give it:
     too little      where prompt and answer alone are too long, or there is no reasoning, nothing is taken: the
                     example is left whole and counted, and data.long_documents of the run decides
 
-Every kept token is one of the original tokens: no text is encoded anew.
+Every kept token is one of the original tokens: no text is encoded again.
 """
 
 from __future__ import annotations

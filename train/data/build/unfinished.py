@@ -9,7 +9,7 @@
 
 A failure or a kill leaves the directory if a bundle in it is whole. The next build of the same NAME keeps the
 bundles from the first on that are whole, were built with its settings of files that are unchanged, and agree with
-their checksums; it builds the others anew.
+their checksums; it builds the others again.
 
 The process that builds touches its lock every BEAT seconds. One on this host is known by its number and start; one
 on another host counts as dead STALE seconds after its last touch. Ages are measured against a file made just now
@@ -147,7 +147,7 @@ def bundles_to_keep(
         ):
             raise DataError(
                 f"{staging}: holds whole bundles ({whole_bundles(staging)}) of an unfinished build with other "
-                f"{', '.join(changed)}; give the command that began it to continue, or remove it to begin anew"
+                f"{', '.join(changed)}; give the command that began it to continue, or remove it to begin again"
             )
         path = part_path(staging / CORPUS, number)
         if bundle.files_sha256 != files_sha256(files, start, bundle.cursor):

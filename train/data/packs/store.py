@@ -1,4 +1,4 @@
-"""A packing on disk, beside its bundles, so that a run maps it instead of packing again.
+"""A packing on disk, next to its bundles, so that a run maps it instead of packing again.
 
     packs-CONTEXT-RULE.h5     RULE is data.long_documents; made by `zslurm data pack`
 
@@ -73,7 +73,7 @@ def store(
     long_documents: LongDocuments,
     report: Callable[[int, int], None] = lambda done, total: None,
 ) -> tuple[Path, Counts]:
-    """Pack a corpus a window at a time and write the packing beside it, durably, complete or not at all.
+    """Pack a corpus a window at a time and write the packing next to it, durably, complete or not at all.
 
     Returns:
         The file, and what became of the documents.

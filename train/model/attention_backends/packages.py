@@ -31,7 +31,7 @@ from torch import Tensor
 from zslurm.train.errors import ConfigError
 
 _OPTIONS: dict[str, dict[str, Any]] = {"flash_attn": {}, "aiter": {"return_lse": True}}
-"""Packages, each with the arguments that its functions need beside the layout."""
+"""Packages, each with the arguments that its functions need in addition to the layout."""
 
 _HOW_TO_INSTALL = {
     "flash_attn": "pip install flash-attn --no-build-isolation",

@@ -1,6 +1,6 @@
 """Copies of each rank's state in host memory: its own, and one with a buddy on another node.
 
-    take      after an optimizer step: the state goes to a slot of this rank, beside the next forward and backward
+    take      after an optimizer step: the state goes to a slot of this rank, during the next forward and backward
     send      a thread sends the slot to the buddy, and computes the CRC32 of what it sends
     receive   a thread takes in the state of the rank whose buddy this one is, and compares the CRC32
     ack       the sender learns that the copy is whole
@@ -14,7 +14,7 @@ Rank r's buddy is r + ranks per node, in a ring: it is on the next node, at the 
 node it is the next rank, which survives a killed rank and not the node.
 
 Host memory: 2 or 3 times a rank's own state, and twice that of another one. Time: one copy and one CRC32 of the
-state, and as many bytes each way over the network, beside the step.
+state, and as many bytes each way over the network, next to the step.
 """
 
 from __future__ import annotations

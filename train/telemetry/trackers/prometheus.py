@@ -34,7 +34,7 @@ class Prometheus(Tracker):
         self._labels = {"run": run.name, "project": run.project}
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
-        """Write the file anew, with the numbers of earlier lines that this one does not have."""
+        """Write the file again, with the numbers of earlier lines that this one does not have."""
         from prometheus_client import write_to_textfile
 
         self._set("step", step)

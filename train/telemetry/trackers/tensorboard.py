@@ -1,6 +1,6 @@
 """TensorBoard: event files in RUN_DIR/tensorboard.
 
-A resumed run writes a new file beside the old ones, and makes TensorBoard forget what they hold of the steps that
+A resumed run writes a new file next to the old ones, and makes TensorBoard forget what they hold of the steps that
 it repeats. Needs the tensorboard package; torch.utils.tensorboard, which writes the files, does not bring it.
 """
 

@@ -1,4 +1,4 @@
-"""Figures of others from published.yaml as lines beside a result: always with their source."""
+"""Figures of others from published.yaml as lines next to a result: always with their source."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Published(BaseModel):
 
     Attributes:
         benchmark: of `zslurm bench` that measures the same.
-        where: columns of rows beside which it is shown; empty: beside any.
+        where: columns of rows next to which it is shown; empty: next to any.
         what: what was measured, and on what.
         value, unit: the figure.
         source: who published it.
@@ -45,8 +45,8 @@ def published() -> tuple[Published, ...]:
     return tuple(TypeAdapter(list[Published]).validate_python(yaml.safe_load(text)))
 
 
-def beside(result: BenchResult) -> list[str]:
-    """Return the figures that belong beside a result on GPUs, a line each; beside one of CPUs there are none."""
+def lines_for(result: BenchResult) -> list[str]:
+    """Return the figures that belong next to a result on GPUs, a line each; next to one of CPUs there are none."""
     if result.machine.device != "cuda":
         return []
     return [

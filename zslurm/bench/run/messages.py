@@ -65,7 +65,7 @@ class Start(BaseModel):
 
 
 class Address(BaseModel):
-    """Where the store beside rank 0 is: rank 0 reports it, and every rank gets it."""
+    """Where the store next to rank 0 is: rank 0 reports it, and every rank gets it."""
 
     kind: Literal["address"] = "address"
     host: str

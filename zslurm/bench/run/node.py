@@ -88,7 +88,7 @@ class BenchNode:
         self._sender.send(Ended(rank=rank, start=number, code=code, stderr="".join(last)[-2000:]))
 
     def meet(self, address: Address) -> None:
-        """Give the ranks the address of the store beside rank 0."""
+        """Give the ranks the address of the store next to rank 0."""
         for process in self._ranks:
             assert process.stdin is not None
             with suppress(OSError):  # it has ended

@@ -1,6 +1,6 @@
 """`python -m zslurm.bench.run.rank`: what each rank does; its node's task (node.py) starts it.
 
-It meets the others at a store beside rank 0, measures every point of the plan together with them, and prints
+It meets the others at a store next to rank 0, measures every point of the plan together with them, and prints
 messages (messages.py) on stdout. Rank 0 makes the plan, and before each point decides whether time is left for it.
 """
 
@@ -47,7 +47,7 @@ def _print(message: BaseModel) -> None:
 
 
 def meet(rank: int, timeout: timedelta) -> dist.Store:
-    """Return a connection to the store beside rank 0; its address travels through the messages.
+    """Return a connection to the store next to rank 0; its address travels through the messages.
 
     Raises:
         CannotJoin: the store cannot be started, or the benchmark was stopped.

@@ -1,4 +1,4 @@
-"""Host the store at which the ranks of a benchmark meet: beside rank 0, in a separate process.
+"""Host the store at which the ranks of a benchmark meet: next to rank 0, in a separate process.
 
 torch's store works in a thread of the process that hosts it. In rank 0 that thread would compete with what is
 measured there, and its processor time would count as rank 0's. Ranks on CPUs are compared by that: on links that

@@ -13,7 +13,7 @@ import typer
 from zslurm.bench.result import BenchResult, ResultWriter, default_path
 from zslurm.bench.results.apply import settings_from
 from zslurm.bench.results.plots import NoPlots
-from zslurm.bench.results.published import beside
+from zslurm.bench.results.published import lines_for
 from zslurm.bench.run.launch import launch
 from zslurm.bench.run.request import BenchProgress, BenchRequest
 from zslurm.checkpoint_tools.quantities import counted, show_duration
@@ -95,12 +95,12 @@ def run_benchmark(
 
 
 def _use(result: BenchResult, path: Path, site: Site, common: Measure) -> None:
-    """Print others' figures beside the result, draw it, and write what follows from it into the profile, as asked.
+    """Print others' figures with the result, draw it, and write what follows from it into the profile, as asked.
 
     Raises:
         ZslurmError: the profile or the plots cannot be written.
     """
-    for line in beside(result):
+    for line in lines_for(result):
         say(line)
     if common.plot is not None:
         try:
@@ -137,7 +137,7 @@ class _Shown(BenchProgress):
 
 
 def summary(result: BenchResult) -> list[str]:
-    """Return what a reader must know beside the table, a line each."""
+    """Return what a reader must know next to the table, a line each."""
     lines = []
     by_reason: dict[str, int] = {}
     for skipped in result.skipped:

@@ -78,7 +78,7 @@ def split_columns(names: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> tu
 def fit_columns(
     names: Sequence[str], rows: Sequence[Mapping[str, Any]], width: int
 ) -> tuple[list[str], list[str]]:
-    """Return the columns that fit beside each other, and those that are left out, the least needed ones."""
+    """Return the columns that fit next to each other, and those that are left out, the least needed ones."""
 
     def needed(name: str) -> int:
         return 2 + max(len(title(name)), *(len(cell_of(row, name)) for row in rows))

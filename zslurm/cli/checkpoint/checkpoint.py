@@ -31,7 +31,7 @@ def reshape(
     checkpoint: Checkpoint,
     dp: Annotated[int, Option(metavar="N", help="Data-parallel ranks to write it for.")],
     destination: Annotated[
-        Path | None, Argument(metavar="[DST]", help="The directory to make; default: CKPT-dpN beside it.")
+        Path | None, Argument(metavar="[DST]", help="The directory to make; default: CKPT-dpN next to it.")
     ] = None,
     workers: Threads = 4,
     max_memory: Annotated[str, Option(metavar="SIZE", help="Memory for buffers at most.")] = "256MiB",
@@ -89,7 +89,7 @@ def prune(
 ) -> None:
     """Remove old checkpoints of a run that is not being trained. Prints the paths of those that were removed.
 
-    A running run does this itself: checkpoint.keep_last and the settings beside it.
+    A running run does this itself: checkpoint.keep_last and the settings next to it.
 
     Example: zslurm checkpoint prune my-run --keep-last 2 --keep-every 1000 --dry-run
     """

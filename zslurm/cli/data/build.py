@@ -69,7 +69,7 @@ def build(
     ] = None,
     chat_template: Annotated[
         Path | None,
-        Option(help="A jinja template of chats, instead of the one beside the tokenizer.", rich_help_panel=MORE),
+        Option(help="A jinja template of chats, instead of the one next to the tokenizer.", rich_help_panel=MORE),
     ] = None,
     trim_answers: Annotated[
         int | None,

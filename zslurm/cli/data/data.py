@@ -152,7 +152,7 @@ def pack(
     slurm: Slurm = False,
     json: Json = False,
 ) -> None:
-    """Pack whole documents into sequences, and store which go together beside the bundles.
+    """Pack whole documents into sequences, and store which go together next to the bundles.
 
     A run with data.packing: best_fit needs this only if there are millions of documents.
 

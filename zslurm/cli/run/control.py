@@ -141,7 +141,7 @@ def exec(
         typer.Option("-w", "--nodelist", metavar="NODES", help="Only on these nodes of the job; a hostlist."),
     ] = None,
 ) -> None:
-    """Run a command on each node of a running run. It runs once on each node, beside the ranks.
+    """Run a command on each node of a running run. It runs once on each node, next to the ranks.
 
     Its exit code is the worst of them.
 

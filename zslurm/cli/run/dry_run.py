@@ -259,7 +259,7 @@ def _start(spec: RunSpec, script: str) -> dict[str, Any] | None:
 
 
 def _beyond_partition(spec: RunSpec, client: SlurmClient) -> str | None:
-    """Return why a job would wait for ever in its partition, which `sbatch --test-only` does not report."""
+    """Return why a job would wait forever in its partition, which `sbatch --test-only` does not report."""
     limit = time_limit(spec.slurm.time) if spec.slurm.time else None
     try:
         partitions = client.partitions()

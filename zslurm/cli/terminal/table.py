@@ -79,12 +79,12 @@ def table_lines(columns: Sequence[Column], rows: Sequence[Sequence[str]], width:
     shown = [
         _Shown(column, [_one_line(row[index], column) for row in rows]) for index, column in enumerate(columns)
     ]
-    beside = [fitted for fitted in shown if fitted.column.kind != "below"]
+    row_columns = [fitted for fitted in shown if fitted.column.kind != "below"]
     below = [fitted for fitted in shown if fitted.column.kind == "below"]
-    fitting = _drop(beside, width)
-    if _least(fitting) > width and any(fitted.column.kind == "text" for fitted in beside):
-        below = [*(fitted for fitted in beside if fitted.column.kind == "text"), *below]
-        fitting = _drop([fitted for fitted in beside if fitted.column.kind != "text"], width)
+    fitting = _drop(row_columns, width)
+    if _least(fitting) > width and any(fitted.column.kind == "text" for fitted in row_columns):
+        below = [*(fitted for fitted in row_columns if fitted.column.kind == "text"), *below]
+        fitting = _drop([fitted for fitted in row_columns if fitted.column.kind != "text"], width)
     lines: list[Line] = []
     blocks = _blocks(fitting, width)
     for number, block in enumerate(blocks):

@@ -128,7 +128,7 @@ class Fabric:
         unused = {number[slices]: members for slices, members in self.groups(spares).items()}
         chosen: list[str] = []
         while len(chosen) < min(count, len(spares)):
-            # Nodes with the same slices cost nothing beside each other; nodes on no slice share none.
+            # Nodes with the same slices cost nothing next to each other; nodes on no slice share none.
             costs = {
                 point: (0 if sets[point] else self.rails, None)
                 if point in tour
@@ -146,7 +146,7 @@ class Fabric:
     def groups(self, nodes: Sequence[str]) -> dict[Slices, list[str]]:
         """Return the nodes of each set of slices, in natural order.
 
-        Nodes of which nothing is known are one group: they share no slice, but cost the least beside each other.
+        Nodes of which nothing is known are one group: they share no slice, but cost the least next to each other.
         """
         groups: dict[Slices, list[str]] = {}
         for node in sorted(nodes, key=natural_key):

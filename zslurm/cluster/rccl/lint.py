@@ -165,7 +165,7 @@ def _timeouts(given: Mapping[str, str], cluster: ClusterSection) -> Iterator[Fin
         yield "fault", "NCCL_IB_RETRY_CNT", "not a number from 0 to 7 (it has 3 bits)"
         return
     if timeout <= 0 or timeout > LONGEST_TIMEOUT:
-        message = f"waits for ever on a peer that is gone; valid are 1 to {LONGEST_TIMEOUT}, 21 is a minute"
+        message = f"waits forever on a peer that is gone; valid are 1 to {LONGEST_TIMEOUT}, 21 is a minute"
         yield "fault", "NCCL_IB_TIMEOUT", message
         return
     if variables().is_documented("NCCL_IB_TIMEOUT", given.get("NCCL_IB_TIMEOUT"), cluster):

@@ -100,7 +100,7 @@ def _copy(spec: RunSpec, fresh: Path) -> list[str]:
         return []
     notes: list[str] = []
     try:
-        # With its byte code, which holds as times of files are copied too: else every rank compiles it anew.
+        # With its byte code, which holds as times of files are copied too: else every rank compiles it again.
         shutil.copytree(Path(zslurm.__file__).parent, fresh / "packages" / "zslurm")
         checkout = checkout_around(Path.cwd()) if copies_code else None
         if checkout is not None:

@@ -30,7 +30,7 @@ def program_environment(
     own_bin = str(Path(sys.executable).parent)
     # The Python of cluster.venv comes first where one is named; else what is active where the run was submitted.
     path = f"{own_bin}:{path}" if spec.cluster.venv is not None else f"{path}:{own_bin}"
-    # Ours keep a user's files out of Python's path; a program finds the modules beside it.
+    # Ours keep a user's files out of Python's path; a program finds the modules next to it.
     kept = {name: value for name, value in environ.items() if name != SAFE_PATH or name in spec.cluster.env}
     variables = {
         **kept,

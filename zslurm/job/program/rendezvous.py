@@ -1,6 +1,6 @@
 """The rendezvous of the ranks of a program: rank 0 chooses an address and publishes it for the others.
 
-Rank 0 also opens the stop channel (stop_channel.py) and publishes its port beside the program's own.
+Rank 0 also opens the stop channel (stop_channel.py) and publishes its port next to the program's own.
 """
 
 from __future__ import annotations

@@ -208,7 +208,7 @@ def look_all(runs: Sequence[RunDir], *, cached: bool = False) -> list[RunState]:
     """The states of many runs, with one question to Slurm.
 
     With `cached`, for what is shown to a person, an answer that Slurm gave some seconds ago will do, or an older
-    one if it does not answer. What decides something asks anew.
+    one if it does not answer. What decides something asks again.
     """
     jobs = [recorded_job(run) for run in runs]
     on_slurm = [job for job in jobs if job is not None and job.original is None and job.launcher == "slurm"]

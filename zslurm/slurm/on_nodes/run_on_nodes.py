@@ -1,7 +1,7 @@
 """Ask every node the same question at once: one task per node prints one JSON document.
 
 From a login node this is a short separate job (`srun`, which waits in the queue like any other); inside a job it
-is a step beside whatever runs there. What the tasks print comes back through Slurm's own I/O: no port is opened,
+is a step next to whatever runs there. What the tasks print comes back through Slurm's own I/O: no port is opened,
 no file is shared. A node without a readable answer is an answer too: `NodeAnswer.error` is the reason.
 """
 
@@ -57,7 +57,7 @@ class NodeAnswer:
 
 
 def beside_ranks(nodes: Sequence[str], name: str) -> list[str]:
-    """Return srun's options for a step with one task on each of these nodes of a job, beside what runs there."""
+    """Return srun's options for a step with one task on each of these nodes of a job, next to what runs there."""
     return [
         f"--job-name={name}", f"--nodelist={compress(nodes)}", f"--nodes={len(nodes)}", f"--ntasks={len(nodes)}",
         "--ntasks-per-node=1", "--overlap", "--mem=0", "--cpu-bind=none", "--kill-on-bad-exit=0", "--wait=0",

@@ -101,7 +101,7 @@ def check_data(spec: RunSpec, *, needed: bool = True) -> DataOrder | None:
 def check_steps(spec: RunSpec, order: DataOrder | None, continues: RunDir | None) -> list[str]:
     """Check the run's steps, and what it starts or continues from; returns what is worth knowing, a line each.
 
-    A run that is continued without having a checkpoint starts anew. Without `order` the data are not compared.
+    A run that is continued without having a checkpoint starts again. Without `order` the data are not compared.
 
     Raises:
         ConfigError: a node has fewer GPUs than ranks; a phase's context_parallel ranks have no place in a node, or

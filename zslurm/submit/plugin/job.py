@@ -1,6 +1,6 @@
 """A job of the executor, and the source of its state: sacct as with submitit, squeue if sacct knows nothing.
 
-On a site without accounting submitit never learns that a job has died, and waits for its result for ever.
+On a site without accounting submitit never learns that a job has died, and waits for its result forever.
 """
 
 from __future__ import annotations

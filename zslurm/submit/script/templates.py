@@ -133,8 +133,8 @@ class TemplateEnvironment(jinja2.Environment):
             return self._template
         if name in self._shipped:
             return self._shipped[name]
-        beside = [] if self._template.owner == "shipped" else [Path(self._template.place).parent]
-        for folder in (*beside, user_templates_dir(), SITE_TEMPLATES):
+        own_folder = [] if self._template.owner == "shipped" else [Path(self._template.place).parent]
+        for folder in (*own_folder, user_templates_dir(), SITE_TEMPLATES):
             path = folder / name
             if "/" not in name and path.is_file():
                 return Template(path.name, _read(path), str(path), "file")

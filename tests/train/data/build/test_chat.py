@@ -135,24 +135,24 @@ def test_a_row_without_messages_is_named(tmp_path: Path) -> None:
 def test_where_the_template_is(tmp_path: Path) -> None:
     several = [{"name": "tool_use", "template": "no"}, {"name": "default", "template": MARKED}]
     where = folder(tmp_path / "tokenizer", "", chat_template=several, eos_token={"content": "</s>"})
-    found = ChatTemplate.beside(where)
+    found = ChatTemplate.of_tokenizer(where)
     assert (found.source, dict(found.tokens)) == (MARKED, {"bos_token": "<bos>", "eos_token": "</s>"})
     (where / "chat_template.jinja").write_text(PLAIN)
-    assert ChatTemplate.beside(where / "tokenizer.json").source == PLAIN
+    assert ChatTemplate.of_tokenizer(where / "tokenizer.json").source == PLAIN
     (tmp_path / "mine.jinja").write_text("mine")
-    assert ChatTemplate.beside(where, tmp_path / "mine.jinja").source == "mine"
+    assert ChatTemplate.of_tokenizer(where, tmp_path / "mine.jinja").source == "mine"
 
 
 def test_what_cannot_be_a_template_is_named(tmp_path: Path) -> None:
     where = folder(tmp_path / "tokenizer", "{% for %}")
     with pytest.raises(DataError, match=r"tokenizer_config\.json: is no chat template: line 1: "):
-        ChatTemplate.beside(where)
+        ChatTemplate.of_tokenizer(where)
     (where / "tokenizer_config.json").write_text("{}")
     with pytest.raises(DataError, match=r"has no chat template, neither chat_template\.jinja nor"):
-        ChatTemplate.beside(where)
+        ChatTemplate.of_tokenizer(where)
     (where / "tokenizer_config.json").write_text("{")
     with pytest.raises(DataError, match=r"tokenizer_config\.json: is not a tokenizer's configuration"):
-        ChatTemplate.beside(where)
+        ChatTemplate.of_tokenizer(where)
 
 
 @pytest.mark.parametrize(

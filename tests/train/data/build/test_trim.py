@@ -43,7 +43,7 @@ def loaded(path: Path) -> Any:
 def encoded(tokenizer: Path, fields: Fields, row: dict[str, Any], trimming: Trimming | None) -> Encoded:
     """What the build makes of one line."""
     file = SourceFile(Path("a.jsonl"), SourceKind.JSON_LINES, 1, 0)
-    chat = ChatTemplate.beside(tokenizer) if fields.chat_key else None
+    chat = ChatTemplate.of_tokenizer(tokenizer) if fields.chat_key else None
     reader = SourceReader([file], fields, chat=chat)
     encoder = Encoder(reader, tokenizer / "tokenizer.json", end_token_id(loaded(tokenizer)), trimming)
     (found,) = encoder(RecordBatch([Raw(file, Cursor(0), json.dumps(row).encode())], 1))
