@@ -8,7 +8,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from matplotlib.image import imread
 
 from tests.report.browser import Browser, find_browser
 from tests.report.runs import failed_once
@@ -46,6 +45,8 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 def test_plots_are_drawn_and_the_console_is_empty(page: str, browser: Browser, tmp_path: Path) -> None:
+    from matplotlib.image import imread
+
     file, picture = tmp_path / "report.html", tmp_path / "report.png"
     file.write_text(page)
     assert browser.screenshot(file, picture, 1200, 2400) == []

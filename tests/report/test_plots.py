@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from matplotlib.image import imread
 
 from zslurm.report.plots import SIZE, Curve, Marker, Plot, PlotBlock, band, draw, heat_map, sparkline
 from zslurm.report.thinning import column_means, keep_extremes, smooth
@@ -76,6 +75,8 @@ def test_names_are_no_markup() -> None:
 
 
 def test_a_heat_map_is_a_picture_of_its_values() -> None:
+    from matplotlib.image import imread
+
     matrix = np.array([[0.0, 0.5, 1.0], [np.nan, 1.0, 0.0]])
     html = str(heat_map("a", matrix, 0, 1, x=("first", "last"), y="2 rows", unit=""))
     (data,) = re.findall(r"base64,([^\"]+)", html)

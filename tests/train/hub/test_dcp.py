@@ -4,30 +4,49 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
-import torch.distributed.checkpoint as dcp
 
 from tests.checkpoint_tools.saves import TENSORS, save
 from tests.checkpoint_tools.test_damage import flip
 from tests.cli.plain_words import PYTHONS_WORDS
 from zslurm.checkpoint_tools import Checkpoint, Damaged, compare
 from zslurm.train.errors import HubError
-from zslurm.train.hub.dcp import MANIFEST_KEY, Converted, export_dcp, import_dcp
+
+# Every process of the tests collects this file; it costs two seconds to import torch.distributed.checkpoint.
+if TYPE_CHECKING:
+    from torch.distributed.checkpoint.metadata import TensorStorageMetadata
+
+    from zslurm.train.hub.dcp import Converted
+
+MANIFEST_KEY = "zslurm.manifest"
 
 
-def exported(path: Path, out: Path) -> Converted:
+def exported(path: Path, out: Path, **options: Any) -> Converted:
+    from zslurm.train.hub.dcp import export_dcp
+
     with Checkpoint.open(path) as checkpoint:
-        return export_dcp(checkpoint, out)
+        return export_dcp(checkpoint, out, **options)
 
 
-def stored(out: Path) -> dict[str, dcp.metadata.TensorStorageMetadata]:
+def imported(folder: Path, root: Path, **options: Any) -> Converted:
+    from zslurm.train.hub.dcp import import_dcp
+
+    return import_dcp(folder, root, **options)
+
+
+def stored(out: Path) -> dict[str, TensorStorageMetadata]:
+    import torch.distributed.checkpoint as dcp
+
     metadata = dcp.FileSystemReader(out).read_metadata().state_dict_metadata
     return {key: value for key, value in metadata.items() if isinstance(value, dcp.metadata.TensorStorageMetadata)}
 
 
 def load(out: Path, keys: list[str]) -> dict[str, torch.Tensor]:
+    import torch.distributed.checkpoint as dcp
+
     known = stored(out)
     state = {key: torch.empty(known[key].size, dtype=known[key].properties.dtype) for key in keys}
     dcp.load(state, checkpoint_id=out, no_dist=True)
@@ -37,10 +56,9 @@ def load(out: Path, keys: list[str]) -> dict[str, torch.Tensor]:
 def test_there_and_back_is_the_same_checkpoint(tmp_path: Path) -> None:
     start = save(tmp_path / "a", 400, world_size=3)
     seen: list[tuple[int, int]] = []
-    with Checkpoint.open(start) as checkpoint:
-        done = export_dcp(checkpoint, tmp_path / "dcp", report=lambda *pair: seen.append(pair))
+    done = exported(start, tmp_path / "dcp", report=lambda *pair: seen.append(pair))
     assert seen[-1] == (done.bytes, done.bytes)
-    back = import_dcp(tmp_path / "dcp", tmp_path / "b")
+    back = imported(tmp_path / "dcp", tmp_path / "b")
     assert back.path.name == "step-00000400"
     with Checkpoint.open(start) as one, Checkpoint.open(back.path) as other:
         found = compare(one, other)
@@ -71,6 +89,8 @@ def test_torch_itself_reads_the_export_by_the_documented_names(tmp_path: Path) -
 
 def without(out: Path, target: Path, *dropped: str) -> Path:
     """What another trainer might write: the same tensors, but for some."""
+    import torch.distributed.checkpoint as dcp
+
     state = load(out, [key for key in stored(out) if key not in dropped])
     dcp.save(state, checkpoint_id=target, no_dist=True)
     return target
@@ -81,9 +101,9 @@ def test_another_trainer_s_checkpoint_needs_one_of_ours_beside_it(tmp_path: Path
     exported(start, tmp_path / "dcp")
     theirs = without(tmp_path / "dcp", tmp_path / "theirs", MANIFEST_KEY)
     with pytest.raises(HubError, match="--like"):
-        import_dcp(theirs, tmp_path / "b")
+        imported(theirs, tmp_path / "b")
     with Checkpoint.open(start) as checkpoint:
-        back = import_dcp(theirs, tmp_path / "b", like=checkpoint.manifest)
+        back = imported(theirs, tmp_path / "b", like=checkpoint.manifest)
         with Checkpoint.open(back.path) as other:
             assert compare(checkpoint, other).same_values
 
@@ -96,7 +116,7 @@ def test_everything_that_does_not_fit_is_named_at_once_and_nothing_is_written(tm
     )
     other = [TENSORS[0], TENSORS[1].__class__("layers.0.experts.up", (3, 11, 6), TENSORS[1].states), *TENSORS[2:]]
     with Checkpoint.open(save(tmp_path / "other", 1, other)) as like, pytest.raises(HubError) as caught:
-        import_dcp(broken, tmp_path / "b", like=like.manifest)
+        imported(broken, tmp_path / "b", like=like.manifest)
     for problem in (
         "4 tensors do not fit",
         "model.embed.weight is missing",
@@ -109,10 +129,10 @@ def test_everything_that_does_not_fit_is_named_at_once_and_nothing_is_written(tm
 
 def test_what_is_no_dcp_checkpoint_is_refused(tmp_path: Path) -> None:
     with pytest.raises(HubError, match="no DCP checkpoint"):
-        import_dcp(tmp_path, tmp_path / "b")
+        imported(tmp_path, tmp_path / "b")
     (tmp_path / ".metadata").write_bytes(b"nonsense")
     with pytest.raises(HubError, match="cannot be read"):
-        import_dcp(tmp_path, tmp_path / "b")
+        imported(tmp_path, tmp_path / "b")
 
 
 @pytest.mark.parametrize(
@@ -134,7 +154,7 @@ def test_a_damaged_part_is_refused_in_one_plain_line(
     (part,) = (tmp_path / "dcp").glob("*.distcp")
     damage(part)
     with pytest.raises(HubError) as caught:
-        import_dcp(tmp_path / "dcp", tmp_path / "root")
+        imported(tmp_path / "dcp", tmp_path / "root")
     message = str(caught.value)
     assert message.startswith(f"{tmp_path}/dcp: ")
     assert f" cannot be read: {reason.format(path=part)}" in message
@@ -148,7 +168,7 @@ def test_nothing_is_overwritten(tmp_path: Path) -> None:
     with pytest.raises(HubError, match="exists"):
         exported(start, tmp_path / "dcp")
     with pytest.raises(HubError, match="holds a checkpoint of step 400"):
-        import_dcp(tmp_path / "dcp", tmp_path / "a")
+        imported(tmp_path / "dcp", tmp_path / "a")
 
 
 def test_damage_is_found_on_the_way_out_and_leaves_nothing(tmp_path: Path) -> None:

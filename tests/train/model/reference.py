@@ -5,14 +5,17 @@ The mapping of names is written down here on its own, so that a mistake in `trai
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
-from transformers import ZayaConfig, ZayaForCausalLM
 
 from zslurm.train.config import ModelConfig
 from zslurm.train.model.zaya import Zaya
+
+# Every process of the tests imports this file to collect tests; transformers costs it three seconds.
+if TYPE_CHECKING:
+    from transformers import ZayaConfig, ZayaForCausalLM
 
 _ENTRY = {
     "hidden_scale": "hidden_states_scale",
@@ -71,6 +74,8 @@ def reference_names(layers: int) -> dict[str, str]:
 @torch.no_grad()
 def reference_of(model: Zaya, rope_base: float, **changes: Any) -> ZayaForCausalLM:
     """The reference with our model's weights and format; skipped tokens get zero, as its rule is."""
+    from transformers import ZayaForCausalLM
+
     config = model.config
     assert config.skip_rule == "zero" and config.skip_expert and config.experts_per_token == 1
     dtype = model.embedding.weight.dtype
@@ -89,6 +94,8 @@ def reference_of(model: Zaya, rope_base: float, **changes: Any) -> ZayaForCausal
 
 def reference_config(config: ModelConfig, rope_base: float, **changes: Any) -> ZayaConfig:
     """The reference's configuration of the same model."""
+    from transformers import ZayaConfig
+
     values: dict[str, Any] = {
         "vocab_size": config.vocab_size,
         "hidden_size": config.hidden_size,
