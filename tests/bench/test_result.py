@@ -10,7 +10,7 @@ import pytest
 
 from zslurm.bench.measurement import MeasurementPlan, Point
 from zslurm.bench.result import PARTIAL, BenchResult, MeasuredMachine, ResultWriter, read_result
-from zslurm.bench.run.messages import FromRank, Measured, Receiver, Sender
+from zslurm.bench.run.messages import FromRank, PointMeasured, Receiver, Sender
 from zslurm.core.errors import ConfigError, NotFound
 
 MACHINE = MeasuredMachine(
@@ -88,7 +88,7 @@ def test_long_messages_of_several_nodes_come_through_mixed_lines() -> None:
     streams = {f"n{index}": io.StringIO() for index in range(3)}
     rows = {name: [{"text": name * 900, "value": float("inf")}] for name in streams}
     sent = {
-        name: FromRank(rank=0, start=1, message=Measured(rows=each, index=2, seconds=0.5, expected=0.1))
+        name: FromRank(rank=0, start=1, message=PointMeasured(rows=each, index=2, seconds=0.5, expected=0.1))
         for name, each in rows.items()
     }
     for name, stream in streams.items():

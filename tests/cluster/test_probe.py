@@ -16,10 +16,10 @@ from zslurm.cluster.rccl.environment import environment
 from zslurm.cluster.site import resolve_profile
 from zslurm.cluster.slurm_settings import read_settings
 from zslurm.hardware.facts import NodeFacts, read_facts
-from zslurm.slurm.inventory import Partition
+from zslurm.slurm.inventory import SlurmPartition
 from zslurm.slurm.topology import SlurmTopology
 
-BATCH = Partition("batch", "node[0-3]", 4, True, True, timedelta(days=1), None, None)
+BATCH = SlurmPartition("batch", "node[0-3]", 4, True, True, timedelta(days=1), None, None)
 NICS = tuple(f"ionic_{index}" for index in range(8))
 
 

@@ -13,10 +13,10 @@ from zslurm.cluster.slurm_settings import SlurmSettings, read_settings, usual_le
 from zslurm.config import yaml12
 from zslurm.config.aegis import AegisSection
 from zslurm.slurm.hostlist import expand
-from zslurm.slurm.inventory import Partition, parse_config, parse_nodes, parse_partitions
+from zslurm.slurm.inventory import SlurmPartition, parse_config, parse_nodes, parse_partitions
 from zslurm.slurm.topology import SlurmTopology
 
-BATCH = Partition("batch", "node[0-3]", 4, True, True, timedelta(days=1), timedelta(minutes=10), 3)
+BATCH = SlurmPartition("batch", "node[0-3]", 4, True, True, timedelta(days=1), timedelta(minutes=10), 3)
 MEMBERS = Members(4, 4, 8, "mi300x", 32)
 
 

@@ -20,7 +20,7 @@ from zslurm.aegis import fault_kinds
 from zslurm.aegis.agent import sensors
 from zslurm.aegis.agent.sensor import all_sensors
 from zslurm.aegis.logs.signatures import Signatures
-from zslurm.cluster.rccl.rules import Rule, variables
+from zslurm.cluster.rccl.rules import RcclRule, variables
 from zslurm.config import yaml12
 from zslurm.config.spec import ClusterSection
 from zslurm.doctor import checks
@@ -113,7 +113,7 @@ def test_the_fault_kind_has_a_response_and_is_found_in_a_log(monkeypatch: pytest
 
 
 def test_the_rule_applies_where_it_should() -> None:
-    rule = Rule.model_validate(yaml12.parse(block("A rule", "yaml"), "rule").data)
+    rule = RcclRule.model_validate(yaml12.parse(block("A rule", "yaml"), "rule").data)
     assert rule.variable in variables().names
     given = {"launcher": "slurm", "gpus_per_node": 8}
     there = ClusterSection.model_validate({**given, "gpu_type": "mi300x", "network": "pollara"})

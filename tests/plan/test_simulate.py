@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from zslurm.aegis.types import WorkLeft
 from zslurm.config.aegis import AegisSection
 from zslurm.plan.failures import PRESETS, FailureRates, GivenFaults, Kind, RandomFaults
-from zslurm.plan.simulate import Outcome, Scenario, simulate
+from zslurm.plan.simulate import Scenario, SimulatedOutcome, simulate
 from zslurm.plan.study import Study
 from zslurm.plan.young_daly import daly_interval_s, daly_wall_s, young_interval_s
 
@@ -23,7 +23,7 @@ TEN = Scenario(steps=100, step_s=10.0, nodes=4, every=10, stall_s=5.0, restart_s
 """100 steps of 10 s, and a stall of 5 s after every tenth."""
 
 
-def with_faults(scenario: Scenario, *faults: tuple[float, Kind]) -> Outcome:
+def with_faults(scenario: Scenario, *faults: tuple[float, Kind]) -> SimulatedOutcome:
     return simulate(scenario, GivenFaults(faults))
 
 

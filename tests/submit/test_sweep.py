@@ -8,7 +8,7 @@ import pytest
 
 from zslurm.config.layers import Override
 from zslurm.core.errors import ConfigError
-from zslurm.submit.sweep import Member, member_name, members, split_values
+from zslurm.submit.sweep import SweepMember, member_name, members, split_values
 
 
 def names(*sweeps: str, file: Path | None = None) -> list[str]:
@@ -17,8 +17,8 @@ def names(*sweeps: str, file: Path | None = None) -> list[str]:
 
 def test_one_key_gives_a_run_for_each_value() -> None:
     assert members(["optim.adam_lr=1e-3,3e-4"], None) == [
-        Member("-adam_lr1e-3", (Override.of("optim.adam_lr", 1e-3),), {"optim.adam_lr": "1e-3"}),
-        Member("-adam_lr3e-4", (Override.of("optim.adam_lr", 3e-4),), {"optim.adam_lr": "3e-4"}),
+        SweepMember("-adam_lr1e-3", (Override.of("optim.adam_lr", 1e-3),), {"optim.adam_lr": "1e-3"}),
+        SweepMember("-adam_lr3e-4", (Override.of("optim.adam_lr", 3e-4),), {"optim.adam_lr": "3e-4"}),
     ]
 
 
@@ -97,4 +97,4 @@ def test_the_same_member_twice_is_refused() -> None:
 
 def test_a_name_that_grows_too_long_is_refused() -> None:
     with pytest.raises(ConfigError, match="has 101 characters, 100 are permitted"):
-        member_name("x" * 95, Member("-seed1", (), {}))
+        member_name("x" * 95, SweepMember("-seed1", (), {}))

@@ -25,7 +25,7 @@ SETTINGS: dict[str, Any] = {
 """Of every Typer application here."""
 
 
-class Command(NamedTuple):
+class CommandLine(NamedTuple):
     """One command or command group.
 
     Attributes:
@@ -40,32 +40,34 @@ class Command(NamedTuple):
 
 
 _COMMANDS = (
-    Command("new", "new.new", "Write a commented run file from a recipe."),
-    Command("submit", "run.submit", "Submit a run, or continue it."),
-    Command("status", "run.status", "Show your runs, or everything about one."),
-    Command("watch", "run.watch", "Show your active runs, or those that are named until they rest."),
-    Command("logs", "logs.logs", "Print the output of ranks, or what happened to runs."),
-    Command("why", "run.why", "Explain why a run died, by its record or by log files."),
-    Command("report", "run.report", "Write one page about a run, or compare runs."),
-    Command("cancel", "run.control", "Let runs save and stop; `submit` continues them."),
-    Command("requeue", "run.control", "Put a run's job back into the queue, or move its ranks off nodes."),
-    Command("rm", "run.control", "Remove runs with their checkpoints, metrics and logs."),
-    Command("demo", "demo", "Train a tiny ZAYA1 on real text, on this machine."),
-    Command("init", "cluster.init", "Write a cluster profile from what Slurm and a node report."),
-    Command("doctor", "cluster.doctor", "Check this machine and the nodes."),
-    Command("cluster", "cluster.cluster", "Cluster profiles, RCCL environment, rails and excluded nodes."),
-    Command("data", "data.data", "Token bundles: what runs are trained on."),
-    Command("checkpoint", "checkpoint.checkpoint", "Checkpoints: list, show, verify, compare, reshape, convert."),
-    Command("eval", "checkpoint.eval", "Score a model on tasks of lm-evaluation-harness."),
-    Command("generate", "checkpoint.generate", "Continue a text with a model."),
-    Command("plan", "plan", "What a run will take, before it is submitted."),
-    Command("config", "config", "A run's configuration, recipes, and templates of job scripts."),
-    Command("bench", "bench.measurements", "Measure links, memory, matrix products and storage."),
-    Command("exec", "run.control", "Run a command on each node of a running run."),
-    Command("aegis", "aegis", "The supervisor of a run: try its notifications."),
-    Command("completion", "completion", "Print the script for completion in your shell."),
-    Command("dev", "dev", "For developers: kernels, tuning, and replay of Aegis's decisions."),
-    Command("help", "help", "Show the help of a command, with --all everything."),
+    CommandLine("new", "new.new", "Write a commented run file from a recipe."),
+    CommandLine("submit", "run.submit", "Submit a run, or continue it."),
+    CommandLine("status", "run.status", "Show your runs, or everything about one."),
+    CommandLine("watch", "run.watch", "Show your active runs, or those that are named until they rest."),
+    CommandLine("logs", "logs.logs", "Print the output of ranks, or what happened to runs."),
+    CommandLine("why", "run.why", "Explain why a run died, by its record or by log files."),
+    CommandLine("report", "run.report", "Write one page about a run, or compare runs."),
+    CommandLine("cancel", "run.control", "Let runs save and stop; `submit` continues them."),
+    CommandLine("requeue", "run.control", "Put a run's job back into the queue, or move its ranks off nodes."),
+    CommandLine("rm", "run.control", "Remove runs with their checkpoints, metrics and logs."),
+    CommandLine("demo", "demo", "Train a tiny ZAYA1 on real text, on this machine."),
+    CommandLine("init", "cluster.init", "Write a cluster profile from what Slurm and a node report."),
+    CommandLine("doctor", "cluster.doctor", "Check this machine and the nodes."),
+    CommandLine("cluster", "cluster.cluster", "Cluster profiles, RCCL environment, rails and excluded nodes."),
+    CommandLine("data", "data.data", "Token bundles: what runs are trained on."),
+    CommandLine(
+        "checkpoint", "checkpoint.checkpoint", "Checkpoints: list, show, verify, compare, reshape, convert."
+    ),
+    CommandLine("eval", "checkpoint.eval", "Score a model on tasks of lm-evaluation-harness."),
+    CommandLine("generate", "checkpoint.generate", "Continue a text with a model."),
+    CommandLine("plan", "plan", "What a run will take, before it is submitted."),
+    CommandLine("config", "config", "A run's configuration, recipes, and templates of job scripts."),
+    CommandLine("bench", "bench.measurements", "Measure links, memory, matrix products and storage."),
+    CommandLine("exec", "run.control", "Run a command on each node of a running run."),
+    CommandLine("aegis", "aegis", "The supervisor of a run: try its notifications."),
+    CommandLine("completion", "completion", "Print the script for completion in your shell."),
+    CommandLine("dev", "dev", "For developers: kernels, tuning, and replay of Aegis's decisions."),
+    CommandLine("help", "help", "Show the help of a command, with --all everything."),
 )
 COMMANDS = {command.name: command for command in _COMMANDS}
 

@@ -14,7 +14,7 @@ from zslurm.cluster.slurm_settings import read_settings
 from zslurm.core.errors import NotFound, SlurmRefused, SlurmUnavailable
 from zslurm.hardware.gpus import read_gpus
 from zslurm.slurm.client import SlurmClient
-from zslurm.slurm.inventory import Node, Partition
+from zslurm.slurm.inventory import Node, SlurmPartition
 from zslurm.slurm.topology import SlurmTopology
 
 if TYPE_CHECKING:
@@ -97,7 +97,7 @@ def detect(
     return Detected(cluster, text, choices, not_probed)
 
 
-def _topology(client: SlurmClient, partition: Partition) -> SlurmTopology:
+def _topology(client: SlurmClient, partition: SlurmPartition) -> SlurmTopology:
     """Return the topology of a partition, as far as Slurm shows one."""
     try:
         return client.topology(partition.topology)
@@ -106,7 +106,7 @@ def _topology(client: SlurmClient, partition: Partition) -> SlurmTopology:
 
 
 def _probe(
-    partition: Partition,
+    partition: SlurmPartition,
     members: Members,
     account: str | None,
     timeout_s: float,
@@ -122,7 +122,7 @@ def _probe(
     return probe(options, timeout_s, waiting)
 
 
-def _gpu_option(client: SlurmClient, partition: Partition, members: Members, account: str | None) -> str:
+def _gpu_option(client: SlurmClient, partition: SlurmPartition, members: Members, account: str | None) -> str:
     """Return the first form of a request for a node's GPUs that sbatch accepts; nothing is submitted."""
     forms = ("gpus-per-node", "gres", "gpus-per-task")
     if not members.gpus or not client.can_test():
@@ -144,7 +144,7 @@ def _gpu_request(members: Members, option: str) -> str:
     return f"--{option}={'gpu:' if option == 'gres' else ''}{kind}{members.gpus}"
 
 
-def _choices(partitions: list[Partition], nodes: list[Node]) -> list[str]:
+def _choices(partitions: list[SlurmPartition], nodes: list[Node]) -> list[str]:
     defaults = [info.name for info in partitions if info.is_default]
     if defaults:
         return defaults

@@ -11,7 +11,7 @@ from zslurm.checkpoint_tools.quantities import counted
 from zslurm.cluster.slurm_settings import SlurmSettings, usual_leaf_size
 from zslurm.config.yaml12 import plain_scalar
 from zslurm.slurm.hostlist import compress
-from zslurm.slurm.inventory import Node, Partition
+from zslurm.slurm.inventory import Node, SlurmPartition
 from zslurm.slurm.topology import SlurmTopology
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ class Members:
     hidden: bool = False
 
     @classmethod
-    def of(cls, partition: Partition, nodes: list[Node]) -> Members:
+    def of(cls, partition: SlurmPartition, nodes: list[Node]) -> Members:
         """Count the nodes of a partition, and describe its most common kind of node."""
         members = [node for node in nodes if partition.name in node.partitions]
         kinds = Counter((node.gpus, node.gpu_type, node.cpus) for node in members)
@@ -51,7 +51,7 @@ class Members:
         return cls(len(members), count, gpus, gpu_type, cpus)
 
     @classmethod
-    def of_hidden(cls, partition: Partition) -> Members:
+    def of_hidden(cls, partition: SlurmPartition) -> Members:
         """Describe the nodes of a partition by what Slurm shows of the partition alone."""
         n_nodes = max(1, partition.n_nodes)
         gpus, cpus = (partition.gpus or 0) // n_nodes, max(1, partition.cpus // n_nodes)
@@ -60,7 +60,7 @@ class Members:
 
 def slurm_profile(
     name: str,
-    partition: Partition,
+    partition: SlurmPartition,
     members: Members,
     settings: SlurmSettings,
     topology: SlurmTopology,

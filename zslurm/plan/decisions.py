@@ -10,8 +10,8 @@ from zslurm.aegis.core.policy.policy import decide
 from zslurm.aegis.fault_kinds import NIC_FAULT, NODE_DEAD, RANK_HANG, RANK_KILLED, FaultKind, rule_of
 from zslurm.aegis.types import AttemptSummary, Decision, EndedAs, Fault, History, Incident, Resources, WorkLeft
 from zslurm.config.aegis import AegisSection
-from zslurm.plan.failures import Fault as DrawnFault
 from zslurm.plan.failures import Kind
+from zslurm.plan.failures import SampledFault as DrawnFault
 from zslurm.run.exclusions import Exclusion
 
 KIND_OF: dict[Kind, FaultKind] = {

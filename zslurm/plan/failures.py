@@ -76,11 +76,11 @@ class Faults(Protocol):
     def expose(self, seconds: float, nodes: int) -> None:
         """Let so many nodes be in use for a time without a fault."""
 
-    def pop(self) -> Fault:
+    def pop(self) -> SampledFault:
         """Return the next fault, which happens now."""
 
 
-class Fault(NamedTuple):
+class SampledFault(NamedTuple):
     """A fault, and a number of its own by which the repair of its node is drawn: uniform in [0, 1)."""
 
     kind: Kind
@@ -107,10 +107,10 @@ class RandomFaults:
         """Let so many nodes be in use for a time without a fault."""
         self._left = max(0.0, self._left - seconds * self._rate * nodes)
 
-    def pop(self) -> Fault:
+    def pop(self) -> SampledFault:
         """Return the next fault, and draw the one after it."""
         (kind,) = self._random.choices(KINDS, self._shares)
-        fault = Fault(kind, self._random.random())
+        fault = SampledFault(kind, self._random.random())
         self._left = self._random.expovariate(1.0)
         return fault
 
@@ -129,6 +129,6 @@ class GivenFaults:
     def expose(self, seconds: float, nodes: int) -> None:
         """Do nothing: the times are fixed."""
 
-    def pop(self) -> Fault:
+    def pop(self) -> SampledFault:
         """Return the next fault."""
-        return Fault(self._faults.pop(0)[1], 0.5)
+        return SampledFault(self._faults.pop(0)[1], 0.5)

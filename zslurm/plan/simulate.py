@@ -27,7 +27,7 @@ from itertools import count
 from zslurm.aegis.types import Decision, WorkLeft
 from zslurm.config.aegis import AegisSection
 from zslurm.plan.decisions import Decider, recovers_in_memory
-from zslurm.plan.failures import Fault, Faults, Kind
+from zslurm.plan.failures import Faults, Kind, SampledFault
 
 _ABANDONED_AFTER = 50.0
 """Times as long as without faults, after which a simulated run is given up."""
@@ -114,7 +114,7 @@ PARTS = (
 
 
 @dataclass
-class Outcome:
+class SimulatedOutcome:
     """What a simulated run took.
 
     Attributes:
@@ -147,14 +147,14 @@ class _GivenUp(Exception):
     """The run does not come to its end, is stopped, or the horizon is reached."""
 
 
-def simulate(scenario: Scenario, faults: Faults, known: dict[object, Decision] | None = None) -> Outcome:
+def simulate(scenario: Scenario, faults: Faults, known: dict[object, Decision] | None = None) -> SimulatedOutcome:
     """Return what a run takes that meets these faults; `known` are decisions of other runs of the scenario."""
     return _Simulation(scenario, faults, known).run()
 
 
 class _Simulation:
     def __init__(self, scenario: Scenario, faults: Faults, known: dict[object, Decision] | None) -> None:
-        self.scenario, self.faults, self.out = scenario, faults, Outcome()
+        self.scenario, self.faults, self.out = scenario, faults, SimulatedOutcome()
         self.step = self.committed = 0
         self.copied: int | None = None  # step of the newest copy that is whole on every rank
         self.in_use, self.spares, self.allocated = scenario.nodes, scenario.spares, 0
@@ -168,7 +168,7 @@ class _Simulation:
         horizon = scenario.horizon_s
         self.horizon = _ABANDONED_AFTER * (scenario.ideal_s + 1) if horizon is None else horizon
 
-    def run(self) -> Outcome:
+    def run(self) -> SimulatedOutcome:
         self.allocated = self.scenario.nodes + self.scenario.spares
         try:
             self.aegis.started(0.0)
@@ -197,7 +197,7 @@ class _Simulation:
         if seconds >= remaining_s:
             raise _GivenUp
 
-    def _pass(self, seconds: float, part: str) -> Fault | None:
+    def _pass(self, seconds: float, part: str) -> SampledFault | None:
         """Let time pass in which nodes may fail; return the fault that cut it short."""
         until = self.faults.next_in(self.out.wall_s, self.in_use)
         if until < seconds:
@@ -270,7 +270,7 @@ class _Simulation:
         self.out.parts_s["lost steps"] += lost
         self.step = to
 
-    def _recover_from(self, fault: Fault | None) -> None:
+    def _recover_from(self, fault: SampledFault | None) -> None:
         """Handle a fault, and those that come while it is handled, until the ranks train again."""
         memory = self.copied is not None
         while fault is not None:
@@ -282,7 +282,7 @@ class _Simulation:
                 following = self._start(memory)
             fault = following
 
-    def _start(self, memory: bool) -> Fault | None:
+    def _start(self, memory: bool) -> SampledFault | None:
         """Go back to the newest copy or checkpoint, and let the ranks start; return a fault meanwhile."""
         if memory:
             assert self.scenario.regroup_s is not None and self.copied is not None
@@ -295,7 +295,7 @@ class _Simulation:
         self.aegis.started(self.out.wall_s)
         return self._pass(self.scenario.restart_s, "restart")
 
-    def _act(self, fault: Fault, *, memory: bool) -> None:
+    def _act(self, fault: SampledFault, *, memory: bool) -> None:
         """Take a lost node out of the run, and do what Aegis decides if the ranks do not recover in memory."""
         s = self.scenario
         if fault.kind == "node":

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 
 from zslurm.aegis.types import Decision
 from zslurm.plan.failures import FailureRates, RandomFaults
-from zslurm.plan.simulate import PARTS, Outcome, Scenario, simulate
+from zslurm.plan.simulate import PARTS, Scenario, SimulatedOutcome, simulate
 from zslurm.plan.young_daly import daly_interval_s
 
 _FLAT = 5e-4
@@ -114,7 +114,7 @@ class Study:
     gpus_per_node: int
     seed: int = 0
 
-    def outcomes(self, scenario: Scenario, runs: int) -> list[Outcome]:
+    def outcomes(self, scenario: Scenario, runs: int) -> list[SimulatedOutcome]:
         """Simulate so many runs."""
         seeds = range(self.seed, self.seed + runs)
         decisions: dict[object, Decision] = {}

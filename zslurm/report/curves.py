@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from zslurm.checkpoint_tools.quantities import counted
-from zslurm.report.page_parts import Drawing, Item, PageSection, Table, Text
+from zslurm.report.page_parts import Drawing, Item, PageSection, PageTable, Text
 from zslurm.report.plots import Curve, Marker, Plot, draw, heat_map, show_number, sparkline
 from zslurm.report.routing import load_over_time, routing_items
 from zslurm.report.run_facts import RunFacts
@@ -150,7 +150,7 @@ def _throughput(metrics: Metrics, marks: Sequence[Marker]) -> Iterator[Item]:
         rows.append((name, f"{sums[name] / len(steps):.4g}", f"{100 * sums[name] / all_seconds:.1f} %"))
     plot = Plot("Time of a step", "s, parts on top of each other", curves, markers=marks, from_zero=True)
     yield drawing(plot, total)
-    yield Table(("part", "s in a step", "share"), rows, numbers=("s in a step", "share"))
+    yield PageTable(("part", "s in a step", "share"), rows, numbers=("s in a step", "share"))
 
 
 def _any(values: NDArray[np.float64]) -> bool:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from zslurm.checkpoint_tools.quantities import show_count
-from zslurm.report.page_parts import Drawing, Item, PageSection, Table
+from zslurm.report.page_parts import Drawing, Item, PageSection, PageTable
 from zslurm.report.plots import Curve, Plot, draw
 from zslurm.report.run_facts import RunFacts
 
@@ -31,7 +31,7 @@ def _items(rows: list[dict[str, Any]]) -> Iterator[Item]:
         (name, show_count(taken["tokens"]), f"{100 * taken['tokens'] / total:.1f} %", f"{taken['epochs']:.3g}")
         for name, taken in sources.items()
     ]
-    yield Table(("source", "tokens", "share", "epochs"), table, numbers=("tokens", "share", "epochs"))
+    yield PageTable(("source", "tokens", "share", "epochs"), table, numbers=("tokens", "share", "epochs"))
     if len(sources) < 2 or len(steps) < 2:
         return
     shown = steps[:: -(-len(steps) // _MOST_POINTS)]

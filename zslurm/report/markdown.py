@@ -11,9 +11,9 @@ from zslurm.report.page_parts import (
     Fold,
     Item,
     PageSection,
+    PageTable,
     ReportPage,
     RunPart,
-    Table,
     Text,
     Tile,
 )
@@ -53,7 +53,7 @@ def _run(run: RunPart, *, alone: bool) -> Iterator[str]:
 
 
 def _tiles(tiles: Sequence[Tile]) -> Iterator[str]:
-    yield from _table(Table([tile.name for tile in tiles], [[tile.value for tile in tiles]]))
+    yield from _table(PageTable([tile.name for tile in tiles], [[tile.value for tile in tiles]]))
 
 
 def _section(section: PageSection, level: int) -> Iterator[str]:
@@ -71,7 +71,7 @@ def _item(item: Item) -> Iterator[str]:
         yield _escaped(item.text)
     elif isinstance(item, Bullets):
         yield from (f"- {_escaped(text, code=True)}" for text in item.items)
-    elif isinstance(item, Table):
+    elif isinstance(item, PageTable):
         yield from _table(item)
     elif isinstance(item, Drawing):
         yield from [item.text] if item.text else []
@@ -85,7 +85,7 @@ def _item(item: Item) -> Iterator[str]:
         yield "</details>"
 
 
-def _table(table: Table) -> Iterator[str]:
+def _table(table: PageTable) -> Iterator[str]:
     rule = ["---:" if name in table.numbers else "---" for name in table.columns]
     for row in (table.columns, rule, *table.rows):
         cells = row if row is rule else [_escaped(" ".join(cell.split())) for cell in row]

@@ -23,7 +23,7 @@ class Bullets:
 
 
 @dataclass(frozen=True)
-class Table:
+class PageTable:
     """A table; columns whose names are in `numbers` are aligned at their right."""
 
     columns: Sequence[str]
@@ -49,7 +49,7 @@ class Fold:
     text: str
 
 
-Item = Text | Bullets | Table | Drawing | Fold
+Item = Text | Bullets | PageTable | Drawing | Fold
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from zslurm.checkpoint_tools.quantities import counted, show_count
-from zslurm.report.page_parts import Drawing, Item, Table, Text
+from zslurm.report.page_parts import Drawing, Item, PageTable, Text
 from zslurm.report.plots import Curve, Plot, draw, heat_map
 from zslurm.run.metrics.columns import LoadRow, Metrics
 
@@ -91,7 +91,7 @@ def _matrices(found: Mapping[str, Any]) -> Iterator[Item]:
             f"At step {step}, of {tokens} of validation data: how differently each class of tokens is routed."
         )
         columns = ("class of tokens", "mean distance", "largest", "in layer")
-        yield Table(columns, rows, numbers=columns[1:])
+        yield PageTable(columns, rows, numbers=columns[1:])
         names = ", ".join(classes)
         yield _map(
             f"Distance by class at step {step}", distance, (layers[0], layers[1]), names, "of all tokens' routing"

@@ -48,7 +48,7 @@ MOST_EVENTS = 120
 
 
 @dataclass(frozen=True)
-class Happening:
+class TimelineEntry:
     """Something that happened, as a report lists it.
 
     Attributes:
@@ -105,7 +105,7 @@ class RunFacts:
     made: float
     metrics: Metrics
     timeline: Timeline
-    happenings: Sequence[Happening]
+    happenings: Sequence[TimelineEntry]
     left_out: int
     checkpoints: Sequence[SavedCheckpoint]
     failed_saves: int
@@ -204,7 +204,7 @@ def _events(run: RunDir) -> tuple[list[Event], int]:
     return [from_row(row) for row in rows], damaged
 
 
-def _happening(event: Event) -> Happening | None:
+def _happening(event: Event) -> TimelineEntry | None:
     """Return an event as the report lists it; None for those of sensors, agents and single ranks."""
     if isinstance(event, FaultDetected):
         sort = "fault" if event.role == "root" and not event.cleared else ""
@@ -214,7 +214,7 @@ def _happening(event: Event) -> Happening | None:
         sort = "action"
     else:
         sort = "state" if event.CHANGES_STATE else ""
-    return Happening(event.time, event.attempt, sort, redact(event.describe())) if sort else None
+    return TimelineEntry(event.time, event.attempt, sort, redact(event.describe())) if sort else None
 
 
 def _is_left_out(line: bytes) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
-from zslurm.report.page_parts import Item, PageSection, Table, Text
+from zslurm.report.page_parts import Item, PageSection, PageTable, Text
 from zslurm.report.plots import Curve, Plot
 from zslurm.report.run_facts import RunFacts
 
@@ -38,7 +38,7 @@ def score_sections(facts: RunFacts) -> Iterator[PageSection]:
         return
     items: list[Item] = list(_curves(while_training))
     items.append(Text("The newest score of each:"))
-    items.append(Table(("task and metric", "score", "standard error", "step", "by"), rows, numbers=_NUMBERS))
+    items.append(PageTable(("task and metric", "score", "standard error", "step", "by"), rows, numbers=_NUMBERS))
     yield PageSection("Scores on tasks", items)
 
 

@@ -20,9 +20,9 @@ from zslurm.report.page_parts import (
     Fold,
     Item,
     PageSection,
+    PageTable,
     ReportPage,
     RunPart,
-    Table,
     Text,
     Tile,
 )
@@ -140,13 +140,13 @@ def _time(facts: RunFacts) -> Iterator[Item]:
         if _is_shown(line, time_part)
     ]
     looks = [f"p-{time_part}" for time_part in PARTS if _is_shown(line, time_part)]
-    yield Table(("part of the wall time", "time", "share"), rows, numbers=("time", "share"), looks=looks)
+    yield PageTable(("part of the wall time", "time", "share"), rows, numbers=("time", "share"), looks=looks)
     yield Drawing(_attempt_bands(facts))
     shown = line.attempts[-_MOST_ATTEMPTS:]
     if len(shown) < len(line.attempts):
         yield Text(f"The last {len(shown)} of {counted(len(line.attempts), 'attempt')}:")
     columns = ("attempt", "began", "time", "nodes", "steps", "lost", "end")
-    yield Table(columns, [_attempt_row(attempt) for attempt in shown], numbers=("attempt", "time", "lost"))
+    yield PageTable(columns, [_attempt_row(attempt) for attempt in shown], numbers=("attempt", "time", "lost"))
 
 
 def _is_shown(line: Timeline, part: str) -> bool:
@@ -238,7 +238,7 @@ def _happenings(facts: RunFacts) -> Iterator[Item]:
         for happening in facts.happenings
     ]
     looks = [f"h-{happening.sort}" for happening in facts.happenings]
-    yield Table(("time", "attempt", "what"), rows, numbers=("attempt",), looks=looks)
+    yield PageTable(("time", "attempt", "what"), rows, numbers=("attempt",), looks=looks)
 
 
 def _checkpoints(facts: RunFacts) -> Iterator[Item]:
@@ -250,7 +250,7 @@ def _checkpoints(facts: RunFacts) -> Iterator[Item]:
     if facts.config.get("trainer"):  # its checkpoints are its own: their sizes and what they cost are not known
         yield Text(f"{counted(len(saved), 'checkpoint')} of the program; these are the last.")
         noticed = [(f"{save.step:,}", show_time(save.time)) for save in saved[-_MOST_CHECKPOINTS:]]
-        yield Table(("step", "noticed"), noticed, numbers=("step",))
+        yield PageTable(("step", "noticed"), noticed, numbers=("step",))
         return
     kept, stall = [save for save in saved if save.kept], sum(save.stall_s for save in saved)
     failed = f" {counted(facts.failed_saves, 'save')} failed." if facts.failed_saves else ""
@@ -273,7 +273,7 @@ def _checkpoints(facts: RunFacts) -> Iterator[Item]:
     ]
     if len(shown) < len(saved):
         yield Text(f"The last {len(shown)}:")
-    yield Table(
+    yield PageTable(
         ("step", "committed", "size", "until on disk", "stall", ""), rows,
         numbers=("step", "size", "until on disk", "stall"),
     )  # fmt: skip
@@ -289,7 +289,7 @@ def _efficiency(facts: RunFacts) -> Iterator[Item]:
             (use.resource, use.used, use.asked or "-", "-" if use.share is None else f"{100 * use.share:.0f} %")
             for use in findings.uses
         ]
-        yield Table(("resource", "used", "asked for, or there", "share"), rows, numbers=("share",))
+        yield PageTable(("resource", "used", "asked for, or there", "share"), rows, numbers=("share",))
     if findings.advice:
         yield Text("For the next submission:")
         yield Bullets(list(findings.advice))
@@ -298,11 +298,11 @@ def _efficiency(facts: RunFacts) -> Iterator[Item]:
 
 
 def _environment(facts: RunFacts) -> Iterator[Item]:
-    yield Table(("", ""), [(name, text) for name, text in _environment_rows(facts) if text])
+    yield PageTable(("", ""), [(name, text) for name, text in _environment_rows(facts) if text])
     if facts.changed:
         rows = [(key, show_value(value)) for key, value in facts.changed.items()]
         yield Text("Keys whose values are not the defaults:")
-        yield Table(("key", "value"), rows)
+        yield PageTable(("key", "value"), rows)
     if facts.config:
         yield Fold("The whole configuration", json.dumps(facts.config, indent=1))
 
@@ -337,14 +337,14 @@ def _together(runs: Sequence[RunFacts]) -> Iterator[PageSection]:
     """Yield the sections in which runs stand side by side."""
     rows = list(_side_by_side(runs))
     columns = ("", *(facts.run.name for facts in runs))
-    yield PageSection("Side by side", [Table(columns, rows, numbers=columns[1:])])
+    yield PageSection("Side by side", [PageTable(columns, rows, numbers=columns[1:])])
     if plots := list(curves_together(runs)):
         yield PageSection("Curves", plots)
     if len(runs) == 2:
         comparison = compare(*runs)
         if comparison.config:
             rows = [(row.key, show_value(row.first), show_value(row.second)) for row in comparison.config]
-            yield PageSection("What differs in the configuration", [Table(("key", *columns[1:]), rows)])
+            yield PageSection("What differs in the configuration", [PageTable(("key", *columns[1:]), rows)])
 
 
 def _side_by_side(runs: Sequence[RunFacts]) -> Iterator[tuple[str, ...]]:

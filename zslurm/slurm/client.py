@@ -382,7 +382,7 @@ class SlurmClient(SlurmCommands):
         """Slurm's own configuration: setting -> text."""
         return inventory.parse_config(self.run("scontrol", "show", "config").stdout)
 
-    def partitions(self) -> list[inventory.Partition]:
+    def partitions(self) -> list[inventory.SlurmPartition]:
         """The partitions that this user may see."""
         return inventory.parse_partitions(self.run("scontrol", "--oneliner", "show", "partition").stdout)
 

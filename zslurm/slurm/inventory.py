@@ -32,7 +32,7 @@ _GPU = re.compile(r"gpu:(?:([^:(,]+):)?(\d+)(?=$|[(,])")
 
 
 @dataclass(frozen=True)
-class Partition:
+class SlurmPartition:
     """A partition as its users see it."""
 
     name: str
@@ -86,7 +86,7 @@ def usable_nodes(nodes: Iterable[Node], partitions: str) -> set[str]:
     return {node.name for node in nodes if node.is_usable and partition_names & set(node.partitions)}
 
 
-def parse_partitions(text: str) -> list[Partition]:
+def parse_partitions(text: str) -> list[SlurmPartition]:
     """The answer of `scontrol --oneliner show partition`; its values hold no spaces."""
     partitions = []
     for line in text.splitlines():
@@ -96,7 +96,7 @@ def parse_partitions(text: str) -> list[Partition]:
         max_nodes = values.get("MaxNodes", "")
         gpus = _TRES_GPUS.search(values.get("TRES", ""))
         partitions.append(
-            Partition(
+            SlurmPartition(
                 name=values["PartitionName"],
                 nodes="" if values.get("Nodes") in (None, "(null)") else values["Nodes"],
                 n_nodes=int(values.get("TotalNodes", "0")),

@@ -147,7 +147,7 @@ def _refuse_copy(run: RunDir, what: str) -> None:
         )
 
 
-class Requeued(NamedTuple):
+class RequeueResult(NamedTuple):
     """What `requeue` did."""
 
     job_id: str
@@ -158,7 +158,7 @@ class Requeued(NamedTuple):
     """What a user should know; empty for nothing."""
 
 
-def requeue(run: RunDir, *, now: bool = False, exclude: str | None = None) -> Requeued:
+def requeue(run: RunDir, *, now: bool = False, exclude: str | None = None) -> RequeueResult:
     """Start the run's job again: it continues from its last checkpoint. A job that is held is released.
 
     With `now` without the pause that Slurm makes before a requeued job may start, also if the job was requeued
@@ -183,7 +183,7 @@ def requeue(run: RunDir, *, now: bool = False, exclude: str | None = None) -> Re
         if exclude is not None:
             raise ConfigError(f"{run.name}: a local run has no nodes to exclude")
         cancel(run, wait=True)
-        return Requeued(submit(with_secrets(spec, run.secrets)).job_id, "requeue")
+        return RequeueResult(submit(with_secrets(spec, run.secrets)).job_id, "requeue")
     client = SlurmClient()
     job_id = look(run).job_id or job.job_id  # its successor's, where that took its place
     record = client.job(job_id)
@@ -222,7 +222,7 @@ def requeue(run: RunDir, *, now: bool = False, exclude: str | None = None) -> Re
         _start_now(client, job_id)
     elif now and action == "exclude":
         client.start_in(job_id, _RESTART_AFTER_S)
-    return Requeued(job_id, action, note)
+    return RequeueResult(job_id, action, note)
 
 
 def readmit(run: RunDir, nodes: str) -> list[str]:

@@ -43,7 +43,7 @@ class Asked:
 
 
 @dataclass(frozen=True)
-class Answer:
+class MoveAnswer:
     """What came of a request for one node.
 
     Attributes:
@@ -124,7 +124,7 @@ def _rank_nodes(run: RunDir, job_id: str) -> list[str]:
     return nodes
 
 
-def answers_to(run: RunDir, asked: Asked) -> Iterator[Answer]:
+def answers_to(run: RunDir, asked: Asked) -> Iterator[MoveAnswer]:
     """Yield what comes of a request, node by node; ends when every node is answered for, or the run is over."""
     tail, waiting = JsonLinesTail(run.events), set(asked.nodes)
     state_at = time.monotonic() + _STATE_S
@@ -135,18 +135,18 @@ def answers_to(run: RunDir, asked: Asked) -> Iterator[Answer]:
         yield from _answers(tail.new_records(), asked.request, waiting)
         if over:
             for node in sorted(waiting):
-                yield Answer(f"{run.name} has ended before its ranks moved off {node}", moved=False)
+                yield MoveAnswer(f"{run.name} has ended before its ranks moved off {node}", moved=False)
             return
         if waiting:
             time.sleep(_POLL_S)
 
 
-def _answers(rows: Sequence[dict[str, object]], request: str, waiting: set[str]) -> Iterator[Answer]:
+def _answers(rows: Sequence[dict[str, object]], request: str, waiting: set[str]) -> Iterator[MoveAnswer]:
     for moved in select(rows, RanksMoved):
         if moved.request == request and moved.off in waiting:
             waiting.discard(moved.off)
-            yield Answer(moved.describe(), moved=True)
+            yield MoveAnswer(moved.describe(), moved=True)
     for refused in select(rows, MoveRefused):
         if refused.request == request and refused.off in waiting:
             waiting.discard(refused.off)
-            yield Answer(refused.describe(), moved=False)
+            yield MoveAnswer(refused.describe(), moved=False)

@@ -19,7 +19,7 @@ _PAIRS = {"[": "]", "{": "}", "(": ")"}
 
 
 @dataclass(frozen=True)
-class Member:
+class SweepMember:
     """One run of a sweep.
 
     Attributes:
@@ -33,7 +33,7 @@ class Member:
     values: dict[str, str]
 
 
-def members(sweeps: Sequence[str], list_file: Path | None) -> list[Member]:
+def members(sweeps: Sequence[str], list_file: Path | None) -> list[SweepMember]:
     """Return the members of a sweep.
 
     Args:
@@ -51,10 +51,10 @@ def members(sweeps: Sequence[str], list_file: Path | None) -> list[Member]:
     return [_member(*combination) for combination in zip(_suffixes(combined), combined, strict=True)]
 
 
-def _member(suffix: str, settings: tuple[str, ...]) -> Member:
+def _member(suffix: str, settings: tuple[str, ...]) -> SweepMember:
     overrides = tuple(map(Override.parse, settings))
     texts = (setting.partition("=")[2] for setting in settings)
-    return Member(
+    return SweepMember(
         suffix, overrides, dict(zip((show_path(override.path) for override in overrides), texts, strict=True))
     )
 
@@ -136,7 +136,7 @@ def _clean(text: str) -> str:
     return re.sub(r"[^A-Za-z0-9.]+", "_", text.replace("+", "")).strip("_")
 
 
-def member_name(base: str, member: Member) -> str:
+def member_name(base: str, member: SweepMember) -> str:
     """Return the name of a member's run.
 
     Raises:

@@ -22,16 +22,16 @@ from zslurm.bench.run.following import Following
 from zslurm.bench.run.messages import (
     BEAT_S,
     Address,
-    Done,
-    Ended,
     Failed,
     FromRank,
     Here,
-    Measured,
+    MeasurementEnded,
+    MeasurementStart,
     MessageOfNode,
     NoTimeLeft,
     Planned,
-    Start,
+    PointDone,
+    PointMeasured,
     Task,
 )
 from zslurm.bench.run.nodes import named_nodes, srun_options
@@ -156,7 +156,7 @@ class _Run:
             time.sleep(0.05)
         tasks.end()
 
-    def _send(self, message: Start | Address) -> None:
+    def _send(self, message: MeasurementStart | Address) -> None:
         assert self.tasks.process.stdin is not None
         try:
             self.tasks.process.stdin.write(message.model_dump_json() + "\n")
@@ -255,7 +255,7 @@ class _Run:
             environ=dict(environ),
             seconds=None if minutes is None else 60 * minutes / runs,
         )
-        self._send(Start(task=task))
+        self._send(MeasurementStart(task=task))
         points, done, spent, expected, planned = 0, 0, 0.0, 0.0, 0.0
         failure: str | None = None
         failed_at = math.inf
@@ -266,7 +266,7 @@ class _Run:
             if (node_message := self._next()) is None:
                 continue
             node, reported = node_message
-            if not isinstance(reported, FromRank | Ended) or reported.start != number:
+            if not isinstance(reported, FromRank | MeasurementEnded) or reported.start != number:
                 continue
             message = reported.message if isinstance(reported, FromRank) else reported
             if isinstance(message, Address):
@@ -276,15 +276,15 @@ class _Run:
                 self._begin(message)
                 if number == 0:
                     self.progress.planned(points * runs, planned * runs)
-            elif isinstance(message, Measured | NoTimeLeft):
+            elif isinstance(message, PointMeasured | NoTimeLeft):
                 done, expected = done + 1, expected + message.expected
-                spent += message.seconds if isinstance(message, Measured) else 0.0
+                spent += message.seconds if isinstance(message, PointMeasured) else 0.0
                 self._keep(message, environ)
                 # The estimate is corrected by how long the points so far took, more of them the more there are.
                 factor = (spent + 5.0) / (expected + 5.0)
                 remaining = (runs - number) * planned - expected
                 self.progress.advanced(number * points + done, runs * points, max(0.0, remaining) * factor)
-            elif isinstance(message, Done):
+            elif isinstance(message, PointDone):
                 return
             elif isinstance(message, Failed) and message.refused:
                 raise ConfigError(message.why)
@@ -315,7 +315,7 @@ class _Run:
             self.result.notes.append(f"{why}: this was measured on CPUs")
         self.writer.begin(self.result)
 
-    def _keep(self, message: Measured | NoTimeLeft, environ: Mapping[str, str]) -> None:
+    def _keep(self, message: PointMeasured | NoTimeLeft, environ: Mapping[str, str]) -> None:
         assert self.result is not None
         if isinstance(message, NoTimeLeft):
             self.result.skipped.append(Skipped(point=message.point, reason=message.reason))
@@ -328,7 +328,7 @@ class _Run:
             self.writer.add(row)
 
 
-def _why(message: Failed | Ended) -> str:
+def _why(message: Failed | MeasurementEnded) -> str:
     if isinstance(message, Failed):
         return message.why
     lines = [line for line in message.stderr.splitlines() if line.strip()]

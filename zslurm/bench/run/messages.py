@@ -57,7 +57,7 @@ class Task(BaseModel):
 # --- to the nodes -----------------------------------------------------------------------------------------------
 
 
-class Start(BaseModel):
+class MeasurementStart(BaseModel):
     """Start the ranks."""
 
     kind: Literal["start"] = "start"
@@ -87,7 +87,7 @@ class Planned(BaseModel):
     skipped: list[Skipped]
 
 
-class Measured(BaseModel):
+class PointMeasured(BaseModel):
     """Rank 0 has measured a point: its rows, its number in the plan, the seconds that it took and should take."""
 
     kind: Literal["measured"] = "measured"
@@ -106,7 +106,7 @@ class NoTimeLeft(BaseModel):
     expected: float
 
 
-class Done(BaseModel):
+class PointDone(BaseModel):
     """Rank 0: all points are measured."""
 
     kind: Literal["done"] = "done"
@@ -120,7 +120,7 @@ class Failed(BaseModel):
     refused: bool = False
 
 
-MessageOfRank = Address | Planned | Measured | NoTimeLeft | Done | Failed
+MessageOfRank = Address | Planned | PointMeasured | NoTimeLeft | PointDone | Failed
 
 # --- from a node ------------------------------------------------------------------------------------------------
 
@@ -141,7 +141,7 @@ class Beat(BaseModel):
     kind: Literal["beat"] = "beat"
 
 
-class Ended(BaseModel):
+class MeasurementEnded(BaseModel):
     """A rank ended: its exit code, and the end of its stderr."""
 
     kind: Literal["ended"] = "ended"
@@ -160,9 +160,11 @@ class FromRank(BaseModel):
     message: MessageOfRank = Field(discriminator="kind")
 
 
-MessageOfNode = Here | Beat | Ended | FromRank
+MessageOfNode = Here | Beat | MeasurementEnded | FromRank
 
-TO_NODE: TypeAdapter[Start | Address] = TypeAdapter(Annotated[Start | Address, Field(discriminator="kind")])
+TO_NODE: TypeAdapter[MeasurementStart | Address] = TypeAdapter(
+    Annotated[MeasurementStart | Address, Field(discriminator="kind")]
+)
 OF_RANK: TypeAdapter[MessageOfRank] = TypeAdapter(Annotated[MessageOfRank, Field(discriminator="kind")])
 _OF_NODE: TypeAdapter[MessageOfNode] = TypeAdapter(Annotated[MessageOfNode, Field(discriminator="kind")])
 

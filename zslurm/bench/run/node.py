@@ -23,13 +23,13 @@ from zslurm.bench.run.messages import (
     TO_NODE,
     Address,
     Beat,
-    Ended,
     Failed,
     FromRank,
     Here,
+    MeasurementEnded,
+    MeasurementStart,
     MessageOfRank,
     Sender,
-    Start,
     Task,
 )
 from zslurm.hardware.gpus import read_gpus
@@ -85,7 +85,7 @@ class BenchNode:
                 self._sender.send(FromRank(rank=rank, start=number, message=message))
         errors.join()
         code = process.wait()
-        self._sender.send(Ended(rank=rank, start=number, code=code, stderr="".join(last)[-2000:]))
+        self._sender.send(MeasurementEnded(rank=rank, start=number, code=code, stderr="".join(last)[-2000:]))
 
     def meet(self, address: Address) -> None:
         """Give the ranks the address of the store next to rank 0."""
@@ -142,7 +142,7 @@ def main() -> None:
     try:
         for line in sys.stdin:
             message = TO_NODE.validate_json(line)
-            if isinstance(message, Start):
+            if isinstance(message, MeasurementStart):
                 node.start(message.task)
             else:
                 node.meet(message)

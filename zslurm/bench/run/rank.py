@@ -24,11 +24,11 @@ from zslurm.bench.run.machine import MachineFacts, facts, machine_of, variables_
 from zslurm.bench.run.messages import (
     TASK_VARIABLE,
     Address,
-    Done,
     Failed,
-    Measured,
     NoTimeLeft,
     Planned,
+    PointDone,
+    PointMeasured,
     Task,
 )
 from zslurm.bench.run.store import StoreNotStarted, host_store
@@ -155,10 +155,10 @@ def measure(task: Task, ranks: BenchRanks) -> None:
         if ranks.is_first:
             rows = [rows] if isinstance(rows, dict) else rows or []
             took = time.monotonic() - point_began
-            _print(Measured(rows=rows, index=index, seconds=took, expected=point.seconds))
+            _print(PointMeasured(rows=rows, index=index, seconds=took, expected=point.seconds))
     ranks.barrier()
     if ranks.is_first:
-        _print(Done())
+        _print(PointDone())
 
 
 def _end_with_node() -> None:

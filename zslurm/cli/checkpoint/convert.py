@@ -34,14 +34,14 @@ if TYPE_CHECKING:
     from zslurm.train.hub.dcp import Converted
 
 
-class Format(StrEnum):
+class WeightsFormat(StrEnum):
     """Formats that are exported."""
 
     HF = "hf"
     DCP = "dcp"
 
 
-class Dtype(StrEnum):
+class ExportDtype(StrEnum):
     """Number formats of exported weights."""
 
     BF16 = "bf16"
@@ -52,9 +52,9 @@ def export(
     checkpoint: Checkpoint,
     out: Annotated[Path, Argument(metavar="DIR", help="The folder to make.")],
     to: Annotated[
-        Format, Option(help="hf: transformers' folder; dcp: torch.distributed.checkpoint, with all state.")
-    ] = Format.HF,
-    dtype: Annotated[Dtype, Option(help="Round to bf16, or keep fp32.")] = Dtype.BF16,
+        WeightsFormat, Option(help="hf: transformers' folder; dcp: torch.distributed.checkpoint, with all state.")
+    ] = WeightsFormat.HF,
+    dtype: Annotated[ExportDtype, Option(help="Round to bf16, or keep fp32.")] = ExportDtype.BF16,
     max_shard_size: ShardSize = "5GB",
     tokenizer: TokenizerFile = None,
     no_tokenizer: NoTokenizer = False,
@@ -70,7 +70,7 @@ def export(
     Example: zslurm checkpoint export my-run --to hf my-run-hf
     """
     run_locally_or_as_job(slurm, workers_option=None)
-    if to is Format.DCP:
+    if to is WeightsFormat.DCP:
         _export_dcp(find_checkpoint(checkpoint), out, as_json=json)
         return
     shard_bytes = parse_size(max_shard_size)

@@ -18,7 +18,7 @@ from typer import Argument, Option
 
 from zslurm.checkpoint_tools.format.layout import step_of
 from zslurm.checkpoint_tools.quantities import counted
-from zslurm.cli.checkpoint.options import Device, TokenizerFile, choose_device, tokenizer_for
+from zslurm.cli.checkpoint.options import ComputeDevice, TokenizerFile, choose_device, tokenizer_for
 from zslurm.cli.errors import as_user_errors
 from zslurm.cli.help import MORE
 from zslurm.cli.options import Json, run_locally_or_as_job
@@ -130,7 +130,7 @@ def eval(
                 f"{path}: is in no run, so its RoPE base or context is not known; export it with them (zslurm "
                 "checkpoint export --rope-base --context), and score the export"
             )
-        device = choose_device(Device.AUTO, ranks)
+        device = choose_device(ComputeDevice.AUTO, ranks)
         format_ = settings.dtype or "fp32"
         request = ScoringRequest(path.absolute(), files, format_, device, settings.rope_base, settings.context)
         report = _Report(path, request.dtype, out, samples)

@@ -15,8 +15,8 @@ from typer import Argument, Option
 from zslurm.checkpoint_tools.plain import in_words
 from zslurm.checkpoint_tools.quantities import counted, show_bytes
 from zslurm.cli.checkpoint.options import (
+    ComputeDevice,
     Context,
-    Device,
     Dtype,
     RopeBase,
     TokenizerFile,
@@ -68,8 +68,8 @@ def generate(
         Dtype | None, Option(help="Compute in this format; default: the weights' own.", rich_help_panel=MORE)
     ] = None,
     device: Annotated[
-        Device, Option(help="cuda is also torch's name for AMD GPUs.", rich_help_panel=MORE)
-    ] = Device.AUTO,
+        ComputeDevice, Option(help="cuda is also torch's name for AMD GPUs.", rich_help_panel=MORE)
+    ] = ComputeDevice.AUTO,
     ranks: Annotated[
         int,
         Option(

@@ -52,7 +52,7 @@ def tokenizer_for(weights: Weights, file: Path | None, *, none: bool = False) ->
     return files
 
 
-class Device(StrEnum):
+class ComputeDevice(StrEnum):
     """Where to compute."""
 
     AUTO = "auto"
@@ -67,7 +67,7 @@ class Dtype(StrEnum):
     FP32 = "fp32"
 
 
-def choose_device(asked: Device, ranks: int) -> str:
+def choose_device(asked: ComputeDevice, ranks: int) -> str:
     """Return `cpu` or `cuda`, of which each rank takes one GPU.
 
     Raises:
@@ -76,9 +76,9 @@ def choose_device(asked: Device, ranks: int) -> str:
     import torch
 
     gpus = torch.cuda.device_count()
-    if asked is Device.AUTO:
+    if asked is ComputeDevice.AUTO:
         return "cuda" if gpus >= ranks else "cpu"
-    if asked is Device.CUDA and gpus < ranks:
+    if asked is ComputeDevice.CUDA and gpus < ranks:
         for_ranks = f" for --ranks {ranks}" if ranks > 1 else ""
         raise ConfigError(f"--device cuda: torch finds {counted(gpus, 'GPU')} here{for_ranks}")
     return asked.value

@@ -28,14 +28,19 @@ if TYPE_CHECKING:
 _MOST_FAULTS = 10
 
 
-class Format(StrEnum):
+class ReportFormat(StrEnum):
     """How a report is written."""
 
     HTML = "html"
     MARKDOWN = "md"
 
 
-_ENDINGS = {".html": Format.HTML, ".htm": Format.HTML, ".md": Format.MARKDOWN, ".markdown": Format.MARKDOWN}
+_ENDINGS = {
+    ".html": ReportFormat.HTML,
+    ".htm": ReportFormat.HTML,
+    ".md": ReportFormat.MARKDOWN,
+    ".markdown": ReportFormat.MARKDOWN,
+}
 
 
 def report(
@@ -47,7 +52,7 @@ def report(
         ),
     ] = None,
     format: Annotated[
-        Format | None, typer.Option("--format", help="html or md; default: by the ending of --out.")
+        ReportFormat | None, typer.Option("--format", help="html or md; default: by the ending of --out.")
     ] = None,
     json: Annotated[
         bool, typer.Option("--json", help="Print how two runs differ as JSON; no page without --out.")
@@ -78,7 +83,7 @@ def report(
         _write_page(facts, [run.name for run in run_dirs], out, chosen)
 
 
-def _write_page(facts: Sequence[RunFacts], names: Sequence[str], out: Path | None, format: Format) -> None:
+def _write_page(facts: Sequence[RunFacts], names: Sequence[str], out: Path | None, format: ReportFormat) -> None:
     """Write the page, or print it if `out` is `-`.
 
     Raises:
@@ -93,7 +98,7 @@ def _write_page(facts: Sequence[RunFacts], names: Sequence[str], out: Path | Non
     if path.is_dir():
         path = path / f"{name}-report.{format}"
     built = build(facts)
-    text = as_html(built) if format is Format.HTML else as_markdown(built)
+    text = as_html(built) if format is ReportFormat.HTML else as_markdown(built)
     if str(path) == "-":
         if isinstance(sys.stdout, io.TextIOWrapper):
             sys.stdout.reconfigure(encoding="utf-8")  # as a file has it, whatever the locale
@@ -130,14 +135,14 @@ def _show_difference(facts: Sequence[RunFacts], given: Sequence[str], *, as_json
             say(f"{facts_of_run.metrics.path}: {damaged} left out")
 
 
-def _by_ending(out: Path | None) -> Format:
+def _by_ending(out: Path | None) -> ReportFormat:
     """Return the format that a file's name means.
 
     Raises:
         ConfigError: it means none.
     """
     if out is None or str(out) == "-" or out.is_dir():
-        return Format.HTML
+        return ReportFormat.HTML
     if out.suffix.lower() not in _ENDINGS:
         raise ConfigError(f"--out {out}: end it with .html or .md, or add --format")
     return _ENDINGS[out.suffix.lower()]

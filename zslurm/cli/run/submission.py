@@ -22,7 +22,7 @@ from zslurm.slurm.sbatch_options import OPTIONS
 from zslurm.submit.options import dependency, sbatch_flags
 from zslurm.submit.resolve import resolve_run
 from zslurm.submit.submit import Prepared, prepare, submit, submit_prepared
-from zslurm.submit.sweep import Member, member_name, members
+from zslurm.submit.sweep import SweepMember, member_name, members
 
 _KEYS = {option.name: option.run_key for option in OPTIONS if option.typed} | {
     "spares": "slurm.spares",
@@ -149,7 +149,7 @@ def submit_sweep(
 
 
 @dataclass(frozen=True)
-class Outcome:
+class SubmissionOutcome:
     """What became of a member."""
 
     run: str
@@ -160,8 +160,8 @@ class Outcome:
 
 
 def _submit_members(
-    found: Sequence[Member], request: Request, *, max_concurrent: int | None, new: bool, dry_run: bool
-) -> list[Outcome]:
+    found: Sequence[SweepMember], request: Request, *, max_concurrent: int | None, new: bool, dry_run: bool
+) -> list[SubmissionOutcome]:
     """Submit every member, with `new` each from the start, with `dry_run` none.
 
     One that fails does not keep the others back; without an answer from Slurm all stop. Of `max_concurrent`
@@ -181,11 +181,11 @@ def _submit_members(
             "--max-concurrent: only jobs of Slurm can wait for one another; here all members start at once"
         )
     ready = [prepare(spec, new=new) for spec in specs]
-    outcomes: list[Outcome] = []
+    outcomes: list[SubmissionOutcome] = []
     jobs: list[str] = []
     stopped: str | None = None
     for (member, overrides), prepared in zip(named, ready, strict=True):
-        outcome = Outcome(prepared.run.name, member.values, prepared.run.path, error=stopped)
+        outcome = SubmissionOutcome(prepared.run.name, member.values, prepared.run.path, error=stopped)
         if not dry_run and stopped is None:
             try:
                 if max_concurrent is not None and len(jobs) >= max_concurrent:
@@ -207,7 +207,7 @@ def _after(job_id: str, prepared: Prepared, request: Request, overrides: Sequenc
     return prepare(request.resolve([*overrides, waiting]).spec, new=prepared.start_over)
 
 
-def _show_sweep(outcomes: Sequence[Outcome], *, quiet: bool, as_json: bool) -> None:
+def _show_sweep(outcomes: Sequence[SubmissionOutcome], *, quiet: bool, as_json: bool) -> None:
     """Print every member with its job.
 
     Raises:

@@ -50,7 +50,7 @@ _OUTPUT = "`zslurm logs {run} --errors` shows the errors in its output, "
 
 
 @dataclass(frozen=True)
-class Answer:
+class RunExplanation:
     """Why a run is in its state.
 
     Attributes:
@@ -103,14 +103,14 @@ def why(
     print_styled([*paragraph(answer.text, width), *_next_lines(answer, width)])
 
 
-def _next_lines(answer: Answer, width: int | None) -> list[list[tuple[str, str]]]:
+def _next_lines(answer: RunExplanation, width: int | None) -> list[list[tuple[str, str]]]:
     if not answer.advice:
         return []
     first, *more = paragraph(answer.advice, width, indent=len("next: "))
     return [[("next: ", HEAD), (first[0][0].lstrip(), "")], *more]
 
 
-def as_json(answer: Answer) -> dict[str, Any]:
+def as_json(answer: RunExplanation) -> dict[str, Any]:
     """Return the answer as `--json` prints it."""
     state = answer.state
     return {
@@ -125,13 +125,13 @@ def as_json(answer: Answer) -> dict[str, Any]:
     }
 
 
-def explain_run(state: RunState) -> Answer:
+def explain_run(state: RunState) -> RunExplanation:
     """Return why a run is in its state."""
     if state.state == "completed":
         done = " its steps" if state.step is not None else ""
-        return Answer(state, False, None, "", f"{state.run.name} did not die: it has completed{done}.", "")
+        return RunExplanation(state, False, None, "", f"{state.run.name} did not die: it has completed{done}.", "")
     if state.state == "copied":
-        return Answer(state, False, None, "", f"{state.run.name} did not die: it is {note(state)}.", "")
+        return RunExplanation(state, False, None, "", f"{state.run.name} did not die: it is {note(state)}.", "")
     if state.active and state.state != "unknown":
         return _alive(state)
     cause = state.present_cause
@@ -154,10 +154,10 @@ def explain_run(state: RunState) -> Answer:
     where = f"from step {state.checkpoint_step}" if state.checkpoint_step is not None else "it from the beginning"
     if state.not_shown and state.checkpoint_step is None:
         where = "it from what the program itself has saved"
-    return Answer(state, True, kind, line, text, advice.format(run=state.run.name, where=where))
+    return RunExplanation(state, True, kind, line, text, advice.format(run=state.run.name, where=where))
 
 
-def _alive(state: RunState) -> Answer:
+def _alive(state: RunState) -> RunExplanation:
     """Return that a run has not died, and what it waits for or has survived."""
     sentences = [f"{state.run.name} has not died: it is {state.state}."]
     if text := note(state):
@@ -168,7 +168,7 @@ def _alive(state: RunState) -> Answer:
         sentences.append(f"It is at step {state.step} of {state.total_steps}; {remaining} left.")
     if state.not_shown:
         sentences.append(f"Its program shows {'; '.join(state.not_shown)}.")
-    return Answer(state, False, None, "", " ".join(sentences), "")
+    return RunExplanation(state, False, None, "", " ".join(sentences), "")
 
 
 def _ended(state: RunState) -> str:

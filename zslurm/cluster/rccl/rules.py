@@ -115,7 +115,7 @@ class When(Section):
         )
 
 
-class Rule(Section):
+class RcclRule(Section):
     """One variable: its value, when it holds, why, and the source of that."""
 
     variable: Annotated[str, Field(pattern=r"^[A-Z][A-Z0-9_]*$")]
@@ -157,7 +157,7 @@ class Rules(Section):
     limits: Limits
     gid_index: dict[Network, int]
     rocm: dict[str, str]
-    rules: tuple[Rule, ...]
+    rules: tuple[RcclRule, ...]
 
     def rccl_of(self, rocm: str | None) -> str | None:
         """The RCCL that came with a release of ROCm such as `7.1.1-38`; None if unknown."""

@@ -11,7 +11,7 @@ from zslurm.config.spec import ClusterSection
 from zslurm.core.errors import ZslurmError
 from zslurm.slurm.client import SlurmClient
 from zslurm.slurm.hostlist import compress, compress_ranges, expand
-from zslurm.slurm.inventory import Partition
+from zslurm.slurm.inventory import SlurmPartition
 
 
 def fabric_summary(cluster: ClusterSection) -> str | None:
@@ -70,7 +70,7 @@ def strangers(
     return faults, warnings
 
 
-def leaf_size_notes(cluster: ClusterSection, client: SlurmClient, partition: Partition) -> Iterator[str]:
+def leaf_size_notes(cluster: ClusterSection, client: SlurmClient, partition: SlurmPartition) -> Iterator[str]:
     """Compare `nodes_per_switch` with Slurm's topology of the partition."""
     configured = cluster.nodes_per_switch
     try:

@@ -18,7 +18,7 @@ from zslurm.core.errors import ConfigError, SlurmRefused
 from zslurm.run.run_dir import RunDir
 from zslurm.slurm.client import SlurmClient
 from zslurm.slurm.commands import SlurmCommands
-from zslurm.slurm.inventory import Node, Partition
+from zslurm.slurm.inventory import Node, SlurmPartition
 from zslurm.submit.checks.fabric import fabric_summary, leaf_size_notes, missing_slices, strangers
 from zslurm.submit.script.render import directives
 
@@ -136,7 +136,9 @@ def _check_slurm(spec: RunSpec, client: SlurmClient, report: ProfileReport) -> N
         _check_accepted(spec, report)
 
 
-def _check_partition(name: str | None, partitions: Sequence[Partition], report: ProfileReport) -> Partition | None:
+def _check_partition(
+    name: str | None, partitions: Sequence[SlurmPartition], report: ProfileReport
+) -> SlurmPartition | None:
     partition_names = [partition.name for partition in partitions]
     chosen = next((p for p in partitions if p.name == name or (name is None and p.is_default)), None)
     if chosen is None:
@@ -152,7 +154,7 @@ def _check_partition(name: str | None, partitions: Sequence[Partition], report: 
 
 
 def _check_nodes(
-    spec: RunSpec, partition: Partition, members: Sequence[Node], report: ProfileReport
+    spec: RunSpec, partition: SlurmPartition, members: Sequence[Node], report: ProfileReport
 ) -> list[Node]:
     """Return the nodes that are what the profile has."""
     cluster = spec.cluster
