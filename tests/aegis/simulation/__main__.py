@@ -11,7 +11,7 @@ import sys
 import time
 from collections import Counter
 
-from tests.aegis.simulation.simulation import Played, Schedule, drawn, play, shortest, violates
+from tests.aegis.simulation.simulation import Played, Schedule, drawn, play, play_all, shortest, violates
 
 
 def main() -> int:
@@ -21,17 +21,18 @@ def main() -> int:
     parser.add_argument("--runs", type=int, default=1000, help="play so many schedules (default: 1000)")
     parser.add_argument("--first", type=int, default=0, help="the first of their seeds (default: 0)")
     parser.add_argument("--nodes", type=int, default=8, help="nodes of a partition at most (default: 8)")
+    parser.add_argument("--processes", type=int, default=1, help="processes that play them (default: 1)")
     given = parser.parse_args()
     if given.seed is not None:
         return show(given.seed, drawn(given.seed, most_nodes=given.nodes))
     began, ends, bad = time.perf_counter(), Counter[str](), Counter[str]()
-    for seed in range(given.first, given.first + given.runs):
-        played = play(drawn(seed, most_nodes=given.nodes))
-        ends[played.run.outcome or f"waits: {played.run.phase}"] += 1
-        if played.violation is not None:
-            if not bad[played.violation.name]:
+    seeds = range(given.first, given.first + given.runs)
+    for seed, end, violation in play_all(seeds, given.nodes, given.processes):
+        ends[end] += 1
+        if violation is not None:
+            if not bad[violation]:
                 show(seed, drawn(seed, most_nodes=given.nodes))
-            bad[played.violation.name] += 1
+            bad[violation] += 1
     seconds = time.perf_counter() - began
     print(f"{given.runs} schedules in {seconds:.0f} s, {given.runs / seconds:.1f} a second: {dict(ends)}")
     for name, count in bad.items():

@@ -5,8 +5,11 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
+from functools import partial
+from multiprocessing import get_context
 from typing import Any, get_args
 
+from zslurm.aegis.simulation.quiet import pass_quietly
 from zslurm.aegis.simulation.supervisor import Run
 from zslurm.aegis.simulation.world import WALL, Happening, What, World
 from zslurm.config.aegis import AegisSection
@@ -105,8 +108,11 @@ def drawn(seed: int, *, most_nodes: int = 8) -> Schedule:
     return Schedule(needed, spares, partition, tuple(sorted(happenings, key=lambda each: each.at)), in_memory)
 
 
-def play(schedule: Schedule, *, tell: bool = False) -> Played:
-    """Play a schedule until the run ends, waits for nodes for good, or an invariant does not hold."""
+def play(schedule: Schedule, *, tell: bool = False, every_second: bool = False) -> Played:
+    """Play a schedule until the run ends, waits for nodes for good, or an invariant does not hold.
+
+    Seconds in which nothing happens are passed at once, unless `every_second`.
+    """
     world = World(
         schedule.happenings,
         nodes=schedule.partition,
@@ -120,22 +126,37 @@ def play(schedule: Schedule, *, tell: bool = False) -> Played:
     checks = [check(run, schedule) for check in INVARIANTS]
     known, shown = 0, ""
     while run.phase != "over" and world.now < last + LONGEST_S and played.violation is None:
+        if not every_second:
+            pass_quietly(world, run)
         world.second()
         run.second()
         if len(run.rows) != known or run.phase != shown:
             if tell:
                 played.story += list(_told(run, known, shown))
             known, shown = len(run.rows), run.phase
-        for check in checks:
-            if (violation := next(check, None)) is not None:
-                played.violation = violation
-                break
+            played.violation = next(filter(None, map(next, checks)), None)
         if run.phase == "queued" and world.now > last + 60 and world.slurm_answers:
             break  # it waits for nodes, and none comes back
     if played.violation is None and run.phase not in ("over", "queued"):
         what = f"{run.phase} since the second {run.until}, and no reason to wait: {run.why}"
         played.violation = Violation("every run ends", world.now, what)
     return played
+
+
+def play_all(seeds: range, most_nodes: int, processes: int) -> Iterator[tuple[int, str, str | None]]:
+    """Play schedules; yield the seed of each, how its run ended, and the invariant that it violates, if any."""
+    play_one = partial(_end_of, most_nodes=most_nodes)
+    if processes <= 1:
+        yield from map(play_one, seeds)
+        return
+    with get_context("spawn").Pool(processes) as pool:
+        yield from pool.imap(play_one, seeds, chunksize=50)
+
+
+def _end_of(seed: int, most_nodes: int) -> tuple[int, str, str | None]:
+    played = play(drawn(seed, most_nodes=most_nodes))
+    violation = None if played.violation is None else played.violation.name
+    return seed, played.run.outcome or f"waits: {played.run.phase}", violation
 
 
 def _told(run: Run, known: int, shown: str) -> Iterator[str]:

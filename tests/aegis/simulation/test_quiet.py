@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.aegis.simulation.simulation import SETTINGS, Schedule, drawn
+from tests.aegis.simulation.simulation import SETTINGS, Schedule, drawn, play
 from zslurm.aegis.simulation.quiet import pass_quietly
 from zslurm.aegis.simulation.supervisor import Run
 from zslurm.aegis.simulation.world import Happening, World
@@ -47,6 +47,12 @@ def test_events_are_the_same_with_and_without_quiet_seconds(seed: int) -> None:
     schedule = spread(seed)
     rows, _ = played(schedule, skip=False)
     assert played(schedule, skip=True)[0] == rows
+
+
+@pytest.mark.parametrize("seed", range(100, 140))
+def test_a_drawn_schedule_has_the_same_events_with_and_without_quiet_seconds(seed: int) -> None:
+    schedule = drawn(seed)
+    assert play(schedule).run.rows == play(schedule, every_second=True).run.rows
 
 
 def test_quiet_seconds_end_before_a_second_that_is_given() -> None:

@@ -125,8 +125,8 @@ def taken_back(fault: Fault, ends: Sequence[Fault]) -> Fault | None:
 
 def stalled_networks(faults: Sequence[Fault]) -> set[str]:
     """Return the nodes with a fault of the network that lasts: every rank waits for theirs."""
-    ends = ends_of(faults)
-    lasting = (f for f in faults if f.role == "root" and f.rule.of_network and not f.cleared)
+    lasting = [f for f in faults if f.role == "root" and f.rule.of_network and not f.cleared]
+    ends = ends_of(faults) if lasting else []
     return {fault.node for fault in lasting if fault.node is not None and taken_back(fault, ends) is None}
 
 

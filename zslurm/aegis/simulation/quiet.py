@@ -6,15 +6,17 @@ counters. The steps follow from the time by division, and the supervisor hears o
 
 from __future__ import annotations
 
-from zslurm.aegis.simulation.supervisor import Run
+from zslurm.aegis.core.attempt import AttemptState
+from zslurm.aegis.protocol import ProgressReport
+from zslurm.aegis.simulation.supervisor import DRAINS_S, Run
 from zslurm.aegis.simulation.truth import SLURM_TIMEOUT_S, NodeTruth
 from zslurm.aegis.simulation.world import SAVE_EVERY, SETUP_S, STEP_S, WALL, World
 
-_SETTLED_S = 10
-"""Seconds after the set-up in which the supervisor gets to know an attempt."""
+_SETTLED_S = 3
+"""Seconds after the set-up, and after the last record, in which the supervisor gets to know an attempt."""
 _REMEMBERED_S = 120
 """Seconds after the last record in which a fault may still have consequences that depend on time."""
-_DUE_S = 2
+_DUE_S = 3
 
 
 def pass_quietly(world: World, run: Run, until: int | None = None) -> int:
@@ -41,6 +43,9 @@ def pass_quietly(world: World, run: Run, until: int | None = None) -> int:
     for name in run.heard:
         if world.by_name[name].died is None:
             run.heard[name] += seconds
+    world.inbox = [(when + seconds, report) for when, report in world.inbox]
+    if run.drains_at <= world.now:  # the questions that were passed had the same answer
+        run.drains_at += ((world.now - run.drains_at) // DRAINS_S + 1) * DRAINS_S
     return seconds
 
 
@@ -51,12 +56,18 @@ def _quiet_s(world: World, run: Run) -> int:
         return 0
     last = world.total if world.bug is None else min(world.total, world.bug)
     until = min([now + (last - attempt.step - 1) * STEP_S, *(each.at for each in world.happenings[:1])]) - _DUE_S
-    settled = max(attempt.began + SETUP_S + _SETTLED_S, world.slurm_away_until, world.suspended_until)
-    if state.faults:
-        settled = max(settled, int(run.rows[-1]["time"] - WALL) + _REMEMBERED_S)
-    is_busy = bool(world.inbox) or world.kill_supervisor is not None or world.store is not None
-    is_busy = is_busy or world.time_is_up
-    if until <= now or settled >= now or is_busy:
+    settled = max(
+        max(attempt.began + SETUP_S, run.until) + _SETTLED_S, world.slurm_away_until, world.suspended_until
+    )
+    recorded = int(run.rows[-1]["time"] - WALL)
+    settled = max(settled, recorded + (_REMEMBERED_S if state.faults else _SETTLED_S))
+    is_busy = (
+        any(not isinstance(report, ProgressReport) for _, report in world.inbox)
+        or world.kill_supervisor is not None
+        or world.time_is_up
+    )
+    is_busy = is_busy or run.moves_read < len(world.moves_asked) or bool(state.moves.wishes)
+    if until <= now or settled >= now or is_busy or not _is_memory_quiet(world, state):
         return 0
     if any(rank.ended is not None or rank.hangs for rank in attempt.ranks):
         return 0
@@ -65,8 +76,17 @@ def _quiet_s(world: World, run: Run) -> int:
     return until - now if all(_is_quiet(node, now, in_use) for node in members) else 0
 
 
+def _is_memory_quiet(world: World, state: AttemptState) -> bool:
+    """Return whether no recovery in memory is under way, and none is about to begin."""
+    store, memory = world.store, state.memory
+    if store is None or memory is None:
+        return True
+    is_idle = not (store.is_regrouping or store.move or store.coming or store.reports or store.ends)
+    return is_idle and not (memory.active or memory.move or any(memory.coming.values()) or world.drained_until)
+
+
 def _is_quiet(node: NodeTruth, now: int, in_use: set[str]) -> bool:
     """Return whether nothing is to be noticed of a node: it is well, or dead for long and used by no rank."""
     if node.died is not None:
         return node.name not in in_use and now - node.died > SLURM_TIMEOUT_S + _DUE_S
-    return node.silent_until < now and node.nic_until < now and not node.late_s
+    return max(node.silent_until, node.nic_until) < now and not node.is_new

@@ -111,7 +111,8 @@ class StoreTruth:
         processes = [self.processes[name] for name in generation.members]
         ready = all(each.ended is None and each.node.died is None and not each.hangs for each in processes)
         if ready and now >= self.since + REGROUP_S:
-            self.members, self.attempt.ranks = list(generation.members), processes
+            self.members = list(generation.members)
+            self.attempt.place(processes)
             for each in processes:
                 each.loses_peers_at = None
             self.outcome = recovered(generation.number, self.attempt.step, 0, float(now - self.since))

@@ -77,7 +77,7 @@ from zslurm.aegis.core.policy.outcome import AttemptOutcome
 from zslurm.aegis.core.step import step
 from zslurm.aegis.fault_kinds import PEER_LOST, RANK_KILLED, USER_ERROR
 from zslurm.aegis.simulation.truth import AttemptTruth
-from zslurm.aegis.simulation.world import KILL_S, REQUEUE_S, World
+from zslurm.aegis.simulation.world import KILL_S, REQUEUE_S, WALL, World
 from zslurm.aegis.types import Decision, Fault, History, Resources
 from zslurm.checkpoint_tools.quantities import counted
 from zslurm.config.aegis import AegisSection
@@ -89,7 +89,9 @@ from zslurm.train.recovery.generation import member_name
 
 STARTS_AGAIN_S = 2
 """Seconds until the batch script has started a supervisor again."""
-_PAUSED_S, _DRAINS_S = 30, 30
+DRAINS_S = 30
+"""Seconds between two questions which nodes Slurm drains."""
+_PAUSED_S = 30
 _RESUMED = (FaultDetected, RanksEnded, StepKilled, StopAsked, RecoveredInMemory, RanksMoved)
 
 Phase = Literal["queued", "starting", "watching", "clearing", "over"]
@@ -132,6 +134,7 @@ class Run:
     def __post_init__(self) -> None:
         self._brief: list[dict[str, Any]] = []
         """The rows, without lists of all nodes: to read those again and again takes long on large clusters."""
+        self._history = History()
         self.state: AttemptState | None = None
         self.following = FollowState(self.settings, 2)
         self.detector = Detector(self.settings)
@@ -167,10 +170,13 @@ class Run:
     @property
     def history(self) -> History:
         """What the run went through."""
+        if len(self._brief) == len(self.rows):
+            return self._history
         for row in self.rows[len(self._brief) :]:
             long = () if row["event"] == "nodes_excluded" else ("nodes", "resources")
             self._brief.append({name: value for name, value in row.items() if name not in long})
-        return history_of(self._brief)
+        self._history = history_of(self._brief)
+        return self._history
 
     @property
     def excluded_nodes(self) -> set[str]:
@@ -340,14 +346,23 @@ class Run:
 
     def tell(self, event: CoreEvent) -> None:
         """Report an event to the core, and do what follows from it."""
-        events = deque([event])
-        while events:
-            assert self.state is not None
-            _, actions = step(self.state, events.popleft())
-            for action in actions:
-                self._may_be_killed()
-                events.extend(self._carry_out(action))
-                self._may_be_killed()
+        assert self.state is not None
+        _, actions = step(self.state, event)
+        if not actions:
+            return
+        answers = deque(self._carried_out(actions))
+        while answers:
+            _, actions = step(self.state, answers.popleft())
+            answers.extend(self._carried_out(actions))
+
+    def _carried_out(self, actions: list[CoreAction]) -> list[CoreEvent]:
+        """Carry out actions, and return what comes of them."""
+        answers: list[CoreEvent] = []
+        for action in actions:
+            self._may_be_killed()
+            answers += self._carry_out(action)
+            self._may_be_killed()
+        return answers
 
     def _carry_out(self, action: CoreAction) -> list[CoreEvent]:
         attempt, store = self.world.attempt, self.world.store
@@ -406,7 +421,7 @@ class Run:
                 member, failure = store.ends.pop(0)
                 self.tell(WarmEnded(member, failure, {}, now))
         if world.slurm_answers and now >= self.drains_at and store is not None:
-            self.drains_at = world.now + _DRAINS_S
+            self.drains_at = world.now + DRAINS_S
             self.tell(DrainsRead(world.drained(), world.wall))
         for node, request in world.moves_asked[self.moves_read :]:
             self.moves_read += 1
@@ -450,9 +465,12 @@ class Run:
             self.tell(RanksFailed(failure, asked, float(world.now)))
         if self.phase == "watching" and attempt.over is None:
             self._tell_memory()
+        heard = self.heard
         for when, report in world.take_reports():
-            self.heard[report.stamp.node] = max(when, self.heard.get(report.stamp.node, 0))
-            self.tell(ReportReceived(report, float(when), world.wall - (world.now - when)))
+            node = report.stamp.node
+            if when > heard.get(node, 0):
+                heard[node] = when
+            self.tell(ReportReceived(report, float(when), WALL + when))
         self._tell_progress()
         self.tell(
             Tick(
@@ -470,11 +488,10 @@ class Run:
         """Return what is answered about silent nodes by their slurmd and their neighbours."""
         world, now = self.world, self.world.now
         found = {}
-        for name, heard in self.heard.items():
-            if now - heard > 3:
-                reach = world.reach(world.by_name[name])
-                neighbours = {n: reach for n, when in self.heard.items() if n != name and now - when <= 1}
-                found[name] = WitnessReport(float(now - 1), reach, neighbours)
+        for name in [name for name, heard in self.heard.items() if now - heard > 3]:
+            reach = world.reach(world.by_name[name])
+            neighbours = {n: reach for n, when in self.heard.items() if n != name and now - when <= 1}
+            found[name] = WitnessReport(float(now - 1), reach, neighbours)
         return found
 
     def _responding(self) -> bool:

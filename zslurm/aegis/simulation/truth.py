@@ -86,6 +86,10 @@ class AttemptTruth:
         log: what srun has printed about tasks.
         failed_nodes: what it has printed about nodes.
         over: when the step ended; None while it runs.
+        halted: no step is being done.
+        ranks_on: the ranks of each node.
+        nodes: on which it runs.
+        others: the ranks whose processes are not of the step.
     """
 
     number: int
@@ -100,12 +104,18 @@ class AttemptTruth:
     progressed: bool = False
     worked_s: int = 0
     is_asked: bool = False
+    halted: bool = False
 
     def __post_init__(self) -> None:
         """Remember the processes of the step: those of other steps may take their places."""
         self.tasks = list(self.ranks)
+        self.place(self.ranks)
 
-    @property
-    def nodes(self) -> list[NodeTruth]:
-        """The nodes that it runs on."""
-        return list({rank.node.name: rank.node for rank in self.ranks}.values())
+    def place(self, ranks: list[RankTruth]) -> None:
+        """Let these processes be the ranks, by number."""
+        self.ranks, self.ranks_on = ranks, dict[str, list[int]]()
+        for number, rank in enumerate(ranks):
+            self.ranks_on.setdefault(rank.node.name, []).append(number)
+        tasks = set(map(id, self.tasks))
+        self.others = [rank for rank in ranks if id(rank) not in tasks]
+        self.nodes = list({rank.node.name: rank.node for rank in ranks}.values())

@@ -150,12 +150,10 @@ class World:
             if self.store is not None:
                 self.store.second(self.now, self.attempt.step > step)
             self._print(self.attempt)
-        ranks_on: dict[str, list[int]] = {}
-        for number, rank in enumerate(self.attempt.ranks if self.attempt is not None else ()):
-            ranks_on.setdefault(rank.node.name, []).append(number)
+        ranks_on = self.attempt.ranks_on if self.attempt is not None else {}
         for node in self.nodes:
             if node.name in self.agents_on:
-                self._report(node, ranks_on.get(node.name, []))
+                self._report(node, ranks_on.get(node.name, ()))
             if self.now < node.silent_until and self._is_halted_by(node):
                 self.guilty.setdefault(node.name, "its agent was silent while the ranks halted, as if it was dead")
 
@@ -255,19 +253,17 @@ class World:
             return
         if self.now - attempt.began == SETUP_S:
             attempt.awake = self.awake
-        killed = [rank for rank in attempt.ranks if rank.ended is not None and rank.code == 137]
-        stuck = [
-            rank
-            for rank in attempt.ranks
-            if rank.hangs or rank.node.died is not None or rank.node.nic_until > self.now
-        ]
-        if not killed and not stuck and all(rank.ended is None for rank in attempt.ranks):
+        if not any(map(self._is_stuck, attempt.ranks)):
             attempt.worked_s += 1
-            for rank in attempt.ranks:
-                rank.loses_peers_at = None
+            if attempt.halted:
+                attempt.halted = False
+                for rank in attempt.ranks:
+                    rank.loses_peers_at = None
             if attempt.worked_s % STEP_S == 0:
                 self._finish_step(attempt)
             return
+        attempt.halted = True
+        killed = any(rank.ended is not None and rank.code == 137 for rank in attempt.ranks)
         patience = PEERS_NOTICE_S if killed else COLLECTIVE_TIMEOUT_S
         if self.store is not None and not self.store.gave_up:
             if self.store.is_regrouping:
@@ -280,6 +276,11 @@ class World:
             rank.loses_peers_at = due if rank.loses_peers_at is None else min(due, rank.loses_peers_at)
             if self.now >= rank.loses_peers_at:
                 self._end(rank, "Exited with exit code 1", "peer_lost", 1)
+
+    def _is_stuck(self, rank: RankTruth) -> bool:
+        """Return whether a rank finishes no step, so that no other one does."""
+        node = rank.node
+        return rank.ended is not None or rank.hangs or node.died is not None or node.nic_until > self.now
 
     def _finish_step(self, attempt: AttemptTruth) -> None:
         attempt.step += 1
@@ -306,14 +307,16 @@ class World:
                 if rank.what:
                     attempt.log.append(TaskFailure(rank.node.name, (number,), rank.what))
         for node in attempt.nodes:
+            if node.died is None:
+                continue
             if node.slurm_knows(self.now) and self.slurm_answers and node.name not in attempt.failed_nodes:
                 attempt.failed_nodes.append(node.name)
-        gone = [rank.reported or rank.node.name in attempt.failed_nodes for rank in attempt.tasks]
-        tasks = set(map(id, attempt.tasks))
-        others = [rank for rank in attempt.ranks if id(rank) not in tasks]
-        gone += [rank.ended is not None or rank.node.name in attempt.failed_nodes for rank in others]
-        recorded = bool(others) and all(rank.ended is not None and rank.code in (0, 75) for rank in attempt.ranks)
-        if all(gone) or recorded:
+        others = attempt.others
+        if others and all(rank.ended is not None and rank.code in (0, 75) for rank in attempt.ranks):
+            attempt.over = self.now  # by their records
+        elif all(rank.reported or rank.node.name in attempt.failed_nodes for rank in attempt.tasks) and all(
+            rank.ended is not None or rank.node.name in attempt.failed_nodes for rank in others
+        ):
             attempt.over = self.now
 
     # --- agents -------------------------------------------------------------------------------------------------
@@ -322,25 +325,26 @@ class World:
         if node.died is not None or self.now < node.silent_until:
             return
         node.seq += 1
-        stamp = Stamp(node.name, node.seq, self.wall + node.clock_off, float(self.now))
+        stamp = Stamp(node.name, node.seq, WALL + self.now + node.clock_off, float(self.now))
         reports: list[Report] = []
-        attempt = self.attempt
-        if attempt is not None:
-            rows = tuple(
-                self._row(number, attempt.ranks[number], attempt)
-                for number in ranks
-                if attempt.ranks[number].ended is None or attempt.ranks[number].code == 137
-            )
-            reports.append(ProgressReport(stamp, attempt.number, rows))
-        reports += self._sensor_reports(node, stamp)
+        if (attempt := self.attempt) is not None:
+            processes = ((number, attempt.ranks[number]) for number in ranks)
+            rows = [
+                self._row(number, rank, attempt)
+                for number, rank in processes
+                if rank.ended is None or rank.code == 137
+            ]
+            reports.append(ProgressReport(stamp, attempt.number, tuple(rows)))
+        if node.is_new or node.ecc or node.nic_until > self.now or node.sensed:
+            reports += self._sensor_reports(node, stamp)
+        come = self.now + node.late_s
         for report in reports:
-            self.inbox += [(self.now + node.late_s, report)] * (2 if node.twice else 1)
+            self.inbox += [(come, report)] * (2 if node.twice else 1)
 
     def _row(self, number: int, rank: RankTruth, attempt: AttemptTruth) -> RankProgress:
         training = self.now - attempt.began >= SETUP_S
         age = self.awake - attempt.awake
         is_gone = rank.ended is not None
-        waits = training and not rank.hangs and not is_gone and age > STEP_S
         return RankProgress(
             number,
             rank.pid or 1000 * attempt.number + number,
@@ -348,15 +352,14 @@ class World:
             attempt.step if attempt.progressed else -1,
             self.committed,
             float(age),
-            waiting=waits,
-            work_s=float(attempt.step),
-            gone=is_gone,
+            training and age > STEP_S and not rank.hangs and not is_gone,
+            float(attempt.step),
+            False,
+            is_gone,
         )
 
     def _sensor_reports(self, node: NodeTruth, stamp: Stamp) -> list[Report]:
         """Return what sensors notice, once; a new agent's first reports have everything that is wrong."""
-        if not (node.is_new or node.ecc or node.nic_until > self.now or node.sensed):
-            return []
         ecc = Fault.of_kind(GPU_RAS_UNCORRECTABLE, stamp.t, "gpu", "uncorrectable error", node=node.name, gpu="3")
         down = Fault.of_kind(NIC_LINK_DOWN, stamp.t, "nic", "nic0 is down", node=node.name, nic="nic0")
         first, node.is_new = node.is_new, False
@@ -378,8 +381,10 @@ class World:
 
     def take_reports(self) -> list[tuple[int, Report]]:
         """Return the reports that have come by now."""
-        come = [(when, report) for when, report in self.inbox if when <= self.now]
-        self.inbox = [(when, report) for when, report in self.inbox if when > self.now]
+        come, self.inbox = self.inbox, []
+        if any(node.late_s for node in self.nodes):
+            self.inbox = [each for each in come if each[0] > self.now]
+            come = [each for each in come if each[0] <= self.now]
         return come
 
     # --- what the supervisor does -------------------------------------------------------------------------------

@@ -106,6 +106,7 @@ class AttemptProgress:
     def __init__(self, settings: AegisSection) -> None:
         """Know nothing yet; `begin` comes before anything else."""
         self.settings = settings
+        self._longest_away_s = max(_AWAY_S, _AWAY_REPORTS * settings.sensors.progress_s)
         self.nodes: dict[str, NodeState] = {}
         self._read_at: float | None = None
         self._step_times: deque[float] = deque(maxlen=_STEP_TIMES)
@@ -147,8 +148,8 @@ class AttemptProgress:
             or be slow meanwhile.
         """
         away = now - (now if self._read_at is None else self._read_at)
-        self._read_at = now if self._read_at is None else max(now, self._read_at)
-        if away <= max(_AWAY_S, _AWAY_REPORTS * self.settings.sensors.progress_s):
+        self._read_at = now if self._read_at is None or away > 0 else self._read_at
+        if away <= self._longest_away_s:
             return False
         for node in self.nodes.values():
             node.heard = None if node.heard is None else min(now, node.heard + away)
@@ -159,35 +160,38 @@ class AttemptProgress:
 
     def hear(self, name: str, now: float) -> NodeState:
         """Note that the agent of a node reported."""
-        node = self.nodes.setdefault(name, NodeState())
-        node.heard = now if node.heard is None else max(node.heard, now)
+        if (node := self.nodes.get(name)) is None:
+            node = self.nodes[name] = NodeState()
+        if node.heard is None or now > node.heard:
+            node.heard = now
         node.lost = False
         return node
 
-    def feed(self, report: ProgressReport, node: NodeState, now: float) -> None:
-        """Take where the ranks of a node are."""
+    def feed(self, name: str, rows: Sequence[RankProgress], node: NodeState, now: float) -> None:
+        """Take where the ranks of a node are, by the `known` rows of a report."""
         node.watches = True
-        seen = set()
-        for row in self.known(report, now):
-            rank = self.ranks[row.rank]
+        ranks, over_limit, regrouped_s = self.ranks, self.over_limit, now - self.regrouped
+        step_limit = self.limit(Phase.STEP)
+        for row in rows:
+            rank, age = ranks[row.rank], row.age_s
             rank.row, rank.ended = row, False
-            if rank.gone_since is not None and now - row.age_s > rank.gone_since + _WROTE_LATER_S:
+            if rank.gone_since is not None and now - age > rank.gone_since + _WROTE_LATER_S:
                 rank.living_pid = row.pid
-            is_gone = row.gone and row.phase is not Phase.DONE
-            is_gone = is_gone and row.pid not in (rank.former_pid, rank.living_pid)
-            rank.gone_since = (now if rank.gone_since is None else rank.gone_since) if is_gone else None
-            rank.gone_until = now if is_gone else 0.0
-            seen.add(row.rank)
-            if self.age(row, now) > self.limit(row.phase):
-                self.over_limit.add(row.rank)
+            if row.gone and row.phase is not Phase.DONE and row.pid not in (rank.former_pid, rank.living_pid):
+                rank.gone_since, rank.gone_until = now if rank.gone_since is None else rank.gone_since, now
             else:
-                self.over_limit.discard(row.rank)
+                rank.gone_since, rank.gone_until = None, 0.0
+            limit = step_limit if row.phase is Phase.STEP else self.limit(row.phase)
+            if min(age, regrouped_s) > limit:
+                over_limit.add(row.rank)
+            elif over_limit:
+                over_limit.discard(row.rank)
             if row.step > self.front:
-                self._advance(row.step, now - row.age_s)
-        for number in self.ranks_on.get(report.stamp.node, frozenset()) - seen:
-            if self.ranks[number].row is not None:
-                self.ranks[number].ended, self.ranks[number].gone_since = True, None
-                self.over_limit.discard(number)
+                self._advance(row.step, now - age)
+        for number in self.ranks_on.get(name, frozenset()).difference(row.rank for row in rows):
+            if ranks[number].row is not None:
+                ranks[number].ended, ranks[number].gone_since = True, None
+                over_limit.discard(number)
 
     def known(self, report: ProgressReport, now: float) -> list[RankProgress]:
         """Return the rows of a report that belong to ranks of this attempt.
@@ -196,12 +200,11 @@ class AttemptProgress:
         whose ranks and agent on that node were killed. One on a node that the rank has left is of a process that
         could not remove it.
         """
+        ranks, name, oldest_s = self.ranks, report.stamp.node, now - self._written_from
         return [
             row
             for row in report.ranks
-            if row.rank < len(self.ranks)
-            and now - row.age_s >= self._written_from
-            and report.stamp.node not in self.ranks[row.rank].left
+            if row.rank < len(ranks) and row.age_s <= oldest_s and name not in ranks[row.rank].left
         ]
 
     def _advance(self, step: int, when: float) -> None:
@@ -252,12 +255,9 @@ class AttemptProgress:
         if phase is Phase.STEP:
             usual = hang.setup_s if self.step_time_s is None else hang.step_factor * self.step_time_s
             return max(hang.step_s, usual)
-        limits = {
-            Phase.SETUP: hang.setup_s,
-            Phase.SAVE: hang.save_s,
-            Phase.EVAL: hang.eval_s,
-            Phase.ALIVE: hang.step_s,
-        }
+        if phase is Phase.SETUP:
+            return hang.setup_s
+        limits = {Phase.SAVE: hang.save_s, Phase.EVAL: hang.eval_s, Phase.ALIVE: hang.step_s}
         return limits.get(phase, float("inf"))
 
     def gone(self, now: float) -> dict[int, float]:
@@ -285,7 +285,8 @@ class AttemptProgress:
     def unheard(self, now: float) -> set[str]:
         """Return the nodes of the attempt whose agents have missed their heartbeats."""
         limit = self.settings.heartbeat_timeout_s
-        return {name for name in self.ranks_on if self.unheard_s(name, now) >= limit}
+        recent = {name for name, node in self.nodes.items() if node.heard is not None and now - node.heard < limit}
+        return {name for name in self.ranks_on.keys() - recent if self.unheard_s(name, now) >= limit}
 
     def others_report(self, name: str, now: float) -> bool:
         """Return whether another agent has reported clearly later than one that misses heartbeats.

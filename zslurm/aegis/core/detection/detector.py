@@ -91,9 +91,9 @@ class Detector:
         self._dead_nodes.dead.discard(name)
         if isinstance(report, ProgressReport):
             if report.ok and report.attempt == progress.attempt:
-                for row in progress.known(report, now):
-                    self._stragglers.feed(row)
-                progress.feed(report, node, now)
+                rows = progress.known(report, now)
+                self._stragglers.feed(rows)
+                progress.feed(name, rows, node, now)
         elif isinstance(report, SensorReport):
             self._sensors.feed(report, now, wall)
 

@@ -46,7 +46,7 @@ class Hangs:
         progress = self._progress
         if progress.over_limit:
             return True
-        if progress.adopted or now - progress.began <= progress.settings.hang.setup_s:
+        if progress.front >= 0 or now - progress.began <= progress.settings.hang.setup_s:
             return False
         return any(progress.is_missing(rank) for rank in progress.ranks)
 

@@ -8,7 +8,7 @@ median by a factor, in every window, for long enough. Pure: times are monotonic 
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from zslurm.aegis.fault_kinds import STRAGGLER
 from zslurm.aegis.protocol import RankProgress
@@ -30,12 +30,13 @@ class StragglerDetector:
         self._slow_since: dict[int, float] = {}
         self._slow: set[int] = set()
 
-    def feed(self, row: RankProgress) -> None:
-        """Take the progress of a rank."""
-        known = self._rows.get(row.rank)
-        if known is not None and row.work_s < known.work_s:
-            self._window_began = None  # it counts from the beginning
-        self._rows[row.rank] = row
+    def feed(self, rows: Iterable[RankProgress]) -> None:
+        """Take the progress of some ranks."""
+        for row in rows:
+            known = self._rows.get(row.rank)
+            if known is not None and row.work_s < known.work_s:
+                self._window_began = None  # it counts from the beginning
+            self._rows[row.rank] = row
 
     def check(self, now: float, wall: float) -> list[Fault]:
         """Ranks that have become slow, or are no more; `wall` (UNIX seconds) is only written into the faults."""
