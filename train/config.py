@@ -183,9 +183,6 @@ class OptimConfig(Section):
     )
     spike_window: Count = Field(64, description="steps that the recent median is taken over")
     balance_lr: NonNegative = Field(1e-3, description="learning rate of the experts' balancing biases")
-    balance_betas: tuple[Fraction, Fraction] = Field(
-        (0.9, 0.999), description="AdamW decay rates of the balancing biases"
-    )
     balance_scope: Literal["global_batch", "microbatch"] = Field(
         "global_batch",
         description="what the load is balanced over: one step of the biases for the whole batch, or one for each "

@@ -178,8 +178,7 @@ class Trainer:
             self.optimizer.step(here.lr)
             self.shards.start_gathering(rounded=self.optimizer.rounds)
             self.clock.enter(StepPart.OTHER)
-            lr, betas = optim.balance_lr, optim.balance_betas
-            self.set_balance(balance_over(self.balance, sums.counts_MLC, lr=lr, betas=betas))
+            self.set_balance(balance_over(self.balance, sums.counts_MLC, lr=optim.balance_lr))
         return StepResult(loss, z_loss, norm.item(), counts_LC.long(), signals.stop > 0, taken=reason is None)
 
     def _forward_and_backward(self, here: Position) -> MicrobatchSums:

@@ -121,9 +121,7 @@ class TrainingStep:
         with self.marked("gathering"):
             self.shards.start_gathering(rounded=self.optimizer.rounds)
         with self.marked("router"):
-            self.balance = balance_over(
-                self.balance, counts_LC.unsqueeze(0), lr=optim.balance_lr, betas=optim.balance_betas
-            )
+            self.balance = balance_over(self.balance, counts_LC.unsqueeze(0), lr=optim.balance_lr)
             self.model.balancing_bias.copy_(self.balance.bias)
         return float(loss) / self.tokens
 

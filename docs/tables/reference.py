@@ -5,8 +5,10 @@ from __future__ import annotations
 import re
 import types
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin
 
+import yaml
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 from typer.core import TyperGroup
@@ -104,33 +106,41 @@ def _row(parameter: Any) -> tuple[str, str] | None:
 
 
 def run_file_keys() -> str:
-    """Return every key of a run file by section: type, default and meaning."""
-    return "\n".join(
+    """Return every key of a run file by section: type, default, meaning, and who changes it.
+
+    Raises:
+        ValueError: a key has no user in key_users.yaml, or an entry there has no key.
+    """
+    users = yaml.safe_load((Path(__file__).parent / "key_users.yaml").read_text(encoding="utf-8"))
+    text = "\n".join(
         part
         for name, field in RunSpec.model_fields.items()
-        for part in (f"## {name}\n", *_section(name, field.annotation, field))
+        for part in (f"## {name}\n", *_section(name, field.annotation, field, users))
     )
+    if users:
+        raise ValueError(f"docs/tables/key_users.yaml: no key of a run file is called {', '.join(users)}")
+    return text
 
 
-def _section(path: str, kind: Any, field: FieldInfo) -> Iterator[str]:
+def _section(path: str, kind: Any, field: FieldInfo, users: dict[str, str]) -> Iterator[str]:
     rows, inner = [], []
     model = _model_in(kind)
     if model is None:
-        rows.append(_key(path, field))
+        rows.append(_key(path, field, users))
     else:
         for name, part in model.model_fields.items():
             prefix = f"{path}[]" if get_origin(kind) in (tuple, list) else path
             if _model_in(part.annotation) is None:
-                rows.append(_key(f"{prefix}.{name}", part))
+                rows.append(_key(f"{prefix}.{name}", part, users))
             else:
                 inner.append((f"{prefix}.{name}", part))
     if rows:
-        yield table(("key", "type", "default", "what"), rows)
+        yield table(("key", "type", "default", "what", "who changes it"), rows)
     for name, part in inner:
         yield f"### {name}\n"
         if part.description:
             yield f"{part.description[0].upper()}{part.description[1:]}.\n"
-        yield from _section(name, part.annotation, part)
+        yield from _section(name, part.annotation, part, users)
 
 
 def _model_in(kind: Any) -> type[BaseModel] | None:
@@ -140,13 +150,15 @@ def _model_in(kind: Any) -> type[BaseModel] | None:
     return next((found for part in get_args(kind) if (found := _model_in(part)) is not None), None)
 
 
-def _key(path: str, field: FieldInfo) -> tuple[str, str, str, str]:
+def _key(path: str, field: FieldInfo, users: dict[str, str]) -> tuple[str, ...]:
+    if path not in users:
+        raise ValueError(f"docs/tables/key_users.yaml: who changes {path}, and why? Without such a person it goes")
     if field.is_required():
         default = "required"
     else:
         value = field.get_default(call_default_factory=True)
         default = "-" if value in (None, (), {}, []) else f"`{_plain(value)}`"
-    return f"`{path}`", _type(field.annotation), default, field.description or ""
+    return f"`{path}`", _type(field.annotation), default, field.description or "", users.pop(path)
 
 
 def _plain(value: Any) -> str:

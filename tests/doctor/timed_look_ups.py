@@ -22,10 +22,10 @@ LIMIT_S = 60.0
 
 def outcome() -> CheckOutcome:
     """Check from node0, whose peer is an address: it needs no look-up to be known."""
-    limits = {"name_lookup_s": LIMIT_S}
-    cluster = ClusterSection.model_validate({"name": "a", "launcher": "slurm", "doctor": limits})
+    cluster = ClusterSection.model_validate({"name": "a", "launcher": "slurm"})
     task = NodeTask(cluster=cluster, peers=("node0", "10.0.2.11"))
-    found = network.reverse_names.run(Sources(task, environ={"SLURMD_NODENAME": "node0"}))
+    with mock.patch.object(network, "_SLOW_LOOKUP_S", LIMIT_S):
+        found = network.reverse_names.run(Sources(task, environ={"SLURMD_NODENAME": "node0"}))
     assert found is not None
     return found
 

@@ -22,6 +22,8 @@ from torch import Tensor
 from zslurm.train.config import ModelConfig
 from zslurm.train.model.init import initial_balancing_bias
 
+BETAS = (0.9, 0.999)
+"""AdamW's decay rates, of the mean and of the mean square."""
 BALANCE_TENSORS = ("bias", "exp_avg", "exp_avg_sq")
 
 
@@ -64,7 +66,7 @@ def balance_step(
 
 
 def balance_over(
-    state: BalanceState, counts_MLC: Tensor, *, lr: float, betas: tuple[float, float]
+    state: BalanceState, counts_MLC: Tensor, *, lr: float, betas: tuple[float, float] = BETAS
 ) -> BalanceState:
     """Return the state after one step for each share of a batch, in their order; share m made counts_MLC[m]."""
     for counts_LC in counts_MLC:

@@ -50,9 +50,6 @@ class MetricsConfig(Section):
         None,
         description="peak of one device in its format, for MFU; default: from a table of devices, or measured",
     )
-    gc_every: Whole = Field(
-        100, description="steps between two garbage collections, on all ranks at once; 0 leaves it to Python"
-    )
 
     @model_validator(mode="after")
     def _profile_is_a_window(self) -> MetricsConfig:

@@ -5,8 +5,6 @@ collective: with many ranks, some rank collects in nearly every step. Here it ru
 all of them at the same step, every n steps. What was made before the first step (modules, the model, the
 compiler's tables: hundreds of thousands of objects that live to the end) is frozen, so that a collection looks
 only at what came since. In between, reference counts free nearly everything; what waits are cycles.
-
-benchmarks/training/garbage.py measures a collection with and without the freeze.
 """
 
 from __future__ import annotations
@@ -18,6 +16,9 @@ from typing import Any, Self
 from zslurm.train.schedule import Position, due
 from zslurm.train.telemetry.observer import ObservedRun, Observer, StepResult
 from zslurm.train.telemetry.timing import StepPart
+
+_STEPS = 100
+"""Steps between two collections."""
 
 
 class GarbageControl(Observer):
@@ -31,7 +32,7 @@ class GarbageControl(Observer):
     @classmethod
     def create(cls, run: ObservedRun) -> GarbageControl:
         """Return one for every rank."""
-        return cls(run.config.metrics.gc_every)
+        return cls(_STEPS)
 
     def __enter__(self) -> Self:
         """Freeze what there is, and disable the collector."""

@@ -61,9 +61,6 @@ class SensorSettings(Section):
     disk_free_gb: Annotated[float, Field(ge=0)] = Field(
         10.0, description="less free space for checkpoints than this is advised about"
     )
-    memory_free_fraction: Annotated[float, Field(ge=0, lt=1)] = Field(
-        0.03, description="less free host memory than this is advised about"
-    )
 
 
 class NotifySettings(Section):

@@ -10,6 +10,8 @@ from zslurm.hardware.command import CommandHung, CommandResult
 Run = Callable[..., CommandResult | None]
 """As `Sources.run`: a program and its arguments, and `timeout_s`; None if there is no such program."""
 
+USED_BYTES = 2 << 30
+"""Memory of an idle GPU that is too much to be in use."""
 _REAL_QUESTIONS = 3
 """The questions may take this many times as long as the canary."""
 

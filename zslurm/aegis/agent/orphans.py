@@ -24,6 +24,7 @@ from pathlib import Path
 from zslurm.aegis.agent.sensor import NodeContext
 from zslurm.aegis.agent.sensors.progress import records
 from zslurm.core.processes import read_stat
+from zslurm.hardware.gpu_health import USED_BYTES
 from zslurm.hardware.gpus import read_gpus
 from zslurm.hardware.sysfs import names, read_int
 from zslurm.job.step import ATTEMPT_VARIABLE, attempt_mark
@@ -33,7 +34,6 @@ PROC = Path("/proc")
 """A test has its own."""
 
 _LOOK_S = 0.1
-_GIB = 1 << 30
 _DEAD = "ZX"
 
 
@@ -181,7 +181,7 @@ def gpu_memory(root: Path) -> dict[str, int]:
 
 def _is_held(context: NodeContext, used: Mapping[str, int]) -> bool:
     """Return whether a GPU's memory is in use beyond what the doctor grants an idle one."""
-    return any(held >= context.cluster.doctor.vram_used_gib * _GIB for held in used.values())
+    return any(held >= USED_BYTES for held in used.values())
 
 
 def _ourselves(everything: Mapping[int, Member]) -> set[int]:

@@ -9,11 +9,11 @@ from zslurm.cluster.rccl.rules import vendor_of
 from zslurm.cluster.xgmi import group_cost
 from zslurm.doctor.check import CheckOutcome, Status, check, failed, first_few, passed, unavailable, warned, worst
 from zslurm.hardware import ras
-from zslurm.hardware.gpu_health import GpuHealth
+from zslurm.hardware.gpu_health import USED_BYTES, GpuHealth
 from zslurm.hardware.job_processes import process
 from zslurm.hardware.node_sources import Sources
 
-_GIB = 1 << 30
+_MOST_CORRECTED = 10_000
 _TOOLS = ("amd-smi", "nvidia-smi")
 _EXCLUDE = "exclude the node and have the GPU reset; if it comes back, have it replaced"
 
@@ -68,7 +68,7 @@ def gpu_ecc(sources: Sources) -> CheckOutcome | None:
         return None
     health = sources.gpus.health
     readable = [gpu for gpu in health if gpu.uncorrectable is not None]
-    problems = [outcome for gpu in readable for outcome in _memory_errors(gpu, sources.limits.correctable_ecc)]
+    problems = [outcome for gpu in readable for outcome in _memory_errors(gpu, _MOST_CORRECTED)]
     unknown = [gpu.index for gpu in health if gpu.uncorrectable is None]
     if not readable or (unknown and not problems):
         who = (
@@ -108,7 +108,7 @@ def gpu_idle(sources: Sources) -> CheckOutcome | None:
         named = first_few([f"{pid} {name or ''}".rstrip() for pid, name in sorted(foreign.items())])
         remedy = "end them (`zslurm doctor --only orphaned-processes` names your old jobs'), or exclude the node"
         return failed(f"{counted(len(foreign), 'process holds', 'processes hold')} GPU memory: {named}", remedy)
-    full = {index: held for index, held in used.items() if held >= sources.limits.vram_used_gib * _GIB}
+    full = {index: held for index, held in used.items() if held >= USED_BYTES}
     if full and not holders:
         listed = ", ".join(f"GPU {index}: {show_bytes(held)}" for index, held in full.items())
         remedy = "a process died badly, or one in a container cannot be seen: exclude the node until it is reset"

@@ -27,6 +27,8 @@ from zslurm.hardware.page_cache import parse_meminfo
 from zslurm.hardware.sysfs import key_values, names
 
 _GIB = 1 << 30
+_LOW_MEMORY = 0.03
+"""Less free memory than this share of the host is advised about."""
 # A job's cgroup: since Slurm 26.05, with cgroup v2 the SLUID unless cgroup.conf has CgroupJobIdPaths=yes.
 _JOB = re.compile(r"job_\d+|s[0-9A-HJKMNP-TV-Z]{13}")
 _MANY_ZOMBIES = 20
@@ -70,7 +72,7 @@ class Host(Sensor):
             free, total = memory
             measured |= {"memory_free_gib": round(free / _GIB, 1), "memory_gib": round(total / _GIB, 1)}
             line = f"{show_bytes(free)} of {show_bytes(total)} of memory are free"
-            is_low = free < self.context.settings.memory_free_fraction * total
+            is_low = free < _LOW_MEMORY * total
             faults += self.state_fault(MEMORY_LOW, "host", is_low, line)
         if (load := (read_text(proc / "loadavg") or "").split()[:1]) and load[0].replace(".", "").isdigit():
             measured["load"] = float(load[0])
