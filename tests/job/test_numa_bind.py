@@ -95,7 +95,7 @@ def test_where_nothing_is_known_or_asked_nothing_is_done(node: FakeNode, tmp_pat
         ({}, {VARIABLE: "auto"}),
         ({"cluster": {"gpu_numa": [0, 0, 0, 0, 1, 1, 1, 1]}}, {VARIABLE: "0,0,0,0,1,1,1,1"}),
         ({"slurm": {"cpu_bind": "cores"}}, {}),
-        ({"slurm": {"numa_bind": False}}, {}),
+        ({"slurm": {"cpu_bind": "none"}}, {}),
         ({"parallel": {"device": "cpu"}}, {}),
         ({"cluster": {"launcher": "local"}}, {}),
         ({"cluster": {"gpus_per_node": 0}}, {}),

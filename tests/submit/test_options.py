@@ -150,7 +150,7 @@ def test_a_binding_by_rank_that_slurm_would_ignore_is_refused(
     slurm.says_version("slurm 24.11.5")
     cluster = {"name": "lab", "launcher": "slurm"}
     spec = run_spec(tmp_path, slurm={"cpu_bind": bind}, cluster=cluster)
-    with pytest.raises(ConfigError, match=r"^slurm\.cpu_bind: .*this is 24\.11\.5; .*map_cpu.*none"):
+    with pytest.raises(ConfigError, match=r"^slurm\.cpu_bind: .*this is 24\.11\.5; .*map_cpu.*gpu"):
         submit(spec)
     assert not (tmp_path / "runs").exists()
     for words in ("rank_ldom", "map_cpu:0,1", "none"):

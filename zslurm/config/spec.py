@@ -143,10 +143,10 @@ class SlurmSection(Section):
     exclude: Line | None = Field(None, description="nodes that must not be used")
     cpus_per_task: Count | None = Field(None, description="cores of each rank; default: the node's share")
     mem: Line | None = Field(None, description="memory per node, e.g. 500G; default: Slurm's")
-    cpu_bind: Line = Field("none", description="srun --cpu-bind for the ranks")
-    numa_bind: bool = Field(
-        True,
-        description="bind each rank of a Slurm job to the cores of its GPU's NUMA node, where cpu_bind is none",
+    cpu_bind: Line = Field(
+        "gpu",
+        description="cores of each rank: those of its GPU's NUMA node (`gpu`), all of the step's (`none`), or as "
+        "srun --cpu-bind takes them",
     )
     job_name: Line | None = Field(None, description="Slurm's name for the job; default: the run's name")
     save_margin_s: Annotated[int, Field(ge=10, le=65535)] = Field(
@@ -434,6 +434,11 @@ class RunSpec(TrainConfig):
         """Return whether the job continues when a node dies: there are spares, or fewer nodes will do."""
         least = self.aegis.min_nodes
         return bool(self.slurm.spares) or (least is not None and least < self.slurm.nodes)
+
+    @property
+    def srun_cpu_bind(self) -> str:
+        """Return srun's --cpu-bind for the ranks, which bind themselves to the cores of their GPUs."""
+        return "none" if self.slurm.cpu_bind == "gpu" else self.slurm.cpu_bind
 
     @property
     def cpus_per_task(self) -> int:

@@ -36,7 +36,7 @@ def binds(spec: RunSpec) -> bool:
     on_gpus = cluster.gpus_per_node > 0 and spec.parallel.device != "cpu"
     if spec.trainer is not None and spec.trainer.launcher == "node":  # one process then has all GPUs
         return False
-    return cluster.launcher == "slurm" and on_gpus and slurm.numa_bind and slurm.cpu_bind == "none"
+    return cluster.launcher == "slurm" and on_gpus and slurm.cpu_bind == "gpu"
 
 
 def bind_variable(spec: RunSpec) -> dict[str, str]:
@@ -48,7 +48,7 @@ def bind_variable(spec: RunSpec) -> dict[str, str]:
 
 def cores_of(spec: RunSpec, gpu: int | None) -> str:
     """Describe which cores the rank on a GPU gets, for the dry run."""
-    if spec.slurm.cpu_bind != "none":
+    if spec.slurm.cpu_bind not in ("gpu", "none"):
         return f"cores by srun --cpu-bind={spec.slurm.cpu_bind}"
     if not binds(spec) or gpu is None:
         return "all cores of the step"

@@ -93,7 +93,7 @@ def slurm_step(
         f"--ntasks={len(nodes) * spec.ranks_per_node}",
         f"--ntasks-per-node={spec.ranks_per_node}",
         f"--cpus-per-task={spec.cpus_per_task}",
-        f"--cpu-bind={spec.slurm.cpu_bind}",
+        f"--cpu-bind={spec.srun_cpu_bind}",
         "--distribution=block:block",
         "--overlap",
         "--mem=0",

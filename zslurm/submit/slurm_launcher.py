@@ -63,7 +63,7 @@ def check_slurm(spec: RunSpec) -> None:
     if binds_by_rank and (version := SlurmClient().version()) >= NO_RANK_BINDING:
         raise ConfigError(
             f"slurm.cpu_bind: srun ignores `rank` since Slurm 24.11, and this is {version}; list the cores with "
-            "map_cpu:..., or use none: then slurm.numa_bind binds each rank to the cores of its GPU"
+            "map_cpu:..., or use gpu: then each rank is bound to the cores of its GPU"
         )
 
 

@@ -71,7 +71,7 @@ def test_each_local_rank_has_its_gpu_and_its_nic(shell: Shell) -> None:
     [
         ({"cluster": {"gpu_numa": [0, 0, 1, 1]}}, ["cores of NUMA node 0"] * 2 + ["cores of NUMA node 1"] * 2),
         ({"slurm": {"cpu_bind": "cores"}}, ["cores by srun --cpu-bind=cores"] * 4),
-        ({"slurm": {"numa_bind": False}}, ["all cores of the step"] * 4),
+        ({"slurm": {"cpu_bind": "none"}}, ["all cores of the step"] * 4),
         ({"parallel": {"device": "cpu"}}, ["all cores of the step"] * 4),
     ],
 )

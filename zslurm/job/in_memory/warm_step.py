@@ -59,7 +59,7 @@ def warm_slurm_step(
         f"--ntasks={len(nodes) * per_node}",
         f"--ntasks-per-node={per_node}",
         f"--cpus-per-task={spec.cpus_per_task}",
-        f"--cpu-bind={spec.slurm.cpu_bind}",
+        f"--cpu-bind={spec.srun_cpu_bind}",
         "--distribution=block:block",
         "--overlap",
         "--mem=0",
