@@ -87,6 +87,14 @@ class NodeState:
     watches: bool = False
 
 
+def _ranks_on(rank_nodes: Sequence[str]) -> dict[str, frozenset[int]]:
+    """Return the ranks of each node."""
+    numbers: dict[str, list[int]] = {}
+    for number, node in enumerate(rank_nodes):
+        numbers.setdefault(node, []).append(number)
+    return {node: frozenset(ranks) for node, ranks in numbers.items()}
+
+
 class AttemptProgress:
     """Follows the ranks of one attempt after the other, and the agents that report them.
 
@@ -126,10 +134,7 @@ class AttemptProgress:
         self.attempt, self.began, self.adopted = attempt, now, adopted
         self._written_from = float("-inf") if adopted else now - LATE_S
         self.ranks = [RankState(node) for node in rank_nodes]
-        self.ranks_on = {
-            name: frozenset(number for number, node in enumerate(rank_nodes) if node == name)
-            for name in dict.fromkeys(rank_nodes)
-        }
+        self.ranks_on = _ranks_on(rank_nodes)
         for node in self.nodes.values():
             node.watches = False
         self.front, self._counted, self._front_at, self.front_moved = -1, -1, now, now
@@ -227,10 +232,7 @@ class AttemptProgress:
         left = (former.left | {former.node}) - {node}
         self.ranks[rank] = RankState(node, former_pid=None if former.row is None else former.row.pid, left=left)
         self.over_limit.discard(rank)
-        self.ranks_on = {
-            name: frozenset(number for number, state in enumerate(self.ranks) if state.node == name)
-            for name in dict.fromkeys(state.node for state in self.ranks)
-        }
+        self.ranks_on = _ranks_on([state.node for state in self.ranks])
 
     def regroup(self, now: float) -> None:
         """Note that the ranks have regrouped in memory, and train on: each of their nodes has taken part."""
