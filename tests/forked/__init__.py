@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import fcntl
 import functools
+import importlib.util
 import os
 import sys
 import tempfile
@@ -65,6 +66,7 @@ WITH_TORCH = (
     *BESIDE_RANKS,
     "zslurm.train.main",
     *(f"zslurm.bench.{name}" for name in ("collectives", "gemm", "hbm", "mlp", "train")),
+    *(["zslurm.train.evaluation.harness"] if importlib.util.find_spec("lm_eval") else []),
 )
 
 

@@ -129,7 +129,7 @@ def load_tasks(
         os.environ["HF_ALLOW_CODE_EVAL"] = "1"  # which the metric `code_eval` asks for
     names = [reference for reference in references if not _is_file(reference)]
     manager = TaskManager(include_path=_texts(include_path), include_defaults=False)
-    if not all(manager.match_tasks([name]) for name in names):
+    if any(not name.endswith(".yaml") and not manager.match_tasks([name]) for name in names):
         manager = TaskManager(include_path=_texts(include_path))  # reads 14,000 files
     loaded: list[HarnessTask] = []
     for reference in references:

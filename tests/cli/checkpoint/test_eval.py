@@ -203,6 +203,8 @@ def test_a_wrong_task_is_one_line(zslurm: Zslurm, tasks: dict[str, Path], tmp_pa
     torn = folder / "torn.yaml"
     torn.write_text("task: torn\noutput_type: [")
     refused(zslurm, ["first", "--tasks", torn], 2, "torn.yaml: ")
+    absent = folder / "absent.yaml"
+    refused(zslurm, ["first", "--tasks", absent], 2, f"{absent}: no such task or file; ")
     unsafe = write_task(folder, [{"q": "a"}], task="unsafe", output_type="generate_until", doc_to_text="{{q}}",
                         doc_to_target="", unsafe_code=True)  # fmt: skip
     refused(zslurm, ["first", "--tasks", unsafe], 2, "runs the programs that the model writes")
