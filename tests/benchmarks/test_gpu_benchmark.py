@@ -138,12 +138,6 @@ def test_measured_tables_are_kept_for_later_parts_and_calls(
         command.run_parts(names, "gpu", 600, tmp_path / "result.json", CARD)
 
 
-def test_a_table_of_a_cpu_is_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("ZSLURM_KERNEL_CACHE", str(tmp_path))
-    assert main(["gpu", "--device", "cpu", "--results", str(tmp_path), "--only", "products"]) == 0
-    assert not (tmp_path / "tables").exists()
-
-
 @pytest.mark.usefixtures("simulated")
 def test_rows_of_a_part_under_way_are_handed_on(monkeypatch: pytest.MonkeyPatch) -> None:
     """So they are in the result if all processes are ended at once."""
@@ -219,12 +213,16 @@ def test_tests_are_collected_where_the_mark_is_alone() -> None:
     assert "tests/train/model/test_parity.py" not in files
 
 
-def test_a_part_runs_on_a_cpu(tmp_path: Path) -> None:
-    """The real one, with small sizes, in its process."""
-    assert main(["gpu", "--device", "cpu", "--results", str(tmp_path), "--only", "muon_step"]) == 0
+def test_parts_run_on_a_cpu_and_no_table_of_it_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The real ones, with small sizes, each in its process."""
+    monkeypatch.setenv("ZSLURM_KERNEL_CACHE", str(tmp_path))
+    asked = ["gpu", "--device", "cpu", "--results", str(tmp_path), "--only", "muon_step", "--only", "products"]
+    assert main(asked) == 0
+    assert not (tmp_path / "tables").exists()
     (file,) = tmp_path.glob("*.json")
-    part = json.loads(file.read_text())["parts"]["muon_step"]
-    assert part["status"] == "done"
+    parts = json.loads(file.read_text())["parts"]
+    assert {part["status"] for part in parts.values()} == {"done"}
+    part = parts["muon_step"]
     assert [row["peer"] for row in part["rows"]] == ["torch.optim.Muon", "batched"]
     assert all(row["ratio"] == row["peer_s"] / row["seconds"] > 0 for row in part["rows"])
 

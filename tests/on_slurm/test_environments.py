@@ -110,15 +110,6 @@ def test_the_environment_is_staged_once_per_node_and_goes_with_the_job(user: Use
     assert len(list((user.directory / "runs" / "staged").glob("env-*.tar"))) == 1
 
 
-def test_a_disk_that_cannot_take_the_environment_is_named(user: User) -> None:
-    prefix = small_environment(user)
-    cluster = {"venv": str(prefix), "stage_env": str(user.directory / "nonesuch")}
-    user.zslurm("submit", user.write_run("nodisk", cluster=cluster))
-    state = user.wait_for_state("nodisk", "completed", "failed")
-    assert state["state"] == "failed"
-    assert "nonesuch" in state["cause"]["message"]
-
-
 def test_a_requeue_runs_the_code_that_was_submitted(user: User) -> None:
     """The job's shell and ranks look into the copy; what changes in the checkout meanwhile does not reach them."""
     project = user.directory / "project"

@@ -115,16 +115,6 @@ def test_all_ranks_are_asked_by_the_signal_that_the_program_wants_and_continue_a
         assert [json.loads(path.read_text())["exit_code"] for path in ends] == [75, 75]
 
 
-def test_a_program_that_ignores_the_signal_is_killed_after_its_limit(user: User) -> None:
-    run = write(user, "ignores", toy(user, 100_000, "--deaf"), forked_ranks=False, trainer={"stop_s": 1.0})
-    user.zslurm("submit", run)
-    user.wait_for_step("ignores", 2)
-    user.zslurm("cancel", "ignores", "--wait")
-    assert user.state("ignores")["state"] == "cancelled"
-    log = user.directory / "runs/ignores/attempts/000001/logs/rank-00001.log"
-    assert b"did not stop within 1 s of the request (trainer.stop_s) and was killed" in log.read_bytes()
-
-
 def test_a_lost_node_is_replaced_by_a_spare_and_the_program_continues_from_what_it_saved(user: User) -> None:
     slurm = {"spares": 1}
     trainer = {"env": {"PACE_S": "0.05"}, "steps": 150}

@@ -91,12 +91,6 @@ def test_a_dead_node_is_silent_not_whole(user: RailUser) -> None:
     assert "Traceback" not in done.stderr
 
 
-def test_whole_rails_cost_a_step_and_no_event(user: RailUser) -> None:
-    user.submit("whole")
-    assert user.wait_for_state("whole", "completed", "failed")["state"] == "completed", user.log("whole")
-    assert user.kinds("whole") == ["supervisor_started", "attempt_started", "attempt_ended", "run_ended"]
-
-
 def test_ranks_are_bound_to_the_cores_of_their_gpus_numa_node(user: RailUser) -> None:
     """By the profile: GPU 0 is on NUMA node 1 there, and that node has one of this machine's cores."""
     core = max(os.sched_getaffinity(0))
@@ -105,15 +99,6 @@ def test_ranks_are_bound_to_the_cores_of_their_gpus_numa_node(user: RailUser) ->
     user.submit("bound", nodes=1, gpu_numa=[1] * 8)
     assert user.wait_for_state("bound", "completed", "failed")["state"] == "completed", user.log("bound")
     assert "bound to NUMA node 1 of its GPU: 1 core\n" in user.zslurm("logs", "bound", "--rank", "0")
-
-
-def test_policy_warn_goes_on_and_records_it(user: RailUser) -> None:
-    user.nodes["node2"].take_nic_down("ionic_6")
-    user.submit("warned", rail_policy="warn")
-    assert user.wait_for_state("warned", "completed", "failed")["state"] == "completed", user.log("warned")
-    event = user.event("warned", "rails_incomplete")
-    assert (event["nodes"], event["action"]) == ("node2", "start")
-    assert event["reason"] == "node2: rail 6: ionic_6 is DOWN (Disabled)"
 
 
 def test_policy_refuse_stops_before_any_rank_and_names_node_and_nic(user: RailUser) -> None:
@@ -143,41 +128,6 @@ def test_policy_exclude_requeues_without_the_node_and_completes(user: RailUser) 
     assert user.event("moved", "nodes_excluded")["nodes"] == "node2"
     assert user.event("moved", "requeued")["excluded"] == "node2"
     assert "ExcNodeList=node2" in user.cluster.run(["scontrol", "show", "job", job_id]).stdout
-
-
-def test_exclusions_add_up_to_what_the_run_excludes_already(user: RailUser) -> None:
-    user.nodes["node2"].take_nic_down("ionic_6")
-    user.nodes["node3"].take_nic_down("ionic_0")
-    run_file = user.write_run(
-        "both",
-        phases=[{"tokens": 4 * 96, "context": 16, "global_batch": 6, "micro_batch": 1, "lr": 3e-3}],
-        slurm={"ranks_per_node": 1, "exclude": "node0", "nodes": 3},
-    )
-    job_id = user.zslurm("submit", "-q", run_file)
-    wait_for(lambda: "requeued" in user.kinds("both"), "the job to be requeued")
-    assert user.event("both", "nodes_excluded")["nodes"] == "node[2-3]"
-    assert user.event("both", "requeued")["excluded"] == "node[0,2-3]"
-    _start_soon(user, job_id)
-    state = user.wait_for_state("both", "completed", "failed")
-    assert state["state"] == "completed", user.log("both")
-    assert not {"node0", "node2", "node3"} & set(expand(state["nodes"]))
-
-
-def test_too_few_usable_nodes_left_is_a_refusal(user: RailUser) -> None:
-    user.nodes["node2"].take_nic_down("ionic_6")
-    user.submit("all", nodes=8, gpus_per_node=8)
-    state = user.wait_for_state("all", "failed", "completed")
-    assert (state["state"], state["exit_code"]) == ("failed", 93), user.log("all")
-    assert state["cause"]["message"] == (
-        "node2: rail 6: ionic_6 is DOWN (Disabled); without it 7 usable nodes are left, and the run needs 8"
-    )
-
-
-def test_a_profile_without_rails_is_not_surveyed(user: RailUser) -> None:
-    user.nodes["node0"].take_nic_down("ionic_6")
-    user.submit("plain", nodes=1, nics=[])
-    assert user.wait_for_state("plain", "completed", "failed")["state"] == "completed"
-    assert user.kinds("plain") == ["supervisor_started", "attempt_started", "attempt_ended", "run_ended"]
 
 
 def _start_soon(user: RailUser, job_id: str) -> None:
