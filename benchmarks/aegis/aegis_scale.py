@@ -21,7 +21,10 @@ from typing import Any
 import psutil
 
 from benchmarks.common import ROOT, write_result
+from zslurm.aegis.core.attempt import AttemptState
 from zslurm.aegis.core.detection.detector import Detector
+from zslurm.aegis.core.messages import ReportReceived, Tick
+from zslurm.aegis.core.step import step
 from zslurm.aegis.protocol import AgentReport, ProgressReport, RankProgress, SensorReport, Stamp, encode_report
 from zslurm.aegis.supervisor.agents.agents import Agents
 from zslurm.aegis.types import Fault
@@ -82,20 +85,21 @@ def supervise(directory: Path, *, with_agents: bool) -> dict[str, Any]:
     events: list[str] = []
     agents = Agents(spec.aegis, lambda event: events.append(event.NAME))
     detector = Detector(spec.aegis)
-    detector.begin(1, [node for node in nodes for _ in range(RANKS_PER_NODE)], time.monotonic())
+    ranks = [node for node in nodes for _ in range(RANKS_PER_NODE)]
+    detector.begin(1, ranks, time.monotonic())
+    state = AttemptState(spec.aegis, 1, tuple(nodes), ranks, detector)
     agents.attempt = 1
     if with_agents:
         agents.start(spec, run_dir, "1", nodes, os.environ)
-    reports, faults = 0, []
+    reports = 0
     began = time.monotonic()
     cpu: float | None = None
     while (passed := time.monotonic() - began) < _WARM_UP_S + _MEASURED_S:
         if cpu is None and passed >= _WARM_UP_S:
             cpu, reports = time.process_time(), 0
-        for heard in agents.reports():
-            detector.feed(heard.report, heard.time)
-            reports += 1
-        faults += detector.check(time.monotonic(), time.time(), trouble=agents.liveness.trouble())
+        for event in [*agents.news(), Tick(time.monotonic(), time.time())]:
+            step(state, event)
+            reports += isinstance(event, ReportReceived)
         time.sleep(_LOOK_S)
     assert cpu is not None
     spent = time.process_time() - cpu
@@ -103,7 +107,7 @@ def supervise(directory: Path, *, with_agents: bool) -> dict[str, Any]:
     if with_agents:
         assert events == ["agents_started"], events
         assert detector.step > 0
-        assert not faults, faults
+        assert not state.faults, state.faults
         agents.stop()
     return {
         "percent_of_a_core": round(100 * spent / _MEASURED_S, 3),

@@ -8,6 +8,7 @@ from typing import Any, cast
 
 from zslurm.aegis.core.attempt import AttemptState, MemoryState
 from zslurm.aegis.core.detection.detector import Detector
+from zslurm.aegis.core.detection.nodes import NodeTable
 from zslurm.aegis.core.messages import (
     CheckSpare,
     CoreAction,
@@ -59,7 +60,9 @@ class Site:
         self.now = 1000.0
         settings = AegisSection.model_validate({"recovery": "memory", "recovery_s": 10} | aegis)
         ranks = [node for node in NODES for _ in range(PER_NODE)]
-        self.detector = SimpleNamespace(step=step, move=_nothing, begin=_nothing, regroup=_nothing)
+        self.detector = SimpleNamespace(
+            step=step, move=_nothing, begin=_nothing, regroup=_nothing, nodes=NodeTable(settings)
+        )
         self.state = AttemptState(
             settings, 1, NODES, ranks, cast(Detector, self.detector), has_agents=False,
             memory=MemoryState.of_start(ranks, PER_NODE, ("n3",)),

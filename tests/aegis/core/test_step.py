@@ -101,8 +101,11 @@ def test_lost_peers_are_explained_by_agents_or_by_slurm(responding: bool, patien
     attempt = Attempt(grace_s=20.0, lost_peer_s=300.0)
     attempt.fail(1, "Exited with exit code 1")
     attempt.tell(FaultsFound((Fault("peer_lost", "cascade", "fabric", NOW, "rank", "x", "node1", rank=1),)))
-    assert attempt.assess(BEGAN + patience - 1, responding=responding) == []
-    assert attempt.assess(BEGAN + patience + 1, responding=responding) == [GiveUp(why)]
+    assert attempt.assess(BEGAN + patience - 1) == []
+    if responding:
+        report = ProgressReport(Stamp("node0", 1, NOW, BEGAN), 1)
+        attempt.tell(ReportReceived(report, BEGAN + patience, NOW + patience))
+    assert attempt.assess(BEGAN + patience + 1) == [GiveUp(why)]
 
 
 def test_a_fault_that_ends_the_attempt_is_the_root_of_giving_up() -> None:

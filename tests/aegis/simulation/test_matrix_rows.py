@@ -83,7 +83,7 @@ PAIRS: dict[str, Schedule] = {
     "04+22-noticed": schedule(DIES, ("agent_dies", 2, 9), spares=1),
     "07+07-struck-at-once": schedule(ECC, ("ecc_error", 2, 0), spares=2),
     "07+04-importing-before-its-first-step": schedule(ECC, ("node_dies", 2, 8), spares=2),
-    "04+18-noticed": schedule(DIES, later(BATCH_HOST, 4), spares=2),
+    "04+18-noticed": schedule(DIES, later(BATCH_HOST, 3), spares=2),
 }
 """Pairs of faults, by the names of their rows."""
 

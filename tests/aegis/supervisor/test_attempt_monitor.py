@@ -20,13 +20,12 @@ from tests.waiting import wait_for
 from zslurm.aegis.core.attempt import GONE, MemoryState
 from zslurm.aegis.core.detection.detector import Detector
 from zslurm.aegis.core.detection.early_exits import LINE
-from zslurm.aegis.core.detection.witnesses import WitnessReport
-from zslurm.aegis.core.messages import Recovered
+from zslurm.aegis.core.messages import AskAbout, Recovered, ReportReceived
 from zslurm.aegis.core.policy.attribution import attribute
 from zslurm.aegis.core.root_cause import roots_of
 from zslurm.aegis.protocol import AgentReport, Answer, ProgressReport, RankProgress, Stamp
 from zslurm.aegis.supervisor import stop_forwarder
-from zslurm.aegis.supervisor.agents.agents import Agents, ReceivedReport
+from zslurm.aegis.supervisor.agents.agents import Agents
 from zslurm.aegis.supervisor.attempt_monitor import AttemptMonitor
 from zslurm.aegis.supervisor.attempt_starter import RunningAttempt
 from zslurm.aegis.supervisor.fault_collector import FaultCollector
@@ -58,7 +57,7 @@ class Speakers:
         self._last = {node: self._silent.get(node, now) for node in NODES}
         self._delivered: set[str] = set()
 
-    def reports(self) -> list[ReceivedReport]:
+    def news(self) -> list[ReportReceived]:
         now = time.monotonic()
         for node in NODES:
             if node not in self._silent or now >= self._again.get(node, float("inf")):
@@ -67,27 +66,14 @@ class Speakers:
         fresh = [node for node in NODES if node not in self._delivered]
         self._delivered.update(fresh)
         return [
-            ReceivedReport(self._last[node], ProgressReport(Stamp(node, 1, time.time(), self._last[node]), 1))
+            ReportReceived(
+                ProgressReport(Stamp(node, 1, time.time(), self._last[node]), 1), self._last[node], time.time()
+            )
             for node in fresh
         ]
 
-    def missed_heartbeats(self, seconds: float) -> set[str]:
-        return {node for node in NODES if time.monotonic() - self._last[node] > seconds}
-
-    not_heard_for = missed_heartbeats
-
-    def any_responding(self) -> bool:
-        return True
-
-    def trouble(self) -> dict[str, str]:
-        return {}
-
-    def witness_reports(self) -> dict[str, WitnessReport]:
-        return {}
-
-    @property
-    def liveness(self) -> Speakers:
-        return self
+    def ask_about(self, question: AskAbout) -> None:
+        """Ask nobody."""
 
     def ask(self, *_: Any, **__: Any) -> dict[str, Any]:
         return {}
@@ -204,11 +190,11 @@ class Unkillable(Speakers):
         self._looks = looks
         self._asked = 0
 
-    def reports(self) -> list[ReceivedReport]:
+    def news(self) -> list[ReportReceived]:
         row = RankProgress(1, 12, Phase.SETUP, -1, -1, 10_000.0)
         now = time.monotonic()
         stuck = ProgressReport(Stamp("node1", 2, time.time(), now), 1, (row,))
-        return [*super().reports(), *([ReceivedReport(now, stuck)] if self._asked else [])]
+        return [*super().news(), *([ReportReceived(stuck, now, time.time())] if self._asked else [])]
 
     def ask(self, do: str, nodes: Sequence[str], **_: Any) -> dict[str, Answer]:
         self._asked += do == "clean_up"
@@ -315,9 +301,9 @@ class Signalled(Speakers):
         super().__init__({})
         self._signals = [AgentReport(Stamp("node0", 2, 0.0, 0.0), "signalled", {"signal": "SIGTERM"})]
 
-    def reports(self) -> list[ReceivedReport]:
+    def news(self) -> list[ReportReceived]:
         signals, self._signals = self._signals, []
-        return [*super().reports(), *(ReceivedReport(time.monotonic(), each) for each in signals)]
+        return [*super().news(), *(ReportReceived(each, time.monotonic(), time.time()) for each in signals)]
 
 
 def test_slurm_is_asked_until_it_answers_whether_a_signal_was_a_preemption(

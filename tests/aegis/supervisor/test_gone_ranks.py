@@ -13,7 +13,7 @@ from tests.submit.specs import run_spec
 from zslurm.aegis.core.attempt import GONE
 from zslurm.aegis.core.detection.attempt_progress import GONE_S
 from zslurm.aegis.core.detection.detector import Detector
-from zslurm.aegis.core.messages import Recovered
+from zslurm.aegis.core.messages import AskAbout, Recovered
 from zslurm.aegis.protocol import ProgressReport, RankProgress, Stamp
 from zslurm.aegis.supervisor.agents.agents import Agents
 from zslurm.aegis.supervisor.attempt_starter import RunningAttempt
@@ -30,21 +30,11 @@ NODES = ("node0", "node1")
 class Quiet:
     """In place of Agents: they report nothing more."""
 
-    def reports(self) -> list[Any]:
+    def news(self) -> list[Any]:
         return []
 
-    def trouble(self) -> dict[str, str]:
-        return {}
-
-    def any_responding(self) -> bool:
-        return True
-
-    def witness_reports(self) -> dict[str, Any]:
-        return {}
-
-    @property
-    def liveness(self) -> Quiet:
-        return self
+    def ask_about(self, question: AskAbout) -> None:
+        """Ask nobody."""
 
 
 @pytest.fixture

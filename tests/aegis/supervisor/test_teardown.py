@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,7 +12,10 @@ from typing import Any, cast
 
 import pytest
 
+from tests.aegis.attempts import fault
 from tests.waiting import wait_for
+from zslurm.aegis.core.attempt import AttemptState
+from zslurm.aegis.core.detection.detector import Detector
 from zslurm.aegis.protocol import Answer, Stamp
 from zslurm.aegis.supervisor import teardown
 from zslurm.aegis.supervisor.agents.agents import Agents
@@ -40,22 +43,14 @@ class Nodes:
     looks: dict[str, int]
     asked: list[tuple[tuple[str, ...], bool, float]] = field(default_factory=list)
     """Each time: where, whether to kill, and the patience."""
-
-    @property
-    def liveness(self) -> Nodes:
-        return self
-
-    def any_responding(self) -> bool:
-        return True
-
-    def not_heard_for(self, _seconds: float) -> set[str]:
-        return set()
+    once_asked: Callable[[], None] = lambda: None
 
     def ask(
         self, _do: str, nodes: Sequence[str], *, timeout_s: float, attempt: int, kill: bool = True
     ) -> dict[str, Answer]:
         assert attempt == 1
         self.asked.append((tuple(nodes), kill, timeout_s))
+        self.once_asked()
         return {node: self._answer(node) for node in nodes}
 
     def _answer(self, node: str) -> Answer:
@@ -110,11 +105,20 @@ def torn(
     def record(event: Event) -> None:
         events.append(event.row)
 
-    def alive() -> list[str]:
-        return [node for node in NODES if node != dies or not nodes.asked]
+    state = AttemptState(spec.aegis, 1, NODES, list(NODES), Detector(spec.aegis))
 
+    def collect() -> bool:
+        for node in NODES:
+            state.nodes_heard.hear(node, time.monotonic())
+        return len(nodes.asked) > asked_after
+
+    def die() -> None:
+        if dies and not state.faults:
+            state.faults.append(fault("node_dead", dies))
+
+    nodes.once_asked = die
     job = cast(Job, SimpleNamespace(spec=spec, slurm_id=None, record=record))
-    faults = teardown.clear(job, running, alive, cast(Agents, nodes), lambda: len(nodes.asked) > asked_after)
+    faults = teardown.clear(job, running, state, cast(Agents, nodes), collect)
     assert [event["event"] for event in events].index("attempt_cleared") == len(events) - 1
     return Torn(faults, events, nodes.asked)
 

@@ -15,10 +15,14 @@ import sys
 import time
 from pathlib import Path
 
+from zslurm.aegis.core.attempt import AttemptState
 from zslurm.aegis.core.detection.detector import Detector
+from zslurm.aegis.core.messages import AskAbout, Record, Tick
+from zslurm.aegis.core.step import step
 from zslurm.aegis.supervisor.agents.agents import Agents
 from zslurm.config.load import load_spec
 from zslurm.core.processes import ProcessRecord
+from zslurm.run.events import FaultDetected
 from zslurm.run.run_dir import RunDir
 from zslurm.slurm.environment import step_environment
 from zslurm.slurm.hostlist import expand
@@ -53,17 +57,21 @@ def watch(run: RunDir) -> None:
         if not restarted:
             start_ranks(run, len(nodes))
         detector.begin(1, ranks, time.monotonic(), adopted=restarted)
+        state = AttemptState(spec.aegis, 1, tuple(nodes), ranks, detector)
         told, known = -1, dict[str, str]()
         while True:
-            for heard in agents.reports():
-                detector.feed(heard.report, heard.time)
-            if (trouble := agents.liveness.trouble()) != known:
+            actions = [action for event in agents.news() for action in step(state, event)[1]]
+            actions += step(state, Tick(time.monotonic(), time.time()))[1]
+            if (trouble := state.nodes_heard.trouble(time.monotonic())) != known:
                 known = trouble
                 write("trouble", nodes=trouble)
-            reports = agents.witness_reports()
-            for fault in detector.check(time.monotonic(), time.time(), trouble=trouble, witness_reports=reports):
-                if fault.kind != "sensor_unavailable":
-                    write("fault", fault=fault.fields())
+            for action in actions:
+                if isinstance(action, AskAbout):
+                    agents.ask_about(action)
+                    continue
+                found = action.event if isinstance(action, Record) else None
+                if isinstance(found, FaultDetected) and found.kind != "sensor_unavailable":
+                    write("fault", fault=found.fields())
             if detector.step > told:
                 told = detector.step
                 write("step", step=told)

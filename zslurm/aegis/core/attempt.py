@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 
 from zslurm.aegis.core.detection.detector import Detector
 from zslurm.aegis.core.detection.flight_records import Culprits
+from zslurm.aegis.core.detection.nodes import NodeTable
 from zslurm.aegis.core.messages import GiveUp, ProgressRead, StopState
 from zslurm.aegis.core.policy.in_memory import InMemory
 from zslurm.aegis.core.policy.outcome import AttemptOutcome
@@ -275,6 +276,7 @@ class AttemptState:
         hang: the hang that is known, if there is one.
         memory: recovery in memory; None if the attempt has none.
         moves: nodes that the ranks should leave as planned.
+        cleared_at: when every process of it was ended, once it is over (monotonic seconds); None before.
     """
 
     settings: AegisSection
@@ -303,6 +305,7 @@ class AttemptState:
     hang: HangState = field(default_factory=HangState)
     memory: MemoryState | None = None
     moves: MovesState = field(default_factory=MovesState)
+    cleared_at: float | None = None
     changes: list[tuple[frozenset[int], bool]] = field(default_factory=list)
     """The ranks that each recovery has replaced, and whether it has left them out instead."""
     left_in_order: set[int] = field(default_factory=set)
@@ -340,6 +343,22 @@ class AttemptState:
         """The nodes of the attempt that are not known to be dead."""
         dead = self.dead_nodes
         return [node for node in self.nodes if node not in dead]
+
+    @property
+    def nodes_heard(self) -> NodeTable:
+        """The table of nodes."""
+        return self.detector.nodes
+
+    def awaits_nodes(self, now: float) -> bool:
+        """Return whether it is not known yet, after the end of the attempt, which of its nodes are dead.
+
+        Nodes often die together, and the last reports of their agents come a second apart. Each one that misses
+        heartbeats is heard again, or found dead; an attempt on the node that is found last would be lost.
+        """
+        nodes = self.nodes_heard
+        if self.cleared_at is None or now >= self.cleared_at + self.settings.heartbeat_timeout_s:
+            return False
+        return nodes.any_responding(now) and not nodes.silent(nodes.patience_s, now).isdisjoint(self.alive)
 
     @property
     def has_serious_faults(self) -> bool:

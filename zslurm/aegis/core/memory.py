@@ -385,6 +385,7 @@ def _recover(
         actions.append(Record(recovered))
     members = dict.fromkeys(range(size) if resized else lost, "")
     members |= {rank: member for rank, member in enumerate(memory.members) if rank in members}
+    state.nodes_heard.forget(dead)
     actions.append(ForgetReplaced(members, dead))
     memory.regrouping, memory.ended = None, set()
     _forget_checks(memory)

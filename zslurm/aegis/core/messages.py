@@ -6,7 +6,7 @@ Times called `now` are monotonic seconds of the supervisor, those called `wall` 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Literal
 
 from zslurm.aegis.core.detection.flight_records import Culprits
@@ -76,6 +76,37 @@ class ReportReceived:
     report: Report
     now: float
     wall: float
+
+
+@dataclass(frozen=True)
+class AgentGivenUp:
+    """The agent of a node was given up; another one is started."""
+
+    node: str
+
+
+@dataclass(frozen=True)
+class SlurmAnswered:
+    """What Slurm calls nodes that miss heartbeats; empty for one that is well. `down`: those it calls down."""
+
+    states: Mapping[str, str]
+    down: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True)
+class NodeUnreachable:
+    """Slurm can start no agent on a node, and why."""
+
+    node: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class NodeAskedAbout:
+    """What was answered about a silent node; None if nobody could be asked. See `AskAbout`."""
+
+    node: str
+    report: WitnessReport | None
 
 
 @dataclass(frozen=True)
@@ -150,22 +181,23 @@ class Tick:
 
     Attributes:
         failed_nodes: nodes that Slurm has reported as failed in this attempt.
-        trouble: unheard nodes that may be dead by what Slurm does or reports, with a message.
-        witness_reports: what was answered about silent nodes.
         over: the attempt is over: nothing hangs any more, and no node has to prove that it lives. Whether it
             continues is only asked before that.
-        responding: agents have reported lately.
         broken: why the attempt cannot continue by what the shell sees itself; empty if it can.
     """
 
     now: float
     wall: float
     failed_nodes: tuple[str, ...] = ()
-    trouble: Mapping[str, str] = field(default_factory=dict)
-    witness_reports: Mapping[str, WitnessReport] = field(default_factory=dict)
     over: bool = False
-    responding: bool = False
     broken: str = ""
+
+
+@dataclass(frozen=True)
+class Cleared:
+    """Every process of an attempt that is over was ended, wherever that was possible."""
+
+    now: float
 
 
 @dataclass(frozen=True)
@@ -300,6 +332,10 @@ CoreEvent = (
     Resumed
     | StopChanged
     | ReportReceived
+    | AgentGivenUp
+    | SlurmAnswered
+    | NodeUnreachable
+    | NodeAskedAbout
     | RanksFailed
     | EndRead
     | FaultsFound
@@ -307,6 +343,7 @@ CoreEvent = (
     | StepCancelled
     | Recovered
     | Tick
+    | Cleared
     | ProgressRead
     | Paused
     | HangExamined
@@ -357,6 +394,14 @@ class LookForCancel:
 @dataclass(frozen=True)
 class LookForPreemption:
     """Ask Slurm whether it preempts the job: a signal has reached only the steps."""
+
+
+@dataclass(frozen=True)
+class AskAbout:
+    """Ask a silent node's slurmd, its neighbours and its agent about it; answered by `NodeAskedAbout`."""
+
+    node: str
+    neighbours: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -464,6 +509,7 @@ CoreAction = (
     | ReadEnd
     | LookForCancel
     | LookForPreemption
+    | AskAbout
     | GiveUp
     | ExamineHang
     | DumpStacks

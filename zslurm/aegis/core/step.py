@@ -18,6 +18,9 @@ from zslurm.aegis.core import hanging, memory, moves
 from zslurm.aegis.core.attempt import GONE, AttemptState
 from zslurm.aegis.core.detection.attempt_progress import GONE_S
 from zslurm.aegis.core.messages import (
+    AgentGivenUp,
+    AskAbout,
+    Cleared,
     CoreAction,
     CoreEvent,
     DrainsRead,
@@ -31,6 +34,8 @@ from zslurm.aegis.core.messages import (
     LookupsFailed,
     MemoryResumed,
     MoveRequested,
+    NodeAskedAbout,
+    NodeUnreachable,
     Paused,
     ProgressRead,
     RanksFailed,
@@ -41,6 +46,7 @@ from zslurm.aegis.core.messages import (
     Recovered,
     ReportReceived,
     Resumed,
+    SlurmAnswered,
     SparesChecked,
     StepCancelled,
     StopChanged,
@@ -92,6 +98,16 @@ def step(state: AttemptState, event: CoreEvent) -> tuple[AttemptState, list[Core
             _excuse(state, event.seconds)
         case ReportReceived():
             actions = _take_report(state, event)
+        case AgentGivenUp():
+            state.nodes_heard.give_up_agent(event.node)
+        case SlurmAnswered():
+            state.nodes_heard.take_slurm_states(event.states, event.down)
+        case NodeUnreachable():
+            state.nodes_heard.take_unreachable(event.node, event.reason)
+        case NodeAskedAbout():
+            state.nodes_heard.take_witnesses(event.node, event.report)
+        case Cleared():
+            state.cleared_at = event.now
         case RanksFailed():
             actions = _take_failure(state, event)
         case EndRead():
@@ -277,8 +293,6 @@ def _detect(state: AttemptState, event: Tick) -> list[CoreAction]:
         event.now,
         event.wall,
         dead=failed,
-        trouble=event.trouble,
-        witness_reports=event.witness_reports,
         lost_peers=_has_unexplained_losses(state, event),
         own_node=state.own_node,
         halted_by=_halted_by(state, event),
@@ -286,6 +300,9 @@ def _detect(state: AttemptState, event: Tick) -> list[CoreAction]:
     # Nothing hangs that is over, and ranks that regroup wait for each other.
     waits = event.over or (state.memory is not None and state.memory.active)
     actions = note(state, (fault for fault in found if not (waits and fault.kind == RANK_HANG)))
+    if state.on_slurm:
+        asked = state.nodes_heard.begin_questions(event.now, state.nodes)
+        actions += (AskAbout(name, neighbours) for name, neighbours in asked.items())
     if event.over:
         return actions
     gone = state.detector.gone(event.now)
@@ -405,7 +422,7 @@ def _why_give_up(state: AttemptState, event: Tick) -> GiveUp | None:
     if state.has_root(event.wall):
         patience = aegis.settle_s
         why = f"the other ranks did not end within {aegis.settle_s:g} s of the first"
-    elif event.responding:
+    elif state.nodes_heard.any_responding(now):
         patience = aegis.grace_s
         why = f"ranks lost their peers, and nothing else was found within {aegis.grace_s:g} s"
     else:

@@ -40,9 +40,6 @@ def pass_quietly(world: World, run: Run, until: int | None = None) -> int:
         attempt.moved, attempt.awake = world.now - past, world.awake - past
         if (saved := attempt.step // SAVE_EVERY * SAVE_EVERY) > attempt.step - steps:
             world.committed = saved
-    for name in run.heard:
-        if world.by_name[name].died is None:
-            run.heard[name] += seconds
     world.inbox = [(when + seconds, report) for when, report in world.inbox]
     if run.drains_at <= world.now:  # the questions that were passed had the same answer
         run.drains_at += ((world.now - run.drains_at) // DRAINS_S + 1) * DRAINS_S

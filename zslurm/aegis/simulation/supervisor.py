@@ -37,7 +37,9 @@ from zslurm.aegis.core.following import (
     follow,
 )
 from zslurm.aegis.core.messages import (
+    AskAbout,
     CheckSpare,
+    Cleared,
     CoreAction,
     CoreEvent,
     DrainsRead,
@@ -46,13 +48,13 @@ from zslurm.aegis.core.messages import (
     Exclude,
     FaultsFound,
     FewerWeighed,
-    ForgetReplaced,
     GiveUp,
     HangExamined,
     HoldForMove,
     KillRanks,
     MemoryResumed,
     MoveRequested,
+    NodeAskedAbout,
     Paused,
     ProgressRead,
     RanksFailed,
@@ -63,6 +65,7 @@ from zslurm.aegis.core.messages import (
     Regroup,
     ReportReceived,
     Resumed,
+    SlurmAnswered,
     SparesChecked,
     StartWarm,
     StopChanged,
@@ -149,7 +152,6 @@ class Run:
         """Until when the ranks may save; None while nothing asks them to stop."""
         self.moments = 0
         """Moments in which the supervisor could be killed so far: one before and one after each action."""
-        self.heard: dict[str, int] = {}
         self.left: set[int] = set()
         """Attempts of earlier starts of the job."""
 
@@ -251,7 +253,7 @@ class Run:
         world.time_is_up, self.stop_by = False, None
         self.alive, self.seen, self.next_nodes = True, world.now, []
         self.left = set(range(1, world.attempts + 1))
-        world.agents_on, self.heard = set(self.allocated), {}
+        world.agents_on = set(self.allocated)
         for name in self.allocated:
             world.by_name[name].is_new = True
         self.following, self.detector = FollowState(self.settings, 2), Detector(self.settings)
@@ -272,7 +274,6 @@ class Run:
         """Continue from what is on disk, as the next supervisor does."""
         self.alive, self.seen = True, self.world.now
         self.following, self.detector = FollowState(self.settings, 2), Detector(self.settings)
-        self.heard = {}
         for node in self.world.nodes:  # the next agents report everything that is wrong
             node.is_new = True
         attempt = self.world.attempt
@@ -393,9 +394,8 @@ class Run:
                 store.publish(action.generation, self.world.now)
             case HoldForMove() if store is not None:
                 store.move = action.generation
-            case ForgetReplaced():
-                for node in action.dead:
-                    self.heard.pop(node, None)
+            case AskAbout():
+                return [NodeAskedAbout(action.node, self._witnesses(action))]
             case ReadEnd():
                 return [EndRead(action.rank, None, action.gone_s, float(self.world.now))]
             case ReadLastWords():
@@ -465,45 +465,23 @@ class Run:
             self.tell(RanksFailed(failure, asked, float(world.now)))
         if self.phase == "watching" and attempt.over is None:
             self._tell_memory()
-        heard = self.heard
         for when, report in world.take_reports():
-            node = report.stamp.node
-            if when > heard.get(node, 0):
-                heard[node] = when
             self.tell(ReportReceived(report, float(when), WALL + when))
+        if down := self._down():
+            self.tell(SlurmAnswered(dict.fromkeys(down, "Slurm reports down"), down))
         self._tell_progress()
-        self.tell(
-            Tick(
-                float(world.now),
-                world.wall,
-                failed_nodes=tuple(attempt.failed_nodes),
-                trouble=self._trouble(),
-                witness_reports=self._witness_reports(),
-                over=over,
-                responding=self._responding(),
-            )
-        )
+        self.tell(Tick(float(world.now), world.wall, failed_nodes=tuple(attempt.failed_nodes), over=over))
 
-    def _witness_reports(self) -> dict[str, WitnessReport]:
-        """Return what is answered about silent nodes by their slurmd and their neighbours."""
-        world, now = self.world, self.world.now
-        found = {}
-        for name in [name for name, heard in self.heard.items() if now - heard > 3]:
-            reach = world.reach(world.by_name[name])
-            neighbours = {n: reach for n, when in self.heard.items() if n != name and now - when <= 1}
-            found[name] = WitnessReport(float(now - 1), reach, neighbours)
-        return found
+    def _witnesses(self, question: AskAbout) -> WitnessReport:
+        """Return what is answered about a silent node by its slurmd and its neighbours."""
+        reach = self.world.reach(self.world.by_name[question.node])
+        neighbours = dict.fromkeys((name for name in question.neighbours if self._answers(name)), reach)
+        return WitnessReport(float(self.world.now), reach, neighbours)
 
-    def _responding(self) -> bool:
-        limit = self.settings.heartbeat_timeout_s
-        return any(self.world.now - when < limit for when in self.heard.values())
-
-    def _trouble(self) -> dict[str, str]:
-        """Return the unheard nodes that Slurm calls down; nothing while it does not answer."""
+    def _down(self) -> frozenset[str]:
+        """Return the nodes that Slurm calls down; none while it does not answer."""
         world = self.world
-        if not world.slurm_answers:
-            return {}
-        return {node.name: "Slurm reports down" for node in world.nodes if node.slurm_knows(world.now)}
+        return frozenset(n.name for n in world.nodes if world.slurm_answers and n.slurm_knows(world.now))
 
     def _tell_progress(self) -> None:
         state, attempt = self.state, self.world.attempt
@@ -519,10 +497,12 @@ class Run:
         assert state is not None and attempt is not None
         if attempt.over is None and world.now >= self.until:
             world.kill()
-            self.until = world.now + int(self.settings.heartbeat_timeout_s)
         self._collect(over=True)
-        unheard = {name for name in state.alive if name in self.heard and world.now - self.heard[name] > 3}
-        if attempt.over is None or (unheard and world.now < self.until):
+        if attempt.over is None:
+            return
+        if state.cleared_at is None:
+            self.tell(Cleared(float(world.now)))
+        if state.awaits_nodes(float(world.now)):
             return
         self._follow(attempt)
 
@@ -567,7 +547,7 @@ class Run:
                 return [NodesCounted(self._elsewhere(action.excluded))]
             case CheckSpares():
                 unfit = {node: "it was checked" for node in action.nodes if not self._is_fit(node)}
-                return [SparesExamined(unfit if self._responding() else {})]
+                return [SparesExamined(unfit if self.detector.nodes.any_responding(float(now)) else {})]
             case Requeue():
                 self._requeue(action)
                 return [RequeueTried()]

@@ -12,14 +12,13 @@ import time
 from pathlib import Path
 
 from zslurm.aegis.core.ending import outcome_of
-from zslurm.aegis.core.messages import GiveUp, Paused
+from zslurm.aegis.core.messages import Cleared, GiveUp, Paused
 from zslurm.aegis.core.policy.outcome import AttemptOutcome, Cause
-from zslurm.aegis.supervisor.agents.agents import Agents
 from zslurm.aegis.supervisor.attempt_starter import RunningAttempt
 from zslurm.aegis.supervisor.fault_collector import FaultCollector, read_step_log
 from zslurm.aegis.supervisor.rank_exits import rank_ends
 from zslurm.aegis.supervisor.stop_forwarder import StopForwarder
-from zslurm.aegis.supervisor.teardown import clear, patience_s
+from zslurm.aegis.supervisor.teardown import clear
 from zslurm.core.errors import Exit
 from zslurm.core.pauses import Pauses
 from zslurm.job.step import kill_step
@@ -213,31 +212,21 @@ class AttemptMonitor:
     def _clear(self) -> None:
         """End every process of the attempt, wherever it is, and make sure of it."""
         job, collected, agents = self.job, self.collected, self._agents
-        collected.note(clear(job, self._running, collected.alive, agents, self._collect_meanwhile))
-        if agents is not None and agents.liveness.any_responding():
-            time.sleep(_LAST_LOOK_S)
-            self._wait_for_every_node(agents)
+        collected.note(clear(job, self._running, collected.state, agents, self._collect_meanwhile))
         self._collect_meanwhile()
+        collected.tell(Cleared(time.monotonic()))
+        if collected.state.nodes_heard.any_responding(time.monotonic()):
+            time.sleep(_LAST_LOOK_S)
+            self._collect_meanwhile()
+        while collected.state.awaits_nodes(time.monotonic()):
+            time.sleep(job.spec.aegis.poll_s)
+            self._collect_meanwhile()
 
     def _collect_meanwhile(self) -> bool:
         """Take what the agents report while processes are waited for; returns whether the run is asked to stop."""
         self.collected.collect_from_nodes(over=True)
         self._look_once_signalled()
         return self.job.stop.asked
-
-    def _wait_for_every_node(self, agents: Agents) -> None:
-        """Wait until each node that misses heartbeats is heard again, or is found dead.
-
-        Nodes often die together, and the last reports of their agents come a second apart. An attempt on the node
-        that is found last would be lost.
-        """
-        aegis = self.job.spec.aegis
-        deadline = time.monotonic() + aegis.heartbeat_timeout_s
-        while time.monotonic() < deadline:
-            self._collect_meanwhile()
-            if not agents.liveness.missed_heartbeats(patience_s(aegis)) & set(self.collected.alive()):
-                return
-            time.sleep(aegis.poll_s)
 
     def _outcome(self, killed_because: str | None) -> AttemptOutcome:
         """Return how the attempt ended."""

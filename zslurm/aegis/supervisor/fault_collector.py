@@ -17,6 +17,7 @@ from zslurm.aegis.core.attempt import GONE, AttemptState, MovesState
 from zslurm.aegis.core.detection.detector import Detector
 from zslurm.aegis.core.detection.early_exits import early_exits
 from zslurm.aegis.core.messages import (
+    AskAbout,
     CoreAction,
     CoreEvent,
     DumpStacks,
@@ -163,6 +164,8 @@ class FaultCollector:
                 self.given_up = action
             case LookForPreemption():
                 self.signalled = True
+            case AskAbout() if self.agents is not None:
+                self.agents.ask_about(action)
             case LookForCancel():
                 if (fault := cancelled(self.attempt)) is not None:
                     yield StepCancelled(fault)
@@ -290,10 +293,10 @@ class FaultCollector:
         """Take what the agents report, and nodes that Slurm has given up; see `Tick` for the others."""
         failed = failed_nodes(read_step_log(self.attempt) if log is None else log)
         agents = self.agents
-        for received in agents.reports() if agents is not None else ():
-            wall = time.time() - (time.monotonic() - received.time)
-            self.tell(ReportReceived(received.report, received.time, wall))
-            self._rank_times.feed(received.report)
+        for event in agents.news() if agents is not None else ():
+            self.tell(event)
+            if isinstance(event, ReportReceived):
+                self._rank_times.feed(event.report)
         self._rank_times.write_if_due(self.state.rank_nodes, time.monotonic())
         if self.state.needs_progress(time.monotonic()):
             self._tell_progress()
@@ -302,10 +305,7 @@ class FaultCollector:
                 time.monotonic(),
                 time.time(),
                 failed_nodes=tuple(failed),
-                trouble=agents.liveness.trouble() if agents is not None else {},
-                witness_reports=agents.witness_reports() if agents is not None else {},
                 over=over,
-                responding=agents is not None and agents.liveness.any_responding(),
                 broken=broken,
             )
         )

@@ -19,13 +19,13 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+from zslurm.aegis.core.attempt import AttemptState
 from zslurm.aegis.fault_kinds import ORPHANS, ORPHANS_MANY, STORAGE_FAULT
 from zslurm.aegis.protocol import Answer
 from zslurm.aegis.supervisor.agents.agents import Agents
 from zslurm.aegis.supervisor.attempt_starter import RunningAttempt
 from zslurm.aegis.supervisor.job import Job
 from zslurm.aegis.types import Fault
-from zslurm.config.aegis import AegisSection
 from zslurm.job.step import kill_step
 from zslurm.run.events import AttemptCleared, StartPostponed
 from zslurm.slurm.hostlist import compress
@@ -35,9 +35,6 @@ _SRUN_ENDS_S = 3.0
 
 _TAKES_ORDER_S = 1.0
 """How long Slurm gets to take the order to end the step, before srun itself is killed."""
-
-_PATIENCE_S = 2.5
-"""An agent that has not reported for so long is not waited for: it reports every second, or as is set."""
 
 _FIRST_REPORT_S = 15.0
 """How long agents that have just been started get for their first report."""
@@ -52,31 +49,27 @@ _ONE_NODE, _SEVERAL_NODES = 10, 60
 """How many times aegis.teardown_s killed processes get to die if they are left on one node, or on several."""
 
 
-def patience_s(settings: AegisSection) -> float:
-    """Return seconds after which an agent that has not reported is not waited for."""
-    return max(_PATIENCE_S, 3 * settings.sensors.progress_s)
-
-
 def clear(
     job: Job,
     running: RunningAttempt,
-    alive: Callable[[], Sequence[str]],
+    state: AttemptState,
     agents: Agents | None,
-    is_asked_to_stop: Callable[[], bool],
+    collect: Callable[[], bool],
 ) -> list[Fault]:
     """End what is left of an attempt, and wait for what cannot die yet.
 
     Args:
         job: the start of the job.
         running: the attempt.
-        alive: those of its nodes that live.
+        state: all that is known of it.
         agents: the agents, if the run has some.
-        is_asked_to_stop: whether the run is; called again and again while processes are waited for.
+        collect: takes what is reported, and returns whether the run is asked to stop; called again and again while
+            something is waited for.
 
     Returns:
         Where processes were left: one fault for what held them up on several nodes, one for those that stay.
     """
-    started, process, nodes = time.monotonic(), running.process, alive()
+    started, process, nodes = time.monotonic(), running.process, state.alive
     number, settings, job_id = running.attempt.number, job.spec.aegis, job.slurm_id
 
     def ended() -> bool:
@@ -85,10 +78,11 @@ def clear(
 
     answers: dict[str, Answer] = {}
     if agents is not None and running.adopted:  # whose step ended before our agents could report
-        _wait(agents.liveness.any_responding, _FIRST_REPORT_S)
+        _wait(lambda: _any_responding(state, collect), _FIRST_REPORT_S)
     if agents is not None:
-        unheard = agents.liveness.not_heard_for(patience_s(settings))
-        if heard := [node for node in nodes if node not in unheard]:
+        collect()
+        reporting = state.nodes_heard.reporting(time.monotonic())
+        if heard := [node for node in nodes if node in reporting]:
             answers = agents.ask("clean_up", heard, timeout_s=settings.teardown_s + _ANSWER_S, attempt=number)
     if not ended() and len(answers) == len(running.nodes):
         _wait(ended, _SRUN_ENDS_S)
@@ -103,7 +97,7 @@ def clear(
     killed = sum(len(answer.values.get("killed", ())) for answer in answers.values())
     faults: list[Fault] = []
     if agents is not None and _with_processes(answers):
-        faults = _Unkillable(job, agents, number, answers, alive).wait_for_exit(is_asked_to_stop)
+        faults = _Unkillable(job, agents, number, answers, state).wait_for_exit(collect)
     left = {node: answer.why for node, answer in answers.items() if not answer.ok}
     unseen = [node for node in nodes if node not in answers] if agents is not None else []
     seconds = round(time.monotonic() - started, 3)
@@ -121,14 +115,14 @@ class _Unkillable:
         agents: who look.
         number: of the attempt.
         answers: the last of each agent; brought up to date.
-        alive: the nodes of the attempt that live.
+        state: all that is known of the attempt.
     """
 
     job: Job
     agents: Agents
     number: int
     answers: dict[str, Answer]
-    alive: Callable[[], Sequence[str]]
+    state: AttemptState
 
     def wait_for_exit(self, is_asked_to_stop: Callable[[], bool]) -> list[Fault]:
         """Wait until they are gone; return faults for what held them up and for those that stay.
@@ -165,7 +159,7 @@ class _Unkillable:
 
     def _nodes(self) -> list[str]:
         """Return where they are."""
-        alive = self.alive()
+        alive = self.state.alive
         return [node for node in _with_processes(self.answers) if node in alive]
 
     def _look(self, nodes: Sequence[str]) -> None:
@@ -175,6 +169,11 @@ class _Unkillable:
         if gone := sorted(looked.keys() - _with_processes(looked)):
             patience = self.job.spec.aegis.teardown_s + _ANSWER_S
             self.answers.update(self.agents.ask("clean_up", gone, timeout_s=patience, attempt=self.number))
+
+
+def _any_responding(state: AttemptState, collect: Callable[[], bool]) -> bool:
+    collect()
+    return state.nodes_heard.any_responding(time.monotonic())
 
 
 def _with_processes(answers: Mapping[str, Answer]) -> list[str]:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from zslurm.aegis.core.detection.detector import Detector
+from zslurm.aegis.core.detection.witnesses import WitnessReport
 from zslurm.aegis.protocol import ProgressReport, RankProgress, Stamp
 from zslurm.aegis.types import Fault
 from zslurm.config.aegis import AegisSection
@@ -93,7 +95,14 @@ class Training:
     def stamp(self, node: int) -> Stamp:
         return Stamp(f"node{node}", int(self.now), self.wall, self.now)
 
-    def second(self, *, look: bool = True, **reported: Any) -> None:
+    def second(
+        self,
+        *,
+        look: bool = True,
+        trouble: Mapping[str, str] | None = None,
+        witness_reports: Mapping[str, WitnessReport] | None = None,
+        **reported: Any,
+    ) -> None:
         """One second passes; without a look, the supervisor is busy with something else."""
         self.now += 1.0
         self.wall += 1.0
@@ -102,6 +111,10 @@ class Training:
                 here = (rank for rank in range(2 * self.nodes) if self.moved.get(rank, rank // 2) == node)
                 rows = tuple(self.record(rank) for rank in here if rank not in self.missing)
                 self.detector.feed(ProgressReport(self.stamp(node), self.attempt, rows), self.now + 0.1)
+        nodes = self.detector.nodes
+        nodes.take_slurm_states(trouble or {}, (trouble or {}).keys())
+        for name, report in (witness_reports or {}).items():
+            nodes.take_witnesses(name, report)
         if look:
             self.found += self.detector.check(self.now + 0.2, self.wall, **reported)
 

@@ -19,9 +19,13 @@ from tests import forked
 from tests.checkout import ROOT
 from tests.submit.specs import run_spec
 from tests.waiting import DEADLINE_S, wait_for
+from zslurm.aegis.core.attempt import AttemptState
+from zslurm.aegis.core.detection.detector import Detector
+from zslurm.aegis.core.messages import ReportReceived
+from zslurm.aegis.core.step import step
 from zslurm.aegis.protocol import AgentReport, Command, Heartbeat, ProgressReport, decode_command
 from zslurm.aegis.supervisor.agents import keeper, liveness
-from zslurm.aegis.supervisor.agents.agents import Agents, ReceivedReport
+from zslurm.aegis.supervisor.agents.agents import Agents
 from zslurm.aegis.supervisor.agents.step import AGENT, STEP_PREFIX, agent_step
 from zslurm.config.spec import RunSpec
 from zslurm.run.events.event import Event
@@ -45,7 +49,8 @@ class SteeredAgents:
         self.run.create(group_readable=False)
         self.run.config.write_text(self.spec.model_dump_json())
         self.events: list[tuple[str, dict[str, Any]]] = []
-        self.heard: list[ReceivedReport] = []
+        self.heard: list[ReportReceived] = []
+        self.state = AttemptState(self.spec.aegis, 1, tuple(NODES), list(NODES), Detector(self.spec.aegis))
         self.environ = forked.environment(forked.server(), FAKES, os.environ)
         self.program = program or (sys.executable, "-u", "-m", "tests.aegis.fake_agent", str(directory))
         self.agents = Agents(self.spec.aegis, self._record, self.program)
@@ -63,10 +68,18 @@ class SteeredAgents:
         for file in self.directory.glob("blocked-*"):
             file.unlink()
 
-    def look(self) -> list[ReceivedReport]:
-        new = self.agents.reports()
-        self.heard += new
-        return new
+    def look(self) -> list[ReportReceived]:
+        news = self.agents.news()
+        for event in news:
+            step(self.state, event)
+        reports = [event for event in news if isinstance(event, ReportReceived)]
+        self.heard += reports
+        return reports
+
+    def trouble(self) -> dict[str, str]:
+        """What the core knows of nodes that may be dead by what Slurm does or reports."""
+        self.look()
+        return self.state.nodes_heard.trouble(time.monotonic())
 
     def event(self, kind: str) -> list[dict[str, Any]]:
         self.look()
@@ -133,7 +146,7 @@ def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[SteeredAg
     steered.stop()
 
 
-def step(number: str, name: str) -> str:
+def step_line(number: str, name: str) -> str:
     """A line of `scontrol --oneliner show step`."""
     return f"StepId={number} UserId=1 State=RUNNING Tasks=1 Name={name} Network=(null) TRES=(null)\n"
 
@@ -152,7 +165,7 @@ def test_an_agent_starts_hears_the_heartbeat_and_is_heard(here: SteeredAgents) -
     here.wait_for_report("here")
     assert any(isinstance(heard.report, AgentReport) and heard.report.event == "started" for heard in here.heard)
     assert here.agents.liveness.any_responding()
-    times = [heard.time for heard in here.heard]
+    times = [heard.now for heard in here.heard]
     assert times == sorted(times)
     assert times[-1] <= time.monotonic()
 
@@ -248,7 +261,7 @@ def test_a_program_that_is_missing_is_said_once_and_nothing_else_happens(tmp_pat
     (unavailable,) = steered.wait_for_event("agents_unavailable")
     assert "no-such-program" in unavailable["reason"]
     assert steered.agents.ask("stacks", timeout_s=0.1) == {}
-    assert steered.agents.reports() == []
+    assert steered.agents.news() == []
     steered.agents.stop()
 
 
@@ -332,13 +345,11 @@ def test_a_node_that_cannot_be_reached_is_known_as_such(slurm: SteeredAgents) ->
     (slurm.directory / "down").write_text("node1")
     os.kill(slurm.pid("node1"), signal.SIGKILL)
     slurm.wait_for_event("agent_lost")
-    wait_for(slurm.agents.liveness.trouble, "the word of srun")
-    assert slurm.agents.liveness.trouble() == {
-        "node1": "tasks cannot be started: Communication connection failure"
-    }
+    wait_for(slurm.trouble, "the word of srun")
+    assert slurm.trouble() == {"node1": "tasks cannot be started: Communication connection failure"}
     (slurm.directory / "down").unlink()
     slurm.wait_for_event("agent_restarted")
-    assert slurm.agents.liveness.trouble() == {}
+    assert slurm.trouble() == {}
 
 
 def test_a_node_that_left_the_job_keeps_no_other_from_its_agent(
@@ -390,8 +401,8 @@ def test_what_slurm_says_of_a_silent_node_is_known(slurm: SteeredAgents) -> None
     record = "\x1f".join(["node1", "down*+drain", "gpu:8", "96", "1000", "main", ""]) + "\x1e"
     (slurm.directory / "tools" / "sinfo").write_text(f"#!/bin/sh\nprintf '{record}'\n")
     slurm.ask_for("blocked", "node1")
-    wait_for(slurm.agents.liveness.trouble, "the word of sinfo")
-    assert slurm.agents.liveness.trouble() == {"node1": "Slurm reports down not responding"}
+    wait_for(slurm.trouble, "the word of sinfo")
+    assert slurm.trouble() == {"node1": "Slurm reports down not responding"}
 
 
 @pytest.mark.parametrize("state", ["unknown*", "allocated*", "idle"])
@@ -405,7 +416,7 @@ def test_where_no_agent_speaks_only_a_node_that_is_down_is_in_trouble(slurm: Ste
     slurm.ask_for("blocked")
     said = {"node1": "Slurm reports down not responding"}
     wait_for(
-        lambda: not slurm.agents.liveness.any_responding() and slurm.agents.liveness.trouble() == said,
+        lambda: not slurm.agents.liveness.any_responding() and slurm.trouble() == said,
         "the word of sinfo",
     )
 
@@ -418,7 +429,7 @@ def test_what_is_unknown_to_slurm_is_no_trouble_while_others_speak(slurm: Steere
     (slurm.directory / "tools" / "sinfo").write_text(f"#!/bin/sh\nprintf '{record}'\necho asked >> {asked}\n")
     slurm.ask_for("blocked", "node1")
     wait_for(lambda: asked.exists() and len(asked.read_text().split()) > 1, "Slurm to be asked twice")
-    assert slurm.agents.liveness.trouble() == {}
+    assert slurm.trouble() == {}
 
 
 def test_agents_of_an_srun_that_gave_up_are_ended_as_soon_as_slurm_answers(slurm: SteeredAgents) -> None:
@@ -434,7 +445,7 @@ def test_agents_of_an_srun_that_gave_up_are_ended_as_soon_as_slurm_answers(slurm
     slurm.start()
     slurm.wait_for_event("agents_started")
     away.touch()
-    steps.write_text(step("12.1", f"agents-{slurm.agents.generation}"))
+    steps.write_text(step_line("12.1", f"agents-{slurm.agents.generation}"))
     (link,) = slurm.agents.liveness.present_links()
     os.kill(link.pid, signal.SIGKILL)
     slurm.wait_for_event("agent_lost")
@@ -493,7 +504,7 @@ def test_a_slow_controller_delays_nothing(slurm: SteeredAgents) -> None:
 
 def test_steps_of_earlier_supervisors_are_ended_and_no_others(slurm: SteeredAgents) -> None:
     steps = {"12.0": "attempt-1", "12.1": "agents-older", "12.2": f"agents-{slurm.agents.generation}", "12.3": "x"}
-    (slurm.directory / "steps").write_text("".join(step(number, name) for number, name in steps.items()))
+    (slurm.directory / "steps").write_text("".join(step_line(number, name) for number, name in steps.items()))
     (slurm.directory / "tools" / "scontrol").write_text(f"#!/bin/sh\ncat {slurm.directory}/steps\n")
     ended = slurm.directory / "ended"
     (slurm.directory / "tools" / "scancel").write_text(f'#!/bin/sh\necho "$*" >> {ended}\n')

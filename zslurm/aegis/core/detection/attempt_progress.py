@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from zslurm.aegis.core.detection.nodes import NodeState, NodeTable
 from zslurm.aegis.protocol import ProgressReport, RankProgress
 from zslurm.config.aegis import AegisSection
 from zslurm.train.progress import Phase
@@ -72,21 +73,6 @@ class RankState:
         return (self.row.step, self.row.waiting) if self.row is not None else (-2, False)
 
 
-@dataclass(slots=True)
-class NodeState:
-    """What is known of a node.
-
-    Attributes:
-        heard: when its agent reported last; None before the first report.
-        lost: the loss of its agent, and of no more, was reported.
-        watches: its agent has reported about this attempt.
-    """
-
-    heard: float | None = None
-    lost: bool = False
-    watches: bool = False
-
-
 def _ranks_on(rank_nodes: Sequence[str]) -> dict[str, frozenset[int]]:
     """Return the ranks of each node."""
     numbers: dict[str, list[int]] = {}
@@ -100,7 +86,7 @@ class AttemptProgress:
 
     Attributes:
         ranks: by number.
-        nodes: by name; of all nodes whose agents have reported.
+        nodes: the table of nodes.
         ranks_on: the ranks of each node of the attempt.
         attempt: number of the attempt.
         adopted: it runs since before this supervisor.
@@ -115,7 +101,7 @@ class AttemptProgress:
         """Know nothing yet; `begin` comes before anything else."""
         self.settings = settings
         self._longest_away_s = max(_AWAY_S, _AWAY_REPORTS * settings.sensors.progress_s)
-        self.nodes: dict[str, NodeState] = {}
+        self.nodes = NodeTable(settings)
         self._read_at: float | None = None
         self._step_times: deque[float] = deque(maxlen=_STEP_TIMES)
         self.step_time_s: float | None = None
@@ -156,21 +142,11 @@ class AttemptProgress:
         self._read_at = now if self._read_at is None or away > 0 else self._read_at
         if away <= self._longest_away_s:
             return False
-        for node in self.nodes.values():
-            node.heard = None if node.heard is None else min(now, node.heard + away)
+        self.nodes.excuse(away, now)
         self.began, self.front_moved = self.began + away, self.front_moved + away
         for rank in self.ranks:
             rank.gone_since = None if rank.gone_since is None else rank.gone_since + away
         return True
-
-    def hear(self, name: str, now: float) -> NodeState:
-        """Note that the agent of a node reported."""
-        if (node := self.nodes.get(name)) is None:
-            node = self.nodes[name] = NodeState()
-        if node.heard is None or now > node.heard:
-            node.heard = now
-        node.lost = False
-        return node
 
     def feed(self, name: str, rows: Sequence[RankProgress], node: NodeState, now: float) -> None:
         """Take where the ranks of a node are, by the `known` rows of a report."""

@@ -22,7 +22,8 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 
-from zslurm.aegis.core.detection.attempt_progress import LATE_S, AttemptProgress, NodeState
+from zslurm.aegis.core.detection.attempt_progress import LATE_S, AttemptProgress
+from zslurm.aegis.core.detection.nodes import NodeState
 from zslurm.aegis.core.detection.witnesses import RanksElsewhere, WitnessReport, why_dead
 from zslurm.aegis.fault_kinds import AGENT_LOST, NODE_DEAD
 from zslurm.aegis.types import Fault
@@ -47,8 +48,6 @@ class DeadNodes:
         now: float,
         wall: float,
         declared: Mapping[str, str],
-        trouble: Mapping[str, str],
-        witness_reports: Mapping[str, WitnessReport],
         *,
         lost_peers: bool,
         halted_by: Collection[str | None] = (),
@@ -56,20 +55,21 @@ class DeadNodes:
     ) -> list[Fault]:
         """Return what is new; see `Detector.check` for the arguments."""
         progress, self._own_node = self._progress, own_node
-        unheard = progress.unheard(now)
+        unheard, nodes = progress.unheard(now), progress.nodes
+        trouble, witnesses = nodes.trouble(now), nodes.witness_reports()
         if own_node in unheard:
             self._own_silent_at = now
         own_is_unknown = now - self._own_silent_at <= LATE_S  # its sensors report after its agent
         self._halted_by = set(halted_by) | ({own_node} if own_is_unknown else set())
         ours = declared.keys() & progress.ranks_on.keys()
-        asked_about = witness_reports.keys() & progress.ranks_on.keys()
+        asked_about = witnesses.keys() & progress.ranks_on.keys()
         found: list[Fault] = []
         silent = []  # and no more than that is known
         for name in sorted(((unheard | asked_about) - self.dead) | (ours - self._declared)):
             why = declared.get(name)
             self._declared |= {name} & ours
-            if why is None and name in witness_reports:
-                why = self._confirmed(name, witness_reports[name], now, lost_peers=lost_peers)
+            if why is None and name in witnesses:
+                why = self._confirmed(name, witnesses[name], now, lost_peers=lost_peers)
             if why is None and name in unheard & trouble.keys():
                 why = f"its agent misses heartbeats; {trouble[name]}"
             if why is not None and (name != own_node or name in declared):

@@ -16,9 +16,9 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from zslurm.aegis.core.detection.attempt_progress import AttemptProgress
 from zslurm.aegis.core.detection.dead_nodes import DeadNodes
 from zslurm.aegis.core.detection.hangs import Hangs
+from zslurm.aegis.core.detection.nodes import NodeTable
 from zslurm.aegis.core.detection.sensor_faults import SensorFaults
 from zslurm.aegis.core.detection.stragglers import StragglerDetector
-from zslurm.aegis.core.detection.witnesses import WitnessReport
 from zslurm.aegis.protocol import ProgressReport, Report, SensorReport
 from zslurm.aegis.types import Fault
 from zslurm.config.aegis import AegisSection
@@ -30,6 +30,7 @@ class Detector:
     def __init__(self, settings: AegisSection) -> None:
         """Know nothing yet."""
         self._progress, self._sensors = AttemptProgress(settings), SensorFaults()
+        self._dead_nodes = DeadNodes(self._progress)
         self.begin(0, (), 0.0)
 
     def begin(
@@ -51,6 +52,7 @@ class Detector:
             step_times: seconds of steps that are known to have been finished; those of an adopted attempt.
         """
         progress = self._progress
+        progress.nodes.forget(self._dead_nodes.dead)
         progress.begin(attempt, rank_nodes, now, adopted=adopted, step_times=step_times)
         self._sensors.begin_attempt()
         self._dead_nodes, self._hangs = DeadNodes(progress), Hangs(progress)
@@ -59,6 +61,11 @@ class Detector:
     def restore(self, faults: Iterable[Fault]) -> None:
         """Know the faults that another supervisor has recorded of this attempt; call it after `begin`."""
         self._sensors.restore(faults)
+
+    @property
+    def nodes(self) -> NodeTable:
+        """The table of nodes."""
+        return self._progress.nodes
 
     @property
     def step(self) -> int:
@@ -87,7 +94,7 @@ class Detector:
         progress, name = self._progress, report.stamp.node
         if progress.excuse(now):
             self._stragglers.forget_window()
-        node = progress.hear(name, now)
+        node = progress.nodes.hear(name, now)
         self._dead_nodes.dead.discard(name)
         if isinstance(report, ProgressReport):
             if report.ok and report.attempt == progress.attempt:
@@ -103,8 +110,6 @@ class Detector:
         wall: float,
         *,
         dead: Mapping[str, str] | None = None,
-        trouble: Mapping[str, str] | None = None,
-        witness_reports: Mapping[str, WitnessReport] | None = None,
         lost_peers: bool = False,
         halted_by: Collection[str | None] = (),
         own_node: str | None = None,
@@ -115,10 +120,6 @@ class Detector:
             now: monotonic seconds.
             wall: UNIX seconds; only written into the faults.
             dead: nodes that Slurm has declared failed (srun's "Node failure on"), with the reason.
-            trouble: nodes that Slurm calls down or not responding, or on which it can start nothing, with a
-                message: enough for a node whose agent misses heartbeats.
-            witness_reports: what was answered about nodes whose agents missed a heartbeat and have not been heard
-                since.
             lost_peers: ranks complain of peers that have left, and none of those is known.
             halted_by: nodes that explain why no step is finished; None among them: nothing could be finished.
             own_node: the node that the supervisor itself runs on.
@@ -126,8 +127,7 @@ class Detector:
         found = self._sensors.take()
         if self._progress.ranks:
             found += self._dead_nodes.check(
-                now, wall, dead or {}, trouble or {}, witness_reports or {},
-                lost_peers=lost_peers, halted_by=halted_by, own_node=own_node,
+                now, wall, dead or {}, lost_peers=lost_peers, halted_by=halted_by, own_node=own_node,
             )  # fmt: skip
             if self._hangs.is_suspected(now):
                 found += self._check_halt(now, wall)

@@ -10,14 +10,14 @@ the older ones.
     agents.start(spec, run, job_id, nodes, environ)
     while ...:
         agents.attempt = 3
-        for received in agents.reports():
-            detector.feed(received.report, received.time)
+        for event in agents.news():
+            step(state, event)
     agents.stop()
 
 Nothing here raises into the supervisor, and nothing waits for Slurm in its thread. Five kinds of threads do the
 work: one sends the heartbeat every second, whatever the others wait for; one renews the lease; one keeps the
-agents alive (keeper.py); one asks about silent nodes (inquiry.py); two for each link read (link.py). If no
-agent can be started the supervisor continues without, and one event records it.
+agents alive (keeper.py); one asks about a silent node (inquiry.py); two for each link read (link.py). If no agent
+can be started the supervisor continues without, and one event records it.
 """
 
 from __future__ import annotations
@@ -28,19 +28,17 @@ import threading
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence, Set
-from dataclasses import dataclass
 from weakref import WeakKeyDictionary
 
 from msgspec.structs import replace
 
-from zslurm.aegis.core.detection.witnesses import WitnessReport
+from zslurm.aegis.core.messages import AskAbout, CoreEvent, ReportReceived
 from zslurm.aegis.protocol import (
     AgentReport,
     Answer,
     Command,
     CommandName,
     Heartbeat,
-    Report,
     ReportReader,
     Unreadable,
     encode_command,
@@ -62,19 +60,7 @@ from zslurm.run.run_dir import RunDir
 _HEARTBEAT_S = 1.0
 # A pipe takes a line at once, unless srun has read nothing for many minutes.
 _WRITE_S = 0.5
-_KEPT_REPORTS = 50_000
-
-
-@dataclass(frozen=True)
-class ReceivedReport:
-    """A report, and when it came.
-
-    Attributes:
-        time: monotonic seconds of this process.
-    """
-
-    time: float
-    report: Report
+_KEPT_NEWS = 50_000
 
 
 class Agents:
@@ -93,7 +79,7 @@ class Agents:
 
         Args:
             settings: of the run.
-            record: records what became of the agents; called only in the thread that calls `reports`.
+            record: records what became of the agents; called only in the thread that calls `news`.
             program: the command that starts an agent; the run's directory and `--generation` follow.
         """
         self.attempt = 0
@@ -102,7 +88,7 @@ class Agents:
         self._settings, self._write, self._program = settings, record, tuple(program)
         self._lock = self.liveness.lock
         self._answers = AgentAnswers(self._lock)
-        self._reports: deque[ReceivedReport] = deque(maxlen=_KEPT_REPORTS)
+        self._news: deque[CoreEvent] = deque(maxlen=_KEPT_NEWS)
         self._events: deque[Event] = deque()
         self._readers: WeakKeyDictionary[AgentLink, ReportReader] = WeakKeyDictionary()
         self._unreadable: Counter[tuple[str, bool]] = Counter()
@@ -136,24 +122,28 @@ class Agents:
             present_attempt=lambda: self.attempt,
             on_line=self._on_line,
             record=self._record,
+            tell=self._tell,
             in_thread=self._in_thread,
         )
         self.liveness.begin(nodes)
         self._in_thread("beat", self._beat)
         self._in_thread("keep", self._keep)
         if self._launcher.on_slurm:
-            self._inquiry = Inquiry(
-                self._settings, self.liveness, self._launcher.client, self._ask_about, self._over
-            )
-            self._in_thread("addresses", self._inquiry.find_addresses)
-            self._in_thread("inquire", self._inquiry.run)
+            self._inquiry = Inquiry(nodes, self._launcher.client, self._ask_about, self._tell, self._over)
+            if self._settings.ask_after_s > 0:
+                self._in_thread("addresses", self._inquiry.find_addresses)
             self._in_thread("renew", self._renew)
             self._in_thread("end-older", self._launcher.end_older)
 
     def _record(self, event: Event) -> None:
-        """Keep an event for the next call of `reports`, whichever thread this is."""
+        """Keep an event for the next call of `news`, whichever thread this is."""
         with self._lock:
             self._events.append(event)
+
+    def _tell(self, event: CoreEvent) -> None:
+        """Keep what is new for the core for the next call of `news`, whichever thread this is."""
+        with self._lock:
+            self._news.append(event)
 
     def _in_thread(self, name: str, work: Callable[[], None]) -> None:
         """Do something in a separate thread. A mistake in it is recorded, and costs the supervisor nothing."""
@@ -188,22 +178,23 @@ class Agents:
 
     # --- what comes -----------------------------------------------------------------------------------------
 
-    def reports(self) -> list[ReceivedReport]:
-        """Return what the agents reported since the last call, oldest first, without answers to `ask`.
+    def news(self) -> list[CoreEvent]:
+        """Return what the agents and Slurm reported since the last call, oldest first, without answers to `ask`.
 
         Also records what became of the agents themselves.
         """
         with self._lock:
-            received, events = list(self._reports), list(self._events)
-            self._reports.clear()
+            news, events = list(self._news), list(self._events)
+            self._news.clear()
             self._events.clear()
         for event in events:
             self._write(event)
-        return received
+        return news
 
-    def witness_reports(self) -> dict[str, WitnessReport]:
-        """Return what was answered about nodes whose agents miss heartbeats, and have not been heard since."""
-        return self._inquiry.witness_reports() if self._inquiry is not None else {}
+    def ask_about(self, question: AskAbout) -> None:
+        """Ask a silent node's slurmd and neighbours about it; the answer is among the `news`."""
+        if self._inquiry is not None:
+            self._inquiry.begin(question)
 
     def _on_line(self, link: AgentLink, line: bytes) -> None:
         """Take a line of output; called in the threads of the links."""
@@ -211,7 +202,7 @@ class Agents:
             reader = self._readers.setdefault(link, ReportReader(self._ignore))
         if (report := reader.read(line)) is None:
             return
-        now = time.monotonic()
+        now, wall = time.monotonic(), time.time()
         with self._lock:
             nodes = self.liveness.nodes
             if not self._launcher.on_slurm and nodes:
@@ -228,10 +219,10 @@ class Agents:
             if isinstance(report, Answer):
                 self._answers.take(name, report)
                 return
+            self._news.append(ReportReceived(report, now, wall))
             if isinstance(report, AgentReport) and report.event == "ended":
                 why = "the agent ended: " + str(report.values.get("reason", "no reason"))
                 self._keeper.mark_lost(name, node, why, now)
-            self._reports.append(ReceivedReport(now, report))
 
     def _ignore(self, node: str, error: Unreadable) -> None:
         """Record the first report of a node that cannot be read, then the 10th, the 100th and so on."""
@@ -268,7 +259,7 @@ class Agents:
     ) -> dict[str, Answer]:
         """Give these nodes' agents a command, and wait for their answers.
 
-        Reports that come meanwhile are kept for `reports`.
+        Reports that come meanwhile are kept for `news`.
 
         Args:
             do: the command.

@@ -12,9 +12,10 @@ import time
 from collections.abc import Callable
 
 from zslurm.aegis.core.detection.attempt_progress import STARTUP_TIMEOUT_S
+from zslurm.aegis.core.messages import AgentGivenUp, CoreEvent, NodeUnreachable, SlurmAnswered
 from zslurm.aegis.protocol import Command, encode_command
 from zslurm.aegis.supervisor.agents.link import AgentLink
-from zslurm.aegis.supervisor.agents.liveness import Liveness, NodeAgent
+from zslurm.aegis.supervisor.agents.liveness import DOWN, Liveness, NodeAgent, bad_state
 from zslurm.aegis.supervisor.agents.step import AgentLauncher
 from zslurm.config.aegis import AegisSection
 from zslurm.core.errors import ZslurmError
@@ -43,13 +44,17 @@ class AgentKeeper:
         present_attempt: Callable[[], int],
         on_line: Callable[[AgentLink, bytes], None],
         record: Callable[[Event], None],
+        tell: Callable[[CoreEvent], None],
         in_thread: Callable[[str, Callable[[], None]], None],
     ) -> None:
-        """Prepare; `run` starts the agents. `in_thread(name, work)` runs something in a separate thread."""
+        """Prepare; `run` starts the agents.
+
+        `tell` takes what is new for the core. `in_thread(name, work)` runs something in a separate thread.
+        """
         self._timeout_s = settings.heartbeat_timeout_s
         self._liveness, self._launcher = liveness, launcher
         self._present_attempt, self._adopted = present_attempt, present_attempt()
-        self._on_line, self._record, self._in_thread = on_line, record, in_thread
+        self._on_line, self._record, self._tell, self._in_thread = on_line, record, tell, in_thread
         self._numbers = itertools.count(1)
         self._started_recorded = self._unavailable_recorded = False
         self._asking_slurm = threading.Event()
@@ -99,8 +104,9 @@ class AgentKeeper:
                 self._end(link)
                 continue
             for name, why in link.without_node().items():
-                if name in mine:
+                if name in mine and mine[name].unreachable != why:
                     mine[name].unreachable = why
+                    self._tell(NodeUnreachable(name, why))
             for name, why in link.ended().items():
                 if name in mine:
                     self.mark_lost(name, mine[name], why, now)
@@ -133,6 +139,7 @@ class AgentKeeper:
         if not node.link.over:  # should it wake up again
             node.link.write(encode_command(Command("quit", nodes=(name,))))
         node.replace_later(now)
+        self._tell(AgentGivenUp(name))
 
     # --- links --------------------------------------------------------------------------------------------------
 
@@ -166,8 +173,12 @@ class AgentKeeper:
             nodes = {node.name: node for node in self._launcher.client().nodes()}
             with self._liveness.lock:
                 missed = self._liveness.missed(self._timeout_s / 2, time.monotonic())
-                for name in missed:
-                    self._liveness.nodes[name].take_slurm_state(nodes.get(name))
+                found = {name: nodes.get(name) for name in missed}
+                states = {name: "" if node is None else bad_state(node) for name, node in found.items()}
+                for name, state in states.items():
+                    self._liveness.nodes[name].slurm_state = state
+            down = frozenset(name for name, node in found.items() if node is not None and node.state in DOWN)
+            self._tell(SlurmAnswered(states, down))
         except ZslurmError:
             pass
         finally:

@@ -1,4 +1,6 @@
-"""What the supervisor knows of the agent on each node: when it was heard last, and what Slurm reports of the node.
+"""The connections to the agents: which are up, and when the next agent of a node is started.
+
+What is known of the nodes themselves is in the core's table (core/detection/nodes.py).
 
 The threads of agents.py and keeper.py share one `Liveness`. Each of its methods takes its lock; who reads or
 changes several nodes at once, or `nodes` and `links` directly, holds the lock meanwhile.
@@ -23,7 +25,7 @@ _LONGEST_PAUSE_S = 300.0
 # An agent that lived so long was well: its next loss begins with the shortest pause.
 _LIVED_S = 60.0
 
-_DOWN = ("down", "error", "fail", "failing")
+DOWN = ("down", "error", "fail", "failing")
 
 
 @dataclass
@@ -38,9 +40,8 @@ class NodeAgent:
         max_step_nodes: most nodes of a step with this one, since Slurm refused a larger step; None: any number.
         failures: agents that were lost in a row.
         retry_at: when the next one may be started (monotonic seconds).
-        unreachable: why Slurm can start nothing on the node.
-        slurm_state: what Slurm calls a node whose agent is not heard.
-        is_down: Slurm calls it down; otherwise the node only does not respond.
+        unreachable: why Slurm could start nothing on the node.
+        slurm_state: what Slurm calls a node whose agent is not heard: none is started there meanwhile.
     """
 
     link: AgentLink | None = None
@@ -52,7 +53,6 @@ class NodeAgent:
     retry_at: float = 0.0
     unreachable: str = ""
     slurm_state: str = ""
-    is_down: bool = False
 
     def is_starting(self, now: float) -> bool:
         """Return whether a new agent was started, and may still report for the first time."""
@@ -62,11 +62,6 @@ class NodeAgent:
         """Note that the agent reported."""
         self.heard = self.last_heard = now
         self.lost, self.unreachable, self.slurm_state, self.max_step_nodes = False, "", "", None
-
-    def take_slurm_state(self, node: Node | None) -> None:
-        """Note what Slurm reports of the node; None if it does not know the node."""
-        self.slurm_state = "" if node is None else _bad_state(node)
-        self.is_down = node is not None and node.state in _DOWN
 
     def replace_later(self, now: float) -> None:
         """Give the present agent up; the next one may start at once after a long life, else after a pause."""
@@ -114,8 +109,6 @@ class Liveness:
         with self.lock:
             return list(self.links)
 
-    # --- what the supervisor asks -----------------------------------------------------------------------------
-
     def any_responding(self) -> bool:
         """Return whether at least one agent has reported within aegis.heartbeat_timeout_s."""
         now = time.monotonic()
@@ -123,30 +116,6 @@ class Liveness:
             return any(
                 node.heard is not None and now - node.heard < self._timeout_s for node in self.nodes.values()
             )
-
-    def not_heard_for(self, seconds: float) -> set[str]:
-        """Return the nodes whose agent has not reported for so long, or never has."""
-        now = time.monotonic()
-        with self.lock:
-            return {name for name, node in self.nodes.items() if node.heard is None or now - node.heard > seconds}
-
-    def missed_heartbeats(self, seconds: float) -> set[str]:
-        """Return the nodes whose agent has reported once, and not for so long."""
-        return set(self.missed(seconds, time.monotonic()))
-
-    def trouble(self) -> dict[str, str]:
-        """Return the unheard nodes that may well be dead by what Slurm does or reports, each with a message.
-
-        While no agent reports at all, those are only the nodes that Slurm calls down: a controller that has just
-        come back starts nothing anywhere, and has not heard of any node yet.
-        """
-        responding = self.any_responding()
-        with self.lock:
-            found = {name: node.slurm_state or node.unreachable for name, node in self.nodes.items()}
-            down = {name for name, node in self.nodes.items() if node.slurm_state and node.is_down}
-        return {name: message for name, message in found.items() if message and (responding or name in down)}
-
-    # --- what the keeper asks ---------------------------------------------------------------------------------
 
     def missed(self, seconds: float, now: float) -> dict[str, float]:
         """Return the nodes whose agent has reported once and not for so long, with the seconds since."""
@@ -221,7 +190,7 @@ def _pause_s(failures: int) -> float:
     return min(_LONGEST_PAUSE_S, 2.0**failures)
 
 
-def _bad_state(node: Node) -> str:
+def bad_state(node: Node) -> str:
     """Return Slurm's state of a node that is not well; empty for one that is, and where Slurm does not know.
 
     A controller that was started anew calls every node `unknown`, and not responding, until the node registers.
@@ -229,6 +198,6 @@ def _bad_state(node: Node) -> str:
     if node.state == "unknown":
         return ""
     flags = sorted(node.flags & {"not_responding", "fail"})
-    if node.state not in _DOWN and not flags:
+    if node.state not in DOWN and not flags:
         return ""
     return "Slurm reports " + " ".join([node.state, *flags]).replace("_", " ")
