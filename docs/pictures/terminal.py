@@ -1,7 +1,8 @@
-"""Pictures of the terminal: commands that really run, on runs and machines that are simulated in a directory."""
+"""Pictures of the terminal: real commands on real runs of this machine; the node of `rails` alone is simulated."""
 
 from __future__ import annotations
 
+import functools
 import io
 import os
 import pty
@@ -13,30 +14,40 @@ import subprocess
 import sys
 import tempfile
 import termios
+import threading
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from fcntl import ioctl
 from pathlib import Path
 
+import psutil
 from rich._export_format import CONSOLE_SVG_FORMAT
 from rich.console import Console
 from rich.terminal_theme import MONOKAI
 from rich.text import Text
 
 from tests.fake_sysfs import mi300x_pollara
-from tests.report.runs import TimedStory
-from tests.run.stories import Holder
 
-NOW = 1_780_003_600.0
-"""What the commands take for the present, so that their pictures do not change with the day."""
-
+FOLDER = Path(__file__).parent
+_ACTIVE, _SLOW_RANK = "pretrain-small", 2
+_RUN = """\
+extends: zaya1-tiny
+run: {{name: {name}, runs_dir: runs}}
+data: {{path: data}}
+phases: [{{tokens: {tokens}, context: 128, global_batch: 16, micro_batch: 4, lr: 8e-3, warmup_steps: 10}}]
+checkpoint: {{every_steps: 20}}
+slurm: {{ranks_per_node: 4}}
+"""
+_BROKEN = """\
+run: {name: ablation-lr3, runs_dir: runs}
+trainer: {command: [python3, -c, "raise ValueError('--lr 3 is above the largest rate, 1.0')"]}
+"""
 _FONT_FACES = re.compile(r"@font-face \{\{.*?\}\}\s*", re.DOTALL)
 _CONTROLS = re.compile(r"\x1b\[\?\d+[hl]|\x1b\][^\x07]*\x07|\x1b\[[HJ]|\x1b\[2J")
 _REDRAW = re.compile(r"\r?\x1b\[2K|\x1b\[\d*A|\x1b\[H")
-_PROGRAM = f"""
-import sys, time
-strftime, time.time = time.strftime, lambda: {NOW}
-time.strftime = lambda form, when=time.gmtime({NOW}): strftime(form, when)
+_PROGRAM = """
+import sys
 from zslurm.cli.main import main
 sys.argv[0] = "zslurm"
 main()
@@ -44,15 +55,20 @@ main()
 
 
 def status() -> str:
-    """Four runs, one of which has failed."""
-    with _runs() as environment:
-        return as_svg("zslurm status", _output(["status"], environment, width=100), 100)
+    """Four real runs: one trains, one is complete, one has failed, one was interrupted."""
+    return as_svg("zslurm status", _of_real_runs()[0], 100)
 
 
 def watch() -> str:
-    """One active run, as `zslurm watch RUN` shows it."""
+    """A real run of four ranks, one of which is slowed, as `zslurm watch RUN` shows it."""
+    return as_svg(f"zslurm watch {_ACTIVE}", _of_real_runs()[1], 100)
+
+
+@functools.cache
+def _of_real_runs() -> tuple[str, str]:
+    """Return the output of `status` and of `watch`: the runs take minutes, and are made once for both."""
     with _runs() as environment:
-        return as_svg("zslurm watch zaya1-8b", _output(["watch", "zaya1-8b"], environment, width=100), 100)
+        return _output(["status"], environment, width=100), _output(["watch", _ACTIVE], environment, width=100)
 
 
 def rails() -> str:
@@ -71,35 +87,72 @@ PICTURES = (status, watch, rails)
 
 @contextmanager
 def _runs() -> Iterator[Mapping[str, str]]:
-    """Yield the environment of a user with four runs: active, complete, failed and waiting."""
-    from zslurm.run import index
-    from zslurm.run.index import new_entry
-
-    with tempfile.TemporaryDirectory() as name, Holder() as holder:
+    """Yield the environment of a user whose four runs really ran on this machine; the first still trains."""
+    with tempfile.TemporaryDirectory() as name:
         directory = Path(name)
         environment = _environment(directory)
-        os.environ["XDG_STATE_HOME"] = environment["XDG_STATE_HOME"]
-        runs = directory / "runs"
-        runs.mkdir()
-        cause = {
-            "message": "RuntimeError: HIP error: an illegal memory access was encountered",
-            "rank": 11, "node": "gpu-0017", "exit_code": 1, "step": 12,
-        }  # fmt: skip
-        stories = {
-            name: TimedStory(runs / name) for name in ("zaya1-8b", "fine-tune-math", "ablation-lr3", "smoke")
-        }
-        for number, (name, story) in enumerate(stories.items(), start=101):
-            process = holder.pid if name == "zaya1-8b" else None
-            story.submitted_at(NOW - 3000, f"local-{number}", process=process)
-            index.record(new_entry(story.job_id, story.run, "local", "local"))
-            story.started()
-        stories["zaya1-8b"].steps(range(1, 31)).saved(30)
-        stories["fine-tune-math"].steps(range(1, 41)).evaluated(40, 3.1).ended("completed", 0)
-        failed = stories["ablation-lr3"].steps(range(1, 13)).saved(10)
-        failed.event("attempt_ended", attempt=1, outcome="failed", exit_code=1, cause=cause)
-        failed.event("run_ended", outcome="failed", exit_code=93, cause=cause)
-        stories["smoke"].steps(range(1, 4)).saved(3).ended("interrupted", 75)
-        yield environment
+        texts = str(FOLDER.parent)
+
+        def zslurm(*arguments: str) -> None:
+            command = [sys.executable, "-P", "-m", "zslurm", *arguments]
+            subprocess.run(command, env=environment, cwd=directory, capture_output=True, text=True, check=False)
+
+        zslurm("data", "build", texts, "--vocab-size", "512", "--out", "data")
+        (directory / "broken.yaml").write_text(_BROKEN)
+        for run, tokens in (("fine-tune-math", 20_000), ("smoke", 10_000_000), (_ACTIVE, 10_000_000)):
+            (directory / f"{run}.yaml").write_text(_RUN.format(name=run, tokens=tokens))
+        zslurm("submit", "fine-tune-math.yaml", "--cluster", "local", "--wait")
+        zslurm("submit", "broken.yaml", "--cluster", "local", "--wait")
+        zslurm("submit", "smoke.yaml", "--cluster", "local")
+        _wait_for_step(directory, "smoke", 5)
+        zslurm("cancel", "smoke", "--wait")
+        zslurm("submit", f"{_ACTIVE}.yaml", "--cluster", "local")
+        _wait_for_step(directory, _ACTIVE, 5)
+        try:
+            with _slowed(directory / "runs" / _ACTIVE, rank=_SLOW_RANK):
+                _wait_for_step(directory, _ACTIVE, 60)
+                yield environment
+        finally:
+            zslurm("cancel", _ACTIVE, "--wait")
+
+
+def _wait_for_step(directory: Path, run: str, step: int) -> None:
+    """Wait until a run has taken so many steps.
+
+    Raises:
+        TimeoutError: it has not, after five minutes.
+    """
+    metrics = directory / "runs" / run / "metrics.jsonl"
+    for _ in range(600):
+        if metrics.is_file() and f'"step":{step},' in metrics.read_text().replace(" ", ""):
+            return
+        time.sleep(0.5)
+    raise TimeoutError(f"{run} has not taken step {step}")
+
+
+@contextmanager
+def _slowed(run: Path, rank: int) -> Iterator[None]:
+    """Stop a rank's process for most of each tenth of a second, as a throttled GPU would be slower."""
+    (process,) = (
+        process for process in psutil.process_iter(["cmdline"])
+        if "zslurm.job.rank" in (process.info["cmdline"] or []) and str(run) in " ".join(process.info["cmdline"])
+        and process.environ().get("RANK") == str(rank)
+    )  # fmt: skip
+    ended = threading.Event()
+
+    def slow_down() -> None:
+        while not ended.wait(0.03):
+            process.suspend()
+            time.sleep(0.07)
+            process.resume()
+
+    thread = threading.Thread(target=slow_down)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
 
 
 def _environment(directory: Path) -> dict[str, str]:
