@@ -150,7 +150,7 @@ class NodeTable(dict[str, NodeState]):
     # --- who is asked about -------------------------------------------------------------------------------------
 
     def begin_questions(self, now: float, in_order: Sequence[str]) -> dict[str, tuple[str, ...]]:
-        """Return the silent nodes that are asked about from now on, each with the nearest nodes whose agents report.
+        """Return the silent nodes to ask about from now on, each with the nearest nodes whose agents report.
 
         None is asked about if most are silent: then it is the supervisor's side that hears nothing.
 

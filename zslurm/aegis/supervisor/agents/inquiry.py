@@ -1,7 +1,8 @@
 """Asks about a silent node: its slurmd's port, its neighbours, its agent.
 
-The core decides who is asked about, and what the answers mean (core/detection/nodes.py, core/detection/witnesses.py). Asking
-costs the node a connection that is closed at once. Each question has a thread: nothing waits for the answers.
+The core decides who is asked about, and what the answers mean (core/detection/nodes.py,
+core/detection/witnesses.py). Asking costs the node a connection that is closed at once. Each question has a
+thread: nothing waits for the answers.
 """
 
 from __future__ import annotations
