@@ -222,7 +222,7 @@ class ParallelConfig(Section):
     )
     overlap: Literal["auto", True, False] = Field(
         "auto",
-        description="reduce each bucket while backward runs; auto: on GPUs, and on CPUs where the ranks' threads "
+        description="reduce each bucket while backward runs; auto: on GPUs, and on CPUs if the ranks' threads "
         "leave cores free",
     )
     deterministic: bool = Field(
@@ -238,7 +238,7 @@ class ParallelConfig(Section):
     )
     context_attention: Literal["auto", "ring", "all_gather"] = Field(
         "auto",
-        description="attention where phases[].context_parallel is above 1: keys and values go round the ranks "
+        description="attention if phases[].context_parallel is above 1: keys and values go round the ranks "
         "(ring), or every rank collects all of them (all_gather)",
     )
     attention: Literal["auto", "sdpa", "flash_attn", "aiter"] = Field(
@@ -317,7 +317,7 @@ class RecoveryConfig(Section):
     )
     amd: bool = Field(
         False,
-        description="also on AMD GPUs, where aborting collectives in a living process has not been tried yet",
+        description="also on AMD GPUs, on which aborting collectives in a living process has not been tried yet",
     )
 
 

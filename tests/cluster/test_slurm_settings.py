@@ -96,7 +96,7 @@ def test_limits_and_leaf_switches_are_comments() -> None:
     lines = text.splitlines()
     assert lines[1] == (
         "# Partition batch: 4 nodes, 4 of them like this one; time limit 1 day, 0:00:00, "
-        "0:10:00 where a job names none, at most 3 nodes for a job."
+        "0:10:00 if a job names none, at most 3 nodes for a job."
     )
     assert "# Topology: tree, 2 leaf switches:" in lines
     assert "#   leaf1: node[2-3]" in lines

@@ -59,7 +59,7 @@ def test_init_writes_what_slurm_says(slurm_cluster: SlurmCluster, config: Path) 
     )
     assert lines[1] == (
         "# Partition batch: 8 nodes, 8 of them like this one; time limit 1 day, 0:00:00, "
-        "0:10:00 where a job names none."
+        "0:10:00 if a job names none."
     )
     assert "# No accounting: what becomes of a job is known as long as the controller remembers it." in lines
     assert "# KillWait: 10 s from SIGTERM to SIGKILL." in lines

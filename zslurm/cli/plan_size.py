@@ -44,7 +44,7 @@ def size(
         float | None,
         typer.Option(metavar="PARAMS", help="Propose shapes with about this many parameters, e.g. 3e9."),
     ] = None,
-    strict: Annotated[bool, typer.Option("--strict", help="Exit with 5 where a rule is broken.")] = False,
+    strict: Annotated[bool, typer.Option("--strict", help="Exit with 5 if a rule is broken.")] = False,
     overrides: Set = None,
     json: Json = False,
 ) -> None:

@@ -76,7 +76,7 @@ def slurm_profile(
     """
     limits = [
         f"time limit {partition.max_time}" if partition.max_time else "no time limit",
-        *([f"{partition.default_time} where a job names none"] if partition.default_time else []),
+        *([f"{partition.default_time} if a job names none"] if partition.default_time else []),
         *([f"at most {counted(partition.max_nodes, 'node')} for a job"] if partition.max_nodes else []),
     ]
     lost, version = settings.lost_peer_s, settings.version or "?"
@@ -99,7 +99,7 @@ def slurm_profile(
         f"  cpus_per_node: {members.cpus}",
         *_switch_lines(topology),
         *(_probed_lines(members, found) if found else _unprobed_lines(not_probed)),
-        "  # interface: eth0         # management network, for rendezvous; needed where a node has several",
+        "  # interface: eth0         # management network, for rendezvous; needed if a node has several",
         "  # setup:                  # shell lines that run in every job first",
         "  #   - module load rocm",
         "slurm:",

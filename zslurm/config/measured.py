@@ -36,7 +36,7 @@ class MeasuredSection(Section):
     bucket_mb: dict[Nodes, Positive] = Field(
         default_factory=dict,
         description="number of nodes -> MiB of gradients from which a reduction has 95 % of its full bandwidth; "
-        "runs on about as many nodes use it as parallel.bucket_mb where that is null",
+        "runs on about as many nodes use it as parallel.bucket_mb if that is null",
     )
     collectives: dict[Nodes, Literal["flat", "two_level"]] = Field(
         default_factory=dict,

@@ -158,7 +158,7 @@ class SlurmSection(Section):
     )
     successor: Literal["auto", "on", "off"] = Field(
         "auto",
-        description="queue a second job that continues the run if the first ended early; auto: where compute "
+        description="queue a second job that continues the run if the first ended early; auto: if compute "
         "nodes have no scontrol (cluster.scontrol_on_nodes: false), so that a job cannot requeue itself",
     )
     flags: dict[str, Line | bool | None] = Field(
@@ -190,7 +190,7 @@ class ContainerSection(Section):
     )
     binds: tuple[Bind, ...] = Field((), description="more directories of the host: /SOURCE[:/PLACE[:ro]]")
     default_binds: bool = Field(
-        True, description="bind the run, its data, /dev/shm, the GPUs' and the RDMA devices, where they exist"
+        True, description="bind the run, its data, /dev/shm, the GPUs' and the RDMA devices, if they exist"
     )
     options: tuple[Line, ...] = Field(
         (), description="further options, one word each: of `apptainer exec` (--rocm, --nv), or of srun for pyxis"
@@ -253,10 +253,10 @@ class ClusterSection(Section):
     )
     leaf_switches: dict[Line, Line] = Field(
         default_factory=dict,
-        description="leaf switch -> hostlist, where a leaf joins all NICs of its nodes and Slurm has no topology",
+        description="leaf switch -> hostlist, if a leaf joins all NICs of its nodes and Slurm has no topology",
     )
     fabric: FabricSection = Field(
-        FabricSection(), description="switches behind the rails, where each leaf switch carries some rails"
+        FabricSection(), description="switches behind the rails, if each leaf switch carries some rails"
     )
     nodes_per_switch: Count | None = Field(
         None,
@@ -288,7 +288,7 @@ class ClusterSection(Section):
     gemm_table: Line = Field(
         "auto",
         description="table of matrix products that `zslurm dev tune gemm` tuned, for every rank on GPUs: auto "
-        "takes the profile's where it has one, off takes none; or a path",
+        "takes the profile's if it has one, off takes none; or a path",
     )
     measured: MeasuredSection = Field(MeasuredSection(), description="what `zslurm bench` measured here")
     doctor: DoctorSection = Field(DoctorSection(), description="limits of `zslurm doctor`")

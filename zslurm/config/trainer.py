@@ -62,7 +62,7 @@ class ProgressSource(Section):
     )
     grows: Word | None = Field(
         None,
-        description="`log` or a file: its growth is a sign of life, where steps are not shown; after "
+        description="`log` or a file: its growth is a sign of life, if steps are not shown; after "
         "aegis.hang.step_s without it the run counts as hanging",
     )
     rank: Annotated[int, Field(ge=-1)] = Field(

@@ -31,7 +31,7 @@ def compare_results(
     first: Annotated[Path, Argument(metavar="A", help="A result of `zslurm bench`.")],
     second: Annotated[Path, Argument(metavar="B", help="Another of the same benchmark.")],
     changed: Annotated[bool, Option("--changed", help="Show only the rows that changed.")] = False,
-    strict: Annotated[bool, Option("--strict", help="Exit with 5 where a row is worse.")] = False,
+    strict: Annotated[bool, Option("--strict", help="Exit with 5 if a row is worse.")] = False,
     json: Json = False,
 ) -> None:
     """Compare two results of one benchmark row by row, and tell changes from noise.

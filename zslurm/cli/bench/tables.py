@@ -180,7 +180,7 @@ def environments(given: str | None) -> Sequence[Mapping[str, str]]:
     values = text.split(";" if ";" in text else ",")
     if not equals or not _NAME.fullmatch(name) or len(values) != 2 or values[0] == values[1]:
         raise ConfigError(
-            f"--env {given}: expected NAME=A,B: a variable and two values (`NAME=A;B` where values have commas)"
+            f"--env {given}: expected NAME=A,B: a variable and two values (`NAME=A;B` if values have commas)"
         )
     first, second = ({name: value.strip()} for value in values)
     return (first, second, second, first)

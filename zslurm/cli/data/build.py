@@ -86,7 +86,7 @@ def build(
     ] = ("<think>", "</think>"),
     end_token: Annotated[
         str | None,
-        Option(help="The tokenizer's end-of-document token, where it is an unusual one.", rich_help_panel=MORE),
+        Option(help="The tokenizer's end-of-document token, if it is an unusual one.", rich_help_panel=MORE),
     ] = None,
     bundle_size: Annotated[
         str, Option(metavar="SIZE", help="Size of one bundle at most.", rich_help_panel=MORE)

@@ -282,7 +282,7 @@ def _training(recipe: RunSpec, start: Start, lengths: Lengths | None, *, pairs: 
     lr, whose = _learning_rate(recipe, start)
     dtype = start.dtype or recipe.parallel.dtype
     return [
-        *(["model:  # that of the weights, where the recipe has another", *differs] if differs else []),
+        *(["model:  # that of the weights, if the recipe has another", *differs] if differs else []),
         *(["parallel:", f"  dtype: {dtype}  # as they were trained"] if dtype != recipe.parallel.dtype else []),
         "phases:",
         f"  - tokens: {steps * batch * context}  # one pass over the data",

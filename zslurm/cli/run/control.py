@@ -152,9 +152,7 @@ def exec(
 
 def rm(
     runs: Runs,
-    yes: Annotated[
-        bool, typer.Option("-y", "--yes", help="Do not ask; needed where there is no terminal.")
-    ] = False,
+    yes: Annotated[bool, typer.Option("-y", "--yes", help="Do not ask; needed without a terminal.")] = False,
 ) -> None:
     """Remove runs with their checkpoints, metrics and logs.
 
