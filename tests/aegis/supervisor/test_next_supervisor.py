@@ -81,6 +81,7 @@ class Successor:
         attempt.path.mkdir()
         described = {"attempt": number, "job_id": "7", "restart": 1, "nodes": "node[0-1]"}
         attempt.description.write_text(json.dumps(described))
+        self.write("attempt_started", attempt=number, nodes="node[0-1]", world_size=2)
         ProcessRecord.of(os.getpid()).write(attempt.step_process)
         with socket.create_server(("127.0.0.1", 0)) as closed:
             address = {"port": closed.getsockname()[1], "token": "token"}
@@ -394,8 +395,12 @@ def test_a_requeue_is_recorded_though_slurm_kills_the_job_while_its_list_is_chan
 @pytest.mark.parametrize("mode", ["act", "observe"])
 def test_a_job_that_slurm_requeues_by_itself_did_not_fail(tmp_path: Path, mode: str) -> None:
     recovery = _Recovery(Successor(tmp_path, {"mode": mode}), 8)
-    outcome, nodes = recovery.carry_out(Decision("finish", SLURM_REQUEUES), AttemptOutcome("failed", 137))
+    outcome, nodes = recovery.carry_out(
+        PendingDecision(Decision("finish", SLURM_REQUEUES), AttemptOutcome("failed", 137), 1)
+    )
     assert outcome is not None
     assert (outcome.outcome, outcome.exit_code, nodes) == ("interrupted", Exit.INTERRUPTED, ())
-    stopped, _ = recovery.carry_out(Decision("finish", "the run is complete"), AttemptOutcome("completed", 0))
+    stopped, _ = recovery.carry_out(
+        PendingDecision(Decision("finish", "the run is complete"), AttemptOutcome("completed", 0), 1)
+    )
     assert stopped == AttemptOutcome("completed", 0)

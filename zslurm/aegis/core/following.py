@@ -92,10 +92,17 @@ class AttemptOver:
 
 @dataclass(frozen=True)
 class DecisionFound:
-    """An earlier supervisor has decided what follows an attempt, and has perhaps not done it."""
+    """An earlier supervisor has decided what follows an attempt, and has perhaps not done it.
+
+    Attributes:
+        decision: what it decided.
+        outcome: how the attempt ended.
+        attempt: its number.
+    """
 
     decision: Decision
     outcome: AttemptOutcome
+    attempt: int
 
 
 @dataclass(frozen=True)
@@ -138,12 +145,14 @@ class RunRead:
         progress: how far it is.
         number: of its newest attempt; 0 if it has none.
         wall: UNIX seconds.
+        is_ended: an earlier supervisor has recorded the end of that attempt, and no decision.
     """
 
     history: History
     progress: ProgressRead
     number: int
     wall: float
+    is_ended: bool = False
 
 
 @dataclass(frozen=True)
@@ -305,7 +314,7 @@ def follow(state: FollowState, event: FollowEvent) -> list[FollowAction]:
             return [ReadRun()]
         case DecisionFound():
             state.outcome = event.outcome
-            return _carry_out(state, event.decision)
+            return [*_exclude(state, event.decision, event.attempt), *_carry_out(state, event.decision)]
         case StopBetween():
             return _stop_between(state, state.failed)
         case NodesOffered():
@@ -412,7 +421,8 @@ def _record(state: FollowState) -> list[FollowAction]:
     summary, actions = _summary(state, state.run), list[FollowAction]()
     if state.attempt is not None:
         state.outcome = state.outcome if state.overdue else _with_root(state.outcome, decision.root)
-        actions.append(Record(AttemptEnded(attempt=summary.attempt, **state.outcome.fields())))
+        if not state.run.is_ended:
+            actions.append(Record(AttemptEnded(attempt=summary.attempt, **state.outcome.fields())))
     decided = Decided(
         attempt=summary.attempt,
         mode=state.settings.mode,
@@ -431,9 +441,12 @@ def _record(state: FollowState) -> list[FollowAction]:
         resources=resources.fields(),
     )
     actions.append(Record(only_known(decided)))
-    if decision.exclude and state.acts:
-        actions.append(Exclude(decision.exclude, decision.reason, summary.attempt))
-    return [*actions, *_carry_out(state, decision)]
+    return [*actions, *_exclude(state, decision, summary.attempt), *_carry_out(state, decision)]
+
+
+def _exclude(state: FollowState, decision: Decision, attempt: int) -> list[FollowAction]:
+    """Return the record of the nodes that a decision excludes: it has until when, and the decision has not."""
+    return [Exclude(decision.exclude, decision.reason, attempt)] if decision.exclude and state.acts else []
 
 
 def _with_root(outcome: AttemptOutcome, root: Fault | None) -> AttemptOutcome:

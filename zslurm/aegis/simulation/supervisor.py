@@ -287,7 +287,7 @@ class Run:
             outcome = AttemptOutcome.of(ended[-1])
             assert outcome is not None
             self.following.stop = self._stop()
-            self._tell_follow(DecisionFound(decision, outcome))
+            self._tell_follow(DecisionFound(decision, outcome, attempt.number))
             return
         self.phase = "watching"
         self._begin(attempt, adopted=True)
@@ -373,7 +373,7 @@ class Run:
                 row = action.event.row
                 self.record(row.pop("event"), **row)
             case Exclude():
-                self._exclude(action.nodes, action.reason)
+                self._exclude(action)
             case GiveUp():
                 self.given_up = action
             case ExamineHang():
@@ -538,7 +538,7 @@ class Run:
                 row = action.event.row
                 self.record(row.pop("event"), **row)
             case Exclude():
-                self._exclude(action.nodes, action.reason)
+                self._exclude(action)
             case ReadRun():
                 return [self._read_run()]
             case FindNodes():
@@ -590,9 +590,11 @@ class Run:
             self.world.guilty.setdefault(name, "its agent did not answer when it was checked")
         return node.died is None and self.world.now >= node.silent_until and not node.ecc
 
-    def _exclude(self, nodes: tuple[str, ...], reason: str) -> None:
+    def _exclude(self, action: Exclude) -> None:
         expires = self.world.wall + self.settings.exclude_for_s
-        self.record("nodes_excluded", nodes=list(nodes), reason=reason, expires=expires)
+        about = {"nodes": list(action.nodes), "reason": action.reason, "attempt": action.attempt}
+        if not any(row["event"] == "nodes_excluded" and about.items() <= row.items() for row in self.rows):
+            self.record("nodes_excluded", **about, expires=expires)
 
     def _requeue(self, action: Requeue) -> None:
         self.excluded = set(action.excluded)

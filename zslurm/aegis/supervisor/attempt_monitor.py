@@ -202,9 +202,10 @@ class AttemptMonitor:
         root = given_up.root
         self.overdue = given_up.overdue
         about = None if root is None else root.fields()
-        self.job.record(
-            only_known(StepKilled(attempt=self._running.attempt.number, reason=given_up.reason, root=about))
-        )
+        if not self.collected.state.killed_before:
+            self.job.record(
+                only_known(StepKilled(attempt=self._running.attempt.number, reason=given_up.reason, root=about))
+            )
         self.collected.dump_stacks()
 
     # --- the end ------------------------------------------------------------------------------------------------

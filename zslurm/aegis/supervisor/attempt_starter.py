@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -83,10 +83,12 @@ class PendingDecision:
     Attributes:
         decision: what to do.
         outcome: how the attempt ended.
+        attempt: its number.
     """
 
     decision: Decision
     outcome: AttemptOutcome
+    attempt: int
 
 
 def why_lost(job: Job, last: AttemptDir, events: Sequence[Event]) -> str:
@@ -178,6 +180,12 @@ class AttemptStarter:
         hosts, world_size = hostlist_in_order(running.nodes), len(running.nodes) * job.spec.ranks_per_node
         job.record(AttemptStarted(attempt=attempt.number, nodes=hosts, world_size=world_size))
         return running
+
+    def _record_start(self, number: int, described: Mapping[str, Any], events: Sequence[Event]) -> None:
+        """Record the start of an attempt whose supervisor died before it could."""
+        if not any(isinstance(event, AttemptStarted) and event.attempt == number for event in events):
+            nodes, size = str(described.get("nodes", "")), int(described.get("world_size", 0))
+            self._job.record(AttemptStarted(attempt=number, nodes=nodes, world_size=size))
 
     def _begin(self, attempt: AttemptDir, nodes: tuple[str, ...], python: Interpreter) -> RunningAttempt:
         """Describe the attempt, and start its step last.
@@ -285,10 +293,11 @@ class AttemptStarter:
         ended = [e for e in events if isinstance(e, AttemptEnded) and e.attempt == last.number]
         if (described := self._of_this_start(last)) is not None:
             decided = [e for e in events if isinstance(e, Decided) and e.attempt == last.number]
-            if (pending := _pending(decided, ended)) is not None:
+            if (pending := _pending(decided, ended, last.number)) is not None:
                 return pending
             process = DetachedProcess.adopt(last.step_process, last.step_exit)
             if process is not None:
+                self._record_start(last.number, described, events)
                 replaced = [e for e in events if isinstance(e, RecoveredInMemory | RanksMoved)]
                 moved = [e for e in replaced if e.attempt == last.number]
                 nodes = moved[-1].nodes if moved and moved[-1].nodes else described.get("nodes", "")
@@ -339,11 +348,13 @@ class AttemptStarter:
         return described if ours else None
 
 
-def _pending(decided: Sequence[Decided], ended: Sequence[AttemptEnded]) -> PendingDecision | None:
+def _pending(decided: Sequence[Decided], ended: Sequence[AttemptEnded], attempt: int) -> PendingDecision | None:
     """Return the last decision after an attempt, with how the attempt ended; None if one is not known."""
     decisions = [made for event in decided if (made := Decision.of(event.row)) is not None]
     outcomes = [given for event in ended if (given := AttemptOutcome.of(event.row)) is not None]
-    return PendingDecision(decisions[-1], outcomes[-1]) if decisions and outcomes else None
+    if not (decisions and outcomes):
+        return None
+    return PendingDecision(decisions[-1], outcomes[-1], attempt)
 
 
 def free_from_dead_job(checkpoints: Path, job_id: str, client: SlurmClient) -> Holder | None:

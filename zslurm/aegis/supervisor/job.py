@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -15,7 +15,7 @@ from zslurm.config.load import load_spec
 from zslurm.config.spec import RunSpec
 from zslurm.core.errors import ConfigError, SlurmUnavailable, ZslurmError
 from zslurm.run.events import NodesExcluded, Preempted
-from zslurm.run.events.event import Event, only_known
+from zslurm.run.events.event import Event, only_known, select
 from zslurm.run.exclusions import active_exclusions
 from zslurm.run.presence import Presence
 from zslurm.run.run_dir import RunDir
@@ -175,8 +175,14 @@ class Job:
         """Return the nodes that the run must not use now."""
         return set(active_exclusions(self.history().exclusions, time.time()))
 
-    def exclude(self, nodes: Iterable[str], reason: str, attempt: int | None = None) -> None:
-        """Record that the run does not use some nodes from now on, until `aegis.exclude_for_s` is over."""
+    def exclude(self, nodes: Collection[str], reason: str, attempt: int | None = None) -> None:
+        """Record that the run does not use some nodes from now on, until `aegis.exclude_for_s` is over.
+
+        What an earlier supervisor has recorded of the same attempt is not recorded again.
+        """
+        known = select(read_jsonl(self.run.events), NodesExcluded) if attempt is not None else ()
+        if any((e.attempt, e.reason, e.nodes) == (attempt, reason, compress(nodes)) for e in known):
+            return
         expires = time.time() + self.spec.aegis.exclude_for_s
         event = NodesExcluded(nodes=compress(nodes), reason=reason, expires=expires, attempt=attempt)
         self.record(only_known(event))

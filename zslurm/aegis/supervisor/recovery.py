@@ -41,6 +41,7 @@ from zslurm.aegis.core.messages import Exclude, LookForPreemption, ProgressRead,
 from zslurm.aegis.core.policy.outcome import AttemptOutcome
 from zslurm.aegis.notify.recorder import Recorder
 from zslurm.aegis.supervisor.agents.agents import Agents
+from zslurm.aegis.supervisor.attempt_starter import PendingDecision
 from zslurm.aegis.supervisor.gpu_test import try_gpu
 from zslurm.aegis.supervisor.job import Job
 from zslurm.aegis.supervisor.node_pool import Nodes
@@ -49,7 +50,7 @@ from zslurm.aegis.supervisor.spare_checks import CHECK_S, unfit_spares
 from zslurm.aegis.supervisor.work_left import committed_step, work_left
 from zslurm.aegis.types import Decision, Resources
 from zslurm.core.errors import ZslurmError
-from zslurm.run.events import AttemptStarted, ExclusionFailed, GpuTested, Requeued
+from zslurm.run.events import AttemptEnded, AttemptStarted, Decided, ExclusionFailed, GpuTested, Requeued
 from zslurm.run.events.event import select
 from zslurm.run.metrics.tail import last_step_at
 from zslurm.slurm.hostlist import compress, expand
@@ -90,11 +91,9 @@ class Recovery:
         """
         return self._tell(AttemptOver(attempt, outcome, overdue))
 
-    def carry_out(
-        self, decision: Decision, outcome: AttemptOutcome
-    ) -> tuple[AttemptOutcome | None, tuple[str, ...]]:
+    def carry_out(self, found: PendingDecision) -> tuple[AttemptOutcome | None, tuple[str, ...]]:
         """Do what an earlier supervisor has decided after an attempt; returns what `after` does."""
-        return self._tell(DecisionFound(decision, outcome))
+        return self._tell(DecisionFound(found.decision, found.outcome, found.attempt))
 
     def asked_between(self) -> AttemptOutcome:
         """Return how the run ends in this job if it is asked to stop while no ranks run."""
@@ -164,7 +163,9 @@ class Recovery:
         job, attempts = self.job, self.job.run.attempt_dirs()
         number = attempts[-1].number if attempts else 0
         progress = ProgressRead(committed_step(job.run, job.spec), last_step_at(job.run.metrics, number))
-        return RunRead(job.history(), progress, number, time.time())
+        ends = select(read_jsonl(job.run.events), AttemptEnded)
+        is_ended = any(event.attempt == number for event in ends)
+        return RunRead(job.history(), progress, number, time.time(), is_ended)
 
     def _find_nodes(self, action: FindNodes) -> Resources:
         job, work = self.job, None
@@ -193,7 +194,7 @@ class Recovery:
             ZslurmError: Slurm refused.
         """
         self.recorder.flush()
-        recorded = False
+        recorded = self._is_requeue_recorded(action.decision)
 
         def record(nodes: str) -> None:
             nonlocal recorded
@@ -210,6 +211,15 @@ class Recovery:
         record(done.excluded)
         if done.problem:
             self.job.record(ExclusionFailed(nodes=compress(action.excluded), reason=done.problem))
+
+    def _is_requeue_recorded(self, decision: Decision) -> bool:
+        """Return whether an earlier supervisor has recorded the requeue for the newest decision."""
+        events = list(select(read_jsonl(self.job.run.events), Decided, Requeued))
+        return (
+            len(events) > 1
+            and isinstance(events[-2], Decided)
+            and (isinstance(events[-1], Requeued) and events[-1].reason == events[-2].reason == decision.reason)
+        )
 
     def _is_narrowed(self) -> bool:
         """Return whether the job may use only some nodes of its partition; how many is not known here."""

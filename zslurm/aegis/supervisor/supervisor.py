@@ -158,7 +158,7 @@ class Supervisor:
         self.job.record(only_known(started))
         outcome: AttemptOutcome | None = None
         if isinstance(found, PendingDecision):
-            outcome, nodes = self.recovery.carry_out(found.decision, found.outcome)
+            outcome, nodes = self.recovery.carry_out(found)
         while outcome is None:
             if running is None:
                 if self.job.stop.asked:
