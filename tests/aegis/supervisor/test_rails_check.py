@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import signal
+import time
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -199,6 +201,31 @@ def test_where_the_site_hides_its_nodes_the_faulty_one_is_excluded(
     assert (outcome is not None and outcome.exit_code) == Exit.INTERRUPTED
     assert calls.made == ["requeue 7", "update JobId=7 ExcNodeList=node0"]
     assert [event["event"] for event in events] == ["rails_incomplete", "nodes_excluded", "requeued"]
+
+
+@pytest.mark.parametrize(
+    ("requeued", "code", "made"),
+    [
+        (False, Exit.INTERRUPTED, ["requeue 7", "update JobId=7 ExcNodeList=node0"]),
+        (True, Exit.STOPPED, []),
+    ],
+    ids=["before the requeue", "after it"],
+)
+def test_a_supervisor_that_died_while_it_excluded_a_node_is_continued(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, requeued: bool, code: Exit, made: list[str]
+) -> None:
+    """Only a node that is in the job again after the requeue was excluded in vain."""
+    answers(tmp_path, monkeypatch, down=[6])
+    calls = Calls(tmp_path, job_id="7", hides_nodes=True)
+    monkeypatch.setitem(JOB, "PATH", str(calls.directory))
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
+    (tmp_path / "run").mkdir()
+    rows = [{"event": "nodes_excluded", "nodes": "node0", "reason": "ionic_6", "expires": time.time() + 60}]
+    rows += [{"event": "requeued", "excluded": "", "reason": "ionic_6"}] if requeued else []
+    told = [json.dumps({"time": time.time() - 1, "job_id": "7", **row}) + "\n" for row in rows]
+    (tmp_path / "run" / "events.jsonl").write_text("".join(told))
+    outcome, _ = check(tmp_path, "exclude")
+    assert (outcome is not None and outcome.exit_code, calls.made) == (code, made)
 
 
 def test_exclusion_ends_however_many_nodes_are_bad() -> None:

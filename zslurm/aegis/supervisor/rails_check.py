@@ -164,14 +164,16 @@ def _decide(job: Job, found: RailReadings) -> RailDecision:
         return RailDecision("refuse", reason, tuple(found.incomplete))
     partition = environ.get("SLURM_JOB_PARTITION", "")
     usable = None if shown is None else usable_nodes(shown, partition) - already
-    of_job = [event for event in select(read_jsonl(job.run.events), NodesExcluded) if event.job_id == job.job_id]
+    of_job = [e for e in select(read_jsonl(job.run.events), NodesExcluded, Requeued) if e.job_id == job.job_id]
+    # The supervisor may have died before it requeued the job without the nodes that it excluded last.
+    requeued = max((at for at, event in enumerate(of_job) if isinstance(event, Requeued)), default=0)
     return decide(
         "exclude",
         found.incomplete,
         needed=needed,
         usable=usable,
         demanded=expand(job.spec.slurm.nodelist or ""),
-        excluded_before=already.union(active_exclusions(exclusions_in(of_job), time.time())),
+        excluded_before=already.union(active_exclusions(exclusions_in(of_job[:requeued]), time.time())),
     )
 
 
