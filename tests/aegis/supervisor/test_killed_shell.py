@@ -6,6 +6,7 @@ the agents are made up.
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 from collections import Counter
@@ -238,3 +239,15 @@ def test_whenever_the_supervisor_is_killed_nothing_is_lost_and_nothing_done_twic
         assert site.excluded == whole.excluded, f"killed {name}"
         assert site.calls.read_text().split() == ["attempt-1", "attempt-2"], f"killed {name}"
         assert (site.slurm.done, site.slurm.excluded) == (["requeue"], "node[1-2]"), f"killed {name}"
+
+
+def test_damaged_events_are_named_and_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    site = Site(tmp_path, monkeypatch)
+    before = {"time": 1.0, "event": "nodes_excluded", "job_id": "6", "nodes": "node0", "expires": 2.0}
+    site.run.events.write_text(f'{json.dumps(before)}\n{{"time": 3.0, "event": 7}}\n\n{{"time": 4.0, "ev')
+    assert site.supervise() == Exit.INTERRUPTED
+    named = f"{site.run.events}: 2 damaged lines are left out: what they record is missing (line 2, 4)"
+    assert named in caplog.messages
+    assert site.counts["requeued"] == 1

@@ -12,6 +12,7 @@ What follows an attempt is decided and done in recovery.py.
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import signal
 import socket
@@ -30,6 +31,7 @@ from zslurm.aegis.supervisor.fault_collector import FaultCollector
 from zslurm.aegis.supervisor.job import TIME_IS_UP, Job
 from zslurm.aegis.supervisor.node_pool import Nodes
 from zslurm.aegis.supervisor.recovery import Recovery
+from zslurm.checkpoint_tools.quantities import counted
 from zslurm.config.load import load_spec
 from zslurm.core import log
 from zslurm.core.errors import ConfigError, Exit, RunDirLost, ZslurmError
@@ -48,9 +50,12 @@ from zslurm.run.events import (
 from zslurm.run.events.event import only_known
 from zslurm.run.metrics.tail import newest_rows
 from zslurm.run.run_dir import RunDir
+from zslurm.train.jsonl import parse_line
 
 # Signals that ask the run to save and stop: Slurm's warning before the time limit, and its termination.
 STOP_SIGNALS = (*TIME_IS_UP, signal.SIGTERM, signal.SIGINT)
+_LOG = logging.getLogger(__name__)
+_SHOWN_LINES = 10
 _AGAIN_S = 5.0
 """Between two looks whether ranks can be started now, or the disk takes a file."""
 _FULL_S = 60.0
@@ -71,6 +76,16 @@ def _patiently(write: Callable[[], None]) -> None:
             if time.monotonic() > deadline:
                 raise ZslurmError(f"{error.filename or 'the run directory'}: {error.strerror}") from error
         time.sleep(_AGAIN_S)
+
+
+def _name_damaged_lines(events: Path) -> None:
+    """Name the lines of the run's events that cannot be understood: the supervisor continues without them."""
+    with contextlib.suppress(OSError), events.open("rb") as file:
+        damaged = [number for number, line in enumerate(file, 1) if line.strip() and parse_line(line) is None]
+        if damaged:
+            shown = ", ".join(map(str, damaged[:_SHOWN_LINES])) + (", ..." if len(damaged) > _SHOWN_LINES else "")
+            lines = counted(len(damaged), "damaged line is", "damaged lines are")
+            _LOG.warning("%s: %s left out: what they record is missing (line %s)", events, lines, shown)
 
 
 class Supervisor:
@@ -99,6 +114,7 @@ class Supervisor:
         _patiently(lambda: me.write(job.run.supervisor))
         with self.recorder:
             self.recorder.open(job.spec, job.job_id, job.environ)
+            _name_damaged_lines(job.run.events)
             if (reason := why_not_needed(job.run, job.environ)) is not None:
                 job.record(SuccessorEnded(reason=reason))
                 return self._end(Exit.DONE)
