@@ -20,18 +20,20 @@ def main() -> int:
     parser.add_argument("--seed", type=int, help="play this schedule")
     parser.add_argument("--runs", type=int, default=1000, help="play so many schedules (default: 1000)")
     parser.add_argument("--first", type=int, default=0, help="the first of their seeds (default: 0)")
-    parser.add_argument("--nodes", type=int, default=8, help="nodes of a partition at most (default: 8)")
+    parser.add_argument("--nodes", type=int, default=8, help="nodes of a job at most (default: 8)")
+    parser.add_argument("--fewest-nodes", type=int, default=1, help="nodes of the ranks at least (default: 1)")
     parser.add_argument("--processes", type=int, default=1, help="processes that play them (default: 1)")
     given = parser.parse_args()
+    sizes = {"fewest_nodes": given.fewest_nodes, "most_nodes": given.nodes}
     if given.seed is not None:
-        return show(given.seed, drawn(given.seed, most_nodes=given.nodes))
+        return show(given.seed, drawn(given.seed, **sizes))
     began, ends, bad = time.perf_counter(), Counter[str](), Counter[str]()
     seeds = range(given.first, given.first + given.runs)
-    for seed, end, violation in play_all(seeds, given.nodes, given.processes):
+    for seed, end, violation in play_all(seeds, given.processes, **sizes):
         ends[end] += 1
         if violation is not None:
             if not bad[violation]:
-                show(seed, drawn(seed, most_nodes=given.nodes))
+                show(seed, drawn(seed, **sizes))
             bad[violation] += 1
     seconds = time.perf_counter() - began
     print(f"{given.runs} schedules in {seconds:.0f} s, {given.runs / seconds:.1f} a second: {dict(ends)}")

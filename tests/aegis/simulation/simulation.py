@@ -85,10 +85,14 @@ class Played:
     story: list[str] = field(default_factory=list)
 
 
-def drawn(seed: int, *, most_nodes: int = 8) -> Schedule:
-    """Return a schedule: a few things that happen, many of them at nearly the same time."""
+def drawn(seed: int, *, fewest_nodes: int = 1, most_nodes: int = 8) -> Schedule:
+    """Return a schedule: a few things that happen, many of them at nearly the same time.
+
+    Its ranks are on `fewest_nodes` to `most_nodes` - 2 nodes; up to two spares are besides.
+    """
     dice = random.Random(seed)
-    needed, spares = dice.randint(1, max(1, most_nodes - 2)), dice.choice([0, 0, 1, 2])
+    needed = dice.randint(fewest_nodes, max(fewest_nodes, most_nodes - 2))
+    spares = dice.choice([0, 0, 1, 2])
     partition = needed + spares + dice.choice([0, 1, 2])
     kinds: tuple[What, ...] = get_args(What)
     moments = [dice.randint(1, 90) for _ in range(dice.randint(1, 3))]
@@ -143,9 +147,11 @@ def play(schedule: Schedule, *, tell: bool = False, every_second: bool = False) 
     return played
 
 
-def play_all(seeds: range, most_nodes: int, processes: int) -> Iterator[tuple[int, str, str | None]]:
+def play_all(
+    seeds: range, processes: int, *, fewest_nodes: int = 1, most_nodes: int = 8
+) -> Iterator[tuple[int, str, str | None]]:
     """Play schedules; yield the seed of each, how its run ended, and the invariant that it violates, if any."""
-    play_one = partial(_end_of, most_nodes=most_nodes)
+    play_one = partial(_end_of, fewest_nodes=fewest_nodes, most_nodes=most_nodes)
     if processes <= 1:
         yield from map(play_one, seeds)
         return
@@ -153,8 +159,8 @@ def play_all(seeds: range, most_nodes: int, processes: int) -> Iterator[tuple[in
         yield from pool.imap(play_one, seeds, chunksize=50)
 
 
-def _end_of(seed: int, most_nodes: int) -> tuple[int, str, str | None]:
-    played = play(drawn(seed, most_nodes=most_nodes))
+def _end_of(seed: int, fewest_nodes: int, most_nodes: int) -> tuple[int, str, str | None]:
+    played = play(drawn(seed, fewest_nodes=fewest_nodes, most_nodes=most_nodes))
     violation = None if played.violation is None else played.violation.name
     return seed, played.run.outcome or f"waits: {played.run.phase}", violation
 
