@@ -37,6 +37,8 @@ _ON_SLURM = {
 
 _TOGETHER = {
     "tests/foreign/": "slurm-3",
+    # With ranks from the server with torch that belongs to the user of this Slurm.
+    "tests/faults/test_in_memory.py": "slurm-1",
     # They share a Slurm and the run to which nothing happens.
     "tests/faults/test_faults.py": "faults",
     "tests/faults/test_pairs.py": "faults",

@@ -16,14 +16,17 @@ from tests.faults.nodes import FaultNodes
 from tests.faults.table import Table
 from tests.on_slurm.cluster.slurm_cluster import SlurmCluster
 from tests.on_slurm.cluster.user import User
-from tests.train.ranks import train_on
+from tests.train.ranks import train_from_server
 
 
 @pytest.fixture
-def site(slurm_cluster: SlurmCluster) -> Iterator[tuple[User, FaultNodes]]:
-    """A user with a profile, and healthy nodes; jobs end and nodes come back afterwards."""
+def site(slurm_cluster: SlurmCluster, samples: bool) -> Iterator[tuple[User, FaultNodes]]:
+    """A user with a profile, and healthy nodes; jobs end and nodes come back afterwards.
+
+    Faults stop and look at the very processes of a run, which are forked only for the samples: they stop none.
+    """
     directory, trees = slurm_cluster.user_dir("faults-test"), slurm_cluster.user_dir("faults-nodes")
-    user = User(slurm_cluster, directory, forks=False)  # faults stop and look at the very processes of a run
+    user = User(slurm_cluster, directory, forks=samples)
     user.zslurm("init", "--yes")
     try:
         yield user, FaultNodes(slurm_cluster, trees)
@@ -78,7 +81,7 @@ class UndisturbedRanks:
             (self._place / "tokens.h5").write_bytes((run.user.directory / "tokens.h5").read_bytes())
             settings["data"]["path"] = str(self._place / "tokens.h5")
             (place / "config.json").write_text(json.dumps(settings))
-            ended = train_on(place, ranks[0] * ranks[1], local_size=ranks[1])
+            ended = train_from_server(place, ranks[0] * ranks[1], local_size=ranks[1])
             assert ended.returncode == 0, ended.stdout + ended.stderr
             self._curves[ranks] = curve(place)
         return self._curves[ranks]
@@ -94,9 +97,15 @@ class UndisturbedRanks:
 
 
 @pytest.fixture(scope="session")
-def trainer(pytestconfig: pytest.Config) -> Trainer:
-    """The real trainer for the matrix; a stand-in for the samples of it that `make test` runs."""
-    return "stand-in" if "not faults" in pytestconfig.getoption("markexpr") else "real"
+def samples(pytestconfig: pytest.Config) -> bool:
+    """Whether only the samples of the matrix run, as in `make test`."""
+    return "not faults" in pytestconfig.getoption("markexpr")
+
+
+@pytest.fixture(scope="session")
+def trainer(samples: bool) -> Trainer:
+    """The real trainer for the matrix; a stand-in for its samples."""
+    return "stand-in" if samples else "real"
 
 
 @pytest.fixture(scope="session")

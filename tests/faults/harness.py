@@ -109,6 +109,7 @@ class FaultRun:
             steps=self.steps,
             nodes=nodes,
             trainer=self.trainer,
+            forked_ranks=self.user.forks,
             slurm=settings,
             cluster=mine["cluster"] | {"env": env},
             # The GPUs of the profile are not there: ranks compute on the CPU, so that is what a test tests.

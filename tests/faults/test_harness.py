@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import importlib
 import json
-import os
 import runpy
 import subprocess
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +26,7 @@ from tests.faults.pair_table import markdown as pair_markdown
 from tests.faults.pairs import PAIRS, Expected, Pair
 from tests.faults.parts import PARTS, InMemory
 from tests.faults.table import Entry, MemoryEntry, Table, markdown, memory_markdown
-from tests.train.ranks import train_on
+from tests.train.ranks import train_from_server
 from tests.train.runs import clean_environment, make_corpus, make_run
 from zslurm.hardware import amd_smi
 from zslurm.train.jsonl import read_jsonl
@@ -41,29 +39,17 @@ DIVERGES = 6
 
 def train(run: Path, *faults: dict[str, Any]) -> subprocess.CompletedProcess[str]:
     """Train on one rank with a plan of faults."""
-    environment = clean_environment() | {"PYTHONPATH": str(HOOK), "ZSLURM_TEST_FAULTS": str(planned(run, faults))}
+    environment = clean_environment() | planned(run, faults)
     command = [sys.executable, "-m", "zslurm.train", str(run)]
     return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=False)
 
 
-def train_forked(run: Path, *faults: dict[str, Any]) -> subprocess.CompletedProcess[str]:
-    """The same in a process that need not wait for torch."""
-    return train_on(run, 1, partial(hook, planned(run, faults)))
-
-
-def planned(run: Path, faults: Sequence[dict[str, Any]]) -> Path:
+def planned(run: Path, faults: Sequence[dict[str, Any]]) -> dict[str, str]:
+    """Variables of ranks with a plan of faults."""
     place = run / "faults"
     place.mkdir(exist_ok=True)
     (place / "plan.json").write_text(json.dumps({"pace_s": 0, "faults": faults}))
-    return place
-
-
-def hook(place: Path) -> None:
-    """Do to a forked rank, which has the trainer, what the hook does to a fresh one when it imports it."""
-    os.environ["ZSLURM_TEST_FAULTS"] = str(place)
-    sys.orig_argv = [sys.executable, "-m", "zslurm.train", str(place.parent)]
-    importlib.import_module("zslurm.train.setup")
-    runpy.run_path(str(HOOK / "sitecustomize.py"))
+    return {"PYTHONPATH": str(HOOK), "ZSLURM_TEST_FAULTS": str(place)}
 
 
 @pytest.fixture
@@ -77,7 +63,7 @@ def test_faults_happen_once_and_leave_the_curve_alone(run: Path, tmp_path: Path)
         {"what": "nan", "step": 5, "times": DIVERGES},
         {"what": "raise", "step": 2, "rank": 1},
     )
-    first, second, third = (train_forked(run, *plan) for _ in range(3))
+    first, second, third = (train_from_server(run, 1, env=planned(run, plan)) for _ in range(3))
     assert (first.returncode, second.returncode, third.returncode) == (1, 1, 0), third.stderr
     assert "mat1 and mat2 shapes cannot be multiplied" in first.stderr
     assert f"it is the last of {DIVERGES} in a row" in second.stderr
@@ -89,7 +75,7 @@ def test_faults_happen_once_and_leave_the_curve_alone(run: Path, tmp_path: Path)
         "stepped",
     ] * 3
     undisturbed = make_run(tmp_path / "undisturbed", tmp_path / "tokens.h5", steps=12)
-    assert train_on(undisturbed, 1).returncode == 0
+    assert train_from_server(undisturbed, 1).returncode == 0
     assert curve(run) == curve(undisturbed)
 
 

@@ -10,6 +10,7 @@ import time
 
 import pytest
 
+from tests.faults.conftest import samples as samples  # a fixture
 from tests.faults.conftest import site as site  # a fixture
 from tests.faults.harness import FaultRun
 from tests.faults.nodes import FaultNodes

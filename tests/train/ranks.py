@@ -11,7 +11,8 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from unittest.mock import patch
 
 from torch.distributed import TCPStore
 
+from tests.forked import server
 from tests.train.runs import clean_environment
 
 _CONTEXT = multiprocessing.get_context("forkserver")
@@ -77,6 +79,29 @@ def train_on(
 ) -> subprocess.CompletedProcess[str]:
     """Train on so many ranks to the end, all on one node or `local_size` on each."""
     return Ranks(run, ranks, prepare, local_size=local_size).wait()
+
+
+def train_from_server(
+    run: Path, ranks: int, *, local_size: int | None = None, env: Mapping[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
+    """`train_on` with ranks of the server that all processes of the tests share (tests/forked).
+
+    A process of tests that trains once need not start a server of its own, and modules of a test may be on the
+    PYTHONPATH of `env`.
+    """
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+
+    def train(rank: int) -> subprocess.CompletedProcess[str]:
+        variables = _torchruns_variables(rank, ranks, local_size or ranks, store.port)
+        environment = clean_environment() | variables | dict(env or {})
+        return server(torch=True).run(
+            [str(run)], module="zslurm.train", env=environment, cwd=run, timeout=_TIMEOUT_S
+        )
+
+    with ThreadPoolExecutor(ranks) as pool:
+        done = list(pool.map(train, range(ranks)))
+    out, err = ("".join(parts) for parts in zip(*((each.stdout, each.stderr) for each in done), strict=True))
+    return subprocess.CompletedProcess([], max(each.returncode for each in done), out, err)
 
 
 def _torchruns_variables(rank: int, ranks: int, local_size: int, port: int) -> dict[str, str]:

@@ -46,7 +46,7 @@ class User:
             forks: fork what a run starts from a process that has its imports behind it (tests/forked), but for
                 ranks with modules of a test on their PYTHONPATH.
         """
-        self.cluster, self.directory, self._forks = cluster, directory, forks
+        self.cluster, self.directory, self.forks = cluster, directory, forks
         make_corpus(directory / "tokens.h5")
 
     def write_run(
@@ -57,19 +57,25 @@ class User:
         nodes: int = 2,
         ranks_per_node: int = 1,
         trainer: Literal["stand-in", "real"] = "stand-in",
+        forked_ranks: bool | None = None,
         **sections: Any,
     ) -> Path:
-        """A run file; JSON is YAML. Its ranks are stand-ins (tests/stand_in) unless `trainer` is "real"."""
+        """A run file; JSON is YAML. Its ranks are stand-ins (tests/stand_in) unless `trainer` is "real".
+
+        They are forked if `forked_ranks`, by default unless modules of a test are on their PYTHONPATH.
+        """
         cluster = dict(sections.get("cluster", {}))
         env = cluster.get("env", {})
-        modules, forked_ranks = list(forked.OTHERS), "PYTHONPATH" not in env
+        modules = list(forked.OTHERS)
+        if forked_ranks is None:
+            forked_ranks = "PYTHONPATH" not in env
         torch = forked_ranks and trainer == "real"
         if forked_ranks:
-            modules += forked.RANKS if torch else forked.STAND_INS
+            modules += (*forked.RANKS, *forked.BESIDE_RANKS) if torch else forked.STAND_INS
         if trainer == "stand-in":
             in_ranks = self.cluster.installation().sources / "tests" / "stand_in" / stand_in.IN_RANKS.name
             env = stand_in.environment(env, in_ranks)
-        if self._forks:
+        if self.forks:
             env = self.cluster.forking(modules, env, torch=torch, customized=forked_ranks)
         sections["cluster"] = cluster | {"env": env}
         config = {
