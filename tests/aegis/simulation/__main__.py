@@ -11,7 +11,8 @@ import sys
 import time
 from collections import Counter
 
-from tests.aegis.simulation.simulation import Played, Schedule, drawn, play, play_all, shortest, violates
+from tests.aegis.simulation.schedules import Schedule, drawn, shortest
+from tests.aegis.simulation.simulation import Played, play, play_all, violates
 
 
 def main() -> int:
@@ -55,9 +56,9 @@ def show(seed: int, schedule: Schedule) -> int:
 
 
 def _print(seed: int, schedule: Schedule, played: Played) -> None:
-    print(f"seed {seed}: {schedule.needed} nodes, {schedule.spares} spares, {schedule.partition} in the partition")
-    for happening in schedule.happenings:
-        print(f"  {happening}")
+    size = f"{schedule.needed} nodes, {schedule.spares} spares, {schedule.partition} in the partition"
+    print(f"seed {seed}: {size}{', recovery in memory' if schedule.in_memory else ''}")
+    print(schedule)
     print("\n".join(played.story))
     if played.violation is not None:
         print(f"VIOLATED at {played.violation.at} s: {played.violation.name}: {played.violation.what}")

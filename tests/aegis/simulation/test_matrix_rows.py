@@ -13,7 +13,8 @@ from typing import Any
 
 import pytest
 
-from tests.aegis.simulation.simulation import Schedule, play
+from tests.aegis.simulation.schedules import Schedule
+from tests.aegis.simulation.simulation import play
 from tests.checkout import ROOT
 from zslurm.aegis.simulation.supervisor import Run
 from zslurm.aegis.simulation.world import Happening, What

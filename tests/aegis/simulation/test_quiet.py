@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from tests.aegis.simulation.simulation import SETTINGS, Schedule, drawn, play
+from tests.aegis.simulation.schedules import SETTINGS, Schedule, drawn
+from tests.aegis.simulation.simulation import play
 from zslurm.aegis.simulation.quiet import pass_quietly
 from zslurm.aegis.simulation.supervisor import Run
 from zslurm.aegis.simulation.world import Happening, World

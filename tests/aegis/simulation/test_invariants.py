@@ -1,0 +1,146 @@
+"""Each invariant can fail: with a defect in the core, or in its shell, random schedules find a violation of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from tests.aegis.simulation.invariants import INVARIANTS
+from tests.aegis.simulation.schedules import Schedule, drawn
+from tests.aegis.simulation.simulation import play
+from zslurm.aegis.core import following, hanging, memory, step
+from zslurm.aegis.core.attempt import AttemptState
+from zslurm.aegis.core.detection import dead_nodes
+from zslurm.aegis.core.messages import GiveUp, Resumed, Tick
+from zslurm.aegis.core.policy import policy
+from zslurm.aegis.core.policy.hanging import Hanging
+from zslurm.aegis.core.policy.in_memory import InMemory
+from zslurm.aegis.simulation.supervisor import Run
+from zslurm.aegis.simulation.world import Happening
+from zslurm.aegis.types import Decision, Resources
+
+MOST_SCHEDULES = 400
+"""Drawn schedules in which a defect must show itself."""
+
+Plant = Callable[[pytest.MonkeyPatch], None]
+
+
+def excludes_a_node_more(patch: pytest.MonkeyPatch) -> None:
+    decide = following.decide
+
+    def decide_more(summary: Any, history: Any, resources: Resources, settings: Any) -> Decision:
+        decision = decide(summary, history, resources, settings)
+        return replace(decision, exclude=resources.in_use[-1:]) if decision.action == "requeue" else decision
+
+    patch.setattr(following, "decide", decide_more)
+
+
+def excludes_without_limit(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(policy, "most_excluded", lambda *_: 1000)
+
+
+def forgets_what_an_earlier_supervisor_recorded(patch: pytest.MonkeyPatch) -> None:
+    def resume_nothing(state: AttemptState, event: Resumed) -> list[Any]:
+        return []
+
+    patch.setattr(step, "_resume", resume_nothing)
+
+
+def takes_silence_for_death(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(dead_nodes.DeadNodes, "_why_dead", lambda *_, **__: "its agent misses heartbeats")
+    patch.setattr(dead_nodes.DeadNodes, "_continues_without", lambda *_: False)
+
+
+def ends_attempts_after_20_steps(patch: pytest.MonkeyPatch) -> None:
+    why_give_up = step._why_give_up
+
+    def give_up(state: AttemptState, event: Tick) -> GiveUp | None:
+        return GiveUp("enough") if state.detector.step == 20 else why_give_up(state, event)
+
+    patch.setattr(step, "_why_give_up", give_up)
+
+
+def restarts_bugs_for_ever(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(policy._Case, "hopeless", lambda _: None)
+    patch.setattr(policy._Case, "over_a_limit", lambda _: None)
+
+
+def kills_every_rank_that_waits(patch: pytest.MonkeyPatch) -> None:
+    def all_ranks(_: Any) -> Hanging:
+        return Hanging(frozenset({0, 1}))
+
+    patch.setattr(hanging, "who_hangs", all_ranks)
+
+
+def requeues_before_the_ranks_have_ended(patch: pytest.MonkeyPatch) -> None:
+    def follow_at_once(run: Run) -> None:
+        assert run.world.attempt is not None
+        run._collect(over=True)
+        run._follow(run.world.attempt)
+
+    patch.setattr(Run, "_clear", follow_at_once)
+
+
+def never_recovers_in_memory(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(memory, "plan_in_memory", lambda *_, **__: InMemory(reason="not today"))
+
+
+def forgets_to_decide(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(following, "_decide", lambda *_: [])
+
+
+def counts_no_answer_as_no_node(patch: pytest.MonkeyPatch) -> None:
+    def elsewhere(run: Run, excluded: Any) -> int:
+        return len(set(run.world.usable_in_partition(set(excluded)))) if run.world.slurm_answers else 0
+
+    patch.setattr(Run, "_elsewhere", elsewhere)
+
+
+def requeues_without_a_record(patch: pytest.MonkeyPatch) -> None:
+    record = Run.record
+
+    def record_others(run: Run, kind: str, /, **fields: Any) -> None:
+        if kind != "requeued":
+            record(run, kind, **fields)
+
+    patch.setattr(Run, "record", record_others)
+
+
+def hurt(nodes: int) -> Schedule:
+    """GPUs of so many nodes lose data, one after the other."""
+    happenings = tuple(Happening(15 + 20 * number, "ecc_error", number) for number in range(nodes))
+    return Schedule(2, nodes, 2 + 2 * nodes, happenings)
+
+
+DEFECTS: dict[str, tuple[Plant, Sequence[Schedule]]] = {
+    "a healthy node is never excluded": (excludes_a_node_more, ()),
+    "at most the allowed number of nodes is excluded": (excludes_without_limit, (hurt(6),)),
+    "nothing is recorded twice": (forgets_what_an_earlier_supervisor_recorded, ()),
+    "a living node is never called dead": (takes_silence_for_death, ()),
+    "a healthy attempt is not ended": (ends_attempts_after_20_steps, ()),
+    "a bug stops the run within its limit of restarts": (restarts_bugs_for_ever, ()),
+    "a healthy rank is not killed alone": (kills_every_rank_that_waits, ()),
+    "no attempt runs that is requeued": (requeues_before_the_ranks_have_ended, ()),
+    "what is recoverable in memory costs no restart": (never_recovers_in_memory, ()),
+    "every run ends": (forgets_to_decide, ()),
+    "nothing is decided by an unknown answer": (counts_no_answer_as_no_node, ()),
+    "a run waits only for what its events say": (requeues_without_a_record, ()),
+}
+"""Each invariant by its name, with a defect that violates it, and what is played beside drawn schedules."""
+
+
+def test_every_invariant_has_a_defect() -> None:
+    assert len(DEFECTS) == len(INVARIANTS) + 1  # that every run ends is checked by `play`
+
+
+@pytest.mark.parametrize("name", DEFECTS)
+def test_a_planted_defect_violates_its_invariant(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    plant, first = DEFECTS[name]
+    assert all(play(schedule).violation is None for schedule in first)
+    plant(monkeypatch)
+    schedules = (*first, *map(drawn, range(MOST_SCHEDULES)))
+    violations = (play(schedule).violation for schedule in schedules)
+    assert any(violation is not None and violation.name == name for violation in violations)
