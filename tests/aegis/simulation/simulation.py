@@ -106,7 +106,7 @@ def _told(run: Run, known: int, shown: str) -> Iterator[str]:
         yield f"{now:5d} s  [{run.phase}] {why}".rstrip()
     for row in run.rows[known:]:
         fields = {
-            name: compress(value) if name in ("nodes", "excluded") else value
+            name: compress(value) if isinstance(value, list) and name in ("nodes", "excluded") else value
             for name, value in row.items()
             if name not in _NOT_TOLD and value is not None
         }
@@ -154,7 +154,15 @@ def _state_of_aegis(run: Run) -> str:
     known += [f"lost ranks: {', '.join(map(str, sorted(state.lost)))}"] if state.lost else []
     known += [f"dead nodes: {', '.join(sorted(state.dead_nodes))}"] if state.dead_nodes else []
     if (memory := state.memory) is not None:
-        phase = "regroups" if memory.active else "given up" if memory.given_up else "ready"
+        phase = (
+            "regroups"
+            if memory.active
+            else "given up"
+            if memory.given_up
+            else "ready"
+            if memory.announced
+            else "not ready"
+        )
         known.append(f"recovery in memory {phase}, generation {memory.number}")
     known += ["asked to stop"] if state.stop.asked else []
     return "; ".join([f"watches attempt {state.number}", *known])

@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 
+from tests.aegis.simulation.__main__ import show
 from tests.aegis.simulation.invariants import INVARIANTS
 from tests.aegis.simulation.schedules import Schedule, drawn
-from tests.aegis.simulation.simulation import play
+from tests.aegis.simulation.simulation import play, violates
 from zslurm.aegis.core import following, hanging, memory, step
 from zslurm.aegis.core.attempt import AttemptState
 from zslurm.aegis.core.detection import dead_nodes
@@ -24,6 +25,8 @@ from zslurm.aegis.types import Decision, Resources
 
 MOST_SCHEDULES = 400
 """Drawn schedules in which a defect must show itself."""
+
+LIVING = "a living node is never called dead"
 
 Plant = Callable[[pytest.MonkeyPatch], None]
 
@@ -119,7 +122,7 @@ DEFECTS: dict[str, tuple[Plant, Sequence[Schedule]]] = {
     "a healthy node is never excluded": (excludes_a_node_more, ()),
     "at most the allowed number of nodes is excluded": (excludes_without_limit, (hurt(6),)),
     "nothing is recorded twice": (forgets_what_an_earlier_supervisor_recorded, ()),
-    "a living node is never called dead": (takes_silence_for_death, ()),
+    LIVING: (takes_silence_for_death, ()),
     "a healthy attempt is not ended": (ends_attempts_after_20_steps, ()),
     "a bug stops the run within its limit of restarts": (restarts_bugs_for_ever, ()),
     "a healthy rank is not killed alone": (kills_every_rank_that_waits, ()),
@@ -144,3 +147,17 @@ def test_a_planted_defect_violates_its_invariant(name: str, monkeypatch: pytest.
     schedules = (*first, *map(drawn, range(MOST_SCHEDULES)))
     violations = (play(schedule).violation for schedule in schedules)
     assert any(violation is not None and violation.name == name for violation in violations)
+
+
+def test_a_violation_prints_its_seed_the_shortest_schedule_and_the_state_at_each_step(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    takes_silence_for_death(monkeypatch)
+    seed = next(seed for seed in range(MOST_SCHEDULES) if play(drawn(seed)).violation is not None)
+    assert show(seed, drawn(seed)) == 1
+    first, schedule, *story = capsys.readouterr().out.splitlines()
+    assert first.startswith(f"seed {seed}: ")
+    assert violates(eval(schedule, {"Schedule": Schedule, "Happening": Happening}), LIVING)
+    assert sum("world: attempt 1" in line for line in story) == sum("Aegis: watches" in line for line in story) > 0
+    assert any("recovery_ready: attempt 1, nodes node[" in line for line in story)
+    assert story[-1].startswith("VIOLATED at ") and LIVING in story[-1]
