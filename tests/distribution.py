@@ -36,7 +36,6 @@ _ON_SLURM = {
 """Groups of files on a Slurm; those with accounting belong together. slurm-1 has all others."""
 
 _TOGETHER = {
-    "tests/foreign/": "slurm-3",
     # With ranks from the server with torch that belongs to the user of this Slurm.
     "tests/faults/test_in_memory.py": "slurm-1",
     # They share a Slurm and the run to which nothing happens.

@@ -1,6 +1,6 @@
 """Real trainers of others on a real Slurm: killed, hanging, out of memory, their node lost.
 
-`make test` runs one of them, `make faults` and `make soak` all. What must become of a run is what the fault matrix
+`make faults` and `make soak` run them. What must become of a run is what the fault matrix
 (tests/faults) says of runs of zslurm's own trainer.
 """
 
@@ -19,7 +19,7 @@ from tests.on_slurm.cluster.slurm_cluster import SlurmCluster
 from tests.on_slurm.cluster.user import User, at_work
 from zslurm.slurm.hostlist import expand
 
-pytestmark = [pytest.mark.slurm, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.slurm, pytest.mark.faults, pytest.mark.timeout(900)]
 
 STEPS, AT = 40, 25
 DEADLINE_S = 420.0
@@ -45,7 +45,6 @@ PROGRAMS = {
     "lightning": Foreign("lightning_fit.py", "step=*.ckpt", needs="lightning"),
     "torchrun": Foreign("plain_ddp.py", "step-*.pt", torchrun=True),
 }
-SAMPLE = ("ddp", "kill")
 ENDS = {
     "kill": ("completed", {"rank_killed"}),
     "hang": ("completed", {"rank_hang"}),
@@ -89,14 +88,8 @@ def submit(user: User, name: str, program: Foreign, fault: str) -> None:
     user.zslurm("submit", path)
 
 
-def cases() -> Iterator[Any]:
-    for program in PROGRAMS:
-        for fault in ENDS:
-            mark = () if (program, fault) == SAMPLE else pytest.mark.faults
-            yield pytest.param(program, fault, id=f"{program}-{fault}", marks=mark)
-
-
-@pytest.mark.parametrize(("name", "fault"), list(cases()))
+@pytest.mark.parametrize("fault", ENDS)
+@pytest.mark.parametrize("name", PROGRAMS)
 def test_a_foreign_trainer_ends_as_the_matrix_says(name: str, fault: str, user: User) -> None:
     program = PROGRAMS[name]
     if importlib.util.find_spec(program.needs) is None:

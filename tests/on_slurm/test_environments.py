@@ -69,17 +69,6 @@ def test_ranks_start_inside_are_requeued_and_continue(outside: User) -> None:
     user.zslurm("cancel", "inside", "--wait")
 
 
-def test_a_container_that_cannot_work_is_named_with_its_nodes_before_any_rank_starts(outside: User) -> None:
-    user = outside
-    _, cluster = container(user, image=str(user.directory / "nonesuch.sif"))
-    user.zslurm("submit", user.write_run("missing", cluster=cluster))
-    state = user.wait_for_state("missing", "failed", "completed")
-    assert (state["state"], state["exit_code"]) == ("failed", 5)
-    assert "does not start: FATAL:   could not open image" in state["cause"]["message"]
-    assert f"(on {state['nodes']})" in state["cause"]["message"]
-    assert not (user.directory / "runs" / "missing" / "attempts" / "000001").exists()
-
-
 def small_environment(user: User) -> Path:
     """A virtual environment of the user's that finds everything else where the installation has it."""
     installation = user.cluster.installation()
@@ -110,8 +99,9 @@ def test_the_environment_is_staged_once_per_node_and_goes_with_the_job(user: Use
     assert len(list((user.directory / "runs" / "staged").glob("env-*.tar"))) == 1
 
 
-def test_a_requeue_runs_the_code_that_was_submitted(user: User) -> None:
-    """The job's shell and ranks look into the copy; what changes in the checkout meanwhile does not reach them."""
+def test_a_requeue_runs_the_code_that_was_submitted(outside: User) -> None:
+    """The job's shell looks into the copy; what changes in the checkout meanwhile does not reach it."""
+    user = outside
     project = user.directory / "project"
     user.cluster.run(["git", "init", "-q", project])
     tool = project / "version.sh"
