@@ -180,8 +180,8 @@ def _cut(value: Any) -> Any:
     if isinstance(value, str):
         return value[:_LONGEST_TEXT]
     if isinstance(value, dict):
-        return {name: _cut(each) for name, each in value.items()}
-    return [_cut(each) for each in value] if isinstance(value, list | tuple) else value
+        return {name: _cut(item) for name, item in value.items()}
+    return [_cut(item) for item in value] if isinstance(value, list | tuple) else value
 
 
 class ReportReader:
@@ -198,10 +198,10 @@ class ReportReader:
 
     def read(self, line: bytes) -> Report | None:
         """Return the report that a line completes; text before MARK (a label of srun) is ignored."""
-        whole = self._joiner.take(line.decode("utf-8", errors="replace"))
-        if whole is None:
+        message = self._joiner.take(line.decode("utf-8", errors="replace"))
+        if message is None:
             return None
-        (node, _), text = whole
+        (node, _), text = message
         try:
             return _decoded(_REPORTS, text)
         except Unreadable as error:

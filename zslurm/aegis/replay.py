@@ -127,8 +127,8 @@ def settings_of(config: Path, overrides: Sequence[Override] = (), policy: Path |
     layers = Layers({"aegis": section}, {(): origin}, origin)
     if policy is not None:
         layers.add(yaml12.read(policy), "run file", yaml12.called(policy))
-        for other in (RunSpec.model_fields.keys() | {"extends"}) - {"aegis"}:
-            layers.data.pop(other, None)
+        for unused_section in (RunSpec.model_fields.keys() | {"extends"}) - {"aegis"}:
+            layers.data.pop(unused_section, None)
     for override in overrides:
         if override.path[0] != "aegis":
             raise ConfigError(f"{override.option}: only settings of `aegis` matter here, such as aegis.retries=5")
@@ -155,24 +155,24 @@ class _Attempt:
         self.number, self.started = start.attempt, start.time
         self.nodes = tuple(node_names(start.nodes))
         begin = next(i for i, row in enumerate(rows) if row == start.row)
-        mine = [row for row in rows[begin + 1 :] if row.get("attempt") == self.number]
-        self.ended = next(select(mine, AttemptEnded), None)
+        own_rows = [row for row in rows[begin + 1 :] if row.get("attempt") == self.number]
+        self.ended = next(select(own_rows, AttemptEnded), None)
         ended_as = self.ended.outcome if self.ended is not None else None
         self.outcome = cast(EndedAs, ended_as) if ended_as in get_args(EndedAs) else "failed"
-        self.decision = next(select(mine, Decided), None)
-        self.killed = next(select(mine, StepKilled), None)
-        self.signal = next((event.signal for event in select(mine, StopAsked)), None)
+        self.decision = next(select(own_rows, Decided), None)
+        self.killed = next(select(own_rows, StepKilled), None)
+        self.signal = next((event.signal for event in select(own_rows, StopAsked)), None)
         before = self.decision or self.ended
         self.history = history_of(rows if before is None else rows[: rows.index(before.row)])
-        faults = (fault_of(event) for event in select(mine, FaultDetected))
+        faults = (fault_of(event) for event in select(own_rows, FaultDetected))
         self.faults = tuple(fault for fault in faults if fault is not None)
 
 
 def _again(attempt: _Attempt, needed: int, settings: AegisSection) -> Replayed:
     assert attempt.ended is not None
     attempt_state = _attempt_state(attempt)
-    there = resources_in(attempt.decision.resources if attempt.decision else None)
-    resources = there or _assumed(attempt, needed, settings, attempt_state)
+    recorded = resources_in(attempt.decision.resources if attempt.decision else None)
+    resources = recorded or _assumed(attempt, needed, settings, attempt_state)
     given_up = _given_up(attempt, attempt_state, settings, len(set(resources.nodes) - set(resources.in_use)))
     ended = attempt.ended.time
     early = given_up is not None and attempt.killed is None and ended - given_up.now > _SOONER_S
@@ -186,7 +186,7 @@ def _again(attempt: _Attempt, needed: int, settings: AegisSection) -> Replayed:
         policy=decide(attempt_state, attempt.history, resources, settings),
         gives_up_after=attempt_state.now - attempt.started if early else None,
         goes_on=given_up is None and attempt.killed is not None and attempt.killed.root is not None,
-        assumed=there is None,
+        assumed=recorded is None,
     )
 
 

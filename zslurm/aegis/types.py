@@ -77,7 +77,7 @@ class Fault:
 
     def fields(self) -> dict[str, Any]:
         """As fields of an event; without what is not known."""
-        body = {each.name: getattr(self, each.name) for each in fields(self)}
+        body = {fault_field.name: getattr(self, fault_field.name) for fault_field in fields(self)}
         return {name: value for name, value in body.items() if value is not None and value is not False}
 
     @classmethod
@@ -87,7 +87,7 @@ class Fault:
         Raises:
             TypeError: a field that every fault has is missing.
         """
-        names = {each.name for each in fields(cls)}
+        names = {fault_field.name for fault_field in fields(cls)}
         return cls(**{name: value for name, value in fields_of_event.items() if name in names})
 
 
@@ -272,11 +272,11 @@ class Decision:
     @classmethod
     def of(cls, row: Mapping[str, Any]) -> Decision | None:
         """Back from a row `decision`; None where it is not whole."""
-        known = {each.name for each in fields(cls)}
+        names = {decision_field.name for decision_field in fields(cls)}
         body: dict[str, Any] = {
             name: tuple(value) if isinstance(value, list) else value
             for name, value in row.items()
-            if name in known
+            if name in names
         }
         try:
             root = body.get("root")

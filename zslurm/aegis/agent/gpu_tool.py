@@ -99,16 +99,16 @@ def _why_nothing(output: CommandResult | None) -> str:
 
 def parse_throttling(metric: str) -> dict[int, tuple[str, ...]]:
     """Return what slows each GPU down, by `amd-smi metric`; without GPUs if that is unknown."""
-    found = {}
+    by_gpu = {}
     for row in amd_smi.gpu_rows(metric):
         throttle, power = row.get("throttle"), row.get("power")
         states = {name: throttle.get(name) for name in _VIOLATIONS} if isinstance(throttle, dict) else {}
         old = power.get("throttle_status") if isinstance(power, dict) else None
         if any(state in ("ACTIVE", "NOT ACTIVE") for state in states.values()):
-            found[row["gpu"]] = tuple(_VIOLATIONS[name] for name, state in states.items() if state == "ACTIVE")
+            by_gpu[row["gpu"]] = tuple(_VIOLATIONS[name] for name, state in states.items() if state == "ACTIVE")
         elif old in ("THROTTLED", "UNTHROTTLED"):
-            found[row["gpu"]] = ("throttled",) if old == "THROTTLED" else ()
-    return found
+            by_gpu[row["gpu"]] = ("throttled",) if old == "THROTTLED" else ()
+    return by_gpu
 
 
 class GpuTool:
@@ -139,16 +139,16 @@ class GpuTool:
     def _ask(self, needed: bool) -> None:
         began = time.monotonic()
         if self._nvidia:
-            found = nvidia_smi.read(self._sources.run, self._sources.limits.canary_s)
-            answer = ToolAnswer(found.health, found.why)
+            readings = nvidia_smi.read(self._sources.run, self._sources.limits.canary_s)
+            answer = ToolAnswer(readings.health, readings.why)
         else:
             answer = ask_amd_smi(self._sources, self._context.settings.amd_smi_timeout_s)
         took, period = time.monotonic() - began, self._context.settings.period_s
         self._failures = 0 if answer.health else self._failures + 1
-        rest = max(period, (_REST if needed else _LONG_REST) * took)
+        pause_s = max(period, (_REST if needed else _LONG_REST) * took)
         if self._failures:
-            rest = max(rest, period * min(_LONGEST, _AFTER_FAILURE * 2 ** (self._failures - 1)))
-        self._ask_at = time.monotonic() + rest
+            pause_s = max(pause_s, period * min(_LONGEST, _AFTER_FAILURE * 2 ** (self._failures - 1)))
+        self._ask_at = time.monotonic() + pause_s
         self._news = answer
 
 

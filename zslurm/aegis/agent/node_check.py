@@ -38,12 +38,12 @@ class Health:
 def check_node(context: NodeContext) -> Health:
     """Examine this node. Each check has the doctor's limit of time, cluster.doctor.check_s."""
     sources = ToolSources.of(context, task=NodeTask(cluster=context.cluster, directory=str(context.run.path)))
-    own = [_check("memory", Host(context)), _check("checkpoints", Disk(context), context.run.checkpoints)]
-    outcomes = run_checks([*node_checks(DOCTOR_CHECKS), *own], sources)
+    own_checks = [_check("memory", Host(context)), _check("checkpoints", Disk(context), context.run.checkpoints)]
+    outcomes = run_checks([*node_checks(DOCTOR_CHECKS), *own_checks], sources)
 
     def reasons(*statuses: Status) -> tuple[str, ...]:
-        found = [(name, outcome) for name, outcome in outcomes.items() if outcome is not None]
-        return tuple(f"{name}: {outcome.reason}" for name, outcome in found if outcome.status in statuses)
+        reported = [(name, outcome) for name, outcome in outcomes.items() if outcome is not None]
+        return tuple(f"{name}: {outcome.reason}" for name, outcome in reported if outcome.status in statuses)
 
     return Health(problems=reasons(Status.FAIL), notes=reasons(Status.WARN, Status.UNAVAILABLE))
 

@@ -41,10 +41,10 @@ def end_rank(context: NodeContext, attempt: AttemptDir, rank: int) -> Ended:
     Raises:
         OSError: the ranks' records cannot be read.
     """
-    found = [record for record in records(attempt.progress(context.environ)) if record.rank == rank]
-    if not found or found[-1].attempt != attempt.number:
+    own_records = [record for record in records(attempt.progress(context.environ)) if record.rank == rank]
+    if not own_records or own_records[-1].attempt != attempt.number:
         return Ended(0, f"rank {rank} has no record on {context.node}")
-    pid = found[-1].pid
+    pid = own_records[-1].pid
     if not carries_mark(pid, attempt, context.environ):
         return Ended(pid, f"process {pid} of rank {rank} is gone")
     if _state(pid) == psutil.STATUS_DISK_SLEEP:

@@ -102,24 +102,24 @@ def clean_up(
     seen: dict[tuple[int, int], Member] = {}
     while True:
         seen |= {(member.pid, member.started): member for member in members(context, attempt)}
-        left = [now for member in seen.values() if (now := _again(member)) is not None]
-        if not kill or not left or time.monotonic() > deadline:
+        remaining = [now for member in seen.values() if (now := _again(member)) is not None]
+        if not kill or not remaining or time.monotonic() > deadline:
             break
-        for member in left:
+        for member in remaining:
             with contextlib.suppress(OSError):  # gone, or may not be killed: the next look shows it
                 os.kill(member.pid, signal.SIGKILL)
         time.sleep(_LOOK_S)
     used = gpu_memory(context.root)
-    while kill and not left and _is_held(context, used) and time.monotonic() < deadline:
+    while kill and not remaining and _is_held(context, used) and time.monotonic() < deadline:
         time.sleep(_LOOK_S)
         used = gpu_memory(context.root)
     progress = attempt.progress(context.environ)
-    if kill and not left:  # by its record alone a thread is found whose process is a zombie
+    if kill and not remaining:  # by its record alone a thread is found whose process is a zombie
         shutil.rmtree(progress, ignore_errors=True)
-    stayed = {(member.pid, member.started) for member in left}
+    stayed = {(member.pid, member.started) for member in remaining}
     return CleanupResult(
         killed=tuple(member for key, member in seen.items() if kill and key not in stayed),
-        left=tuple(left),
+        left=tuple(remaining),
         seconds=time.monotonic() - began,
         gpu_used=tuple(used.values()),
         gpu_released=None if not used else not _is_held(context, used),
@@ -131,21 +131,21 @@ def members(context: NodeContext, attempt: AttemptDir) -> list[Member]:
     """Return the processes of an attempt on this node that are not gone."""
     pids = [int(name) for name in names(PROC) if name.isdecimal()]
     everything = {pid: member for pid in pids if (member := read_member(pid)) is not None}
-    mine = {pid for pid in everything if carries_mark(pid, attempt, context.environ)}
+    own_pids = {pid for pid in everything if carries_mark(pid, attempt, context.environ)}
     # Of some ranks only threads are left: the leader is a zombie and has no environment any more.
     with contextlib.suppress(OSError):
         recorded = {record.pid for record in records(attempt.progress(context.environ))}
-        mine |= {pid for pid in recorded if pid in everything and everything[pid].state in _DEAD}
+        own_pids |= {pid for pid in recorded if pid in everything and everything[pid].state in _DEAD}
     children: dict[int, list[int]] = {}
     for member in everything.values():
         children.setdefault(member.parent, []).append(member.pid)
-    unseen = list(mine)
+    unseen = list(own_pids)
     while unseen:
-        below = [pid for pid in children.get(unseen.pop(), []) if pid not in mine]
-        mine |= set(below)
+        below = [pid for pid in children.get(unseen.pop(), []) if pid not in own_pids]
+        own_pids |= set(below)
         unseen += below
-    mine -= _ourselves(everything)
-    return [everything[pid] for pid in sorted(mine) if not everything[pid].is_gone]
+    own_pids -= _ourselves(everything)
+    return [everything[pid] for pid in sorted(own_pids) if not everything[pid].is_gone]
 
 
 def carries_mark(pid: int, attempt: AttemptDir, environ: Mapping[str, str]) -> bool:
@@ -157,8 +157,8 @@ def carries_mark(pid: int, attempt: AttemptDir, environ: Mapping[str, str]) -> b
     if os.fsencode(f"{ATTEMPT_VARIABLE}={attempt_mark(attempt)}") not in variables:
         return False
     nodes = [variable for variable in variables if variable.startswith(b"SLURMD_NODENAME=")]
-    mine = environ.get("SLURMD_NODENAME")
-    return not nodes or mine is None or os.fsencode(f"SLURMD_NODENAME={mine}") in nodes
+    own_node = environ.get("SLURMD_NODENAME")
+    return not nodes or own_node is None or os.fsencode(f"SLURMD_NODENAME={own_node}") in nodes
 
 
 def read_member(pid: int) -> Member | None:
@@ -186,11 +186,11 @@ def _is_held(context: NodeContext, used: Mapping[str, int]) -> bool:
 
 def _ourselves(everything: Mapping[int, Member]) -> set[int]:
     """Return this process and those that it descends from."""
-    found, pid = set(), os.getpid()
-    while pid in everything and pid not in found:
-        found.add(pid)
+    ancestors, pid = set(), os.getpid()
+    while pid in everything and pid not in ancestors:
+        ancestors.add(pid)
         pid = everything[pid].parent
-    return found
+    return ancestors
 
 
 def _again(member: Member) -> Member | None:

@@ -34,14 +34,14 @@ class RankProcesses:
 
     def _task_of(self, pid: int) -> tuple[Member, ...]:
         """Return a living process of the attempt and its ancestors in the attempt; nothing if it is none."""
-        found: list[Member] = []
+        members_of_task: list[Member] = []
         while pid > 1 and carries_mark(pid, self.attempt, self._environ):
             member = read_member(pid)
             if member is None or member.is_gone:
                 break
-            found.append(member)
+            members_of_task.append(member)
             pid = member.parent
-        return tuple(found)
+        return tuple(members_of_task)
 
 
 def _has_ended(member: Member) -> bool:

@@ -124,8 +124,10 @@ def answer_of(text: str, pids: Collection[int]) -> RasAnswer:
     communicators = body.get("communicators") if isinstance(body, dict) else None
     if not isinstance(communicators, list) or not communicators:
         return RasAnswer()
-    whole = max((c for c in communicators if isinstance(c, dict)), key=lambda c: int(c.get("size", 0)), default={})
-    ranks, missing = whole.get("ranks", []), whole.get("missing_ranks", [])
+    largest = max(
+        (c for c in communicators if isinstance(c, dict)), key=lambda c: int(c.get("size", 0)), default={}
+    )
+    ranks, missing = largest.get("ranks", []), largest.get("missing_ranks", [])
     if pids and not {row.get("pid") for row in (*ranks, *missing)}.intersection(pids):
         return RasAnswer()  # the port is another job's
     lines, behind = [], set()
@@ -156,12 +158,12 @@ def _lagging(ranks: Collection[Mapping[str, Any]]) -> Iterator[tuple[int, str]]:
 
 def _complaints(text: str) -> list[str]:
     """Return the lines of the sections Errors and Warnings of an answer for people."""
-    found: list[str] = []
+    complaints: list[str] = []
     inside = False
     for line in text.splitlines():
         word = line.strip()
         if word in ("Errors", "Warnings"):
             inside = True
         elif inside and word and set(word) != {"="}:
-            found.append(word)
-    return found
+            complaints.append(word)
+    return complaints

@@ -140,8 +140,8 @@ def all_sensors() -> dict[str, Make]:
     """Return every sensor by name: each module of `sensors/` with a function `make`; its name is the sensor's."""
     from zslurm.aegis.agent import sensors
 
-    found = {
+    modules = {
         module.name: importlib.import_module(f"{sensors.__name__}.{module.name}")
         for module in pkgutil.iter_modules(sensors.__path__)
     }
-    return {name: module.make for name, module in sorted(found.items()) if hasattr(module, "make")}
+    return {name: module.make for name, module in sorted(modules.items()) if hasattr(module, "make")}

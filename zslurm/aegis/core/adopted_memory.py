@@ -121,7 +121,7 @@ def found_memory(report: Mapping[str, Any], first: Sequence[str], events: Sequen
     at = [node_of(member) for member in members]
     faults = [event for event in events if isinstance(event, FaultDetected)]
     died = {event.node for event in faults if event.kind == NODE_DEAD and event.node}
-    left = {event.off for event in moves}
+    nodes_left = {event.off for event in moves}
     number = 0 if newest is None else newest.number
     after = max((event.time for event in (*recoveries, *moves)), default=0.0)
     hung = [event for event in events if isinstance(event, HangingRanksEnded) and event.time >= after]
@@ -131,13 +131,13 @@ def found_memory(report: Mapping[str, Any], first: Sequence[str], events: Sequen
         members,
         number,
         step=recoveries[-1].step if recoveries else -1,
-        left=frozenset(left),
+        left=frozenset(nodes_left),
         ended=frozenset(rank for event in hung for rank in event.ranks),
         died=frozenset(died),
         given_up=any(isinstance(event, RecoveryFailed) for event in events),
         pending=pending,
         outcome=report.get("outcome") if pending is not None else None,
-        move=None if moving is None else _move(moving, at, left, asked),
+        move=None if moving is None else _move(moving, at, nodes_left, asked),
         in_vain=int(report.get("unmoved") or 0) == number + 1,
     )
 

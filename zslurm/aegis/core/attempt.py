@@ -232,9 +232,9 @@ class MemoryState:
     def take_warm(self, members: Collection[str]) -> None:
         """Note that these processes are ranks now, or gone."""
         self.waiting = {
-            node: rest
+            node: unused
             for node, waiting in self.waiting.items()
-            if (rest := [member for member in waiting if member not in members])
+            if (unused := [member for member in waiting if member not in members])
         }
 
     def end_start(self, member: str) -> None:
@@ -400,7 +400,7 @@ class AttemptState:
         for gone, left_out in self.changes:
             if rank in gone:
                 return None
-            rank -= sum(other < rank for other in gone) if left_out else 0
+            rank -= sum(gone_rank < rank for gone_rank in gone) if left_out else 0
         return rank
 
     def of_ranks(self, failure: TaskFailure) -> TaskFailure | None:
@@ -414,4 +414,6 @@ class AttemptState:
 
     def without_reports_of(self, ranks: Collection[int]) -> list[TaskFailure]:
         """Return the bad ends without those that only agents reported of these ranks."""
-        return [known for known in self.failures if known.what != GONE or not set(known.ranks) & set(ranks)]
+        return [
+            reduced for reduced in self.failures if reduced.what != GONE or not set(reduced.ranks) & set(ranks)
+        ]

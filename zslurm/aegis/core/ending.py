@@ -41,9 +41,9 @@ def outcome_of(
     exited = {cause.rank for cause in early}
     # An agent sees that a process is gone, and not how: a rank that exited with 0 was not killed.
     failures = [
-        known
-        for known in state.failures
-        if known.what != GONE or not (None in exited or exited & set(known.ranks))
+        reduced
+        for reduced in state.failures
+        if reduced.what != GONE or not (None in exited or exited & set(reduced.ranks))
     ]
     outcome = attempt_outcome(
         code, rank_ends, failures, dead, step_log[-_TAIL:], killed_because, early=early, asked=state.asked

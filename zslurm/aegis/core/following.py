@@ -394,7 +394,7 @@ def _take_test(state: FollowState, event: GpuTestEnded) -> list[FollowAction]:
         return [recorded, *_check(state)]
     line = f"{tested.device or f'GPU {tested.gpu}'}: {tested.reason or 'it computes wrongly'}"
     failed = Fault.of_kind(GPU_TEST_FAILED, event.wall, "gpu_test", line, node=tested.node, gpu=tested.gpu)
-    noted = [each for each in note(state.attempt, [failed]) if isinstance(each, Record)]
+    noted = [action for action in note(state.attempt, [failed]) if isinstance(action, Record)]
     return [recorded, *noted, ReadRun()]
 
 

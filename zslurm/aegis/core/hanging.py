@@ -94,6 +94,6 @@ def _witnesses(state: AttemptState) -> Witnesses:
     return Witnesses(
         progress=frozenset(fault.rank for fault in by_progress if fault.rank is not None),
         unnamed=any(fault.rank is None for fault in by_progress),
-        recorded={rank: found.how for found in state.hang.culprits for rank in found.ranks},
+        recorded={rank: culprits.how for culprits in state.hang.culprits for rank in culprits.ranks},
         behind=state.hang.behind,
     )

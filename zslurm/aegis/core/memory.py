@@ -189,7 +189,7 @@ def _consider(state: AttemptState, now: float) -> list[CoreAction]:
         regrouping.plan_again = True
     elif plan.waits:
         regrouping.awaits_warm = True
-        actions += [each for node, count in plan.start.items() for each in _start_warm(memory, (node,), count)]
+        actions += [action for node, count in plan.start.items() for action in _start_warm(memory, (node,), count)]
     elif plan.possible:
         actions += _publish(state, regrouping, plan, now)
     else:
@@ -343,9 +343,9 @@ def _publish(state: AttemptState, regrouping: Regrouping, plan: InMemory, now: f
         ranks=list(lost),
         members=None if plan.former else [plan.members[rank] for rank in lost],
     )
-    left = memory.left | _leaving(memory, memory.number)
+    nodes_left = memory.left | _leaving(memory, memory.number)
     generation = Generation(
-        memory.number, plan.members, () if plan.former else lost, recovery_s, left=tuple(sorted(left)),
+        memory.number, plan.members, () if plan.former else lost, recovery_s, left=tuple(sorted(nodes_left)),
         former=plan.former, former_size=len(memory.members) if plan.former else 0,
     )  # fmt: skip
     return [Record(started), Regroup(generation)]
@@ -410,7 +410,7 @@ def take_recovery(state: AttemptState, event: Recovered) -> None:
     state.changes.append((frozenset(gone), event.left_out))
     if event.left_out:
         state.lost, state.left_in_order = (
-            {rank - sum(other < rank for other in gone) for rank in ranks}
+            {rank - sum(gone_rank < rank for gone_rank in gone) for rank in ranks}
             for ranks in (state.lost, state.left_in_order)
         )
     state.overcome_nodes |= event.dead

@@ -35,14 +35,16 @@ def take_request(state: AttemptState, event: MoveRequested) -> None:
 
 def drains(state: AttemptState, event: DrainsRead) -> list[Fault]:
     """Return faults for nodes of ranks that Slurm drains since the last answer, and for those that it does not."""
-    found, known = [], state.moves.drained
+    faults, drained = [], state.moves.drained
     for node in sorted(set(state.rank_nodes)):
-        if (is_drained := node in event.nodes) != (node in known):
+        if (is_drained := node in event.nodes) != (node in drained):
             why = f": {event.nodes[node]}" if event.nodes.get(node) else ""
             line = f"Slurm drains {node}{why}" if is_drained else f"Slurm drains {node} no more"
-            found.append(Fault.of_kind(NODE_DRAINED, event.wall, "slurm", line, node=node, cleared=not is_drained))
+            faults.append(
+                Fault.of_kind(NODE_DRAINED, event.wall, "slurm", line, node=node, cleared=not is_drained)
+            )
     state.moves.drained = set(event.nodes)
-    return found
+    return faults
 
 
 def tend_moves(state: AttemptState, now: float) -> list[CoreAction]:
@@ -78,10 +80,10 @@ def _take_faults(state: AttemptState, now: float) -> None:
     moves = state.moves
     moves.signs += [fault for fault in state.faults if fault.kind in KINDS and fault not in moves.signs]
     for leave in nodes_to_leave(moves.signs, set(state.rank_nodes)):
-        known = (leave.node, leave.reason)
-        if known not in moves.known and leave.node not in moves.nodes:
-            moves.known.add(known)
-            moves.wishes.append(MoveWish(*known, request=None, since=now))
+        wish = (leave.node, leave.reason)
+        if wish not in moves.known and leave.node not in moves.nodes:
+            moves.known.add(wish)
+            moves.wishes.append(MoveWish(*wish, request=None, since=now))
 
 
 def _begin(state: AttemptState, memory: MemoryState, wish: MoveWish, now: float) -> list[CoreAction]:

@@ -67,11 +67,11 @@ def without_overcome(attempt_state: AttemptSummary, settings: AegisSection) -> l
         lasts = end is None and _stays(fault)
         return not fault.cleared and (lasts or not _overcome(fault, end, attempt_state, settings))
 
-    left = {fault for fault in attempt_state.faults if is_open(fault)}
-    left |= {end for fault in left if (end := taken_back(fault, ends)) is not None}
-    networks = {fault.node for fault in left if fault.rule.of_network}
-    left |= {fault for fault in attempt_state.faults if fault.kind == AGENT_LOST and fault.node in networks}
-    return [fault for fault in attempt_state.faults if fault in left]
+    open_faults = {fault for fault in attempt_state.faults if is_open(fault)}
+    open_faults |= {end for fault in open_faults if (end := taken_back(fault, ends)) is not None}
+    networks = {fault.node for fault in open_faults if fault.rule.of_network}
+    open_faults |= {fault for fault in attempt_state.faults if fault.kind == AGENT_LOST and fault.node in networks}
+    return [fault for fault in attempt_state.faults if fault in open_faults]
 
 
 def ends_of(faults: Sequence[Fault]) -> list[Fault]:
@@ -101,8 +101,8 @@ def _may_be_root(
 
 def _is_outdated(fault: Fault, attempt_state: AttemptSummary) -> bool:
     """Return whether nobody can tell that a network is up again, since its node's agent is silent."""
-    lost = (other for other in attempt_state.faults if other.kind == AGENT_LOST and other.node == fault.node)
-    return fault.rule.of_network and any(other.time > fault.time for other in lost)
+    lost = (loss for loss in attempt_state.faults if loss.kind == AGENT_LOST and loss.node == fault.node)
+    return fault.rule.of_network and any(loss.time > fault.time for loss in lost)
 
 
 def _stays(fault: Fault) -> bool:
@@ -116,7 +116,11 @@ def taken_back(fault: Fault, ends: Sequence[Fault]) -> Fault | None:
     def over(end: Fault) -> bool:
         same = end.kind == fault.kind or (end.rule.of_network and fault.rule.of_network)
         places = ((end.node, fault.node), (end.nic, fault.nic), (end.gpu, fault.gpu), (end.rank, fault.rank))
-        agree = all(one == other for one, other in places if one is not None and other is not None)
+        agree = all(
+            place_of_fault == place_of_end
+            for place_of_fault, place_of_end in places
+            if place_of_fault is not None and place_of_end is not None
+        )
         return same and agree
 
     later = range(bisect_left(ends, fault.time, key=lambda end: end.time), len(ends))

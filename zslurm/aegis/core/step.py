@@ -188,9 +188,9 @@ def _take_warm_end(state: AttemptState, event: WarmEnded) -> list[CoreAction]:
 def note(state: AttemptState, faults: Iterable[Fault]) -> list[CoreAction]:
     """Remember and record faults; what no node's sensor can read is recorded once, and not for every node."""
     actions: list[CoreAction] = []
-    for each in faults:
-        by_launcher = each.source == "srun" and not state.on_slurm
-        fault = replace(each, source="launcher") if by_launcher else each
+    for observed in faults:
+        by_launcher = observed.source == "srun" and not state.on_slurm
+        fault = replace(observed, source="launcher") if by_launcher else observed
         state.faults.append(fault)
         if fault.kind == SENSOR_UNAVAILABLE:
             if (fault.line, fault.cleared) in state.reported:
@@ -276,8 +276,8 @@ def _take_lookups(state: AttemptState, event: LookupsFailed) -> list[CoreAction]
     """Take tries to resolve a name that last too long, once for a node."""
     failed, node = event.failed, event.node
     lasted = failed.last - failed.first
-    known = any(fault.kind == NET_CONFIG and fault.node == node for fault in state.faults)
-    if known or lasted < state.settings.tolerate_s:
+    is_known = any(fault.kind == NET_CONFIG and fault.node == node for fault in state.faults)
+    if is_known or lasted < state.settings.tolerate_s:
         return []
     line = f"torch has tried for {lasted:.0f} s to resolve the name {failed.name}: {failed.reason}"
     return note(state, [Fault.of_kind(NET_CONFIG, failed.first, "log", line, scope="node", node=node)])
@@ -289,7 +289,7 @@ def _detect(state: AttemptState, event: Tick) -> list[CoreAction]:
     if not state.has_agents:
         new = [node for node in failed if node not in state.dead_nodes]
         return note(state, [Fault.of_kind(NODE_DEAD, event.wall, "srun", failed[n], node=n) for n in new])
-    found = state.detector.check(
+    faults = state.detector.check(
         event.now,
         event.wall,
         dead=failed,
@@ -299,7 +299,7 @@ def _detect(state: AttemptState, event: Tick) -> list[CoreAction]:
     )
     # Nothing hangs that is over, and ranks that regroup wait for each other.
     waits = event.over or (state.memory is not None and state.memory.active)
-    actions = note(state, (fault for fault in found if not (waits and fault.kind == RANK_HANG)))
+    actions = note(state, (fault for fault in faults if not (waits and fault.kind == RANK_HANG)))
     if state.on_slurm:
         asked = state.nodes_heard.begin_questions(event.now, state.nodes)
         actions += (AskAbout(name, neighbours) for name, neighbours in asked.items())
@@ -380,12 +380,16 @@ def _resume(state: AttemptState, event: Resumed) -> list[CoreAction]:
         state.killed_before |= isinstance(recorded, StepKilled)
     state.detector.restore(state.faults)
     of_srun = event.in_log[: state.ends_taken]
-    state.failures = [known for failure in of_srun if (known := state.of_ranks(failure)) is not None]
+    state.failures = [reduced for failure in of_srun if (reduced := state.of_ranks(failure)) is not None]
 
     def is_orderly_stop(failure: TaskFailure) -> bool:
         return stopped_in_order(failure, event.ends, asked=state.asked)
 
-    unexplained = [ReadLastWords(each) for each in state.failures[-1:] if not (explained or is_orderly_stop(each))]
+    unexplained = [
+        ReadLastWords(task_failure)
+        for task_failure in state.failures[-1:]
+        if not (explained or is_orderly_stop(task_failure))
+    ]
     reported = {rank for failure in state.failures for rank in failure.ranks}
     state.failures += [failure for failure in by_agents if not reported & set(failure.ranks)]
     if by_agent is not None and not reported & set(by_agent.ranks):

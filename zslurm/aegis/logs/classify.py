@@ -92,8 +92,8 @@ def classify(logs: Iterable[tuple[str, Iterable[bytes]]]) -> Diagnosis:
         left_out += more
     lines = sorted(_without_idle_ends(read), key=lambda line: (line.when is None, line.when or 0.0))
     faults = [as_fault(line.finding, "log", time=float) for line in lines]
-    found, certain = root_of_log(faults)
-    root = next((line for line, fault in zip(lines, faults, strict=True) if fault is found), None)
+    root_fault, certain = root_of_log(faults)
+    root = next((line for line, fault in zip(lines, faults, strict=True) if fault is root_fault), None)
     if root is None:
         return Diagnosis(tuple(lines), None, False, Suspect(), "", left_out)
     suspect = _suspect(root, lines)

@@ -132,20 +132,20 @@ _STAMP = re.compile(
 
 def without_labels(text: str) -> str:
     """A line without the labels of who wrote it, its indentation kept."""
-    found = _LABELS.match(text)
-    return text[found.end() :] if found else text
+    label = _LABELS.match(text)
+    return text[label.end() :] if label else text
 
 
 def body_of(text: str) -> str:
     """Return the message of the writer alone, without labels, progress bar and stamps in front of them."""
     while True:
-        rest = _FRAMES.sub("", without_labels(text.lstrip() if text[:1].isspace() else text), count=1)
-        if "%|" in rest:
-            rest = _BAR.sub("", rest, count=1)
-        rest = _message_of(_STAMP.sub("", rest, count=1))
-        if rest == text:
+        remainder = _FRAMES.sub("", without_labels(text.lstrip() if text[:1].isspace() else text), count=1)
+        if "%|" in remainder:
+            remainder = _BAR.sub("", remainder, count=1)
+        remainder = _message_of(_STAMP.sub("", remainder, count=1))
+        if remainder == text:
             return text
-        text = rest
+        text = remainder
 
 
 _KEYED = re.compile(
@@ -159,8 +159,12 @@ def _message_of(text: str) -> str:
     """The message alone of a line that is a JSON object or logfmt, as containers and journald write."""
     if text[:1] != "{" and "msg=" not in text:
         return text
-    found = _KEYED.match(text)
-    return _ESCAPES.sub(lambda escape: escape[1] or " ", found[1] or found[2] or "").rstrip() if found else text
+    match_of_key = _KEYED.match(text)
+    return (
+        _ESCAPES.sub(lambda escape: escape[1] or " ", match_of_key[1] or match_of_key[2] or "").rstrip()
+        if match_of_key
+        else text
+    )
 
 
 _ISO = re.compile(r"(\d{4}-\d\d-\d\d)[T ](\d\d:\d\d:\d\d)(?:[.,](\d{1,6})\d*)?(Z|[+-]\d\d:?\d\d)?")
@@ -179,16 +183,16 @@ def time_of(text: str, about: float | None = None) -> float | None:
     seconds; default: now). The seconds since boot of dmesg are no time.
     """
     head = text[:_TIME_WITHIN]
-    if found := _ISO.search(head):
-        zone = (found[4] or "").replace("Z", "+00:00")
-        return _stamp(f"{found[1]}T{found[2]}.{(found[3] or '0'):0<6}{zone}")
-    if (found := _GLOG.search(head)) and 1 <= int(found[1]) <= 12:
-        month, day, *clock = (int(found[n]) for n in range(1, 6))
-        return _of_the_year(month, day, clock, found[6] or "0", about)
-    if (found := _SYSLOG.search(head)) and found[1] in _MONTHS:
-        month, day, clock = _MONTHS[found[1]], int(found[2]), [int(found[n]) for n in (3, 4, 5)]
-        if found[6]:
-            return _stamp(f"{found[6]}-{month:02}-{day:02}T{clock[0]:02}:{clock[1]:02}:{clock[2]:02}")
+    if match := _ISO.search(head):
+        zone = (match[4] or "").replace("Z", "+00:00")
+        return _stamp(f"{match[1]}T{match[2]}.{(match[3] or '0'):0<6}{zone}")
+    if (match := _GLOG.search(head)) and 1 <= int(match[1]) <= 12:
+        month, day, *clock = (int(match[n]) for n in range(1, 6))
+        return _of_the_year(month, day, clock, match[6] or "0", about)
+    if (match := _SYSLOG.search(head)) and match[1] in _MONTHS:
+        month, day, clock = _MONTHS[match[1]], int(match[2]), [int(match[n]) for n in (3, 4, 5)]
+        if match[6]:
+            return _stamp(f"{match[6]}-{month:02}-{day:02}T{clock[0]:02}:{clock[1]:02}:{clock[2]:02}")
         return _of_the_year(month, day, clock, "0", about)
     return None
 

@@ -110,8 +110,8 @@ def location_of(text: str, kind: FaultKind, scope: Scope) -> Location:
 
 def _first(patterns: Sequence[re.Pattern[str]], text: str) -> str | None:
     for pattern in patterns:
-        if found := pattern.search(text):
-            name = found.lastgroup
-            value = found[name or 1]
+        if match := pattern.search(text):
+            name = match.lastgroup
+            value = match[name or 1]
             return f"kfd:{value}" if name == "kfd" else value
     return None

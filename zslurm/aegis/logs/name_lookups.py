@@ -43,23 +43,23 @@ class FailedLookups(NamedTuple):
 
 def failed_lookups(lines: Sequence[bytes]) -> FailedLookups | None:
     """Return the tries with which a log ends; None if it ends with anything else, or without stamps."""
-    found: re.Match[str] | None = None
+    first_failure: re.Match[str] | None = None
     times: list[float] = []
     for line in reversed(lines):
         text = clean(line)
         if _RESOLVED in text:
             break
         if (failed := _FAILED.search(text)) is not None:
-            if found is not None and failed["name"] != found["name"]:
+            if first_failure is not None and failed["name"] != first_failure["name"]:
                 break
-            found = found or failed
+            first_failure = first_failure or failed
             if (when := time_of(text)) is not None:
                 times.append(when)
         elif _OF_TRIES.search(text) is None:
             break
-    if found is None or not times:
+    if first_failure is None or not times:
         return None
-    return FailedLookups(found["name"], found["reason"], times[-1], times[0])
+    return FailedLookups(first_failure["name"], first_failure["reason"], times[-1], times[0])
 
 
 def is_unresolved(text: str, above: Iterable[str]) -> bool:

@@ -29,9 +29,9 @@ def root_of_log(faults: Sequence[Fault]) -> tuple[Fault | None, bool]:
             first = next((fault for _, fault in roots if fault.rule.logged_late), first)
         return first, True
     for role in ("cascade", "teardown"):
-        found = [fault for fault in faults if fault.role == role]
-        if found:
-            return _furthest_behind(found) or _named(found) or found[0], False
+        of_role = [fault for fault in faults if fault.role == role]
+        if of_role:
+            return _furthest_behind(of_role) or _named(of_role) or of_role[0], False
     return None, False
 
 
@@ -65,9 +65,9 @@ def _furthest_behind(faults: Sequence[Fault]) -> Fault | None:
     for pattern in (_COMPLETED, _SEQUENCE):
         reached: dict[int, tuple[int, Fault]] = {}
         for fault in faults:
-            found = pattern.search(fault.line)
-            if found and fault.rank is not None:
-                reached.setdefault(fault.rank, (int(found[1]), fault))
+            match = pattern.search(fault.line)
+            if match and fault.rank is not None:
+                reached.setdefault(fault.rank, (int(match[1]), fault))
         numbers = [number for number, _ in reached.values()]
         if numbers and min(numbers) < max(numbers):
             return min(reached.values(), key=lambda pair: pair[0])[1]

@@ -116,8 +116,12 @@ class LogScanner:
         if not new:
             return new
         text = b"\n".join(new)
-        there = [literal for literal in self._signatures.prefilter if literal in text]
-        suspicious = {line for line in new if any(literal in line for literal in there)} if there else set()
+        literals_found = [literal for literal in self._signatures.prefilter if literal in text]
+        suspicious = (
+            {line for line in new if any(literal in line for literal in literals_found)}
+            if literals_found
+            else set()
+        )
         if len(self._harmless) > _KNOWN_LINES:
             self._harmless.clear()
         self._harmless.update(line for line in new - suspicious if len(line) < _KNOWN_LENGTH)
@@ -161,9 +165,11 @@ class LogScanner:
         if match.kind == PEER_LOST and is_unresolved(body, context.above(text)):
             meaning = rule_of(NET_CONFIG)
             match = replace(match, kind=NET_CONFIG, role="root", scope=meaning.scope, advice=meaning.advice)
-        if (place := location_in_summary(body, context.above(text))) is not None:
+        if (summary_location := location_in_summary(body, context.above(text))) is not None:
             match = replace(
-                match, node=match.node or place.node, rank=match.rank if match.rank is not None else place.rank
+                match,
+                node=match.node or summary_location.node,
+                rank=match.rank if match.rank is not None else summary_location.rank,
             )
         match = self._after_another_gpu(match, number)
         key = (match.kind, match.node, match.gpu, match.nic, match.rank)
@@ -174,11 +180,11 @@ class LogScanner:
     def _time_of(self, text: str, number: int, context: _Context) -> float | None:
         """The stamp of the line, or else of the last one shortly before that has some."""
         last, when = self._last
-        found = context.time_of(text, min(number - last, _LINES_BACK_FOR_TIME))
-        if found is None and number - last <= _LINES_BACK_FOR_TIME:
-            found = when
-        self._last = number, found
-        return found
+        stamp = context.time_of(text, min(number - last, _LINES_BACK_FOR_TIME))
+        if stamp is None and number - last <= _LINES_BACK_FOR_TIME:
+            stamp = when
+        self._last = number, stamp
+        return stamp
 
     def _after_another_gpu(self, match: Match, number: int) -> Match:
         """Errors of several GPUs of a node within a few lines are one event: the first is its root."""

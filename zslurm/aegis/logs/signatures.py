@@ -128,7 +128,7 @@ class Signatures:
         words = required_literals(expression, self._any_literal)
         if not words:
             raise TableError(f"{rule.match.kind}: no required literal of the prefilter in {expression!r}")
-        for literal in {found[0] for word in words if (found := self._any_literal.search(word))}:
+        for literal in {literal_match[0] for word in words if (literal_match := self._any_literal.search(word))}:
             self._behind[literal].append(len(self._expressions))
         self._expressions.append(_Expression(tuple(words), expression, rule))
 
@@ -194,10 +194,10 @@ class Signatures:
 
 def _placed(match: Match, text: str) -> Match:
     """What a line means, with the node, GPU, NIC and rank that the line itself names."""
-    place = location_of(text, match.kind, match.scope)
-    if match.kind == PCIE_ERROR and place.nic is not None:
+    location = location_of(text, match.kind, match.scope)
+    if match.kind == PCIE_ERROR and location.nic is not None:
         match = replace(match, scope="nic")
-    return replace(match, node=place.node, gpu=place.gpu, nic=place.nic, rank=place.rank)
+    return replace(match, node=location.node, gpu=location.gpu, nic=location.nic, rank=location.rank)
 
 
 @cache
@@ -215,14 +215,14 @@ _LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
 def _rules(kind: str, body: Mapping[str, Any]) -> list[Rule]:
-    meaning = rule_of(known := _known(kind))
-    of_kind = Match(known, meaning.role, meaning.scope, advice=meaning.advice)
+    meaning = rule_of(known_kind := _known(kind))
+    of_kind = Match(known_kind, meaning.role, meaning.scope, advice=meaning.advice)
     rules = []
     for row in body["rules"]:
-        own = {name: row[name] for name in ("role", "scope", "advice") if name in row}
+        overrides = {name: row[name] for name in ("role", "scope", "advice") if name in row}
         if "clears" in row:
-            own["clears"] = _known(row["clears"])
-        match, names = replace(of_kind, **own), row.get("names", body.get("names"))
+            overrides["clears"] = _known(row["clears"])
+        match, names = replace(of_kind, **overrides), row.get("names", body.get("names"))
         rules.append(
             Rule(
                 match, tuple(row["any"]), row.get("unless"), row["matches"], row["rejects"], names,

@@ -32,10 +32,10 @@ def try_hooks(spec: RunSpec) -> Iterator[str]:
             near = difflib.get_close_matches(kind, KINDS, 1)
             meant = f"; did you mean `{near[0]}`?" if near else "; docs/run-directory.md lists them"
             raise ConfigError(f"aegis.notify.events: there are no events `{kind}`{meant}")
-    given = {name: value for name, value in spec.cluster.env.items() if value is not None}
+    values = {name: value for name, value in spec.cluster.env.items() if value is not None}
     sample = message(from_row({"time": time.time(), "event": NotifyTest.NAME}), {"run": spec.run.name})
     failed = []
-    for hook in hooks(settings, {**os.environ, **given}):
+    for hook in hooks(settings, {**os.environ, **values}):
         try:
             hook.deliver(sample)
         except Exception as error:  # a hook is other people's code; whatever is wrong with it is the answer

@@ -87,9 +87,9 @@ class JobComment:
         """
         job = self._client.job(self._job_id)
         before = job.comment if job is not None else ""
-        wanted = beside(before, text)
-        if wanted != before:
-            self._client.update(self._job_id, Comment=wanted)
+        comment = beside(before, text)
+        if comment != before:
+            self._client.update(self._job_id, Comment=comment)
 
 
 def cause_line(event: Event) -> str | None:

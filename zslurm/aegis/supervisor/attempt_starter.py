@@ -334,24 +334,26 @@ class AttemptStarter:
 
     def _died(self, events: Sequence[Event]) -> set[str]:
         """Return nodes that died in any attempt of this start of the job: Slurm does not give them back to it."""
-        found: dict[int, set[str]] = {}
+        by_attempt: dict[int, set[str]] = {}
         for event in events:
             if isinstance(event, FaultDetected) and event.kind == NODE_DEAD and event.node and event.attempt:
-                found.setdefault(event.attempt, set()).add(event.node)
-        ours = [nodes for number, nodes in found.items() if self._of_this_start(self._job.run.attempt(number))]
-        return set().union(*ours)
+                by_attempt.setdefault(event.attempt, set()).add(event.node)
+        own_deaths = [
+            nodes for number, nodes in by_attempt.items() if self._of_this_start(self._job.run.attempt(number))
+        ]
+        return set().union(*own_deaths)
 
     def _of_this_start(self, attempt: AttemptDir) -> dict[str, Any] | None:
         """Return the description of an attempt; None where it is not of this start of the job."""
         described = read_json(attempt.description) or {}
-        ours = (described.get("job_id"), described.get("restart")) == (self._job.job_id, self._job.restart)
-        return described if ours else None
+        is_own = (described.get("job_id"), described.get("restart")) == (self._job.job_id, self._job.restart)
+        return described if is_own else None
 
 
 def _pending(decided: Sequence[Decided], ended: Sequence[AttemptEnded], attempt: int) -> PendingDecision | None:
     """Return the last decision after an attempt, with how the attempt ended; None if one is not known."""
     decisions = [made for event in decided if (made := Decision.of(event.row)) is not None]
-    outcomes = [given for event in ended if (given := AttemptOutcome.of(event.row)) is not None]
+    outcomes = [outcome for event in ended if (outcome := AttemptOutcome.of(event.row)) is not None]
     if not (decisions and outcomes):
         return None
     return PendingDecision(decisions[-1], outcomes[-1], attempt)
@@ -371,7 +373,7 @@ def free_from_dead_job(checkpoints: Path, job_id: str, client: SlurmClient) -> H
         job = client.job(holder.job)
         if job is not None and not job.state.is_over:
             return None
-        acquire(checkpoints, job=job_id, is_gone=lambda found: found == holder).release()
+        acquire(checkpoints, job=job_id, is_gone=lambda holder_now: holder_now == holder).release()
     except (CheckpointError, ZslurmError):  # the trainer meets the lock too, and reports it
         return None
     return holder

@@ -284,8 +284,8 @@ class FaultCollector:
 
     def tell_end(self, failure: TaskFailure) -> None:
         """Report the bad end of tasks of the step."""
-        known = self.state.of_ranks(failure)
-        ranks = known.ranks if known is not None and known.exit_code == Exit.INTERRUPTED else ()
+        of_ranks = self.state.of_ranks(failure)
+        ranks = of_ranks.ranks if of_ranks is not None and of_ranks.exit_code == Exit.INTERRUPTED else ()
         ends = {rank: end for rank in ranks if (end := read_json(self.attempt.rank_end(rank)))}
         self.tell(RanksFailed(failure, ends, time.monotonic()))
 
@@ -365,20 +365,20 @@ class FaultCollector:
                 return False
             ends, log = rank_ends(self.attempt), read_step_log(self.attempt)
             dead, last = self.state.dead_nodes, self._last_step(ends)
-            found = early_exits(code, log, ends, self.state.rank_nodes, dead=dead, step=last, now=time.time())
-            if not found or time.monotonic() > deadline:
+            faults = early_exits(code, log, ends, self.state.rank_nodes, dead=dead, step=last, now=time.time())
+            if not faults or time.monotonic() > deadline:
                 break
             time.sleep(self.job.spec.aegis.poll_s)
-        self.note(found)
-        return bool(found)
+        self.note(faults)
+        return bool(faults)
 
     def _last_step(self, ends: Iterable[Mapping[str, Any]]) -> int | None:
         """Return the last step that the attempt is known to have finished: its ranks finish a step together."""
         newest = newest_rows(self.job.run.metrics).step
-        known = [self.state.detector.step, *(int(end.get("step", -1)) for end in ends)]
+        steps = [self.state.detector.step, *(int(end.get("step", -1)) for end in ends)]
         if newest.get("attempt") == self.attempt.number:
-            known.append(int(newest["step"]))
-        return max(known) if max(known) >= 0 else None
+            steps.append(int(newest["step"]))
+        return max(steps) if max(steps) >= 0 else None
 
 
 def read_step_log(attempt: AttemptDir) -> str:

@@ -56,13 +56,13 @@ def examine(attempt: AttemptDir, rank_nodes: Sequence[str]) -> tuple[list[Culpri
 
 def hangs(culprits: Sequence[Culprits], rank_nodes: Sequence[str]) -> list[Fault]:
     """Return a fault for each of the first ranks that are named, from when the operation was called."""
-    named = [(rank, found) for found in culprits for rank in found.ranks]
+    named = [(rank, culprit) for culprit in culprits for rank in culprit.ranks]
     return [
         Fault.of_kind(
-            RANK_HANG, found.operation.created or time.time(), "flight_recorder",
-            f"rank {rank} {_HOW[found.how].format(found.where)}", rank=rank, node=rank_nodes[rank],
+            RANK_HANG, culprit.operation.created or time.time(), "flight_recorder",
+            f"rank {rank} {_HOW[culprit.how].format(culprit.where)}", rank=rank, node=rank_nodes[rank],
         )
-        for rank, found in named[:_MOST_NAMED]
+        for rank, culprit in named[:_MOST_NAMED]
         if rank < len(rank_nodes)
     ]  # fmt: skip
 
@@ -70,7 +70,7 @@ def hangs(culprits: Sequence[Culprits], rank_nodes: Sequence[str]) -> list[Fault
 def described(culprits: Sequence[Culprits]) -> list[str]:
     """Return the findings, a line each."""
     return [
-        f"{counted(len(found.ranks), 'rank')} ({', '.join(map(str, found.ranks[:_MOST_NAMED]))}) "
-        + _HOW[found.how].format(found.where)
-        for found in culprits
+        f"{counted(len(culprit.ranks), 'rank')} ({', '.join(map(str, culprit.ranks[:_MOST_NAMED]))}) "
+        + _HOW[culprit.how].format(culprit.where)
+        for culprit in culprits
     ]

@@ -58,17 +58,17 @@ def try_gpu(node: str, gpu: str, job_id: str | None, spec: RunSpec, environ: Map
     why, options = _why_expected(spec), spec.cluster.srun_gpu_options()
     try:
         if job_id is None:
-            found = run_here(__name__, gpu, why, timeout_s=_TIMEOUT_S, environ=environ)
+            tested = run_here(__name__, gpu, why, timeout_s=_TIMEOUT_S, environ=environ)
         else:
-            found = run_on_nodes(
+            tested = run_on_nodes(
                 __name__, gpu, why, nodes=[node], options=options, job_id=job_id, timeout_s=_TIMEOUT_S,
                 environ=environ,
             )[node]  # fmt: skip
     except ZslurmError as error:
         return Tested(None, str(error))
-    if not isinstance(found.value, dict):
-        return Tested(None, found.error or "the test printed nothing")
-    reason, device = found.value.get("reason"), found.value.get("device")
+    if not isinstance(tested.value, dict):
+        return Tested(None, tested.error or "the test printed nothing")
+    reason, device = tested.value.get("reason"), tested.value.get("device")
     return Tested(reason is None, reason, device)
 
 
@@ -121,17 +121,19 @@ def choose_device(gpu: str, why: str, allocated: str, cuda: Any) -> Device | str
     if not count:
         expected = why or allocated
         return f"no GPU is visible, and the node should have one ({expected})" if expected else _CPU
-    found = [cuda.get_device_properties(index) for index in range(count)]
+    devices = [cuda.get_device_properties(index) for index in range(count)]
     if gpu.isdecimal():
         index = int(gpu)
     else:
-        index = next((number for number, each in enumerate(found) if pci_address(each) == gpu.lower()), count)
+        index = next(
+            (number for number, device in enumerate(devices) if pci_address(device) == gpu.lower()), count
+        )
     if index >= count and gpu.isdecimal() and not why:
         return _CPU  # as the ranks do with parallel.device: auto, where there are more of them than GPUs
     if index >= count:
         return f"GPU {gpu} is not visible: there are {count}"
-    uuid = getattr(found[index], "uuid", None)
-    marks = [found[index].name, pci_address(found[index]) or (f"UUID {uuid}" if uuid else None)]
+    uuid = getattr(devices[index], "uuid", None)
+    marks = [devices[index].name, pci_address(devices[index]) or (f"UUID {uuid}" if uuid else None)]
     return Device(f"cuda:{index}", f"GPU {index} ({', '.join(mark for mark in marks if mark)})")
 
 
@@ -160,10 +162,10 @@ def fault_of(device: Any) -> str | None:
             return f"{wrong} of {counted(product.numel(), 'entry')} of an exact product in {name} are wrong"
     drawn = torch.randn(n, n, generator=generator).to(torch.bfloat16)
     expected = drawn[:64].double() @ drawn.double()
-    left = drawn.to(device)
-    first = left @ left
+    matrix = drawn.to(device)
+    first = matrix @ matrix
     for _ in range(_REPEATS):
-        again = left @ left
+        again = matrix @ matrix
         if not torch.isfinite(again).all():
             return "a product of finite bf16 matrices is not finite"
         if not torch.equal(first, again):

@@ -38,8 +38,8 @@ def _ask_ras(state: AttemptState, agents: Agents | None) -> tuple[RasAnswered | 
         values: Mapping[str, object] = answer.values
         if not answer.ok or not values.get("there"):
             continue
-        found, behind = values.get("found"), values.get("behind")
-        version, lines = str(values.get("version") or ""), found if isinstance(found, list) else []
+        lines_found, behind = values.get("found"), values.get("behind")
+        version, lines = str(values.get("version") or ""), lines_found if isinstance(lines_found, list) else []
         ranks = behind if isinstance(behind, list) else []
         asked = RasAnswered(attempt=state.number, node=node, version=version, found=lines)
         return asked, frozenset(rank for rank in ranks if isinstance(rank, int))

@@ -155,16 +155,16 @@ class Job:
             return True
         client = SlurmClient(self.environ, timeout_s=_ANSWER_S, retries=Retries(attempts=2, first_pause_s=0.5))
         try:
-            found = find_preemption(client, self.job_id, self.restart) if client.can_control() else None
+            preemption = find_preemption(client, self.job_id, self.restart) if client.can_control() else None
         except SlurmUnavailable:
             return False
         except ZslurmError:  # this Slurm does not know the field, or not the job any more
             return True
-        if found is None or found == self.stop.preemption:
+        if preemption is None or preemption == self.stop.preemption:
             return True
         if self.stop.preemption is None:
-            self.record(Preempted(mode=found.mode, preempt_time=found.time, ends_at=found.ends_at))
-        self.stop.preemption = found
+            self.record(Preempted(mode=preemption.mode, preempt_time=preemption.time, ends_at=preemption.ends_at))
+        self.stop.preemption = preemption
         return True
 
     def history(self) -> History:
@@ -180,8 +180,8 @@ class Job:
 
         What an earlier supervisor has recorded of the same attempt is not recorded again.
         """
-        known = select(read_jsonl(self.run.events), NodesExcluded) if attempt is not None else ()
-        if any((e.attempt, e.reason, e.nodes) == (attempt, reason, compress(nodes)) for e in known):
+        recorded = select(read_jsonl(self.run.events), NodesExcluded) if attempt is not None else ()
+        if any((e.attempt, e.reason, e.nodes) == (attempt, reason, compress(nodes)) for e in recorded):
             return
         expires = time.time() + self.spec.aegis.exclude_for_s
         event = NodesExcluded(nodes=compress(nodes), reason=reason, expires=expires, attempt=attempt)

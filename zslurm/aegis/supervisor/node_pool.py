@@ -62,10 +62,10 @@ class Nodes:
         job_id = self._environ["SLURM_JOB_ID"]
         try:
             job = self._client().queue([job_id]).get(job_id)
-            left = expand(job.nodes) if job is not None else []
+            nodes_now = expand(job.nodes) if job is not None else []
         except ZslurmError:
             return set()
-        return set(self.every).difference(left) if left else set()
+        return set(self.every).difference(nodes_now) if nodes_now else set()
 
     @property
     def needed(self) -> int:
@@ -146,9 +146,9 @@ class Nodes:
 
 def fabric_under(cluster: ClusterSection, nodes: Sequence[str]) -> Fabric | None:
     """Return the slices of these nodes; None if the profile lists none of them, or there is one node."""
-    whole = fabric_of(cluster.fabric) if len(nodes) > 1 else None
-    part = whole.part(nodes) if whole is not None else None
-    return part if part is not None and part.slices else None
+    complete_fabric = fabric_of(cluster.fabric) if len(nodes) > 1 else None
+    fabric = complete_fabric.part(nodes) if complete_fabric is not None else None
+    return fabric if fabric is not None and fabric.slices else None
 
 
 def rank_order(
@@ -169,5 +169,5 @@ def rank_order(
             leaves = client.topology_of(partition).leaves
         except ZslurmError:
             return None  # a compute node without scontrol: the order is a matter of speed alone
-    known = {node for members in leaves.values() for node in members}
-    return order_by_leaf(nodes, leaves) if known.intersection(nodes) else None
+    nodes_of_leaves = {node for members in leaves.values() for node in members}
+    return order_by_leaf(nodes, leaves) if nodes_of_leaves.intersection(nodes) else None

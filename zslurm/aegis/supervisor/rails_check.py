@@ -61,9 +61,9 @@ class RailDecision:
 def faults(incomplete: Mapping[str, RailMap]) -> str:
     """Return every fault of the first node, and how many others have some: `node3: rail 6: ionic_6 is DOWN`."""
     first, *others = incomplete.values()
-    found = "; ".join(problem.message for problem in first.incomplete)
-    more = f" (and faults on {compress(other.node for other in others)})" if others else ""
-    return f"{first.node}: {found}{more}"
+    messages = "; ".join(problem.message for problem in first.incomplete)
+    more = f" (and faults on {compress(node_map.node for node_map in others)})" if others else ""
+    return f"{first.node}: {messages}{more}"
 
 
 def decide(
@@ -91,13 +91,14 @@ def decide(
     reason, faulty = faults(incomplete), tuple(incomplete)
     if policy != "exclude":
         return RailDecision("start" if policy == "warn" else "refuse", reason, faulty)
-    left = needed if usable is None else len(set(usable) - set(faulty))
+    usable_left = needed if usable is None else len(set(usable) - set(faulty))
     if back := set(faulty) & set(excluded_before):
         why = f"{compress(back)} was excluded before and is in the job again"
-    elif wanted := set(faulty) & set(demanded):
-        why = f"slurm.nodelist demands {compress(wanted)}, so it cannot be excluded"
-    elif left < needed:
-        why = f"without it {counted(left, 'usable node is', 'usable nodes are')} left, and the run needs {needed}"
+    elif demanded_faulty := set(faulty) & set(demanded):
+        why = f"slurm.nodelist demands {compress(demanded_faulty)}, so it cannot be excluded"
+    elif usable_left < needed:
+        shown = counted(usable_left, "usable node is", "usable nodes are")
+        why = f"without it {shown} left, and the run needs {needed}"
     else:
         return RailDecision("exclude", reason, faulty)
     return RailDecision("refuse", f"{reason}; {why}", faulty)
@@ -115,15 +116,15 @@ def check_rails(job: Job, nodes: Sequence[str]) -> AttemptOutcome | None:
     """
     cluster = job.spec.cluster
     try:
-        found = read_rails(cluster, nodes=nodes, job_id=job.job_id, timeout_s=_TIMEOUT_S, environ=job.environ)
+        readings = read_rails(cluster, nodes=nodes, job_id=job.job_id, timeout_s=_TIMEOUT_S, environ=job.environ)
     except ZslurmError as error:
         if not job.stop.asked:  # which ends the check as well
             job.record(RailsUnknown(reason=str(error)))
         return None
     if job.stop.asked:
         return None
-    _record_warnings(job, found)
-    decision = _decide(job, found)
+    _record_warnings(job, readings)
+    decision = _decide(job, readings)
     if not decision.reason or job.stop.asked:
         return None
     faulty, action = compress(decision.nodes), decision.action
@@ -146,7 +147,9 @@ def _record_warnings(job: Job, found: RailReadings) -> None:
     for odd, reasons in differing.items():
         more = f" (and {len(reasons) - 1} more)" if len(reasons) > 1 else ""
         job.record(RailsDiffer(nodes=compress(odd), reason=reasons[0] + more))
-    doubtful = ((p.message, one.node) for one in found.maps for p in one.problems if not p.incomplete)
+    doubtful = (
+        (p.message, rail_map.node) for rail_map in found.maps for p in rail_map.problems if not p.incomplete
+    )
     for message, nodes in by_reason(doubtful).items():
         job.record(RailsDoubtful(nodes=nodes, reason=message))
 

@@ -73,8 +73,8 @@ def faults_of_failure(
         if end := read_json(attempt.rank_end(rank)):
             faults.append(fault_of_end(end, rank_nodes, signatures))
             continue
-        found = faults_in_rank_log(attempt, rank, failure.node) if count < _MOST_LOGS else []
-        faults += found or [_unexplained(failure, rank)]
+        faults_in_log = faults_in_rank_log(attempt, rank, failure.node) if count < _MOST_LOGS else []
+        faults += faults_in_log or [_unexplained(failure, rank)]
     return faults
 
 
@@ -132,10 +132,10 @@ def _unexplained(failure: TaskFailure, rank: int) -> Fault:
 def faults_in_rank_log(attempt: AttemptDir, rank: int, node: str | None) -> list[Fault]:
     """Return the roots in the last lines of a rank's log; lines without a stamp count as written just now."""
     now, begun = time.time(), _begun(attempt)
-    found = faults_in(tail(attempt.rank_log(rank)).splitlines(), "log", node=node, rank=rank)
+    faults_in_log = faults_in(tail(attempt.rank_log(rank)).splitlines(), "log", node=node, rank=rank)
     return [
         fault if begun <= fault.time <= now else replace(fault, time=now)
-        for fault in found
+        for fault in faults_in_log
         if fault.role == "root" and not fault.cleared
     ]
 
@@ -148,8 +148,8 @@ def faults_in_step_log(attempt: AttemptDir) -> list[Fault]:
     came back, or before Slurm has noticed that the node is dead.
     """
     lines = tail(attempt.step_log).splitlines()
-    found = faults_in([line for line in lines if not is_warning(line.decode("utf-8", "replace"))], "srun")
-    roots = [fault for fault in found if fault.role == "root" and not fault.cleared]
+    faults_in_log = faults_in([line for line in lines if not is_warning(line.decode("utf-8", "replace"))], "srun")
+    roots = [fault for fault in faults_in_log if fault.role == "root" and not fault.cleared]
     if attempt.number == 1:
         return roots
     return [

@@ -25,7 +25,7 @@ def unfit_spares(job: Job, agents: Agents, nodes: Collection[str], timeout_s: fl
     if not agents.liveness.any_responding() or not nodes:
         return {}
     answers = agents.ask("check", sorted(nodes), timeout_s=timeout_s)
-    found = {}
+    unfit = {}
     for node in sorted(nodes):
         answer = answers.get(node)
         reason = NO_ANSWER if answer is None else "" if answer.ok else answer.why
@@ -33,5 +33,5 @@ def unfit_spares(job: Job, agents: Agents, nodes: Collection[str], timeout_s: fl
             break
         job.record(SpareChecked(node=node, ok=not reason, reason=reason or None))
         if reason:
-            found[node] = reason
-    return found
+            unfit[node] = reason
+    return unfit

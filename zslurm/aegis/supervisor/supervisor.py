@@ -121,11 +121,11 @@ class Supervisor:
             self.nodes = Nodes(job.spec, job.environ)
             self.starter = AttemptStarter(job, self.nodes)
             self.detector = Detector(self.settings)
-            found = self.starter.left_over()
-            adopted = found.attempt.number if isinstance(found, RunningAttempt) else 0
+            left_over = self.starter.left_over()
+            adopted = left_over.attempt.number if isinstance(left_over, RunningAttempt) else 0
             with self._agents(adopted) as self.agents:
                 self.recovery = Recovery(job, self.nodes, self.agents, self.recorder)
-                outcome = self.run_attempts(found)
+                outcome = self.run_attempts(left_over)
             job.record(RunEnded(**outcome.fields()))
             clear_up(job.spec, job.job_id, self.nodes.usable(()), job.environ)
         if outcome.outcome in ("completed", "failed"):
@@ -247,8 +247,8 @@ class Supervisor:
         if self.agents is not None:
             self.agents.attempt = number
             ranks = [node for node in running.nodes for _ in range(self.job.spec.ranks_per_node)]
-            known = recent_step_times(self.job.run, number) if running.adopted else ()
-            self.detector.begin(number, ranks, time.monotonic(), adopted=running.adopted, step_times=known)
+            step_times = recent_step_times(self.job.run, number) if running.adopted else ()
+            self.detector.begin(number, ranks, time.monotonic(), adopted=running.adopted, step_times=step_times)
         spares = len(self._spares(running))
         collected = FaultCollector(self.job, running, self.agents, self.detector, self.reported, spares)
         monitor = AttemptMonitor(collected)

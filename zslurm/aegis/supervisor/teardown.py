@@ -98,11 +98,11 @@ def clear(
     faults: list[Fault] = []
     if agents is not None and _with_processes(answers):
         faults = _Unkillable(job, agents, number, answers, state).wait_for_exit(collect)
-    left = {node: answer.why for node, answer in answers.items() if not answer.ok}
+    remaining = {node: answer.why for node, answer in answers.items() if not answer.ok}
     unseen = [node for node in nodes if node not in answers] if agents is not None else []
     seconds = round(time.monotonic() - started, 3)
     # GPU memory that stays in use is recorded, no more: on a shared node it may be somebody else's.
-    job.record(AttemptCleared(attempt=number, seconds=seconds, killed=killed, left=left, unseen=unseen))
+    job.record(AttemptCleared(attempt=number, seconds=seconds, killed=killed, left=remaining, unseen=unseen))
     return faults
 
 

@@ -17,12 +17,12 @@ def work_left(run: RunDir, spec: RunSpec, committed: int, job_s: float | None) -
         return None
     plan = Plan(spec.phases)
     done = min(max(0, committed), plan.total_steps)
-    here = plan.at(min(done, plan.total_steps - 1))
+    position = plan.at(min(done, plan.total_steps - 1))
     step_s = newest_rows(run.metrics).step_time_s
     return WorkLeft(
-        here.global_batch,
-        here.phase.micro_batch,
-        max(1, spec.ranks_per_node // here.phase.context_parallel),
+        position.global_batch,
+        position.phase.micro_batch,
+        max(1, spec.ranks_per_node // position.phase.context_parallel),
         job_s=job_s,
         training_s=None if step_s is None else (plan.total_steps - done) * step_s,
     )

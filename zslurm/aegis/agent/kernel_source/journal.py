@@ -68,17 +68,17 @@ class Journal(Source):
         """See Source."""
         assert self._process is not None and self._process.stdout is not None
         began = time.time()
-        found: list[str] = []
-        while len(found) < MOST_RECORDS:
+        read_lines: list[str] = []
+        while len(read_lines) < MOST_RECORDS:
             try:
                 chunk = os.read(self._process.stdout.fileno(), CHUNK)
             except BlockingIOError:
                 break
             if not chunk:
                 raise Ended("journalctl has ended")
-            found += self._splitter.feed(chunk)
+            read_lines += self._splitter.feed(chunk)
         self._at = began
-        return [text_of(line) for line in found]
+        return [text_of(line) for line in read_lines]
 
     def position(self) -> Position:
         """See Source."""

@@ -34,7 +34,7 @@ class Kmsg(Source):
         self._path = path
         self._boot = read_text(_BOOT_ID) or ""
         self._next: bytes | None = None
-        known = at.get("record") if at is not None and at.get("boot") == self._boot else None
+        record_seen = at.get("record") if at is not None and at.get("boot") == self._boot else None
         self._record = -1
         try:
             self._fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
@@ -42,7 +42,7 @@ class Kmsg(Source):
             raise Unavailable(f"{path}: {error.strerror}") from error
         try:
             os.lseek(self._fd, 0, os.SEEK_SET)  # the oldest record; only reading shows the number of the newest
-            self._skip(known if isinstance(known, int) else None)
+            self._skip(record_seen if isinstance(record_seen, int) else None)
         except (OSError, Unavailable) as error:
             self.close()
             raise Unavailable(f"{path}: {error.strerror if isinstance(error, OSError) else error}") from error
@@ -78,7 +78,7 @@ class Kmsg(Source):
 
     def lines(self) -> list[str]:
         """See Source."""
-        found: list[str] = []
+        read_lines: list[str] = []
         for _ in range(MOST_RECORDS):
             record, self._next = self._next or self._take(), None
             if record is None:
@@ -86,8 +86,8 @@ class Kmsg(Source):
             number = record_number(record)
             self._record = self._record if number is None else number
             if (text := parse_record(record)) is not None:
-                found.append(text)
-        return found
+                read_lines.append(text)
+        return read_lines
 
     def position(self) -> Position:
         """See Source."""
@@ -107,9 +107,9 @@ def record_number(record: bytes) -> int | None:
 
 def parse_record(record: bytes) -> str | None:
     """Return the kernel's message in a record of /dev/kmsg; None for what user space wrote, and for garbage."""
-    head, separator, rest = record.partition(b";")
+    head, separator, remainder = record.partition(b";")
     priority = head.split(b",")[0]
     if not separator or not priority.isdigit() or int(priority) >> 3:
         return None
-    text = rest.split(b"\n")[0]
+    text = remainder.split(b"\n")[0]
     return _ESCAPED.sub(lambda match: bytes([int(match[1], 16)]), text).decode("utf-8", errors="replace")

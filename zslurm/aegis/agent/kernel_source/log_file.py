@@ -52,11 +52,11 @@ class LogFile(Source):
         Raises:
             Unavailable: there is no file.
         """
-        wanted = (at.get("device"), at.get("inode"))
+        identity = (at.get("device"), at.get("inode"))
         for path in (self._path, *sorted(self._path.parent.glob(f"{glob.escape(self._path.name)}?*"))):
             with suppress(OSError):
                 status = path.stat()
-                if (status.st_dev, status.st_ino) == wanted:
+                if (status.st_dev, status.st_ino) == identity:
                     self._open(path)
                     offset = at.get("offset")
                     self._seek(offset if isinstance(offset, int) and 0 <= offset <= status.st_size else 0)
@@ -81,16 +81,16 @@ class LogFile(Source):
 
     def lines(self) -> list[str]:
         """See Source."""
-        found: list[str] = []
+        read_lines: list[str] = []
         if self._fd is None:
             self._open()
-        found += self._drain()
+        read_lines += self._drain()
         if self._was_replaced():
-            found += self._drain()  # what came between the last look and the rename
+            read_lines += self._drain()  # what came between the last look and the rename
             self.close()
             self._open()
-            found += self._drain()
-        return found
+            read_lines += self._drain()
+        return read_lines
 
     def _open(self, path: Path | None = None) -> None:
         try:
@@ -102,28 +102,28 @@ class LogFile(Source):
 
     def _drain(self) -> list[str]:
         assert self._fd is not None
-        found: list[str] = []
+        read_lines: list[str] = []
         try:
             if os.fstat(self._fd).st_size < self._read:
                 self._read = os.lseek(self._fd, 0, os.SEEK_SET)
                 self._splitter.reset()
-            while len(found) < MOST_RECORDS and (chunk := os.read(self._fd, CHUNK)):
+            while len(read_lines) < MOST_RECORDS and (chunk := os.read(self._fd, CHUNK)):
                 self._read += len(chunk)
-                found += self._splitter.feed(chunk)
+                read_lines += self._splitter.feed(chunk)
         except OSError as error:
             self.close()
             raise Unavailable(f"{self._path}: {error.strerror}") from error
-        return [text_of(line) for line in found]
+        return [text_of(line) for line in read_lines]
 
     def _was_replaced(self) -> bool:
         """Return whether another file bears the name by now; while none does, the old one is read on."""
         assert self._fd is not None
         try:
-            there = self._path.stat()
+            at_path = self._path.stat()
         except OSError:
             return False
-        mine = os.fstat(self._fd)
-        return (there.st_dev, there.st_ino) != (mine.st_dev, mine.st_ino)
+        opened = os.fstat(self._fd)
+        return (at_path.st_dev, at_path.st_ino) != (opened.st_dev, opened.st_ino)
 
     def close(self) -> None:
         """See Source."""

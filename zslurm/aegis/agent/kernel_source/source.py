@@ -70,10 +70,10 @@ class LineSplitter:
 
     def feed(self, chunk: bytes) -> list[str]:
         """Return the lines that a chunk completes."""
-        *whole, self._rest = (self._rest + chunk).split(b"\n")
+        *complete, self._rest = (self._rest + chunk).split(b"\n")
         if len(self._rest) > _LONGEST_LINE:
-            whole, self._rest = [*whole, self._rest], b""
-        return [line[:_LONGEST_LINE].decode("utf-8", errors="replace").rstrip("\r") for line in whole]
+            complete, self._rest = [*complete, self._rest], b""
+        return [line[:_LONGEST_LINE].decode("utf-8", errors="replace").rstrip("\r") for line in complete]
 
     @property
     def waiting(self) -> int:

@@ -26,11 +26,11 @@ class Disk(Sensor):
             failed = self.state_fault(STORAGE_FAULT, "disk", True, line, role="advisory")
             return Reading(ok=False, why=line, faults=tuple(failed))
         faults = self.state_fault(STORAGE_FAULT, "disk", False, "it answers again", role="advisory")
-        free, wanted = space.f_bavail * space.f_frsize / _GB, self.context.settings.disk_free_gb
+        free, wanted_gb = space.f_bavail * space.f_frsize / _GB, self.context.settings.disk_free_gb
         # A file system may have no fixed number of files: then it reports that it has none at all.
         no_files = space.f_files > 0 and space.f_favail == 0
-        what = "no more files can be made" if no_files else f"{free:.3g} GB free, {wanted:g} wanted"
-        faults += self.state_fault(DISK_LOW, "disk", free < wanted or no_files, f"{directory}: {what}")
+        what = "no more files can be made" if no_files else f"{free:.3g} GB free, {wanted_gb:g} wanted"
+        faults += self.state_fault(DISK_LOW, "disk", free < wanted_gb or no_files, f"{directory}: {what}")
         return Reading(faults=tuple(faults), values={"free_gb": round(free, 1)})
 
 

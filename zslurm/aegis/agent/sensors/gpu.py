@@ -90,20 +90,20 @@ def changes(before: GpuState, now: GpuState) -> list[Change]:
     """Return what happened to a GPU between two looks. A counter that was not known before shows nothing."""
     if now.gone:
         return [] if before.gone else [Change(GPU_INIT_FAIL, "has disappeared from the bus")]
-    found = _uncorrectable(before, now)
+    noticed = _uncorrectable(before, now)
     if went_back := [name for name in ("uncorrectable", "correctable") if _grown(before, now, name) < 0]:
         message = f"counts {' and '.join(went_back)} errors anew: it was reset"
-        found.append(Change(GPU_HANG_RESET, message, "advisory"))
+        noticed.append(Change(GPU_HANG_RESET, message, "advisory"))
     # New bad pages are an advisory, until the driver gives the GPU up.
     if (pages := _grown(before, now, "bad_pages")) > 0 and now.bad_pages is not None:
         given_up = now.bad_pages - pages < BAD_PAGES_LIMIT <= now.bad_pages
         message = f"has {counted(pages, 'new bad page')}, {now.bad_pages} in all"
-        found.append(Change(GPU_BAD_PAGES, message, "root" if given_up else "advisory"))
+        noticed.append(Change(GPU_BAD_PAGES, message, "root" if given_up else "advisory"))
     if now.throttled and not before.throttled:
-        found.append(Change(GPU_THROTTLED, f"is slowed down: {', '.join(now.throttled)}"))
+        noticed.append(Change(GPU_THROTTLED, f"is slowed down: {', '.join(now.throttled)}"))
     elif before.throttled and now.throttled == ():
-        found.append(Change(GPU_THROTTLED, "is no longer slowed down", cleared=True))
-    return found
+        noticed.append(Change(GPU_THROTTLED, "is no longer slowed down", cleared=True))
+    return noticed
 
 
 def _grown(before: GpuState, now: GpuState, name: str) -> int:
@@ -121,14 +121,14 @@ def _uncorrectable(before: GpuState, now: GpuState) -> list[Change]:
         name: grown for name, count in now.blocks.items() if (grown := count - before.blocks.get(name, 0)) > 0
     }
     of_xgmi = min(new, by_block.pop(XGMI, 0))
-    found = []
+    noticed = []
     if of_xgmi:
-        found.append(Change(XGMI_ERROR, f"counts {counted(of_xgmi, 'new uncorrectable error')} ({XGMI})"))
+        noticed.append(Change(XGMI_ERROR, f"counts {counted(of_xgmi, 'new uncorrectable error')} ({XGMI})"))
     if new > of_xgmi:
         where = f" ({', '.join(sorted(by_block))})" if by_block else ""
         message = f"counts {counted(new - of_xgmi, 'new uncorrectable error')}{where}"
-        found.append(Change(GPU_RAS_UNCORRECTABLE, message))
-    return found
+        noticed.append(Change(GPU_RAS_UNCORRECTABLE, message))
+    return noticed
 
 
 def worth_reporting(reported: int, count: int) -> bool:
@@ -162,8 +162,8 @@ class Gpus(Sensor):
 
     def recall(self, memory: Any) -> None:
         """See Sensor."""
-        known = _MEMORY.validate_python(memory)
-        self._began, self._seen = dict(known.began), set(known.seen) & set(self._gpus)
+        remembered = _MEMORY.validate_python(memory)
+        self._began, self._seen = dict(remembered.began), set(remembered.seen) & set(self._gpus)
         # What slows a GPU down is a state that another agent has reported to the supervisor, if any has.
         self._last = {index: replace(state, throttled=None) for index, state in self._began.items()}
 
@@ -199,9 +199,9 @@ class Gpus(Sensor):
             health.index: GpuState.of(health) for health in ras.read(self._sources.root, self._sources.facts.gpus)
         }
         states |= {index: states.get(index, GpuState()) for index in self._gpus}
-        there = {index for index, gpu in self._gpus.items() if gpu.pci and is_there(root / gpu.pci)}
-        self._seen |= there  # a container may show the GPUs, and not the PCI bus
-        gone = self._seen - there
+        present = {index for index, gpu in self._gpus.items() if gpu.pci and is_there(root / gpu.pci)}
+        self._seen |= present  # a container may show the GPUs, and not the PCI bus
+        gone = self._seen - present
         return {index: replace(state, gone=index in gone) for index, state in states.items()}
 
     def _ask_tool(self, *, needed: bool) -> None:
@@ -214,15 +214,15 @@ class Gpus(Sensor):
         self._by_tool = _states_of(news, self._gpus)
 
     def _faults(self, index: int, before: GpuState, now: GpuState) -> list[Fault]:
-        found = changes(before, now)
+        noticed = changes(before, now)
         for name in ("correctable", "deferred"):
             if (new := _grown(before, now, name)) > 0:
                 count = self._corrected[index, name] = self._corrected.get((index, name), 0) + new
                 if worth_reporting(self._reported.get((index, name), 0), count):
                     self._reported[index, name] = count
                     message = f"counts {counted(count, f'{name} error')} since the attempt began"
-                    found.append(Change(GPU_RAS_CORRECTABLE, message))
-        return [self._fault(index, change) for change in found]
+                    noticed.append(Change(GPU_RAS_CORRECTABLE, message))
+        return [self._fault(index, change) for change in noticed]
 
     def _fault(self, index: int, change: Change) -> Fault:
         pci = self._gpus[index].pci if index in self._gpus else None
@@ -233,11 +233,11 @@ class Gpus(Sensor):
 def _states_of(answer: ToolAnswer, gpus: Mapping[int, Gpu]) -> dict[int, GpuState]:
     """Return the tool's states by the index that sysfs gives each GPU, if their PCI addresses are known."""
     by_pci = {gpu.pci: index for index, gpu in gpus.items() if gpu.pci}
-    found = {}
+    by_index = {}
     for health in answer.health:
         index = by_pci.get((health.pci or "").lower(), health.index)
-        found[index] = replace(GpuState.of(health), throttled=answer.throttled.get(health.index))
-    return found
+        by_index[index] = replace(GpuState.of(health), throttled=answer.throttled.get(health.index))
+    return by_index
 
 
 def make(context: NodeContext) -> Gpus | None:
@@ -250,5 +250,5 @@ def make(context: NodeContext) -> Gpus | None:
     nvidia = any(gpu.kind == "nvidia" for gpu in gpus) or (
         not gpus and sources.find("amd-smi") is None and sources.find("nvidia-smi") is not None
     )
-    wanted = nvidia or context.settings.amd_smi != "off"
-    return Gpus(context, sources, GpuTool(context, sources, nvidia=nvidia) if wanted else None)
+    uses_tool = nvidia or context.settings.amd_smi != "off"
+    return Gpus(context, sources, GpuTool(context, sources, nvidia=nvidia) if uses_tool else None)

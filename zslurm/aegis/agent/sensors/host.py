@@ -113,17 +113,17 @@ def oom_kills(root: Path) -> dict[str, int]:
 
 def cgroups_of_job(root: Path, text: str) -> list[tuple[str, Path]]:
     """Return where the memory of this process' Slurm job is counted, by /proc/self/cgroup; empty outside a job."""
-    found = []
+    groups = []
     for line in text.splitlines():
-        _, _, rest = line.partition(":")
-        controllers, _, path = rest.partition(":")
+        _, _, remainder = line.partition(":")
+        controllers, _, path = remainder.partition(":")
         parts = path.strip("/").split("/")
-        at = next((index for index, part in enumerate(parts) if _JOB.fullmatch(part)), None)
+        at = next((index for index, path_part in enumerate(parts) if _JOB.fullmatch(path_part)), None)
         if at is None or controllers not in ("", "memory"):
             continue
         kind, mount = ("v1", "sys/fs/cgroup/memory") if controllers else ("v2", "sys/fs/cgroup")
-        found.append((kind, root.joinpath(mount, *parts[: at + 1])))
-    return found
+        groups.append((kind, root.joinpath(mount, *parts[: at + 1])))
+    return groups
 
 
 def _oom_controls(directory: Path) -> Iterable[Path]:
@@ -142,8 +142,8 @@ def _kill_count(file: Path) -> int | None:
 
 def zombies(proc: Path, uid: int) -> int:
     """Return processes of a user that ended and were not collected by their parents."""
-    mine = [proc / pid for pid in names(proc) if pid.isdecimal() and _owner(proc / pid) == uid]
-    return sum((stat := read_stat(process)) is not None and stat[1][0] == "Z" for process in mine)
+    own_processes = [proc / pid for pid in names(proc) if pid.isdecimal() and _owner(proc / pid) == uid]
+    return sum((stat := read_stat(process)) is not None and stat[1][0] == "Z" for process in own_processes)
 
 
 def _owner(process: Path) -> int | None:

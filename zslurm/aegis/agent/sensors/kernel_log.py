@@ -142,16 +142,16 @@ class KernelLog(Sensor):
         self.close()
 
     def _fault(self, line: str) -> Fault | None:
-        found = self._match(line)
-        if found is None or (found.role == "benign" and found.clears is None):
+        match = self._match(line)
+        if match is None or (match.role == "benign" and match.clears is None):
             return None
-        kind = found.clears or found.kind
-        if self._is_one_too_many((kind, str(found.clears), found.gpu or "", found.nic or "")):
+        kind = match.clears or match.kind
+        if self._is_one_too_many((kind, str(match.clears), match.gpu or "", match.nic or "")):
             self._left_out += 1
             return None
         return self.context.fault(
-            kind, "kernel_log", line.strip()[:_LONGEST_LINE], role=found.role, scope=found.scope,
-            gpu=found.gpu, nic=found.nic, cleared=found.clears is not None,
+            kind, "kernel_log", line.strip()[:_LONGEST_LINE], role=match.role, scope=match.scope,
+            gpu=match.gpu, nic=match.nic, cleared=match.clears is not None,
         )  # fmt: skip
 
     def _is_one_too_many(self, key: tuple[str, ...]) -> bool:

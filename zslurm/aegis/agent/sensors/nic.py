@@ -92,8 +92,8 @@ def read_nic(root: Path, device: str) -> NicState:
 
 def _counters(directory: Path) -> dict[str, int]:
     """Return the counters that are compared; a NIC has more than seventy, and reading one may ask its firmware."""
-    known = [name for name in names(directory) if name in _WATCHED]
-    return {name: count for name in known if (count := read_int(directory / name)) is not None}
+    counters = [name for name in names(directory) if name in _WATCHED]
+    return {name: count for name in counters if (count := read_int(directory / name)) is not None}
 
 
 def _trouble(port: Path, netdevs: Iterable[Path]) -> str:
@@ -196,9 +196,9 @@ class Nics(Sensor):
                     message = f"{now.trouble} since before the agent started"
                     faults.append(self._fault(device, Change(NIC_LINK_DOWN, message, "advisory")))
                 continue
-            found = [*self._retries(device, before, now), *changes(before, now)]
-            found += self._retransmissions(device, before, now)
-            faults += [self._fault(device, change) for change in found]
+            noticed = [*self._retries(device, before, now), *changes(before, now)]
+            noticed += self._retransmissions(device, before, now)
+            faults += [self._fault(device, change) for change in noticed]
         self._is_first = False
         down = [device for device in self._devices if self._last[device].trouble]
         return Reading(faults=tuple(faults), values={"up": len(self._devices) - len(down), "down": down})

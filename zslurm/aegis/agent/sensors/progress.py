@@ -47,7 +47,7 @@ def ranks_in(
     Raises:
         OSError: the directory is there and cannot be read.
     """
-    found = records(directory)
+    progress_records = records(directory)
     now_ns = time.monotonic_ns() if now_ns is None else now_ns  # after the reading: no age is negative
     return tuple(
         RankProgress(
@@ -55,7 +55,7 @@ def ranks_in(
             round(_age_s(record, now_ns, paused_since), 2), record.waiting, round(record.work_ns / 1e9, 4),
             _is_halted(record.pid), is_gone(record.pid),
         )
-        for record in found
+        for record in progress_records
     )  # fmt: skip
 
 

@@ -205,8 +205,10 @@ class AttemptProgress:
     def move(self, rank: int, node: str) -> None:
         """Note that another process, on this node, is a rank of the attempt from now on."""
         former = self.ranks[rank]
-        left = (former.left | {former.node}) - {node}
-        self.ranks[rank] = RankState(node, former_pid=None if former.row is None else former.row.pid, left=left)
+        nodes_left = (former.left | {former.node}) - {node}
+        self.ranks[rank] = RankState(
+            node, former_pid=None if former.row is None else former.row.pid, left=nodes_left
+        )
         self.over_limit.discard(rank)
         self.ranks_on = _ranks_on([state.node for state in self.ranks])
 
@@ -275,8 +277,8 @@ class AttemptProgress:
         later = min(limit / 2, max(LATE_S, 2 * self.settings.sensors.progress_s))
         last = now - self.unheard_s(name, now)
         return any(
-            other != name and node.heard is not None and now - node.heard < limit and node.heard > last + later
-            for other, node in self.nodes.items()
+            peer != name and node.heard is not None and now - node.heard < limit and node.heard > last + later
+            for peer, node in self.nodes.items()
         )
 
     def is_lost(self, name: str) -> bool:

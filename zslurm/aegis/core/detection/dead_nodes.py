@@ -61,19 +61,19 @@ class DeadNodes:
             self._own_silent_at = now
         own_is_unknown = now - self._own_silent_at <= LATE_S  # its sensors report after its agent
         self._halted_by = set(halted_by) | ({own_node} if own_is_unknown else set())
-        ours = declared.keys() & progress.ranks_on.keys()
+        own_declared = declared.keys() & progress.ranks_on.keys()
         asked_about = witnesses.keys() & progress.ranks_on.keys()
-        found: list[Fault] = []
+        faults: list[Fault] = []
         silent = []  # and no more than that is known
-        for name in sorted(((unheard | asked_about) - self.dead) | (ours - self._declared)):
+        for name in sorted(((unheard | asked_about) - self.dead) | (own_declared - self._declared)):
             why = declared.get(name)
-            self._declared |= {name} & ours
+            self._declared |= {name} & own_declared
             if why is None and name in witnesses:
                 why = self._confirmed(name, witnesses[name], now, lost_peers=lost_peers)
             if why is None and name in unheard & trouble.keys():
                 why = f"its agent misses heartbeats; {trouble[name]}"
             if why is not None and (name != own_node or name in declared):
-                found.append(self._node_dead(name, why, now, wall))
+                faults.append(self._node_dead(name, why, now, wall))
                 self._halted_by.add(name)
             elif name in unheard:
                 silent.append(name)
@@ -82,10 +82,10 @@ class DeadNodes:
             if name != own_node and progress.others_report(name, now) and not progress.is_lost(name):
                 why = self._why_dead(name, now, lost_peers=lost_peers)
             if why is not None:
-                found.append(self._node_dead(name, why, now, wall))
+                faults.append(self._node_dead(name, why, now, wall))
             elif self._continues_without(name):
-                found += self._agent_lost(name, now, wall)
-        return found
+                faults += self._agent_lost(name, now, wall)
+        return faults
 
     def suspects(self, now: float) -> set[str]:
         """Return the nodes whose agents miss heartbeats and that may be dead, for all that is known."""

@@ -124,15 +124,15 @@ class Detector:
             halted_by: nodes that explain why no step is finished; None among them: nothing could be finished.
             own_node: the node that the supervisor itself runs on.
         """
-        found = self._sensors.take()
+        faults = self._sensors.take()
         if self._progress.ranks:
-            found += self._dead_nodes.check(
+            faults += self._dead_nodes.check(
                 now, wall, dead or {}, lost_peers=lost_peers, halted_by=halted_by, own_node=own_node,
             )  # fmt: skip
             if self._hangs.is_suspected(now):
-                found += self._check_halt(now, wall)
-            found += self._stragglers.check(now, wall)
-        return found
+                faults += self._check_halt(now, wall)
+            faults += self._stragglers.check(now, wall)
+        return faults
 
     def _check_halt(self, now: float, wall: float) -> list[Fault]:
         """Return dead nodes, else ranks that hang: none hangs that waits for a dead node or a lost rank."""

@@ -51,8 +51,8 @@ def early_exits(
     if any(words in step_log for words in _NOT_ALL_REPORTED) or (step_exit != 0 and not failures):
         return []
     lost = {*dead, *failed_nodes(step_log), *launch_failures(step_log)}
-    known = {rank for failure in failures for rank in failure.ranks} | {int(end["rank"]) for end in rank_ends}
-    early = [rank for rank, node in enumerate(rank_nodes) if rank not in known and node not in lost]
+    accounted = {rank for failure in failures for rank in failure.ranks} | {int(end["rank"]) for end in rank_ends}
+    early = [rank for rank, node in enumerate(rank_nodes) if rank not in accounted and node not in lost]
     # The complaints of its peers came after it.
     when = min([now, *(float(end["time"]) for end in rank_ends)])
     if len(early) > _MOST_NAMED:

@@ -121,7 +121,7 @@ def _operation(entry: Mapping[str, Any], groups: Mapping[Any, Group]) -> Operati
 
 
 def _frozen(size: Any) -> Any:
-    return tuple(_frozen(part) for part in size) if isinstance(size, list | tuple) else size
+    return tuple(_frozen(item) for item in size) if isinstance(size, list | tuple) else size
 
 
 def find_culprits(operations: Mapping[int, Sequence[Operation]], unread: Iterable[int] = ()) -> list[Culprits]:
@@ -131,34 +131,34 @@ def find_culprits(operations: Mapping[int, Sequence[Operation]], unread: Iterabl
         operations: of each rank that left a dump.
         unread: ranks whose dump could not be read: nothing is known of them.
     """
-    known = {rank: _latest(called) for rank, called in operations.items()}
+    latest_calls = {rank: _latest(called) for rank, called in operations.items()}
     pending: dict[tuple[Group, int], dict[int, Operation]] = {}
     for rank, called in operations.items():
         for operation in called:
             if not operation.finished:
                 pending.setdefault((operation.group, operation.number), {})[rank] = operation
-    waiting = {rank for those in pending.values() for rank in those}
-    oldest_first = sorted(pending.items(), key=lambda item: min(one.created for one in item[1].values()))
+    waiting = {rank for by_rank in pending.values() for rank in by_rank}
+    oldest_first = sorted(pending.items(), key=lambda item: min(call.created for call in item[1].values()))
 
-    odd = [culprits for place, _ in oldest_first if (culprits := _mismatched(place, operations))]
-    found = odd or _stuck(oldest_first, operations)
-    if found:
-        return found
+    odd = [culprits for operation_key, _ in oldest_first if (culprits := _mismatched(operation_key, operations))]
+    culprits_found = odd or _stuck(oldest_first, operations)
+    if culprits_found:
+        return culprits_found
     unknown, seen = set(unread), set[int]()
     behind: list[Culprits] = []
-    for (group, number), those in oldest_first:
+    for (group, number), by_rank in oldest_first:
         absent = [
             rank
             for rank in group.ranks
-            if rank not in those and rank not in unknown and known.get(rank, {}).get(group, -1) < number
+            if rank not in by_rank and rank not in unknown and latest_calls.get(rank, {}).get(group, -1) < number
         ]
-        operation = next(iter(those.values()))
+        operation = next(iter(by_rank.values()))
         if missing := tuple(rank for rank in absent if rank not in waiting and rank not in seen):
             seen.update(missing)
-            found.append(Culprits("missing", missing, operation))
+            culprits_found.append(Culprits("missing", missing, operation))
         elif absent and not behind:
             behind.append(Culprits("behind", tuple(absent), operation))
-    return found or behind
+    return culprits_found or behind
 
 
 def _latest(found: Iterable[Operation]) -> dict[Group, int]:
@@ -199,26 +199,26 @@ def _stuck(
 ) -> list[Culprits]:
     """Return ranks that have not finished what other members have."""
     first_pending: dict[tuple[int, Group], int] = {}
-    for (group, number), those in oldest_first:
-        for rank in those:
+    for (group, number), by_rank in oldest_first:
+        for rank in by_rank:
             key = (rank, group)
             first_pending[key] = min(number, first_pending.get(key, number))
-    found: list[Culprits] = []
+    stuck: list[Culprits] = []
     seen: set[int] = set()
-    for (group, number), those in oldest_first:
+    for (group, number), by_rank in oldest_first:
         passed = [
             rank
             for rank in group.ranks
-            if rank not in those
+            if rank not in by_rank
             and (
                 first_pending.get((rank, group), -1) > number or _finished(operations.get(rank, ()), group, number)
             )
         ]
-        if passed and (fresh := tuple(rank for rank in those if rank not in seen)):
+        if passed and (fresh := tuple(rank for rank in by_rank if rank not in seen)):
             seen.update(fresh)
-            found.append(Culprits("stuck", fresh, those[fresh[0]]))
-    return found
+            stuck.append(Culprits("stuck", fresh, by_rank[fresh[0]]))
+    return stuck
 
 
 def _finished(found: Iterable[Operation], group: Group, number: int) -> bool:
-    return any(one.finished and one.group == group and one.number >= number for one in found)
+    return any(call.finished and call.group == group and call.number >= number for call in found)

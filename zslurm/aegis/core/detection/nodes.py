@@ -135,11 +135,11 @@ class NodeTable(dict[str, NodeState]):
         While no agent reports at all, those are only the nodes that Slurm calls down: a controller that has just
         come back starts nothing anywhere, and has not heard of any node yet.
         """
-        found = {name: node for name, node in self.items() if node.slurm_state or node.unreachable}
-        responding = bool(found) and self.any_responding(now)
+        troubled = {name: node for name, node in self.items() if node.slurm_state or node.unreachable}
+        responding = bool(troubled) and self.any_responding(now)
         return {
             name: node.slurm_state or node.unreachable
-            for name, node in found.items()
+            for name, node in troubled.items()
             if responding or (node.slurm_state and node.is_down)
         }
 
@@ -167,7 +167,7 @@ class NodeTable(dict[str, NodeState]):
         due = [name for name in in_order if name in silent and self._is_due(self[name], now)]
         free = max(0, _AT_ONCE - sum(node.is_asked_about for node in self.values()))
         every = dict.fromkeys([*in_order, *self])
-        places = {name: place for place, name in enumerate(every) if name in self}
+        places = {name: positions for positions, name in enumerate(every) if name in self}
         asked = due[:free]
         for name in asked:
             self[name].is_asked_about = True
@@ -181,5 +181,5 @@ class NodeTable(dict[str, NodeState]):
 
 def _nearest(places: Mapping[str, int], name: str, silent: Collection[str]) -> tuple[str, ...]:
     """Return the nodes nearest to one that are not silent."""
-    near = (other for other in places if other not in silent)
-    return tuple(sorted(near, key=lambda other: abs(places[other] - places[name]))[:_NEIGHBOURS])
+    near = (neighbour for neighbour in places if neighbour not in silent)
+    return tuple(sorted(near, key=lambda neighbour: abs(places[neighbour] - places[name]))[:_NEIGHBOURS])

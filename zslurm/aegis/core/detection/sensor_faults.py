@@ -94,10 +94,10 @@ class SensorFaults:
         """Return a first report without what came and went, and was recorded before."""
         last = {_key(fault): fault for fault in named}
         came_and_went = {key for key, fault in last.items() if fault.cleared and key not in self._open}
-        known = {
+        recorded = {
             key for key in came_and_went if all((key, f.line) in self._recorded for f in named if _key(f) == key)
         }
-        return [fault for fault in named if _key(fault) not in known]
+        return [fault for fault in named if _key(fault) not in recorded]
 
     def take(self) -> list[Fault]:
         """Return what is new since the last call."""
@@ -106,12 +106,12 @@ class SensorFaults:
 
     def _feed_availability(self, report: SensorReport, time: float) -> None:
         node, key = report.stamp.node, (report.stamp.node, report.sensor)
-        known = self._unavailable.get(key)
+        reason_before = self._unavailable.get(key)
         if report.ok:
             if self._unavailable.pop(key, None) is not None:
                 line = f"{report.sensor}: can be read again"
                 self._new.append(_unavailable(node, report.sensor, line, time, cleared=True))
-        elif known is None or (report.why and report.why != known):
+        elif reason_before is None or (report.why and report.why != reason_before):
             self._unavailable[key] = report.why
             line = f"{report.sensor}: {report.why or 'cannot be read'}"
             self._new.append(_unavailable(node, report.sensor, line, time))

@@ -33,8 +33,8 @@ class StragglerDetector:
     def feed(self, rows: Iterable[RankProgress]) -> None:
         """Take the progress of some ranks."""
         for row in rows:
-            known = self._rows.get(row.rank)
-            if known is not None and row.work_s < known.work_s:
+            row_before = self._rows.get(row.rank)
+            if row_before is not None and row.work_s < row_before.work_s:
                 self._window_began = None  # it counts from the beginning
             self._rows[row.rank] = row
 
@@ -61,20 +61,20 @@ class StragglerDetector:
     def _compare(
         self, rates: dict[int, float], median: float, began: float, now: float, wall: float
     ) -> list[Fault]:
-        found: list[Fault] = []
+        faults: list[Fault] = []
         for number, rate in rates.items():
             if rate <= self._limits.factor * median:
                 self._slow_since.pop(number, None)
                 if number in self._slow:
                     self._slow.discard(number)
-                    found.append(self._straggler(number, rate / median, wall, cleared=True))
+                    faults.append(self._straggler(number, rate / median, wall, cleared=True))
             elif (
                 now - self._slow_since.setdefault(number, began) >= self._limits.after_s
                 and number not in self._slow
             ):
                 self._slow.add(number)
-                found.append(self._straggler(number, rate / median, wall))
-        return found
+                faults.append(self._straggler(number, rate / median, wall))
+        return faults
 
     def move(self, rank: int, node: str) -> None:
         """Note that another process, on this node, is a rank from now on: nothing is known of how fast it is."""

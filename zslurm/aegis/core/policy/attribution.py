@@ -43,14 +43,14 @@ class Attribution:
         root = self.root
         if root is None:
             return self.rule.message
-        place = [
+        parts = [
             root.node,
             None if root.gpu is None else f"GPU {root.gpu}",
             None if root.nic is None else f"NIC {root.nic}",
             None if root.rank is None else f"rank {root.rank}",
             f"after step {root.step}" if root.step is not None and root.step > 0 else None,
         ]
-        where = ", ".join(part for part in place if part)
+        where = ", ".join(word for word in parts if word)
         return f"{where}: {self.rule.message}" if where else self.rule.message
 
 
@@ -59,12 +59,12 @@ def attribute(
 ) -> Attribution:
     """Choose the root among `roots`, by time (`roots_of`), and the nodes that are excluded for it."""
     roots = believable(roots, attempt_state)
-    known = active_exclusions(history.exclusions, attempt_state.now)
+    active = active_exclusions(history.exclusions, attempt_state.now)
     certain = [fault for fault in roots if fault.rule.certain]
     leading = [fault for fault in roots if fault.rule.then == "requeue"] + certain
     if leading:
         nodes = dict.fromkeys(fault.node for fault in certain if fault.node is not None)
-        exclude = tuple(node for node in nodes if node not in known)
+        exclude = tuple(node for node in nodes if node not in active)
         return Attribution(leading[0], exclude)
     root = first_cause(roots)
     if root is None:
@@ -75,7 +75,7 @@ def attribute(
         return Attribution(root)
     if len({fault.node for fault in roots if fault.kind == root.kind and fault.node is not None}) > 1:
         return Attribution(replace(root, node=None, gpu=None, nic=None))
-    if root.node in known or not _proven(root, root.node, attempt_state, history, settings):
+    if root.node in active or not _proven(root, root.node, attempt_state, history, settings):
         return Attribution(root)
     return Attribution(root, (root.node,))
 

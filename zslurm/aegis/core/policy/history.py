@@ -64,8 +64,8 @@ def fault_in(value: object) -> Fault | None:
     kinds: dict[str, Any] = {"time": int | float, "rank": int | None, "step": int | None}
     text = (*("kind", "source", "line"), *("node", "gpu", "nic", "fingerprint"))
     kinds |= {name: str if name in text[:3] else str | None for name in text}
-    known = value.get("role") in get_args(Role) and value.get("scope") in get_args(Scope)
-    if not known or not all(isinstance(value.get(name), kind) for name, kind in kinds.items()):
+    is_fault = value.get("role") in get_args(Role) and value.get("scope") in get_args(Scope)
+    if not is_fault or not all(isinstance(value.get(name), kind) for name, kind in kinds.items()):
         return None
     return Fault.of(value)
 

@@ -105,25 +105,25 @@ def plan_in_memory(
         lost = [rank for rank in sorted(ranks.lost) if ranks.nodes[rank] == node]
         for rank in kept.keys() & set(lost):
             members[rank], nodes[rank] = kept[rank], node_of(kept[rank])
-        place: str | None = node
+        target: str | None = node
         if node in ranks.dead:
             begun = next((nodes[rank] for rank in lost if rank in kept), None)
-            place = begun or _spare_for(len(lost), free, ranks)
+            target = begun or _spare_for(len(lost), free, ranks)
         lost = [rank for rank in lost if rank not in kept]
-        if place is None:
+        if target is None:
             fewer = len(set(ranks.nodes) - ranks.dead)
             if why := why_not_fewer(fewer):
                 has = counted(len(lost), "warm process", "warm processes")
                 return InMemory(reason=f"no spare node has {has}, and fewer nodes are not used: {why}")
             left_out |= set(lost)
             continue
-        if (missing := len(lost) - len(free.get(place, ()))) > 0:
+        if (missing := len(lost) - len(free.get(target, ()))) > 0:
             waits = True
-            if (more := missing - ranks.coming.get(place, 0)) > 0:
-                start[place] = more
+            if (more := missing - ranks.coming.get(target, 0)) > 0:
+                start[target] = more
             continue
         for rank in lost:
-            members[rank], nodes[rank] = free[place].pop(0), place
+            members[rank], nodes[rank] = free[target].pop(0), target
     if waits:
         return InMemory(start=start, waits=True)
     if left_out and ranks.lost != left_out:
@@ -149,12 +149,12 @@ def plan_move(ranks: Ranks, node: str, *, unfit: Collection[str] = ()) -> InMemo
     if len(moved) == len(ranks.members):
         return InMemory(reason=f"every rank is on {node}, so no other node keeps their state")
     free = {name: list(warm) for name, warm in ranks.warm.items() if name not in {*ranks.dead, *unfit, node}}
-    place = _spare_for(len(moved), free, ranks)
-    if place is None or len(free.get(place, ())) < len(moved):  # it may get them yet
+    target = _spare_for(len(moved), free, ranks)
+    if target is None or len(free.get(target, ())) < len(moved):  # it may get them yet
         return InMemory(reason=f"no spare node has {counted(len(moved), 'warm process', 'warm processes')}")
     members, nodes = list(ranks.members), list(ranks.nodes)
     for rank in moved:
-        members[rank], nodes[rank] = free[place].pop(0), place
+        members[rank], nodes[rank] = free[target].pop(0), target
     return InMemory(tuple(members), tuple(nodes))
 
 
@@ -178,8 +178,8 @@ def _blocking_reason(ranks: Ranks, faults: Collection[Fault], most_tries: int) -
 
     over = [fault for fault in faults if fault.kind == RANK_HANG and fault.rank in ranks.ended]
     roots = [fault for fault in faults if fault.role == "root" and fault not in over and not elsewhere(fault)]
-    if other := next((fault for fault in roots if not fault.rule.in_memory), None):
-        return why_not_in_memory(other)
+    if other_fault := next((fault for fault in roots if not fault.rule.in_memory), None):
+        return why_not_in_memory(other_fault)
     if len(ranks.lost) == size:
         return "no rank survived"
     if ranks.step < 0:
@@ -208,10 +208,15 @@ _OF_KIND: Mapping[FaultKind, str] = {
 
 def _spare_for(ranks: int, free: Mapping[str, Sequence[str]], now: Ranks) -> str | None:
     """Return a node without ranks that has enough warm processes, or at least gets them."""
-    there = {node: len(warm) for node, warm in free.items()}
-    soon = {node: there.get(node, 0) + coming for node, coming in now.coming.items()}
+    warm_now = {node: len(warm) for node, warm in free.items()}
+    soon = {node: warm_now.get(node, 0) + coming for node, coming in now.coming.items()}
     unusable = {*now.nodes, *now.dead}
     return next(
-        (node for has in (there, soon) for node, count in has.items() if node not in unusable and count >= ranks),
+        (
+            node
+            for has in (warm_now, soon)
+            for node, count in has.items()
+            if node not in unusable and count >= ranks
+        ),
         None,
     )

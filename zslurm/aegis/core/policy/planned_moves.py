@@ -43,13 +43,13 @@ def nodes_to_leave(faults: Sequence[Fault], nodes: Collection[str]) -> list[Leav
         faults: those of an attempt, oldest first; of stragglers those count that are roots (`straggler.act`).
         nodes: where the ranks are.
     """
-    found: dict[str, str] = {}
+    reasons: dict[str, str] = {}
     for index, fault in enumerate(faults):
-        if fault.node is None or fault.node not in nodes or fault.node in found or fault.cleared:
+        if fault.node is None or fault.node not in nodes or fault.node in reasons or fault.cleared:
             continue
         if reason := _reason(fault, faults[: index + 1], faults[index + 1 :]):
-            found[fault.node] = reason
-    return [Leave(node, reason) for node, reason in found.items()]
+            reasons[fault.node] = reason
+    return [Leave(node, reason) for node, reason in reasons.items()]
 
 
 def _reason(fault: Fault, until: Sequence[Fault], after: Sequence[Fault]) -> str:

@@ -45,14 +45,14 @@ _BY_SLURM = frozenset({"srun", "slurm"})
 
 def alarm(attempt_state: AttemptSummary, history: History, settings: AegisSection, *, spares: int = 0) -> Alarm:
     """Return whether faults end an attempt that still runs; `spares` counts healthy nodes that are not in use."""
-    found = [
+    serious = [
         fault
         for fault in roots_of(attempt_state, settings)
         if _ends_it(fault, attempt_state, settings, spares) and not _was_acted_on(fault, history)
     ]
-    if not found:
+    if not serious:
         return Alarm(give_up=False)
-    chosen = attribute(found, attempt_state, history, settings)
+    chosen = attribute(serious, attempt_state, history, settings)
     if chosen.root is None:
         return Alarm(True, None, "no node of the attempt answers")
     tolerated = chosen.rule.while_running == "tolerate"
@@ -260,17 +260,17 @@ class _Case:
         """The cheapest way to continue."""
         if self.cause.rule.then == "requeue":
             return self._requeue()
-        there, least = self.resources, self.settings.min_nodes
+        resources, least = self.resources, self.settings.min_nodes
         gone = {*self.cause.exclude, *self.bad_spares()}
-        usable = [node for node in there.nodes if node not in gone]
+        usable = [node for node in resources.nodes if node not in gone]
         remaining = set(usable)
-        lost = [node for node in there.in_use if node not in remaining]
+        lost = [node for node in resources.in_use if node not in remaining]
         if not lost:
             return self._restart()
-        if not there.outlives_nodes and not set(lost) <= set(there.nodes):
+        if not resources.outlives_nodes and not set(lost) <= set(resources.nodes):
             return self._requeue()  # a node died, and the job ends with it
-        if len(usable) >= there.needed:
-            kept = [node for node in usable if node in there.in_use]
+        if len(usable) >= resources.needed:
+            kept = [node for node in usable if node in resources.in_use]
             spares = self._nearest_spares(kept, [node for node in usable if node not in kept])
             nodes = [node for node in usable if node in kept or node in spares]
             return self._start("swap", nodes, f"{compress(spares)} in place of {compress(lost)}")
@@ -280,21 +280,21 @@ class _Case:
 
     def _nearest_spares(self, kept: Sequence[str], spares: Sequence[str]) -> list[str]:
         """Return the spares that take the places of lost nodes: those that cost the fewest hops, if known."""
-        there, count = self.resources, max(0, self.resources.needed - len(kept))
-        if there.slices is None or count >= len(spares):
+        resources, count = self.resources, max(0, self.resources.needed - len(kept))
+        if resources.slices is None or count >= len(spares):
             return list(spares[:count])
-        return Fabric(there.slices).join(kept, spares, count)
+        return Fabric(resources.slices).join(kept, spares, count)
 
     def _shrink(self, usable: Sequence[str], lost: Sequence[str]) -> Decision:
         """Fewer nodes; or the queue, if the wait for all of them is expected to cost less."""
-        there, how = self.resources, f"continue with {counted(len(usable), 'node')}, without {compress(lost)}"
+        resources, how = self.resources, f"continue with {counted(len(usable), 'node')}, without {compress(lost)}"
         after_wait = self._nodes_of_requeue()
         if after_wait <= len(usable):
             return self._start("shrink", usable, f"{how}: no other node can be had")
-        if there.work is None:
+        if resources.work is None:
             return self._start("shrink", usable, how)
         wait_s = expected_wait_s(self.history, self.settings)
-        weighed = weigh(there.work, len(usable), after_wait, len(there.in_use), wait_s)
+        weighed = weigh(resources.work, len(usable), after_wait, len(resources.in_use), wait_s)
         decision = self._start("shrink", usable, f"{how}: {weighed}")
         if not weighed.shrinks:
             decision = self._requeue()
@@ -303,21 +303,21 @@ class _Case:
 
     def _nodes_of_requeue(self) -> int:
         """Return the nodes that the ranks would have after a requeue; 0 if it cannot be done."""
-        there = self.resources
-        if not there.can_requeue or there.demanded & set(self.cause.exclude):
+        resources = self.resources
+        if not resources.can_requeue or resources.demanded & set(self.cause.exclude):
             return 0
-        left = self._left_elsewhere()
-        return there.needed if left is None else min(there.needed, left)
+        elsewhere = self._left_elsewhere()
+        return resources.needed if elsewhere is None else min(resources.needed, elsewhere)
 
     def _left_elsewhere(self) -> int | None:
         """Return the usable nodes that a requeued job could have; None if Slurm does not report them.
 
         Slurm counts an excluded node that is alive as usable, until it is excluded there.
         """
-        there = self.resources
-        if there.elsewhere is None:
+        resources = self.resources
+        if resources.elsewhere is None:
             return None
-        return there.elsewhere - len(set(self.cause.exclude) & set(there.nodes))
+        return resources.elsewhere - len(set(self.cause.exclude) & set(resources.nodes))
 
     def _restart(self) -> Decision:
         """The same nodes again."""
@@ -340,47 +340,45 @@ class _Case:
 
     def _requeue(self) -> Decision:
         """Back into the queue, on as many nodes as can be had."""
-        there, exclude = self.resources, self.cause.exclude
-        if not there.can_requeue:
+        resources, exclude = self.resources, self.cause.exclude
+        if not resources.can_requeue:
             return self._without_exclusion("no other node is there, and the job cannot be requeued")
-        if demanded := there.demanded & set(exclude):
+        if demanded := resources.demanded & set(exclude):
             return self._without_exclusion(
                 f"no other node is there, and slurm.nodelist demands {compress(demanded)}"
             )
-        asked = there.needed if there.asked is None else there.asked
-        known = self._left_elsewhere()
-        left = asked if known is None else known
+        asked = resources.needed if resources.asked is None else resources.asked
+        elsewhere = self._left_elsewhere()
+        available = asked if elsewhere is None else elsewhere
         without = f" without {compress(exclude)}" if exclude else ""
-        if left >= asked:
+        if available >= asked:
             return Decision("requeue", self._reason(f"requeue{without}"), self.cause.root, exclude)
-        if left >= min(there.needed, self.settings.min_nodes or there.needed):
-            how = f"requeue on {counted(left, 'node')}{without}"
-            return Decision("requeue", self._reason(how), self.cause.root, exclude, n_nodes=left)
+        if available >= min(resources.needed, self.settings.min_nodes or resources.needed):
+            how = f"requeue on {counted(available, 'node')}{without}"
+            return Decision("requeue", self._reason(how), self.cause.root, exclude, n_nodes=available)
         if not exclude:
-            how = (
-                f"requeue, and wait until {counted(there.needed, 'node is', 'nodes are')} up; now there are {left}"
-            )
+            needed = counted(resources.needed, "node is", "nodes are")
+            how = f"requeue, and wait until {needed} up; now there are {available}"
             return Decision("requeue", self._reason(how), self.cause.root)
-        return self._without_exclusion(
-            f"{counted(left, 'usable node is', 'usable nodes are')} left, and the run needs {there.needed}"
-        )
+        usable = counted(available, "usable node is", "usable nodes are")
+        return self._without_exclusion(f"{usable} left, and the run needs {resources.needed}")
 
     def _without_exclusion(self, why: str) -> Decision:
         """Do not exclude a node: restart with it, within the budget; replace it or requeue if it is dead."""
-        there = self.resources
+        resources = self.resources
         if self.cause.rule.must_leave:
             return self._stop(why)
         case = replace(self, cause=replace(self.cause, exclude=()))
         if stop := case._budget_spent():
             return stop
-        dead = [node for node in there.in_use if node not in there.nodes]
+        dead = [node for node in resources.in_use if node not in resources.nodes]
         if not dead and not self.time_is_up:
             return replace(case._restart(), reason=f"{case._reason(why)}; restart in place")
-        spared = set(there.nodes) - set(case.bad_spares())
-        if dead and there.outlives_nodes and len(spared) >= there.needed and not self.time_is_up:
+        spared = set(resources.nodes) - set(case.bad_spares())
+        if dead and resources.outlives_nodes and len(spared) >= resources.needed and not self.time_is_up:
             decision = case.go_on()  # a spare takes the place
             return replace(decision, reason=f"{decision.reason}; {why}")
-        if not there.can_requeue:
+        if not resources.can_requeue:
             return self._stop(why)
         how = f"requeue, and wait for {compress(dead)}" if dead else "requeue with it"
         return Decision("requeue", self._reason(f"{why}; {how}"), self.cause.root)

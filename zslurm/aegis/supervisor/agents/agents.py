@@ -165,13 +165,13 @@ class Agents:
             links, self.liveness.links = self.liveness.links, []
         for link in links:
             link.close_input()
-        left = [link for link in links if not link.wait(max(0.1, min(5.0, deadline - time.monotonic())))]
-        if left and self._launcher.on_slurm:
-            names = [link.name for link in left]
+        open_links = [link for link in links if not link.wait(max(0.1, min(5.0, deadline - time.monotonic())))]
+        if open_links and self._launcher.on_slurm:
+            names = [link.name for link in open_links]
             killer = threading.Thread(target=self._launcher.kill_steps, args=(names,), daemon=True)
             killer.start()
             killer.join(max(0.1, deadline - time.monotonic()))
-        for link in left:
+        for link in open_links:
             link.kill()
         if not self._launcher.on_slurm:
             self._launcher.local_record.unlink(missing_ok=True)
@@ -270,9 +270,9 @@ class Agents:
             rank: of `end_rank`.
         """
         with self._lock:
-            known = set(self.liveness.nodes)
-        asked = set(nodes or known) & known
-        named = () if asked == known else tuple(sorted(asked))
+            heard_nodes = set(self.liveness.nodes)
+        asked = set(nodes or heard_nodes) & heard_nodes
+        named = () if asked == heard_nodes else tuple(sorted(asked))
         about = self.attempt if attempt is None else attempt
         return self._ask(Command(do, attempt=about, kill=kill, nodes=named, rank=rank), asked, timeout_s)
 

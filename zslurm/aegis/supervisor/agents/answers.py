@@ -41,6 +41,6 @@ class AgentAnswers:
     def wait(self, number: int, nodes: Set[str], timeout_s: float) -> dict[str, Answer]:
         """Wait for the answers of these nodes; return those that came in time."""
         with self._changed:
-            given = self._given[number]
-            self._changed.wait_for(lambda: nodes <= given.keys(), timeout_s)
-            return {node: answer for node, answer in given.items() if node in nodes}
+            answers_so_far = self._given[number]
+            self._changed.wait_for(lambda: nodes <= answers_so_far.keys(), timeout_s)
+            return {node: answer for node, answer in answers_so_far.items() if node in nodes}

@@ -60,8 +60,8 @@ class Inquiry:
         """Learn the address of each node's slurmd, while Slurm and the name service are well."""
         while not self._over.is_set():
             try:
-                found = self._client().slurmd_addresses(self._nodes)
-                self._addresses = {name: _resolved(address) for name, address in found.items()}
+                addresses = self._client().slurmd_addresses(self._nodes)
+                self._addresses = {name: _resolved(address) for name, address in addresses.items()}
                 return
             except (ZslurmError, OSError):
                 self._over.wait(_ADDRESSES_AGAIN_S)
@@ -78,9 +78,9 @@ class Inquiry:
         address = self._addresses.get(name)
         # Where nothing comes back from a node that reports either, slurmd's ports are closed off: no evidence.
         control = self._addresses.get(neighbours[0]) if neighbours else None
-        found: dict[str, Reach] = {}
+        reaches: dict[str, Reach] = {}
         probes = [
-            threading.Thread(target=self._probe, args=(found, *probe), daemon=True)
+            threading.Thread(target=self._probe, args=(reaches, *probe), daemon=True)
             for probe in (("own", address), ("control", control))
         ]
         for probe in probes:
@@ -91,11 +91,11 @@ class Inquiry:
         for probe in probes:
             probe.join(CONNECT_S)
         seen = {node: reach_of(answer.values.get("port")) for node, answer in answers.items()}
-        own = found.get("own", "unknown")
-        if found.get("control") == "nothing":
-            own = "unknown" if own == "nothing" else own
+        own_reach = reaches.get("own", "unknown")
+        if reaches.get("control") == "nothing":
+            own_reach = "unknown" if own_reach == "nothing" else own_reach
             seen = {node: "unknown" if port == "nothing" else port for node, port in seen.items()}
-        return WitnessReport(asked_at, own, seen)
+        return WitnessReport(asked_at, own_reach, seen)
 
     @staticmethod
     def _probe(found: dict[str, Reach], which: str, address: Address | None) -> None:

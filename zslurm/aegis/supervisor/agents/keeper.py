@@ -99,22 +99,22 @@ class AgentKeeper:
     def _check_links(self, now: float) -> None:
         """See what srun reports of its agents, and whether it still takes what we write."""
         for link in self._liveness.present_links():
-            mine = self._liveness.of(link)
-            if link.refused and self._liveness.bisect(mine):
+            own_nodes = self._liveness.of(link)
+            if link.refused and self._liveness.bisect(own_nodes):
                 self._end(link)
                 continue
             for name, why in link.without_node().items():
-                if name in mine and mine[name].unreachable != why:
-                    mine[name].unreachable = why
+                if name in own_nodes and own_nodes[name].unreachable != why:
+                    own_nodes[name].unreachable = why
                     self._tell(NodeUnreachable(name, why))
             for name, why in link.ended().items():
-                if name in mine:
-                    self.mark_lost(name, mine[name], why, now)
+                if name in own_nodes:
+                    self.mark_lost(name, own_nodes[name], why, now)
             if link.stuck_for(now) > _STUCK_S:
-                for name, node in mine.items():
+                for name, node in own_nodes.items():
                     self.mark_lost(name, node, "the step of its agents takes no more commands", now)
                 self._end(link)
-            elif link.over or not mine:
+            elif link.over or not own_nodes:
                 self._end(link)
 
     def _check_heartbeats(self, now: float) -> None:
@@ -146,7 +146,7 @@ class AgentKeeper:
     def _start_step(self, nodes: list[str]) -> None:
         if not nodes or self._launcher.over.is_set():
             return
-        known = self._liveness.nodes
+        liveness = self._liveness.nodes
         # Agents before these have seen how an attempt began; the first of all see it themselves.
         attempt = self._present_attempt()
         watched = attempt if self._started_recorded or attempt == self._adopted else 0
@@ -155,11 +155,11 @@ class AgentKeeper:
         except OSError as error:
             self.unavailable(f"{error.filename or 'the step'}: {error.strerror}")
             for name in nodes:
-                known[name].could_not_start(time.monotonic())
+                liveness[name].could_not_start(time.monotonic())
             return
         self._liveness.links.append(link)
         for name in nodes:
-            known[name].link, known[name].heard = link, None
+            liveness[name].link, liveness[name].heard = link, None
 
     def _end(self, link: AgentLink) -> None:
         if link in self._liveness.links:
@@ -173,11 +173,11 @@ class AgentKeeper:
             nodes = {node.name: node for node in self._launcher.client().nodes()}
             with self._liveness.lock:
                 missed = self._liveness.missed(self._timeout_s / 2, time.monotonic())
-                found = {name: nodes.get(name) for name in missed}
-                states = {name: "" if node is None else bad_state(node) for name, node in found.items()}
+                node_info = {name: nodes.get(name) for name in missed}
+                states = {name: "" if node is None else bad_state(node) for name, node in node_info.items()}
                 for name, state in states.items():
                     self._liveness.nodes[name].slurm_state = state
-            down = frozenset(name for name, node in found.items() if node is not None and node.state in DOWN)
+            down = frozenset(name for name, node in node_info.items() if node is not None and node.state in DOWN)
             self._tell(SlurmAnswered(states, down))
         except ZslurmError:
             pass

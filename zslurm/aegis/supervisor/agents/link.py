@@ -79,16 +79,16 @@ class AgentLink:
     # --- what comes -----------------------------------------------------------------------------------------
 
     def _read(self, pipe: IO[bytes], take: Callable[[bytes], None]) -> None:
-        rest = b""
+        remainder = b""
         while block := os.read(pipe.fileno(), _BLOCK):
-            *lines, rest = (rest + block).split(b"\n")
+            *lines, remainder = (remainder + block).split(b"\n")
             for line in lines:
                 take(line)
-            if len(rest) > _LONGEST_LINE:
-                rest = b""
+            if len(remainder) > _LONGEST_LINE:
+                remainder = b""
             if len(block) < _BLOCK // 2:
                 time.sleep(_GATHER_S)
-        take(rest)
+        take(remainder)
 
     def _take_line(self, line: bytes) -> None:
         self._heard(self, line)
@@ -119,10 +119,10 @@ class AgentLink:
     def without_node(self) -> dict[str, str]:
         """Return the nodes that Slurm cannot reach or has declared dead, with its message."""
         text = self.error_output()
-        found = launch_failures(text) | dict.fromkeys(failed_nodes(text), "Slurm declared it failed")
+        failures = launch_failures(text) | dict.fromkeys(failed_nodes(text), "Slurm declared it failed")
         if len(self.nodes) == 1 and "Required node not available" in text:
-            found[self.nodes[0]] = "Slurm: required node not available (down, drained or reserved)"
-        return found
+            failures[self.nodes[0]] = "Slurm: required node not available (down, drained or reserved)"
+        return failures
 
     @property
     def refused(self) -> bool:

@@ -167,12 +167,12 @@ class Liveness:
         ]
         refused = [name for name in due if self.nodes[name].max_step_nodes is not None]
         single = [name for name in due if self.nodes[name].max_step_nodes is None]
-        whole: list[list[str]] = []
+        whole_steps: list[list[str]] = []
         if single and (len(single) == len(self.nodes) or len(single) > 4 * at_once):
-            whole, single = [single], []  # the whole step was lost
+            whole_steps, single = [single], []  # the whole step was lost
         starting = {node.link for node in self.nodes.values() if node.is_starting(now)}
         parts = [[name] for name in single] + self._parts(refused)
-        return whole + parts[: max(0, at_once - len(starting) - len(whole))]
+        return whole_steps + parts[: max(0, at_once - len(starting) - len(whole_steps))]
 
     def _parts(self, names: Iterable[str]) -> list[list[str]]:
         """Divide nodes of refused steps into smaller steps, those of the largest first."""

@@ -153,9 +153,9 @@ class AgentLauncher:
         while not self.over.is_set():
             try:
                 client = self.client()
-                own = f"{STEP_PREFIX}{self.generation}"
+                own_prefix = f"{STEP_PREFIX}{self.generation}"
                 for name in set(client.steps(self.job_id).values()):
-                    if name.startswith(STEP_PREFIX) and not name.startswith(own):
+                    if name.startswith(STEP_PREFIX) and not name.startswith(own_prefix):
                         client.kill_step(self.job_id, name)
                 return
             except ZslurmError:

@@ -108,13 +108,15 @@ class MemoryShell:
         store, report = _connect(attempt)
         per_node = job.spec.ranks_per_node
         first = [member_name(node, slot) for node in nodes for slot in range(per_node)]
-        found = found_memory(report, first, [each for each in events if each.row.get("attempt") == attempt.number])
+        adopted = found_memory(
+            report, first, [event for event in events if event.row.get("attempt") == attempt.number]
+        )
         newest = newest_rows(job.run.metrics).step
         trained = int(newest["step"]) if newest.get("attempt") == attempt.number else -1
-        state = found.state(per_node, usable, warm.adopt(), report["warm"], trained)
-        memory = cls(attempt, store, warm, state, found.rank_nodes, why_not_fewer)
-        memory.resumed = MemoryResumed(found.pending, found.died, time.monotonic())
-        memory._known += [found.outcome] if found.outcome is not None else []
+        state = adopted.state(per_node, usable, warm.adopt(), report["warm"], trained)
+        memory = cls(attempt, store, warm, state, adopted.rank_nodes, why_not_fewer)
+        memory.resumed = MemoryResumed(adopted.pending, adopted.died, time.monotonic())
+        memory._known += [adopted.outcome] if adopted.outcome is not None else []
         return memory
 
     def events(self, members: Sequence[str]) -> Iterable[CoreEvent]:
@@ -122,8 +124,8 @@ class MemoryShell:
 
         What the server reports comes first: a process that ends after a recovery is not one that it has replaced.
         """
-        known, self._known = self._known, []
-        for report in (*known, *self.store.poll()):
+        earlier, self._known = self._known, []
+        for report in (*earlier, *self.store.poll()):
             yield StoreReported(report, time.monotonic())
         for member, failure in self._warm.ended():
             ends = {}

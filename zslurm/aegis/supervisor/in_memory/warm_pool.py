@@ -88,14 +88,14 @@ class WarmPool:
 
     def ended(self) -> list[tuple[str, TaskFailure]]:
         """Return the members that have failed since the last call, and how."""
-        found = []
+        ended_tasks = []
         for step in self._steps:
             step.process.reap()
             failures = task_failures(self._log(step))
             for failure in failures[step.seen :]:
-                found += [(warm_name(failure.node, step.first, task), failure) for task in failure.ranks]
+                ended_tasks += [(warm_name(failure.node, step.first, task), failure) for task in failure.ranks]
             step.seen = len(failures)
-        return found
+        return ended_tasks
 
     def _log(self, step: _Step) -> str:
         with contextlib.suppress(OSError):
