@@ -35,7 +35,7 @@ class Limit(NamedTuple):
 LIMITS = {
     "where in 10,000 words of docstrings": Limit(16, "introduce conditions by `if` or `when`"),
     "if in 10,000 words of docstrings": Limit(26, "introduce conditions by `if` or `when`", at_least=True),
-    "variables named by a pronoun": Limit(340, "name what the variable holds"),
+    "variables named by a pronoun": Limit(160, "name what the variable holds"),
     "public class names of several modules": Limit(12, "choose a name that no other package has"),
 }
 

@@ -1,11 +1,11 @@
-"""The table of fault kinds: what each is called, what it means, and how the policy responds where it is the root.
+"""The table of fault kinds: what each is called, what it means, and how the policy responds if it is the root.
 
 A new kind is one row here and, if a log line can show it, its patterns in logs/signatures.yaml. Code names a kind
 by its constant, whose value is the name that events and logs hold.
 
 Which nodes may be excluded is the heart of the responses. An innocent node that is excluded is lost for a week; a
 guilty one that is not costs one more restart. So a node is excluded at once only if a machine reports that it
-is broken (`exclude_after=1`); if the sign is weaker it must name the same node again (2, 3); and where
+is broken (`exclude_after=1`); if the sign is weaker it must name the same node again (2, 3); and if
 a program, a configuration or a whole service is at fault no node is excluded, however often it happens.
 
 Likewise a run that is stopped without need stays stopped until somebody looks, while one that is retried without
@@ -43,7 +43,7 @@ class FaultRule:
 
     Attributes:
         role: its usual part in a failure; a pattern or a sensor may know better of one fault.
-        scope: what is broken where it is the root.
+        scope: what is broken if it is the root.
         message: what happened, as a part of a sentence.
         advice: what to do, for a person; of kinds that a log line can show.
         while_running: what to do while the attempt runs.

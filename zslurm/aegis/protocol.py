@@ -95,7 +95,7 @@ class Stamp(msgspec.Struct, frozen=True):
 
 
 class ProgressReport(msgspec.Struct, frozen=True, tag_field="kind", tag="progress", omit_defaults=True):
-    """Where the ranks of a node are.
+    """The progress of the ranks of a node.
 
     Attributes:
         attempt: the attempt whose records were read; 0 if the agent does not know of one yet.

@@ -78,7 +78,7 @@ class Replayed:
 
     @property
     def differs(self) -> bool:
-        """True where the policy would have done something else than was done."""
+        """True if the policy would have done something else than was done."""
         if self.gives_up_after is not None or self.goes_on:
             return True
         policy = (self.policy.action, set(self.policy.exclude))

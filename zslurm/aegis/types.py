@@ -35,7 +35,7 @@ class Fault:
     Attributes:
         kind: its kind (aegis/fault_kinds.py); one of another version may be in no table.
         role: its part in the failure.
-        scope: what is broken where it is a root.
+        scope: what is broken if it is a root.
         time: UNIX seconds when it happened, or else was noticed.
         source: who noticed: `srun` (in a local run `launcher`), `rank`, `log`, `agent`, or the name of a sensor.
         line: what reports it, one line.
@@ -44,7 +44,7 @@ class Fault:
         nic: name or PCI address of the NIC.
         rank: global rank.
         step: optimizer step after which it happened, if known.
-        cleared: true where it is the end of an earlier fault (a link that came back).
+        cleared: true if it is the end of an earlier fault (a link that came back).
         fingerprint: of the numbers of a numeric failure; the same one means the same numbers, bit for bit.
     """
 
@@ -159,7 +159,7 @@ class Resources:
             that were excluded before; None if Slurm does not report it.
         demanded: nodes that the run insists on (`slurm.nodelist`).
         asked: nodes that the job asks Slurm for, spares among them; None: `needed`.
-        work: what is left to train; None where it is not known, or does not matter: the run may not shrink.
+        work: what is left to train; None if it is unknown, or does not matter: the run may not shrink.
         slices: node -> the slice of a leaf switch that it is on, for each rail; None if they are not known.
     """
 
@@ -271,7 +271,7 @@ class Decision:
 
     @classmethod
     def of(cls, row: Mapping[str, Any]) -> Decision | None:
-        """Back from a row `decision`; None where it is not whole."""
+        """Back from a row `decision`; None if it is not complete."""
         names = {decision_field.name for decision_field in fields(cls)}
         body: dict[str, Any] = {
             name: tuple(value) if isinstance(value, list) else value

@@ -228,7 +228,7 @@ def kinds(agent: AgentProcess) -> set[str]:
 
 
 @pytest.mark.parametrize("damage", ["missing", "no JSON", "of another kind"])
-def test_a_memory_that_is_lost_is_recorded_and_the_agent_begins_anew(
+def test_a_memory_that_is_lost_is_recorded_and_the_agent_begins_again(
     agents: list[AgentProcess], run: RunDir, rails: FakeNode, damage: str
 ) -> None:
     first = watching(agents, run, rails, 1, told=0)
@@ -248,7 +248,7 @@ def test_a_memory_that_is_lost_is_recorded_and_the_agent_begins_anew(
         return [fault.line for fault in faults if (fault.kind, fault.role) == ("baseline_lost", "advisory")]
 
     (line,) = wait_for(lost, "a word on what is not known")
-    assert line.endswith("anew")
+    assert line.endswith("again")
     rails.take_nic_down("ionic_3")
     second.sensed("nic", lambda report: any(fault.kind == "nic_link_down" for fault in report.faults))
     second.send(Command("quit"))

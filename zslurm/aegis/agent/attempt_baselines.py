@@ -1,11 +1,11 @@
 """What the agents of one node hand on to each other about an attempt: a file in the node's memory.
 
 A sensor reports changes. What it compares with belongs to the attempt and not to the agent: an agent that is
-started anew in mid-attempt must see what broke meanwhile. So each sensor leaves what it saw when the
+started again in mid-attempt must see what broke meanwhile. So each sensor leaves what it saw when the
 attempt began (`Sensor.memory`), and the next agent's sensor continues from there (`Sensor.recall`).
 
 The file is written whole and put in place by rename. One that is missing, damaged, or somebody else's is as good
-as none: sensors then begin anew, and the agent reports that they did. The directory is open to every user, so a
+as none: sensors then begin again, and the agent reports that they did. The directory is open to every user, so a
 file is believed only if this user owns it. The agent that sees another attempt begin removes the files of
 earlier ones, and the one that gets the command to quit at the end of the run removes the last.
 """
@@ -63,7 +63,7 @@ class NodeMemory:
         """What each sensor left, by name, when this agent started."""
 
     def path(self, attempt: int) -> Path:
-        """Return where the memory of an attempt is."""
+        """Return the path of an attempt's memory."""
         return self._run.node_memory(self._environ, attempt)
 
     def keep(self, attempt: int, sensor: str, state: Any) -> None:

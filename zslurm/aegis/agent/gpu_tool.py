@@ -1,6 +1,6 @@
-"""Asks the GPUs' own tool (amd-smi, nvidia-smi) for what sysfs does not show, beside everything else.
+"""Asks the GPUs' own tool (amd-smi, nvidia-smi) for what sysfs does not show, next to everything else.
 
-The tool takes a second of CPU time, or for ever if the driver is wedged. So it is asked in a separate thread,
+The tool takes a second of CPU time, or forever if the driver is wedged. So it is asked in a separate thread,
 rests ten times as long as it worked (a hundred times if sysfs already counts errors), and is asked again only
 now and then once it failed.
 """
@@ -49,7 +49,7 @@ class ToolSources(Sources):
         return sources
 
     def find(self, program: str) -> str | None:
-        """Return where a program is, or None."""
+        """Return the path of a program, or None."""
         if program != "amd-smi" or self.amd_smi == "auto":
             return super().find(program)
         return None if self.amd_smi == "off" else shutil.which(self.amd_smi)
@@ -122,7 +122,7 @@ class GpuTool:
         self._failures = 0
 
     def news(self, *, needed: bool) -> ToolAnswer | None:
-        """Return the answer that came since the last call, if any. Asks again where it is time to; never waits.
+        """Return the answer that came since the last call, if any. Asks again if it is time to; never waits.
 
         Args:
             needed: nothing else counts the GPUs' errors.

@@ -1,6 +1,6 @@
 """`python -m zslurm.aegis.agent.main RUN_DIR`: what watches one node, and acts there, for the supervisor.
 
-It reports on its standard output where the ranks of the node are, and what its sensors find, and reads commands
+It reports on its standard output the progress of the node's ranks, and what its sensors find, and reads commands
 from its standard input (zslurm.aegis.protocol). It lives as long as the start of the job, across attempts; the
 supervisor's heartbeats name the attempt that runs.
 
@@ -133,7 +133,7 @@ class Agent:
         about = {"pid": os.getpid(), "generation": self._generation}
         self._send(AgentReport(self._stamp(), "started", about))
         if self._memory.problem:
-            line = f"attempt {self._first_attempt}: {self._memory.problem}; sensors begin anew"
+            line = f"attempt {self._first_attempt}: {self._memory.problem}; sensors begin again"
             self._sensed("agent", Reading(faults=(self._context.fault(BASELINE_LOST, "agent", line),)))
         for runner in self._runners:
             runner.start()

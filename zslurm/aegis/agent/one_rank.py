@@ -28,7 +28,7 @@ class Ended:
 
     Attributes:
         pid: the rank's process; 0 if none was found.
-        why: why it is not ended; empty where it is.
+        why: why it is not ended; empty if it is.
     """
 
     pid: int

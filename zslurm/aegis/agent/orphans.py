@@ -42,7 +42,7 @@ class Member:
     """A process of an attempt.
 
     Attributes:
-        started: clock ticks since the boot: with the pid it names one process for ever.
+        started: clock ticks since the boot: with the pid it names one process forever.
         state: the letter of /proc: R, S, D (waits for a device, cannot be killed), Z (zombie), T (stopped), ...
         threads: that are alive, or not collected yet.
     """
@@ -162,7 +162,7 @@ def carries_mark(pid: int, attempt: AttemptDir, environ: Mapping[str, str]) -> b
 
 
 def read_member(pid: int) -> Member | None:
-    """Return a process as /proc shows it; None where it is gone."""
+    """Return a process as /proc shows it; None if it is gone."""
     if (stat := read_stat(PROC / str(pid))) is None or len(stat[1]) < 20:
         return None
     name, fields = stat
@@ -194,6 +194,6 @@ def _ourselves(everything: Mapping[int, Member]) -> set[int]:
 
 
 def _again(member: Member) -> Member | None:
-    """Return the same process as it is now; None where it is gone."""
+    """Return the same process as it is now; None if it is gone."""
     now = read_member(member.pid)
     return None if now is None or now.started != member.started or now.is_gone else now

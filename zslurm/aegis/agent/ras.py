@@ -62,7 +62,7 @@ class RasAnswer:
 
 
 def ask_ras(context: NodeContext, attempt: AttemptDir) -> RasAnswer:
-    """Ask the service on this node; an empty answer if there is none, or where it is another job's."""
+    """Ask the service on this node; an empty answer if there is none, or if it is another job's."""
     if context.environ.get("NCCL_RAS_ENABLE") == "0":
         return RasAnswer()
     pids: set[int] = set()

@@ -45,10 +45,10 @@ class Reading:
 
 @dataclass(frozen=True)
 class NodeContext:
-    """Where an agent runs: its node, and the run that it watches.
+    """The surroundings of an agent: its node, and the run that it watches.
 
     Attributes:
-        root: where /sys and /proc of the node are; see `sysfs.sysroot`.
+        root: the directory of /sys and /proc of the node; see `sysfs.sysroot`.
         environ: of the agent.
         now: the time, UNIX seconds.
     """
@@ -125,7 +125,7 @@ class Sensor:
             memory: what `memory` of that sensor gave; the file may have changed since.
 
         Raises:
-            ValueError: it cannot be such a memory; nothing has changed, and the sensor begins anew.
+            ValueError: it cannot be such a memory; nothing has changed, and the sensor begins again.
         """
 
     def close(self) -> None:

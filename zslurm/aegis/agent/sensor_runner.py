@@ -113,7 +113,7 @@ class SensorRunner:
         self._busy_since = None
 
     def _recall(self, sensor: Sensor) -> None:
-        """Continue from where an earlier agent of this attempt began; begin anew if that cannot be."""
+        """Continue from the start of an earlier agent of this attempt; begin again if that is not possible."""
         self._number = self._attempt()
         state = self._memory.known.get(self.name)
         if state is None:
@@ -122,7 +122,7 @@ class SensorRunner:
             sensor.recall(state)
         except (ValueError, TypeError, KeyError, AttributeError, OverflowError) as error:
             line = f"{self.name}: what was remembered of attempt {self._number} is damaged: {in_words(error)}"
-            fault = self.context.fault(BASELINE_LOST, "agent", f"{line}; it begins anew")
+            fault = self.context.fault(BASELINE_LOST, "agent", f"{line}; it begins again")
             self._hand_on(self.name, Reading(faults=(fault,)))
 
     def _look(self, sensor: Sensor) -> Reading:

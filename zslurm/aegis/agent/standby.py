@@ -15,7 +15,7 @@ Only if the lease has lapsed does an agent act: once, alone (standby_lease.py), 
 
 - the job has not ended, was not requeued or cancelled meanwhile, and is the run's last;
 - no new supervisor has started that has no agents yet (`supervisor.json` is the one under which this agent began).
-  If that one sends no heartbeats either, the time without them is counted anew.
+  If that one sends no heartbeats either, the time without them is counted again.
 
 What it does then is in standby_requeue.py. With the requeue Slurm sends SIGTERM to this process and its children,
 and SIGKILL after KillWait: `act` ignores the first. It blocks, until something was done, or the process is killed:
@@ -67,7 +67,7 @@ class StandbySupervisor:
             run: the run.
             environ: of the agent's process: its job, its node, and ZSLURM_BATCH_NODE.
             standby_s: seconds without a heartbeat of the supervisor after which the first agent acts.
-            generation: of the supervisor that started this agent; empty where it is not known.
+            generation: of the supervisor that started this agent; empty if unknown.
             client: Slurm.
             sleep: waits.
             clock: monotonic seconds.
@@ -107,7 +107,7 @@ class StandbySupervisor:
         return self._job_id is not None and unheard_s - self._excused_s >= patience
 
     def on_missed_heartbeats(self, unheard_s: float, hung_up: bool = False) -> bool:
-        """Act where it is time; returns whether the agent has nothing left to do.
+        """Act if it is time; returns whether the agent has nothing left to do.
 
         Args:
             unheard_s: seconds since the supervisor was heard last.

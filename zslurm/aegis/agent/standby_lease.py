@@ -1,7 +1,7 @@
 """The lease under which a standby supervisor acts: one agent at a time, and the next one if its holder died.
 
 It is a file of the run directory that only one agent can create. It holds for one start of the job, so leases of
-earlier starts mean nothing. Its holder renews it; where it is not renewed, its holder died as well, and the next
+earlier starts mean nothing. Its holder renews it; if it is not renewed, its holder died as well, and the next
 agent makes the next lease.
 """
 

@@ -37,7 +37,7 @@ class StandbyResult(Enum):
     REQUEUED = "requeued"
     ENDED = "ended"
     POSTPONED = "postponed"
-    """The supervisor has been heard again, or a new one has started: `due` counts anew."""
+    """The supervisor has been heard again, or a new one has started: `due` counts again."""
     NOT_NEEDED = "not needed"
     """The job is over, requeued, cancelled, or no longer the run's; or another generation has taken over."""
     LEFT_TO_ANOTHER = "left to another"
@@ -56,7 +56,7 @@ class StandbyRequeue:
         job_id: of the job.
         restart: how often Slurm has requeued it.
         node: this one.
-        batch_node: the one that the supervisor ran on, where it is known.
+        batch_node: the one that the supervisor ran on, if known.
         blocking_reason: why nothing must be done now, by the files of the run; None if something must.
         sleep: waits.
     """
@@ -142,9 +142,9 @@ class StandbyRequeue:
             self._record(f"the job is requeued, and may start on {self.batch_node} again: {done.problem}")
 
     def _excludable(self, job: JobRecord) -> list[str]:
-        """Return the batch node, where it is known, is not this one, and the partition has enough others.
+        """Return the batch node, if it is known, is not this one, and the partition has enough others.
 
-        Where the site hides its nodes (PrivateData=nodes) it is not known how many others there are.
+        If the site hides its nodes (PrivateData=nodes) it is not known how many others there are.
         """
         if self.batch_node is None or self.batch_node == self.node:
             return []
@@ -156,7 +156,7 @@ class StandbyRequeue:
         return [self.batch_node] if len(usable) >= job.n_nodes else []
 
     def _job(self) -> JobRecord | None:
-        """Return what Slurm reports of this start of the job; None where it is over.
+        """Return what Slurm reports of this start of the job; None if it is over.
 
         Raises:
             SlurmUnavailable, SlurmRefused: from Slurm.

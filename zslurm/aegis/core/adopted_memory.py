@@ -35,7 +35,7 @@ KINDS: tuple[type[Event], ...] = (
 
 @dataclass(frozen=True)
 class FoundMemory:
-    """Where the recovery in memory of an attempt is.
+    """The state of the recovery in memory of an attempt.
 
     Attributes:
         members: by rank, before `pending`.
@@ -104,7 +104,7 @@ class FoundMemory:
 
 
 def found_memory(report: Mapping[str, Any], first: Sequence[str], events: Sequence[Event]) -> FoundMemory:
-    """Return where the recovery in memory of an attempt is.
+    """Return the state of the recovery in memory of an attempt.
 
     Args:
         report: of the store server.

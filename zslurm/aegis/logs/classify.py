@@ -26,7 +26,7 @@ _KEPT = 10_000
 
 @dataclass(frozen=True)
 class Line:
-    """A line that reports a fault, and where it is.
+    """A line that reports a fault, and the place of the fault.
 
     Attributes:
         file: as it was named.

@@ -38,7 +38,7 @@ class Block(NamedTuple):
 
 
 class Blocks:
-    """Cuts a stream of bytes into blocks that end where a line ends."""
+    """Cuts a stream of bytes into blocks of complete lines."""
 
     def __init__(self) -> None:
         self._begun = bytearray()

@@ -75,7 +75,7 @@ def _parts(expression: str, prefilter: re.Pattern[str]) -> list[list[frozenset[s
 
 
 def _closing(expression: str, at: int) -> int:
-    """Where the group ends that begins at `at`."""
+    """The end of the group that begins at `at`."""
     depth = 0
     for token in _TOKEN.finditer(expression, at):
         depth += token[0].startswith("(") - (token[0] == ")")

@@ -269,8 +269,8 @@ def faults_in(
     Args:
         lines: lines with or without their line break, as they come; or a file.
         source: who noticed: `log`, `rank`, `kernel_log`, ...
-        node: where the log was written; None where it is of several nodes.
-        rank: whose log it is; None where it is of several.
+        node: the one of the log; None if it is of several nodes.
+        rank: whose log it is; None if it is of several.
         time: when a line without a stamp was written; default: now.
         kernel: the log is the kernel's.
 

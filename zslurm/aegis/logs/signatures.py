@@ -41,7 +41,7 @@ class Match:
     Attributes:
         kind: of the fault; `benign` and `benign_after_fault` are none.
         role: its part in the diagnosis, as far as one line shows.
-        scope: what is broken where it is a root.
+        scope: what is broken if it is a root.
         node: host or Slurm node that the line names as the place of the fault.
         gpu: PCI address, local index, or `kfd:N` (a node of the kernel's topology, which counts CPUs as well).
         nic: name of the interface or RDMA device, else PCI address.

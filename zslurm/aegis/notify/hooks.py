@@ -82,7 +82,7 @@ class Notifier:
             self._queues.append(queue)
 
     def notify(self, event: Event) -> None:
-        """Send an event, where it is of a kind to send. Never waits, never raises."""
+        """Send an event, if it is of a kind to send. Never waits, never raises."""
         if not (self._queues and event.tag in self._kinds and self._is_news(event)):
             return
         try:

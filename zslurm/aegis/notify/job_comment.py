@@ -1,11 +1,11 @@
-"""The last root cause in the comment of the Slurm job, where everyone who looks at the queue sees it.
+"""The last root cause in the comment of the Slurm job, which everyone sees who looks at the queue.
 
     squeue -o '%i %T %k'
     4711 RUNNING zslurm: 11-22 04:31 attempt 2, swap: GPU RAS uncorrectable on node3, GPU 2: ...
 
 A comment that the job has already (a project, what a site's plugin wrote) stays, in front. Other programs read
 comments too: only plain ASCII without quotes, `=`, `|` and the like goes in, so that no log line can end a field
-of `sacct -P`, look like another key of `scontrol show job`, or be more than text where it is pasted into a
+of `sacct -P`, look like another key of `scontrol show job`, or be more than text if it is pasted into a
 shell. scontrol itself takes all that follows `Comment=` in that word of its command line as it is.
 """
 
@@ -57,7 +57,7 @@ class JobComment:
 
         Args:
             job_id: the job whose comment it is.
-            environ: where PATH and SLURM_CONF are taken from.
+            environ: has PATH and SLURM_CONF.
             failed: called with one line, from another thread, why the comment could not be written; again only
                 after it could.
             client: Slurm.
@@ -80,7 +80,7 @@ class JobComment:
         self._queue.close(timeout_s)
 
     def _write(self, text: str) -> None:
-        """Write the text beside what others wrote.
+        """Write the text next to what others wrote.
 
         Raises:
             ZslurmError: Slurm does not answer, or refuses.

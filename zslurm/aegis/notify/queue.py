@@ -50,7 +50,7 @@ class DeliveryQueue(Generic[T]):
         self._lost = 0
 
     def take(self, item: T) -> None:
-        """Hand an item over. Never waits; after `close`, and where too many wait, an item is lost."""
+        """Hand an item over. Never waits; after `close`, and if too many wait, an item is lost."""
         with self._changed:
             if self._closing:
                 self._lost += 1

@@ -1,1 +1,1 @@
-"""The process beside the training step: it starts attempts, watches them and acts."""
+"""The process next to the training step: it starts attempts, watches them and acts."""

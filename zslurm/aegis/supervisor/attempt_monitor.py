@@ -1,4 +1,4 @@
-"""Monitors one attempt, from its start, or from where another supervisor left it, to its end.
+"""Monitors one attempt, from its start, or from the last look of another supervisor, to its end.
 
 collect faults (fault_collector.py) -> pass requests to stop on (stop_forwarder.py) -> give up?
 -> end what is left of it (teardown.py) -> how it ended
@@ -45,7 +45,7 @@ class AttemptMonitor:
 
     Attributes:
         job: the start of the job that the attempt belongs to.
-        collected: the faults that were noticed, and where they come from.
+        collected: the faults that were noticed, and their sources.
         overdue: the ranks were asked to save and stop, and did not in time.
     """
 

@@ -62,7 +62,7 @@ class RunningAttempt:
     Attributes:
         attempt: its directory.
         process: srun, or the local launcher's.
-        nodes: where its ranks are, in their order.
+        nodes: those of its ranks, in their order.
         adopted: another supervisor has started it.
         memory: its recovery in memory; None if it has none.
         broken: why it must be ended, though its ranks run; empty if they may train on.
@@ -278,7 +278,7 @@ class AttemptStarter:
         return "" if weighed.shrinks else str(weighed)
 
     def left_over(self) -> RunningAttempt | PendingDecision | None:
-        """Find where an earlier supervisor of this start of the job left off; its dead nodes stay dead.
+        """Find the last state of an earlier supervisor of this start of the job; its dead nodes stay dead.
 
         Returns:
             The attempt that runs, or ended unseen; or what was decided after it, and perhaps not done; or None.
@@ -344,7 +344,7 @@ class AttemptStarter:
         return set().union(*own_deaths)
 
     def _of_this_start(self, attempt: AttemptDir) -> dict[str, Any] | None:
-        """Return the description of an attempt; None where it is not of this start of the job."""
+        """Return the description of an attempt; None if it is not of this start of the job."""
         described = read_json(attempt.description) or {}
         is_own = (described.get("job_id"), described.get("restart")) == (self._job.job_id, self._job.restart)
         return described if is_own else None

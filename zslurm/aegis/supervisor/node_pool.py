@@ -24,7 +24,7 @@ class Nodes:
 
     Attributes:
         every: all of them, spares included, in the order in which ranks are numbered.
-        by_leaf: true if that order was chosen, by the fabric or by leaf switch; false where it is Slurm's.
+        by_leaf: true if that order was chosen, by the fabric or by leaf switch; false if it is Slurm's.
         fabric: which slices of leaf switches the nodes are on; None if the profile does not list them.
         dead: those that died since the job started here.
     """

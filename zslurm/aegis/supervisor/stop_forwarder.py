@@ -1,4 +1,4 @@
-"""A request to save and stop, from where it arises to the ranks of the attempt that runs.
+"""A request to save and stop, from its origin to the ranks of the attempt that runs.
 
 The supervisor gets it as a signal, Slurm makes it when it preempts the job, or a signal reaches only the steps:
 then the agents report it, or the ranks save and stop though this supervisor did not ask them.

@@ -1,8 +1,8 @@
 """The supervisor: starts the ranks, watches them, and starts the run again when they fail.
 
-It runs beside the ranks, never above them. They have their own step; all it knows is in files of the run
-directory. So it may be killed at any moment: the batch script starts it again, and it takes the running
-step up where its predecessor left it, or records how the step ended meanwhile, or carries out what was decided.
+It runs next to the ranks, never above them. They have their own step; all it knows is in files of the run
+directory. So it may be killed at any moment: the batch script starts it again, and it takes over the running
+step from its predecessor, or records how the step ended meanwhile, or carries out what was decided.
 
     start the ranks -> monitor the attempt -> clean up -> decide -> start again, requeue the job, or stop
 
@@ -153,7 +153,7 @@ class Supervisor:
     def _end(self, code: int) -> int:
         """Leave the exit code for the batch script: the run is over in this job.
 
-        Where the run directory is lost there is no file to write it into: the exit code of this process shows it.
+        If the run directory is lost there is no file to write it into: the exit code of this process shows it.
         """
         if self.job.presence.lost() is not None:
             os._exit(Exit.STOPPED)

@@ -4,7 +4,7 @@ What survives keeps ports, GPU memory and shared memory, and writes into the sam
 attempt fail as well. So it is not assumed that a killed step is gone. The agents look, kill and look again.
 
 A process that waits for a file system or a driver cannot die before that answers, and may still write into the
-checkpoint. Nothing starts beside it: the supervisor waits, and looks again and again. On one node it gets ten
+checkpoint. Nothing starts next to it: the supervisor waits, and looks again and again. On one node it gets ten
 minutes (ten times aegis.teardown_s); then the node is broken, and not used again. On several it is hardly they,
 but what they share: no node is excluded, and they get an hour (60 times). What is left there after that is Slurm's
 to end: the job is requeued, and gets no node on which Slurm could not end everything. If the run is asked to
@@ -67,7 +67,7 @@ def clear(
             something is waited for.
 
     Returns:
-        Where processes were left: one fault for what held them up on several nodes, one for those that stay.
+        If processes were left: one fault for what held them up on several nodes, one for those that stay.
     """
     started, process, nodes = time.monotonic(), running.process, state.alive
     number, settings, job_id = running.attempt.number, job.spec.aegis, job.slurm_id
@@ -133,7 +133,7 @@ class _Unkillable:
         settings, nodes = self.job.spec.aegis, self._nodes()
         most = nodes
         while nodes and settings.mode == "act":
-            if is_asked_to_stop():  # then nothing starts beside them
+            if is_asked_to_stop():  # then nothing starts next to them
                 return []
             if nodes is most:
                 reason = f"killed processes cannot die yet on {compress(nodes)}"

@@ -1,1 +1,1 @@
-"""Where lines of the kernel log come from: /dev/kmsg, journalctl, or a file."""
+"""The sources of lines of the kernel log: /dev/kmsg, journalctl, or a file."""

@@ -22,14 +22,14 @@ _MOST_AGAIN = 16 << 20
 
 
 class LogFile(Source):
-    """A file that grows, is rotated (renamed, and made anew) or truncated: `tail -n 0 -F`.
+    """A file that grows, is rotated (renamed, and made again) or truncated: `tail -n 0 -F`.
 
     One that is not there yet is read from its beginning once it is. One that was rotated since a position is found
-    beside its name, by its inode; where it is gone, the file that bears the name now is read from its beginning.
+    next to its name, by its inode; if it is gone, the file that bears the name now is read from its beginning.
     """
 
     def __init__(self, path: Path, at: Position | None = None) -> None:
-        """Open the file where it is there.
+        """Open the file if it exists.
 
         Args:
             path: of the file.
@@ -65,7 +65,7 @@ class LogFile(Source):
         self._seek(0)
 
     def _seek(self, offset: int | None) -> None:
-        """Go there, or to the end; never so far before it that reading on would take for ever."""
+        """Go there, or to the end; never so far before it that reading on would take forever."""
         assert self._fd is not None
         end = os.lseek(self._fd, 0, os.SEEK_END)
         self._read = end if offset is None else max(offset, end - _MOST_AGAIN)

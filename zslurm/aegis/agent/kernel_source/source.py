@@ -49,7 +49,7 @@ class Source(ABC):
 
     @abstractmethod
     def position(self) -> Position:
-        """Return where the next call continues, such that a source that is opened there misses nothing."""
+        """Return the position of the next call, such that a source that is opened there misses nothing."""
 
     @abstractmethod
     def close(self) -> None:
@@ -63,7 +63,7 @@ def text_of(line: str) -> str:
 
 
 class LineSplitter:
-    """Cuts a stream of bytes into lines. One without end is cut where it is too long."""
+    """Cuts a stream of bytes into lines. One without end is cut if it is too long."""
 
     def __init__(self) -> None:
         self._rest = b""

@@ -92,7 +92,7 @@ def changes(before: GpuState, now: GpuState) -> list[Change]:
         return [] if before.gone else [Change(GPU_INIT_FAIL, "has disappeared from the bus")]
     noticed = _uncorrectable(before, now)
     if went_back := [name for name in ("uncorrectable", "correctable") if _grown(before, now, name) < 0]:
-        message = f"counts {' and '.join(went_back)} errors anew: it was reset"
+        message = f"counts {' and '.join(went_back)} errors again: it was reset"
         noticed.append(Change(GPU_HANG_RESET, message, "advisory"))
     # New bad pages are an advisory, until the driver gives the GPU up.
     if (pages := _grown(before, now, "bad_pages")) > 0 and now.bad_pages is not None:

@@ -60,7 +60,7 @@ class Host(Sensor):
         self._kills = dict(self._began)
 
     def read(self) -> Reading:
-        """Return faults for new kills, and where memory or zombies cross their limits."""
+        """Return faults for new kills, and if memory or zombies cross their limits."""
         proc = self.context.root / "proc"
         memory = parse_meminfo(key_values(proc / "meminfo"))
         kills = oom_kills(self.context.root)
@@ -98,7 +98,7 @@ class Host(Sensor):
 
 
 def oom_kills(root: Path) -> dict[str, int]:
-    """Return processes killed so far: of the `job` (where it has a cgroup that counts), of the `host`."""
+    """Return processes killed so far: of the `job` (if it has a cgroup that counts), of the `host`."""
     kills = {}
     for kind, directory in cgroups_of_job(root, read_text(root / "proc/self/cgroup") or ""):
         files = [directory / "memory.events"] if kind == "v2" else _oom_controls(directory)
@@ -112,7 +112,7 @@ def oom_kills(root: Path) -> dict[str, int]:
 
 
 def cgroups_of_job(root: Path, text: str) -> list[tuple[str, Path]]:
-    """Return where the memory of this process' Slurm job is counted, by /proc/self/cgroup; empty outside a job."""
+    """Return the cgroups that count the memory of this Slurm job, by /proc/self/cgroup; empty outside a job."""
     groups = []
     for line in text.splitlines():
         _, _, remainder = line.partition(":")

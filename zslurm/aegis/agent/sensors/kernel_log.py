@@ -1,7 +1,7 @@
 """The kernel log: new lines, classified by the signatures.
 
 New are those since the attempt began, for an agent that replaces another one, and since the last look for every
-other: where the log could not be read for a while, it is read on from where it was.
+other: if the log could not be read for a while, reading continues at the last position.
 
 A storm of lines shows no more than its beginning: of each kind and device a few are reported a minute, the rest is
 counted.

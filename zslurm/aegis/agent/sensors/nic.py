@@ -57,7 +57,7 @@ class NicState:
     """A NIC at one moment.
 
     Attributes:
-        trouble: why its link is not up; empty where it is.
+        trouble: why its link is not up; empty if it is.
         downs: times that the link went down since the driver was loaded, by counter.
         counters: of the hardware and the port, by name, as far as they are compared.
     """

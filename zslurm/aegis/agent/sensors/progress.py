@@ -1,4 +1,4 @@
-"""Where the ranks of an attempt are on this node, from the records that they keep (train/progress.py)."""
+"""The progress of the ranks of an attempt on this node, from the records that they keep (train/progress.py)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is known of the ranks and nodes of an attempt, by the agents' reports: where faults are looked for.
+"""What is known of the ranks and nodes of an attempt, by the agents' reports: what faults are found in.
 
 Pure: times are monotonic seconds of the supervisor that the caller gives. The age of a rank's progress is measured
 on its own node by that node's monotonic clock, so a wall clock that jumps changes nothing.
@@ -47,7 +47,7 @@ class RankState:
     """What is known of a rank of the attempt.
 
     Attributes:
-        node: where it is.
+        node: its node.
         row: its progress as reported last; None before the first report.
         ended: it had a record and has none any more: it ended in order.
         gone_since: when the agent of its node first reported that its process has ended without saying so.
@@ -149,7 +149,7 @@ class AttemptProgress:
         return True
 
     def feed(self, name: str, rows: Sequence[RankProgress], node: NodeState, now: float) -> None:
-        """Take where the ranks of a node are, by the `known` rows of a report."""
+        """Take the progress of the ranks of a node, by the `known` rows of a report."""
         node.watches = True
         ranks, over_limit, regrouped_s = self.ranks, self.over_limit, now - self.regrouped
         step_limit = self.limit(Phase.STEP)

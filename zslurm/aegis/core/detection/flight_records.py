@@ -7,7 +7,7 @@ dumps of all ranks follows, in this order:
 - **mismatched**: members called different operations, or with different sizes, under one number;
 - **stuck**: a rank has not finished an operation that another member has: its device hangs, not its program;
 - **missing**: a rank has not called an operation in which others wait, and waits in none, or it left no dump;
-- **behind**: where all wait for each other, those that are missing in the oldest operation of all.
+- **behind**: if all wait for each other, those that are missing in the oldest operation of all.
 
 Pure: it reads no file.
 """

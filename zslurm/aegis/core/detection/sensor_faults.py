@@ -130,7 +130,7 @@ def _key(fault: Fault) -> _Key:
 
 
 def _rises(known: Fault, fault: Fault) -> bool:
-    """Whether a counter has grown so much since it was recorded that its sensor reports it once more."""
+    """Whether a counter has grown so much since it was recorded that its sensor reports it again."""
     return fault.kind == GPU_RAS_CORRECTABLE and fault.source == known.source == "gpu" and fault.line != known.line
 
 

@@ -4,7 +4,7 @@
    does that to a healthy node too.
 2. **Its slurmd's port**, tried from the supervisor's node. An accepted connection shows a kernel that lives. A
    refused one does so too, but no slurmd: the site restarts it, or everything on the node was killed. Nothing
-   comes back from a lost machine, or where the way to it is broken.
+   comes back from a lost machine, or over a broken path.
 3. **Its neighbours**: the same port, tried from other nodes by their agents, and what the ranks there show: that
    they lost peers, that no step is finished any more, or that steps are finished.
 

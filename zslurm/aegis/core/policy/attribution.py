@@ -1,7 +1,7 @@
 """What an attempt is attributed to, and which nodes are excluded for it, from its faults and those before it.
 
 root_cause.py finds the roots and their order. Besides, a machine that reports itself broken outranks every
-error of a program; and where faults of one kind name several nodes, none of them is suspected: it is the fabric
+error of a program; and if faults of one kind name several nodes, none of them is suspected: it is the fabric
 or a service, or one of them pulled the others down.
 """
 
@@ -23,7 +23,7 @@ class Attribution:
     """The root of an attempt, and what that asks for.
 
     Attributes:
-        root: the fault; without node, GPU and NIC where it is not known which one it was; None: unknown.
+        root: the fault; without node, GPU and NIC if it is not known which one it was; None: unknown.
         exclude: nodes that must not be used any more.
         test_gpu: (node, GPU or rank) to be tested.
     """

@@ -71,7 +71,7 @@ def fault_in(value: object) -> Fault | None:
 
 
 def fault_of(event: FaultDetected) -> Fault | None:
-    """Return the fault of an event, whose own `time` is that of the record; None where it is damaged."""
+    """Return the fault of an event, whose own `time` is that of the record; None if it is damaged."""
     row = event.row
     return fault_in({**row, "time": row.get("fault_time", row.get("time"))})
 

@@ -59,7 +59,7 @@ class InMemory:
         members: of the next generation, by rank; empty if the recovery is not possible.
         nodes: of them, by rank.
         former: the rank that each of them had; empty if the number of ranks stays.
-        reason: why it is not possible; empty where it is, or may be later.
+        reason: why it is not possible; empty if it is, or may be later.
         start: processes to start, by node: there are too few, and the ranks that survived wait for them.
         waits: whether processes that are being started, or are to be, are waited for.
     """

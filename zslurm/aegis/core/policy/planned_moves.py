@@ -41,7 +41,7 @@ def nodes_to_leave(faults: Sequence[Fault], nodes: Collection[str]) -> list[Leav
 
     Args:
         faults: those of an attempt, oldest first; of stragglers those count that are roots (`straggler.act`).
-        nodes: where the ranks are.
+        nodes: those of the ranks.
     """
     reasons: dict[str, str] = {}
     for index, fault in enumerate(faults):
@@ -53,7 +53,7 @@ def nodes_to_leave(faults: Sequence[Fault], nodes: Collection[str]) -> list[Leav
 
 
 def _reason(fault: Fault, until: Sequence[Fault], after: Sequence[Fault]) -> str:
-    """Return why a fault is reason to leave its node; empty where it is none, or is over."""
+    """Return why a fault is reason to leave its node; empty if it is none, or is over."""
 
     def is_same(other: Fault) -> bool:
         return (other.kind, other.node, other.gpu, other.rank) == (fault.kind, fault.node, fault.gpu, fault.rank)

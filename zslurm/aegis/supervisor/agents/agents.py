@@ -1,6 +1,6 @@
 """The supervisor's side of the agents: their heartbeat, their commands, and what they report.
 
-On Slurm the agents are one step beside the training, `srun --overlap --no-kill`, whose standard input and output
+On Slurm the agents are one step next to the training, `srun --overlap --no-kill`, whose standard input and output
 are the only connection: no port, no file. Elsewhere the agent is a child process. The agents of a supervisor are a
 generation: before they start it takes the run's lease in their name, and renews it (run/supervisor_lease.py), so
 that agents which no pipe reaches any more know whether they were replaced. Its successor starts its own and ends
@@ -263,7 +263,7 @@ class Agents:
 
         Args:
             do: the command.
-            nodes: where; default: everywhere.
+            nodes: those to ask; default: all.
             timeout_s: seconds to wait; an agent that has not answered then is missing in the result.
             attempt: the attempt that it is about; default: the present one.
             kill: of `clean_up`.

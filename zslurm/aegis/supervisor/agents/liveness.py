@@ -191,9 +191,9 @@ def _pause_s(failures: int) -> float:
 
 
 def bad_state(node: Node) -> str:
-    """Return Slurm's state of a node that is not well; empty for one that is, and where Slurm does not know.
+    """Return Slurm's state of a node that is not well; empty for one that is, and if Slurm does not know.
 
-    A controller that was started anew calls every node `unknown`, and not responding, until the node registers.
+    A controller that was started again calls every node `unknown`, and not responding, until the node registers.
     """
     if node.state == "unknown":
         return ""

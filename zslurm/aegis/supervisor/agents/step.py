@@ -1,4 +1,4 @@
-"""How agents are started and ended: on Slurm a step beside the training, elsewhere a child process.
+"""How agents are started and ended: on Slurm a step next to the training, elsewhere a child process.
 
 Each method may wait for Slurm, which may be slow or away; call those that do so in a separate thread.
 """
@@ -163,9 +163,9 @@ class AgentLauncher:
 
 
 def agent_step(spec: RunSpec, nodes: Sequence[str], name: str) -> list[str]:
-    """Return the srun command for one agent on each of these nodes, beside whatever runs there.
+    """Return the srun command for one agent on each of these nodes, next to whatever runs there.
 
-    The agents get the job's GPUs to look at them: where ConstrainDevices=yes a step sees only its own.
+    The agents get the job's GPUs to look at them: with ConstrainDevices=yes a step sees only its own.
     """
     options = [*beside_ranks(nodes, name), "--no-kill", "--cpus-per-task=1", *spec.cluster.srun_gpu_options()]
     return ["srun", *options]
