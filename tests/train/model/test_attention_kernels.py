@@ -226,6 +226,8 @@ class Way:
 
 
 STAND_INS = [f"{name} stand-in" for name in (*PACKAGES, "torch 2.10", "torch 2.11", "torch 2.12")]
+SEEN_BY_THE_COMPILER = [f"{name} stand-in" for name in (*PACKAGES, "torch 2.12")]
+"""A graph ends where a package is called: the compiler sees nothing of what differs between releases of torch."""
 
 
 @pytest.fixture(
@@ -330,7 +332,7 @@ def test_the_model_computes_the_same(way: Way, inputs: dict[str, Tensor]) -> Non
         assert close(one, other, 2 * way.tolerance)
 
 
-@pytest.mark.parametrize("way", [*STAND_INS, *PACKAGES], indirect=True)
+@pytest.mark.parametrize("way", [*SEEN_BY_THE_COMPILER, *PACKAGES], indirect=True)
 def test_a_compiled_model_computes_the_same_with_a_package(way: Way) -> None:
     torch.compiler.reset()
     model = model_for(way, layers=1)
