@@ -13,8 +13,8 @@ from benchmarks.__main__ import main, modules
 from benchmarks.common import RESULTS
 from tests.waiting import wait_for
 
-OF_TESTS = {"faults", "fault_pairs", "slurm_versions"}
-"""Results that `make faults` and `make soak-slurm` write."""
+OF_TESTS = {"faults", "fault_pairs", "slurm_versions", "tests_processor_time"}
+"""Results of `make faults`, `make soak-slurm` and `-p tests.processor_time`."""
 
 
 def test_each_result_is_of_a_benchmark() -> None:
