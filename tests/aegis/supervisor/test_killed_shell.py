@@ -22,7 +22,6 @@ import pytest
 
 from tests.slurm.recordings import recorded
 from tests.submit.specs import run_spec
-from zslurm.aegis.core import moves
 from zslurm.aegis.core.attempt import AttemptState
 from zslurm.aegis.core.following import FollowEvent, FollowState
 from zslurm.aegis.core.messages import CoreEvent, Record, ReportReceived
@@ -203,7 +202,7 @@ class Server:
             if described.with_suffix(".json").exists():
                 self.warm += [name for name in names if name not in self.warm]
         kinds = {row["event"] for row in read_jsonl(self.run.events)}
-        if kinds & {"ranks_moved", "move_refused"}:
+        if "ranks_moved" in kinds:
             Path(f"{self.calls}.kill").touch()
         if "recovered_in_memory" in kinds and not Path(f"{self.calls}.done").exists():
             for rank in range(2):
@@ -380,7 +379,6 @@ def site_in_memory(directory: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Si
     monkeypatch.setattr(attempt_starter, "rendezvous_host", lambda _: "node0")
     monkeypatch.setattr(supervisor, "Agents", Reporters)
     monkeypatch.setattr(attempt_monitor, "_WATCHFUL_S", 0.01)
-    monkeypatch.setattr(moves, "_SPARE_READY_S", 3.0)
     return site, server
 
 
