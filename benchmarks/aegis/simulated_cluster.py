@@ -23,7 +23,7 @@ from zslurm.config.aegis import AegisSection
 from zslurm.plan.failures import KINDS, PRESETS, Kind
 
 GPUS_PER_NODE = 8
-CLUSTERS = ((1024, 30), (16384, 7))
+CLUSTERS = ((1024, 30), (16384, 0.25))
 """Nodes, and days."""
 SETTINGS = AegisSection.model_validate(
     {"max_excluded": 10_000, "restarts_per_hour": 60, "heartbeat_timeout_s": 8, "grace_s": 20, "tolerate_s": 12}
