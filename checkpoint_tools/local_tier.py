@@ -38,7 +38,7 @@ def local_tier(local: StrPath, root: StrPath) -> Path:
 def keep_copy(
     tier: StrPath, step: int, report: ShardReport, entries: Iterable[Entry], buffers: Iterable[BufferEntry]
 ) -> Path:
-    """Write the shard that `report` describes again, from the same memory, into `tier`; returns the copy.
+    """Write a copy of the shard that `report` describes, from the same memory, into `tier`; returns the copy.
 
     Raises:
         NoSpace, WriteFailed: the file system refused, or the bytes are not those of the shard. The run continues.

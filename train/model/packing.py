@@ -11,7 +11,7 @@ A sequence is usually one stream: every token sees all before it. Two things cha
 
 Both cost an attention mask [B, 1, S, S]; without them attention takes its causal path. For kernels that know
 documents (`attention_backends/packages.py`) a list of the documents' bounds takes the mask's place; padding is
-then documents of padding alone. It is made with the tokens, on the host (`document_bounds`,
+then documents of padding alone. It is made when the tokens are read, on the host (`document_bounds`,
 `train/data/sequences.py`). If it is not given, and there is no padding, the host waits for the device once per
 forward pass, to learn how many documents there are.
 
@@ -149,7 +149,7 @@ def _same_as_before(segment_BS: Tensor, distance: int) -> Tensor:
 
 
 def bounds_of_segments(segment_BS: Tensor) -> Tensor:
-    """Return the starts of documents among all tokens, row by row, then their number: int32 [documents + 1].
+    """Return the starts of documents, row by row, and last the number of tokens; int32 [documents + 1].
 
     The host waits for the device.
     """

@@ -56,7 +56,7 @@ class TwoLevel(Comm):
     def reserve(self, room: Tensor) -> None:
         """Take the buffer between the hops of reductions, which are of its format.
 
-        A reduction needs 1/L of its elements there; if two of them fit, the first hop of one runs next to the
+        A reduction needs 1/L of its elements there; if two of them fit, the first hop of one runs during the
         second hop of the other.
         """
         self._room = room

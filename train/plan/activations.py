@@ -68,7 +68,7 @@ _16_BITS = 2
 
 @dataclass(frozen=True)
 class MicrobatchMemory:
-    """Bytes of a microbatch, without all that lives longer than it."""
+    """Bytes of a microbatch, not counting what lives longer than it."""
 
     layers: int  # kept of all layers between forward and backward
     head: int  # at the peak of the head's forward pass, `layers` included
@@ -119,7 +119,7 @@ class Sizes:
         return self.narrow < self.wide
 
     def sums(self, elements: int) -> int:
-        """Return the bytes that a product of so many elements takes without its result while it is made."""
+        """Return the bytes that a product of so many elements takes in addition to its result while it is made."""
         return product_sums(elements, self.narrow) if self.on_cpu else 0
 
     @property
@@ -144,7 +144,7 @@ class Sizes:
 
 
 def product_sums(elements: int, itemsize: int) -> int:
-    """Return the most bytes that a CPU's product takes without its result, whose elements have `itemsize` bytes.
+    """Return the most bytes that a CPU's product takes besides its result, whose elements have `itemsize` bytes.
 
     Below fp32, processors with AVX-512 and without bf16 units sum the whole result in fp32.
     """
@@ -307,7 +307,7 @@ def _experts_backward(sizes: Sizes) -> int:
     """Return the experts' backward pass at its end: inner and outer gradients, and those of a layer's experts.
 
     The last of them are those of the first matrices, whose sums are freed before the rows' gradient is made. What
-    other products of one expert take on a CPU without their results depends on its load, and is not counted.
+    other products of one expert take on a CPU besides their results depends on its load, and is not counted.
     """
     model = sizes.model
     if not sizes.on_cpu:
@@ -321,7 +321,7 @@ def _experts_backward(sizes: Sizes) -> int:
 
 
 def _steps_backward(sizes: Sizes) -> int:
-    """Return the most that a step on a GPU takes without the incoming gradient: the activation's, or the last."""
+    """Return the most that a step on a GPU takes besides the incoming gradient: the activation's, or the last."""
     model = sizes.model
     outer, inner = (sizes.rows * width * sizes.narrow for width in (model.hidden_size, model.expert_hidden_size))
     matrix = model.experts * model.expert_hidden_size * model.hidden_size * sizes.narrow

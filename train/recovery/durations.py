@@ -3,7 +3,7 @@
     leave     groups, copies and saves of the old generation are left
     meet      every member has done so too; most of it is the way in of the process that takes the lost place
     connect   the group of all ranks is there
-    regroup   and those next to it
+    regroup   and so are the other groups
     agree     the step to go back to is known
     return    the state of that step is there: from this rank's own copy, or from its buddy
     restore   masters and optimizer state are those of that step

@@ -85,7 +85,7 @@ class BenchResult(BaseModel):
         skipped: what was not measured, with the reason.
         complete: whether all that was planned was measured.
         lost_nodes: nodes that stopped answering while it ran.
-        notes: what a reader must know next to the figures, one sentence each.
+        notes: what a reader must know in addition to the figures, one sentence each.
         findings: which GPU, rail, node or pair is slower than its peers, one sentence each (findings.py).
         slow: their names.
         exclude: nodes that are better left out, for `--exclude`.

@@ -139,7 +139,7 @@ def own_usage() -> dict[str, float]:
     return {
         "cpu_s": round(own_use.ru_utime + own_use.ru_stime + children.ru_utime + children.ru_stime, 3),
         "wall_s": round(time.time() - psutil.Process().create_time(), 3),
-        "max_rss_bytes": own_use.ru_maxrss * 1024,  # of this process: that of the largest child is not next to it
+        "max_rss_bytes": own_use.ru_maxrss * 1024,  # of this process; that of the largest child is not added
         "cores": len(os.sched_getaffinity(0)),
     }
 

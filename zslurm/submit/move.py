@@ -106,7 +106,7 @@ def _refuse_settings(run: RunDir, spec: RunSpec, state: RunState) -> None:
         raise ConfigError(f"{run.name}: it runs on this machine alone; there is no other node to move to")
     if aegis.mode != "act":
         raise ConfigError(
-            f"{run.name}: aegis.mode is {aegis.mode}, and the supervisor moves ranks only if it is act"
+            f"{run.name}: aegis.mode is {aegis.mode}, and the supervisor moves ranks only if it is `act`"
         )
     if aegis.recovery != "memory":
         raise ConfigError(

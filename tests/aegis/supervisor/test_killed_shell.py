@@ -410,6 +410,6 @@ def test_damaged_events_are_named_and_left_out(
     before = {"time": 1.0, "event": "nodes_excluded", "job_id": "6", "nodes": "node0", "expires": 2.0}
     site.run.events.write_text(f'{json.dumps(before)}\n{{"time": 3.0, "event": 7}}\n\n{{"time": 4.0, "ev')
     assert site.supervise() == Exit.INTERRUPTED
-    named = f"{site.run.events}: 2 damaged lines are left out: what they record is missing (line 2, 4)"
+    named = f"{site.run.events}: 2 damaged lines are left out: what they record is missing (lines 2, 4)"
     assert named in caplog.messages
     assert site.counts["requeued"] == 1

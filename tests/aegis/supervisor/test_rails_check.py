@@ -32,12 +32,17 @@ EIGHT = [f"node{index}" for index in range(8)]
 
 
 def check(
-    directory: Path, policy: str, *, nodes: Sequence[str] = ("node0", "node1"), stopped: bool = False
+    directory: Path,
+    policy: str,
+    *,
+    nodes: Sequence[str] = ("node0", "node1"),
+    stopped: bool = False,
+    into: list[dict[str, Any]] | None = None,
 ) -> tuple[AttemptOutcome | None, list[dict[str, Any]]]:
     """The outcome and the events of a job on two nodes."""
     cluster = {"launcher": "slurm", "gpus_per_node": 8, "nics": NICS, "rail_policy": policy}
     spec = run_spec(directory, slurm={"nodes": 2}, cluster=cluster)
-    events: list[dict[str, Any]] = []
+    events: list[dict[str, Any]] = [] if into is None else into
     stop = StopRequest(signal.SIGTERM if stopped else None)
     run = RunDir(directory / "run")
     job = Job(run, spec, JOB, "7", 0, lambda event: events.append(event.row), stop)
@@ -106,6 +111,33 @@ def test_warnings_of_many_nodes_are_one_event_each(tmp_path: Path, monkeypatch: 
             "reason": "rail 1: ionic_1 runs at 200 Gb/s, others at 400",
         }
     ]
+
+
+def test_the_policy_warn_records_the_fault_and_starts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    answers(tmp_path, monkeypatch, down=[6])
+    outcome, events = check(tmp_path, "warn")
+    assert outcome is None
+    assert [(e["event"], e["nodes"], e["action"]) for e in events] == [("rails_incomplete", "node0", "start")]
+
+
+def test_the_requeue_is_recorded_before_the_list_of_excluded_nodes_is_changed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Slurm may kill the supervisor meanwhile; without the record the next one would exclude the node again."""
+    answers(tmp_path, monkeypatch, down=[6])
+    calls = Calls(tmp_path, job_id="7", hides_nodes=True)
+    monkeypatch.setitem(JOB, "PATH", str(calls.directory))
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
+
+    def killed(*_: Any, **__: Any) -> None:
+        raise SystemExit(137)
+
+    monkeypatch.setattr("zslurm.slurm.exclusion.exclude_requeued", killed)
+    events: list[dict[str, Any]] = []
+    with pytest.raises(SystemExit):
+        check(tmp_path, "exclude", into=events)
+    assert [event["event"] for event in events] == ["rails_incomplete", "nodes_excluded", "requeued"]
+    assert events[-1]["excluded"] == "node0"
 
 
 def test_a_job_that_was_cancelled_meanwhile_is_not_brought_back(

@@ -14,7 +14,7 @@ Rank r's buddy is r + ranks per node, in a ring: it is on the next node, at the 
 node it is the next rank, which survives a killed rank and not the node.
 
 Host memory: 2 or 3 times a rank's own state, and twice that of another one. Time: one copy and one CRC32 of the
-state, and as many bytes each way over the network, next to the step.
+state, and as many bytes each way over the network, during the step.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Asks the GPUs' own tool (amd-smi, nvidia-smi) for what sysfs does not show, next to everything else.
+"""Asks the GPUs' own tool (amd-smi, nvidia-smi) for what sysfs does not show, while the other sensors continue.
 
 The tool takes a second of CPU time, or forever if the driver is wedged. So it is asked in a separate thread,
 rests ten times as long as it worked (a hundred times if sysfs already counts errors), and is asked again only

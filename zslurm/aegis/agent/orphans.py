@@ -110,7 +110,7 @@ def clean_up(
                 os.kill(member.pid, signal.SIGKILL)
         time.sleep(_LOOK_S)
     used = gpu_memory(context.root)
-    while kill and not remaining and _is_held(context, used) and time.monotonic() < deadline:
+    while kill and not remaining and _is_held(used) and time.monotonic() < deadline:
         time.sleep(_LOOK_S)
         used = gpu_memory(context.root)
     progress = attempt.progress(context.environ)
@@ -122,7 +122,7 @@ def clean_up(
         left=tuple(remaining),
         seconds=time.monotonic() - began,
         gpu_used=tuple(used.values()),
-        gpu_released=None if not used else not _is_held(context, used),
+        gpu_released=None if not used else not _is_held(used),
         progress_removed=not progress.exists(),
     )
 
@@ -179,7 +179,7 @@ def gpu_memory(root: Path) -> dict[str, int]:
     return used
 
 
-def _is_held(context: NodeContext, used: Mapping[str, int]) -> bool:
+def _is_held(used: Mapping[str, int]) -> bool:
     """Return whether a GPU's memory is in use beyond what the doctor grants an idle one."""
     return any(held >= USED_BYTES for held in used.values())
 

@@ -80,7 +80,7 @@ class JobComment:
         self._queue.close(timeout_s)
 
     def _write(self, text: str) -> None:
-        """Write the text next to what others wrote.
+        """Write the text, and keep what others wrote.
 
         Raises:
             ZslurmError: Slurm does not answer, or refuses.

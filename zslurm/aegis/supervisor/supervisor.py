@@ -85,7 +85,8 @@ def _name_damaged_lines(events: Path) -> None:
         if damaged:
             shown = ", ".join(map(str, damaged[:_SHOWN_LINES])) + (", ..." if len(damaged) > _SHOWN_LINES else "")
             lines = counted(len(damaged), "damaged line is", "damaged lines are")
-            _LOG.warning("%s: %s left out: what they record is missing (line %s)", events, lines, shown)
+            word = "line" if len(damaged) == 1 else "lines"
+            _LOG.warning("%s: %s left out: what they record is missing (%s %s)", events, lines, word, shown)
 
 
 class Supervisor:

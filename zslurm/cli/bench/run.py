@@ -137,7 +137,7 @@ class _Shown(BenchProgress):
 
 
 def summary(result: BenchResult) -> list[str]:
-    """Return what a reader must know next to the table, a line each."""
+    """Return what a reader must know in addition to the table, a line each."""
     lines = []
     by_reason: dict[str, int] = {}
     for skipped in result.skipped:

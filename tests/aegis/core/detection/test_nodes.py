@@ -24,7 +24,7 @@ from zslurm.aegis.core.messages import (
     Tick,
 )
 from zslurm.aegis.core.step import step
-from zslurm.aegis.protocol import ProgressReport, Stamp
+from zslurm.aegis.protocol import Answer, ProgressReport, Stamp
 
 NODES = tuple(f"node{number}" for number in range(6))
 BEGAN = 1000.0
@@ -89,6 +89,21 @@ def test_a_node_is_asked_about_again_while_it_is_silent_and_its_witnesses_are_fo
     assert set(site.state.nodes_heard.witness_reports()) == {"node2"}
     site.run(0.25)
     assert site.state.nodes_heard.witness_reports() == {}
+
+
+def test_an_agent_that_answers_saves_its_node() -> None:
+    """It was only slow: what others say of the node from before its answer counts no more."""
+    site = Site()
+    site.run(2, "node2")
+    asked_at = site.now
+    answer = Answer(Stamp("node2", 1, NOW, site.now), id=1, ok=True)
+    site.now += 0.5
+    site.tell(ReportReceived(answer, site.now, NOW))
+    nobody = WitnessReport(asked_at, "nothing", {"node1": "nothing", "node3": "nothing"})
+    actions = site.tell(NodeAskedAbout("node2", nobody))
+    actions += site.tell(Tick(site.now, NOW))
+    assert site.state.nodes_heard.witness_reports() == {}
+    assert not site.state.dead_nodes and not [a for a in actions if not isinstance(a, AskAbout)]
 
 
 def test_a_question_without_an_answer_is_asked_again() -> None:

@@ -21,12 +21,13 @@ from tests.submit.specs import run_spec
 from tests.waiting import DEADLINE_S, wait_for
 from zslurm.aegis.core.attempt import AttemptState
 from zslurm.aegis.core.detection.detector import Detector
-from zslurm.aegis.core.messages import ReportReceived
+from zslurm.aegis.core.messages import NodeAskedAbout, ReportReceived
 from zslurm.aegis.core.step import step
-from zslurm.aegis.protocol import AgentReport, Command, Heartbeat, ProgressReport, decode_command
-from zslurm.aegis.supervisor.agents import keeper, liveness
+from zslurm.aegis.protocol import AgentReport, Answer, Command, Heartbeat, ProgressReport, Stamp, decode_command
+from zslurm.aegis.supervisor.agents import agents, keeper, liveness
 from zslurm.aegis.supervisor.agents.agents import Agents
 from zslurm.aegis.supervisor.agents.step import AGENT, STEP_PREFIX, agent_step
+from zslurm.config.aegis import AegisSection
 from zslurm.config.spec import RunSpec
 from zslurm.run.events.event import Event
 from zslurm.run.run_dir import RunDir
@@ -209,7 +210,23 @@ def test_an_answer_comes_back(here: SteeredAgents) -> None:
     here.wait_for_event("agents_started")
     answers = here.agents.ask("clean_up", timeout_s=DEADLINE_S)
     assert answers["here"].values == {"attempt": 7}
+    assert any(isinstance(event.report, Answer) for event in [*here.heard, *here.look()]), (
+        "it shows that the node lives"
+    )
     assert here.agents.ask("stacks", ["nowhere"], timeout_s=DEADLINE_S) == {}
+
+
+def test_of_too_many_reports_the_oldest_goes_and_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(agents, "_KEPT_REPORTS", 2)
+    idle = Agents(AegisSection(), lambda event: None, ("true",))
+    asked = NodeAskedAbout("here", None)
+    idle._tell(asked)
+    reports = [ReportReceived(ProgressReport(Stamp("here", n, 0.0, 0.0), 1), float(n), 0.0) for n in range(4)]
+    for report in reports:
+        idle._add_report(report)
+    assert idle.news() == [asked, *reports[2:]]
+    idle._add_report(reports[0])
+    assert idle.news() == [reports[0]]
 
 
 def test_who_does_not_answer_is_missing_and_nobody_waits_for_ever(here: SteeredAgents) -> None:

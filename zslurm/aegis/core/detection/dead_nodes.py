@@ -61,13 +61,13 @@ class DeadNodes:
             self._own_silent_at = now
         own_is_unknown = now - self._own_silent_at <= LATE_S  # its sensors report after its agent
         self._halted_by = set(halted_by) | ({own_node} if own_is_unknown else set())
-        own_declared = declared.keys() & progress.ranks_on.keys()
+        declared_here = declared.keys() & progress.ranks_on.keys()
         asked_about = witnesses.keys() & progress.ranks_on.keys()
         faults: list[Fault] = []
         silent = []  # and no more than that is known
-        for name in sorted(((unheard | asked_about) - self.dead) | (own_declared - self._declared)):
+        for name in sorted(((unheard | asked_about) - self.dead) | (declared_here - self._declared)):
             why = declared.get(name)
-            self._declared |= {name} & own_declared
+            self._declared |= {name} & declared_here
             if why is None and name in witnesses:
                 why = self._confirmed(name, witnesses[name], now, lost_peers=lost_peers)
             if why is None and name in unheard & trouble.keys():

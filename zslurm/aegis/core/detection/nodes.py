@@ -88,10 +88,12 @@ class NodeTable(dict[str, NodeState]):
         self.setdefault(name, NodeState()).unreachable = reason
 
     def take_witnesses(self, name: str, report: WitnessReport | None) -> None:
-        """Note what was answered about a node; None if nobody could be asked."""
-        if name in self:
-            self[name].is_asked_about = False
-            self[name].witnesses = report or self[name].witnesses
+        """Note what was answered about a node that has not been heard since; None if nobody could be asked."""
+        if (node := self.get(name)) is None:
+            return
+        node.is_asked_about = False
+        if report is not None and (node.heard is None or node.heard <= report.asked_at):
+            node.witnesses = report
 
     def forget(self, names: Collection[str]) -> None:
         """Forget nodes that died: no agent is started there any more."""

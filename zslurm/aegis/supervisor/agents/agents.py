@@ -60,7 +60,7 @@ from zslurm.run.run_dir import RunDir
 _HEARTBEAT_S = 1.0
 # A pipe takes a line at once, unless srun has read nothing for many minutes.
 _WRITE_S = 0.5
-_KEPT_NEWS = 50_000
+_KEPT_REPORTS = 50_000
 
 
 class Agents:
@@ -88,7 +88,8 @@ class Agents:
         self._settings, self._write, self._program = settings, record, tuple(program)
         self._lock = self.liveness.lock
         self._answers = AgentAnswers(self._lock)
-        self._news: deque[CoreEvent] = deque(maxlen=_KEPT_NEWS)
+        self._news: deque[CoreEvent] = deque()
+        self._reports_kept = 0
         self._events: deque[Event] = deque()
         self._readers: WeakKeyDictionary[AgentLink, ReportReader] = WeakKeyDictionary()
         self._unreadable: Counter[tuple[str, bool]] = Counter()
@@ -179,13 +180,14 @@ class Agents:
     # --- what comes -----------------------------------------------------------------------------------------
 
     def news(self) -> list[CoreEvent]:
-        """Return what the agents and Slurm reported since the last call, oldest first, without answers to `ask`.
+        """Return what the agents and Slurm reported since the last call, oldest first; answers to `ask` too.
 
         Also records what became of the agents themselves.
         """
         with self._lock:
             news, events = list(self._news), list(self._events)
             self._news.clear()
+            self._reports_kept = 0
             self._events.clear()
         for event in events:
             self._write(event)
@@ -216,13 +218,22 @@ class Agents:
             if node.heard is None and node.failures and node.lost:
                 self._record(AgentRestarted(nodes=name))
             node.take_report(now)
+            self._add_report(ReportReceived(report, now, wall))
             if isinstance(report, Answer):
                 self._answers.take(name, report)
                 return
-            self._news.append(ReportReceived(report, now, wall))
             if isinstance(report, AgentReport) and report.event == "ended":
                 why = "the agent ended: " + str(report.values.get("reason", "no reason"))
                 self._keeper.mark_lost(name, node, why, now)
+
+    def _add_report(self, report: ReportReceived) -> None:
+        """Keep a report for the next `news`; of too many the oldest goes, and never what else is known."""
+        if self._reports_kept == _KEPT_REPORTS:
+            oldest = next(index for index, event in enumerate(self._news) if isinstance(event, ReportReceived))
+            del self._news[oldest]
+        else:
+            self._reports_kept += 1
+        self._news.append(report)
 
     def _ignore(self, node: str, error: Unreadable) -> None:
         """Record the first report of a node that cannot be read, then the 10th, the 100th and so on."""
@@ -270,9 +281,9 @@ class Agents:
             rank: of `end_rank`.
         """
         with self._lock:
-            heard_nodes = set(self.liveness.nodes)
-        asked = set(nodes or heard_nodes) & heard_nodes
-        named = () if asked == heard_nodes else tuple(sorted(asked))
+            all_nodes = set(self.liveness.nodes)
+        asked = set(nodes or all_nodes) & all_nodes
+        named = () if asked == all_nodes else tuple(sorted(asked))
         about = self.attempt if attempt is None else attempt
         return self._ask(Command(do, attempt=about, kill=kill, nodes=named, rank=rank), asked, timeout_s)
 

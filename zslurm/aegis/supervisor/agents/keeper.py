@@ -146,7 +146,7 @@ class AgentKeeper:
     def _start_step(self, nodes: list[str]) -> None:
         if not nodes or self._launcher.over.is_set():
             return
-        liveness = self._liveness.nodes
+        agents = self._liveness.nodes
         # Agents before these have seen how an attempt began; the first of all see it themselves.
         attempt = self._present_attempt()
         watched = attempt if self._started_recorded or attempt == self._adopted else 0
@@ -155,11 +155,11 @@ class AgentKeeper:
         except OSError as error:
             self.unavailable(f"{error.filename or 'the step'}: {error.strerror}")
             for name in nodes:
-                liveness[name].could_not_start(time.monotonic())
+                agents[name].could_not_start(time.monotonic())
             return
         self._liveness.links.append(link)
         for name in nodes:
-            liveness[name].link, liveness[name].heard = link, None
+            agents[name].link, agents[name].heard = link, None
 
     def _end(self, link: AgentLink) -> None:
         if link in self._liveness.links:
