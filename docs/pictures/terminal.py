@@ -117,7 +117,7 @@ def _runs() -> Iterator[Mapping[str, str]]:
 
 
 def _wait_for_step(directory: Path, run: str, step: int) -> None:
-    """Wait until a run has taken so many steps.
+    """Wait until a run has reached a step.
 
     Raises:
         TimeoutError: it has not, after five minutes.

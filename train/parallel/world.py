@@ -208,7 +208,7 @@ def regroup(
     connecting: Callable[[], AbstractContextManager[None]],
     making_groups: Callable[[], AbstractContextManager[None]],
 ) -> None:
-    """Make the group of all ranks again, in a generation, whose members all call it; the old one is gone.
+    """Make a new group of all ranks in a generation, whose members all call it; the old one is gone.
 
     A connection to the store that only the new group uses is opened inside of `connecting()`.
 

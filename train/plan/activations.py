@@ -339,7 +339,7 @@ def _head(sizes: Sizes) -> int:
         return kept + logits
     if not sizes.on_cpu:
         # 16-bit operands are multiplied as they are: there is no embedding in fp32, and no product of its size
-        # next to the gradient's sum, to which pieces are added. The gradient takes the place of the logits.
+        # in addition to the gradient's sum, to which pieces are added. The gradient takes the place of the logits.
         return kept + (min(sizes.table, PIECE_OF_GRADIENT) * wide if sizes.tokens > chunk else 0)
     # The embedding in fp32, and the largest of what comes on top: the chunk's input in fp32 with logits, or the
     # logits' gradient rounded, and its product with the input. In the second chunk there is still the rounded

@@ -32,7 +32,7 @@ from zslurm.train.recovery.warm import with_secret
 from zslurm.train.recovery.watcher import GenerationWatcher
 
 _CONNECTIONS = 3
-"""Connections to the store that a new generation needs: for its groups, next to them, and for the next save."""
+"""Connections to the store that a new generation needs: for its groups, besides them, and for the next save."""
 
 _LOG = logging.getLogger(__name__)
 BROKEN = (RuntimeError, ValueError)

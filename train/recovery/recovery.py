@@ -296,7 +296,7 @@ class Recovery:
                 raise
 
     def _regroup(self, trainer: Trainer, generation: Generation, parts: Parts) -> None:
-        """Leave the old groups, and make that of all ranks again once every member has left."""
+        """Leave the old groups, and make a new one of all ranks once every member has left."""
         membership = self._membership
         if generation.rank_of(membership.member) != membership.rank or len(generation.members) != membership.size:
             raise CannotRecover(
