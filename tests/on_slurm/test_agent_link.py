@@ -185,7 +185,7 @@ def test_the_deputy_requeues_a_job_whose_batch_node_died(job: WatchedJob) -> Non
     killed = time.time()
     job.cluster.kill_node(nodes[0])
     wait_for(lambda: job.events("deputy_acted"), "the deputy to act")
-    (acted,) = job.events("deputy_acted")
+    acted = job.events("deputy_acted")[0]
     say(f"batch node killed: the deputy acted after {acted['time'] - killed:.1f} s")
     assert acted["node"] in nodes[1:]
     assert (acted["batch_node"], acted["job_id"]) == (nodes[0], job.job_id)
@@ -204,4 +204,8 @@ def test_the_deputy_requeues_a_job_whose_batch_node_died(job: WatchedJob) -> Non
     wait_for(lambda: started_again.exists() and started_again.read_text().strip(), "it to start again")
     again = started_again.read_text().strip()
     assert nodes[0] not in job.cluster.run(["scontrol", "show", "hostnames", again]).stdout.split()
-    assert len(job.events("deputy_acted")) == 1
+    rows = job.events("deputy_acted")
+    assert {row["node"] for row in rows} == {acted["node"]}, "one deputy acts"
+    # It may add that Slurm refused to exclude the dead node: Slurm starts nothing on that one anyway.
+    others = [row["reason"] for row in rows[1:]]
+    assert all("may start on" in reason for reason in others), others

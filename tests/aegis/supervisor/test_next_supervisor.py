@@ -152,6 +152,17 @@ def test_only_nodes_that_ranks_may_use_are_made_ready(
     assert successor.told == []
 
 
+def test_rails_of_a_profile_without_nics_are_not_read(
+    tmp_path: Path, prepared: list[Sequence[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[Sequence[str]] = []
+    monkeypatch.setattr(module, "check_rails", lambda job, nodes: asked.append(nodes))
+    successor = Successor(tmp_path, nics=[], gpus_per_node=1)
+    assert successor.starter.blocking_reason() is None
+    assert asked == []
+    assert len(prepared) == 1, "the nodes are made ready all the same"
+
+
 def test_excluded_nodes_are_made_ready_where_there_are_no_others(
     tmp_path: Path, prepared: list[Sequence[str]]
 ) -> None:
