@@ -129,6 +129,8 @@ def _section(path: str, kind: Any, field: FieldInfo, users: dict[str, str]) -> I
         rows.append(_key(path, field, users))
     else:
         for name, part in model.model_fields.items():
+            if isinstance(part.json_schema_extra, dict) and part.json_schema_extra.get("readOnly"):
+                continue  # a command writes it, not a person
             prefix = f"{path}[]" if get_origin(kind) in (tuple, list) else path
             if _model_in(part.annotation) is None:
                 rows.append(_key(f"{prefix}.{name}", part, users))

@@ -10,7 +10,7 @@ import pytest
 
 from tests.bench.synthetic import collective, result, write
 from tests.cli.commands import Shell
-from zslurm.cluster.profile import profile_path
+from zslurm.cluster.profile import measured_path, profile_path
 from zslurm.cluster.site import load_site
 from zslurm.core.errors import Exit
 
@@ -78,21 +78,39 @@ def test_damaged_rows_get_one_line(shell: Shell, profile: Path) -> None:
     assert done.code == Exit.USAGE and done.stderr.count("\n") == 1 and "rows are damaged" in done.stderr
 
 
-def test_apply_writes_the_profile_and_keeps_the_rest(shell: Shell, profile: Path, collectives: Path) -> None:
+def test_apply_writes_next_to_the_profile_which_stays_as_it_is(
+    shell: Shell, profile: Path, collectives: Path
+) -> None:
     write(shell.directory / "hbm.json", result("hbm", COPIES))
+    store = measured_path("ours")
     shown = shell.zslurm.ok("bench", "apply", "a.json", "hbm.json", "--dry-run")
-    assert profile.read_text() == PROFILE and "bucket_mb: {2: " in shown.stdout
+    assert not store.exists()
+    header, *rows = (line.split("\t") for line in shown.stdout.splitlines())
+    assert header[:4] == ["key below cluster", "value", "spread", "date"]
+    assert ["doctor.hbm_gb_s", "3,870", "0 %", "2026-11-23"] in [row[:4] for row in rows]
     done = shell.zslurm.ok("bench", "apply", "a.json", "hbm.json")
-    assert "2 nodes: a bucket of" in done.stderr and f"wrote {profile}" in done.stderr
-    text = profile.read_text()
-    assert text.startswith("# ours\ncluster:\n  gpus_per_node: 8   # MI300X\n  doctor:\n    shm_gib: 16\n")
+    assert "2 nodes: a bucket of" in done.stderr and f"wrote {store}" in done.stderr
+    assert profile.read_text() == PROFILE
     cluster = load_site("ours").cluster
-    assert cluster.doctor.hbm_gb_s == 3870
+    assert (cluster.doctor.hbm_gb_s, cluster.doctor.shm_gib) == (3870, 16)
     assert cluster.measured.bucket_mb == {2: pytest.approx(544, rel=0.06)}
-    assert profile.with_name("ours.yaml~").read_text() == PROFILE
+    assert cluster.measured.date == "2026-11-23T16:00:00Z"
+    shown = shell.zslurm.ok("cluster", "show", "ours", "--measured")
+    assert "doctor.hbm_gb_s\t3,870\t0 %\t2026-11-23\tn[0-3]" in shown.stdout
+    facts = json.loads(shell.zslurm.ok("cluster", "show", "ours", "--measured", "--json").stdout)
+    assert facts["file"] == str(store) and facts["values"]["doctor.hbm_gb_s"]["value"] == 3870
+    whole = shell.zslurm.ok("cluster", "show", "ours").stdout
+    assert f"doctor.hbm_gb_s\t3870.0\tcluster profile's measurements of 2026-11-23, {store}" in whole
 
 
-def test_results_add_to_what_the_profile_has_of_the_same_ranks(
+def test_what_the_profile_states_wins_over_a_measurement(shell: Shell, profile: Path) -> None:
+    profile.write_text(PROFILE + "    hbm_gb_s: 1234\n")
+    write(shell.directory / "hbm.json", result("hbm", COPIES))
+    shell.zslurm.ok("bench", "apply", "hbm.json")
+    assert load_site("ours").cluster.doctor.hbm_gb_s == 1234
+
+
+def test_results_add_to_what_was_measured_of_the_same_ranks(
     shell: Shell, profile: Path, collectives: Path
 ) -> None:
     shell.zslurm.ok("bench", "apply", "a.json")
@@ -113,38 +131,46 @@ def test_results_add_to_what_the_profile_has_of_the_same_ranks(
     assert (set(measured.bucket_mb), measured.variables) == ({2}, {}), "of other cards nothing stays"
 
 
-@pytest.mark.parametrize("json_", [False, True])
-def test_a_read_only_profile_gets_one_line_and_the_block_to_paste(
-    shell: Shell, profile: Path, monkeypatch: pytest.MonkeyPatch, json_: bool
+def test_a_folder_that_cannot_be_written_gets_one_line_and_another_file_can_be_named(
+    shell: Shell, profile: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write(shell.directory / "hbm.json", result("hbm", COPIES))
+    store = measured_path("ours")
+    store.mkdir()  # root may write everywhere, but not over a directory
+    done = shell.zslurm("bench", "apply", "hbm.json", "--out", str(store))
+    assert (done.code, done.stdout) == (Exit.USAGE, "")
+    assert f"{store}: cannot be read: Is a directory" in done.stderr
+    store.rmdir()
 
     def refuse(path: Path, text: str) -> None:
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr("zslurm.cluster.set_keys.write_atomically", refuse)
-    done = shell.zslurm("bench", "apply", "hbm.json", *(["--json"] if json_ else []))
-    assert done.code == Exit.FAILED and profile.read_text() == PROFILE
-    (line,) = [line for line in done.stderr.splitlines() if "cannot be written" in line]
-    assert f"{profile}: cannot be written: Permission denied; paste the lines above" in line
-    if json_:
-        assert json.loads(done.stdout) == {"doctor.hbm_gb_s": 3870}
-    else:
-        assert done.stdout == "cluster:\n  doctor: {hbm_gb_s: 3870}\n"
+    with monkeypatch.context() as patched:
+        patched.setattr("zslurm.cluster.measurements.write_atomically", refuse)
+        done = shell.zslurm("bench", "apply", "hbm.json")
+    assert done.code == Exit.FAILED and not store.exists()
+    assert done.stderr.endswith(f"{store}: cannot be written: Permission denied; name another file with --out\n")
+    shell.zslurm.ok("bench", "apply", "hbm.json", "--out", "mine.json")
+    assert json.loads((shell.directory / "mine.json").read_text())["profile"] == "ours" and not store.exists()
 
 
-def test_a_profile_in_braces_gets_the_block_to_paste(shell: Shell, profile: Path) -> None:
-    profile.write_text("cluster: {gpus_per_node: 8}\n")
+def test_a_profile_that_ships_gets_measurements_of_the_users(shell: Shell, profile: Path) -> None:
     write(shell.directory / "hbm.json", result("hbm", COPIES))
-    done = shell.zslurm("bench", "apply", "hbm.json")
-    assert done.code == Exit.USAGE and "paste the lines above" in done.stderr
-    assert done.stdout.startswith("cluster:\n")
+    shell.zslurm.ok("bench", "apply", "hbm.json", "--cluster", "mi300x-pollara")
+    assert load_site("mi300x-pollara").cluster.doctor.hbm_gb_s == 3870
+    assert load_site("mi300x-broadcom").cluster.doctor.hbm_gb_s != 3870
+
+
+def test_without_measurements_there_is_one_line(shell: Shell, profile: Path) -> None:
+    done = shell.zslurm.ok("cluster", "show", "ours", "--measured")
+    assert done.stdout == "" and done.stderr.startswith("nothing was measured with the profile ours")
+    assert shell.zslurm("cluster", "show", "theirs", "--measured").code == Exit.NOT_FOUND
 
 
 def test_what_has_nothing_for_a_profile_is_refused(shell: Shell, profile: Path) -> None:
     write(shell.directory / "b.json", result("mlp", []))
     done = shell.zslurm("bench", "apply", "b.json")
-    assert done.code == Exit.CHECK_FAILED and "nothing in the results is for a profile" in done.stderr
+    assert done.code == Exit.CHECK_FAILED and "nothing in the results is for a cluster" in done.stderr
 
 
 def test_results_of_several_clusters_need_the_profiles_name(
@@ -168,10 +194,14 @@ def test_plots_are_named_and_without_matplotlib_there_is_one_line(
 
 
 def test_env_shows_what_was_measured_here(shell: Shell, profile: Path) -> None:
-    measured = (
-        "  measured:\n    variables:\n      NCCL_ALGO: {best: Tree, others: {Ring: 1.2}, date: 2026-11-23}\n"
-    )
-    profile.write_text(f"{PROFILE}  env: {{NCCL_ALGO: Ring}}\n{measured}")
+    profile.write_text(f"{PROFILE}  env: {{NCCL_ALGO: Ring}}\n")
+    rows = [
+        row
+        for value, rate in (("Ring", 2e11), ("Tree", 2.4e11))
+        for row in collective(8, 0, rate, environment=f"NCCL_ALGO={value}")
+    ]
+    write(shell.directory / "c.json", result("collectives", rows))
+    shell.zslurm.ok("bench", "apply", "c.json")
     text = " ".join(
         shell.zslurm.ok("cluster", "env", "--cluster", "ours", "--explain").stdout.replace("#", " ").split()
     )

@@ -16,6 +16,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any, Literal
 
+from zslurm.cluster.measurements import SUFFIX, Measurements, read_measurements
 from zslurm.config import yaml12
 from zslurm.core.errors import ConfigError, NoProfile, NotFound, ZslurmError
 from zslurm.core.files import read_text, write_atomically
@@ -106,6 +107,28 @@ def profile_path(name: str) -> Path:
     return config_dir() / "clusters" / f"{name}.yaml"
 
 
+def measured_path(name: str) -> Path:
+    """The path of this user's measurements for the profile `name`, which may not exist.
+
+    Raises:
+        ConfigError: not a name for a file.
+    """
+    return profile_path(name).with_name(f"{name}{SUFFIX}")
+
+
+def measurements_of(name: str) -> tuple[Path, Measurements] | None:
+    """What was measured with the profile `name`: by this user, else by the site; None if nothing was.
+
+    Raises:
+        ConfigError: see `read_measurements`.
+    """
+    for folder in (config_dir() / "clusters", SITE_PROFILES):
+        path = folder / f"{name}{SUFFIX}"
+        if (measurements := read_measurements(path, name)) is not None:
+            return path, measurements
+    return None
+
+
 def default_name() -> str:
     """The profile that is used when none is named: $ZSLURM_CLUSTER, the one chosen by init, or the only one.
 
@@ -147,12 +170,12 @@ def find_profile(name: str, *, below: Profile | None = None) -> Profile:
 
 
 def profile_layers(name: str) -> list[tuple[yaml12.YamlDocument, str]]:
-    """A profile and everything it extends, the base first: each with what error messages call its file.
+    """A profile, below it what was measured, below that all it extends; each with what messages call its file.
 
     Raises:
         NotFound: there is no profile of this name; the nearest is suggested.
         ConfigError: one of them is not valid YAML, its section `cluster` is none, or it extends what is not there
-            or itself.
+            or itself; or the measurements cannot be used.
     """
     top = find_profile(name)
     return layers_of(top, top.read())
@@ -180,6 +203,11 @@ def layers_of(top: Profile, text: str) -> list[tuple[yaml12.YamlDocument, str]]:
             raise ConfigError(f"{location}: profiles extend each other in a circle: {chain}")
         seen.append(base)
     _fill_in(top.name, [document.data for document, _ in stack])
+    if (measured := measurements_of(top.name)) is not None:
+        path, measurements = measured
+        stack[-1:-1] = [
+            (document, f"{LAYER}'s measurements of {day}, {path}") for document, day in measurements.documents()
+        ]
     return stack
 
 
@@ -197,6 +225,12 @@ def _open_section(document: yaml12.YamlDocument, file: str) -> tuple[Any, Any]:
     if not isinstance(section, dict):
         location = f"{file}:{document.lines[('cluster',)]}"
         raise ConfigError(f"{location}: cluster: expected a mapping of keys to values, got {section!r}")
+    if "measured" in section:
+        location = f"{file}:{document.lines[('cluster', 'measured')]}"
+        raise ConfigError(
+            f"{location}: cluster.measured: measurements are not part of a profile: remove the section, and let "
+            "`zslurm bench apply` write them next to it"
+        )
     return data, section.pop("extends", None)
 
 

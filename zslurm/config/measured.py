@@ -1,4 +1,4 @@
-"""What `zslurm bench` measured on a cluster, as its profile keeps it: the settings of runs that follow from it."""
+"""What `zslurm bench` measured of a cluster's collectives, as runs take it (cluster/measurements.py keeps it)."""
 
 from __future__ import annotations
 
@@ -31,7 +31,6 @@ class MeasuredSection(Section):
 
     date: Text = Field("", description="when, in UTC")
     device: Text = Field("", description="of the ranks: the GPUs' name, or cpu")
-    source: Text = Field("", description="file of the result")
     ranks_per_node: Count | None = Field(None, description="ranks on each node")
     bucket_mb: dict[Nodes, Positive] = Field(
         default_factory=dict,

@@ -290,7 +290,11 @@ class ClusterSection(Section):
         description="table of matrix products that `zslurm dev tune gemm` tuned, for every rank on GPUs: auto "
         "takes the profile's if it has one, off takes none; or a path",
     )
-    measured: MeasuredSection = Field(MeasuredSection(), description="what `zslurm bench` measured here")
+    measured: MeasuredSection = Field(
+        MeasuredSection(),
+        description="what was measured here; `zslurm bench apply` writes it",
+        json_schema_extra={"readOnly": True},
+    )
     doctor: DoctorSection = Field(DoctorSection(), description="limits of `zslurm doctor`")
 
     @model_validator(mode="after")

@@ -10,9 +10,9 @@ import pytest
 
 from tests.bench.synthetic import collective, result
 from zslurm.bench.results.apply import settings_from
-from zslurm.cluster.set_keys import block
 from zslurm.config import yaml12
 from zslurm.config.load import resolve
+from zslurm.config.measured import MeasuredVariable
 from zslurm.config.spec import RunSpec
 from zslurm.core.errors import ConfigError
 from zslurm.submit.checks.measured import off_measured
@@ -29,13 +29,18 @@ def test_buckets_and_levels_of_each_number_of_nodes() -> None:
         *collective(4, 1.5e-4, 3e11, levels="two_level"),
     ]
     found = settings_from(result("collectives", rows), FILE)
-    measured = found.values["measured"]
-    assert measured["collectives"] == {2: "two_level", 4: "flat"}
+    ways = {key: stored.value for key, stored in found.values.items() if "collectives" in key}
+    assert ways == {"measured.collectives.2": "two_level", "measured.collectives.4": "flat"}
     expected = {1: 19 * 2e-5 * 3e11, 2: 19 * 4e-5 * 3.3e11, 4: 19 * 1e-4 * 3.02e11}
-    assert measured["bucket_mb"] == {
-        nodes: pytest.approx(size / 2**20, rel=0.06, abs=1) for nodes, size in expected.items()
+    buckets = {key: stored.value for key, stored in found.values.items() if "bucket" in key}
+    assert buckets == {
+        f"measured.bucket_mb.{nodes}": pytest.approx(size / 2**20, rel=0.06, abs=1)
+        for nodes, size in expected.items()
     }
-    assert measured["source"] == str(FILE) and measured["ranks_per_node"] == 8
+    stored = found.values["measured.bucket_mb.2"]
+    assert (stored.result, stored.ranks_per_node, stored.nodes) == (str(FILE), 8, "n[0-3]")
+    assert (stored.device, stored.versions) == ("AMD Instinct MI300X", {"torch": "2.10.0"})
+    assert stored.command == "zslurm bench collectives"
     assert any("2 nodes: two level is 1." in line for line in found.lines)
 
 
@@ -46,14 +51,14 @@ def test_wrong_data_environments_and_parts_of_a_node_give_no_bucket() -> None:
         *collective(1, 2e-5, 3e11, ranks=4),
     ]
     found = settings_from(result("collectives", rows), FILE)
-    assert "measured" not in found.values
+    assert found.values == {}
     assert "no bucket follows" in found.lines[-1]
 
 
 def test_a_bandwidth_that_still_rises_is_named() -> None:
     rows = [row for row in collective(2, 1e-3, 3e11) if row["bytes"] <= 2**24]
     found = settings_from(result("collectives", rows), FILE)
-    assert "measured" not in found.values
+    assert found.values == {}
     assert "2 nodes: the bandwidth still rises at 16.0 MiB; measure larger sizes" in found.lines
     assert not any("over four sizes" in line for line in found.lines), "there are enough of them"
 
@@ -65,18 +70,22 @@ def test_the_better_value_of_a_variable_is_kept_with_its_gain() -> None:
         *collective(2, 1e-4 / 1.1, 3.3e11, environment="NCCL_MIN_NCHANNELS=112"),
         *collective(2, 1e-4, 3e11, environment="NCCL_MIN_NCHANNELS=64"),
     ]
-    variables = settings_from(result("collectives", rows), FILE).values["measured"]["variables"]
-    assert variables["NCCL_MIN_NCHANNELS"]["best"] == "112"
-    assert variables["NCCL_MIN_NCHANNELS"]["others"] == {"64": pytest.approx(1.2, abs=0.01)}
+    stored = settings_from(result("collectives", rows), FILE).values["measured.variables.NCCL_MIN_NCHANNELS"]
+    assert isinstance(stored.value, MeasuredVariable)
+    assert stored.value.best == "112"
+    assert stored.value.others == {"64": pytest.approx(1.2, abs=0.01)}
+    assert stored.spread == pytest.approx(0.083, abs=0.01), "of repetitions: none for 64, 17 % for 112"
 
 
 def test_the_doctors_thresholds_are_below_healthy_medians() -> None:
-    copies = [{"pattern": "copy", "bytes": 2**30, "dtype": "fp64", "gb_s": 4300.0}]
-    assert settings_from(result("hbm", copies), FILE).values == {"doctor.hbm_gb_s": 3870}
+    copies = [{"pattern": "copy", "bytes": 2**30, "dtype": "fp64", "gb_s": rate} for rate in (4257, 4300, 4343.0)]
+    (stored,) = settings_from(result("hbm", copies), FILE).values.items()
+    assert (stored[0], stored[1].value) == ("doctor.hbm_gb_s", 3870)
+    assert stored[1].spread == pytest.approx(0.00816, rel=0.01), "of the three GPUs"
     cubes = [{"m": 8192, "n": 8192, "k": 8192, "batch": 1, "dtype": "bf16", "tflops": 640.0}]
-    assert settings_from(result("gemm", cubes), FILE).values == {"doctor.gemm_tflops": 576}
+    assert settings_from(result("gemm", cubes), FILE).values["doctor.gemm_tflops"].value == 576
     reduced = collective(1, 2e-5, 3e11, operation="all_reduce", busbw_gb_s=313.0)
-    assert settings_from(result("collectives", reduced), FILE).values["doctor.all_reduce_gb_s"] == 282
+    assert settings_from(result("collectives", reduced), FILE).values["doctor.all_reduce_gb_s"].value == 282
 
 
 def test_figures_of_cpus_are_no_threshold_for_gpus() -> None:
@@ -91,7 +100,7 @@ def test_the_budget_of_storage_is_the_best_rate_of_random_reads() -> None:
         for operation, depth, rate in (("random_read", 1, 4e3), ("random_read", 64, 71_234.0), ("list", 0, None))
     ]
     found = settings_from(result("storage", rows), FILE)
-    assert found.values == {"storage_iops": 71_200}
+    assert {key: stored.value for key, stored in found.values.items()} == {"storage_iops": 71_200}
     assert found.lines == ["storage_iops: 71,200 pages of 4 KiB a second in random reads at depth 64, direct"]
 
 
@@ -116,7 +125,7 @@ MEASURED = {
 
 def run_on(tmp_path: Path, nodes: int, measured: dict[str, Any] = MEASURED, **parallel: Any) -> RunSpec:
     profile = {"gpus_per_node": 8, "launcher": "local", "measured": measured}
-    document = yaml12.parse(block(profile), "profile")
+    document = yaml12.YamlDocument({"cluster": profile}, {})
     path = tmp_path / "run.yaml"
     body = {
         "extends": "zaya1-8b",

@@ -1,12 +1,12 @@
-"""From results to settings: what a cluster's profile should have by its measurements.
+"""From results to settings: what runs on a cluster take from its measurements (cluster/measurements.py).
 
-    collectives   cluster.measured.bucket_mb       nodes -> knee of reduce_scatter, which buckets are (knee.py)
-                  cluster.measured.collectives     nodes -> flat or two levels, by the time at that bucket
-                  cluster.measured.variables       with --env: the value of a variable with the higher bandwidth
-                  cluster.doctor.all_reduce_gb_s   90 % of the nodes' median at 64 MiB
-    hbm           cluster.doctor.hbm_gb_s          90 % of the GPUs' median in copies of 1 GiB
-    gemm          cluster.doctor.gemm_tflops       90 % of the GPUs' median for 8192 x 8192 x 8192 in bf16
-    storage       cluster.storage_iops             pages of 4 KiB a second in random reads, of all nodes together
+    collectives   measured.bucket_mb.N       for N nodes the knee of reduce_scatter, which buckets are (knee.py)
+                  measured.collectives.N     for N nodes flat or two levels, by the time at that bucket
+                  measured.variables.NAME    with --env: the value of a variable with the higher bandwidth
+                  doctor.all_reduce_gb_s     90 % of the nodes' median at 64 MiB
+    hbm           doctor.hbm_gb_s            90 % of the GPUs' median in copies of 1 GiB
+    gemm          doctor.gemm_tflops         90 % of the GPUs' median for 8192 x 8192 x 8192 in bf16
+    storage       storage_iops               pages of 4 KiB a second in random reads, of all nodes together
 
 The doctor's thresholds are a part of the median and not the median itself, which half of the healthy GPUs are
 below. `zslurm doctor --benchmark` compares the same measurements with them; figures of CPUs give no threshold.
@@ -23,16 +23,21 @@ from pathlib import Path
 from typing import Any
 
 from zslurm.bench.result import BenchResult
-from zslurm.bench.results.knee import Knee, Sample, knee_of
+from zslurm.bench.results.knee import Knee, Sample, knee_of, knee_spread
 from zslurm.checkpoint_tools.quantities import counted, show_bytes
-from zslurm.config.measured import MeasuredSection
+from zslurm.cluster.measurements import StoredValue
+from zslurm.config.measured import MeasuredVariable
 from zslurm.core.errors import ConfigError
+from zslurm.slurm.hostlist import compress
 
 OF_MEDIAN = 0.9
 """A node or GPU below this share of the healthy median is not in order."""
 
 BUCKET_OPERATIONS = ("reduce_scatter", "all_reduce")
 """What decides the bucket, in order: buckets are reduce-scattered; an all-reduce has the same hops twice."""
+
+SOFTWARE = ("driver", "rocm", "cuda", "rccl", "nccl", "torch")
+"""The versions that a value is kept with."""
 
 _FASTER = 1.03
 _MIB = 1 << 20
@@ -44,35 +49,49 @@ Row = Mapping[str, Any]
 
 @dataclass
 class Found:
-    """What follows from results.
+    """What follows from a result.
 
     Attributes:
-        values: keys of a profile below `cluster`, and their values; nested mappings for `measured`.
+        result: the result.
+        source: its file.
+        values: by key of a profile below `cluster`.
         lines: what was found, and what could not be, a line each.
     """
 
-    values: dict[str, Any] = field(default_factory=dict)
+    result: BenchResult
+    source: Path
+    values: dict[str, StoredValue] = field(default_factory=dict)
     lines: list[str] = field(default_factory=list)
 
+    def add(self, key: str, value: float | str | MeasuredVariable, spread: float | None) -> None:
+        """Add a value, with the conditions of the result.
 
-def merged(new: Mapping[str, Any], old: MeasuredSection) -> dict[str, Any]:
-    """Return the section `measured` with what a profile has of it already, if it is of the same kind of ranks."""
-    before = old.model_dump(exclude_defaults=True)
-    if any(before.get(key) != new[key] for key in ("device", "ranks_per_node")):
-        return dict(new)
-    tables = ("bucket_mb", "collectives", "variables")
-    return before | {
-        key: {**before.get(key, {}), **value} if key in tables else value for key, value in new.items()
-    }
+        Args:
+            key: below `cluster`.
+            value: as the profile takes it.
+            spread: relative standard deviation of what the value follows from; None if it is not known.
+        """
+        result, machine = self.result, self.result.machine
+        self.values[key] = StoredValue(
+            value=value,
+            spread=None if spread is None or not math.isfinite(spread) else _rounded(spread),
+            date=result.date,
+            nodes=compress(machine.nodes),
+            ranks_per_node=machine.ranks_per_node,
+            device=machine.gpu or "cpu",
+            versions={name: result.versions[name] for name in SOFTWARE if name in result.versions},
+            command=" ".join(result.command),
+            result=str(self.source),
+        )
 
 
 def settings_from(result: BenchResult, source: Path) -> Found:
-    """Return what a result gives for the profile; `source` is its file, which the profile names.
+    """Return what a result gives for the profile; `source` is its file, which the values name.
 
     Raises:
         ConfigError: its rows lack columns, or have other values in them.
     """
-    settings = Found()
+    settings = Found(result, source)
     handlers: dict[str, Callable[[BenchResult, Path, Found], None]] = {
         "collectives": _collectives,
         "hbm": _hbm,
@@ -109,7 +128,6 @@ def _collectives(result: BenchResult, source: Path, found: Found) -> None:
     operation = next(
         (candidate for candidate in BUCKET_OPERATIONS if any(row["operation"] == candidate for row in plain)), None
     )
-    buckets: dict[int, float] = {}
     rising = False
     ways: dict[int, str] = {}
     for nodes in sorted({row["nodes"] for row in plain if _is_whole(row, machine.ranks_per_node)}):
@@ -130,25 +148,14 @@ def _collectives(result: BenchResult, source: Path, found: Found) -> None:
             found.lines.append(f"{counted(nodes, 'node')}: {rises}")
             rising = True
             continue
-        buckets[nodes] = float(max(1, math.ceil(knee.bytes / _MIB)))
-        plateau = knee.rate / 1e9
+        bucket, way = float(max(1, math.ceil(knee.bytes / _MIB))), ways.get(nodes, "flat")
+        found.add(f"measured.bucket_mb.{nodes}", bucket, knee_spread(_samples(rows, way)))
         found.lines.append(
-            f"{counted(nodes, 'node')}: a bucket of {buckets[nodes]:g} MiB has 95 % of {plateau:.3g} GB/s "
-            f"({operation}, {ways.get(nodes, 'flat').replace('_', ' ')})"
+            f"{counted(nodes, 'node')}: a bucket of {bucket:g} MiB has 95 % of {knee.rate / 1e9:.3g} GB/s "
+            f"({operation}, {way.replace('_', ' ')})"
         )
-    measured: dict[str, Any] = {
-        "date": result.date,
-        "device": machine.gpu or "cpu",
-        "source": str(source),
-        "ranks_per_node": machine.ranks_per_node,
-    }
-    measured |= {key: value for key, value in (("bucket_mb", buckets), ("collectives", ways)) if value}
-    variables = _variables(result, found)
-    if variables:
-        measured["variables"] = variables
-    if buckets or ways or variables:
-        found.values["measured"] = measured
-    elif not rising:
+    _variables(result, found)
+    if not found.values and not rising:
         found.lines.append(f"{source}: no reduce_scatter or all_reduce over four sizes; no bucket follows from it")
     inside = [row for row in plain if row["scope"] == "node" and row["ranks"] == machine.gpus_per_node]
     reduced = [row for row in inside if row["operation"] == "all_reduce" and row["bytes"] == _DOCTOR_REDUCE]
@@ -191,13 +198,14 @@ def _best(nodes: int, knees: dict[str, Knee], ways: dict[int, str], found: Found
     ratio = times[slow] / times[fast]
     chosen = fast if ratio >= _FASTER else "flat"
     ways[nodes] = chosen
+    found.add(f"measured.collectives.{nodes}", chosen, max(knee.error for knee in knees.values()))
     how = f"{ratio:.2f} times as fast" if ratio >= _FASTER else "equally fast, so that the simpler way is taken"
     found.lines.append(f"{counted(nodes, 'node')}: {chosen.replace('_', ' ')} is {how} at {show_bytes(int(size))}")
     return knees[chosen]
 
 
-def _variables(result: BenchResult, found: Found) -> dict[str, Any]:
-    """Return the variables whose values `--env` compared: of each the best value by its median bandwidth.
+def _variables(result: BenchResult, found: Found) -> None:
+    """Add the variables whose values `--env` compared: of each the best value by its median bandwidth.
 
     Each value is measured in several runs, whose mean counts at each point.
     """
@@ -207,7 +215,6 @@ def _variables(result: BenchResult, found: Found) -> dict[str, Any]:
         if equals and not row.get("wrong") and "pair" not in row:
             point = tuple(row[key] for key in ("operation", "scope", "where", "nodes", "ranks", "levels", "bytes"))
             values.setdefault(name, {}).setdefault(value, {}).setdefault(point, []).append(row["busbw_gb_s"])
-    chosen: dict[str, Any] = {}
     for name, by_value in values.items():
         shared = set.intersection(*(set(points) for points in by_value.values()))
         if len(by_value) < 2 or not shared:
@@ -220,10 +227,21 @@ def _variables(result: BenchResult, found: Found) -> dict[str, Any]:
         gains = {value: _ratio(figures, means[first]) for value, figures in means.items()}
         best = max(gains, key=lambda value: gains[value])
         others = {value: round(_ratio(means[best], means[value]), 3) for value in means if value != best}
-        chosen[name] = {"best": best, "others": others, "date": result.date}
+        variable = MeasuredVariable(best=best, others=others, date=result.date)
+        found.add(f"measured.variables.{name}", variable, _noise_of(by_value.values()))
         shown = ", ".join(f"{ratio:.2f} times that of {value}" for value, ratio in others.items())
         found.lines.append(f"{name}={best} has {shown} (median of {counted(len(shared), 'point')})")
-    return chosen
+
+
+def _noise_of(values: Iterable[Mapping[Any, list[float]]]) -> float | None:
+    """Return the median relative difference of repeated figures of a point; None if nothing was repeated."""
+    differences = [
+        (max(figures) - min(figures)) / statistics.mean(figures)
+        for points in values
+        for figures in points.values()
+        if len(figures) > 1
+    ]
+    return statistics.median(differences) if differences else None
 
 
 def _ratio(ours: Mapping[Any, float], theirs: Mapping[Any, float]) -> float:
@@ -238,7 +256,8 @@ def _threshold(key: str, figures: list[float], what: str, result: BenchResult, f
     if not figures or result.machine.device != "cuda":
         return
     median = statistics.median(figures)
-    threshold = found.values[f"doctor.{key}"] = _rounded(OF_MEDIAN * median)
+    threshold = _rounded(OF_MEDIAN * median)
+    found.add(f"doctor.{key}", threshold, statistics.pstdev(figures) / median)
     share = f"{100 * OF_MEDIAN:.0f} % of the median"
     found.lines.append(f"doctor.{key}: {threshold:g}, {share} {median:.4g} {what}")
 
@@ -260,9 +279,9 @@ def _storage(result: BenchResult, source: Path, found: Found) -> None:
     reads = [row for row in result.rows if row["operation"] == "random_read" and row["pages_per_s"]]
     if reads:
         best = max(reads, key=lambda row: row["pages_per_s"])
-        found.values["storage_iops"] = _rounded(best["pages_per_s"])
+        found.add("storage_iops", _rounded(best["pages_per_s"]), best.get("spread"))
         what = f"pages of 4 KiB a second in random reads at depth {best['depth']}, {best['how']}"
-        found.lines.append(f"storage_iops: {found.values['storage_iops']:,.0f} {what}")
+        found.lines.append(f"storage_iops: {_rounded(best['pages_per_s']):,.0f} {what}")
     _nothing(source, found, "random reads")
 
 

@@ -78,6 +78,25 @@ def knee_of(samples: Sequence[Sample]) -> Knee | None:
     return Knee(fitted.bytes, fitted.seconds, rate, fitted.reached, errors[len(errors) // 2])
 
 
+def knee_spread(samples: Sequence[Sample]) -> float | None:
+    """Return the relative standard error of the knee of a curve, by the jackknife over its sizes.
+
+    The jackknife (Efron and Tibshirani, An Introduction to the Bootstrap, chapter 11) leaves out each of the n
+    sizes in turn: the squared error is (n - 1) / n times the sum of the squared differences from their mean. The
+    knee's logarithm is taken, as knees differ by factors. None with fewer than five sizes.
+    """
+    sizes = sorted({sample.bytes for sample in samples})
+    logs = [
+        math.log(knee.bytes)
+        for size in sizes
+        if (knee := knee_of([sample for sample in samples if sample.bytes != size])) is not None
+    ]
+    if not logs:
+        return None
+    mean = sum(logs) / len(logs)
+    return math.sqrt((len(logs) - 1) / len(logs) * sum((log - mean) ** 2 for log in logs))
+
+
 def _spread(sample: Sample) -> float:
     """Return a point's spread; that of one or two repetitions is not known, and taken to be large."""
     return sample.spread if sample.repetitions > 2 else max(sample.spread, _UNKNOWN_SPREAD)

@@ -31,7 +31,7 @@ Out = Annotated[
     Path | None, Option(metavar="FILE", help="Write the result here; default: in the user's state directory.")
 ]
 Plot = Annotated[Path | None, Option(metavar="DIR", help="Draw plots of the result there (SVG and PNG).")]
-Apply = Annotated[bool, Option("--apply", help="Write what follows from the result into the cluster's profile.")]
+Apply = Annotated[bool, Option("--apply", help="Keep what follows from the result for runs on the cluster.")]
 
 
 @dataclass(frozen=True)

@@ -11,18 +11,17 @@ from typer import Argument, Option
 
 from zslurm.bench.measurement import BENCHMARKS
 from zslurm.bench.result import BenchResult, read_result
-from zslurm.bench.results.apply import Found, merged, settings_from, usable_rows
+from zslurm.bench.results.apply import Found, settings_from, usable_rows
 from zslurm.bench.results.compare import FigureChange, ResultComparison, compare
 from zslurm.bench.results.plots import draw
 from zslurm.checkpoint_tools.quantities import show_bytes
 from zslurm.cli.options import Cluster, Json
 from zslurm.cli.terminal.table import print_table
-from zslurm.cluster.profile import default_name
-from zslurm.cluster.set_keys import CannotEdit, block, write_keys
-from zslurm.cluster.site import load_site
-from zslurm.config.measured import MeasuredSection
+from zslurm.cli.values import print_measurements
+from zslurm.cluster.measurements import Measurements, StoredValue, read_measurements, write_measurements
+from zslurm.cluster.profile import default_name, find_profile, measured_path, measurements_of
 from zslurm.core.console import print_json, say
-from zslurm.core.errors import CheckFailed, ConfigError, Exit, ZslurmError
+from zslurm.core.errors import CheckFailed, ConfigError, Exit
 
 File = Annotated[Path, Argument(metavar="FILE", help="A result of `zslurm bench`.")]
 
@@ -108,17 +107,20 @@ def draw_plots(result: BenchResult, file: Path, folder: Path) -> None:
 def apply(
     files: Annotated[list[Path], Argument(metavar="FILE...", help="Results of `zslurm bench`.")],
     cluster: Cluster = None,
+    out: Annotated[
+        Path | None, Option(metavar="FILE", help="Write the values here; default: next to the cluster's profile.")
+    ] = None,
     dry_run: Annotated[bool, Option("--dry-run", help="Print what would be written, and write nothing.")] = False,
     json: Json = False,
 ) -> None:
-    """Write what follows from results into the cluster's profile: buckets, levels, storage, the doctor's limits.
+    """Keep what follows from results for the runs of a cluster: buckets, levels, storage, the doctor's limits.
 
     Example: zslurm bench apply collectives.json hbm.json
     """
     results = [(read_result(path), path) for path in files]
     name = cluster or _cluster_of([result for result, _ in results])
     settings = [settings_from(result, path.absolute()) for result, path in results]
-    apply_to_profile(name, settings, dry_run=dry_run, json=json)
+    keep_measurements(name, settings, out=out, dry_run=dry_run, json=json)
 
 
 def _cluster_of(results: list[BenchResult]) -> str:
@@ -133,35 +135,34 @@ def _cluster_of(results: list[BenchResult]) -> str:
     return names[0] if names else default_name()
 
 
-def apply_to_profile(name: str, found: list[Found], *, dry_run: bool = False, json: bool = False) -> None:
-    """Write settings into a profile; if that cannot be, print the block to paste, and fail.
+def keep_measurements(
+    name: str, found: list[Found], *, out: Path | None = None, dry_run: bool = False, json: bool = False
+) -> None:
+    """Write values into the measurements of a profile, or into the file `out`.
 
     Raises:
         CheckFailed: there is nothing to write.
-        ZslurmError: the profile cannot be written, or edited.
+        NotFound: there is no such profile.
+        ConfigError: the measurements that are there cannot be used.
+        ZslurmError: the file cannot be written.
     """
-    values: dict[str, Any] = {}
-    measured = load_site(name).cluster.measured
+    find_profile(name)
+    values: dict[str, StoredValue] = {}
     for setting in found:
         for line in setting.lines:
             say(line)
         values |= setting.values
-        if "measured" in setting.values:
-            values["measured"] = merged(setting.values["measured"], measured)
-            measured = MeasuredSection.model_validate(values["measured"])
     if not values:
-        raise CheckFailed("nothing in the results is for a profile; the lines above have the reasons")
+        raise CheckFailed("nothing in the results is for a cluster; the lines above have the reasons")
     if json:
-        print_json(values)
+        print_json({key: value.model_dump(mode="json") for key, value in values.items()})
+    elif dry_run:
+        print_measurements(values)
     if dry_run:
-        if not json:
-            print(block(values), end="")
         return
-    try:
-        path = write_keys(name, values)
-    except (CannotEdit, ZslurmError) as error:
-        if not json:
-            print(block(values), end="")
-        paste = f"paste the lines above into a profile of yours (`zslurm cluster edit {name}`)"
-        raise type(error)(f"{error}; {paste}") from error
-    say(f"wrote {path}; `zslurm cluster show {name}` prints the whole")
+    path = out or measured_path(name)
+    before = read_measurements(path, name)
+    if before is None and out is None and (of_site := measurements_of(name)) is not None:
+        before = of_site[1]  # a file of the user's hides the site's
+    write_measurements(path, (before or Measurements(profile=name)).with_values(values))
+    say(f"wrote {path}; `zslurm cluster show {name} --measured` prints the whole")

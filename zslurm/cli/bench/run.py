@@ -18,7 +18,7 @@ from zslurm.bench.run.launch import launch
 from zslurm.bench.run.request import BenchProgress, BenchRequest
 from zslurm.checkpoint_tools.quantities import counted, show_duration
 from zslurm.cli.bench.options import Measure
-from zslurm.cli.bench.results import apply_to_profile, draw_plots
+from zslurm.cli.bench.results import draw_plots, keep_measurements
 from zslurm.cli.bench.tables import show_side_by_side, show_table
 from zslurm.cluster.profile import LOCAL
 from zslurm.cluster.site import Site, load_site
@@ -95,10 +95,10 @@ def run_benchmark(
 
 
 def _use(result: BenchResult, path: Path, site: Site, common: Measure) -> None:
-    """Print others' figures with the result, draw it, and write what follows from it into the profile, as asked.
+    """Print others' figures with the result, draw it, and keep what follows from it for runs, as asked.
 
     Raises:
-        ZslurmError: the profile or the plots cannot be written.
+        ZslurmError: the measurements or the plots cannot be written.
     """
     for line in lines_for(result):
         say(line)
@@ -108,7 +108,7 @@ def _use(result: BenchResult, path: Path, site: Site, common: Measure) -> None:
         except NoPlots as error:
             say(str(error))
     if common.apply:
-        apply_to_profile(site.cluster.name, [settings_from(result, path)])
+        keep_measurements(site.cluster.name, [settings_from(result, path)])
 
 
 def exit_code(result: BenchResult) -> Exit:

@@ -13,9 +13,9 @@ from zslurm.cli.cluster.env import env
 from zslurm.cli.cluster.rails import rails
 from zslurm.cli.options import Json, complete_clusters
 from zslurm.cli.terminal.table import Column, print_table
-from zslurm.cli.values import print_values
+from zslurm.cli.values import print_measurements, print_values
 from zslurm.cluster.edit import edit_profile, run_editor
-from zslurm.cluster.profile import Profile, default_name, profiles, set_default
+from zslurm.cluster.profile import Profile, default_name, find_profile, measurements_of, profiles, set_default
 from zslurm.cluster.site import resolve_profile
 from zslurm.core import log
 from zslurm.core.console import print_json, say
@@ -103,12 +103,29 @@ def _facts(profile: Profile, *, is_default: bool) -> dict[str, Any]:
 
 
 @app.command()
-def show(name: Name = None, json: Json = False) -> None:
+def show(
+    name: Name = None,
+    measured: Annotated[
+        bool, typer.Option("--measured", help="Print what was measured, with spread, date and nodes.")
+    ] = False,
+    json: Json = False,
+) -> None:
     """Print a profile, each value with its origin. What the profile extends is included.
 
     Example: zslurm cluster show mi300x-pollara
     """
-    print_values(resolve_profile(name or default_name()).rows(), as_json=json)
+    name = name or default_name()
+    if not measured:
+        print_values(resolve_profile(name).rows(), as_json=json)
+        return
+    find_profile(name)
+    stored = measurements_of(name)
+    if json:
+        print_json(None if stored is None else {"file": str(stored[0]), **stored[1].model_dump(mode="json")})
+    elif stored is not None:
+        print_measurements(stored[1].values)
+    if stored is None:
+        say(f"nothing was measured with the profile {name}: see `zslurm bench --help`")
 
 
 @app.command()
