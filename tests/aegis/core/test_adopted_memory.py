@@ -150,6 +150,15 @@ def test_a_pending_generation_is_waited_for() -> None:
     assert site.replaced == ({3}, set())
 
 
+def test_spares_whose_warm_processes_the_other_supervisor_did_not_start_get_them() -> None:
+    """It died between the two starts, of which only the first one has come about."""
+    site = Adopted(FoundMemory(FIRST))
+    site.memory.waiting.pop("n3")
+    site.asked.clear()
+    site.tick()
+    assert site.asked == [(("n3",), PER_NODE)]
+
+
 def test_a_rank_that_is_lost_before_the_first_step_is_not_replaced() -> None:
     site = Adopted(FoundMemory(FIRST), step=-1)
     assert not site.lose(3, step=-1)

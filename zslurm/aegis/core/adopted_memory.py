@@ -90,7 +90,6 @@ class FoundMemory:
         spares = tuple(node for node in usable if node not in in_use and node not in self.left)
         memory = MemoryState(per_node, list(self.members), spares)
         memory.coming.update(started)
-        memory.warm_started = bool(started)
         for node in self.left:
             memory.leave(node)
         for member in warm:

@@ -9,7 +9,7 @@ longer than aegis.recovery_s, leaves the attempt as it would have been without: 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 from zslurm.aegis.core.attempt import AttemptState, HangState, MemoryState, Move, Regrouping
@@ -157,10 +157,10 @@ def tend(state: AttemptState, now: float, broken: str) -> list[CoreAction]:
         actions += give_up(state, f"{late} within {state.settings.recovery_s:g} s (aegis.recovery_s)")
     if memory.active and broken:
         actions += give_up(state, "the store server of the ranks has ended")
-    if state.detector.step >= 0 and not memory.warm_started and not memory.given_up:
+    if state.detector.step >= 0 and not (memory.warm_started or memory.given_up or memory.active):
         actions += [
-            *_start_warm(memory, tuple(dict.fromkeys(state.rank_nodes)), first=True),
-            *_start_warm(memory, memory.spares, memory.per_node, first=True),
+            *_start_warm(memory, _bare(memory, dict.fromkeys(state.rank_nodes)), first=True),
+            *_start_warm(memory, _bare(memory, memory.spares), memory.per_node, first=True),
         ]
     return [*actions, *_consider(state, now)]
 
@@ -392,8 +392,12 @@ def _recover(
     memory.recovered_at, memory.tries, memory.announced = step, memory.tries + 1, False
     take_recovery(state, Recovered(lost, dead, frozenset(memory.left), resized, plan.nodes, now))
     used = {} if resized else dict.fromkeys(plan.nodes[rank] for rank in sorted(lost))
-    bare = tuple(node for node in used if not (memory.waiting.get(node) or memory.coming[node]))
-    return [*actions, *_start_warm(memory, bare)]
+    return [*actions, *_start_warm(memory, _bare(memory, used))]
+
+
+def _bare(memory: MemoryState, nodes: Iterable[str]) -> tuple[str, ...]:
+    """Return those of these nodes on which no process waits or is being started."""
+    return tuple(node for node in nodes if not (memory.waiting.get(node) or memory.coming[node]))
 
 
 def _forget_checks(memory: MemoryState) -> None:
