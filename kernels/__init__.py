@@ -22,6 +22,7 @@ Beside the operations:
     case                operands that an operation is checked and measured on; cases.py in its folder has them
     harness             build, check and measure all of them: `zslurm dev kernels`
     cache               the user's directories of builds and measured tables
+    prepared            kernels that were built before a process started
     amd_assembly        resources and instructions of kernels in what LLVM writes for AMD's GPUs
     code_object         what a GPU's compiler makes of the kernels in Triton, read without such a GPU
     triton_tools        what the kernels in Triton share

@@ -64,6 +64,11 @@ def meta_tensors_on(arch: Arch) -> Iterator[None]:
         _meta = before
 
 
+def is_gpu(device: torch.device) -> bool:
+    """Return whether a device is a GPU, or is taken for one (`meta_tensors_on`)."""
+    return device.type == "cuda" or (device.type == "meta" and _meta != CPU)
+
+
 def arch_of(device: torch.device | str) -> Arch:
     """Return the architecture of a device; of a GPU that is not among `KNOWN`, as torch describes it.
 

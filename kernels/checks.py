@@ -62,7 +62,7 @@ def no_overlap(operation: str, written: str, out: Tensor, **operands: Tensor) ->
 
 def _span(tensor: Tensor) -> tuple[int, int]:
     """Return the addresses of the first byte of a tensor and of the one behind the last."""
-    if not tensor.numel():
+    if not tensor.numel() or tensor.is_meta:
         return 0, 0
     reach = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
     start = tensor.data_ptr()

@@ -120,7 +120,7 @@ def compile_launch(launch: KernelLaunch, arch: Arch) -> list[CodeObject]:
     Raises:
         triton.errors.TritonError: the compiler or its checks of resources refuse it.
     """
-    with _compiling_for(arch) as compiled:
+    with compiling_for(arch) as compiled:
         launch.run()
     return [read(files, arch) for files in compiled]
 
@@ -188,7 +188,7 @@ def _nvidia_tool(name: str, *arguments: str) -> str:
 
 
 @contextmanager
-def _compiling_for(arch: Arch) -> Iterator[list[dict[str, Path]]]:
+def compiling_for(arch: Arch) -> Iterator[list[dict[str, Path]]]:
     """Let launches of Triton compile for an architecture; gives the files of each kernel, by their suffix."""
     import triton
     from triton.runtime import driver

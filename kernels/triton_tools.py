@@ -18,11 +18,21 @@ import triton.language as tl
 from torch import Tensor
 
 from zslurm.kernels.arch import Arch, arch_of
+from zslurm.kernels.prepared import note_build
 
 INTERPRETED = bool(triton.knobs.runtime.interpret)
 """Whether kernels run in Triton's interpreter, on a CPU: set TRITON_INTERPRET=1 before triton is imported."""
 
 _WIDENED = tl.constexpr(INTERPRETED)
+
+
+def _note_compilation(*, src: Any, cache_hit: bool, **_: object) -> None:
+    if not cache_hit:
+        note_build(src.name)
+
+
+if triton.knobs.compilation.listener is None:
+    triton.knobs.compilation.listener = _note_compilation
 
 
 def launch(kernel: Any, programs: int | tuple[int, ...], tensor: Tensor, *operands: Any, **constants: Any) -> None:

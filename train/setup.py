@@ -16,6 +16,7 @@ from pathlib import Path
 import torch
 
 from zslurm.checkpoint_tools.quantities import counted
+from zslurm.kernels.prepared import warn_of_builds
 from zslurm.train.assembly import assemble, make_contexts
 from zslurm.train.checkpointing.checkpointer import Checkpointer, Restored
 from zslurm.train.checkpointing.save_schedule import SaveSchedule
@@ -79,6 +80,8 @@ def build(
         TrainError: another run saves into the same directory.
     """
     log.set_up(world.rank)
+    if world.device.type == "cuda":
+        warn_of_builds()
     use_tuned_products(run_dir, world.device)
     # All ranks connect before one may refuse the run: if one exits earlier, the others fail to connect.
     local = world.local_size if world.joined else common_local_size(world)

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from zslurm.kernels import checks
+from zslurm.kernels.arch import is_gpu
 from zslurm.kernels.experts.reference import Order
 
 MOST_CLASSES = 1024
@@ -18,7 +19,7 @@ def lacks_in_triton(*args: Any) -> str | None:
     """Return what of these operands the kernels do not take, or None."""
     tensors = [operand for operand in args if isinstance(operand, Tensor)]
     for operand in tensors:
-        if operand.device.type != "cuda":
+        if not is_gpu(operand.device):
             return f"operands on {operand.device.type}"
         if operand.dtype not in _IN_TRITON:
             return f"{checks.short(operand.dtype)} operands"

@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from zslurm.kernels import checks
-from zslurm.kernels.arch import Arch
+from zslurm.kernels.arch import Arch, is_gpu
 from zslurm.kernels.dispatch import Implementation, Operation, Sizes
 from zslurm.kernels.grouped_gemm import aiter, grouped_mm, reference
 from zslurm.kernels.grouped_gemm.groups import Groups
@@ -93,7 +93,7 @@ def _rule(arch: Arch, sizes: Sizes) -> str:
 
 
 def _lacks_in_triton(left: Tensor, right: Tensor, groups: Groups) -> str | None:
-    if left.device.type != "cuda":
+    if not is_gpu(left.device):
         return f"operands on {left.device.type}"
     if left.dtype not in _IN_TRITON:
         return f"{checks.short(left.dtype)} operands"

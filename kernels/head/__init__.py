@@ -24,6 +24,7 @@ import torch
 from torch import Tensor
 
 from zslurm.kernels import checks
+from zslurm.kernels.arch import is_gpu
 from zslurm.kernels.dispatch import REFERENCE, Implementation, Operation, Sizes, in_triton
 from zslurm.kernels.head import by_torch, reference
 
@@ -77,7 +78,7 @@ def _check_losses(
 
 
 def _lacks_losses(logits_TV: Tensor, *_: object) -> str | None:
-    if logits_TV.device.type != "cuda":
+    if not is_gpu(logits_TV.device):
         return f"operands on {logits_TV.device.type}"
     return None if logits_TV.dtype == torch.float32 else f"{checks.short(logits_TV.dtype)} logits"
 

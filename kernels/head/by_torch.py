@@ -12,6 +12,8 @@ from functools import cache
 import torch
 from torch import Tensor
 
+from zslurm.kernels.arch import is_gpu
+
 _log = logging.getLogger(__name__)
 
 
@@ -22,7 +24,7 @@ def product(left_MK: Tensor, right_KN: Tensor, out_MN: Tensor) -> None:
 
 def lacks(left_MK: Tensor, right_KN: Tensor, out_MN: Tensor) -> str | None:
     """Return what of these operands torch does not take, or None."""
-    if left_MK.device.type != "cuda":
+    if not is_gpu(left_MK.device):
         return f"operands on {left_MK.device.type}"
     if left_MK.dtype not in (torch.bfloat16, torch.float16):
         return f"{str(left_MK.dtype).removeprefix('torch.')} operands"

@@ -5,7 +5,8 @@
 
 The name holds a digest of the source with all that it includes, and of the compiler's version and flags. A file is
 written under another name, synced and renamed: processes that build the same at once write the same bytes one
-after the other, and no one reads half a file. A file whose digest is wrong is built again. If the directory
+after the other, and no one reads half a file. A file whose digest is wrong is built again. In a job that
+prepared kernels on its nodes (`kernels/prepared.py`) they are in that directory instead. If the directory
 cannot be written, or anyone may write to it, a temporary one is used for this process, with one warning.
 """
 
@@ -24,6 +25,7 @@ from pathlib import Path
 
 from zslurm.kernels.cache import cache_directory
 from zslurm.kernels.hip.compilers import BuildError, Compiler, compilers_for
+from zslurm.kernels.prepared import hip_directory, note_build
 
 _log = logging.getLogger(__name__)
 
@@ -85,11 +87,14 @@ def _key(source: str, compiler: Compiler) -> str:
 
 def _cached(name: str, source: str, compiler: Compiler) -> Path:
     """Return the file of a build, made if it is in no directory that is trusted."""
-    directory = cache_directory()
+    prepared = hip_directory()
+    directory = prepared or cache_directory()
     cause = "anyone may write to it" if _anyone_writes(directory) else None
-    for folder in [*temporary_directories, *([] if cause else [directory])]:
+    trusted = [folder for folder in (prepared, cache_directory()) if folder and not _anyone_writes(folder)]
+    for folder in [*temporary_directories, *trusted]:
         if code_of(folder / name) is not None:
             return folder / name
+    note_build(name)
     code = compiler.compile(source)
     if not code.startswith(_MAGIC):
         raise BuildError(f"{compiler.name} ended well but made no code object")

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from zslurm.kernels import checks
-from zslurm.kernels.arch import Arch
+from zslurm.kernels.arch import Arch, is_gpu
 from zslurm.kernels.dispatch import Operation, Sizes, in_triton
 from zslurm.kernels.operators import schema_of
 from zslurm.kernels.qk_conv import by_torch
@@ -25,7 +25,7 @@ _WIDEST_HEAD, _WIDEST_HEAD_IN_FP32 = 128, 64
 
 def lacks_in_triton(z_BSQ: Tensor, weight_hIP: Tensor) -> str | None:
     """Return what of these operands the kernels do not take, or None."""
-    if z_BSQ.device.type != "cuda":
+    if not is_gpu(z_BSQ.device):
         return f"operands on {z_BSQ.device.type}"
     if z_BSQ.dtype not in _IN_TRITON:
         return f"{checks.short(z_BSQ.dtype)} operands"

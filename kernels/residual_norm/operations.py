@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from zslurm.kernels import checks
+from zslurm.kernels.arch import is_gpu
 from zslurm.kernels.dispatch import Implementation, Operation, Sizes, in_triton
 from zslurm.kernels.residual_norm import by_torch, reference
 from zslurm.kernels.residual_norm.operands import NormOperands, check
@@ -43,7 +44,7 @@ def _sizes(given: NormOperands) -> Sizes:
 
 
 def _lacks_in_triton(given: NormOperands) -> str | None:
-    if given.hidden.device.type != "cuda":
+    if not is_gpu(given.hidden.device):
         return f"operands on {given.hidden.device.type}"
     return "float64 operands" if given.hidden.dtype == torch.float64 else None
 

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from zslurm.kernels import checks
-from zslurm.kernels.arch import Arch, arch_of
+from zslurm.kernels.arch import Arch, arch_of, is_gpu
 from zslurm.kernels.dispatch import Operation, Sizes, in_triton
 from zslurm.kernels.symmetric_product import reference
 
@@ -67,7 +67,7 @@ def _rule(arch: Arch, sizes: Sizes) -> str:
 
 
 def _lacks_in_triton(operand: Tensor, *others: object) -> str | None:
-    if operand.device.type != "cuda":
+    if not is_gpu(operand.device):
         return f"operands on {operand.device.type}"
     if operand.dtype == torch.float64:
         return "float64 operands"

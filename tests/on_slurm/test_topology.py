@@ -77,6 +77,10 @@ def test_the_profiles_leaves_suffice_where_slurm_knows_none(on_flat: User) -> No
     """And with GPUs, as a real job has them."""
     leaves = {"one": "node[1,3]", "two": "node[0,2,4]"}
     run_and_check(on_flat, "hinted", ["node1", "node3", "node0", "node2"], leaf_switches=leaves, gpus_per_node=8)
+    (event,) = [event for event in on_flat.events("hinted") if event["event"] == "kernels_prepared"]
+    assert event["problems"] == {"no GPU is seen": "node[0-3]"}, (
+        "they are files here, and the ranks start all the same"
+    )
 
 
 def describe_fabric(user: User, *groups: str) -> None:

@@ -30,6 +30,7 @@ from zslurm.job.numa_bind import bind
 from zslurm.job.own_address import rendezvous_host
 from zslurm.job.rank_setup import close_progress, map_environment, open_progress
 from zslurm.job.stop_request import StopListener, address_of, publish
+from zslurm.kernels.prepared import use_prepared
 from zslurm.run.log_times import keep_times
 from zslurm.run.run_dir import AttemptDir, RunDir
 from zslurm.train.allocator import set_allocator
@@ -197,6 +198,7 @@ def run_rank(
         if bound := bind(environ):
             print(bound, flush=True)
         set_allocator(environ)
+        use_prepared(environ)
         name_recorder_variables(environ, str(attempt.flight / "rank-"))
         from zslurm.train.main import train
 

@@ -7,6 +7,7 @@ RUN/
   code/                 copy of that code, with run.snapshot             submit
   script.sh             the rendered script of the last submission       submit
   gemm-table.json, .csv the cluster's tuned matrix products, for ranks   submit
+  kernels-KIND.tar      the kernels of a kind of node, before ranks start   one node of the kind
   secrets.env           secrets of cluster.env, for the script (0600)    submit
   submitit/             submitit's pickled call and its result           submit, submitit
   supervisor.json       process of the present supervisor                supervisor

@@ -201,6 +201,11 @@ SAID = [
         "the container works on n[1-2]: RDMA ok: 8 (on n[1-2])",
     ),
     ({"event": "environment_staged", "path": "/tmp/e"}, "the Python environment is in /tmp/e on each node"),
+    ({"event": "kernels_prepared", "path": "/tmp/k"}, "kernels are in /tmp/k on each node"),
+    (
+        {"event": "kernels_prepared", "path": "/tmp/k", "built": ["gfx942"], "problems": {"no GPU is seen": "n2"}},
+        "kernels are in /tmp/k on each node, built for gfx942; ranks build others: no GPU is seen (on n2)",
+    ),
 ]
 
 

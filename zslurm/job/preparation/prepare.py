@@ -1,4 +1,7 @@
-"""What happens on the nodes before the ranks start: their Python is put in place, and a container is tried out."""
+"""What happens on the nodes before the ranks start.
+
+Their Python is put in place, a container is tried out, and the kernels that they launch are built.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +14,7 @@ from zslurm.core.errors import CheckFailed, SlurmRefused, ZslurmError
 from zslurm.job.preparation.container import container_interpreter
 from zslurm.job.preparation.container_check import NEEDED_BY_PROGRAMS
 from zslurm.job.preparation.interpreter import Interpreter
+from zslurm.job.preparation.kernel_builds import builds_kernels, put_kernels, with_kernels
 from zslurm.job.preparation.staged_environment import stage, staged_environment, unstage
 from zslurm.run.events import ContainerChecked, EnvironmentStaged
 from zslurm.run.events.event import Event
@@ -37,6 +41,20 @@ def prepare(
         CheckFailed: the container does not work on some node.
         ZslurmError: the environment cannot be copied to the nodes.
     """
+    python = _make_python_ready(spec, run, job_id, nodes, environ, record)
+    if builds_kernels(spec):
+        record(put_kernels(spec, run, job_id, nodes, python))
+    return with_kernels(spec, python)
+
+
+def _make_python_ready(
+    spec: RunSpec,
+    run: RunDir,
+    job_id: str,
+    nodes: Sequence[str],
+    environ: Mapping[str, str],
+    record: Callable[[Event], None],
+) -> Interpreter:
     on_slurm = spec.cluster.launcher == "slurm"
     if spec.cluster.container is not None:
         python = container_interpreter(spec, run, environ)
@@ -55,6 +73,10 @@ def prepare(
 
 def prepared(spec: RunSpec, run: RunDir, job_id: str, environ: Mapping[str, str]) -> Interpreter:
     """Return the Python that `prepare` has made ready on the nodes of this job before."""
+    return with_kernels(spec, _ready_python(spec, run, job_id, environ))
+
+
+def _ready_python(spec: RunSpec, run: RunDir, job_id: str, environ: Mapping[str, str]) -> Interpreter:
     if spec.cluster.container is not None:
         return container_interpreter(spec, run, environ)
     if spec.cluster.stage_env is not None and spec.cluster.launcher == "slurm":
@@ -63,7 +85,7 @@ def prepared(spec: RunSpec, run: RunDir, job_id: str, environ: Mapping[str, str]
 
 
 def clear_up(spec: RunSpec, job_id: str, nodes: Sequence[str], environ: Mapping[str, str]) -> None:
-    """Remove from these nodes what `prepare` put there; a node that is gone keeps it until its /tmp is cleaned."""
+    """Remove from these nodes the environment of `prepare`; a gone node keeps it until its /tmp is cleaned."""
     if spec.cluster.stage_env is not None and spec.cluster.launcher == "slurm":
         with contextlib.suppress(ZslurmError):
             unstage(spec.cluster.stage_env, job_id, nodes, environ)

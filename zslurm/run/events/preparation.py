@@ -54,6 +54,19 @@ class EnvironmentStaged(Event, name="environment_staged"):
     path: str
 
 
+class KernelsPrepared(Event, name="kernels_prepared"):
+    """Kernels were put on each node, built once for each kind; `problems`: why ranks build some themselves."""
+
+    path: str
+    built: list[str] | None = None
+    problems: dict[str, Any] | None = None
+
+    def _sentence(self) -> str:
+        built = f", built for {', '.join(self.built)}" if self.built else ""
+        reasons = "; ".join(f"{why} (on {nodes})" for why, nodes in (self.problems or {}).items())
+        return f"kernels are in {self.path} on each node{built}{reasons and f'; ranks build others: {reasons}'}"
+
+
 class SpareChecked(Event, name="spare_checked"):
     """A spare node was checked before it is used."""
 
