@@ -9,17 +9,11 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
 BACKGROUND = 10
 """Niceness of work that gives way to other processes: to other users' on a login node, to the ranks in a job."""
-
-
-def in_slurm_job(environ: Mapping[str, str] = os.environ) -> bool:
-    """Return whether this process belongs to a Slurm job, whose cores are its own."""
-    return "SLURM_JOB_ID" in environ
 
 
 def lower_process(niceness: int = BACKGROUND) -> None:

@@ -14,9 +14,9 @@ from zslurm.cluster.probe import Probe, probe_of
 from zslurm.cluster.profile_writer import Members, slurm_profile
 from zslurm.cluster.rccl.environment import environment
 from zslurm.cluster.site import resolve_profile
-from zslurm.cluster.slurm_settings import read_settings
 from zslurm.hardware.facts import NodeFacts, read_facts
 from zslurm.slurm.inventory import SlurmPartition
+from zslurm.slurm.settings import read_settings
 from zslurm.slurm.topology import SlurmTopology
 
 BATCH = SlurmPartition("batch", "node[0-3]", 4, True, True, timedelta(days=1), None, None)

@@ -9,12 +9,12 @@ import pytest
 from tests.cluster.recorded_config import FULL_CONFIG
 from tests.slurm.recordings import recorded
 from zslurm.cluster.profile_writer import Members, slurm_profile
-from zslurm.cluster.slurm_settings import SlurmSettings, read_settings, usual_leaf_size
 from zslurm.config import yaml12
 from zslurm.config.aegis import AegisSection
 from zslurm.slurm.hostlist import expand
 from zslurm.slurm.inventory import SlurmPartition, parse_config, parse_nodes, parse_partitions
-from zslurm.slurm.topology import SlurmTopology
+from zslurm.slurm.settings import SlurmSettings, read_settings
+from zslurm.slurm.topology import SlurmTopology, usual_leaf_size
 
 BATCH = SlurmPartition("batch", "node[0-3]", 4, True, True, timedelta(days=1), timedelta(minutes=10), 3)
 MEMBERS = Members(4, 4, 8, "mi300x", 32)

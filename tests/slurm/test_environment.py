@@ -9,10 +9,18 @@ from zslurm.core.errors import SlurmUnavailable
 from zslurm.slurm.environment import (
     StepInfo,
     expand_counts,
+    job_nodes,
     names_to_scrub,
+    node_index,
+    own_job_id,
+    partition_of_job,
+    restart_count,
     scrubbed,
     step_environment,
+    step_id,
     step_info,
+    step_nodes,
+    task_node,
 )
 
 
@@ -76,3 +84,20 @@ def test_outside_a_step_the_missing_variable_is_named(name: str) -> None:
 
 def test_counts_per_node_are_written_out() -> None:
     assert expand_counts("8(x3),4") == (8, 8, 8, 4)
+
+
+def test_a_task_reads_its_job_its_step_and_its_node() -> None:
+    task = TASK | {"SLURM_RESTART_COUNT": "2"}
+    assert (own_job_id(task), step_id(task), task_node(task)) == ("1", "0", "node1")
+    assert (job_nodes(task), step_nodes(task), node_index(task)) == (["node0", "node1"], ["node0", "node1"], 1)
+    assert (partition_of_job(task), restart_count(task)) == ("batch", 2)
+
+
+def test_a_batch_script_is_in_a_job_and_in_no_step() -> None:
+    assert (own_job_id(BATCH), restart_count(BATCH), job_nodes(BATCH)) == ("1", 0, ["node0", "node1"])
+    assert (step_id(BATCH), step_nodes(BATCH)) == (None, [])
+
+
+def test_outside_of_a_job_nothing_is_known() -> None:
+    assert (own_job_id({}), step_id({}), task_node({}), partition_of_job({})) == (None, None, None, None)
+    assert (job_nodes({}), step_nodes({}), node_index({}), restart_count({})) == ([], [], 0, 0)

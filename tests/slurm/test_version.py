@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from zslurm.slurm.version import OVERLAP_SHARES_GPUS, parse_version
+from zslurm.slurm.version import parse_version, shares_gpus
 
 
 @pytest.mark.parametrize(
@@ -33,4 +33,4 @@ def test_versions_are_compared_as_numbers() -> None:
     old, new = parse_version("slurm 21.08.10"), parse_version("slurm 22.05.0")
     assert old is not None
     assert new is not None
-    assert old < OVERLAP_SHARES_GPUS <= new
+    assert not shares_gpus(old) and shares_gpus(new)

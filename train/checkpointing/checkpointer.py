@@ -70,6 +70,7 @@ from zslurm.train.optim.balance import BALANCE_TENSORS, BalanceState
 from zslurm.train.optim.sharded import OwnedState, ShardedOptimizer, states_of
 from zslurm.train.parallel.world import World
 from zslurm.train.parallel.zero import ZeroShards
+from zslurm.train.slurm_job import own_job_id
 
 _LOG = logging.getLogger(__name__)
 _HASHED_BYTES = 64 << 20  # of the weights, brought to the host and hashed at a time
@@ -136,8 +137,7 @@ class Checkpointer(Hooks):
         lock, problem = None, ""
         if self.world.is_first:
             try:
-                job = os.environ.get("SLURM_JOB_ID", "")
-                lock = acquire(self.root, job=job, take_over=self._takes_over)
+                lock = acquire(self.root, job=own_job_id(), take_over=self._takes_over)
             except NoSpace as error:
                 state = snapshot_bytes(
                     {optimizer_state.name: optimizer_state.values for optimizer_state in self.optimizer.states}

@@ -30,6 +30,7 @@ from zslurm.train.recovery.generation import (
 from zslurm.train.recovery.moves import PlannedMoves
 from zslurm.train.recovery.warm import with_secret
 from zslurm.train.recovery.watcher import GenerationWatcher
+from zslurm.train.slurm_job import own_node
 
 _CONNECTIONS = 3
 """Connections to the store that a new generation needs: for its groups, besides them, and for the next save."""
@@ -208,8 +209,7 @@ def report_off(why: str) -> None:
 
 def own_name() -> str:
     """Return the name of this process among the members."""
-    node = os.environ.get("SLURMD_NODENAME", socket.gethostname())
-    return os.environ.get(MEMBER_VARIABLE) or member_name(node, os.environ.get("LOCAL_RANK", "0"))
+    return os.environ.get(MEMBER_VARIABLE) or member_name(own_node(), os.environ.get("LOCAL_RANK", "0"))
 
 
 def _connect(host: str, port: int) -> dist.Store:

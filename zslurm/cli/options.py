@@ -15,7 +15,8 @@ import typer
 from typer import Argument, Option
 
 from zslurm.core.errors import ConfigError
-from zslurm.train.niceness import BACKGROUND, in_slurm_job, lower_process
+from zslurm.slurm.environment import own_job_id
+from zslurm.train.niceness import BACKGROUND, lower_process
 
 if TYPE_CHECKING:
     from zslurm.config.layers import Override
@@ -238,5 +239,5 @@ def lower_priority() -> None:
     niceness = os.environ.get("ZSLURM_NICE", "")
     if niceness and (not re.fullmatch("[0-9]{1,2}", niceness) or int(niceness) > _HIGHEST_NICENESS):
         raise ConfigError(f"ZSLURM_NICE={niceness}: expected a niceness from 0 to {_HIGHEST_NICENESS}")
-    if not in_slurm_job():
+    if own_job_id() is None:
         lower_process(int(niceness) if niceness else BACKGROUND)

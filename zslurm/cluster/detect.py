@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING
 
 from zslurm.cluster.profile import profile_path
 from zslurm.cluster.profile_writer import Members, local_profile, slurm_profile
-from zslurm.cluster.slurm_settings import read_settings
 from zslurm.core.errors import NotFound, SlurmRefused, SlurmUnavailable
 from zslurm.hardware.gpus import read_gpus
 from zslurm.slurm.client import SlurmClient
 from zslurm.slurm.inventory import Node, SlurmPartition
+from zslurm.slurm.settings import read_settings
 from zslurm.slurm.topology import SlurmTopology
 
 if TYPE_CHECKING:
@@ -80,8 +80,8 @@ def detect(
     if chosen is None:
         listed = ", ".join(info.name for info in partitions)
         raise NotFound(f"{partition}: Slurm has no such partition; partitions: {listed}")
-    cluster = name or config.get("ClusterName", "slurm")
     settings = read_settings(config)
+    cluster = name or settings.cluster or "slurm"
     members = Members.of_hidden(chosen) if nodes is None else Members.of(chosen, nodes)
     topology = _topology(client, chosen)
     option = _gpu_option(client, chosen, members, account)

@@ -8,11 +8,11 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from zslurm.checkpoint_tools.quantities import counted
-from zslurm.cluster.slurm_settings import SlurmSettings, usual_leaf_size
 from zslurm.config.yaml12 import plain_scalar
 from zslurm.slurm.hostlist import compress
 from zslurm.slurm.inventory import Node, SlurmPartition
-from zslurm.slurm.topology import SlurmTopology
+from zslurm.slurm.settings import SlurmSettings
+from zslurm.slurm.topology import SlurmTopology, usual_leaf_size
 
 if TYPE_CHECKING:
     from zslurm.cluster.probe import Probe

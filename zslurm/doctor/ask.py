@@ -17,6 +17,7 @@ from zslurm.doctor.node import TASK_VARIABLE
 from zslurm.doctor.nodes import Chosen
 from zslurm.hardware.node_sources import NodeTask
 from zslurm.slurm.client import SlurmClient
+from zslurm.slurm.environment import own_job_id
 from zslurm.slurm.hostlist import compress
 from zslurm.slurm.on_nodes.run_on_nodes import NodeAnswer, run_on_nodes
 from zslurm.slurm.on_nodes.srun_output import CANNOT_START
@@ -58,7 +59,7 @@ def ask(
             nodes=names,
             count=count,
             options=[*_options(site, timeout_s, inside=inside), *exclude],
-            job_id=os.environ["SLURM_JOB_ID"] if inside else None,
+            job_id=own_job_id() if inside else None,
             setup=site.cluster.setup,
             timeout_s=max(1.0, deadline - time.monotonic()),
             environ={**os.environ, **variables_of(site.cluster), TASK_VARIABLE: json.dumps(task.to_json())},

@@ -28,7 +28,7 @@ from zslurm.doctor.report import LOGIN, DoctorReport
 from zslurm.doctor.stored import stored_sizes
 from zslurm.hardware.node_sources import NodeTask, Sources, Stored
 from zslurm.slurm.client import SlurmClient
-from zslurm.slurm.hostlist import expand
+from zslurm.slurm.environment import job_nodes, own_job_id
 from zslurm.slurm.on_nodes.run_on_nodes import NodeAnswer
 
 _LOG = logging.getLogger(__name__)
@@ -133,10 +133,10 @@ def _check_cluster(site: Site, wanted: Wanted, report: DoctorReport) -> None:
 
 def _own_job(wanted: Wanted) -> Chosen | None:
     """The nodes of the job that this runs in, unless others were asked for."""
-    listed = os.environ.get("SLURM_JOB_NODELIST")
-    if "SLURM_JOB_ID" not in os.environ or not listed or wanted.count or wanted.nodelist:
+    nodes = job_nodes(os.environ) if own_job_id() is not None else []
+    if not nodes or wanted.count or wanted.nodelist:
         return None
-    return Chosen(names=tuple(expand(listed)))
+    return Chosen(names=tuple(nodes))
 
 
 def _active_jobs(client: SlurmClient) -> tuple[str, ...] | None:

@@ -16,6 +16,7 @@ from typing import Any
 
 from zslurm.checkpoint_tools.quantities import counted
 from zslurm.core.files import write_atomically
+from zslurm.slurm.environment import task_node
 
 NO_GPU = 3
 """Exit code if torch sees no GPU."""
@@ -59,7 +60,7 @@ def _host() -> str:
         for address in psutil.net_if_addrs().get(interface, []):
             if address.family == socket.AF_INET:
                 return str(address.address)
-    return os.environ.get("SLURMD_NODENAME", "127.0.0.1")
+    return task_node(os.environ) or "127.0.0.1"
 
 
 def main(arguments: list[str]) -> int:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from zslurm.hardware.sysfs import key_values, names
+from zslurm.slurm.environment import own_job_id, task_node
 
 
 @dataclass(frozen=True)
@@ -29,12 +30,12 @@ class Process:
     @property
     def job(self) -> str | None:
         """The Slurm job that it was started in."""
-        return self.environ.get("SLURM_JOB_ID")
+        return own_job_id(self.environ)
 
     @property
     def node(self) -> str | None:
         """The node that it was started on: several nodes of a test share one /proc."""
-        return self.environ.get("SLURMD_NODENAME")
+        return task_node(self.environ)
 
 
 def processes(root: Path) -> Iterator[Process]:

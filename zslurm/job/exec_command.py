@@ -21,14 +21,14 @@ from zslurm.run.run_dir import RunDir
 from zslurm.run.state.run_state import look
 from zslurm.slurm.client import SlurmClient
 from zslurm.slurm.commands import SlurmCommands
-from zslurm.slurm.environment import scrubbed
+from zslurm.slurm.environment import NODE_VARIABLE, scrubbed
 from zslurm.slurm.hostlist import compress, expand
 from zslurm.slurm.on_nodes.run_on_nodes import beside_ranks
-from zslurm.slurm.version import OVERLAP_SHARES_GPUS
+from zslurm.slurm.version import shares_gpus
 
 # What each task prints first: srun labels lines with the task's number, and only the task knows its node.
 _HELLO = "zslurm-exec-node "
-_SAY_HELLO = f'echo "{_HELLO}$SLURMD_NODENAME"; echo "{_HELLO}$SLURMD_NODENAME" >&2; exec "$@"'
+_SAY_HELLO = f'echo "{_HELLO}${NODE_VARIABLE}"; echo "{_HELLO}${NODE_VARIABLE}" >&2; exec "$@"'
 _LABELLED = re.compile(rb"\s*(\d+): (.*\n?)", re.DOTALL)
 
 
@@ -59,7 +59,7 @@ def exec_on_nodes(run: RunDir, command: Sequence[str], nodes: str | None = None)
         "--unbuffered",
     ]
     # Where --overlap does not share GPUs, the step would wait for the ranks to end.
-    argv += [] if SlurmClient().version() >= OVERLAP_SHARES_GPUS else ["--gres=none"]
+    argv += [] if shares_gpus(SlurmClient().version()) else ["--gres=none"]
     return _run([*argv, "/bin/sh", "-c", _SAY_HELLO, "zslurm-exec", *command], scrubbed(os.environ))
 
 

@@ -7,6 +7,8 @@ from collections.abc import Mapping
 
 import psutil
 
+from zslurm.slurm.environment import task_node
+
 
 def rendezvous_host(environ: Mapping[str, str]) -> str:
     """Return the IPv4 address of `cluster.interface`, or else this node's name.
@@ -20,4 +22,4 @@ def rendezvous_host(environ: Mapping[str, str]) -> str:
             if address.family == socket.AF_INET:
                 return str(address.address)
         raise RuntimeError(f"cluster.interface: no interface `{interface}` with an IPv4 address on this node")
-    return environ.get("SLURMD_NODENAME", "127.0.0.1")
+    return task_node(environ) or "127.0.0.1"

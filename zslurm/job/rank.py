@@ -33,6 +33,7 @@ from zslurm.job.stop_request import StopListener, address_of, publish
 from zslurm.kernels.prepared import use_prepared
 from zslurm.run.log_times import keep_times
 from zslurm.run.run_dir import AttemptDir, RunDir
+from zslurm.slurm.environment import task_node
 from zslurm.train.allocator import set_allocator
 from zslurm.train.errors import Diverged, MovedOff, TrainError
 from zslurm.train.progress import last_step
@@ -116,7 +117,7 @@ def _record_end(
 ) -> None:
     body: dict[str, Any] = {
         "rank": int(environ["RANK"]),
-        "node": (node := environ.get("SLURMD_NODENAME", socket.gethostname())),
+        "node": (node := task_node(environ) or socket.gethostname()),
         "member": environ.get(MEMBER_VARIABLE) or member_name(node, environ.get("LOCAL_RANK", "0")),
         "exit_code": code,
         "time": time.time(),

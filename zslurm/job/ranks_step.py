@@ -26,9 +26,9 @@ from zslurm.core.errors import SlurmUnavailable, ZslurmError
 from zslurm.core.files import read_json, write_atomically
 from zslurm.run.index import state_dir
 from zslurm.slurm.commands import SlurmCommands
-from zslurm.slurm.environment import node_name, step_environment
+from zslurm.slurm.environment import node_name, own_job_id, step_environment
 from zslurm.slurm.on_nodes.run_on_nodes import end_srun
-from zslurm.slurm.on_nodes.srun_output import launch_failures, task_failures
+from zslurm.slurm.on_nodes.srun_output import is_of_slurm, launch_failures, reached_time_limit, task_failures
 from zslurm.train.errors import TrainError
 from zslurm.train.parallel.local_ranks import Failure
 
@@ -141,7 +141,7 @@ def write_failure(folder: Path, failure: Failure, rank: int) -> None:
 
 @contextmanager
 def _folder() -> Iterator[Path]:
-    folder = state_dir() / "tools" / f"ranks-{os.environ.get('SLURM_JOB_ID', '')}-{os.getpid()}"
+    folder = state_dir() / "tools" / f"ranks-{own_job_id() or ''}-{os.getpid()}"
     try:
         folder.mkdir(parents=True, mode=0o700)
     except OSError as error:
@@ -157,7 +157,7 @@ def _command(step: StepShape, module: str, folder: Path) -> list[str]:
     if program is None:
         raise SlurmUnavailable("srun: not found on PATH; run this on a machine of the Slurm cluster")
     return [
-        program, f"--jobid={os.environ['SLURM_JOB_ID']}", f"--nodes={step.nodes}", f"--ntasks={step.ranks}",
+        program, f"--jobid={own_job_id()}", f"--nodes={step.nodes}", f"--ntasks={step.ranks}",
         f"--ntasks-per-node={step.ranks_per_node}", "--overlap", "--mem=0", "--cpu-bind=none",
         "--kill-on-bad-exit=1", f"--job-name={module}", *step.options,
         sys.executable, "-P", "-m", module, str(folder),
@@ -175,7 +175,7 @@ def _raise_failure(folder: Path) -> None:
 def _raise_end(folder: Path) -> None:
     """Raise why a step is over before all ranks have sent everything, by what srun printed."""
     text = (folder / "output").read_text(errors="replace")
-    if "DUE TO TIME LIMIT" in text:
+    if reached_time_limit(text):
         raise OutOfTime("the job's time limit was reached")
     if failures := task_failures(text):
         first = failures[0]
@@ -191,5 +191,5 @@ def _raise_end(folder: Path) -> None:
 def _last_words(text: str) -> str:
     """Return the last line of an error, of a program before srun's own."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
-    own_lines = [line for line in lines if not line.startswith(("srun:", "slurmstepd:"))]
+    own_lines = [line for line in lines if not is_of_slurm(line)]
     return (own_lines or [line for line in lines if "error:" in line] or lines or [""])[-1]

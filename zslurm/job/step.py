@@ -19,7 +19,7 @@ from zslurm.job.numa_bind import bind_variable
 from zslurm.job.preparation.interpreter import Interpreter
 from zslurm.run.run_dir import AttemptDir, RunDir
 from zslurm.slurm.client import SlurmClient
-from zslurm.slurm.environment import step_environment
+from zslurm.slurm.environment import HOST_FILE_VARIABLE, step_environment
 from zslurm.slurm.hostlist import compress
 
 ATTEMPT_VARIABLE = "ZSLURM_RUN_ATTEMPT"
@@ -127,7 +127,7 @@ def in_order(plan: StepPlan, attempt: AttemptDir, nodes: Sequence[str], ranks_pe
     order = "--distribution=arbitrary"
     options = [word for word in plan.command if not word.startswith(("--nodes=", "--nodelist="))]
     command = [order if option.startswith("--distribution=") else option for option in options]
-    return StepPlan(command, plan.env | {"SLURM_HOSTFILE": str(attempt.hostfile)})
+    return StepPlan(command, plan.env | {HOST_FILE_VARIABLE: str(attempt.hostfile)})
 
 
 def kill_step(process: DetachedProcess, attempt: AttemptDir, job_id: str | None) -> None:

@@ -49,6 +49,7 @@ from typing import Any
 
 from zslurm.core.errors import ConfigError, NotFound, ZslurmError
 from zslurm.core.files import write_atomically
+from zslurm.slurm.environment import task_node
 
 
 def _node_local(path: Path, name: str) -> Path:
@@ -101,7 +102,7 @@ class AttemptDir:
 
     def progress(self, environ: Mapping[str, str]) -> Path:
         """The progress of the ranks of this node: in its memory, and separate from other runs."""
-        node = environ.get("SLURMD_NODENAME", "localhost")
+        node = task_node(environ) or "localhost"
         return _node_local(self.path, f"{self.number}-{node}")
 
     def rank_end(self, rank: int) -> Path:
@@ -208,7 +209,7 @@ class RunDir:
 
     def node_memory(self, environ: Mapping[str, str], attempt: int) -> Path:
         """What the agents of this node saw when an attempt began: in its memory as well."""
-        node = environ.get("SLURMD_NODENAME", "localhost")
+        node = task_node(environ) or "localhost"
         return _node_local(self.path, f"agents-{node}-{attempt}.json")
 
     def attempt_dirs(self) -> list[AttemptDir]:

@@ -38,6 +38,12 @@ _UNANSWERED = (
     "Connection timed out reading",
 )
 _NO_CLUSTER = ("Could not establish a configuration source", "Unable to process configuration file")
+_NEVER_AVAILABLE = "Requested node configuration is not available"
+"""Also for more nodes than the partition has, which versions before 24.11 put into the queue."""
+_NEVER_AVAILABLE_ADVICE = (
+    ": the partition does not have so many nodes with these GPUs, CPUs, memory and features; ask for fewer, or "
+    "for another partition (`sinfo` lists them)"
+)
 UNKNOWN_JOB = "Invalid job id specified"
 HIDDEN = "Access/permission denied"
 """Slurm's refusal to show what the site's PrivateData keeps from users."""
@@ -132,6 +138,22 @@ class SlurmCommands:
             verb = "" if argv[1].startswith("-") else f" {argv[1]}"
             raise _failure(f"{program}{verb}", message_of(result), repeatable=repeatable)
         return result
+
+
+def controller_was_away(message: str) -> bool:
+    """Return whether a command failed because it reached no controller, or got no answer from it."""
+    return any(words in message for words in (*_UNREACHED, *_UNANSWERED, *_NO_CLUSTER))
+
+
+def words_of_sbatch(text: str) -> str:
+    """Return the messages of sbatch in a text, in one line and without sbatch's marks."""
+    lines = [line.strip() for line in text.splitlines() if line.strip().startswith("sbatch:")]
+    return "; ".join(line.removeprefix("sbatch: ").removeprefix("error: ") for line in lines)
+
+
+def advice_on_refusal(message: str) -> str:
+    """Return what a user can do about sbatch's refusal, to be appended to it; empty if that is unknown."""
+    return _NEVER_AVAILABLE_ADVICE if _NEVER_AVAILABLE in message else ""
 
 
 def may_have_arrived(message: str) -> bool:

@@ -1,8 +1,10 @@
-"""Slurm's environment variables: which to take away before calling Slurm, and which a task reads its ranks from.
+"""Slurm's environment variables: what a process reads of its job, and which to remove before calling Slurm.
 
 Variables of a job leak into whatever is started from it. sbatch then copies the outer job's CPU binding or node
 count into the new job, and srun takes the batch script's task count for a step of another shape. So each kind of
 call gets a separate environment.
+
+Other packages read no variable of Slurm by its name (`python -m docs.vocabulary` checks that).
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from zslurm.core.errors import SlurmUnavailable
+from zslurm.slurm.hostlist import expand
 
 T = TypeVar("T")
 
@@ -76,9 +79,79 @@ def step_environment(environ: Mapping[str, str]) -> dict[str, str]:
     }
 
 
+JOB_VARIABLE = "SLURM_JOB_ID"
+NODE_VARIABLE = "SLURMD_NODENAME"
+RANK_VARIABLE = "SLURM_PROCID"
+HOST_FILE_VARIABLE = "SLURM_HOSTFILE"
+"""Names for what a shell reads or sets; Python code calls the functions below."""
+
+_GPU_VARIABLES = ("SLURM_STEP_GPUS", "SLURM_JOB_GPUS", "SLURM_GPUS_ON_NODE")
+
+
+def own_job_id(environ: Mapping[str, str] = os.environ) -> str | None:
+    """Return the id of the Slurm job that this process runs in; None outside of a job."""
+    return environ.get(JOB_VARIABLE)
+
+
+def array_id(environ: Mapping[str, str]) -> str | None:
+    """Return the id of the job array that this process runs in; None outside of an array."""
+    return environ.get("SLURM_ARRAY_JOB_ID")
+
+
+def cluster_name(environ: Mapping[str, str]) -> str | None:
+    """Return the name of the cluster whose job this process runs in; None outside of a job."""
+    return environ.get("SLURM_CLUSTER_NAME")
+
+
+def restart_count(environ: Mapping[str, str]) -> int:
+    """Return how often Slurm has requeued the job of this process."""
+    return int(environ.get("SLURM_RESTART_COUNT") or 0)
+
+
+def partition_of_job(environ: Mapping[str, str]) -> str | None:
+    """Return the partition of the job of this process; None outside of a job."""
+    return environ.get("SLURM_JOB_PARTITION")
+
+
+def job_nodes(environ: Mapping[str, str]) -> list[str]:
+    """Return the nodes of the job of this process, in Slurm's order; none outside of a job."""
+    return expand(environ.get("SLURM_JOB_NODELIST", ""))
+
+
+def step_id(environ: Mapping[str, str]) -> str | None:
+    """Return the id of the step that this process runs in; None outside of a step."""
+    return environ.get("SLURM_STEP_ID")
+
+
+def step_nodes(environ: Mapping[str, str]) -> list[str]:
+    """Return the nodes of the step that this process runs in, in Slurm's order; none outside of a step."""
+    if step_id(environ) is None:
+        return []
+    return expand(environ.get("SLURM_STEP_NODELIST") or environ.get("SLURM_JOB_NODELIST", ""))
+
+
+def node_index(environ: Mapping[str, str]) -> int:
+    """Return the number of this node among those of its step; 0 outside of a step."""
+    return int(environ.get("SLURM_NODEID", "0"))
+
+
+def task_node(environ: Mapping[str, str]) -> str | None:
+    """Return the node of this task as Slurm names it; None if no slurmd started this process."""
+    return environ.get(NODE_VARIABLE)
+
+
 def node_name(environ: Mapping[str, str] = os.environ) -> str:
-    """This node's name as Slurm has it, or the host's short name outside Slurm."""
-    return environ.get("SLURMD_NODENAME") or os.uname().nodename.split(".")[0]
+    """Return this node's name as Slurm has it, or the host's short name outside Slurm."""
+    return task_node(environ) or os.uname().nodename.split(".")[0]
+
+
+def gpus_of_slurm(environ: Mapping[str, str]) -> str:
+    """Return a variable by which Slurm shows that it gave this process GPUs, as NAME=value; empty without one."""
+    for name in _GPU_VARIABLES:
+        value = environ.get(name, "").strip()
+        if value not in ("", "-1", "(null)", "NoDevFiles") and (name, value) != ("SLURM_GPUS_ON_NODE", "0"):
+            return f"{name}={value}"
+    return ""
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,7 @@ ADDRESS_FORMAT = queue_format(_ADDRESS_FIELDS)
 """For sinfo --Node --Format."""
 
 _USABLE = {"idle", "mixed", "allocated", "completing"}
+_DOWN = {"down", "error", "fail", "failing"}
 _UNUSABLE_FLAGS = {"drain", "fail", "maintenance", "reboot_issued", "reboot_requested", "powering_down"}
 # What sinfo appends to a base state, besides words after a `+`.
 _SYMBOLS = {
@@ -78,6 +79,27 @@ class Node:
     def is_usable(self) -> bool:
         """Whether a job could run here now or after the present one."""
         return self.state in _USABLE and "not_responding" not in self.flags and not (self.flags & _UNUSABLE_FLAGS)
+
+    @property
+    def is_down(self) -> bool:
+        """Whether Slurm starts nothing here, and runs nothing."""
+        return self.state in _DOWN
+
+    @property
+    def is_draining(self) -> bool:
+        """Whether an administrator, or a health check of the site, takes it out of use."""
+        return "drain" in self.flags
+
+    @property
+    def trouble(self) -> str:
+        """Slurm's state of a node that is not well; empty for one that is, and if Slurm does not know.
+
+        A controller that was started again calls every node `unknown`, and not responding, until it registers.
+        """
+        flags = sorted(self.flags & {"not_responding", "fail"})
+        if self.state == "unknown" or not (self.is_down or flags):
+            return ""
+        return " ".join([self.state, *flags]).replace("_", " ")
 
 
 def usable_nodes(nodes: Iterable[Node], partitions: str) -> set[str]:

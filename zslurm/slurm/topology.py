@@ -7,6 +7,7 @@ stays on the leaf. Slurm knows the leaves if the site uses topology/tree (switch
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -92,3 +93,9 @@ def hostlist_in_order(nodes: Sequence[str]) -> str:
         else:
             runs.append([node])
     return ",".join(compress(run) for run in runs)
+
+
+def usual_leaf_size(leaves: Mapping[str, Sequence[str]]) -> int | None:
+    """Return how many nodes most leaf switches have, of several such numbers the smallest; None without leaves."""
+    sizes = Counter(len(nodes) for nodes in leaves.values())
+    return min(sizes, key=lambda size: (-sizes[size], size), default=None)

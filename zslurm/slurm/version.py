@@ -8,22 +8,22 @@ _VERSION = re.compile(r"(?:^|\s)(\d{2})\.(\d{1,2})(?:\.(\d+))?")
 
 OLDEST = (20, 11, 0)
 """The oldest whose output forms were looked at."""
-OVERLAP_SHARES_GPUS = (22, 5, 0)
+_OVERLAP_SHARES_GPUS = (22, 5, 0)
 """Since this version a step with --overlap uses GPUs that another step of the job holds (its RELEASE_NOTES)."""
-SETS_JOB_END_TIME = (23, 2, 0)
+_SETS_JOB_END_TIME = (23, 2, 0)
 """Since this version a job finds SLURM_JOB_END_TIME in its environment (its RELEASE_NOTES)."""
-NO_RANK_BINDING = (24, 11, 0)
+_NO_RANK_BINDING = (24, 11, 0)
 """Since this version srun ignores `--cpu-bind=rank` ("Rank binding is obsolete")."""
 
 LACKS = (
     (OLDEST, ", the oldest whose output was looked at."),
     (
-        OVERLAP_SHARES_GPUS,
+        _OVERLAP_SHARES_GPUS,
         ": spare nodes and agents next to the ranks need a step that shares their GPUs; a plainer watch takes "
         "their place.",
     ),
     (
-        SETS_JOB_END_TIME,
+        _SETS_JOB_END_TIME,
         ": a job does not know its end (SLURM_JOB_END_TIME); it saves when Slurm's signal comes.",
     ),
 )
@@ -50,3 +50,20 @@ def parse_version(text: str) -> Version | None:
     """The version in `slurm 23.11.4` or `slurm-wlm 22.05.8`, as `squeue --version` prints it; None without one."""
     match = _VERSION.search(text)
     return Version((int(match[1]), int(match[2]), int(match[3] or 0))) if match else None
+
+
+def shares_gpus(version: Version) -> bool:
+    """Return whether a step with --overlap uses GPUs that another step of the job holds."""
+    return version >= _OVERLAP_SHARES_GPUS
+
+
+def why_not_shared(version: Version) -> str:
+    """Return why steps cannot share a job's GPUs; empty if they can."""
+    if shares_gpus(version):
+        return ""
+    return f"need Slurm 22.05 or newer, where steps can share a job's GPUs; this is {version}"
+
+
+def why_not_bound_by_rank(version: Version) -> str:
+    """Return why `--cpu-bind=rank` has no effect; empty if it has one."""
+    return f"srun ignores `rank` since Slurm 24.11, and this is {version}" if version >= _NO_RANK_BINDING else ""

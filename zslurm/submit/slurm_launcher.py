@@ -17,7 +17,7 @@ from zslurm.config.spec import RunSpec
 from zslurm.core.errors import ConfigError, SlurmUnavailable
 from zslurm.run.run_dir import RunDir
 from zslurm.slurm.client import SlurmClient
-from zslurm.slurm.version import NO_RANK_BINDING, OVERLAP_SHARES_GPUS
+from zslurm.slurm.version import why_not_bound_by_rank, why_not_shared
 from zslurm.submit.plugin.executor import ZslurmExecutor
 from zslurm.submit.script.render import JobScript
 
@@ -54,16 +54,15 @@ def check_slurm(spec: RunSpec) -> None:
         raise SlurmUnavailable(
             "sbatch: not found on this machine; submit from a login node, or use --cluster local to train here"
         )
-    if spec.outlives_nodes and (version := SlurmClient().version()) < OVERLAP_SHARES_GPUS:
+    if spec.outlives_nodes and (why := why_not_shared(SlurmClient().version())):
         raise ConfigError(
-            "slurm.spares and aegis.min_nodes: need Slurm 22.05 or newer, where steps can share a job's GPUs; "
-            f"this is {version}; leave them out, and a failed node costs a requeue"
+            f"slurm.spares and aegis.min_nodes: {why}; leave them out, and a failed node costs a requeue"
         )
     binds_by_rank = "rank" in spec.slurm.cpu_bind.lower().split(",")
-    if binds_by_rank and (version := SlurmClient().version()) >= NO_RANK_BINDING:
+    if binds_by_rank and (why := why_not_bound_by_rank(SlurmClient().version())):
         raise ConfigError(
-            f"slurm.cpu_bind: srun ignores `rank` since Slurm 24.11, and this is {version}; list the cores with "
-            "map_cpu:..., or use gpu: then each rank is bound to the cores of its GPU"
+            f"slurm.cpu_bind: {why}; list the cores with map_cpu:..., or use gpu: then each rank is bound to the "
+            "cores of its GPU"
         )
 
 

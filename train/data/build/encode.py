@@ -35,7 +35,7 @@ from zslurm.train.data.build.source_reader import Cursor, RecordBatch, SourceRea
 from zslurm.train.data.build.tokenizer import encode, encode_with_offsets, load_tokenizer
 from zslurm.train.data.build.trim import Trimming, removal
 from zslurm.train.errors import BuildFailed, DataError
-from zslurm.train.niceness import in_slurm_job
+from zslurm.train.slurm_job import own_job_id
 
 FEW = 4
 
@@ -189,7 +189,7 @@ class _Tokens(NamedTuple):
 def default_workers() -> int:
     """Few on a login node, which is others' too; in a Slurm job all the cores that it was given."""
     cores = len(os.sched_getaffinity(0))
-    return cores if in_slurm_job() else min(FEW, cores)
+    return cores if own_job_id() else min(FEW, cores)
 
 
 def encode_all(

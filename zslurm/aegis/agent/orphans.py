@@ -29,6 +29,7 @@ from zslurm.hardware.gpus import read_gpus
 from zslurm.hardware.sysfs import names, read_int
 from zslurm.job.step import ATTEMPT_VARIABLE, attempt_mark
 from zslurm.run.run_dir import AttemptDir
+from zslurm.slurm.environment import NODE_VARIABLE, task_node
 
 PROC = Path("/proc")
 """A test has its own."""
@@ -156,9 +157,9 @@ def carries_mark(pid: int, attempt: AttemptDir, environ: Mapping[str, str]) -> b
         return False
     if os.fsencode(f"{ATTEMPT_VARIABLE}={attempt_mark(attempt)}") not in variables:
         return False
-    nodes = [variable for variable in variables if variable.startswith(b"SLURMD_NODENAME=")]
-    own_node = environ.get("SLURMD_NODENAME")
-    return not nodes or own_node is None or os.fsencode(f"SLURMD_NODENAME={own_node}") in nodes
+    nodes = [variable for variable in variables if variable.startswith(os.fsencode(f"{NODE_VARIABLE}="))]
+    own_node = task_node(environ)
+    return not nodes or own_node is None or os.fsencode(f"{NODE_VARIABLE}={own_node}") in nodes
 
 
 def read_member(pid: int) -> Member | None:

@@ -41,7 +41,7 @@ from zslurm.run.state.run_state import last_job
 from zslurm.run.supervisor_lease import LeaseWatch
 from zslurm.slurm.client import SlurmClient
 from zslurm.slurm.commands import Retries
-from zslurm.slurm.hostlist import expand
+from zslurm.slurm.environment import job_nodes, own_job_id, restart_count, task_node
 
 STAGGER_S = 2.0
 """Seconds by which each agent waits longer than the one before it."""
@@ -75,11 +75,11 @@ class StandbySupervisor:
         self._run, self._standby_s = run, standby_s
         self.heard: Callable[[], bool] = lambda: False
         """Whether the supervisor has been heard again; an agent that listens meanwhile sets it."""
-        self._job_id = environ.get("SLURM_JOB_ID")
-        restart = int(environ.get("SLURM_RESTART_COUNT") or 0)
-        self.node = environ.get("SLURMD_NODENAME", "")
+        self._job_id = own_job_id(environ)
+        restart = restart_count(environ)
+        self.node = task_node(environ) or ""
         self.batch_node = environ.get(BATCH_NODE) or None
-        nodes = expand(environ.get("SLURM_JOB_NODELIST", ""))
+        nodes = job_nodes(environ)
         self.index = nodes.index(self.node) if self.node in nodes else len(nodes)
         """This agent's position among the nodes of the job: the lowest acts first."""
         client = client or SlurmClient(environ, timeout_s=10.0, retries=Retries(attempts=2))

@@ -79,6 +79,7 @@ from zslurm.run.events import (
 from zslurm.run.events.event import select
 from zslurm.run.metrics.tail import last_step_at, newest_rows
 from zslurm.run.run_dir import AttemptDir
+from zslurm.slurm.environment import task_node
 from zslurm.slurm.on_nodes.srun_output import TaskFailure, failed_nodes, task_failures
 from zslurm.train.jsonl import read_jsonl
 
@@ -126,7 +127,7 @@ class FaultCollector:
             detector,
             has_agents=agents is not None,
             on_slurm=job.on_slurm,
-            own_node=job.environ.get("SLURMD_NODENAME"),
+            own_node=task_node(job.environ),
             history=job.history(),
             spares=spares,
             reported=set() if reported is None else reported,

@@ -24,18 +24,16 @@ from typing import Any
 from zslurm.checkpoint_tools.quantities import counted
 from zslurm.config.spec import RunSpec
 from zslurm.core.errors import ZslurmError
+from zslurm.slurm.environment import gpus_of_slurm
 from zslurm.slurm.on_nodes.run_on_nodes import answer, run_here, run_on_nodes
 
 _TIMEOUT_S = 300.0
 _REPEATS = 20
 _N_GPU, _N_CPU = 4096, 256
 _ON_CPU = "cpu"
-_ALLOCATED = (
-    *("ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES"),
-    *("SLURM_STEP_GPUS", "SLURM_JOB_GPUS", "SLURM_GPUS_ON_NODE"),
-)
-"""Variables that give a process GPUs, or show that Slurm did."""
-_NO_GPU = ("-1", "NoDevFiles", "(null)")
+_VISIBLE_GPUS = ("ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES")
+"""Variables that give a process GPUs."""
+_NO_GPU = ("-1", "NoDevFiles")
 
 
 @dataclass(frozen=True)
@@ -83,11 +81,11 @@ def _why_expected(spec: RunSpec) -> str:
 
 def why_visible(environ: Mapping[str, str]) -> str:
     """Return which variable of Slurm or of the runtime gives this process a GPU; empty if none does."""
-    for name in _ALLOCATED:
+    for name in _VISIBLE_GPUS:
         value = environ.get(name, "").strip()
-        if value and value not in _NO_GPU and (name, value) != ("SLURM_GPUS_ON_NODE", "0"):
+        if value and value not in _NO_GPU:
             return f"{name}={value}"
-    return ""
+    return gpus_of_slurm(environ)
 
 
 @dataclass(frozen=True)

@@ -21,6 +21,7 @@ from zslurm.run.presence import Presence
 from zslurm.run.run_dir import RunDir
 from zslurm.slurm.client import PreemptMode, SlurmClient
 from zslurm.slurm.commands import Retries
+from zslurm.slurm.environment import JOB_VARIABLE, restart_count
 from zslurm.slurm.hostlist import compress
 from zslurm.slurm.preemption import Preemption, find_preemption
 from zslurm.train.jsonl import read_jsonl
@@ -114,7 +115,7 @@ class Job:
             ConfigError: config.json is missing or damaged, or this is not a job.
         """
         spec = load_spec(run.config)
-        name = "SLURM_JOB_ID" if spec.cluster.launcher == "slurm" else "ZSLURM_JOB_ID"
+        name = JOB_VARIABLE if spec.cluster.launcher == "slurm" else "ZSLURM_JOB_ID"
         if name not in environ:
             raise ConfigError(
                 f"not inside a job: {name} is not set; `zslurm submit` starts a run and its supervisor"
@@ -122,7 +123,7 @@ class Job:
         # The batch script was asked to stop before this supervisor could be.
         asked = environ.get("ZSLURM_STOP")
         stop = StopRequest(signal.Signals[f"SIG{asked}"] if asked else None)
-        return cls(run, spec, environ, environ[name], int(environ.get("SLURM_RESTART_COUNT", "0")), record, stop)
+        return cls(run, spec, environ, environ[name], restart_count(environ), record, stop)
 
     @cached_property
     def presence(self) -> Presence:

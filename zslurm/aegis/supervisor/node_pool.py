@@ -12,6 +12,7 @@ from zslurm.config.spec import ClusterSection, RunSpec
 from zslurm.core.errors import SlurmUnavailable, ZslurmError
 from zslurm.slurm.client import SlurmClient
 from zslurm.slurm.commands import Retries
+from zslurm.slurm.environment import job_nodes, own_job_id, partition_of_job
 from zslurm.slurm.hostlist import expand
 from zslurm.slurm.inventory import usable_nodes
 from zslurm.slurm.topology import order_by_leaf
@@ -31,11 +32,11 @@ class Nodes:
 
     def __init__(self, spec: RunSpec, environ: Mapping[str, str]) -> None:
         """Ask for the order of the nodes."""
-        self._spec, self._environ = spec, environ
+        self._spec, self._environ, self._job_id = spec, environ, own_job_id(environ) or ""
         self.on_slurm = spec.cluster.launcher == "slurm"
-        nodes = expand(environ.get("SLURM_JOB_NODELIST", "")) if self.on_slurm else [socket.gethostname()]
+        nodes = job_nodes(environ) if self.on_slurm else [socket.gethostname()]
         self.fabric = fabric_under(spec.cluster, nodes) if self.on_slurm else None
-        partition = environ.get("SLURM_JOB_PARTITION")
+        partition = partition_of_job(environ)
         ordered = rank_order(spec.cluster, nodes, SlurmClient(), partition) if self.on_slurm else None
         self.by_leaf = ordered is not None
         self.every = tuple(ordered or nodes)
@@ -59,7 +60,7 @@ class Nodes:
         """Return nodes that Slurm took from the job because they failed; none if that is unknown."""
         if not self.on_slurm:
             return set()
-        job_id = self._environ["SLURM_JOB_ID"]
+        job_id = self._job_id
         try:
             job = self._client().queue([job_id]).get(job_id)
             nodes_now = expand(job.nodes) if job is not None else []
@@ -83,7 +84,7 @@ class Nodes:
         if not self.on_slurm or not client.can_control():
             return None
         try:
-            client.queue([self._environ["SLURM_JOB_ID"]])
+            client.queue([self._job_id])
         except SlurmUnavailable as error:
             return str(error)
         except ZslurmError:
@@ -92,7 +93,7 @@ class Nodes:
 
     def job_left_s(self) -> float | None:
         """Return the seconds until the job's time limit; None if it has none, or Slurm does not answer."""
-        job_id = self._environ.get("SLURM_JOB_ID", "")
+        job_id = self._job_id
         try:
             job = self._client().queue([job_id]).get(job_id) if self.on_slurm else None
         except ZslurmError:
@@ -134,7 +135,7 @@ class Nodes:
     def elsewhere(self, excluded: Collection[str]) -> int | None:
         """Return how many nodes of its partition the job could run on, now or later; None if unknown."""
         try:
-            usable = usable_nodes(self._client().nodes(), self._environ.get("SLURM_JOB_PARTITION", ""))
+            usable = usable_nodes(self._client().nodes(), partition_of_job(self._environ) or "")
         except ZslurmError:
             return None
         return len(usable.difference(excluded, self.dead))

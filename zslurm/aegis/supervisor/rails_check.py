@@ -32,6 +32,7 @@ from zslurm.run.events import (
 from zslurm.run.events.event import select
 from zslurm.run.exclusions import active_exclusions, exclusions_in
 from zslurm.slurm.client import SlurmClient
+from zslurm.slurm.environment import job_nodes, partition_of_job
 from zslurm.slurm.exclusion import requeue_excluding
 from zslurm.slurm.hostlist import by_reason, compress, expand
 from zslurm.slurm.inventory import usable_nodes
@@ -155,7 +156,7 @@ def _record_warnings(job: Job, found: RailReadings) -> None:
 
 
 def _decide(job: Job, found: RailReadings) -> RailDecision:
-    environ, needed = job.environ, len(expand(job.environ["SLURM_JOB_NODELIST"]))
+    environ, needed = job.environ, len(job_nodes(job.environ))
     if job.spec.cluster.rail_policy != "exclude" or not found.incomplete:
         return decide(job.spec.cluster.rail_policy, found.incomplete, needed=needed)
     client = SlurmClient(environ)
@@ -165,7 +166,7 @@ def _decide(job: Job, found: RailReadings) -> RailDecision:
     except ZslurmError as error:
         reason = f"{faults(found.incomplete)}; it cannot be excluded: {error}"
         return RailDecision("refuse", reason, tuple(found.incomplete))
-    partition = environ.get("SLURM_JOB_PARTITION", "")
+    partition = partition_of_job(environ) or ""
     usable = None if shown is None else usable_nodes(shown, partition) - already
     of_job = [e for e in select(read_jsonl(job.run.events), NodesExcluded, Requeued) if e.job_id == job.job_id]
     # The supervisor may have died before it requeued the job without the nodes that it excluded last.

@@ -41,6 +41,8 @@ from zslurm.cluster.rccl.environment import variables_of
 from zslurm.cluster.site import Site
 from zslurm.core.errors import ConfigError, SlurmRefused, SlurmUnavailable, ZslurmError
 from zslurm.slurm.client import SlurmClient
+from zslurm.slurm.commands import controller_was_away
+from zslurm.slurm.environment import own_job_id
 from zslurm.slurm.hostlist import compress, expand
 from zslurm.slurm.on_nodes.node_tasks import NodeTasks, start_here, start_on_nodes
 from zslurm.slurm.on_nodes.run_on_nodes import queued_job
@@ -135,7 +137,7 @@ class _Run:
             environ["ZSLURM_INTERFACE"] = site.cluster.interface
         if not request.on_cluster:
             return start_here(_NODE, environ)
-        inside = os.environ.get("SLURM_JOB_ID")
+        inside = own_job_id()
         return start_on_nodes(
             _NODE,
             nodes=named_nodes(request, site) if inside is None else expand(request.nodelist or ""),
@@ -219,12 +221,7 @@ class _Run:
 
     def _refuse(self) -> None:
         text = self._why_over()
-        unreachable = (
-            "Unable to contact slurm controller",
-            "Socket timed out",
-            "Could not establish a configuration",
-        )
-        if any(phrase in text for phrase in unreachable):
+        if controller_was_away(text):
             raise SlurmUnavailable(f"srun: the Slurm controller does not answer: {text}")
         raise SlurmRefused(f"the nodes could not be started: {text}")
 

@@ -34,8 +34,7 @@ from zslurm.bench.run.messages import (
 )
 from zslurm.hardware.gpus import read_gpus
 from zslurm.hardware.sysfs import sysroot
-from zslurm.slurm.environment import node_name
-from zslurm.slurm.hostlist import expand
+from zslurm.slurm.environment import node_index, node_name, own_job_id, step_nodes
 
 PYTHON_VARIABLE = "ZSLURM_BENCH_PYTHON"
 """Environment variable with a program to start ranks with instead of Python: tests slow a rank by it."""
@@ -130,12 +129,12 @@ def main() -> None:
     """Do what stdin asks for, until it ends."""
     sender = Sender(os.environ)
     node = BenchNode(sender)
-    listed = os.environ.get("SLURM_STEP_NODELIST") if "SLURM_PROCID" in os.environ else None
+    nodes = step_nodes(os.environ)
     greeting = Here(
-        index=int(os.environ.get("SLURM_NODEID", "0")) if listed else 0,
-        nodes=expand(listed) if listed else [node_name()],
+        index=node_index(os.environ) if nodes else 0,
+        nodes=nodes or [node_name()],
         gpus=len(read_gpus(sysroot())),
-        job=os.environ.get("SLURM_JOB_ID") if listed else None,
+        job=own_job_id() if nodes else None,
     )
     sender.send(greeting)
     threading.Thread(target=_beat, args=(sender,), daemon=True).start()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from dataclasses import asdict
 from pathlib import Path
@@ -25,6 +24,7 @@ from zslurm.core.errors import ZslurmError
 from zslurm.core.progress_bar import byte_bar
 from zslurm.core.units import parse_size
 from zslurm.run.checkpoints import find_checkpoint, find_checkpoints
+from zslurm.slurm.environment import own_job_id
 
 
 def reshape(
@@ -99,7 +99,7 @@ def prune(
         going = prunable(root, keep_last, keep_every=keep_every, keep=keep)
         size = sum(file.stat().st_size for listing in going for file in listing.path.iterdir())
         if not dry_run and going:
-            lock = acquire(root, job=os.environ.get("SLURM_JOB_ID", ""))
+            lock = acquire(root, job=own_job_id() or "")
             try:
                 checkpoint_tools.prune(root, keep_last, keep_every=keep_every, keep=keep)
             finally:

@@ -31,6 +31,7 @@ from zslurm.run.checkpoints import find_weights
 from zslurm.run.events import Scored
 from zslurm.run.events.by_user import record_by_user
 from zslurm.run.run_dir import RunDir
+from zslurm.slurm.environment import own_job_id
 from zslurm.train.evaluation.scores import TaskResult, as_metrics
 from zslurm.train.hub import open_weights
 
@@ -95,7 +96,7 @@ def eval(
 
     Example: zslurm eval my-run --tasks hellaswag,arc_easy --limit 100
     """
-    inside = "SLURM_JOB_ID" in os.environ
+    inside = own_job_id() is not None
     if time is not None and not slurm and not inside:
         raise ConfigError("--time is the limit of the job of --slurm; leave it out without")
     references = [name for word in [*(tasks or []), *(more or [])] for name in word.split(",") if name]

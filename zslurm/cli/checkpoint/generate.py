@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 import sys
 import time
 from collections.abc import Iterator
@@ -30,6 +29,7 @@ from zslurm.cli.options import Json, run_locally_or_as_job
 from zslurm.core.console import print_json, say
 from zslurm.core.errors import ConfigError
 from zslurm.run.checkpoints import find_weights
+from zslurm.slurm.environment import own_job_id
 from zslurm.train.config import ModelConfig
 from zslurm.train.data.build.tokenizer import load_tokenizer
 from zslurm.train.data.detokenize import text_pieces
@@ -105,7 +105,7 @@ def generate(
     """
     if (prompt is None) == (prompts is None):
         raise ConfigError("give --prompt TEXT, or --prompts FILE with many")
-    inside = "SLURM_JOB_ID" in os.environ
+    inside = own_job_id() is not None
     if time_limit is not None and not slurm and not inside:
         raise ConfigError("--time is the limit of the job of --slurm; leave it out without")
     if nodes > 1 and not slurm and not inside:

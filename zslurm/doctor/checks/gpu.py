@@ -12,6 +12,7 @@ from zslurm.hardware import ras
 from zslurm.hardware.gpu_health import USED_BYTES, GpuHealth
 from zslurm.hardware.job_processes import process
 from zslurm.hardware.node_sources import Sources
+from zslurm.slurm.environment import own_job_id
 
 _MOST_CORRECTED = 10_000
 _TOOLS = ("amd-smi", "nvidia-smi")
@@ -130,7 +131,7 @@ def _holders(sources: Sources) -> dict[int, str | None] | None:
 
 
 def _is_ours(sources: Sources, pid: int) -> bool:
-    job = sources.environ.get("SLURM_JOB_ID")
+    job = own_job_id(sources.environ)
     record = process(sources.root, pid)
     return job is not None and record is not None and record.job == job
 

@@ -31,6 +31,8 @@ from zslurm.hardware.job_processes import Process, processes
 from zslurm.hardware.node_sources import Sources
 from zslurm.slurm.client import SlurmClient
 from zslurm.slurm.commands import Retries
+from zslurm.slurm.environment import array_id, cluster_name, own_job_id
+from zslurm.slurm.settings import read_settings
 
 _DRIVERS = ("amdgpu", "nvidia", "ionic", "ionic_rdma", "bnxt_re", "mlx5_core")
 _RCCL_HEADERS = ("/opt/rocm/include/rccl/rccl.h", "/usr/include/nccl.h")
@@ -45,10 +47,10 @@ def slurm(sources: Sources) -> CheckOutcome | None:
         return None
     client = SlurmClient(sources.environ, retries=Retries(attempts=2))
     try:
-        config = client.scontrol_config()
+        settings = read_settings(client.scontrol_config())
     except (SlurmUnavailable, SlurmRefused) as error:
         return failed(str(error), "run this on a login node; ask the site whether slurmctld is down")
-    return passed(f"Slurm {config.get('SLURM_VERSION', '?')}, cluster {config.get('ClusterName', '?')}")
+    return passed(f"Slurm {settings.version or '?'}, cluster {settings.cluster or '?'}")
 
 
 @check("system", "numa_balancing off, iommu=pt, the same kernel everywhere", "node", inconsistent=Status.WARN)
@@ -183,13 +185,13 @@ def _orphans(mine: list[Process], sources: Sources) -> list[Process]:
     if sources.task.jobs is None:
         return []
     # squeue shows `12_[3-7]` for an array that waits, `12_2` for a task that runs.
-    active = {*(job.partition("_")[0] for job in sources.task.jobs), sources.environ.get("SLURM_JOB_ID")} - {None}
-    cluster = sources.environ.get("SLURM_CLUSTER_NAME")
+    active = {*(job.partition("_")[0] for job in sources.task.jobs), own_job_id(sources.environ)} - {None}
+    cluster = cluster_name(sources.environ)
     return [
         process
         for process in mine
         if process.job is not None
-        and not {process.job, process.environ.get("SLURM_ARRAY_JOB_ID")} & active
+        and not {process.job, array_id(process.environ)} & active
         and process.node in (None, sources.node)
-        and (cluster is None or process.environ.get("SLURM_CLUSTER_NAME") in (None, cluster))
+        and (cluster is None or cluster_name(process.environ) in (None, cluster))
     ]

@@ -20,7 +20,7 @@ from zslurm.doctor.transport import expected, problems, read_log
 from zslurm.doctor.transport_rank import NO_GPU
 from zslurm.hardware.command import CommandHung, CommandResult, run
 from zslurm.hardware.node_sources import Sources
-from zslurm.slurm.hostlist import expand
+from zslurm.slurm.environment import own_job_id, step_id, step_nodes
 
 RANK_VARIABLE = "ZSLURM_DOCTOR_RANK"
 """Environment variable that names another program for a rank, for tests on machines without GPUs."""
@@ -47,7 +47,7 @@ def transport(sources: Sources) -> CheckOutcome | None:
             return unavailable("not checked: the ranks cannot meet, as the runs directory is not writable here")
         directory = Path(folder if others else stack.enter_context(tempfile.TemporaryDirectory()))
         # A doctor that asks again does so as another job, in the same folder.
-        step = f"{sources.environ.get('SLURM_JOB_ID', '')}.{sources.environ.get('SLURM_STEP_ID', '')}"
+        step = f"{own_job_id(sources.environ) or ''}.{step_id(sources.environ) or ''}"
         file = directory / f"transport-{step}-{group[0]}"
         if missing := _missing(file, group, sources.node, patience_s):
             who = ", ".join(missing)
@@ -63,8 +63,7 @@ def transport(sources: Sources) -> CheckOutcome | None:
 
 def group_of(sources: Sources) -> tuple[str, ...]:
     """Return the nodes that test their network together, with this one; it alone if Slurm names no others."""
-    listed = sources.environ.get("SLURM_STEP_NODELIST") or sources.environ.get("SLURM_JOB_NODELIST")
-    nodes = expand(listed) if listed and "SLURM_STEP_ID" in sources.environ else []
+    nodes = step_nodes(sources.environ)
     if sources.node not in nodes:
         return (sources.node,)
     first = nodes.index(sources.node) // 2 * 2

@@ -61,6 +61,7 @@ from zslurm.checkpoint_tools.quantities import counted
 from zslurm.core.files import write_atomically
 from zslurm.core.processes import DetachedProcess
 from zslurm.job.stop_request import address_of, publish
+from zslurm.slurm.environment import task_node
 from zslurm.train.recovery.generation import (
     NEWEST,
     OFF,
@@ -87,7 +88,7 @@ _ADOPTED_S = 30.0
 def main(argv: list[str] | None = None) -> int:
     """Serve until asked to stop; returns the exit code."""
     parser = argparse.ArgumentParser(prog="zslurm.job.in_memory.store_server", description=__doc__.splitlines()[0])
-    parser.add_argument("--host", default=os.environ.get("SLURMD_NODENAME", "127.0.0.1"))
+    parser.add_argument("--host", default=task_node(os.environ) or "127.0.0.1")
     parser.add_argument("--port", type=int, default=0)
     parser.add_argument("--rendezvous", type=Path, help="write the address to this file")
     parser.add_argument("--control", type=Path, help="write port and token for the next supervisor to this file")

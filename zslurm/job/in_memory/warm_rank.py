@@ -19,6 +19,7 @@ from typing import Any
 
 from zslurm.job.rank import log_as, rendezvous, run_rank
 from zslurm.run.run_dir import AttemptDir, RunDir
+from zslurm.slurm.environment import task_node
 from zslurm.train.errors import TrainError
 from zslurm.train.recovery.generation import MEMBER_VARIABLE, RECOVERY_VARIABLE, member_name
 from zslurm.train.stop import StopRequest
@@ -35,7 +36,7 @@ def main(argv: list[str]) -> int:
     stop = StopRequest()
     stop.install()
     environ = os.environ
-    node = environ.get("SLURMD_NODENAME", socket.gethostname())
+    node = task_node(environ) or socket.gethostname()
     environ.setdefault(MEMBER_VARIABLE, member_name(node, "w0"))
     environ[RECOVERY_VARIABLE] = "memory"
     environ["RANK"] = "-1"  # none yet: the store is another process's in any case

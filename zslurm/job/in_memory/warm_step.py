@@ -16,14 +16,14 @@ from zslurm.job.numa_bind import bind_variable
 from zslurm.job.preparation.interpreter import Interpreter
 from zslurm.job.step import ATTEMPT_VARIABLE, StepPlan, attempt_mark, step_name
 from zslurm.run.run_dir import AttemptDir, RunDir
-from zslurm.slurm.environment import step_environment
+from zslurm.slurm.environment import NODE_VARIABLE, RANK_VARIABLE, step_environment
 from zslurm.slurm.hostlist import compress
 from zslurm.train.recovery.generation import MEMBER_VARIABLE, RECOVERY_VARIABLE, member_name
 
 # As for ranks: a signal to the whole job must not end what has no handlers yet.
 _NAMED = (
     "trap '' HUP INT TERM USR1 USR2; first=$1; shift; "
-    f'export {MEMBER_VARIABLE}="$SLURMD_NODENAME/w$((first + SLURM_PROCID))"; exec "$@"'
+    f'export {MEMBER_VARIABLE}="${NODE_VARIABLE}/w$((first + {RANK_VARIABLE}))"; exec "$@"'
 )
 
 
@@ -87,7 +87,7 @@ def warm_local_step(
     run: RunDir, attempt: AttemptDir, python: Interpreter, node: str, *, per_node: int, first: int
 ) -> StepPlan:
     """Return the same for this machine, whose name among the members is `node`."""
-    named = _NAMED.replace("$SLURMD_NODENAME", node).replace("SLURM_PROCID", "RANK")
+    named = _NAMED.replace(f"${NODE_VARIABLE}", node).replace(RANK_VARIABLE, "RANK")
     # The local launcher numbers what it starts as ranks; these are none yet.
     unset = ["env", *(f"--unset={name}" for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"))]
     command = [

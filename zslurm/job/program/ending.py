@@ -15,6 +15,7 @@ from zslurm.core.errors import Exit
 from zslurm.core.files import write_atomically
 from zslurm.core.redact import redact
 from zslurm.run.run_dir import AttemptDir
+from zslurm.slurm.environment import task_node
 from zslurm.train.stop import StopRequest
 
 CHILD_KILLED = "ChildKilled"
@@ -108,7 +109,7 @@ def write_end(attempt: AttemptDir, environ: Mapping[str, str], code: int, step: 
     rank = int(environ["RANK"])
     body = {
         "rank": rank,
-        "node": environ.get("SLURMD_NODENAME", socket.gethostname()),
+        "node": task_node(environ) or socket.gethostname(),
         "exit_code": code,
         "time": time.time(),
         "step": step,

@@ -21,6 +21,7 @@ import psutil
 from zslurm.checkpoint_tools.quantities import counted
 from zslurm.config.trainer import TrainerSection
 from zslurm.job.program.progress import ProgramProgress
+from zslurm.slurm.environment import step_id
 from zslurm.train.stop import StopRequest
 
 _POLL_S = 0.1
@@ -64,7 +65,7 @@ class Program:
                 kill_at = time.monotonic() + self._trainer.stop_s
                 stop_signal = signal.Signals[f"SIG{self._trainer.stop_signal}"]
                 # Slurm has sent a signal that came from it to the program too: many take a second one as urgent.
-                if self._stop.signum != stop_signal or "SLURM_STEP_ID" not in environ:
+                if self._stop.signum != stop_signal or step_id(environ) is None:
                     self._signal(process.pid, stop_signal)
                 if self._stop.signum is not None:
                     self._pass_on()

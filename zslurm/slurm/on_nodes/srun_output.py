@@ -23,6 +23,8 @@ _EXIT_CODE = re.compile(r"Exited with exit code (\d+)")
 
 # Not `Force Terminated StepId=`: srun 22.05 ends with it wherever SIGKILL ended a task, one rank included.
 _ENDED_FROM_OUTSIDE = re.compile(r"^srun: Job step aborted: Waiting", re.MULTILINE)
+_LACKS_ENDS = ("Timed out waiting for job step", "Unable to create step", "Unable to confirm allocation")
+"""Messages after which srun may have ended without a report of every task."""
 _CANCELLED = re.compile(r"\*\*\* STEP (?P<step>\S+) ON \S+ CANCELLED AT \S+(?P<due> DUE TO [^*]+)?")
 
 CANNOT_START = "tasks cannot be started"
@@ -78,6 +80,21 @@ def cancelled_step(text: str, first_task: str) -> str | None:
     if any(match["due"] for match in cancelled):
         return None
     return cancelled[-1]["step"] if cancelled else ""
+
+
+def may_lack_ends(text: str) -> bool:
+    """Return whether srun may have ended without a report of every task, by what it printed."""
+    return any(message in text for message in _LACKS_ENDS)
+
+
+def reached_time_limit(text: str) -> bool:
+    """Return whether Slurm ended a step at the time limit, by what srun printed."""
+    return "DUE TO TIME LIMIT" in text
+
+
+def is_of_slurm(line: str) -> bool:
+    """Return whether a line is of srun or slurmstepd, and not of the program that they run."""
+    return line.startswith(("srun:", "slurmstepd:"))
 
 
 def is_warning(line: str) -> bool:

@@ -6,12 +6,12 @@ from collections.abc import Iterator, Sequence
 
 from zslurm.checkpoint_tools.quantities import counted
 from zslurm.cluster.rails.fabric import fabric_of
-from zslurm.cluster.slurm_settings import usual_leaf_size
 from zslurm.config.spec import ClusterSection
 from zslurm.core.errors import ZslurmError
 from zslurm.slurm.client import SlurmClient
 from zslurm.slurm.hostlist import compress, compress_ranges, expand
 from zslurm.slurm.inventory import SlurmPartition
+from zslurm.slurm.topology import usual_leaf_size
 
 
 def fabric_summary(cluster: ClusterSection) -> str | None:

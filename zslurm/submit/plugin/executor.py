@@ -22,7 +22,13 @@ from submitit.core import core, utils
 
 from zslurm.core.errors import ConfigError, SlurmRefused, SlurmUnavailable, ZslurmError
 from zslurm.slurm.client import SlurmClient, SubmissionEnded
-from zslurm.slurm.commands import Retries, may_have_arrived
+from zslurm.slurm.commands import (
+    Retries,
+    advice_on_refusal,
+    controller_was_away,
+    may_have_arrived,
+    words_of_sbatch,
+)
 from zslurm.slurm.environment import names_to_scrub
 from zslurm.submit.plugin.auto import pass_parameters_on
 from zslurm.submit.plugin.job import ZslurmJob
@@ -30,13 +36,6 @@ from zslurm.submit.plugin.parameters import OWN, PARAMETERS, UnknownParameter, u
 
 if TYPE_CHECKING:  # a job imports this module too: it needs no configuration
     from zslurm.submit.plugin.script import Function
-
-_UNREACHABLE = (
-    "Unable to contact slurm controller",
-    "Socket timed out",
-    "Could not establish a configuration",
-)
-
 
 _LATER = "a job that appears later ends by itself within a minute: look with `squeue --me`, then submit again"
 
@@ -266,20 +265,10 @@ class ZslurmExecutor(submitit.SlurmExecutor):
 
 def _refusal(text: str) -> SubmissionRefused | ControllerUnavailable:
     """Return the error that sbatch's message in submitit's error means."""
-    lines = [line.strip() for line in text.splitlines() if line.strip().startswith("sbatch:")]
-    words = "; ".join(line.removeprefix("sbatch: ").removeprefix("error: ") for line in lines)
-    if any(phrase in text for phrase in _UNREACHABLE):
+    words = words_of_sbatch(text)
+    if controller_was_away(text):
         return ControllerUnavailable(f"sbatch: the Slurm controller does not answer: {words}")
-    advice = _NEVER_AVAILABLE_ADVICE if _NEVER_AVAILABLE in text else ""
-    return SubmissionRefused(f"sbatch refused the job: {words or ' '.join(text.split())}{advice}")
-
-
-_NEVER_AVAILABLE = "Requested node configuration is not available"
-"""Also for more nodes than the partition has, which versions before 24.11 put into the queue."""
-_NEVER_AVAILABLE_ADVICE = (
-    ": the partition does not have so many nodes with these GPUs, CPUs, memory and features; ask for fewer, or "
-    "for another partition (`sinfo` lists them)"
-)
+    return SubmissionRefused(f"sbatch refused the job: {words or ' '.join(text.split())}{advice_on_refusal(text)}")
 
 
 pass_parameters_on(ZslurmExecutor.name())

@@ -15,7 +15,7 @@ from submitit.core import logger
 from submitit.slurm import slurm
 
 from zslurm.core.errors import ZslurmError
-from zslurm.slurm.states import parse_state
+from zslurm.slurm.states import JobState, parse_state
 
 R = TypeVar("R", covariant=True)
 
@@ -67,7 +67,7 @@ class JobWatcher(slurm.SlurmInfoWatcher):
         A preempted job may return to the queue: its end, if it is one, is in the result that its task writes.
         """
         state = self.get_state(job_id, mode=mode)
-        return state == FORGOTTEN or (parse_state(state).is_over and not state.startswith("PREEMPTED"))
+        return state == FORGOTTEN or (parse_state(state).is_over and parse_state(state) is not JobState.PREEMPTED)
 
     def _ask_queue(self, jobs: set[str]) -> None:
         from zslurm.slurm.client import SlurmClient

@@ -32,13 +32,14 @@ class ZslurmJobEnvironment(slurm.SlurmJobEnvironment):
     def why_terminated(self) -> str:
         """Ask Slurm; empty if it does not preempt or requeue the job, or cannot be asked from here."""
         from zslurm.core.errors import ZslurmError
+        from zslurm.slurm import environment
         from zslurm.slurm.client import SlurmClient
         from zslurm.slurm.commands import Retries
         from zslurm.slurm.preemption import find_preemption
 
         client = SlurmClient(timeout_s=_ASK_S, retries=Retries(attempts=1))
-        job_id = os.environ.get("SLURM_JOB_ID", "")
-        restart = int(os.environ.get("SLURM_RESTART_COUNT") or 0)
+        job_id = environment.own_job_id() or ""
+        restart = environment.restart_count(os.environ)
         try:
             if not client.can_control():
                 return ""

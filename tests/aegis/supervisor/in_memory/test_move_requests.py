@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import cast
 
 from tests.waiting import wait_for
 from zslurm.aegis.core.messages import DrainsRead, MoveRequested
 from zslurm.aegis.supervisor.in_memory.move_requests import MoveRequests
 from zslurm.aegis.supervisor.job import Job
 from zslurm.run.run_dir import RunDir
+from zslurm.slurm.inventory import Node
 
 
 def test_a_request_for_this_job_is_one_for_each_node_and_comes_once(tmp_path: Path) -> None:
@@ -37,8 +38,8 @@ def test_requests_that_any_supervisor_has_answered_are_known(tmp_path: Path) -> 
 
 def test_slurm_is_asked_which_nodes_it_drains(tmp_path: Path) -> None:
     job = cast(Job, SimpleNamespace(run=RunDir(tmp_path), job_id="7"))
-    nodes: list[Any] = [
-        SimpleNamespace(name=name, reason="fan", flags=frozenset({"drain"} if name == "n1" else ()))
+    nodes = [
+        Node(name, "idle", frozenset({"drain"} if name == "n1" else ()), 8, None, 96, 1000, ("batch",), "fan")
         for name in ("n0", "n1")
     ]
     requests = MoveRequests(job, ask_drains=True, drained=lambda: nodes)

@@ -15,15 +15,12 @@ from typing import Any
 from zslurm.aegis.fault_kinds import EARLY_EXIT
 from zslurm.aegis.types import Fault
 from zslurm.slurm.hostlist import compress_ranges
-from zslurm.slurm.on_nodes.srun_output import failed_nodes, launch_failures, task_failures
+from zslurm.slurm.on_nodes.srun_output import failed_nodes, launch_failures, may_lack_ends, task_failures
 
 LINE = "exited with exit code 0 before the end of the run"
 
 _MOST_NAMED = 8
 """More ranks than these are one fault: what all of them did is a matter of the program, not of a rank."""
-
-_NOT_ALL_REPORTED = ("Timed out waiting for job step", "Unable to create step", "Unable to confirm allocation")
-"""Messages of srun after which it may have ended without a report of every task."""
 
 
 def early_exits(
@@ -48,7 +45,7 @@ def early_exits(
         now: UNIX seconds, for a fault that no peer complained of.
     """
     failures = task_failures(step_log)
-    if any(words in step_log for words in _NOT_ALL_REPORTED) or (step_exit != 0 and not failures):
+    if may_lack_ends(step_log) or (step_exit != 0 and not failures):
         return []
     lost = {*dead, *failed_nodes(step_log), *launch_failures(step_log)}
     accounted = {rank for failure in failures for rank in failure.ranks} | {int(end["rank"]) for end in rank_ends}

@@ -15,7 +15,7 @@ from zslurm.aegis.core.detection.attempt_progress import STARTUP_TIMEOUT_S
 from zslurm.aegis.core.messages import AgentGivenUp, CoreEvent, NodeUnreachable, SlurmAnswered
 from zslurm.aegis.protocol import Command, encode_command
 from zslurm.aegis.supervisor.agents.link import AgentLink
-from zslurm.aegis.supervisor.agents.liveness import DOWN, Liveness, NodeAgent, bad_state
+from zslurm.aegis.supervisor.agents.liveness import Liveness, NodeAgent
 from zslurm.aegis.supervisor.agents.step import AgentLauncher
 from zslurm.config.aegis import AegisSection
 from zslurm.core.errors import ZslurmError
@@ -174,10 +174,13 @@ class AgentKeeper:
             with self._liveness.lock:
                 missed = self._liveness.missed(self._timeout_s / 2, time.monotonic())
                 node_info = {name: nodes.get(name) for name in missed}
-                states = {name: "" if node is None else bad_state(node) for name, node in node_info.items()}
+                states = {
+                    name: f"Slurm reports {node.trouble}" if node is not None and node.trouble else ""
+                    for name, node in node_info.items()
+                }
                 for name, state in states.items():
                     self._liveness.nodes[name].slurm_state = state
-            down = frozenset(name for name, node in node_info.items() if node is not None and node.state in DOWN)
+            down = frozenset(name for name, node in node_info.items() if node is not None and node.is_down)
             self._tell(SlurmAnswered(states, down))
         except ZslurmError:
             pass

@@ -15,7 +15,6 @@ from dataclasses import dataclass
 
 from zslurm.aegis.core.detection.attempt_progress import STARTUP_TIMEOUT_S
 from zslurm.aegis.supervisor.agents.link import AgentLink
-from zslurm.slurm.inventory import Node
 
 PARTS_BEFORE_FIRST_REPORT = 8
 """Parts into which a refused step is divided at most while no agent has reported. Then a node is hardly why Slurm
@@ -24,8 +23,6 @@ refuses steps: the controller may be away."""
 _LONGEST_PAUSE_S = 300.0
 # An agent that lived so long was well: its next loss begins with the shortest pause.
 _LIVED_S = 60.0
-
-DOWN = ("down", "error", "fail", "failing")
 
 
 @dataclass
@@ -188,16 +185,3 @@ class Liveness:
 
 def _pause_s(failures: int) -> float:
     return min(_LONGEST_PAUSE_S, 2.0**failures)
-
-
-def bad_state(node: Node) -> str:
-    """Return Slurm's state of a node that is not well; empty for one that is, and if Slurm does not know.
-
-    A controller that was started again calls every node `unknown`, and not responding, until the node registers.
-    """
-    if node.state == "unknown":
-        return ""
-    flags = sorted(node.flags & {"not_responding", "fail"})
-    if node.state not in DOWN and not flags:
-        return ""
-    return "Slurm reports " + " ".join([node.state, *flags]).replace("_", " ")

@@ -21,9 +21,9 @@ from zslurm.core.processes import ProcessRecord
 from zslurm.run.run_dir import RunDir
 from zslurm.slurm.client import SlurmClient
 from zslurm.slurm.commands import Retries
-from zslurm.slurm.environment import step_environment
+from zslurm.slurm.environment import step_environment, task_node
 from zslurm.slurm.on_nodes.run_on_nodes import beside_ranks
-from zslurm.slurm.version import OVERLAP_SHARES_GPUS
+from zslurm.slurm.version import why_not_shared
 
 STEP_PREFIX = "agents-"
 """What the names of the agents' steps begin with; the generation follows."""
@@ -72,12 +72,10 @@ class AgentLauncher:
         if not self.on_slurm:
             return None
         try:
-            version = SlurmClient(self.environ, timeout_s=10.0).version()
+            why = why_not_shared(SlurmClient(self.environ, timeout_s=10.0).version())
         except ZslurmError as error:
             return str(error)
-        if version < OVERLAP_SHARES_GPUS:
-            return f"agents need Slurm 22.05 or newer, where steps can share a job's GPUs; this is {version}"
-        return None
+        return f"agents {why}" if why else None
 
     # --- start --------------------------------------------------------------------------------------------------
 
@@ -101,7 +99,7 @@ class AgentLauncher:
         if self.on_slurm:
             command = agent_step(self.spec, nodes, name) + command
             env = step_environment(self.environ)
-        env[BATCH_NODE] = self.environ.get("SLURMD_NODENAME", "")
+        env[BATCH_NODE] = task_node(self.environ) or ""
         link = AgentLink(command, env, nodes, name, on_line)
         if not self.on_slurm:
             with contextlib.suppress(OSError, ZslurmError):

@@ -74,7 +74,7 @@ class MoveRequests:
         """Ask Slurm now and then which nodes it drains: an answer may take long."""
         while not self._over.is_set():
             with suppress(ZslurmError, OSError):  # Slurm is away: it is asked again
-                drained = {node.name: node.reason for node in ask() if "drain" in node.flags}
+                drained = {node.name: node.reason for node in ask() if node.is_draining}
                 self._newest = DrainsRead(drained, time.time())
             self._over.wait(_DRAINS_S)
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from zslurm.slurm.version import LACKS, Version, parse_version
@@ -20,6 +19,7 @@ class SlurmSettings:
     """Settings of a cluster that a run depends on.
 
     Attributes:
+        cluster: its name; empty if it is not shown.
         version: None if it cannot be read.
         accounting: whether jobs are remembered (slurmdbd).
         requeues: whether jobs are requeued unless they ask not to be; ours ask for it.
@@ -30,6 +30,7 @@ class SlurmSettings:
         message_timeout_s: a message is given up after so many.
     """
 
+    cluster: str
     version: Version | None
     accounting: bool
     requeues: bool
@@ -79,15 +80,10 @@ class SlurmSettings:
         return [f"Slurm {version} is older than {Version(since)}{lack}" for since, lack in older]
 
 
-def usual_leaf_size(leaves: Mapping[str, Sequence[str]]) -> int | None:
-    """Return how many nodes most leaf switches have, of several such numbers the smallest; None without leaves."""
-    sizes = Counter(len(nodes) for nodes in leaves.values())
-    return min(sizes, key=lambda size: (-sizes[size], size), default=None)
-
-
 def read_settings(config: Mapping[str, str]) -> SlurmSettings:
     """The settings in the answer of `scontrol show config` (`parse_config`)."""
     return SlurmSettings(
+        cluster=config.get("ClusterName", ""),
         version=parse_version(config.get("SLURM_VERSION", "")),
         accounting=config.get("AccountingStorageType", "").rpartition("/")[2] not in ("", "none", "(null)"),
         requeues=config.get("JobRequeue", "1") != "0",
