@@ -19,7 +19,7 @@ from pathlib import Path
 import torch
 
 from zslurm.checkpoint_tools.quantities import counted
-from zslurm.train.checkpointing.checkpointer import Checkpointer, SaveRequest
+from zslurm.train.checkpointing.checkpointer import Checkpointer
 from zslurm.train.checkpointing.save_schedule import SaveSchedule
 from zslurm.train.config import TrainConfig
 from zslurm.train.context.context_parallel import ContextParallel
@@ -243,5 +243,5 @@ class Trainer:
         cursor = cursor_of(self.step, self.order, self.guard, best, self.config)
         self.observers.checkpoint_requested(self.step)
         with self.clock.within(StepPart.CHECKPOINT):
-            request = SaveRequest(self.step, self.plan.tokens_after(self.step), cursor, self.balance, keep)
-            self.saves.start(request, wait=wait)
+            tokens = self.plan.tokens_after(self.step)
+            self.saves.start(self.checkpointer.request(self.step, tokens, cursor, self.balance, keep), wait=wait)

@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -62,7 +62,7 @@ from zslurm.train.checkpointing.snapshot import (
     available_memory,
     snapshot_bytes,
 )
-from zslurm.train.checkpointing.writer import NEEDS, CheckpointWriter, Hooks, WriteRequest
+from zslurm.train.checkpointing.writer import NEEDS, CheckpointWriter, Hooks, SaveRequest
 from zslurm.train.config import RESUMED_FROM, TrainConfig
 from zslurm.train.errors import ConfigError, HubIOError, TrainError
 from zslurm.train.hub import balancing_bias, weights_only
@@ -86,18 +86,6 @@ class Restored:
     step: int
     cursor: dict[str, Any]
     balance: BalanceState
-
-
-@dataclass(frozen=True)
-class SaveRequest:
-    """One save, the same on all ranks."""
-
-    step: int  # steps that are done
-    tokens: int  # tokens that they trained on
-    # what a resumed run needs besides tensors, as plain JSON; "best" is the best checkpoint so far
-    cursor: dict[str, Any]
-    balance: BalanceState
-    keep: Collection[int] = ()  # steps whose checkpoints stay, though they are not among the newest
 
 
 class Checkpointer(Hooks):
@@ -196,6 +184,7 @@ class Checkpointer(Hooks):
             self.world.size,
             self._snapshot,
             self._entries,
+            self._manifest,
             nonce=self.nonce + generation,
             timeout_s=self._timeout_s,
             hooks=self,
@@ -247,29 +236,33 @@ class Checkpointer(Hooks):
         assert self._writer is not None
         return self._writer
 
-    def save(self, request: SaveRequest) -> None:
-        """Begin to save the state as it is now; none is in progress."""
-        optimizer_steps = self.optimizer.steps
+    def request(
+        self, step: int, tokens: int, cursor: Mapping[str, Any], balance: BalanceState, keep: Collection[int] = ()
+    ) -> SaveRequest:
+        """Return the request of a save after `step`, with copies of the small state as it is now.
+
+        `cursor` is what a resumed run needs besides tensors; checkpoints of the steps in `keep` stay.
+        """
+        state = {"optimizer_steps": self.optimizer.steps, "balance_steps": balance.step}
+        return SaveRequest(step, tokens, cursor, state, self._buffers(balance), keep)
+
+    def _manifest(self, request: SaveRequest, reports: list[ShardReport]) -> Manifest:
         dtype = _NUMPY_DTYPE[self.shards.master.dtype]
+        return assemble(
+            reports,
+            step=request.step,
+            tokens=request.tokens,
+            model=self.model.model_dump(mode="json"),
+            cursor=request.cursor,
+            state=request.state,
+            tensors=[
+                Tensor(row.name, row.shape, dict.fromkeys(states_of(row), dtype), row.whole)
+                for row in self.shards.table
+            ],
+            buffers=[buffer.name for report in reports for buffer in report.buffers],
+        )
 
-        def manifest(reports: list[ShardReport]) -> Manifest:
-            return assemble(
-                reports,
-                step=request.step,
-                tokens=request.tokens,
-                model=self.model.model_dump(mode="json"),
-                cursor=request.cursor,
-                state={"optimizer_steps": optimizer_steps, "balance_steps": request.balance.step},
-                tensors=[
-                    Tensor(row.name, row.shape, dict.fromkeys(states_of(row), dtype), row.whole)
-                    for row in self.shards.table
-                ],
-                buffers=[buffer.name for report in reports for buffer in report.buffers],
-            )
-
-        self.writer.request(WriteRequest(request.step, self._buffers(request.balance), manifest, request.keep))
-
-    def written(self, request: WriteRequest, report: ShardReport) -> None:
+    def written(self, request: SaveRequest, report: ShardReport) -> None:
         """Keep a copy of this rank's shard on its node."""
         if self._tier is not None:
             try:
@@ -277,7 +270,7 @@ class Checkpointer(Hooks):
             except CheckpointError as error:  # it is only a copy
                 _LOG.warning("note: checkpoint.local_dir: %s", error)
 
-    def retain(self, request: WriteRequest) -> None:
+    def retain(self, request: SaveRequest) -> None:
         """Remove the checkpoints that need not stay."""
         config = self.config
         try:
@@ -285,7 +278,7 @@ class Checkpointer(Hooks):
         except CheckpointError as error:  # the new one is there
             _LOG.warning("note: old checkpoints stay: %s", error)
 
-    def committed(self, request: WriteRequest) -> None:
+    def committed(self, request: SaveRequest) -> None:
         """Remove the node's older copies."""
         if self._tier is not None:
             forget_copies(self._tier, self.world.rank, but=self._copy)

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from zslurm.checkpoint_tools.quantities import counted, show_bytes
-from zslurm.train.checkpointing.checkpointer import Checkpointer, SaveRequest
-from zslurm.train.checkpointing.writer import Reached, SaveState
+from zslurm.train.checkpointing.checkpointer import Checkpointer
+from zslurm.train.checkpointing.writer import Reached, SaveRequest, SaveState
 from zslurm.train.config import CheckpointConfig
 from zslurm.train.errors import TrainError
 from zslurm.train.jsonl import Record
@@ -116,7 +116,7 @@ class SaveSchedule:
         if wait:
             self._wait()  # for the one before
         self._pending, self.stall_s, self._request = False, 0.0, request
-        self._checkpointer.save(request)
+        self._checkpointer.writer.request(request)
         if not wait and self._config.background:
             self.report()
             return

@@ -24,12 +24,13 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 from queue import SimpleQueue
+from typing import Any
 
 import psutil
 import torch.distributed as dist
@@ -83,26 +84,28 @@ class Reached:
 
 
 @dataclass(frozen=True)
-class WriteRequest:
-    """One save, the same on all ranks but for the buffers."""
+class SaveRequest:
+    """One save, from the training loop to the commit; the same on all ranks but for the buffers."""
 
-    step: int
+    step: int  # steps that are done
+    tokens: int  # tokens that they trained on
+    # what a resumed run needs besides tensors, as plain JSON; "best" is the best checkpoint so far
+    cursor: Mapping[str, Any]
+    state: Mapping[str, int]  # steps that the optimizer and the balancing of experts count
     buffers: Sequence[BufferEntry]  # small arrays of this rank, already copied
-    # makes the manifest of all reports; called on rank 0, in the thread
-    manifest: Callable[[list[ShardReport]], Manifest]
     keep: Collection[int] = ()  # steps whose checkpoints stay; for `Hooks.retain`
 
 
 class Hooks:
     """Do more in the thread; here nothing. A hook handles its own errors."""
 
-    def written(self, request: WriteRequest, report: ShardReport) -> None:
+    def written(self, request: SaveRequest, report: ShardReport) -> None:
         """Follow up on this rank's shard, which is written and reported."""
 
-    def retain(self, request: WriteRequest) -> None:
+    def retain(self, request: SaveRequest) -> None:
         """Remove older checkpoints, on rank 0: the new one is committed."""
 
-    def committed(self, request: WriteRequest) -> None:
+    def committed(self, request: SaveRequest) -> None:
         """Follow up on the checkpoint, on every rank: it is committed."""
 
 
@@ -121,6 +124,7 @@ class CheckpointWriter:
         ranks: int,
         snapshot: Snapshot,
         entries: Callable[[], list[Entry]],
+        manifest: Callable[[SaveRequest, list[ShardReport]], Manifest],
         *,
         nonce: str,
         timeout_s: float,
@@ -130,18 +134,19 @@ class CheckpointWriter:
     ) -> None:
         """Start the thread, which alone uses this connection to the store.
 
-        `entries` are what of the copied arrays goes into the shard. `nonce` makes temporary names unique among
-        attempts. `rescue` is a directory of checkpoints to save in if `root`, that of the run, is gone. `fence`
-        is called before anything becomes visible, and does not return in a process that was replaced.
+        `entries` are what of the copied arrays goes into the shard. `manifest` makes the manifest from the reports
+        of all ranks, on rank 0. `nonce` makes temporary names unique among attempts. `rescue` is a directory of
+        checkpoints to save in if `root`, that of the run, is gone. `fence` is called before anything becomes
+        visible, and does not return in a process that was replaced.
         """
         self._rescue, self._fence = rescue, fence
         self._run_inode: int | None = None
         with suppress(OSError):
             self._run_inode = root.parent.stat().st_ino
         self._root, self._store, self._rank, self._ranks = root, store, rank, ranks
-        self._snapshot, self._entries, self._nonce = snapshot, entries, nonce
+        self._snapshot, self._entries, self._manifest, self._nonce = snapshot, entries, manifest, nonce
         self._timeout_s, self._hooks = timeout_s, hooks or Hooks()
-        self._requests: SimpleQueue[WriteRequest | None] = SimpleQueue()
+        self._requests: SimpleQueue[SaveRequest | None] = SimpleQueue()
         self._reached: SimpleQueue[Reached] = SimpleQueue()
         self._idle = threading.Event()
         self._idle.set()
@@ -164,7 +169,7 @@ class CheckpointWriter:
         """Return the seconds since the request of the save in progress; 0 if there is none."""
         return time.monotonic() - self._requested if self.busy else 0.0
 
-    def request(self, request: WriteRequest) -> None:
+    def request(self, request: SaveRequest) -> None:
         """Begin a save of the values that the tensors have now; there is none in progress.
 
         After `cancel` it fails at once.
@@ -232,7 +237,7 @@ class CheckpointWriter:
             finally:
                 self._idle.set()
 
-    def _save(self, request: WriteRequest) -> None:
+    def _save(self, request: SaveRequest) -> None:
         self._fence()
         store = dist.PrefixStore(f"save/{self._saves}", self._store)
         first = self._rank == 0
@@ -307,12 +312,12 @@ class CheckpointWriter:
             return None
         return "is another directory now" if self._run_inode not in (None, inode) else None
 
-    def _commit(self, store: dist.Store, directory: Path, request: WriteRequest) -> str:
+    def _commit(self, store: dist.Store, directory: Path, request: SaveRequest) -> str:
         try:
             texts = [self._wait(store, f"shard/{rank}", f"rank {rank}") for rank in range(self._ranks)]
             reports = [ShardReport.from_json(text) for text in texts]
             self._fence()
-            path = commit(directory.parent, directory, request.manifest(reports))
+            path = commit(directory.parent, directory, self._manifest(request, reports))
         except CheckpointError:
             discard(directory)
             raise
@@ -340,7 +345,7 @@ class CheckpointWriter:
         return answer
 
     def _report(
-        self, request: WriteRequest, state: SaveState, size: int = 0, path: Path | None = None, *,
+        self, request: SaveRequest, state: SaveState, size: int = 0, path: Path | None = None, *,
         reason: str = "", full: bool = False,
     ) -> None:  # fmt: skip
         seconds = time.monotonic() - self._requested

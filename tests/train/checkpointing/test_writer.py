@@ -31,7 +31,7 @@ from zslurm.checkpoint_tools import (
 )
 from zslurm.train.checkpointing import writer as writer_module
 from zslurm.train.checkpointing.snapshot import HostSnapshot, snapshot_bytes
-from zslurm.train.checkpointing.writer import CheckpointWriter, Hooks, Reached, SaveState, WriteRequest
+from zslurm.train.checkpointing.writer import CheckpointWriter, Hooks, Reached, SaveRequest, SaveState
 from zslurm.train.niceness import BACKGROUND
 
 TABLE = [Tensor("w", (6,), {"master": "F32"})]
@@ -44,13 +44,13 @@ class Remembered(Hooks):
     def __init__(self) -> None:
         self.calls: list[tuple[str, int]] = []
 
-    def written(self, request: WriteRequest, report: ShardReport) -> None:
+    def written(self, request: SaveRequest, report: ShardReport) -> None:
         self.calls.append(("written", request.step))
 
-    def retain(self, request: WriteRequest) -> None:
+    def retain(self, request: SaveRequest) -> None:
         self.calls.append(("retain", request.step))
 
-    def committed(self, request: WriteRequest) -> None:
+    def committed(self, request: SaveRequest) -> None:
         self.calls.append(("committed", request.step))
 
 
@@ -79,6 +79,7 @@ class Rank:
             ranks,
             self.snapshot,
             self.entries,
+            self.manifest,
             nonce="attempt1",
             timeout_s=timeout_s,
             hooks=self.hooks,
@@ -89,15 +90,15 @@ class Rank:
         array = self.snapshot.arrays["master"]
         return [Entry("w", "master", self.start, self.start + array.size, array)]
 
-    def request(self, step: int) -> None:
-        def manifest(reports: list[ShardReport]) -> Manifest:
-            names = [f"rng/{rank}" for rank in range(self.ranks)]
-            return assemble(
-                reports, step=step, tokens=0, model={}, cursor={}, state={}, tensors=TABLE, buffers=names
-            )
+    def manifest(self, request: SaveRequest, reports: list[ShardReport]) -> Manifest:
+        names = [f"rng/{rank}" for rank in range(self.ranks)]
+        return assemble(
+            reports, step=request.step, tokens=0, model={}, cursor={}, state={}, tensors=TABLE, buffers=names
+        )
 
+    def request(self, step: int) -> None:
         buffers = [BufferEntry(f"rng/{self.rank}", np.zeros(2, np.uint8))]
-        self.writer.request(WriteRequest(step, buffers, manifest))
+        self.writer.request(SaveRequest(step, 0, {}, {}, buffers))
 
     def result(self) -> Reached:
         self.writer.finish()
