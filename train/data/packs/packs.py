@@ -29,12 +29,12 @@ from numpy.typing import NDArray
 from zslurm.checkpoint_tools.checksum import crc32
 from zslurm.checkpoint_tools.quantities import counted
 from zslurm.train.data.bundle import Corpus
-from zslurm.train.data.packs.bins import best_fit_decreasing
+from zslurm.train.data.packs.bins import best_fit_decreasing, stable_order
 from zslurm.train.errors import DataError
 
 WINDOW = 1 << 16
 """Documents that are packed together."""
-LARGEST_IN_MEMORY = 1_000_000
+LARGEST_IN_MEMORY = 10_000_000
 """Documents of a corpus that is packed whenever a run starts; the packing of a larger one is stored beforehand."""
 
 LongDocuments = Literal["split", "trim", "refuse"]
@@ -212,7 +212,7 @@ def _pack_window(
     piece_starts = np.repeat(starts, pieces) + inside
     tokens = np.minimum(room, np.repeat(lengths, pieces) - inside)
     bins, packs = best_fit_decreasing(tokens, room)
-    order = np.argsort(bins, kind="stable")
+    order = stable_order(bins, packs)
     counts = Counts(len(lengths), empty, int(long.sum()), dropped, packs, int(tokens.sum()), packs * room)
     sizes = np.bincount(bins, minlength=packs)
     return PackWindow(piece_starts[order], tokens[order].astype(np.int32), sizes, counts)
