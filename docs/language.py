@@ -33,10 +33,10 @@ class Limit(NamedTuple):
 
 
 LIMITS = {
-    "where in 10,000 words of docstrings": Limit(16, "introduce conditions by `if` or `when`"),
-    "if in 10,000 words of docstrings": Limit(26, "introduce conditions by `if` or `when`", at_least=True),
-    "variables named by a pronoun": Limit(160, "name what the variable holds"),
-    "public class names of several modules": Limit(12, "choose a name that no other package has"),
+    "where in 10,000 words of docstrings": Limit(8, "introduce conditions by `if` or `when`"),
+    "if in 10,000 words of docstrings": Limit(60, "introduce conditions by `if` or `when`", at_least=True),
+    "variables named by a pronoun": Limit(142, "name what the variable holds"),
+    "public class names of several modules": Limit(6, "choose a name that no other package has"),
 }
 
 

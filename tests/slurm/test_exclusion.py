@@ -10,7 +10,7 @@ from tests.slurm.recordings.scripts import Calls
 from zslurm.core.errors import SlurmRefused, SlurmUnavailable
 from zslurm.slurm.exclusion import (
     JobSize,
-    Requeue,
+    RequeueResult,
     exclude_requeued,
     requeue_excluding,
     requeue_unchanged,
@@ -20,7 +20,7 @@ from zslurm.slurm.exclusion import (
 
 def test_requeue_and_change(tmp_path: Path) -> None:
     calls = Calls(tmp_path, excluded="node[0,9]")
-    assert requeue_excluding(calls.client, "12", ["node3", "node1"], restarts=0) == Requeue("node[0-1,3,9]")
+    assert requeue_excluding(calls.client, "12", ["node3", "node1"], restarts=0) == RequeueResult("node[0-1,3,9]")
     assert calls.made == ["requeue 12", "update JobId=12 ExcNodeList=node[0-1,3,9]"]
 
 
@@ -86,12 +86,14 @@ def test_a_job_that_fills_its_partition_shrinks_in_the_same_update(tmp_path: Pat
 
 def test_an_exclusion_that_expired_is_taken_back(tmp_path: Path) -> None:
     calls = Calls(tmp_path, excluded="node[0,9]")
-    assert requeue_excluding(calls.client, "12", ["node3"], restarts=0, expired={"node9"}) == Requeue("node[0,3]")
+    assert requeue_excluding(calls.client, "12", ["node3"], restarts=0, expired={"node9"}) == RequeueResult(
+        "node[0,3]"
+    )
 
 
 def test_a_requeue_that_was_done_though_slurm_did_not_answer_is_not_repeated(tmp_path: Path) -> None:
     calls = Calls(tmp_path, misses="requeue")
-    assert requeue_excluding(calls.client, "12", ["node3"], restarts=0) == Requeue("node3")
+    assert requeue_excluding(calls.client, "12", ["node3"], restarts=0) == RequeueResult("node3")
     assert calls.made == ["requeue 12", "update JobId=12 ExcNodeList=node3"]
 
 
@@ -107,12 +109,12 @@ def test_a_requeue_that_slurm_did_not_hear_of_is_for_the_caller_to_repeat(tmp_pa
     with pytest.raises(SlurmUnavailable, match="it may have been done"):
         requeue_excluding(calls.client, "12", ["node3"], restarts=0)
     assert calls.made == ["requeue 12"]
-    assert requeue_excluding(calls.client, "12", ["node3"], restarts=0) == Requeue("node3")
+    assert requeue_excluding(calls.client, "12", ["node3"], restarts=0) == RequeueResult("node3")
 
 
 def test_a_job_that_left_already_is_only_changed(tmp_path: Path) -> None:
     calls = Calls(tmp_path, excluded="node9")
-    assert exclude_requeued(calls.client, "12", ["node3"]) == Requeue("node[3,9]")
+    assert exclude_requeued(calls.client, "12", ["node3"]) == RequeueResult("node[3,9]")
     assert calls.made == ["update JobId=12 ExcNodeList=node[3,9]"]
 
 

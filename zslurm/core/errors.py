@@ -66,7 +66,7 @@ class RunCompleted(ZslurmError):
     """The run has trained all its steps."""
 
 
-class RunDirLost(ZslurmError):
+class RunDirGone(ZslurmError):
     """The run directory was moved or removed while the run trained."""
 
     exit_code = Exit.STOPPED

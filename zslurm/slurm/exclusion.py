@@ -31,7 +31,7 @@ class JobSize:
 
 
 @dataclass(frozen=True)
-class Requeue:
+class RequeueResult:
     """A job that is back in the queue.
 
     Attributes:
@@ -89,7 +89,7 @@ def requeue_excluding(
     size: JobSize | None = None,
     on_requeued: Callable[[], None] = lambda: None,
     sleep: Callable[[float], None] = time.sleep,
-) -> Requeue:
+) -> RequeueResult:
     """Requeue a job without these nodes and those that it excludes already.
 
     The job is never held: Slurm starts a requeued job after two minutes, and its list is changed meanwhile. A hold
@@ -114,7 +114,7 @@ def requeue_excluding(
     requeue_unchanged(client, job_id, restarts)
     on_requeued()
     if not (nodes or expired or size is not None):
-        return Requeue()
+        return RequeueResult()
     return exclude_requeued(client, job_id, nodes, expired=expired, size=size, sleep=sleep)
 
 
@@ -126,7 +126,7 @@ def exclude_requeued(
     expired: Collection[str] = (),
     size: JobSize | None = None,
     sleep: Callable[[float], None] = time.sleep,
-) -> Requeue:
+) -> RequeueResult:
     """As `requeue_excluding`, for a job that `has_left` already: only its settings are changed.
 
     Slurm may refuse changes while it ends the job on its nodes. So they are tried again, until Slurm shows the
@@ -147,12 +147,12 @@ def exclude_requeued(
         except (SlurmRefused, SlurmUnavailable) as error:
             problem = str(error)
             if _FINAL.search(problem):
-                return Requeue(shown, problem, is_final=True)
+                return RequeueResult(shown, problem, is_final=True)
             continue
         if not (missing := set(nodes).difference(expand(shown))):
-            return Requeue(shown)
+            return RequeueResult(shown)
         problem = f"Slurm does not show {compress(missing)} as excluded, though scontrol update said nothing"
-    return Requeue(shown, problem)
+    return RequeueResult(shown, problem)
 
 
 _FINAL = re.compile(

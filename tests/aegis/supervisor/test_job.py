@@ -9,7 +9,7 @@ import pytest
 
 from tests.submit.specs import run_spec
 from zslurm.aegis.supervisor import job as job_module
-from zslurm.aegis.supervisor.job import Job, StopRequest
+from zslurm.aegis.supervisor.job import Job, JobStop
 from zslurm.core.errors import SlurmRefused, SlurmUnavailable
 from zslurm.run.run_dir import RunDir
 from zslurm.slurm.client import SlurmClient
@@ -37,7 +37,7 @@ DONE = Preemption(1.0, "requeue", done=True)
 def test_who_asks_and_what_becomes_of_the_job(
     signum: int | None, preemption: Preemption | None, asked: bool, comes_back: bool
 ) -> None:
-    stop = StopRequest(signum, preemption=preemption)
+    stop = JobStop(signum, preemption=preemption)
     assert (stop.asked, stop.comes_back) == (asked, comes_back)
     assert stop.requeued is (preemption is DONE)
 
@@ -47,7 +47,7 @@ def test_who_asks_and_what_becomes_of_the_job(
     [(signal.SIGTERM, IN_GRACE, "SIGTERM"), (None, IN_GRACE, "preempted"), (None, None, "by Slurm")],
 )
 def test_what_asked_has_a_name(signum: int | None, preemption: Preemption | None, asked_by: str) -> None:
-    assert StopRequest(signum, preemption=preemption).asked_by == asked_by
+    assert JobStop(signum, preemption=preemption).asked_by == asked_by
 
 
 def test_an_unanswered_question_is_told_from_the_answer_no(

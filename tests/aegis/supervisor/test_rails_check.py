@@ -17,7 +17,7 @@ from tests.slurm.recordings.scripts import Calls
 from tests.submit.specs import run_spec
 from zslurm.aegis.core.policy.outcome import AttemptOutcome
 from zslurm.aegis.supervisor import rails_check
-from zslurm.aegis.supervisor.job import Job, StopRequest
+from zslurm.aegis.supervisor.job import Job, JobStop
 from zslurm.aegis.supervisor.rails_check import RailDecision, decide, faults
 from zslurm.cluster.rails.read_nodes import rails_of_answers
 from zslurm.cluster.rails.types import Problem, RailMap
@@ -43,7 +43,7 @@ def check(
     cluster = {"launcher": "slurm", "gpus_per_node": 8, "nics": NICS, "rail_policy": policy}
     spec = run_spec(directory, slurm={"nodes": 2}, cluster=cluster)
     events: list[dict[str, Any]] = [] if into is None else into
-    stop = StopRequest(signal.SIGTERM if stopped else None)
+    stop = JobStop(signal.SIGTERM if stopped else None)
     run = RunDir(directory / "run")
     job = Job(run, spec, JOB, "7", 0, lambda event: events.append(event.row), stop)
     return rails_check.check_rails(job, nodes), events

@@ -28,7 +28,7 @@ _VERSION = 1
 _LONGEST = 1 << 22
 
 
-class Damaged(Exception):
+class DamagedBaselines(Exception):
     """What the agents before left cannot be used; the message is the reason."""
 
 
@@ -57,7 +57,7 @@ class NodeMemory:
                 self._states = self._load(attempt)
             except FileNotFoundError:
                 self.problem = "nothing was remembered"
-            except Damaged as error:
+            except DamagedBaselines as error:
                 self.problem = str(error)
         self.known = dict(self._states)
         """What each sensor left, by name, when this agent started."""
@@ -92,25 +92,25 @@ class NodeMemory:
 
         Raises:
             FileNotFoundError: nothing was.
-            Damaged: it cannot be used.
+            DamagedBaselines: it cannot be used.
         """
         path = self.path(attempt)
         try:
             number = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
             with os.fdopen(number, "rb") as file:
                 if os.fstat(number).st_uid != os.getuid():
-                    raise Damaged(f"{path} is another user's")
+                    raise DamagedBaselines(f"{path} is another user's")
                 text = file.read(_LONGEST)
         except FileNotFoundError:
             raise
         except OSError as error:
-            raise Damaged(f"{path}: {error.strerror}") from error
+            raise DamagedBaselines(f"{path}: {error.strerror}") from error
         try:
             body = json.loads(text)
             if body["version"] != _VERSION or body["attempt"] != attempt or not isinstance(body["sensors"], dict):
-                raise Damaged(f"{path} is of another version or attempt")
+                raise DamagedBaselines(f"{path} is of another version or attempt")
         except (ValueError, KeyError, TypeError, RecursionError) as error:
-            raise Damaged(f"{path} is damaged") from error
+            raise DamagedBaselines(f"{path} is damaged") from error
         return dict(body["sensors"])
 
     def _remove(self, *, keep: int) -> None:

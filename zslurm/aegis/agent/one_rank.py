@@ -23,7 +23,7 @@ _POLL_S = 0.02
 
 
 @dataclass(frozen=True)
-class Ended:
+class KilledRank:
     """What came of it.
 
     Attributes:
@@ -35,7 +35,7 @@ class Ended:
     why: str = ""
 
 
-def end_rank(context: NodeContext, attempt: AttemptDir, rank: int) -> Ended:
+def end_rank(context: NodeContext, attempt: AttemptDir, rank: int) -> KilledRank:
     """Kill a rank of the attempt on this node, and wait until it is gone.
 
     Raises:
@@ -43,23 +43,23 @@ def end_rank(context: NodeContext, attempt: AttemptDir, rank: int) -> Ended:
     """
     own_records = [record for record in records(attempt.progress(context.environ)) if record.rank == rank]
     if not own_records or own_records[-1].attempt != attempt.number:
-        return Ended(0, f"rank {rank} has no record on {context.node}")
+        return KilledRank(0, f"rank {rank} has no record on {context.node}")
     pid = own_records[-1].pid
     if not carries_mark(pid, attempt, context.environ):
-        return Ended(pid, f"process {pid} of rank {rank} is gone")
+        return KilledRank(pid, f"process {pid} of rank {rank} is gone")
     if _state(pid) == psutil.STATUS_DISK_SLEEP:
-        return Ended(pid, f"process {pid} of rank {rank} is inside a call that nothing can interrupt")
+        return KilledRank(pid, f"process {pid} of rank {rank} is inside a call that nothing can interrupt")
     try:
         os.kill(pid, signal.SIGKILL)
     except OSError as error:
-        return Ended(pid, f"process {pid} of rank {rank}: {error.strerror}")
+        return KilledRank(pid, f"process {pid} of rank {rank}: {error.strerror}")
     deadline = time.monotonic() + _DIES_S
     while _state(pid) not in (None, psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD):
         if time.monotonic() > deadline:
             why = f"process {pid} of rank {rank} did not die within {_DIES_S:g} s: it is inside a device call"
-            return Ended(pid, why)
+            return KilledRank(pid, why)
         time.sleep(_POLL_S)
-    return Ended(pid)
+    return KilledRank(pid)
 
 
 def _state(pid: int) -> str | None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
-from zslurm.aegis.core.detection.flight_records import Culprits, Operation, find_culprits, operations_of
+from zslurm.aegis.core.detection.flight_records import Culprits, RecordedOperation, find_culprits, operations_of
 from zslurm.aegis.fault_kinds import RANK_HANG
 from zslurm.aegis.types import Fault
 from zslurm.checkpoint_tools.quantities import counted
@@ -36,7 +36,7 @@ def examine(attempt: AttemptDir, rank_nodes: Sequence[str]) -> tuple[list[Culpri
     missing.
     """
     deadline = time.monotonic() + _MOST_S
-    operations: dict[int, list[Operation]] = {}
+    operations: dict[int, list[RecordedOperation]] = {}
     unread: list[int] = []
     for rank in range(len(rank_nodes)):
         path = attempt.flight_dump(rank)

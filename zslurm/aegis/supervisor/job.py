@@ -33,7 +33,7 @@ TIME_IS_UP = (signal.SIGUSR1, signal.SIGUSR2)
 
 
 @dataclass
-class StopRequest:
+class JobStop:
     """That the run was asked to save and stop.
 
     Attributes:
@@ -105,7 +105,7 @@ class Job:
     job_id: str
     restart: int
     record: Callable[[Event], None]
-    stop: StopRequest = field(default_factory=StopRequest)
+    stop: JobStop = field(default_factory=JobStop)
 
     @classmethod
     def of(cls, run: RunDir, environ: dict[str, str], record: Callable[[Event], None]) -> Job:
@@ -122,7 +122,7 @@ class Job:
             )
         # The batch script was asked to stop before this supervisor could be.
         asked = environ.get("ZSLURM_STOP")
-        stop = StopRequest(signal.Signals[f"SIG{asked}"] if asked else None)
+        stop = JobStop(signal.Signals[f"SIG{asked}"] if asked else None)
         return cls(run, spec, environ, environ[name], restart_count(environ), record, stop)
 
     @cached_property

@@ -17,7 +17,14 @@ from zslurm.run.events.event import select
 from zslurm.run.state.run_state import last_job
 from zslurm.slurm.client import SlurmClient
 from zslurm.slurm.commands import Retries
-from zslurm.slurm.exclusion import JobSize, Requeue, exclude_requeued, has_left, requeue_excluding, wait_until_down
+from zslurm.slurm.exclusion import (
+    JobSize,
+    RequeueResult,
+    exclude_requeued,
+    has_left,
+    requeue_excluding,
+    wait_until_down,
+)
 from zslurm.slurm.hostlist import compress
 from zslurm.slurm.states import JobState
 from zslurm.train.jsonl import read_jsonl
@@ -40,7 +47,7 @@ def requeue_job(
     on_requeued: Callable[[], None] = lambda: None,
     client: SlurmClient | None = None,
     sleep: Callable[[float], None] = time.sleep,
-) -> Requeue | None:
+) -> RequeueResult | None:
     """Requeue the job that this process runs in, as soon as Slurm answers; call it in the main thread.
 
     Slurm then sends SIGTERM to every process of the job. This one ignores that from here on, and so does what it
@@ -68,7 +75,7 @@ def requeue_job(
     client = client or SlurmClient(job.environ, retries=_RETRIES)
     if not client.can_control():
         if job.spec.wants_successor:
-            return Requeue()
+            return RequeueResult()
         raise ZslurmError("there is no scontrol on this node, and no successor was submitted (slurm.successor)")
     if job.spec.cluster.gpus_per_node and dead:
         excluded = set(excluded) - _wait_until_down(client, job, dead, sleep)
@@ -107,7 +114,7 @@ class _Requeue:
     sleep: Callable[[float], None]
     asked: bool = False
 
-    def once(self) -> Requeue | None:
+    def once(self) -> RequeueResult | None:
         """Try once. Returns what `requeue_job` does.
 
         Raises:
@@ -122,7 +129,7 @@ class _Requeue:
             record, self.job.restart
         ):  # requeued already, from here or by Slurm itself: only its exclusions are to be set
             if not (self.excluded or self.expired or self.size):
-                return Requeue() if self.asked else None
+                return RequeueResult() if self.asked else None
             if self.asked:
                 self.on_requeued()
             done = exclude_requeued(

@@ -34,7 +34,7 @@ from zslurm.aegis.supervisor.recovery import Recovery
 from zslurm.checkpoint_tools.quantities import counted
 from zslurm.config.load import load_spec
 from zslurm.core import log
-from zslurm.core.errors import ConfigError, Exit, RunDirLost, ZslurmError
+from zslurm.core.errors import ConfigError, Exit, RunDirGone, ZslurmError
 from zslurm.core.files import write_atomically
 from zslurm.core.processes import ProcessRecord
 from zslurm.job.preparation.prepare import clear_up
@@ -206,7 +206,7 @@ class Supervisor:
         failed_at: float | None = None
         while not self.job.stop.asked:
             if (lost := self.job.presence.lost()) is not None:
-                raise RunDirLost(lost)
+                raise RunDirGone(lost)
             why = self.nodes.slurm_is_away()
             if why is not None:
                 failed_at = None

@@ -12,7 +12,7 @@ from tests.waiting import wait_for
 from zslurm.aegis.agent.kernel_source.journal import Journal
 from zslurm.aegis.agent.kernel_source.kmsg import Kmsg, parse_record
 from zslurm.aegis.agent.kernel_source.log_file import LogFile
-from zslurm.aegis.agent.kernel_source.source import Ended, Position, Source, Unavailable, text_of
+from zslurm.aegis.agent.kernel_source.source import NoMoreLines, Position, Source, Unavailable, text_of
 from zslurm.aegis.agent.sensor import Reading
 from zslurm.aegis.agent.sensors.kernel_log import KernelLog, make, open_source
 from zslurm.aegis.fault_kinds import BENIGN, BENIGN_AFTER_FAULT, GPU_RAS_UNCORRECTABLE, NIC_LINK_DOWN
@@ -226,7 +226,7 @@ def test_journalctl_is_followed_and_ended(tmp_path: Path) -> None:
     def ended() -> bool:
         try:
             return source.lines() != []
-        except Ended:
+        except NoMoreLines:
             return True
 
     wait_for(ended, "the end of journalctl")
@@ -249,7 +249,7 @@ def test_journalctl_that_does_not_answer(tmp_path: Path, script: str, why: str) 
 def test_a_log_that_ended_is_opened_again_later(tmp_path: Path) -> None:
     class Once(Source):
         def lines(self) -> list[str]:
-            raise Ended("journalctl has ended")
+            raise NoMoreLines("journalctl has ended")
 
         def position(self) -> Position:
             return {}

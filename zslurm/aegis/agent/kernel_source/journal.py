@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from zslurm.aegis.agent.kernel_source.source import (
     CHUNK,
     MOST_RECORDS,
-    Ended,
     LineSplitter,
+    NoMoreLines,
     Position,
     Source,
     Unavailable,
@@ -75,7 +75,7 @@ class Journal(Source):
             except BlockingIOError:
                 break
             if not chunk:
-                raise Ended("journalctl has ended")
+                raise NoMoreLines("journalctl has ended")
             read_lines += self._splitter.feed(chunk)
         self._at = began
         return [text_of(line) for line in read_lines]

@@ -31,7 +31,7 @@ class Unavailable(Exception):
     """The kernel log cannot be read; the message is the reason."""
 
 
-class Ended(Unavailable):
+class NoMoreLines(Unavailable):
     """The source is of no more use: another must be opened."""
 
 
@@ -44,7 +44,7 @@ class Source(ABC):
 
         Raises:
             Unavailable: it cannot be read now.
-            Ended: nor ever again.
+            NoMoreLines: nor ever again.
         """
 
     @abstractmethod

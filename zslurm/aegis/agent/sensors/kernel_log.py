@@ -22,7 +22,7 @@ from pydantic import TypeAdapter
 from zslurm.aegis.agent.kernel_source.journal import Journal
 from zslurm.aegis.agent.kernel_source.kmsg import Kmsg
 from zslurm.aegis.agent.kernel_source.log_file import LogFile
-from zslurm.aegis.agent.kernel_source.source import Ended, Position, Source, Unavailable
+from zslurm.aegis.agent.kernel_source.source import NoMoreLines, Position, Source, Unavailable
 from zslurm.aegis.agent.sensor import NodeContext, Reading, Sensor
 from zslurm.aegis.logs.signatures import Match, Signatures
 from zslurm.aegis.types import Fault
@@ -94,7 +94,7 @@ class KernelLog(Sensor):
             return Reading(ok=False, why=self._why)
         try:
             lines = self._new_lines(self._source)
-        except Ended as error:
+        except NoMoreLines as error:
             self._fail(str(error))
             return Reading(ok=False, why=self._why)
         except Unavailable as error:
@@ -107,7 +107,7 @@ class KernelLog(Sensor):
         """Return what came since the last look; all that is read again, in one look: it is reported together.
 
         Raises:
-            Unavailable, Ended: see Source.
+            Unavailable, NoMoreLines: see Source.
         """
         lines = source.lines()
         for _ in range(_MOST_ROUNDS if self._again else 0):

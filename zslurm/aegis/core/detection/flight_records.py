@@ -36,7 +36,7 @@ class Group:
 
 
 @dataclass(frozen=True)
-class Operation:
+class RecordedOperation:
     """A collective operation as one rank has recorded it.
 
     Attributes:
@@ -70,7 +70,7 @@ class Culprits:
 
     how: How
     ranks: tuple[int, ...]
-    operation: Operation
+    operation: RecordedOperation
 
     @property
     def where(self) -> str:
@@ -79,7 +79,7 @@ class Culprits:
         return f"{self.operation.name} {self.operation.number} of {name}"
 
 
-def operations_of(trace: Any) -> list[Operation]:
+def operations_of(trace: Any) -> list[RecordedOperation]:
     """Return the collective operations in the dump of one rank, those between two ranks left out.
 
     Raises:
@@ -98,7 +98,7 @@ def _group(name: str, body: Mapping[str, Any]) -> Group:
     return Group(name, tuple(sorted(int(rank) for rank in ranks)), str(body.get("desc", "")))
 
 
-def _operation(entry: Mapping[str, Any], groups: Mapping[Any, Group]) -> Operation:
+def _operation(entry: Mapping[str, Any], groups: Mapping[Any, Group]) -> RecordedOperation:
     name, description = map(str, entry["process_group"][:2])
     # torch 2.13 gives the first group of gloo no name in `pg_config`, and "0" in its operations.
     group = groups.get(name) or Group(name, groups[""].ranks if name == "0" and "" in groups else (), description)
@@ -107,7 +107,7 @@ def _operation(entry: Mapping[str, Any], groups: Mapping[Any, Group]) -> Operati
         or bool(entry.get("retired"))
         or entry.get("time_discovered_completed_ns") is not None
     )
-    return Operation(
+    return RecordedOperation(
         group
         if group.description
         else Group(group.name, group.ranks, str(description or entry["process_group"][1])),
@@ -124,7 +124,9 @@ def _frozen(size: Any) -> Any:
     return tuple(_frozen(item) for item in size) if isinstance(size, list | tuple) else size
 
 
-def find_culprits(operations: Mapping[int, Sequence[Operation]], unread: Iterable[int] = ()) -> list[Culprits]:
+def find_culprits(
+    operations: Mapping[int, Sequence[RecordedOperation]], unread: Iterable[int] = ()
+) -> list[Culprits]:
     """Return the ranks that hold the others up; none if no rank waits, or no rank differs from another.
 
     Args:
@@ -132,7 +134,7 @@ def find_culprits(operations: Mapping[int, Sequence[Operation]], unread: Iterabl
         unread: ranks whose dump could not be read: nothing is known of them.
     """
     latest_calls = {rank: _latest(called) for rank, called in operations.items()}
-    pending: dict[tuple[Group, int], dict[int, Operation]] = {}
+    pending: dict[tuple[Group, int], dict[int, RecordedOperation]] = {}
     for rank, called in operations.items():
         for operation in called:
             if not operation.finished:
@@ -161,7 +163,7 @@ def find_culprits(operations: Mapping[int, Sequence[Operation]], unread: Iterabl
     return culprits_found or behind
 
 
-def _latest(found: Iterable[Operation]) -> dict[Group, int]:
+def _latest(found: Iterable[RecordedOperation]) -> dict[Group, int]:
     """Return the number of the newest operation of each group."""
     latest: dict[Group, int] = {}
     for operation in found:
@@ -169,7 +171,9 @@ def _latest(found: Iterable[Operation]) -> dict[Group, int]:
     return latest
 
 
-def _mismatched(place: tuple[Group, int], operations: Mapping[int, Sequence[Operation]]) -> Culprits | None:
+def _mismatched(
+    place: tuple[Group, int], operations: Mapping[int, Sequence[RecordedOperation]]
+) -> Culprits | None:
     """Return the minority of the members that called something else under this number."""
     group, number = place
     called = {
@@ -188,14 +192,14 @@ def _mismatched(place: tuple[Group, int], operations: Mapping[int, Sequence[Oper
     return Culprits("mismatched", odd, next(called[rank] for rank in called if kinds[rank] == usual))
 
 
-def _kind(operation: Operation) -> tuple[Any, ...]:
+def _kind(operation: RecordedOperation) -> tuple[Any, ...]:
     sizes = operation.sizes if operation.name in _SAME_SIZES else ()
     return operation.name, operation.dtypes, sizes
 
 
 def _stuck(
-    oldest_first: Sequence[tuple[tuple[Group, int], Mapping[int, Operation]]],
-    operations: Mapping[int, Sequence[Operation]],
+    oldest_first: Sequence[tuple[tuple[Group, int], Mapping[int, RecordedOperation]]],
+    operations: Mapping[int, Sequence[RecordedOperation]],
 ) -> list[Culprits]:
     """Return ranks that have not finished what other members have."""
     first_pending: dict[tuple[int, Group], int] = {}
@@ -220,5 +224,5 @@ def _stuck(
     return stuck
 
 
-def _finished(found: Iterable[Operation], group: Group, number: int) -> bool:
+def _finished(found: Iterable[RecordedOperation], group: Group, number: int) -> bool:
     return any(call.finished and call.group == group and call.number >= number for call in found)
