@@ -7,9 +7,9 @@
     gather, activate, combine, ...      the steps of `network`, each with its own kernel
 
 `network` has two forms. `cpu` (by_rows.py) sorts rows, multiplies and sorts back by autograd functions that
-torch's compiler sees through: CPUs are fastest with it, and compiled layers run it on every device. The reference
-(steps.py) is made of the steps of this folder, each in one kernel of Triton's on GPUs: the router's weight is
-multiplied in before the second product, and neither gathered rows nor results are kept for backward.
+torch's compiler sees through: CPUs are fastest with it. The reference (steps.py) is made of the steps of this
+folder, each in one kernel of Triton's on GPUs: the router's weight is multiplied in before the second product, and
+neither gathered rows nor results are kept for backward. Compiled layers on GPUs run it as operators (compiled.py).
 
 Numbers of rows stay on the device: `sort` counts in blocks, and adds the blocks' counts up; torch would
 sort. Every sum is one workgroup's, so the same operands give the same bits.
@@ -23,27 +23,22 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from zslurm.kernels import checks
 from zslurm.kernels.arch import Arch
 from zslurm.kernels.dispatch import REFERENCE, Implementation, Operation, Sizes
-from zslurm.kernels.experts import by_rows, operands, reference, steps
+from zslurm.kernels.experts import by_rows, compiled, operands, reference, steps
 from zslurm.kernels.experts.reference import Order
 from zslurm.kernels.experts.steps import activate, activate_backward, combine, gather, weights_backward
 
 __all__ = ["OPERATIONS", "Order", "choose", "network", "sort"]
 
 
-def _choices(first: Tensor, *_: Any) -> Sizes:
-    return {"dtype": str(first.dtype).removeprefix("torch."), "tokens": len(first)}
-
-
-_choose = steps.operation("choose", operands.check_choose, _choices)
-_choose_backward = steps.operation("choose_backward", operands.check_choose_backward, _choices)
-_sort = steps.operation("sort", operands.check_sort, _choices)
-
-
 def choose(logits_TC: Tensor, bias_C: Tensor, choices: int) -> tuple[Tensor, Tensor]:
     """Return K classes of each token, int64, most preferred first, and their probabilities in at least fp32."""
     if torch.compiler.is_compiling():
+        if is_opaque(logits_TC):
+            weights_TK, classes_TK, _ = compiled.choose(logits_TC, bias_C, choices)
+            return classes_TK, weights_TK
         return reference.choose(logits_TC, bias_C, choices)[:2]
     operands.check_choose(logits_TC, bias_C, choices)
     if logits_TC.device.type == "cpu":
@@ -59,7 +54,7 @@ class Choice(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, logits_TC: Tensor, bias_C: Tensor, choices: int) -> tuple[Tensor, Tensor]:
-        classes_TK, weights_TK, probabilities_TC = _choose(logits_TC, bias_C, choices)
+        classes_TK, weights_TK, probabilities_TC = steps.choose(logits_TC, bias_C, choices)
         ctx.save_for_backward(classes_TK, probabilities_TC)
         ctx.dtype = logits_TC.dtype
         ctx.mark_non_differentiable(classes_TK)
@@ -69,12 +64,27 @@ class Choice(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, _: Tensor, grad_weights_TK: Tensor) -> tuple[Tensor, None, None]:
         classes_TK, probabilities_TC = ctx.saved_tensors
-        return _choose_backward(grad_weights_TK.contiguous(), classes_TK, probabilities_TC, ctx.dtype), None, None
+        return (
+            steps.choose_backward(grad_weights_TK.contiguous(), classes_TK, probabilities_TC, ctx.dtype),
+            None,
+            None,
+        )
+
+
+def is_opaque(x: Tensor) -> bool:
+    """Return whether the experts are operators in a graph of `torch.compile`, whose inside it does not see.
+
+    On a CPU it sees torch's operators and fuses them.
+    """
+    return x.device.type != "cpu"
 
 
 def sort(classes_TK: Tensor, classes: int, experts: int) -> Order:
     """Sort the choices by class, keeping the order of tokens within a class."""
-    order: Order = (reference.sort if torch.compiler.is_compiling() else _sort)(classes_TK, classes, experts)
+    if torch.compiler.is_compiling() and is_opaque(classes_TK):
+        return Order(*compiled.sort(classes_TK, classes, experts))
+    run = reference.sort if torch.compiler.is_compiling() else steps.sort
+    order: Order = run(classes_TK, classes, experts)
     return order
 
 
@@ -91,6 +101,10 @@ def network(
         order: from `sort`.
         identity: whether a choice that skips gives the token itself, or nothing.
     """
+    if torch.compiler.is_compiling() and is_opaque(x_TD):
+        of_order = order.order_N, order.back_N, order.ends_E
+        opaque: Tensor = compiled.network(x_TD, weights_TK, gate_up_EOD, down_EDF, *of_order, identity)[0]
+        return opaque
     run = by_rows.network if torch.compiler.is_compiling() else _network
     y_TD: Tensor = run(x_TD, weights_TK, gate_up_EOD, down_EDF, order, identity)
     return y_TD
@@ -102,7 +116,13 @@ def _rule(arch: Arch, sizes: Sizes) -> str:
 
 def _network_sizes(x_TD: Tensor, weights_TK: Tensor, gate_up_EOD: Tensor, *_: Any) -> Sizes:
     experts, outputs, inputs = gate_up_EOD.shape
-    return {**_choices(x_TD), "experts": experts, "width": inputs, "inner": outputs // 2}
+    return {
+        "dtype": checks.short(x_TD.dtype),
+        "tokens": len(x_TD),
+        "experts": experts,
+        "width": inputs,
+        "inner": outputs // 2,
+    }
 
 
 _network = Operation(
@@ -116,9 +136,9 @@ _network = Operation(
 )
 
 OPERATIONS = (
-    _choose,
-    _choose_backward,
-    _sort,
+    steps.choose,
+    steps.choose_backward,
+    steps.sort,
     gather,
     activate,
     activate_backward,

@@ -27,7 +27,8 @@ def lacks_in_triton(*args: Any) -> str | None:
     return None if contiguous else "operands that are not contiguous"
 
 
-def _wide(dtype: torch.dtype) -> torch.dtype:
+def wide(dtype: torch.dtype) -> torch.dtype:
+    """Return a format in at least fp32."""
     return torch.promote_types(dtype, torch.float32)
 
 
@@ -95,7 +96,7 @@ def _check_activation(name: str, both_NO: Tensor, weights_N: Tensor) -> None:
     if both_NO.shape[1] % 2:
         raise ValueError(f"{name}: both has {both_NO.shape[1]} columns, but must have gate and up of one width")
     checks.shape(name, "weights", weights_N, (len(both_NO),), "N")
-    checks.dtype_among(name, (_wide(both_NO.dtype),), weights=weights_N)
+    checks.dtype_among(name, (wide(both_NO.dtype),), weights=weights_N)
     checks.one_device(name, both=both_NO, weights=weights_N)
 
 
@@ -109,7 +110,7 @@ def check_combine(
     checks.shape(name, "y", y_ND, (weights_TK.numel(), x_TD.shape[1]), "ND")
     _check_back(name, weights_TK, back_N, ends_E)
     checks.one_dtype(name, y=y_ND, x=x_TD)
-    checks.dtype_among(name, (_wide(x_TD.dtype),), weights=weights_TK)
+    checks.dtype_among(name, (wide(x_TD.dtype),), weights=weights_TK)
     checks.one_device(name, y=y_ND, x=x_TD, weights=weights_TK, back=back_N, ends=ends_E)
 
 
@@ -155,5 +156,5 @@ def check_network(
     checks.shape(name, "order", order.order_N, (weights_TK.numel(),), "N")
     checks.shape(name, "ends", order.ends_E, (experts,), "E")
     checks.one_dtype(name, x=x_TD, gate_up=gate_up_EOD, down=down_EDF)
-    checks.dtype_among(name, (_wide(x_TD.dtype),), weights=weights_TK)
+    checks.dtype_among(name, (wide(x_TD.dtype),), weights=weights_TK)
     checks.one_device(name, x=x_TD, weights=weights_TK, gate_up=gate_up_EOD, down=down_EDF, order=order.order_N)

@@ -37,7 +37,14 @@ def _rows(first: Tensor, *_: Any) -> Sizes:
     return {"dtype": short(first.dtype), "rows": len(first), "width": first.shape[-1]}
 
 
-_step = partial(operation, sizes=_rows)
+def _choices(first: Tensor, *_: Any) -> Sizes:
+    return {"dtype": short(first.dtype), "tokens": len(first)}
+
+
+_route, _step = partial(operation, sizes=_choices), partial(operation, sizes=_rows)
+choose = _route("choose", operands.check_choose)
+choose_backward = _route("choose_backward", operands.check_choose_backward)
+sort = _route("sort", operands.check_sort)
 gather = _step("gather", operands.check_gather)
 activate = _step("activate", operands.check_activate)
 activate_backward = _step("activate_backward", operands.check_activate_backward)
@@ -56,45 +63,65 @@ def network(
     return y_TD
 
 
+def forward(
+    x_TD: Tensor,
+    weights_TK: Tensor,
+    gate_up_EOD: Tensor,
+    down_EDF: Tensor,
+    order_N: Tensor,
+    back_N: Tensor,
+    ends_E: Tensor,
+    identity: bool,
+) -> tuple[Tensor, Tensor]:
+    """Return the weighted sum of each token's experts, and the first product, which `backward` needs."""
+    groups = Groups(ends_E)
+    x_ND = gather(x_TD, order_N, weights_TK.shape[1])
+    both_NO = multiply(x_ND, gate_up_EOD.mT, groups)
+    del x_ND
+    active_NF = activate(both_NO, weights_TK.flatten().index_select(0, order_N))
+    y_ND = multiply(active_NF, down_EDF.mT, groups)
+    return combine(y_ND, x_TD, weights_TK, back_N, ends_E, identity), both_NO
+
+
+def backward(
+    grad_TD: Tensor,
+    x_TD: Tensor,
+    weights_TK: Tensor,
+    gate_up_EOD: Tensor,
+    down_EDF: Tensor,
+    order_N: Tensor,
+    back_N: Tensor,
+    ends_E: Tensor,
+    both_NO: Tensor,
+    identity: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Return the gradients of the tokens, the router's weights, and both matrices."""
+    groups, choices = Groups(ends_E), weights_TK.shape[1]
+    grad_ND = gather(grad_TD, order_N, choices)
+    grad_active_NF = multiply(grad_ND, down_EDF, groups)
+    weights_N = weights_TK.flatten().index_select(0, order_N)
+    active_NF, grad_both_NO, grad_weights_N = activate_backward(grad_active_NF, both_NO, weights_N)
+    del grad_active_NF
+    grad_down_EDF = weight_gradient(grad_ND, active_NF, groups)
+    del grad_ND, active_NF
+    grad_gate_up_EOD = weight_gradient(grad_both_NO, gather(x_TD, order_N, choices), groups)
+    grad_rows_ND = multiply(grad_both_NO, gate_up_EOD, groups)
+    grad_x_TD = combine(grad_rows_ND, grad_TD, weights_TK, back_N, ends_E, identity)
+    grad_weights_TK = weights_backward(grad_weights_N, grad_TD, x_TD, back_N, ends_E, identity)
+    return grad_x_TD, grad_weights_TK, grad_gate_up_EOD, grad_down_EDF
+
+
 class _Network(torch.autograd.Function):
     @staticmethod
-    def forward(
-        ctx: Any,
-        x_TD: Tensor,
-        weights_TK: Tensor,
-        gate_up_EOD: Tensor,
-        down_EDF: Tensor,
-        order_N: Tensor,
-        back_N: Tensor,
-        ends_E: Tensor,
-        identity: bool,
-    ) -> Tensor:
-        groups = Groups(ends_E)
-        x_ND = gather(x_TD, order_N, weights_TK.shape[1])
-        both_NO = multiply(x_ND, gate_up_EOD.mT, groups)
-        del x_ND
-        active_NF = activate(both_NO, weights_TK.flatten().index_select(0, order_N))
-        y_ND = multiply(active_NF, down_EDF.mT, groups)
-        ctx.save_for_backward(x_TD, weights_TK, gate_up_EOD, down_EDF, order_N, back_N, ends_E, both_NO)
-        ctx.identity = identity
-        y_TD: Tensor = combine(y_ND, x_TD, weights_TK, back_N, ends_E, identity)
+    def forward(ctx: Any, *arguments: Any) -> Tensor:
+        y_TD, both_NO = forward(*arguments)
+        ctx.save_for_backward(*arguments[:-1], both_NO)
+        ctx.identity = arguments[-1]
         return y_TD
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad_TD: Tensor) -> tuple[Tensor | None, ...]:
-        x_TD, weights_TK, gate_up_EOD, down_EDF, order_N, back_N, ends_E, both_NO = ctx.saved_tensors
-        groups, choices = Groups(ends_E), weights_TK.shape[1]
-        grad_TD = grad_TD.contiguous()  # kernels refuse expanded gradients
-        grad_ND = gather(grad_TD, order_N, choices)
-        grad_active_NF = multiply(grad_ND, down_EDF, groups)
-        weights_N = weights_TK.flatten().index_select(0, order_N)
-        active_NF, grad_both_NO, grad_weights_N = activate_backward(grad_active_NF, both_NO, weights_N)
-        del grad_active_NF
-        grad_down_EDF = weight_gradient(grad_ND, active_NF, groups)
-        del grad_ND, active_NF
-        grad_gate_up_EOD = weight_gradient(grad_both_NO, gather(x_TD, order_N, choices), groups)
-        grad_rows_ND = multiply(grad_both_NO, gate_up_EOD, groups)
-        grad_x_TD = combine(grad_rows_ND, grad_TD, weights_TK, back_N, ends_E, ctx.identity)
-        grad_weights_TK = weights_backward(grad_weights_N, grad_TD, x_TD, back_N, ends_E, ctx.identity)
-        return grad_x_TD, grad_weights_TK, grad_gate_up_EOD, grad_down_EDF, None, None, None, None
+        # Kernels refuse expanded gradients.
+        arguments: tuple[Any, ...] = (grad_TD.contiguous(), *ctx.saved_tensors, ctx.identity)
+        return *backward(*arguments), None, None, None, None

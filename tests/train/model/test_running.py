@@ -100,6 +100,18 @@ def test_a_layer_compiles_without_a_graph_break(inputs: str, recompute: int) -> 
         assert_same(step(model, **INPUTS[inputs]), eager)
 
 
+def test_a_compiled_layer_runs_the_experts_steps_of_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also in a layer that runs again in backward."""
+    torch.compiler.reset()
+    monkeypatch.setattr("zslurm.kernels.experts.is_opaque", lambda x: True)
+    model = scrambled(COMPILED, torch.float32)
+    with using("experts.network", "reference"):
+        eager = step(model, **INPUTS["padded"])
+        monkeypatch.setattr("zslurm.kernels.experts.by_rows.network", lambda *_: pytest.fail("a CPU's form"))
+        model.run_with(compile=True, recompute=1, backend="aot_eager")
+        assert_same(step(model, **INPUTS["padded"]), eager)
+
+
 def test_a_layer_with_torchs_grouped_products_compiles_without_a_graph_break() -> None:
     """In bf16, where the compiler may round elsewhere; with padding and documents at once."""
     torch.compiler.reset()
