@@ -53,6 +53,38 @@ def test_two_nodes_that_die_together_are_both_named() -> None:
     assert training.kinds(training.run(20)) == [("node_dead", "node1", None), ("node_dead", "node2", None)]
 
 
+def test_no_node_is_dead_if_all_but_the_supervisors_own_are_silent() -> None:
+    """Its own node has lost its connections. Its ranks hang in the end, so that the run does not wait for ever."""
+    training = Training(nodes=4)
+    training.run(31)
+    training.silent |= {1, 2, 3}
+    training.stopped |= dict.fromkeys(range(2, 8), training.now)
+    for node in ("node1", "node2"):
+        training.detector.nodes.take_unreachable(node, "srun starts nothing there")
+    assert training.run(18, own_node="node0") == []
+    assert training.kinds(training.run(10, own_node="node0")) == [("rank_hang", None, None)]
+
+
+def test_a_node_that_slurm_calls_down_is_dead_though_all_others_are_silent() -> None:
+    training = Training(nodes=4)
+    training.run(31)
+    training.silent |= {1, 2, 3}
+    training.stopped |= dict.fromkeys(range(2, 8), training.now)
+    faults = training.run(12, own_node="node0", trouble={"node2": "Slurm says down"})
+    assert training.kinds(faults) == [("node_dead", "node2", None)]
+
+
+def test_a_node_that_died_before_does_not_count_among_the_silent() -> None:
+    training = Training(nodes=3)
+    training.run(31)
+    training.silent.add(1)
+    training.stopped |= dict.fromkeys((2, 3), training.now)
+    assert training.kinds(training.run(15, own_node="node0")) == [("node_dead", "node1", None)]
+    training.silent.add(2)
+    faults = training.run(12, own_node="node0", lost_peers=True)
+    assert training.kinds(faults) == [("node_dead", "node2", None)]
+
+
 def test_while_training_continues_only_the_agent_is_lost() -> None:
     """A stalled file system silences the agent of a healthy node."""
     training = Training()

@@ -6,7 +6,8 @@ synchronous training cannot continue without any rank. So a node whose agent mis
 besides, Slurm reports so, or Slurm cannot start anything there, or ranks elsewhere complain of lost peers of which
 none is named, or the other ranks, whose agents report, have finished no step for longer than two usual steps take,
 or one of them has passed its limit. While steps are finished, only the agent is lost. If all agents miss
-heartbeats, the fault is on this side: no node is dead.
+heartbeats, the fault is on this side: no node is dead. So it is if all of several do but the one on the
+supervisor's own node: that node may have lost its connections, and then a node is dead only if Slurm reports so.
 
 The halt of the others proves nothing by itself if something else explains it: another node is dead, a fault of its
 network lasts, or the attempt is over. The supervisor's own node lives, unless Slurm reports it as failed; if its
@@ -42,6 +43,8 @@ class DeadNodes:
         self._halted_by: set[str | None] = set()
         self._own_node: str | None = None
         self._own_silent_at = float("-inf")
+        self.is_cut_off = False
+        """All agents but that of the supervisor's own node are silent: that node may have lost its connections."""
 
     def check(
         self,
@@ -56,7 +59,9 @@ class DeadNodes:
         """Return what is new; see `Detector.check` for the arguments."""
         progress, self._own_node = self._progress, own_node
         unheard, nodes = progress.unheard(now), progress.nodes
-        trouble, witnesses = nodes.trouble(now), nodes.witness_reports()
+        self.is_cut_off = self._is_own_node_cut_off(now)
+        trouble = nodes.trouble(now, only_states=self.is_cut_off)
+        witnesses = nodes.witness_reports()
         if own_node in unheard:
             self._own_silent_at = now
         own_is_unknown = now - self._own_silent_at <= LATE_S  # its sensors report after its agent
@@ -79,13 +84,32 @@ class DeadNodes:
                 silent.append(name)
         for name in silent:
             why = None
-            if name != own_node and progress.others_report(name, now) and not progress.is_lost(name):
+            if (
+                not self.is_cut_off
+                and name != own_node
+                and progress.others_report(name, now)
+                and not progress.is_lost(name)
+            ):
                 why = self._why_dead(name, now, lost_peers=lost_peers)
             if why is not None:
                 faults.append(self._node_dead(name, why, now, wall))
             elif self._continues_without(name):
                 faults += self._agent_lost(name, now, wall)
         return faults
+
+    def _is_own_node_cut_off(self, now: float) -> bool:
+        """Return whether all other agents, of several, have missed heartbeats; nodes that died before do not count.
+
+        They fall silent one after the other, a report's interval apart.
+        """
+        progress = self._progress
+        least_s = progress.settings.heartbeat_timeout_s - LATE_S
+        others = [
+            node.heard
+            for name, node in progress.nodes.items()
+            if node.heard is not None and name != self._own_node and name not in self.dead
+        ]
+        return len(others) > 1 and all(now - heard >= least_s for heard in others)
 
     def suspects(self, now: float) -> set[str]:
         """Return the nodes whose agents miss heartbeats and that may be dead, for all that is known."""

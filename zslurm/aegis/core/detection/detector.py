@@ -138,6 +138,8 @@ class Detector:
         """Return dead nodes, else ranks that hang: none hangs that waits for a dead node or a lost rank."""
         progress, suspects = self._progress, self._dead_nodes.suspects(now)
         unheard = progress.unheard(now)
+        if self._dead_nodes.is_cut_off:  # the ranks of this node hang, whichever side is at fault
+            suspects.clear()
         if suspects and any(progress.ranks[number].node not in unheard for number in progress.over_limit):
             return self._dead_nodes.by_passed_limit(suspects, now, wall)
         if suspects or self._dead_nodes.dead & progress.ranks_on.keys():  # not one whose ranks are elsewhere now

@@ -131,13 +131,19 @@ class NodeTable(dict[str, NodeState]):
             node.connected and node.heard is not None and now - node.heard < limit for node in self.values()
         )
 
-    def trouble(self, now: float) -> dict[str, str]:
+    def trouble(self, now: float, *, only_states: bool = False) -> dict[str, str]:
         """Return the nodes that may well be dead by what Slurm does or reports, each with a message.
 
         While no agent reports at all, those are only the nodes that Slurm calls down: a controller that has just
         come back starts nothing anywhere, and has not heard of any node yet.
+
+        Args:
+            now: monotonic seconds.
+            only_states: only by the states that Slurm reports, not because srun here could start nothing there.
         """
-        troubled = {name: node for name, node in self.items() if node.slurm_state or node.unreachable}
+        troubled = {
+            name: node for name, node in self.items() if node.slurm_state or (node.unreachable and not only_states)
+        }
         responding = bool(troubled) and self.any_responding(now)
         return {
             name: node.slurm_state or node.unreachable
