@@ -47,6 +47,12 @@ class Lease:
         value = self.fields.get("generation")
         return value if isinstance(value, str) and value else None
 
+    @property
+    def is_own(self) -> bool:
+        """Whether this process holds it, or nobody; false if another supervisor has started since."""
+        holder, me = ProcessRecord.of_fields(self.fields), ProcessRecord.of(os.getpid())
+        return holder is None or (holder.pid, holder.host, holder.started) == (me.pid, me.host, me.started)
+
 
 def take(run: RunDir, generation: str) -> None:
     """Make this process the supervisor of the run whose agents are of this generation.

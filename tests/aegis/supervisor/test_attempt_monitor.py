@@ -331,9 +331,13 @@ def test_ranks_that_stopped_unasked_are_not_taken_for_a_persons_wish_while_slurm
     printed = "\n".join(f"srun: error: node{rank}: task {rank}: Exited with exit code 75" for rank in range(3))
     away = Away()
     monkeypatch.setattr(Job, "look_for_preemption", lambda job: away(job))
-    monitor = _monitor(tmp_path, _step(run, printed, "exit 75"), Speakers({}))
+    an_hour_each = SimpleNamespace(monotonic=lambda: 3600.0 * away.asked, sleep=lambda _: None)
+    monkeypatch.setattr(stop_forwarder, "time", an_hour_each)
+    events: list[dict[str, Any]] = []
+    monitor = _monitor(tmp_path, _step(run, printed, "exit 75"), Speakers({}), events)
     assert monitor.until_end().outcome == "interrupted"
     assert (monitor.job.stop.preempted, monitor.job.stop.signum, away.asked) == ("requeue", None, 3)
+    assert [event["event"] for event in events].count("start_postponed") == 1
 
 
 def test_a_rank_that_exited_with_0_was_not_killed_if_its_agent_saw_it_go(tmp_path: Path, run: RunDir) -> None:

@@ -18,7 +18,11 @@ from tests import forked
 from tests.slurm.recordings.scripts import Calls
 from tests.submit.local_runs import LocalUser
 from tests.waiting import DEADLINE_S, wait_for
+from zslurm.config.load import load_spec
+from zslurm.core.processes import ProcessRecord
+from zslurm.run.events import Submitted
 from zslurm.submit.resolve import resolve_run
+from zslurm.submit.submit import record_action
 from zslurm.train.jsonl import read_jsonl
 from zslurm.train.progress import Phase, read_progress
 
@@ -235,6 +239,33 @@ def test_what_was_decided_before_the_supervisor_died_still_holds(
     assert [path.number for path in run.attempt_dirs()] == [1]
     assert (last := list(read_jsonl(run.events))[-1])["event"] == "run_ended"
     assert (last["outcome"], last["exit_code"], last["cause"]["message"]) == (outcome, exit_code, "Killed")
+
+
+def test_a_supervisor_that_another_one_has_replaced_ends_without_any_action(prepared: LocalUser) -> None:
+    """As one whose host Slurm cannot reach, while the job has been requeued elsewhere."""
+    run = prepared.run_dir("quick")
+    supervisor = subprocess.Popen(
+        [sys.executable, "-m", "zslurm", "aegis", "run", str(run.path)],
+        env=prepared.environment | {"ZSLURM_JOB_ID": "local-9"},
+    )
+    wait_for(lambda: prepared.events("quick", "attempt_started"), "ranks to start")
+    ProcessRecord.of(os.getpid()).write(run.supervisor)
+    assert supervisor.wait(DEADLINE_S) == 93
+    last = list(read_jsonl(run.events))[-1]
+    assert (last["event"], run.job_exit("local-9").exists()) == ("lease_lost", False)
+    assert not prepared.events("quick", "decision")
+    assert ProcessRecord.read(run.supervisor) == ProcessRecord.of(os.getpid())
+
+
+def test_a_successor_without_work_leaves_the_run_to_its_supervisor(prepared: LocalUser) -> None:
+    """The run was submitted again, and its present job is watched by another process."""
+    run = prepared.run_dir("quick")
+    record_action(run, Submitted(job_id="local-9"), load_spec(run.config))
+    ProcessRecord.of(os.getpid()).write(run.supervisor)
+    done = _supervise(prepared, "quick", ZSLURM_JOB_ID="local-8", ZSLURM_SUCCESSOR_OF="local-7")
+    assert done.returncode == 0, done.stderr
+    assert [event["event"] for event in read_jsonl(run.events)] == ["successor_ended"]
+    assert ProcessRecord.read(run.supervisor) == ProcessRecord.of(os.getpid())
 
 
 def test_a_supervisor_outside_of_a_job_says_so(prepared: LocalUser) -> None:

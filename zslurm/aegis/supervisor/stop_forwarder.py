@@ -14,15 +14,12 @@ from typing import Any
 from zslurm.aegis.supervisor.attempt_starter import RunningAttempt
 from zslurm.aegis.supervisor.job import Job
 from zslurm.job.stop_request import StopSender
-from zslurm.run.events import StopAsked
+from zslurm.run.events import StartPostponed, StopAsked
 
 # Ranks that have only just been started have no store yet: the request is repeated until it has arrived.
 _REPEAT_S = 2.0
 LOOK_AGAIN_S = 5.0
 """Seconds between two questions to Slurm about signals that the agents report."""
-
-_ANSWER_BY_S = 60.0
-"""Seconds that Slurm gets to answer whether it preempts a job whose ranks have stopped unasked."""
 
 
 class StopForwarder:
@@ -67,13 +64,18 @@ class StopForwarder:
     def find_who_asked(self, rank_ends: Sequence[Mapping[str, Any]]) -> None:
         """Find out who asked ranks that have saved and stopped before we asked them: Slurm, or a person.
 
-        If Slurm does not answer for a while, it is asked again: a preemption that is taken for a person's wish
+        If Slurm does not answer, it is asked again until it does: a preemption that is taken for a person's wish
         would end the run. A signal that has reached us as well is recorded, if the ranks ended before `forward`.
         """
-        job, deadline = self._job, time.monotonic() + _ANSWER_BY_S
+        job = self._job
         if job.stop.name is not None and job.stop.deadline is None:
             job.record(StopAsked(signal=job.stop.name, attempt=self._number))
-        while not job.look_for_preemption() and not job.stop.asked and time.monotonic() < deadline:
+        is_recorded = False
+        while not job.look_for_preemption() and not job.stop.asked:
+            if not is_recorded:
+                is_recorded = True
+                reason = "the ranks were asked to stop, and Slurm does not answer whether it preempts the job"
+                job.record(StartPostponed(reason=reason))
             time.sleep(job.spec.aegis.poll_s)
         names = [str(end["signal"]) for end in rank_ends if end.get("signal")]
         if not job.stop.asked and names and names[0] in signal.Signals.__members__:

@@ -39,15 +39,17 @@ from zslurm.core.files import write_atomically
 from zslurm.core.processes import ProcessRecord
 from zslurm.job.preparation.prepare import clear_up
 from zslurm.job.successor import dismiss_successor, why_not_needed
+from zslurm.run import supervisor_lease
 from zslurm.run.events import (
     AttemptEnded,
     ConfigRestored,
+    LeaseLost,
     RunEnded,
     StartPostponed,
     SuccessorEnded,
     SupervisorStarted,
 )
-from zslurm.run.events.event import only_known
+from zslurm.run.events.event import Event, only_known
 from zslurm.run.metrics.tail import newest_rows
 from zslurm.run.run_dir import RunDir
 from zslurm.train.jsonl import parse_line
@@ -99,7 +101,7 @@ class Supervisor:
             ConfigError: config.json is missing or damaged, or this is not a job.
         """
         self.recorder = Recorder(run)
-        self.job = Job.of(run, environ, self.recorder.record)
+        self.job = Job.of(run, environ, self._record)
         self.settings = self.job.spec.aegis
         self.reported: set[tuple[str, bool]] = set()
 
@@ -112,12 +114,14 @@ class Supervisor:
             signal.signal(signum, signal.SIG_IGN)
         job.presence.lost()  # from here on the run directory is watched over
         me = ProcessRecord.of(os.getpid())
-        _patiently(lambda: me.write(job.run.supervisor))
+        reason = why_not_needed(job.run, job.environ)
+        if reason is None:  # otherwise another job's supervisor may have the run, and keeps it
+            _patiently(lambda: me.write(job.run.supervisor))
         with self.recorder:
             self.recorder.open(job.spec, job.job_id, job.environ)
             _name_damaged_lines(job.run.events)
-            if (reason := why_not_needed(job.run, job.environ)) is not None:
-                job.record(SuccessorEnded(reason=reason))
+            if reason is not None:
+                self.recorder.record(SuccessorEnded(reason=reason))
                 return self._end(Exit.DONE)
             self.nodes = Nodes(job.spec, job.environ)
             self.starter = AttemptStarter(job, self.nodes)
@@ -150,6 +154,19 @@ class Supervisor:
             yield agents
         finally:
             agents.stop()
+
+    def _record(self, event: Event) -> None:
+        """Record an event, unless another supervisor has the run by now: then end at once, without any action.
+
+        Every action is recorded before it. Slurm starts a requeued job elsewhere while a batch host that it cannot
+        reach still runs this process; the run directory is common to both.
+        """
+        with contextlib.suppress(OSError):  # the file system does not answer: nothing is known
+            lease = supervisor_lease.read(self.job.run)
+            if lease is not None and not lease.is_own:
+                self.recorder.record(only_known(LeaseLost(generation=lease.generation)))
+                os._exit(Exit.STOPPED)
+        self.recorder.record(event)
 
     def _end(self, code: int) -> int:
         """Leave the exit code for the batch script: the run is over in this job.

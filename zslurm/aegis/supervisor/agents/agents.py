@@ -322,8 +322,8 @@ class Agents:
         while not self._over.wait(supervisor_lease.RENEW_S):
             with contextlib.suppress(OSError):
                 lease = supervisor_lease.read(self._run)
-                if lease is None or lease.generation is None:
+                if lease is None or (lease.generation is None and lease.is_own):
                     supervisor_lease.take(self._run, self.generation)
                 elif not supervisor_lease.renew(self._run, self.generation) and not reported:
                     reported = True
-                    self._record(LeaseLost(generation=lease.generation))
+                    self._record(only_known(LeaseLost(generation=lease.generation)))
