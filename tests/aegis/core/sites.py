@@ -61,7 +61,7 @@ class Site:
         settings = AegisSection.model_validate({"recovery": "memory", "recovery_s": 10} | aegis)
         ranks = [node for node in NODES for _ in range(PER_NODE)]
         self.detector = SimpleNamespace(
-            step=step, move=_nothing, begin=_nothing, regroup=_nothing, nodes=NodeTable(settings)
+            step=step, move=_nothing, begin=_nothing, regroup=_nothing, excuse=_nothing, nodes=NodeTable(settings)
         )
         self.state = AttemptState(
             settings, 1, NODES, ranks, cast(Detector, self.detector), has_agents=False,

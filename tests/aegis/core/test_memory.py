@@ -228,7 +228,7 @@ def test_ranks_that_never_answer_go_down_a_rung() -> None:
 def test_a_pause_of_the_supervisor_does_not_end_a_recovery(site: Site) -> None:
     assert site.lose(3)
     site.now += 100.0
-    site.tell(Paused(100.0))
+    site.tell(Paused(100.0, site.now))
     site.tick()
     assert site.memory.active
     site.be_late()

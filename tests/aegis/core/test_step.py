@@ -158,9 +158,20 @@ def test_a_pause_of_the_supervisor_counts_for_nobody() -> None:
     attempt = Attempt(settle_s=5.0)
     attempt.fail(1)
     attempt.tell(FaultsFound((fault("rank_killed", "node1", rank=1),)))
-    attempt.tell(Paused(100.0))
+    attempt.tell(Paused(100.0, BEGAN + 100))
     assert attempt.assess(BEGAN + 104) == []
     assert kinds_of(attempt.assess(BEGAN + 106)) == ["GiveUp"]
+
+
+def test_a_pause_of_the_supervisor_is_no_time_in_which_ranks_could_save() -> None:
+    attempt = Attempt(save_s=60.0)
+    asked = StopChanged(StopState(True, "SIGUSR2", "SIGUSR2", deadline=BEGAN + 60))
+    attempt.tell(Paused(1000.0, BEGAN))
+    attempt.tell(asked)
+    attempt.tell(Paused(100.0, BEGAN + 101))
+    attempt.tell(asked)
+    assert attempt.assess(BEGAN + 159) == []
+    assert kinds_of(attempt.assess(BEGAN + 161)) == ["GiveUp"]
 
 
 def test_what_the_run_overcame_is_forgotten() -> None:
@@ -287,6 +298,22 @@ class Reporting(Attempt):
 def test_a_silent_node_is_dead_if_ranks_lost_peers_or_no_step_is_finished() -> None:
     assert Reporting("node2").dead() == {"node2"}
     assert Reporting("node2", failed=False).dead() == {"node2"}
+
+
+@pytest.mark.parametrize("told", [True, False], ids=["the supervisor was stopped", "all reports were held up"])
+def test_after_a_pause_no_node_is_dead_and_no_rank_hangs_until_that_takes_its_usual_time(told: bool) -> None:
+    attempt = Reporting("nobody", failed=False, hang={"step_s": 15.0, "step_factor": 2.0})
+    attempt.second += 100
+    now = BEGAN + attempt.second
+    if told:
+        attempt.tell(Paused(100.0, now))
+    first = ProgressReport(Stamp("node0", 130, now, now), 1, (RankProgress(0, 0, Phase.STEP, 10, -1, 9.0),))
+    attempt.tell(ReportReceived(first, now, now))
+    assert attempt.assess(now) == [], "the others' reports are still to be read"
+    assert attempt.kinds() == []
+    for _ in range(10):
+        attempt.wait("node2")
+    assert attempt.dead() == {"node2"}, "the pause counts once"
 
 
 def test_the_supervisor_s_own_node_is_alive_unless_slurm_reports_it_as_failed() -> None:

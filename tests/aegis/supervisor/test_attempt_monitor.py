@@ -20,7 +20,7 @@ from tests.waiting import wait_for
 from zslurm.aegis.core.attempt import GONE, MemoryState
 from zslurm.aegis.core.detection.detector import Detector
 from zslurm.aegis.core.detection.early_exits import LINE
-from zslurm.aegis.core.messages import AskAbout, Recovered, ReportReceived
+from zslurm.aegis.core.messages import AskAbout, CoreEvent, Recovered, ReportReceived
 from zslurm.aegis.core.policy.attribution import attribute
 from zslurm.aegis.core.root_cause import roots_of
 from zslurm.aegis.protocol import AgentReport, Answer, ProgressReport, RankProgress, Stamp
@@ -35,6 +35,7 @@ from zslurm.aegis.supervisor.job import Job
 from zslurm.aegis.types import Fault, History
 from zslurm.config.aegis import AegisSection
 from zslurm.core.files import write_atomically
+from zslurm.core.pauses import Pauses
 from zslurm.core.processes import DetachedProcess
 from zslurm.job.in_memory.store_client import StoreClient
 from zslurm.run.events.event import Event
@@ -113,6 +114,7 @@ def _monitor(
     running: RunningAttempt,
     agents: Speakers,
     events: list[dict[str, Any]] | None = None,
+    pauses: Pauses | None = None,
     **aegis: Any,
 ) -> AttemptMonitor:
     """A monitor of the attempt; what it records goes to `events`."""
@@ -123,10 +125,25 @@ def _monitor(
     def record(event: Event) -> None:
         recorded.append(event.row)
 
-    job = Job(RunDir(tmp_path / "runs" / "tiny"), spec, {}, "local-1", 0, record)
+    job = Job(RunDir(tmp_path / "runs" / "tiny"), spec, {}, "local-1", 0, record, pauses=pauses or Pauses())
     detector = Detector(spec.aegis)
     detector.begin(1, list(NODES), time.monotonic() - 60)
     return AttemptMonitor(FaultCollector(job, running, cast(Agents, agents), detector, spares=2))
+
+
+def test_a_pause_is_told_before_what_came_after_it(
+    tmp_path: Path, running: RunningAttempt, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock, told = [0.0], list[CoreEvent]()
+    collected = _monitor(tmp_path, running, Speakers({}), pauses=Pauses(clock=lambda: clock[0])).collected
+    monkeypatch.setattr(collected, "tell", told.append)
+    clock[0] = 100.0
+    collected.look("")
+    collected.look("")
+    kinds = [type(event).__name__ for event in told]
+    assert (kinds.count("Paused"), kinds.count("Tick")) == (1, 2)
+    assert kinds.index("Paused") < kinds.index("ReportReceived") < kinds.index("Tick")
+    running.process.signal_group(signal.SIGKILL)
 
 
 def test_ends_of_tasks_are_of_the_ranks_that_the_recoveries_left(tmp_path: Path, running: RunningAttempt) -> None:

@@ -160,7 +160,7 @@ class SilentAgents:
     over = False
     attempt = 0
 
-    def __init__(self, *_: Any) -> None:
+    def __init__(self, *_: Any, **__: Any) -> None:
         self.liveness = SimpleNamespace(
             any_responding=lambda: False, forget=lambda _: None, never_heard=lambda _: []
         )
@@ -248,7 +248,7 @@ class Client:
 class Reporters(SilentAgents):
     """In place of Agents: each node reports that its rank trains, and that it is well."""
 
-    def __init__(self, *_: Any) -> None:
+    def __init__(self, *_: Any, **__: Any) -> None:
         super().__init__()
         self.liveness.any_responding = lambda: True
         self._number = 0

@@ -191,7 +191,7 @@ class FakeAgents:
 
     started_on: Sequence[str] = ()
 
-    def __init__(self, *_about: Any) -> None: ...
+    def __init__(self, *_about: Any, pauses: Any) -> None: ...
 
     def start(self, spec: Any, run: Any, job_id: str, nodes: Sequence[str], environ: Any) -> None:
         FakeAgents.started_on = nodes

@@ -52,7 +52,7 @@ from zslurm.checkpoint_tools.plain import reason_of
 from zslurm.config.load import load_spec
 from zslurm.core import log
 from zslurm.core.errors import Exit, ZslurmError
-from zslurm.core.pauses import Pauses
+from zslurm.core.pauses import PauseReader, Pauses
 from zslurm.hardware.sysfs import sysroot
 from zslurm.run.run_dir import open_run
 from zslurm.slurm.environment import node_name
@@ -117,7 +117,7 @@ class Agent:
             for name, make in makers.items()
         ]
         self._heard_at = time.monotonic()
-        self._pauses = Pauses()
+        self._pauses = Pauses(clock=time.monotonic)
         self._missed = self._hung_up = False
         self._seq = itertools.count(1)
         # After this long a sensor counts as hanging; the slowest thing that any of them waits for is amd-smi.
@@ -139,16 +139,14 @@ class Agent:
             runner.start()
         for work in (self._listen, self._report_progress):
             threading.Thread(target=work, name=work.__name__, daemon=True).start()
-        looked_at = time.monotonic()
+        pauses = PauseReader(self._pauses)
         while not self._stop.wait(_TICK_S):
-            self._pauses.tick()
             # If this process itself was stopped, the supervisor missed no heartbeat meanwhile. One reading of the
             # clock serves a whole turn: wherever in it the process was stopped, the next turn notices.
-            now = time.monotonic()
-            away_s, looked_at = max(0.0, now - looked_at - 2 * _TICK_S), now
-            self._heard_at = min(now, self._heard_at + away_s)
+            now, paused_s = time.monotonic(), pauses.new_s()
+            self._heard_at = min(now, self._heard_at + paused_s)
             for runner in self._runners:
-                runner.excuse(away_s)
+                runner.excuse(paused_s)
             while self._signals:
                 name = signal.Signals(self._signals.popleft()).name
                 self._send(AgentReport(self._stamp(), "signalled", {"signal": name}))

@@ -271,6 +271,7 @@ class AttemptState:
         asked_before: an earlier supervisor has asked this attempt to stop.
         killed_before: an earlier supervisor has ended the step.
         stop: the request to save and stop.
+        stop_later_s: how much later than its deadline the ranks must have saved: the supervisor was stopped.
         progress: how far the run was when that was read last.
         alarm: what the policy makes of the faults, as of the last assessment.
         hang: the hang that is known, if there is one.
@@ -300,6 +301,7 @@ class AttemptState:
     asked_before: bool = False
     killed_before: bool = False
     stop: StopState = field(default_factory=StopState)
+    stop_later_s: float = 0.0
     progress: ProgressRead = field(default_factory=lambda: ProgressRead(-1, None))
     alarm: Alarm = field(default_factory=lambda: Alarm(give_up=False))
     hang: HangState = field(default_factory=HangState)

@@ -215,9 +215,10 @@ class ProgressRead:
 
 @dataclass(frozen=True)
 class Paused:
-    """The supervisor itself was stopped for some seconds, and the ranks probably as well."""
+    """The supervisor itself was stopped for some seconds, until `now`, and the ranks probably as well."""
 
     seconds: float
+    now: float
 
 
 @dataclass(frozen=True)

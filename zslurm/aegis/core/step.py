@@ -95,7 +95,7 @@ def step(state: AttemptState, event: CoreEvent) -> tuple[AttemptState, list[Core
         case ProgressRead():
             state.progress = event
         case Paused():
-            _excuse(state, event.seconds)
+            _excuse(state, event.seconds, event.now)
         case ReportReceived():
             actions = _take_report(state, event)
         case AgentGivenUp():
@@ -332,8 +332,13 @@ def _has_unexplained_losses(state: AttemptState, event: Tick) -> bool:
     return not (by_program or stalled_networks(state.faults))
 
 
-def _excuse(state: AttemptState, seconds: float) -> None:
+def _excuse(state: AttemptState, seconds: float, now: float) -> None:
     """Move every limit of time: the supervisor was stopped, and the ranks were, too."""
+    state.detector.excuse(seconds, now)
+    if state.stop.deadline is not None:
+        state.stop_later_s += seconds
+    if state.cleared_at is not None:
+        state.cleared_at += seconds
     if state.failed_at is not None:
         state.failed_at += seconds
     if state.hang.until is not None:
@@ -411,7 +416,7 @@ def _why_give_up(state: AttemptState, event: Tick) -> GiveUp | None:
     without them Slurm does (SlurmdTimeout), and gets the time to do so.
     """
     aegis, stop, now = state.settings, state.stop, event.now
-    if stop.deadline is not None and now > stop.deadline:
+    if stop.deadline is not None and now > stop.deadline + state.stop_later_s:
         asked = f"when asked to ({stop.asked_by})"
         why = f"the ranks did not save and stop within {aegis.save_s:g} s (aegis.save_s) {asked}"
         return GiveUp(why, overdue=True)

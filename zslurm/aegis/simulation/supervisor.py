@@ -94,7 +94,7 @@ STARTS_AGAIN_S = 2
 """Seconds until the batch script has started a supervisor again."""
 DRAINS_S = 30
 """Seconds between two questions which nodes Slurm drains."""
-_PAUSED_S = 30
+_PAUSED_S = 3
 _RESUMED = (FaultDetected, RanksEnded, StepKilled, StopAsked, RecoveredInMemory, RanksMoved)
 
 Phase = Literal["queued", "starting", "watching", "clearing", "over"]
@@ -445,7 +445,7 @@ class Run:
         attempt = world.attempt
         assert state is not None and attempt is not None
         if paused > _PAUSED_S:
-            self.tell(Paused(float(paused)))
+            self.tell(Paused(float(paused), float(world.now)))
         self._forward_stop(attempt, state)
         self._collect(over=attempt.over is not None)
         if attempt.over is None:

@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 
 from zslurm.aegis.core.ending import outcome_of
-from zslurm.aegis.core.messages import Cleared, GiveUp, Paused
+from zslurm.aegis.core.messages import Cleared, GiveUp
 from zslurm.aegis.core.policy.outcome import AttemptOutcome, Cause
 from zslurm.aegis.supervisor.attempt_starter import RunningAttempt
 from zslurm.aegis.supervisor.fault_collector import FaultCollector, read_step_log
@@ -20,7 +20,6 @@ from zslurm.aegis.supervisor.rank_exits import rank_ends
 from zslurm.aegis.supervisor.stop_forwarder import StopForwarder
 from zslurm.aegis.supervisor.teardown import clear
 from zslurm.core.errors import Exit
-from zslurm.core.pauses import Pauses
 from zslurm.job.step import kill_step
 from zslurm.run.events import RunDirLost, StepKilled
 from zslurm.run.events.event import only_known
@@ -31,8 +30,6 @@ _WATCHFUL_S, _RECOVERING_S = 0.1, 0.02
 _STEPS_END_S = 10.0
 """Seconds that steps get to end by themselves once every rank has recorded its end."""
 
-_PAUSED_S = 30.0
-"""Seconds that no look takes by itself, questions to Slurm included."""
 _ORDERLY = ("completed", "interrupted")
 """Every rank has left by itself: there is nothing to end, and no time to lose when Slurm ends the job."""
 
@@ -55,7 +52,6 @@ class AttemptMonitor:
         self.job, self._agents = collected.job, collected.agents
         self._memory = collected.running.memory
         self.overdue = False
-        self._pauses = Pauses(_PAUSED_S)
         self._stop = StopForwarder(self.job, self._running)
 
     @property
@@ -77,7 +73,6 @@ class AttemptMonitor:
             process.reap()
             if (lost := job.presence.lost()) is not None:
                 return self._abandon(lost)
-            self._excuse_pause()
             self._stop.forward()
             given_up = collected.look(self._why_broken())
             self._look_once_signalled()
@@ -152,14 +147,6 @@ class AttemptMonitor:
         self._stop.signalled |= self.collected.signalled
         self.collected.signalled = False
         self._stop.look_once_signalled()
-
-    def _excuse_pause(self) -> None:
-        """Extend the ranks' deadlines by a time in which we were stopped ourselves: the ranks were, too."""
-        paused_s = self._pauses.tick()
-        if paused_s and self.job.stop.deadline is not None:
-            self.job.stop.deadline += paused_s
-        if paused_s:
-            self.collected.tell(Paused(paused_s))
 
     def _remove_progress(self) -> None:
         """Remove the records that killed ranks have left."""

@@ -31,6 +31,7 @@ from zslurm.aegis.core.messages import (
     LookForCancel,
     LookForPreemption,
     LookupsFailed,
+    Paused,
     ProgressRead,
     RanksFailed,
     RanksKilled,
@@ -68,6 +69,7 @@ from zslurm.aegis.supervisor.work_left import committed_step
 from zslurm.aegis.types import Fault
 from zslurm.core.errors import Exit
 from zslurm.core.files import read_json
+from zslurm.core.pauses import PauseReader
 from zslurm.run.events import (
     FaultDetected,
     RanksEnded,
@@ -136,6 +138,7 @@ class FaultCollector:
         )
         self.signalled = False
         self.given_up: GiveUp | None = None
+        self._pauses = PauseReader(job.pauses)
         self._rank_times = RankTimesWriter(self.attempt)
         self._lookups_at = 0.0
         self._next_log = 0
@@ -293,23 +296,19 @@ class FaultCollector:
     def collect_from_nodes(self, *, over: bool = False, log: str | None = None, broken: str = "") -> None:
         """Take what the agents report, and nodes that Slurm has given up; see `Tick` for the others."""
         failed = failed_nodes(read_step_log(self.attempt) if log is None else log)
-        agents = self.agents
-        for event in agents.news() if agents is not None else ():
+        news = self.agents.news() if self.agents is not None else ()
+        # In this order a pause is told before what came after it, and before the time that has passed with it.
+        now, wall = time.monotonic(), time.time()
+        if (paused_s := self._pauses.new_s()) > 0:
+            self.tell(Paused(paused_s, now))
+        for event in news:
             self.tell(event)
             if isinstance(event, ReportReceived):
                 self._rank_times.feed(event.report)
         self._rank_times.write_if_due(self.state.rank_nodes, time.monotonic())
         if self.state.needs_progress(time.monotonic()):
             self._tell_progress()
-        self.tell(
-            Tick(
-                time.monotonic(),
-                time.time(),
-                failed_nodes=tuple(failed),
-                over=over,
-                broken=broken,
-            )
-        )
+        self.tell(Tick(now, wall, failed_nodes=tuple(failed), over=over, broken=broken))
 
     def _find_failed_lookups(self) -> None:
         """Before the first step, find the nodes on which torch tries to resolve a name.

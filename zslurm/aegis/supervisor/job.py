@@ -14,6 +14,7 @@ from zslurm.aegis.types import History
 from zslurm.config.load import load_spec
 from zslurm.config.spec import RunSpec
 from zslurm.core.errors import ConfigError, SlurmUnavailable, ZslurmError
+from zslurm.core.pauses import Pauses
 from zslurm.run.events import NodesExcluded, Preempted
 from zslurm.run.events.event import Event, only_known, select
 from zslurm.run.exclusions import active_exclusions
@@ -97,6 +98,7 @@ class Job:
         restart: how often Slurm has requeued the job.
         record: records an event; any thread may call it.
         stop: set when the run is asked to stop.
+        pauses: times in which this process was stopped; the agents' heartbeat ticks.
     """
 
     run: RunDir
@@ -106,6 +108,7 @@ class Job:
     restart: int
     record: Callable[[Event], None]
     stop: JobStop = field(default_factory=JobStop)
+    pauses: Pauses = field(default_factory=Pauses)
 
     @classmethod
     def of(cls, run: RunDir, environ: dict[str, str], record: Callable[[Event], None]) -> Job:

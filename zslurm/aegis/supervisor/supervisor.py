@@ -147,7 +147,7 @@ class Supervisor:
         if self.settings.mode == "off":
             yield None
             return
-        agents = Agents(self.settings, self.job.record)
+        agents = Agents(self.settings, self.job.record, pauses=self.job.pauses)
         agents.attempt = adopted
         agents.start(self.job.spec, self.job.run, self.job.job_id, self.nodes.usable(()), self.job.environ)
         try:

@@ -37,8 +37,8 @@ _WROTE_LATER_S = 2.0
 _STEP_TIMES = 50
 # Times of steps are taken over at least this long, so that the way of a report does not matter.
 _SAMPLE_S = 1.0
-# Nothing was read of any node for so long, or for some reports' time: we ourselves were stopped. What came
-# meanwhile is read by and by.
+# Nothing came from any node for so long, or for some reports' time: their reports were held up on the way. What
+# they sent meanwhile comes by and by.
 _AWAY_S, _AWAY_REPORTS = 3.0, 3
 
 
@@ -131,22 +131,20 @@ class AttemptProgress:
 
     # --- what comes ---------------------------------------------------------------------------------------------
 
-    def excuse(self, now: float) -> bool:
-        """Count time in which no report of any node was read as no agent's missed heartbeat.
+    def take_silence(self, now: float) -> float:
+        """Note that a report came; return the seconds before it in which none came from any node, or 0."""
+        silent_s = now - (now if self._read_at is None else self._read_at)
+        self._read_at = now if self._read_at is None or silent_s > 0 else self._read_at
+        return silent_s if silent_s > self._longest_away_s else 0.0
 
-        Returns:
-            Whether there was such a time. Perhaps the whole job was suspended: no rank could start, finish a step,
-            or be slow meanwhile.
-        """
-        away = now - (now if self._read_at is None else self._read_at)
-        self._read_at = now if self._read_at is None or away > 0 else self._read_at
-        if away <= self._longest_away_s:
-            return False
-        self.nodes.excuse(away, now)
-        self.began, self.front_moved = self.began + away, self.front_moved + away
+    def excuse(self, seconds: float, now: float) -> None:
+        """Move all times from which something is counted; see `Detector.excuse`."""
+        if self._read_at is not None:
+            self._read_at = min(now, self._read_at + seconds)
+        self.nodes.excuse(seconds, now)
+        self.began, self.front_moved = self.began + seconds, self.front_moved + seconds
         for rank in self.ranks:
-            rank.gone_since = None if rank.gone_since is None else rank.gone_since + away
-        return True
+            rank.gone_since = None if rank.gone_since is None else rank.gone_since + seconds
 
     def feed(self, name: str, rows: Sequence[RankProgress], node: NodeState, now: float) -> None:
         """Take the progress of the ranks of a node, by the `known` rows of a report."""

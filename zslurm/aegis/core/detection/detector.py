@@ -86,14 +86,23 @@ class Detector:
         self._progress.regroup(now)
         self._hangs.forget()
 
+    def excuse(self, seconds: float, now: float) -> None:
+        """Count a time until now in which no report could be read as nobody's missed heartbeat, hang or slowness.
+
+        This process was stopped, or nothing came from any node. Perhaps the whole job was suspended: no rank could
+        start, finish a step, or be slow meanwhile.
+        """
+        self._progress.excuse(seconds, now)
+        self._stragglers.forget_window()
+
     def feed(self, report: Report, now: float, wall: float | None = None) -> None:
         """Take a report; its faults come with the next `check`.
 
         It came at `now` (monotonic seconds), or `wall` (UNIX seconds; None: the clock of its node is right).
         """
         progress, name = self._progress, report.stamp.node
-        if progress.excuse(now):
-            self._stragglers.forget_window()
+        if (silent_s := progress.take_silence(now)) > 0:
+            self.excuse(silent_s, now)
         node = progress.nodes.hear(name, now)
         self._dead_nodes.dead.discard(name)
         if isinstance(report, ProgressReport):

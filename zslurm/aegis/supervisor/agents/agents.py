@@ -52,6 +52,7 @@ from zslurm.aegis.supervisor.agents.step import AGENT, AgentLauncher
 from zslurm.checkpoint_tools.plain import reason_of
 from zslurm.config.aegis import AegisSection
 from zslurm.config.spec import RunSpec
+from zslurm.core.pauses import Pauses
 from zslurm.run import supervisor_lease
 from zslurm.run.events import AgentReportsIgnored, AgentRestarted, AgentsUnavailable, LeaseLost
 from zslurm.run.events.event import Event, only_known
@@ -73,7 +74,11 @@ class Agents:
     """
 
     def __init__(
-        self, settings: AegisSection, record: Callable[[Event], None], program: Sequence[str] = AGENT
+        self,
+        settings: AegisSection,
+        record: Callable[[Event], None],
+        program: Sequence[str] = AGENT,
+        pauses: Pauses | None = None,
     ) -> None:
         """Prepare; nothing is started.
 
@@ -81,10 +86,12 @@ class Agents:
             settings: of the run.
             record: records what became of the agents; called only in the thread that calls `news`.
             program: the command that starts an agent; the run's directory and `--generation` follow.
+            pauses: of this process; the heartbeat ticks.
         """
         self.attempt = 0
         self.generation = f"{int(time.time()):x}-{secrets.token_hex(3)}"
         self.liveness = Liveness(settings.heartbeat_timeout_s)
+        self._pauses = Pauses() if pauses is None else pauses
         self._settings, self._write, self._program = settings, record, tuple(program)
         self._lock = self.liveness.lock
         self._answers = AgentAnswers(self._lock)
@@ -120,6 +127,7 @@ class Agents:
             self._settings,
             self.liveness,
             self._launcher,
+            pauses=self._pauses,
             present_attempt=lambda: self.attempt,
             on_line=self._on_line,
             record=self._record,
@@ -302,6 +310,7 @@ class Agents:
     def _beat(self) -> None:
         """Send the heartbeat every second, whatever else waits."""
         while not self._over.is_set():
+            self._pauses.tick()
             line = encode_command(Heartbeat(time.time(), self.attempt, self.generation))
             for link in self.liveness.present_links():
                 link.write(line)

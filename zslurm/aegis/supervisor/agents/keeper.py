@@ -19,6 +19,7 @@ from zslurm.aegis.supervisor.agents.liveness import Liveness, NodeAgent
 from zslurm.aegis.supervisor.agents.step import AgentLauncher
 from zslurm.config.aegis import AegisSection
 from zslurm.core.errors import ZslurmError
+from zslurm.core.pauses import PauseReader, Pauses
 from zslurm.run.events import AgentLost, AgentsStarted, AgentsUnavailable
 from zslurm.run.events.event import Event
 from zslurm.slurm.hostlist import compress
@@ -29,7 +30,6 @@ _STUCK_S = 6.0
 _LONGEST_PAUSE_S = 300.0
 _STARTS_AT_ONCE = 4
 _SLURM_STATE_S = 3.0
-_AWAY_S = 3.0
 
 
 class AgentKeeper:
@@ -41,6 +41,7 @@ class AgentKeeper:
         liveness: Liveness,
         launcher: AgentLauncher,
         *,
+        pauses: Pauses,
         present_attempt: Callable[[], int],
         on_line: Callable[[AgentLink, bytes], None],
         record: Callable[[Event], None],
@@ -49,10 +50,11 @@ class AgentKeeper:
     ) -> None:
         """Prepare; `run` starts the agents.
 
+        `pauses` are those of this process.
         `tell` takes what is new for the core. `in_thread(name, work)` runs something in a separate thread.
         """
         self._timeout_s = settings.heartbeat_timeout_s
-        self._liveness, self._launcher = liveness, launcher
+        self._liveness, self._launcher, self._pauses = liveness, launcher, pauses
         self._present_attempt, self._adopted = present_attempt, present_attempt()
         self._on_line, self._record, self._tell, self._in_thread = on_line, record, tell, in_thread
         self._numbers = itertools.count(1)
@@ -62,14 +64,14 @@ class AgentKeeper:
     def run(self) -> None:
         """Start the agents and keep them alive until the supervisor ends them."""
         liveness, over = self._liveness, self._launcher.over
-        looked = time.monotonic()
+        pauses = PauseReader(self._pauses)
         with liveness.lock:
             self._start_step(list(liveness.nodes))
         while not over.wait(_KEEP_S):
-            before, looked = looked, time.monotonic()
+            looked, paused_s = time.monotonic(), pauses.new_s()
             with liveness.lock:
-                if looked - before > _AWAY_S:  # we were stopped: what came meanwhile is still to be read
-                    liveness.excuse(looked - before)
+                if paused_s > 0:  # what came meanwhile is still to be read
+                    liveness.excuse(paused_s, looked)
                 self._record_started(looked)
                 self._check_links(looked)
                 self._check_heartbeats(looked)

@@ -170,6 +170,10 @@ class AgentLink:
             self._taken = now
         return now - self._taken
 
+    def excuse(self, seconds: float, now: float) -> None:
+        """Count a time in which this process itself was stopped neither as the agents' start nor as stuck."""
+        self.started, self._taken = min(now, self.started + seconds), min(now, self._taken + seconds)
+
     # --- its end --------------------------------------------------------------------------------------------
 
     def close_input(self) -> None:

@@ -130,11 +130,13 @@ class Liveness:
         with self.lock:
             return {name: node for name, node in self.nodes.items() if node.link is link}
 
-    def excuse(self, seconds: float) -> None:
-        """Count no heartbeat as missed for a time in which this process itself was stopped."""
+    def excuse(self, seconds: float, now: float) -> None:
+        """Count no heartbeat as missed, and no command as not taken, while this process itself was stopped."""
         with self.lock:
             for node in self.nodes.values():
-                node.heard = None if node.heard is None else node.heard + seconds
+                node.heard = None if node.heard is None else min(now, node.heard + seconds)
+            for link in self.links:
+                link.excuse(seconds, now)
 
     def bisect(self, nodes: Mapping[str, NodeAgent]) -> bool:
         """Have these nodes start in smaller steps: Slurm refuses a step as a whole for one node that is gone.
