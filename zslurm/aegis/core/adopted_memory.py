@@ -115,8 +115,8 @@ def found_memory(report: Mapping[str, Any], first: Sequence[str], events: Sequen
     moves = [event for event in events if isinstance(event, RanksMoved)]
     recorded = {event.generation for event in recoveries} | {event.generation for event in moves}
     pending = None if newest is None or newest.number in recorded else newest
-    now = before if pending is not None else newest
-    members = tuple(first) if now is None else now.members
+    current = before if pending is not None else newest
+    members = tuple(first) if current is None else current.members
     at = [node_of(member) for member in members]
     faults = [event for event in events if isinstance(event, FaultDetected)]
     died = {event.node for event in faults if event.kind == NODE_DEAD and event.node}

@@ -298,9 +298,9 @@ class FaultCollector:
         failed = failed_nodes(read_step_log(self.attempt) if log is None else log)
         news = self.agents.news() if self.agents is not None else ()
         # In this order a pause is told before what came after it, and before the time that has passed with it.
-        now, wall = time.monotonic(), time.time()
+        monotonic, wall = time.monotonic(), time.time()
         if (paused_s := self._pauses.new_s()) > 0:
-            self.tell(Paused(paused_s, now))
+            self.tell(Paused(paused_s, monotonic))
         for event in news:
             self.tell(event)
             if isinstance(event, ReportReceived):
@@ -308,7 +308,7 @@ class FaultCollector:
         self._rank_times.write_if_due(self.state.rank_nodes, time.monotonic())
         if self.state.needs_progress(time.monotonic()):
             self._tell_progress()
-        self.tell(Tick(now, wall, failed_nodes=tuple(failed), over=over, broken=broken))
+        self.tell(Tick(monotonic, wall, failed_nodes=tuple(failed), over=over, broken=broken))
 
     def _find_failed_lookups(self) -> None:
         """Before the first step, find the nodes on which torch tries to resolve a name.
