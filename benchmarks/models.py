@@ -1,4 +1,4 @@
-"""The models of the benchmarks: the tiny recipe's, one of 108.8 million parameters, and a part of zaya1-400m."""
+"""The models of the benchmarks: the tiny recipe's, one of 108.8 million parameters, and those of recipes."""
 
 from __future__ import annotations
 
@@ -35,9 +35,3 @@ LARGER = ModelConfig(
 def recipe(name: str) -> ModelConfig:
     """The model of a recipe."""
     return ModelConfig.model_validate(yaml12.parse(recipes()[name], name).data["model"])
-
-
-def part_of_400m() -> ModelConfig:
-    """4 of the 15 layers of the recipe zaya1-400m with 4/15 of its vocabulary: 171 million parameters."""
-    whole = recipe("zaya1-400m")
-    return whole.model_copy(update={"layers": 4, "vocab_size": whole.vocab_size * 4 // whole.layers})

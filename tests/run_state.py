@@ -10,7 +10,7 @@ from zslurm.core.errors import ZslurmError
 from zslurm.run.run_dir import RunDir
 from zslurm.run.state.run_state import look
 from zslurm.slurm.client import SlurmClient
-from zslurm.slurm.commands import Retries
+from zslurm.slurm.run_command import Retries
 
 
 def state_of(run: RunDir) -> dict[str, Any]:

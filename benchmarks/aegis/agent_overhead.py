@@ -22,7 +22,7 @@ from pathlib import Path
 import psutil
 
 from benchmarks.common import write_result
-from zslurm.cli.data.build import make_bundle
+from zslurm.cli.data_build import make_bundle
 from zslurm.cli.demo import RUN_FILE
 from zslurm.core.processes import ProcessRecord
 from zslurm.train.data.build.sources import demo_corpus_sources

@@ -15,8 +15,8 @@ from tests.on_slurm.cluster.user import directory_of
 from tests.waiting import wait_for
 from zslurm.core.errors import NotFound, SlurmRefused, SlurmUnavailable
 from zslurm.slurm.client import SlurmClient
-from zslurm.slurm.commands import Retries
 from zslurm.slurm.jobs import ExitCode, JobRecord
+from zslurm.slurm.run_command import Retries
 from zslurm.slurm.states import JobState
 
 pytestmark = pytest.mark.slurm

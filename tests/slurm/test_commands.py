@@ -15,7 +15,7 @@ from tests.slurm.recordings import recorded
 from tests.waiting import with_limit_that_suffices
 from zslurm.core.errors import Exit, NotFound, SlurmRefused, SlurmUnavailable
 from zslurm.slurm.client import SlurmClient
-from zslurm.slurm.commands import Retries
+from zslurm.slurm.run_command import Retries
 from zslurm.slurm.states import JobState
 
 Program = Callable[[str, str], None]

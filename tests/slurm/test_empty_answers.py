@@ -9,8 +9,8 @@ import pytest
 
 from zslurm.core.errors import SlurmUnavailable
 from zslurm.slurm.client import SlurmClient
-from zslurm.slurm.commands import Retries
 from zslurm.slurm.jobs import FIELD_END, QUEUE_FIELDS, RECORD_END
+from zslurm.slurm.run_command import Retries
 from zslurm.slurm.states import JobState
 
 UNKNOWN = "echo 'slurm_load_jobs error: Invalid job id specified' >&2; exit 1"

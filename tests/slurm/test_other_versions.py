@@ -7,9 +7,9 @@ from datetime import timedelta
 import pytest
 
 from tests.slurm.recordings import recorded_elsewhere as recorded
-from zslurm.slurm.commands import _UNREACHED
 from zslurm.slurm.inventory import count_gpus, parse_config, parse_partitions
 from zslurm.slurm.jobs import QUEUE_FIELDS
+from zslurm.slurm.run_command import _UNREACHED
 from zslurm.slurm.version import parse_version
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.slurm.recordings import recorded
-from zslurm.slurm.commands import Retries
+from zslurm.slurm.run_command import Retries
 
 RUNNING, CANCELLED, FORGOTTEN = "4", "6", "999"
 """Jobs of recorded.SQUEUE, and one that the controller does not know any more."""

@@ -11,12 +11,12 @@ import pytest
 from tests.submit.scripted_slurm import FORGOTTEN, ScriptedSlurm
 from tests.submit.specs import run_spec
 from tests.train.runs import make_corpus
+from zslurm.cli.run.submission import dependency, sbatch_flags
 from zslurm.core.errors import ConfigError, NotFound
 from zslurm.job.preparation.interpreter import Interpreter
 from zslurm.job.step import slurm_step
 from zslurm.run.run_dir import RunDir
 from zslurm.slurm.sbatch_options import RESERVED
-from zslurm.submit.options import dependency, sbatch_flags
 from zslurm.submit.script.render import directives
 from zslurm.submit.slurm_launcher import check_slurm
 from zslurm.submit.submit import submit

@@ -8,13 +8,13 @@ import pytest
 
 from tests.submit.specs import run_spec
 from zslurm.cli.commands import load
+from zslurm.cli.run.submission import sbatch_flags
 from zslurm.cluster.site import Site
 from zslurm.config.layers import parse_path
 from zslurm.config.spec import RunSpec, SlurmSection
 from zslurm.core.errors import ConfigError
 from zslurm.run.run_dir import RunDir
 from zslurm.slurm.sbatch_options import BY_NAME, OPTIONS, RESERVED, SbatchOption, carried_by
-from zslurm.submit.options import sbatch_flags
 from zslurm.submit.plugin.parameters import SET_BY_SUBMITIT
 from zslurm.submit.script.render import directives
 

@@ -40,7 +40,7 @@ class CommandLine(NamedTuple):
 
 
 _COMMANDS = (
-    CommandLine("new", "new.new", "Write a commented run file from a recipe."),
+    CommandLine("new", "new", "Write a commented run file from a recipe."),
     CommandLine("submit", "run.submit", "Submit a run, or continue it."),
     CommandLine("status", "run.status", "Show your runs, or everything about one."),
     CommandLine("watch", "run.watch", "Show your active runs, or those that are named until they rest."),
@@ -54,7 +54,7 @@ _COMMANDS = (
     CommandLine("init", "cluster.init", "Write a cluster profile from what Slurm and a node report."),
     CommandLine("doctor", "cluster.doctor", "Check this machine and the nodes."),
     CommandLine("cluster", "cluster.cluster", "Cluster profiles, RCCL environment, rails and excluded nodes."),
-    CommandLine("data", "data.data", "Token bundles: what runs are trained on."),
+    CommandLine("data", "data", "Token bundles: what runs are trained on."),
     CommandLine(
         "checkpoint", "checkpoint.checkpoint", "Checkpoints: list, show, verify, compare, reshape, convert."
     ),

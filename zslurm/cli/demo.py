@@ -27,7 +27,7 @@ from typing import Annotated
 import typer
 
 from zslurm.checkpoint_tools.quantities import counted, show_count, show_duration
-from zslurm.cli.data.build import describe_summary, make_bundle
+from zslurm.cli.data_build import describe_summary, make_bundle
 from zslurm.core.console import say
 from zslurm.core.errors import ConfigError, Exit, NotFound, ZslurmError
 from zslurm.core.extras import require

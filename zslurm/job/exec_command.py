@@ -20,10 +20,10 @@ from zslurm.core.errors import ConfigError, NotFound, SlurmUnavailable, ZslurmEr
 from zslurm.run.run_dir import RunDir
 from zslurm.run.state.run_state import look
 from zslurm.slurm.client import SlurmClient
-from zslurm.slurm.commands import SlurmCommands
 from zslurm.slurm.environment import NODE_VARIABLE, scrubbed
 from zslurm.slurm.hostlist import compress, expand
 from zslurm.slurm.on_nodes.run_on_nodes import beside_ranks
+from zslurm.slurm.run_command import SlurmCommands
 from zslurm.slurm.version import shares_gpus
 
 # What each task prints first: srun labels lines with the task's number, and only the task knows its node.

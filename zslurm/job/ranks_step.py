@@ -25,10 +25,10 @@ from zslurm.cluster.site import load_site
 from zslurm.core.errors import SlurmUnavailable, ZslurmError
 from zslurm.core.files import read_json, write_atomically
 from zslurm.run.index import state_dir
-from zslurm.slurm.commands import SlurmCommands
 from zslurm.slurm.environment import node_name, own_job_id, step_environment
 from zslurm.slurm.on_nodes.run_on_nodes import end_srun
 from zslurm.slurm.on_nodes.srun_output import is_of_slurm, launch_failures, reached_time_limit, task_failures
+from zslurm.slurm.run_command import SlurmCommands
 from zslurm.train.errors import TrainError
 from zslurm.train.parallel.local_ranks import Failure
 

@@ -12,8 +12,8 @@ from zslurm.run.identity import job_ids
 from zslurm.run.run_dir import RunDir
 from zslurm.run.state.run_state import last_job
 from zslurm.slurm.client import SlurmClient
-from zslurm.slurm.commands import Retries
 from zslurm.slurm.jobs import JobRecord
+from zslurm.slurm.run_command import Retries
 
 # 12345, a Slurm step 12345.0 or 12345.batch, an array's task 12345_7 or 12345_[0-9], a het job's part 12345+1
 _JOB = re.compile(r"(?P<job>\d+)(?:\.(?P<step>\w+)|_(?P<task>\d+|\[[\d,%-]+\])|\+(?P<part>\d+))?")

@@ -17,9 +17,9 @@ from typing import Literal
 from zslurm.core.errors import NotFound, SlurmRefused, SlurmUnavailable, ZslurmError
 from zslurm.slurm import accounting, inventory, jobs
 from zslurm.slurm.accounting import StepUsage
-from zslurm.slurm.commands import HIDDEN, UNKNOWN_JOB, SlurmCommands, message_of
 from zslurm.slurm.hostlist import compress
 from zslurm.slurm.jobs import FIELD_END, JobRecord
+from zslurm.slurm.run_command import HIDDEN, UNKNOWN_JOB, SlurmCommands, message_of
 from zslurm.slurm.states import JobState, parse_state
 from zslurm.slurm.topology import SlurmTopology, parse_topology
 from zslurm.slurm.version import Version, parse_version, test_only_is_safe

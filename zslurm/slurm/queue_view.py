@@ -25,9 +25,9 @@ from zslurm.core.errors import ZslurmError
 from zslurm.core.files import write_atomically
 from zslurm.core.paths import home
 from zslurm.slurm.client import SlurmClient
-from zslurm.slurm.commands import Retries
 from zslurm.slurm.environment import WHICH_CLUSTER
 from zslurm.slurm.jobs import JobRecord
+from zslurm.slurm.run_command import Retries
 
 FRESH_S = 3.0
 """An answer is as good as new for so long."""

@@ -32,7 +32,7 @@ from zslurm.run.run_dir import RunDir, not_writable
 from zslurm.run.secrets import read_secrets, without_secrets, write_secrets
 from zslurm.run.state.run_state import recorded_job
 from zslurm.slurm.client import SlurmClient
-from zslurm.slurm.commands import Retries
+from zslurm.slurm.run_command import Retries
 from zslurm.submit.code_version import code_version
 from zslurm.submit.continuation import check_continues, refuse_active
 from zslurm.submit.submit_lock import submit_lock

@@ -15,7 +15,7 @@ from tests.aegis.agent.test_stacks import start_rank
 from tests.aegis.contexts import context
 from tests.aegis.orphans import Orphans, environ_of, orphans, runs
 from zslurm.aegis.agent import one_rank
-from zslurm.aegis.agent.commands import handle
+from zslurm.aegis.agent.command_handlers import handle
 from zslurm.aegis.agent.one_rank import end_rank
 from zslurm.aegis.agent.sensor import NodeContext
 from zslurm.aegis.protocol import Command, decode_command, encode_command

@@ -10,7 +10,7 @@ import pytest
 
 from tests.cli.commands import Zslurm
 from tests.cli.trained import CONTEXT
-from zslurm.cli.new.run_file import LEARNING_RATE_DIVISOR, nearest_recipe
+from zslurm.cli.run_file import LEARNING_RATE_DIVISOR, nearest_recipe
 from zslurm.config import load, yaml12
 from zslurm.train.checkpointing.init_weights import open_init
 from zslurm.train.config import ModelConfig

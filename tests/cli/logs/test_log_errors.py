@@ -11,7 +11,7 @@ import pytest
 from tests.cli.commands import Zslurm
 from tests.run.stories import Story
 from zslurm.aegis.core.policy.outcome import Cause
-from zslurm.cli.logs.log_errors import details_of_root, rank_errors
+from zslurm.cli.logs.logs import details_of_root, rank_errors
 from zslurm.train.jsonl import JsonLinesWriter
 
 PEER_LEFT = "[../third_party/gloo/gloo/transport/tcp/pair.cc:547] Connection closed by peer [127.0.0.1]:6230"

@@ -15,9 +15,9 @@ import pytest
 
 from tests.run.stories import Holder, Story
 from tests.waiting import DEADLINE_S, wait_for
-from zslurm.cli.logs import merged_logs
+from zslurm.cli.logs import rank_log
 from zslurm.cli.logs.logs import parse_ranks
-from zslurm.cli.logs.merged_logs import print_merged
+from zslurm.cli.logs.rank_log import print_merged
 from zslurm.core.errors import ConfigError, NotFound
 
 T0 = 1_780_000_000.0
@@ -77,7 +77,7 @@ def test_however_the_files_are_cut_into_blocks(
     story: Story, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, block: int
 ) -> None:
     whole = printed(story, capsys)
-    monkeypatch.setattr(merged_logs, "BLOCK", block)
+    monkeypatch.setattr(rank_log, "BLOCK", block)
     assert printed(story, capsys) == whole
 
 

@@ -13,9 +13,8 @@ import pytest
 
 from tests.cli.terminal.pictures import compare
 from tests.run.stories import Holder, Story
-from zslurm.cli.run.dashboard import RunPicture, draw_run, draw_runs
-from zslurm.cli.run.watch_terminal import _View as View
-from zslurm.cli.terminal.drawing import bar, heat_map, sparkline
+from zslurm.cli.run.dashboard import RunPicture, bar, draw_run, draw_runs, heat_map, sparkline
+from zslurm.cli.run.watch import _View as View
 from zslurm.cli.terminal.screen import Line
 from zslurm.run.metrics.rank_times import RankTimes, read_rank_times, write_rank_times
 from zslurm.run.state.run_state import look, look_all

@@ -27,7 +27,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from zslurm.aegis.agent.attempt_baselines import NodeMemory
-from zslurm.aegis.agent.commands import handle
+from zslurm.aegis.agent.command_handlers import handle
 from zslurm.aegis.agent.outbox import Outbox
 from zslurm.aegis.agent.rank_processes import RankProcesses
 from zslurm.aegis.agent.sensor import Make, NodeContext, Reading, all_sensors

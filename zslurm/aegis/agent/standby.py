@@ -40,8 +40,8 @@ from zslurm.run.run_dir import RunDir
 from zslurm.run.state.run_state import last_job
 from zslurm.run.supervisor_lease import LeaseWatch
 from zslurm.slurm.client import SlurmClient
-from zslurm.slurm.commands import Retries
 from zslurm.slurm.environment import job_nodes, own_job_id, restart_count, task_node
+from zslurm.slurm.run_command import Retries
 
 STAGGER_S = 2.0
 """Seconds by which each agent waits longer than the one before it."""

@@ -22,8 +22,8 @@ from zslurm.run.events import Decided, RunEnded
 from zslurm.run.events.event import Event
 from zslurm.run.events.event_text import describe_cause, describe_fault
 from zslurm.slurm.client import SlurmClient
-from zslurm.slurm.commands import Retries
 from zslurm.slurm.jobs import JobRecord
+from zslurm.slurm.run_command import Retries
 
 LONGEST = 200
 _OURS = "zslurm: "

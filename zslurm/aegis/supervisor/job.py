@@ -21,10 +21,10 @@ from zslurm.run.exclusions import active_exclusions
 from zslurm.run.presence import Presence
 from zslurm.run.run_dir import RunDir
 from zslurm.slurm.client import PreemptMode, SlurmClient
-from zslurm.slurm.commands import Retries
 from zslurm.slurm.environment import JOB_VARIABLE, restart_count
 from zslurm.slurm.hostlist import compress
 from zslurm.slurm.preemption import Preemption, find_preemption
+from zslurm.slurm.run_command import Retries
 from zslurm.train.jsonl import read_jsonl
 
 _ANSWER_S = 5.0

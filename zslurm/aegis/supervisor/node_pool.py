@@ -11,10 +11,10 @@ from zslurm.cluster.rails.fabric import Fabric, fabric_of
 from zslurm.config.spec import ClusterSection, RunSpec
 from zslurm.core.errors import SlurmUnavailable, ZslurmError
 from zslurm.slurm.client import SlurmClient
-from zslurm.slurm.commands import Retries
 from zslurm.slurm.environment import job_nodes, own_job_id, partition_of_job
 from zslurm.slurm.hostlist import expand
 from zslurm.slurm.inventory import usable_nodes
+from zslurm.slurm.run_command import Retries
 from zslurm.slurm.topology import order_by_leaf
 
 _ANSWER_S = 5.0

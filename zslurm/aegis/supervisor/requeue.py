@@ -16,7 +16,6 @@ from zslurm.run.events import FaultDetected, StartPostponed
 from zslurm.run.events.event import select
 from zslurm.run.state.run_state import last_job
 from zslurm.slurm.client import SlurmClient
-from zslurm.slurm.commands import Retries
 from zslurm.slurm.exclusion import (
     JobSize,
     RequeueResult,
@@ -26,6 +25,7 @@ from zslurm.slurm.exclusion import (
     wait_until_down,
 )
 from zslurm.slurm.hostlist import compress
+from zslurm.slurm.run_command import Retries
 from zslurm.slurm.states import JobState
 from zslurm.train.jsonl import read_jsonl
 

@@ -41,12 +41,12 @@ from zslurm.cluster.rccl.environment import variables_of
 from zslurm.cluster.site import Site
 from zslurm.core.errors import ConfigError, SlurmRefused, SlurmUnavailable, ZslurmError
 from zslurm.slurm.client import SlurmClient
-from zslurm.slurm.commands import controller_was_away
 from zslurm.slurm.environment import own_job_id
 from zslurm.slurm.hostlist import compress, expand
 from zslurm.slurm.on_nodes.node_tasks import NodeTasks, start_here, start_on_nodes
 from zslurm.slurm.on_nodes.run_on_nodes import queued_job
 from zslurm.slurm.on_nodes.srun_output import failed_nodes
+from zslurm.slurm.run_command import controller_was_away
 
 _LOG = logging.getLogger(__name__)
 

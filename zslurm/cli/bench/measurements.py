@@ -16,7 +16,7 @@ from typer import Option
 
 from zslurm.bench.run.work_directory import PREFIX
 from zslurm.bench.storage_space import refusal
-from zslurm.cli.bench.options import (
+from zslurm.cli.bench.measure_options import (
     Apply,
     Measure,
     Minutes,

@@ -17,7 +17,7 @@ from zslurm.bench.results.published import lines_for
 from zslurm.bench.run.launch import launch
 from zslurm.bench.run.request import BenchProgress, BenchRequest
 from zslurm.checkpoint_tools.quantities import counted, show_duration
-from zslurm.cli.bench.options import Measure
+from zslurm.cli.bench.measure_options import Measure
 from zslurm.cli.bench.results import draw_plots, keep_measurements
 from zslurm.cli.bench.tables import show_side_by_side, show_table
 from zslurm.cluster.profile import LOCAL

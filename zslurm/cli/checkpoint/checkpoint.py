@@ -14,9 +14,9 @@ from zslurm import checkpoint_tools
 from zslurm.api.checkpoint import reshaped_path
 from zslurm.checkpoint_tools import Listing, acquire, plan_reshape, prunable
 from zslurm.checkpoint_tools.quantities import counted, show_bytes, show_duration
+from zslurm.cli.checkpoint.checkpoint_options import Checkpoint, Checkpoints, Threads
 from zslurm.cli.checkpoint.convert import export, import_
 from zslurm.cli.checkpoint.inspect import diff, list_, show, verify
-from zslurm.cli.checkpoint.options import Checkpoint, Checkpoints, Threads
 from zslurm.cli.errors import as_user_errors
 from zslurm.cli.options import Json, Slurm, run_locally_or_as_job
 from zslurm.core.console import print_json, say

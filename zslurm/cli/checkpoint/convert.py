@@ -13,7 +13,7 @@ from typer import Argument, Option
 
 from zslurm import checkpoint_tools
 from zslurm.checkpoint_tools.quantities import counted, show_bytes, show_count, show_duration
-from zslurm.cli.checkpoint.options import (
+from zslurm.cli.checkpoint.checkpoint_options import (
     Checkpoint,
     Context,
     NoTokenizer,

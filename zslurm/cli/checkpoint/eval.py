@@ -18,7 +18,7 @@ from typer import Argument, Option
 
 from zslurm.checkpoint_tools.format.layout import step_of
 from zslurm.checkpoint_tools.quantities import counted
-from zslurm.cli.checkpoint.options import ComputeDevice, TokenizerFile, choose_device, tokenizer_for
+from zslurm.cli.checkpoint.checkpoint_options import ComputeDevice, TokenizerFile, choose_device, tokenizer_for
 from zslurm.cli.errors import as_user_errors
 from zslurm.cli.help import MORE
 from zslurm.cli.options import Json, run_locally_or_as_job

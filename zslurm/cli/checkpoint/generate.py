@@ -13,7 +13,7 @@ from typer import Argument, Option
 
 from zslurm.checkpoint_tools.plain import in_words
 from zslurm.checkpoint_tools.quantities import counted, show_bytes
-from zslurm.cli.checkpoint.options import (
+from zslurm.cli.checkpoint.checkpoint_options import (
     ComputeDevice,
     Context,
     Dtype,

@@ -14,7 +14,7 @@ from typer import Argument, Option
 from zslurm import checkpoint_tools
 from zslurm.checkpoint_tools import Comparison, Manifest, Statistics, compare, statistics
 from zslurm.checkpoint_tools.quantities import counted, show_bytes, show_count, show_duration
-from zslurm.cli.checkpoint.options import Checkpoint, Checkpoints, Threads
+from zslurm.cli.checkpoint.checkpoint_options import Checkpoint, Checkpoints, Threads
 from zslurm.cli.errors import as_user_errors
 from zslurm.cli.options import Json, Slurm, complete_tensors, run_locally_or_as_job
 from zslurm.cli.terminal.table import Column, print_table

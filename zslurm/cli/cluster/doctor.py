@@ -82,7 +82,7 @@ def doctor(
     )
     try:
         log.set_up()
-        with log.detailed("zslurm.slurm.commands"):  # why it takes so long
+        with log.detailed("zslurm.slurm.run_command"):  # why it takes so long
             report = run_doctor(site_to_check(cluster), wanted_checks)
     except KeyboardInterrupt:  # the job is cancelled by now
         raise typer.Abort from None

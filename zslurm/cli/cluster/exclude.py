@@ -20,8 +20,8 @@ from zslurm.run.index import known_runs
 from zslurm.run.run_dir import RunDir
 from zslurm.run.state.run_state import RunState, look_all
 from zslurm.slurm.client import SlurmClient
-from zslurm.slurm.commands import Retries
 from zslurm.slurm.hostlist import compress, expand
+from zslurm.slurm.run_command import Retries
 from zslurm.submit.control import readmit
 
 app = typer.Typer(help="Nodes that runs do not use any more: list them, allow them again.", no_args_is_help=True)

@@ -21,8 +21,8 @@ from zslurm.core.units import show_value
 from zslurm.job.numa_bind import cores_of
 from zslurm.run.state.run_state import last_job
 from zslurm.slurm.client import SlurmClient
-from zslurm.slurm.commands import Retries
 from zslurm.slurm.jobs import time_limit
+from zslurm.slurm.run_command import Retries
 from zslurm.submit.checks.run import check_data, notes_on
 from zslurm.submit.continuation import changed_keys, last_spec
 from zslurm.submit.phase_plan import Communication, phase_json, phase_plans

@@ -38,8 +38,8 @@ from zslurm.run.run_dir import RunDir
 from zslurm.run.state.run_state import STATES, RunState, look_all
 from zslurm.run.state.state_events import read_state_events
 from zslurm.slurm.client import SlurmClient
-from zslurm.slurm.commands import Retries
 from zslurm.slurm.hostlist import compress, expand
+from zslurm.slurm.run_command import Retries
 
 
 def status(

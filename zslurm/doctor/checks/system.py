@@ -30,8 +30,8 @@ from zslurm.doctor.check import (
 from zslurm.hardware.job_processes import Process, processes
 from zslurm.hardware.node_sources import Sources
 from zslurm.slurm.client import SlurmClient
-from zslurm.slurm.commands import Retries
 from zslurm.slurm.environment import array_id, cluster_name, own_job_id
+from zslurm.slurm.run_command import Retries
 from zslurm.slurm.settings import read_settings
 
 _DRIVERS = ("amdgpu", "nvidia", "ionic", "ionic_rdma", "bnxt_re", "mlx5_core")

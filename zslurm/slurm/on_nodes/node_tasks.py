@@ -14,10 +14,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from zslurm.core.errors import SlurmUnavailable
-from zslurm.slurm.commands import SlurmCommands
 from zslurm.slurm.environment import scrubbed, step_environment
 from zslurm.slurm.hostlist import compress
 from zslurm.slurm.on_nodes.run_on_nodes import SETUP_VARIABLE, cancel_named, end_srun
+from zslurm.slurm.run_command import SlurmCommands
 
 
 @dataclass(frozen=True)

@@ -21,11 +21,11 @@ from dataclasses import dataclass
 from typing import IO, Any
 
 from zslurm.core.errors import SlurmRefused, SlurmUnavailable, ZslurmError
-from zslurm.slurm.commands import Retries, SlurmCommands
 from zslurm.slurm.environment import node_name, scrubbed, step_environment
 from zslurm.slurm.hostlist import compress
 from zslurm.slurm.on_nodes.message_lines import Joiner, split
 from zslurm.slurm.on_nodes.srun_output import failed_nodes, launch_failures, task_failures
+from zslurm.slurm.run_command import Retries, SlurmCommands
 
 SETUP_VARIABLE = "ZSLURM_SURVEY_SETUP"
 """Environment variable with shell lines that each node runs first; not on a command line that all can see."""

@@ -17,8 +17,8 @@ from zslurm.config.spec import ClusterSection, RunSpec
 from zslurm.core.errors import ConfigError, SlurmRefused
 from zslurm.run.run_dir import RunDir
 from zslurm.slurm.client import SlurmClient
-from zslurm.slurm.commands import SlurmCommands
 from zslurm.slurm.inventory import Node, SlurmPartition
+from zslurm.slurm.run_command import SlurmCommands
 from zslurm.submit.checks.fabric import fabric_summary, leaf_size_notes, missing_slices, strangers
 from zslurm.submit.script.render import directives
 

@@ -22,14 +22,14 @@ from submitit.core import core, utils
 
 from zslurm.core.errors import ConfigError, SlurmRefused, SlurmUnavailable, ZslurmError
 from zslurm.slurm.client import SlurmClient, SubmissionEnded
-from zslurm.slurm.commands import (
+from zslurm.slurm.environment import names_to_scrub
+from zslurm.slurm.run_command import (
     Retries,
     advice_on_refusal,
     controller_was_away,
     may_have_arrived,
     words_of_sbatch,
 )
-from zslurm.slurm.environment import names_to_scrub
 from zslurm.submit.plugin.auto import pass_parameters_on
 from zslurm.submit.plugin.job import ZslurmJob
 from zslurm.submit.plugin.parameters import OWN, PARAMETERS, UnknownParameter, unknown_parameter

@@ -34,8 +34,8 @@ class ZslurmJobEnvironment(slurm.SlurmJobEnvironment):
         from zslurm.core.errors import ZslurmError
         from zslurm.slurm import environment
         from zslurm.slurm.client import SlurmClient
-        from zslurm.slurm.commands import Retries
         from zslurm.slurm.preemption import find_preemption
+        from zslurm.slurm.run_command import Retries
 
         client = SlurmClient(timeout_s=_ASK_S, retries=Retries(attempts=1))
         job_id = environment.own_job_id() or ""

@@ -20,9 +20,9 @@ from zslurm.core.errors import SlurmUnavailable, ZslurmError
 from zslurm.core.processes import ProcessRecord
 from zslurm.run.run_dir import RunDir
 from zslurm.slurm.client import SlurmClient
-from zslurm.slurm.commands import Retries
 from zslurm.slurm.environment import step_environment, task_node
 from zslurm.slurm.on_nodes.run_on_nodes import beside_ranks
+from zslurm.slurm.run_command import Retries
 from zslurm.slurm.version import why_not_shared
 
 STEP_PREFIX = "agents-"

@@ -17,8 +17,8 @@ from zslurm.run.events import MoveAsked, MoveRefused, RanksMoved
 from zslurm.run.events.event import from_row, select
 from zslurm.run.events.event_text import node_names
 from zslurm.slurm.client import SlurmClient
-from zslurm.slurm.commands import Retries
 from zslurm.slurm.inventory import Node
+from zslurm.slurm.run_command import Retries
 from zslurm.train.jsonl import JsonLinesTail, read_jsonl
 
 _LOOK_S = 0.5

@@ -10,7 +10,7 @@ import typer
 from typer import Argument, Option
 
 from zslurm.checkpoint_tools.quantities import counted, show_bytes, show_count
-from zslurm.cli.data.build import Workers, build
+from zslurm.cli.data_build import Workers, build
 from zslurm.cli.errors import as_user_errors
 from zslurm.cli.options import Json, Slurm, run_locally_or_as_job
 from zslurm.core.console import print_json

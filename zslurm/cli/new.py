@@ -9,7 +9,8 @@ from typing import Annotated
 import typer
 
 from zslurm.checkpoint_tools.quantities import counted
-from zslurm.cli.new.run_file import (
+from zslurm.cli.options import Cluster, complete_recipes
+from zslurm.cli.run_file import (
     Context,
     Lengths,
     Start,
@@ -19,7 +20,6 @@ from zslurm.cli.new.run_file import (
     resolve_on_cluster,
     run_file_text,
 )
-from zslurm.cli.options import Cluster, complete_recipes
 from zslurm.cluster.profile import default_name
 from zslurm.config import load, yaml12
 from zslurm.core.console import say
@@ -155,7 +155,7 @@ def _has_profile() -> bool:
 
 def _build(sources: list[Path], out: Path, recipe: str, start: Start | None, *, pairs: bool) -> None:
     """Build the data with the tokenizer of the weights, or with one of the recipe's vocabulary that is trained."""
-    from zslurm.cli.data.build import describe_summary, make_bundle  # imports h5py
+    from zslurm.cli.data_build import describe_summary, make_bundle  # imports h5py
     from zslurm.train.data.build.source_reader import Fields
 
     fields = Fields(prompt_key="prompt", completion_key="completion") if pairs else Fields()

@@ -1,1 +1,0 @@
-"""Token bundles: build, describe, verify."""

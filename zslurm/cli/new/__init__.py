@@ -1,1 +1,0 @@
-"""`zslurm new`: a run file from a recipe, your texts and, for fine-tuning, trained weights."""
