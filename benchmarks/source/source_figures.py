@@ -51,10 +51,7 @@ def run() -> None:
         "commands_in_help": sum(len(names.split()) for names in HEADINGS.values()),
         "commands": len(COMMANDS),
         "keys_of_a_run_file": _keys(files["docs/reference/configuration.md"]),
-        **{
-            habit: round(count, 1)
-            for habit, count in counts({name: _text(files[name]) for name in source}).items()
-        },
+        **{habit: round(count, 1) for habit, count in habits.items()},
     }
     packages = Counter[str]()
     for name in source:

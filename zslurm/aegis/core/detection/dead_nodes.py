@@ -98,9 +98,9 @@ class DeadNodes:
         return faults
 
     def _is_own_node_cut_off(self, now: float) -> bool:
-        """Return whether all other agents, of several, have missed heartbeats; nodes that died before do not count.
+        """Return whether all other agents, of several, have missed heartbeats.
 
-        They fall silent one after the other, a report's interval apart.
+        Nodes that died before do not count. Agents miss heartbeats one after the other, a report's interval apart.
         """
         progress = self._progress
         least_s = progress.settings.heartbeat_timeout_s - LATE_S
