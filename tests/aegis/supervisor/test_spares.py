@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 from tests.submit.specs import run_spec
 from tests.waiting import wait_for
 from zslurm.aegis.protocol import Answer, Stamp
 from zslurm.aegis.supervisor.agents.agents import Agents
+from zslurm.aegis.supervisor.agents.liveness import Liveness
 from zslurm.aegis.supervisor.job import Job
 from zslurm.aegis.supervisor.recovery import Recovery
+from zslurm.aegis.supervisor.spare_checks import unfit_spares
 from zslurm.run.run_dir import RunDir
 
 
@@ -52,3 +56,14 @@ def test_an_unusable_spare_is_reported_when_the_job_starts(tmp_path: Path) -> No
         ("node5", False, "its agent does not answer"),
     ]
     assert {row["event"] for row in told} == {"spare_checked"}, "it may be well when it is needed"
+
+
+def test_a_spare_that_does_not_answer_is_not_unfit_if_this_node_is_cut_off(tmp_path: Path) -> None:
+    spec = run_spec(tmp_path, slurm={"nodes": 2, "spares": 2}, cluster={"name": "lab", "launcher": "slurm"})
+    job = Job(RunDir(tmp_path), spec, {"SLURMD_NODENAME": "node0"}, "7", 0, lambda _: None)
+    liveness = Liveness(1000.0)
+    liveness.begin(("node0", "node1", "node5"))
+    agents = SimpleNamespace(liveness=liveness, ask=lambda *_, **__: {}, over=False)
+    for heard, unfit in (("node0", {}), ("node1", {"node5": "its agent does not answer"})):
+        liveness.nodes[heard].take_report(time.monotonic())
+        assert unfit_spares(job, cast(Agents, agents), ["node5"]) == unfit

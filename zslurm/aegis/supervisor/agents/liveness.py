@@ -114,6 +114,13 @@ class Liveness:
                 node.heard is not None and now - node.heard < self._timeout_s for node in self.nodes.values()
             )
 
+    def hears_only(self, name: str | None) -> bool:
+        """Return whether no agent but that of this node reports, of several; see `any_responding`."""
+        now = time.monotonic()
+        with self.lock:
+            others = [node.heard for other, node in self.nodes.items() if other != name]
+        return len(others) > 1 and not any(heard is not None and now - heard < self._timeout_s for heard in others)
+
     def missed(self, seconds: float, now: float) -> dict[str, float]:
         """Return the nodes whose agent has reported once and not for so long, with the seconds since."""
         with self.lock:
