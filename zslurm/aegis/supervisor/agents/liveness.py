@@ -116,10 +116,10 @@ class Liveness:
 
     def hears_only(self, name: str | None) -> bool:
         """Return whether no agent but that of this node reports, of several; see `any_responding`."""
-        now = time.monotonic()
+        since = time.monotonic() - self._timeout_s
         with self.lock:
             others = [node.heard for other, node in self.nodes.items() if other != name]
-        return len(others) > 1 and not any(heard is not None and now - heard < self._timeout_s for heard in others)
+        return len(others) > 1 and not any(heard is not None and heard > since for heard in others)
 
     def missed(self, seconds: float, now: float) -> dict[str, float]:
         """Return the nodes whose agent has reported once and not for so long, with the seconds since."""
