@@ -145,7 +145,7 @@ class FakeSlurm(SlurmClient):
 
     def requeue(self, job_id: str) -> None:
         self.done.append("requeue")
-        self.record = replace(self.record, state=JobState.COMPLETING, restarts=1)
+        self.record = replace(self.record, state=JobState.COMPLETING, restarts=self.record.restarts + 1)
 
     def update(self, job_id: str, **settings: str) -> None:
         self.excluded = settings.get("ExcNodeList", self.excluded)
@@ -364,6 +364,36 @@ def test_whenever_the_supervisor_is_killed_nothing_is_lost_and_nothing_repeated(
         assert site.excluded == whole.excluded, f"killed {name}"
         assert site.calls.read_text().split() == ["attempt-1", "attempt-2"], f"killed {name}"
         assert (site.slurm.done, site.slurm.excluded) == (["requeue"], "node[1-2]"), f"killed {name}"
+
+
+def site_on_excluded_nodes(directory: Path, monkeypatch: pytest.MonkeyPatch) -> Site:
+    """A job that was requeued without two nodes once, and that Slurm has started on them nevertheless."""
+    site = Site(directory, monkeypatch)
+    site.environ["SLURM_RESTART_COUNT"] = "1"
+    site.slurm.record = replace(site.slurm.record, restarts=1)
+    about = {"job_id": "7", "attempt": 1}
+    excluded = {"event": "nodes_excluded", "nodes": "node[1-2]", "reason": "so", "expires": time.time() + 3600}
+    requeued = {"event": "requeued", "excluded": "node[1-2]", "reason": "so", "restart": 0}
+    rows = [{"time": time.time(), **about, **row} for row in (excluded, requeued)]
+    site.run.events.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return site
+
+
+def test_whenever_the_supervisor_is_killed_a_job_on_excluded_nodes_is_requeued_once(tmp_path: Path) -> None:
+    with pytest.MonkeyPatch.context() as patched:
+        whole = site_on_excluded_nodes(tmp_path / "whole", patched)
+        assert whole.supervise() == Exit.INTERRUPTED
+    assert (whole.counts["requeued"], whole.counts["attempt_started"]) == (2, 0)
+    for number, name in enumerate(whole.moments.every):
+        if name == ("after run_ended", 1):  # its exit code is not there yet: the end is recorded again
+            continue
+        with pytest.MonkeyPatch.context() as patched:
+            site = site_on_excluded_nodes(tmp_path / str(number), patched)
+            assert site.supervise(name) == Exit.INTERRUPTED, name
+        changed = {kind for kind in whole.counts | site.counts if whole.counts[kind] != site.counts[kind]}
+        assert changed <= REPEATED, f"killed {name}"
+        assert (site.slurm.done, site.slurm.excluded) == (["requeue"], "node[1-2]"), f"killed {name}"
+        assert not site.calls.exists(), f"killed {name}"
 
 
 def site_in_memory(directory: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Site, Server]:

@@ -15,7 +15,7 @@ from zslurm.config.load import load_spec
 from zslurm.config.spec import RunSpec
 from zslurm.core.errors import ConfigError, SlurmUnavailable, ZslurmError
 from zslurm.core.pauses import Pauses
-from zslurm.run.events import NodesExcluded, Preempted
+from zslurm.run.events import NodesExcluded, Preempted, Requeued
 from zslurm.run.events.event import Event, only_known, select
 from zslurm.run.exclusions import active_exclusions
 from zslurm.run.presence import Presence
@@ -178,6 +178,18 @@ class Job:
     def excluded(self) -> set[str]:
         """Return the nodes that the run must not use now."""
         return set(active_exclusions(self.history().exclusions, time.time()))
+
+    def is_left_by(self, event: Requeued) -> bool:
+        """Return whether it is this start of the job that a requeue has ended."""
+        return (event.job_id, event.restart) == (self.job_id, self.restart)
+
+    def record_requeue(self, excluded: str, reason: str) -> None:
+        """Record that the job was requeued without some nodes, unless this start of it has recorded it already.
+
+        An earlier supervisor may have done so, and died before Slurm knew the nodes.
+        """
+        if not any(self.is_left_by(event) for event in select(read_jsonl(self.run.events), Requeued)):
+            self.record(Requeued(excluded=excluded, reason=reason, restart=self.restart))
 
     def exclude(self, nodes: Collection[str], reason: str, attempt: int | None = None) -> None:
         """Record that the run does not use some nodes from now on, until `aegis.exclude_for_s` is over.

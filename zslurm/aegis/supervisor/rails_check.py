@@ -188,27 +188,19 @@ def _exclude(job: Job, decision: RailDecision) -> AttemptOutcome:
     # Slurm terminates every process of the job now; what is started from here ignores that as well.
     for signum in (signal.SIGTERM, signal.SIGCONT, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(signum, signal.SIG_IGN)
-    client, recorded = SlurmClient(job.environ), False
-
-    def record(excluded: str) -> None:
-        nonlocal recorded
-        if not recorded:
-            job.record(Requeued(excluded=excluded, reason=reason))
-        recorded = True
-
+    client = SlurmClient(job.environ)
     try:
         before = expand(client.excluded_nodes(job.job_id))
         # Recorded before the list is changed, which takes a while: a supervisor that is killed meanwhile must not
         # exclude the node in vain again and again.
         done = requeue_excluding(
             client, job.job_id, decision.nodes, restarts=job.restart,
-            on_requeued=lambda: record(compress({*before, *decision.nodes})),
+            on_requeued=lambda: job.record_requeue(compress({*before, *decision.nodes}), reason),
         )  # fmt: skip
     except ZslurmError as error:
         job.record(ExclusionFailed(nodes=nodes, reason=str(error)))
         cause = Cause(f"{reason}; it could not be excluded: {error}", node=decision.nodes[0])
         return AttemptOutcome("failed", Exit.STOPPED, cause)
-    record(done.excluded)
     if done.problem:
         job.record(ExclusionFailed(nodes=nodes, reason=done.problem))
     return AttemptOutcome("interrupted", Exit.INTERRUPTED, Cause(reason, node=decision.nodes[0]))

@@ -48,9 +48,9 @@ from zslurm.aegis.supervisor.node_pool import Nodes
 from zslurm.aegis.supervisor.requeue import requeue_job
 from zslurm.aegis.supervisor.spare_checks import CHECK_S, unfit_spares
 from zslurm.aegis.supervisor.work_left import committed_step, work_left
-from zslurm.aegis.types import Decision, Resources
+from zslurm.aegis.types import Resources
 from zslurm.core.errors import ZslurmError
-from zslurm.run.events import AttemptEnded, AttemptStarted, Decided, ExclusionFailed, GpuTested, Requeued
+from zslurm.run.events import AttemptEnded, AttemptStarted, ExclusionFailed, GpuTested, Requeued
 from zslurm.run.events.event import select
 from zslurm.run.metrics.tail import last_step_at
 from zslurm.slurm.hostlist import compress, expand
@@ -194,32 +194,16 @@ class Recovery:
             ZslurmError: Slurm refused.
         """
         self.recorder.flush()
-        recorded = self._is_requeue_recorded(action.decision)
-
-        def record(nodes: str) -> None:
-            nonlocal recorded
-            if not recorded:
-                self.job.record(Requeued(excluded=nodes, reason=action.decision.reason))
-            recorded = True
-
+        reason = action.decision.reason
         done = requeue_job(
             self.job, action.decision, excluded=action.excluded, expired=action.expired, dead=self.nodes.dead,
-            on_requeued=lambda: record(compress(action.excluded)),
+            on_requeued=lambda: self.job.record_requeue(compress(action.excluded), reason),
         )  # fmt: skip
         if done is None:
             return
-        record(done.excluded)
+        self.job.record_requeue(done.excluded, reason)
         if done.problem:
             self.job.record(ExclusionFailed(nodes=compress(action.excluded), reason=done.problem))
-
-    def _is_requeue_recorded(self, decision: Decision) -> bool:
-        """Return whether an earlier supervisor has recorded the requeue for the newest decision."""
-        events = list(select(read_jsonl(self.job.run.events), Decided, Requeued))
-        return (
-            len(events) > 1
-            and isinstance(events[-2], Decided)
-            and (isinstance(events[-1], Requeued) and events[-1].reason == events[-2].reason == decision.reason)
-        )
 
     def _is_narrowed(self) -> bool:
         """Return whether the job may use only some nodes of its partition; how many is not known here."""
@@ -227,10 +211,13 @@ class Recovery:
         return bool(slurm.constraint or slurm.nodelist or _NARROWING_FLAGS.intersection(slurm.flags))
 
     def _requeued_in_vain(self) -> int:
-        """Return how often the job was requeued since ranks last started."""
+        """Return how often the job was requeued since ranks last started, without the requeue of this start."""
         count = 0
         for event in select(read_jsonl(self.job.run.events), AttemptStarted, Requeued):
-            count = count + 1 if isinstance(event, Requeued) else 0
+            if isinstance(event, Requeued):
+                count += not self.job.is_left_by(event)
+            else:
+                count = 0
         return count
 
     def check_spares(self, nodes: Sequence[str]) -> None:

@@ -100,9 +100,10 @@ class RequeueFailed(Event, name="requeue_failed"):
 
 
 class Requeued(Event, name="requeued", changes_state=True):
-    """The job is back in the queue."""
+    """The job is back in the queue; `restart` is how often that had happened before."""
 
     excluded: Nodes | None = None
+    restart: int | None = None
 
     def _sentence(self) -> str:
         without = f", without {node_list(self.excluded)}" if self.excluded else ""
