@@ -71,7 +71,9 @@ class MeasurementPlan:
                 break
             kept.add(index)
         dropped = [
-            Skipped(point=point.values, reason=f"it takes about {point.seconds:.1f} s, more than --minutes leaves")
+            Skipped(
+                point=point.values, reason=f"it takes about {point.seconds:.1f} s, more than the time that is left"
+            )
             for index, point in enumerate(self.points)
             if index not in kept
         ]

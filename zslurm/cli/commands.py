@@ -53,6 +53,11 @@ _COMMANDS = (
     CommandLine("demo", "demo", "Train a tiny ZAYA1 on real text, on this machine."),
     CommandLine("init", "cluster.init", "Write a cluster profile from what Slurm and a node report."),
     CommandLine("doctor", "cluster.doctor", "Check this machine and the nodes."),
+    CommandLine(
+        "calibrate",
+        "calibrate",
+        "Measure a cluster in one job, for runs, plans and the doctor.",
+    ),
     CommandLine("cluster", "cluster.cluster", "Cluster profiles, RCCL environment, rails and excluded nodes."),
     CommandLine("data", "data", "Token bundles: what runs are trained on."),
     CommandLine(
@@ -74,7 +79,7 @@ COMMANDS = {command.name: command for command in _COMMANDS}
 
 HEADINGS = {
     "Runs": "new submit status watch logs why report cancel requeue rm demo",
-    "Clusters": "init doctor cluster",
+    "Clusters": "init doctor calibrate cluster",
     "Data and models": "data checkpoint eval",
 }
 """The commands in the order of `zslurm --help`."""

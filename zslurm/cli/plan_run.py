@@ -30,6 +30,7 @@ from zslurm.plan.plot import NoPlot, draw
 from zslurm.plan.study import Prediction, Study
 from zslurm.plan.young_daly import daly_wall_s
 from zslurm.run.find import find
+from zslurm.submit.calibrated_rates import calibrated_rates
 from zslurm.submit.size import card_of, run_size
 from zslurm.train.plan.rates import Rates
 
@@ -196,7 +197,7 @@ def _specs(
 def _inputs(spec: RunSpec, given: Given, took: Measured | None, cluster_nodes: int | None) -> Inputs:
     is_known = given.step_s is not None or took is not None
     with as_user_errors():
-        step_s = (0.0, "option") if is_known else (_expected_step_s(spec), "as `zslurm plan size` expects it")
+        step_s = (0.0, "option") if is_known else _expected_step(spec)
     plan_inputs = inputs_of(spec, step_s, given, took, cluster_nodes)
     limit, starts = plan_inputs.scenario.limit_s, plan_inputs.scenario.restart_s + plan_inputs.scenario.step_s
     if limit is not None and limit <= starts:
@@ -207,17 +208,20 @@ def _inputs(spec: RunSpec, given: Given, took: Measured | None, cluster_nodes: i
     return plan_inputs
 
 
-def _expected_step_s(spec: RunSpec) -> float:
-    """Return the mean time of a step by the model of `zslurm plan size`."""
+def _expected_step(spec: RunSpec) -> tuple[float, str]:
+    """Return the mean time of a step by the model of `zslurm plan size`, and the origin of its rates."""
     if spec.parallel.device == "cpu" or (spec.parallel.device == "auto" and not spec.cluster.gpus_per_node):
         raise ConfigError("on CPUs no time of a step can be expected: give --step-time or --measured")
-    size = run_size(spec, card_of(spec, None, ""), Rates(None, on_cpu=False), on_cpu=False)
+    table, origin = calibrated_rates(spec, on_cpu=False) or (None, "with assumed rates")
+    size = run_size(
+        spec, card_of(spec, None, table.device if table else ""), Rates(table, on_cpu=False), on_cpu=False
+    )
     seconds = steps = 0.0
     for phase in size.phases:
         assert phase.time is not None
         count = sum(segment.steps for segment in phase.phase.segments)
         seconds, steps = seconds + count * phase.time.seconds, steps + count
-    return seconds / steps
+    return seconds / steps, f"as `zslurm plan size` expects it, {origin}"
 
 
 def _plan(spec: RunSpec, found: Inputs, study: Study, runs: int) -> _Planned:

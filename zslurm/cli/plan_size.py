@@ -17,6 +17,7 @@ from zslurm.cli.terminal.table import Column, print_table
 from zslurm.config.spec import RunSpec
 from zslurm.core.console import print_json, say
 from zslurm.core.errors import ConfigError, Exit
+from zslurm.submit.calibrated_rates import calibrated_rates
 from zslurm.submit.size import Card, PhaseSize, RunSize, card_of, proposals, run_size
 from zslurm.train.context.layout import check_phases
 from zslurm.train.errors import ConfigError as TrainConfigError
@@ -34,7 +35,11 @@ def size(
     cluster: Cluster = None,
     rates: Annotated[
         list[Path] | None,
-        typer.Option(metavar="FILE", help="Result of `zslurm bench gemm`, or of `hbm` next to it (repeatable)."),
+        typer.Option(
+            metavar="FILE",
+            help="Result of `zslurm bench gemm`, or of `hbm` next to it (repeatable); default: what "
+            "`zslurm calibrate` measured on the cluster.",
+        ),
     ] = None,
     gpu_memory: Annotated[
         float | None,
@@ -53,7 +58,8 @@ def size(
     Example: zslurm plan size run.yaml --rates gemm.json --strict
     """
     spec = planned_run(run_file, cluster, overrides or [])
-    on_cpu, table = trains_on_cpus(spec), _table(rates, spec)
+    on_cpu = trains_on_cpus(spec)
+    table, origin = _table(rates, spec, on_cpu=on_cpu)
     _check_contexts(spec)
     card = card_of(spec, gpu_memory, table.device if table else "", on_cpu=on_cpu)
     if search is not None:
@@ -61,7 +67,7 @@ def size(
         return
     known_rates = Rates(table, on_cpu=on_cpu)
     run_sizes = run_size(spec, card, known_rates, on_cpu=on_cpu)
-    assumptions = _assumptions(spec, run_sizes, card, known_rates, on_cpu=on_cpu)
+    assumptions = _assumptions(spec, run_sizes, card, known_rates, origin, on_cpu=on_cpu)
     if json:
         print_json(_facts(run_sizes, known_rates, card, assumptions, on_cpu=on_cpu))
     else:
@@ -75,9 +81,12 @@ def size(
         raise typer.Exit(Exit.CHECK_FAILED)
 
 
-def _table(rates: list[Path] | None, spec: RunSpec) -> RateTable | None:
+def _table(rates: list[Path] | None, spec: RunSpec, *, on_cpu: bool) -> tuple[RateTable | None, str]:
+    """Return the rates that are given, or were measured on the run's cluster, and their origin in a line."""
+    if not rates:
+        return calibrated_rates(spec, on_cpu=on_cpu) or (None, "")
     try:
-        return None if not rates else load_rates(rates, spec.parallel.dtype)
+        return load_rates(rates, spec.parallel.dtype), ", ".join(map(str, rates))
     except TrainConfigError as error:
         raise ConfigError(f"--rates: {error}") from error
 
@@ -90,7 +99,9 @@ def _check_contexts(spec: RunSpec) -> None:
         raise ConfigError(str(error)) from error
 
 
-def _assumptions(spec: RunSpec, found: RunSize, card: Card, rates: Rates, *, on_cpu: bool) -> list[str]:
+def _assumptions(
+    spec: RunSpec, found: RunSize, card: Card, rates: Rates, origin: str, *, on_cpu: bool
+) -> list[str]:
     """Return what a reader of the tables must know."""
     lines = ["no choice is taken to fall on the skip class, and experts have equal shares of the rows"]
     if rates.table:
@@ -100,8 +111,8 @@ def _assumptions(spec: RunSpec, found: RunSize, card: Card, rates: Rates, *, on_
         )
         assert rates.default is not None
         lines.append(
-            f"measured rates: {measured_count} of {counted(len(products), 'product')}; the others are taken to "
-            f"make the table's median, {rates.default.tflops:.3g} TFLOPS"
+            f"measured rates: {measured_count} of {counted(len(products), 'product')} ({origin}); the others are "
+            f"taken to make the table's median, {rates.default.tflops:.3g} TFLOPS"
         )
         if not rates.table.parts:
             lines.append(
@@ -116,7 +127,7 @@ def _assumptions(spec: RunSpec, found: RunSize, card: Card, rates: Rates, *, on_
     elif not on_cpu:
         lines.append(
             f"not measured, assumed: every product makes {ASSUMED_TFLOPS:g} TFLOPS, and memory gives "
-            f"{ASSUMED_MEMORY_GB_S:,.0f} GB/s; --rates FILE has what was measured"
+            f"{ASSUMED_MEMORY_GB_S:,.0f} GB/s; `zslurm calibrate` measures both"
         )
     if on_cpu:
         lines.append(

@@ -7,12 +7,11 @@ hides it.
 
 from __future__ import annotations
 
-import re
-from importlib import metadata
 from pathlib import Path
 
 from zslurm.cluster.profile import SITE_PROFILES, config_dir
-from zslurm.config.spec import ClusterSection, RunSpec
+from zslurm.config.software import differences
+from zslurm.config.spec import RunSpec
 from zslurm.core.errors import ConfigError, NotFound
 from zslurm.train.errors import ConfigError as TrainConfigError
 from zslurm.train.plan.gemm_table import ROCM, TORCH, GemmTable, load_table
@@ -57,49 +56,10 @@ def table_of(spec: RunSpec) -> tuple[Path, GemmTable] | None:
         table = load_table(path)
     except TrainConfigError as error:
         raise ConfigError(f"{error}; or set {_KEY}: off") from error
-    if mismatch := _differences(table, spec.cluster):
+    rocm, torch = table.validators.get(ROCM), table.validators.get(TORCH)
+    if mismatch := differences(spec.cluster, table.device, rocm=rocm, torch=torch, whose="the table's"):
         raise ConfigError(
             f"{path}: was tuned for something else: {'; '.join(mismatch)}; tune again with `zslurm dev tune gemm` "
             f"or set {_KEY}: off"
         )
     return path, table
-
-
-def _differences(table: GemmTable, cluster: ClusterSection) -> list[str]:
-    """Return in what the table differs from what the profile and the job's Python are known to be."""
-    mismatches = []
-    card = cluster.gpu_family or cluster.gpu_type
-    if card is not None and not _names(card, table.device):
-        mismatches.append(f"the GPUs are {card}, the table's {table.device}")
-    tuned_rocm, rocm = table.validators.get(ROCM), cluster.rocm_version
-    if tuned_rocm is not None and rocm is not None and not _same_release(rocm, tuned_rocm):
-        mismatches.append(f"cluster.rocm_version is {rocm}, the table's ROCm {tuned_rocm}")
-    torch, tuned_torch = _torch_version(cluster), table.validators.get(TORCH)
-    if torch is not None and tuned_torch is not None and not _same_release(torch, tuned_torch):
-        mismatches.append(f"the job's torch is {torch}, the table's {tuned_torch}")
-    return mismatches
-
-
-def _names(card: str, device: str) -> bool:
-    """Return whether a profile's name of a card (mi300x) is in torch's name of it (AMD Instinct MI300X)."""
-    words = [word for word in re.split(r"[\W_]+", card.upper()) if any(c.isdigit() for c in word)]
-    return not words or any(word in device.upper() for word in words)
-
-
-def _same_release(one: str, other: str) -> bool:
-    """Return whether two versions agree in all the numbers that both have: 7.1 and 7.1.1.0-12969-1544e39 do."""
-    numbers = [re.findall(r"\d+", re.split(r"[-+]", version)[0]) for version in (one, other)]
-    return all(a == b for a, b in zip(*numbers, strict=False))
-
-
-def _torch_version(cluster: ClusterSection) -> str | None:
-    """Return the version of the job's torch; None if only the node knows: in a container."""
-    if cluster.container is not None:
-        return None
-    if cluster.venv is None:
-        try:
-            return metadata.version("torch")
-        except metadata.PackageNotFoundError:
-            return None
-    installed = sorted(Path(cluster.venv).glob("lib/python3*/site-packages/torch-*.dist-info"))
-    return installed[0].name.removeprefix("torch-").removesuffix(".dist-info") if len(installed) == 1 else None

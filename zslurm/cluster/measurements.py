@@ -1,8 +1,8 @@
 """What was measured on a cluster, in NAME.measured.json next to its profile: the values that runs take from it.
 
-`zslurm bench apply` writes the file. Every value has its date, nodes, spread and command, and the hardware and
-software that it was measured with. The values are layers of configuration below the profile's own text and above
-what the profile extends, so a value that a person wrote wins.
+`zslurm calibrate` and `zslurm bench apply` write the file. Every value has its date, nodes, spread and command,
+and the hardware and software that it was measured with. The values are layers of configuration below the profile's
+own text and above what the profile extends, so a value that a person wrote wins.
 
 The values, by their key below `cluster`:
 
@@ -15,7 +15,7 @@ The values, by their key below `cluster`:
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -31,7 +31,7 @@ SCHEMA = 1
 """Number of the format; it grows if an old reader would misread a new file."""
 
 SUFFIX = ".measured.json"
-_REMEDY = "remove the file, and measure again with `zslurm bench`"
+_REMEDY = "remove the file, and measure again with `zslurm calibrate`"
 _COLLECTIVES = "measured."
 _KEY = re.compile(
     r"doctor\.(?:gemm_tflops|hbm_gb_s|all_reduce_gb_s)|storage_iops"
@@ -69,6 +69,58 @@ class StoredValue(BaseModel):
     result: str
 
 
+class CalibrationPart(BaseModel):
+    """One measurement of `zslurm calibrate`.
+
+    Attributes:
+        date: when it ended, in UTC (ISO 8601).
+        seconds: how long it took.
+        nodes: a hostlist; empty: the machine of the command.
+        slow: names of what is slower than its peers.
+        exclude: nodes that are better left out.
+        complete: whether all that was planned was measured.
+        problem: why nothing was measured, and nothing will be here; empty if it was.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    date: str = ""
+    seconds: float = 0.0
+    nodes: str = ""
+    slow: tuple[str, ...] = ()
+    exclude: tuple[str, ...] = ()
+    complete: bool = True
+    problem: str = ""
+
+
+class Calibration(BaseModel):
+    """The last calibration, which may not be over.
+
+    Attributes:
+        began: in UTC (ISO 8601).
+        shapes_of: the run whose products were measured.
+        parts: what was measured, by name.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    began: str
+    shapes_of: str
+    parts: dict[str, CalibrationPart] = {}
+
+    def has(self, part: str) -> bool:
+        """Return whether a part is measured."""
+        return part in self.parts and self.parts[part].complete
+
+    def continues(self, shapes_of: str, parts: Collection[str]) -> bool:
+        """Return whether a calibration for this run and of these parts continues this one: something is left."""
+        return shapes_of == self.shapes_of and not all(self.has(part) for part in parts)
+
+    def with_part(self, name: str, part: CalibrationPart) -> Calibration:
+        """Return the calibration with another part."""
+        return self.model_copy(update={"parts": self.parts | {name: part}})
+
+
 class Measurements(BaseModel):
     """All values of a cluster.
 
@@ -76,6 +128,7 @@ class Measurements(BaseModel):
         schema_version: number of the format.
         profile: name of the profile that the values were measured with.
         values: by key below `cluster`.
+        calibration: the last one; None if there was none.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -83,6 +136,7 @@ class Measurements(BaseModel):
     schema_version: int = SCHEMA
     profile: str
     values: dict[str, StoredValue] = {}
+    calibration: Calibration | None = None
 
     def with_values(self, new: Mapping[str, StoredValue]) -> Measurements:
         """Return the measurements with new values; of collectives between other ranks nothing stays."""

@@ -6,7 +6,7 @@ from typing import Annotated, Literal, TypeVar
 
 from pydantic import Field
 
-from zslurm.train.sections.section import Count, Positive, Section
+from zslurm.train.sections.section import Count, NonNegative, Positive, Section
 
 Text = Annotated[str, Field(max_length=300, pattern=r"^[^\x00-\x1f\x7f-\x9f\u2028\u2029]*$")]
 Variable = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$", max_length=200)]
@@ -14,6 +14,9 @@ Variable = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$", max_length=
 
 Nodes = Annotated[int, Field(gt=0, le=1_000_000)]  # as a key of YAML or JSON it comes as a word
 Value = TypeVar("Value")
+
+
+_LEAST_GAIN = 0.03
 
 
 class MeasuredVariable(Section):
@@ -24,6 +27,12 @@ class MeasuredVariable(Section):
         default_factory=dict, description="other values, and how many times their bandwidth the best has"
     )
     date: Text = Field("", description="when")
+    spread: NonNegative = Field(0, description="median relative difference of repeated measurements")
+
+    def gain_over(self, value: str) -> float | None:
+        """Return how many times the bandwidth of `value` the best one has; None if that is within the noise."""
+        ratio = self.others.get(value)
+        return ratio if ratio is not None and ratio > 1 + max(_LEAST_GAIN, self.spread) else None
 
 
 class MeasuredSection(Section):

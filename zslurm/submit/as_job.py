@@ -50,20 +50,28 @@ class JobShape:
         nodes: it has; the command runs on the first of them.
         gpus: of each node, if the profile's nodes have any.
         time: its limit, as sbatch takes it; None: the partition's.
+        nodelist: exactly these nodes, if given.
+        whole_nodes: nobody else gets its nodes, and it continues if one of them fails.
     """
 
     nodes: int = 1
     gpus: int = 0
     time: str | None = None
+    nodelist: str | None = None
+    whole_nodes: bool = False
 
 
 def run_as_job(
-    argv: Sequence[str], *, workers_option: str | None = "--workers", shape: JobShape | None = None
+    argv: Sequence[str],
+    *,
+    workers_option: str | None = "--workers",
+    shape: JobShape | None = None,
+    cluster: str | None = None,
 ) -> int:
     """Submit `zslurm ARGV` as a job, follow it, and return its exit code. Ctrl-C cancels the job.
 
     `--slurm` in `argv` is left out. `workers_option`, for the number of threads, gets the job's cores where it is
-    not given.
+    not given. `cluster` is the profile; default: the one that is used if none is named.
 
     Raises:
         ConfigError: there is no Slurm here, or no profile of a cluster.
@@ -73,7 +81,7 @@ def run_as_job(
     client = SlurmClient()
     if not client.available():
         raise ConfigError("--slurm: there is no Slurm on this machine; leave --slurm out to run the command here")
-    profile = default_name()
+    profile = cluster or default_name()
     if profile == LOCAL:
         raise ConfigError("--slurm: the profile `local` is this machine; name a cluster's in $ZSLURM_CLUSTER")
     spec = sample_run(profile, local=False).spec
@@ -109,6 +117,8 @@ def _script(spec: RunSpec, folder: Path, words: Sequence[str], cores: int, shape
         ("cpus-per-task", str(cores)),
         spec.cluster.gpu_flag(spec.cluster.gpu_request_of(shape.gpus)),
         ("time", shape.time),
+        ("nodelist", shape.nodelist),
+        *((("exclusive", True), ("mem", "0"), ("no-kill", True)) if shape.whole_nodes else ()),
         *((option.name, getattr(slurm, option.key)) for option in carried_by("command")),
         ("output", str(folder / _OUTPUT)),
         ("error", str(folder / _MESSAGES)),

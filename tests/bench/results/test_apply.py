@@ -15,7 +15,7 @@ from zslurm.config.load import resolve
 from zslurm.config.measured import MeasuredVariable
 from zslurm.config.spec import RunSpec
 from zslurm.core.errors import ConfigError
-from zslurm.submit.checks.run import off_measured
+from zslurm.submit.checks.measured import off_measured
 
 FILE = Path("/results/a.json")
 

@@ -134,6 +134,6 @@ def test_a_run_of_ours_at_flagship_size_needs_neither_torch_nor_numbers(shell: S
     done = shell.zslurm.ok("plan", "run", "run.yaml", *FEW, "--json")
     (plan,) = done.json["plans"]
     assert plan["hours_between_faults"] == pytest.approx(54 * 24 / 419)
-    assert plan["inputs"]["step_s"]["from"] == "as `zslurm plan size` expects it"
+    assert plan["inputs"]["step_s"]["from"] == "as `zslurm plan size` expects it, with assumed rates"
     assert plan["run"]["actions"]["memory"] > 0
     assert "torch" not in modules_of("plan", "run", "run.yaml", *FEW, cwd=shell.directory)

@@ -227,10 +227,11 @@ def _variables(result: BenchResult, found: Found) -> None:
         gains = {value: _ratio(figures, means[first]) for value, figures in means.items()}
         best = max(gains, key=lambda value: gains[value])
         others = {value: round(_ratio(means[best], means[value]), 3) for value in means if value != best}
-        variable = MeasuredVariable(best=best, others=others, date=result.date)
-        found.add(f"measured.variables.{name}", variable, _noise_of(by_value.values()))
-        shown = ", ".join(f"{ratio:.2f} times that of {value}" for value, ratio in others.items())
-        found.lines.append(f"{name}={best} has {shown} (median of {counted(len(shared), 'point')})")
+        noise = _noise_of(by_value.values())
+        variable = MeasuredVariable(best=best, others=others, date=result.date, spread=_rounded(noise or 0.0))
+        found.add(f"measured.variables.{name}", variable, noise)
+        shown = ", ".join(f"{ratio:.2f} times that of {value or 'unset'}" for value, ratio in others.items())
+        found.lines.append(f"{name}={best or '(unset)'} has {shown} (median of {counted(len(shared), 'point')})")
 
 
 def _noise_of(values: Iterable[Mapping[Any, list[float]]]) -> float | None:

@@ -14,6 +14,7 @@ from pydantic import BaseModel
 
 from zslurm.bench.result import MeasuredMachine
 from zslurm.bench.run.messages import Task
+from zslurm.core.files import read_text
 from zslurm.core.redact import redact
 
 _VARIABLES = ("NCCL_", "RCCL_", "HSA_", "GLOO_", "HIP_", "ROCR_", "CUDA_", "TORCH_NCCL_", "IONIC_", "UCX_")
@@ -86,7 +87,20 @@ def versions(device: torch.device) -> dict[str, str | None]:
         "rccl": collectives if torch.version.hip else None,
         "nccl": None if torch.version.hip else collectives,
         "kernel": platform.release(),
+        "driver": _driver(),
     }
+
+
+def _driver() -> str | None:
+    """Return the version of the GPUs' kernel module; None if it has none, as one that is part of the kernel."""
+    return next(
+        (
+            version
+            for module in ("amdgpu", "nvidia")
+            if (version := read_text(Path("/sys/module", module, "version"))) is not None
+        ),
+        None,
+    )
 
 
 def variables_in_force(environ: Mapping[str, str]) -> dict[str, str]:

@@ -147,7 +147,7 @@ def measure(task: Task, ranks: BenchRanks) -> None:
         late = task.seconds is not None and time.monotonic() - began + point.seconds > task.seconds
         if ranks.share(late):
             if ranks.is_first:
-                reason = "no time was left for it (--minutes)"
+                reason = "no time was left for it"
                 _print(NoTimeLeft(point=point.values, reason=reason, expected=point.seconds))
             continue
         point_began = time.monotonic()

@@ -80,7 +80,7 @@ def run_benchmark(
     log.set_up()
     try:
         with log.detailed("zslurm.bench"):
-            result = launch(request, site, ResultWriter(path), _Shown())
+            result = launch(request, site, ResultWriter(path), BenchShown())
     except KeyboardInterrupt:
         raise typer.Abort from None
     if common.json:
@@ -118,16 +118,18 @@ def exit_code(result: BenchResult) -> Exit:
     return Exit.CHECK_FAILED if any(row.get("wrong") for row in result.rows) else Exit.DONE
 
 
-class _Shown(BenchProgress):
+class BenchShown(BenchProgress):
     """A line that is replaced on a terminal; elsewhere a line a minute."""
 
     def __init__(self) -> None:
         self._shown = time.monotonic()
 
     def planned(self, points: int, seconds: float) -> None:
+        """Print how much is to be measured."""
         say(f"{counted(points, 'point')}, about {show_duration(seconds)}")
 
     def advanced(self, done: int, points: int, left_s: float) -> None:
+        """Print how far the measurement is."""
         text = f"{done} of {counted(points, 'point')}; about {show_duration(left_s)} left"
         if sys.stderr.isatty():
             print(f"\r\x1b[K{text}", end="\n" if done == points else "", file=sys.stderr, flush=True)

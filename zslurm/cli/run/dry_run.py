@@ -12,7 +12,7 @@ from zslurm.cli.plan import planned
 from zslurm.cli.planned_run import trains_on_cpus
 from zslurm.cli.run.dry_run_lines import columns, fabric_json, fabric_lines, phase_lines
 from zslurm.cli.values import without_secrets
-from zslurm.cluster.rccl.environment import RULES, left_out_lines
+from zslurm.cluster.rccl.environment import MEASURED, RULES, left_out_lines
 from zslurm.config.load import Resolved
 from zslurm.config.spec import RunSpec
 from zslurm.core.errors import SlurmRefused, SlurmUnavailable, ZslurmError
@@ -23,6 +23,7 @@ from zslurm.run.state.run_state import last_job
 from zslurm.slurm.client import SlurmClient
 from zslurm.slurm.jobs import time_limit
 from zslurm.slurm.run_command import Retries
+from zslurm.submit.checks.measured import sources_of_values
 from zslurm.submit.checks.run import check_data, notes_on
 from zslurm.submit.continuation import changed_keys, last_spec
 from zslurm.submit.phase_plan import Communication, phase_json, phase_plans
@@ -138,6 +139,9 @@ def _facts(seen: dict[str, Any], nodes: int) -> list[str]:
     if seen["start"] is not None:
         lines.append(f"start: {seen['start']['words']}")
     lines += fabric_lines(seen["fabric"], nodes)
+    if seen["sources"]:
+        lines += ["", "what a measurement decides (zslurm calibrate), and its source"]
+        lines += columns([[row["key"], row["value"], row["source"]] for row in seen["sources"]])
     if memory is not None:
         lines += ["", *phase_lines(seen["phases"], seen["communication"])]
     if any(placed["gpu"] is not None for placed in seen["placement"]):
@@ -196,11 +200,14 @@ def _preview(resolved: Resolved, prepared: Prepared) -> dict[str, Any]:
     return {
         "environment": {setting.name: redact_value(setting.name, setting.value) for setting in settings},
         "environment_origins": {
-            setting.name: f"rule: {setting.reason}" if setting.origin == RULES else setting.origin
+            setting.name: {RULES: f"rule: {setting.reason}", MEASURED: setting.reason}.get(
+                setting.origin, setting.origin
+            )
             for setting in settings
         },
         "placement": _placement(spec),
         **(_planned(spec) if spec.trainer is None else dict.fromkeys(("memory", "phases", "communication"))),
+        "sources": [] if spec.trainer is not None else sources_of_values(spec, resolved.layers),
         "start": (start := _start(spec, prepared.script.text)),
         "fabric": fabric_json(spec, start),
         "changes": _changes(prepared),

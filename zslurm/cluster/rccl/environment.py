@@ -15,6 +15,9 @@ from zslurm.config.spec import ClusterSection
 RULES = "rule (zslurm/cluster/rccl/rules.yaml)"
 """Origin of a value that a rule gives."""
 
+MEASURED = "measurement (zslurm cluster show --measured)"
+"""Origin of a value that was faster than the rule's, or than the default."""
+
 
 @dataclass(frozen=True)
 class Setting:
@@ -36,7 +39,9 @@ class Setting:
 def environment(
     cluster: ClusterSection, origin_of: Callable[[str], str] = lambda name: f"cluster.env.{name}"
 ) -> list[Setting]:
-    """The variables of a cluster: of each the first rule that applies, and then cluster.env, which wins.
+    """The variables of a cluster: of each the first rule that applies, then what was measured to be faster.
+
+    What cluster.env sets wins over both.
 
     `origin_of` returns the origin of a variable's value in cluster.env.
     """
@@ -46,6 +51,18 @@ def environment(
             value = rule.value_on(cluster)
             if value is not None:
                 by_name[rule.variable] = Setting(rule.variable, value, rule.reason, rule.source, RULES)
+    for candidate in rules().candidates_on(cluster):
+        variable = cluster.measured.variables.get(candidate.variable)
+        before_it = by_name.get(candidate.variable)
+        value = before_it.value if before_it else ""
+        if variable is not None and (ratio := variable.gain_over(value)) is not None:
+            by_name.pop(candidate.variable, None)
+            if variable.best:  # empty: it is better left unset
+                gain = f"{ratio:.2f} times the bandwidth with {value or 'no value'}"
+                reason = f"measured here {variable.date[:10]}: {gain}"
+                by_name[candidate.variable] = Setting(
+                    candidate.variable, variable.best, reason, candidate.source, MEASURED
+                )
     for name, override in cluster.env.items():
         before = by_name.pop(name, None)
         if override is not None:

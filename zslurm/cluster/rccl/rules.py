@@ -134,6 +134,16 @@ class RcclRule(Section):
         return [field for field in _fields_in(self.value) if values[field] is None]
 
 
+class Candidate(Section):
+    """A variable that is worth measuring, with two values; an empty value leaves it unset."""
+
+    variable: Annotated[str, Field(pattern=r"^[A-Z][A-Z0-9_]*$")]
+    values: tuple[str, str]
+    when: When = When()
+    reason: Line
+    source: Line
+
+
 class Limits(Section):
     """The figures behind the timeouts."""
 
@@ -158,6 +168,15 @@ class Rules(Section):
     gid_index: dict[Network, int]
     rocm: dict[str, str]
     rules: tuple[RcclRule, ...]
+    candidates: tuple[Candidate, ...]
+
+    def candidates_on(self, cluster: ClusterSection) -> list[Candidate]:
+        """Return the variables that are worth measuring on a cluster: those that the profile does not set."""
+        return [
+            candidate
+            for candidate in self.candidates
+            if candidate.when.holds(cluster) and candidate.variable not in cluster.env
+        ]
 
     def rccl_of(self, rocm: str | None) -> str | None:
         """The RCCL that came with a release of ROCm such as `7.1.1-38`; None if unknown."""

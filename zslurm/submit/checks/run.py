@@ -1,7 +1,4 @@
-"""Check a run before it is submitted, and collect what is worth knowing about it.
-
-That includes how its settings differ from what `zslurm bench` measured on its cluster.
-"""
+"""Check a run before it is submitted, and collect what is worth knowing about it."""
 
 from __future__ import annotations
 
@@ -13,10 +10,8 @@ from zslurm.checkpoint_tools import Checkpoint, CheckpointError, Manifest, list_
 from zslurm.checkpoint_tools.quantities import counted
 from zslurm.cluster.gemm_tables import table_of
 from zslurm.cluster.rccl.conf_files import read_conf
-from zslurm.cluster.rccl.environment import variables_of
 from zslurm.cluster.rccl.lint import lint, overridden
 from zslurm.cluster.xgmi import xgmi_costs
-from zslurm.config.load import measured_alike, measured_bucket
 from zslurm.config.spec import RunSpec
 from zslurm.core.errors import ConfigError
 from zslurm.hardware.sysfs import sysroot
@@ -26,6 +21,7 @@ from zslurm.run.secrets import refuse_misplaced_secrets
 from zslurm.slurm.jobs import time_limit
 from zslurm.submit.checks.fits import check_fits, check_fits_here
 from zslurm.submit.checks.gemm_tuning import untuned
+from zslurm.submit.checks.measured import about_measurements, off_measured
 from zslurm.submit.checks.program import check_program, notes_on_program
 from zslurm.submit.continuation import options_to_repeat, refuse_completed
 from zslurm.submit.script.render import JobScript, job_environment
@@ -195,7 +191,12 @@ def notes_on(spec: RunSpec, order: DataOrder | None, *, continues: RunDir | None
     if spec.trainer is None and not on_gpus and cluster.launcher == "local":
         notes += check_fits_here(spec)
     if spec.trainer is None:
-        notes += [*untuned(spec), *off_measured(spec), *(line for _, line in xgmi_costs(spec))]
+        notes += [
+            *untuned(spec),
+            *about_measurements(spec),
+            *off_measured(spec),
+            *(line for _, line in xgmi_costs(spec)),
+        ]
     return [*notes, *_lint_environment(spec)]
 
 
@@ -225,41 +226,3 @@ def _as_config_error() -> Iterator[None]:
         yield
     except (TrainError, CheckpointError) as error:
         raise ConfigError(str(error)) from error
-
-
-_FACTOR = 2.0
-"""Buckets within this factor of the measured one are as good: the knee moves that far from run to run."""
-
-_FASTER = 1.03
-
-
-def off_measured(spec: RunSpec) -> list[str]:
-    """Return the settings of a run that are off the measured ones; none if nothing was measured for it."""
-    measured = spec.cluster.measured
-    if not measured_alike(spec) or spec.world_size == 1:
-        return []
-    lines, when = [], f"measured {measured.date[:10]}" if measured.date else "measured"
-    nodes, bucket_given = counted(spec.slurm.nodes, "node"), spec.parallel.bucket_mb
-    bucket = measured_bucket(spec)
-    if bucket and bucket_given and not 1 / _FACTOR < bucket_given / bucket < _FACTOR:
-        effect = "less than the full bandwidth" if bucket_given < bucket else "less to hide under backward"
-        lines.append(
-            f"parallel.bucket_mb: {bucket_given:g}, but {bucket:g} MiB is the smallest bucket with full bandwidth "
-            f"on {nodes} ({when}): {effect}; leave it out to use that"
-        )
-    faster = measured.collectives_for(spec.slurm.nodes, spec.ranks_per_node)
-    if faster and spec.slurm.nodes > 1 and spec.parallel.collectives not in ("auto", faster):
-        lines.append(
-            f"parallel.collectives: {spec.parallel.collectives}, but {faster} is faster on {nodes} ({when}); "
-            "leave it out to use that"
-        )
-    in_force = variables_of(spec.cluster)
-    for name, variable in measured.variables.items():
-        value = in_force.get(name)
-        ratio = variable.others.get(value or "")
-        if ratio is not None and ratio >= _FASTER:
-            lines.append(
-                f"{name}={value}, but {variable.best} has {ratio:.2f} times its bandwidth here (measured "
-                f"{variable.date[:10]}); set cluster.env.{name}"
-            )
-    return lines

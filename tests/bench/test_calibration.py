@@ -1,0 +1,206 @@
+"""A calibration: parts in order within a time, kept one by one, continued after whatever ended it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.bench.synthetic import result
+from zslurm.bench import calibration as module
+from zslurm.bench.calibration import CalibrationProgress, CalibrationRun, Part, Place
+from zslurm.bench.result import BenchResult, ResultWriter
+from zslurm.bench.results.apply import Found
+from zslurm.bench.run.request import BenchRequest
+from zslurm.cluster.measurements import read_measurements
+from zslurm.cluster.site import Site
+from zslurm.core.errors import ConfigError, ZslurmError
+
+COPIES = [{"pattern": "copy", "bytes": 2**30, "dtype": "fp64", "gb_s": 4300.0}]
+PARTS = (
+    Part("nodes", "all at once", 1.0, "mlp", keeps_values=False),
+    Part("memory", "copies", 1.0, "hbm"),
+    Part("kernels", "kernels", 1.0, command=("dev", "kernels", "bench"), needs_gpu=True),
+    Part("storage", "storage", 2.0, "storage"),
+)
+READS = [{"operation": "random_read", "depth": 1, "how": "direct", "pages_per_s": 5000.0, "spread": 0.1}]
+ROWS = {"mlp": [], "hbm": COPIES, "storage": READS}
+
+
+class Heard(CalibrationProgress):
+    """Every call, as a line."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+
+    def began(self, number: int, parts: int, part: Part, minutes: float) -> None:
+        self.lines.append(f"{number}/{parts} {part.name} {minutes:.1f}")
+
+    def skipped(self, part: Part, reason: str) -> None:
+        self.lines.append(f"{part.name} skipped: {reason}")
+
+    def ended(self, part: Part, result: BenchResult | None, found: Found | None) -> None:
+        self.lines.append(f"{part.name} ended")
+
+    def failed(self, part: Part, reason: str) -> None:
+        self.lines.append(f"{part.name} failed: {reason}")
+
+
+class Launches:
+    """Stands for `launch`: every benchmark takes a minute, and what `ends` names ends otherwise."""
+
+    def __init__(self) -> None:
+        self.requests: list[BenchRequest] = []
+        self.now = 0.0
+        self.ends: dict[str, Callable[[], BenchResult]] = {}
+
+    def __call__(self, request: BenchRequest, site: Site, writer: ResultWriter, progress: object) -> BenchResult:
+        self.requests.append(request)
+        self.now += 60.0
+        if (end := self.ends.pop(request.benchmark, None)) is not None:
+            return end()
+        return result(request.benchmark, ROWS[request.benchmark])
+
+
+@pytest.fixture
+def launches(monkeypatch: pytest.MonkeyPatch) -> Launches:
+    launches = Launches()
+    monkeypatch.setattr(module, "launch", launches)
+    return launches
+
+
+class Calibrations:
+    """Calls of the command, one after the other, on the same file."""
+
+    def __init__(self, path: Path, launches: Launches) -> None:
+        self.path, self.launches = path, launches
+
+    def run(self, parts: Sequence[Part] = PARTS, **changes: Any) -> tuple[bool, list[str]]:
+        heard = Heard()
+        fields: dict[str, Any] = {"minutes": 10.0, "shapes_of": "run.yaml", "anew": False} | changes
+        place = Place(Site(), fields.pop("nodes", ("n0", "n1")), fields.pop("has_gpus", False))
+        calibration = CalibrationRun(self.path, "ours", parts, place, clock=lambda: self.launches.now, **fields)
+        return calibration.measure(heard), heard.lines
+
+
+@pytest.fixture
+def calibrations(tmp_path: Path, launches: Launches) -> Calibrations:
+    return Calibrations(tmp_path / "ours.measured.json", launches)
+
+
+def test_parts_share_the_time_that_is_left_and_values_are_kept(
+    calibrations: Calibrations, launches: Launches
+) -> None:
+    over, lines = calibrations.run()
+    assert over
+    assert lines == [
+        "1/4 nodes 2.0",  # of 10 minutes
+        "nodes ended",
+        "2/4 memory 2.2",  # a part in four of the 9 that are left
+        "memory ended",
+        "kernels skipped: it needs a GPU",
+        "4/4 storage 8.0",
+        "storage ended",
+    ]
+    assert [request.nodelist for request in launches.requests] == ["n[0-1]"] * 3
+    kept = read_measurements(calibrations.path, "ours")
+    assert kept is not None and kept.calibration is not None
+    assert {key: stored.value for key, stored in kept.values.items()} == {
+        "doctor.hbm_gb_s": 3870.0,
+        "storage_iops": 5000.0,
+    }
+    assert kept.values["storage_iops"].result == str(calibrations.path.with_suffix("") / "storage.json")
+    assert kept.calibration.parts["kernels"].problem == "it needs a GPU"
+
+
+def test_what_was_measured_is_not_measured_again_unless_that_is_asked(
+    calibrations: Calibrations, launches: Launches
+) -> None:
+    def interrupt() -> BenchResult:
+        raise KeyboardInterrupt
+
+    launches.ends["storage"] = interrupt
+    with pytest.raises(KeyboardInterrupt):
+        calibrations.run()
+    over, lines = calibrations.run()
+    assert over and lines == ["4/4 storage 10.0", "storage ended"]
+    assert len(calibrations.run()[1]) == 7, "a calibration that is over is followed by a new one"
+    launches.ends["storage"] = interrupt
+    with pytest.raises(KeyboardInterrupt):
+        calibrations.run()
+    assert len(calibrations.run(anew=True)[1]) == 7
+    launches.ends["storage"] = interrupt
+    with pytest.raises(KeyboardInterrupt):
+        calibrations.run()
+    assert len(calibrations.run(shapes_of="other.yaml")[1]) == 7, "other products are another calibration"
+
+
+def test_a_part_that_fails_does_not_end_the_others_and_is_tried_again(
+    calibrations: Calibrations, launches: Launches
+) -> None:
+    def fail() -> BenchResult:
+        raise ZslurmError("nothing was measured: a rank ended")
+
+    launches.ends["hbm"] = fail
+    over, lines = calibrations.run()
+    assert not over
+    assert "memory failed: nothing was measured: a rank ended" in lines and lines[-1] == "storage ended"
+    assert calibrations.run() == (True, ["4/4 memory 10.0", "memory ended"])
+
+
+def test_a_lost_node_is_left_out_and_its_part_is_measured_again(
+    calibrations: Calibrations, launches: Launches
+) -> None:
+    launches.ends["hbm"] = lambda: result("hbm", COPIES, complete=False, lost_nodes=["n1"])
+    over, _ = calibrations.run()
+    assert not over
+    assert [request.nodelist for request in launches.requests] == ["n[0-1]", "n[0-1]", "n0"]
+    kept = read_measurements(calibrations.path, "ours")
+    assert kept is not None and "doctor.hbm_gb_s" in kept.values, (
+        "a partial result counts until there is a whole one"
+    )
+    assert calibrations.run() == (True, ["4/4 memory 10.0", "memory ended"])
+
+
+def test_without_time_nothing_begins(calibrations: Calibrations) -> None:
+    over, lines = calibrations.run(minutes=1.5)
+    assert not over
+    assert lines[-1] == "storage failed: no time is left; the same command continues"
+    assert calibrations.run()[0]
+
+
+def test_slow_nodes_are_kept_with_their_part(calibrations: Calibrations, launches: Launches) -> None:
+    launches.ends["mlp"] = lambda: result("mlp", [], slow=["n1 GPU 3"], exclude=["n1"])
+    calibrations.run()
+    kept = read_measurements(calibrations.path, "ours")
+    assert kept is not None and kept.calibration is not None
+    nodes = kept.calibration.parts["nodes"]
+    assert (nodes.slow, nodes.exclude, nodes.nodes) == (("n1 GPU 3",), ("n1",), "n[0-1]")
+
+
+def test_a_command_runs_on_this_node_with_its_minutes(
+    calibrations: Calibrations, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Done:
+        returncode, stdout, stderr = 0, "a table\n", ""
+
+    asked: list[Sequence[str]] = []
+    monkeypatch.setattr(module.subprocess, "run", lambda words, **_: asked.append(words) or Done())
+    part = Part("tuned", "tuned products", 1.0, command=("dev", "tune", "gemm", "--minutes", "{minutes}"))
+    assert calibrations.run([part], has_gpus=True) == (True, ["1/1 tuned 10.0", "tuned ended"])
+    assert asked[0][-5:] == ["dev", "tune", "gemm", "--minutes", "10.00"]
+    assert (calibrations.path.with_suffix("") / "tuned.txt").read_text() == "a table\n"
+    Done.returncode, Done.stderr = 2, "a warning\nzslurm: torch sees no GPU\n"
+    over, lines = calibrations.run([part], has_gpus=True, anew=True)
+    assert not over and lines[-1].endswith("--minutes 10.00: zslurm: torch sees no GPU")
+
+
+def test_a_file_that_cannot_be_used_is_refused_before_anything_is_measured(
+    calibrations: Calibrations, launches: Launches
+) -> None:
+    calibrations.path.write_text("{}")
+    with pytest.raises(ConfigError, match=r"ours\.measured\.json"):
+        calibrations.run()
+    assert launches.requests == []
