@@ -33,25 +33,6 @@ def job_state(cluster: SlurmCluster, job_id: str) -> str:
     return cluster.run(["squeue", "--noheader", "--states=all", "-j", job_id, "-o", "%T"]).stdout.strip()
 
 
-def test_every_node_is_idle_and_has_eight_gpus(slurm_cluster: SlurmCluster) -> None:
-    assert slurm_cluster.node_states() == dict.fromkeys([f"node{index}" for index in range(8)], "idle")
-    gres = slurm_cluster.run(["sinfo", "--noheader", "--Node", "--format=%G"]).stdout.split()
-    assert gres == ["gpu:mi300x:8"] * 8
-
-
-def test_a_step_runs_on_two_nodes_as_the_ordinary_user(slurm_cluster: SlurmCluster) -> None:
-    step = ["srun", "-N2", "--gpus-per-node=2", "bash", "-c"]
-    result = slurm_cluster.run(
-        [*step, "hostname >/dev/null; echo $SLURMD_NODENAME $(id -un) $ROCR_VISIBLE_DEVICES"]
-    )
-    assert sorted(result.stdout.splitlines()) == ["node0 zslurm-test 0,1", "node1 zslurm-test 0,1"]
-
-
-def test_node_names_resolve_to_this_machine(slurm_cluster: SlurmCluster) -> None:
-    found = slurm_cluster.run(["getent", "ahostsv4", "node7"]).stdout
-    assert {line.split()[0] for line in found.splitlines()} == {"127.0.0.1"}
-
-
 def test_commands_see_nothing_of_this_process(
     slurm_cluster: SlurmCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -61,32 +42,6 @@ def test_commands_see_nothing_of_this_process(
     assert variables["USER"] == "zslurm-test"
     assert variables["EXTRA"] == "two words"
     assert "SECRET_OF_ROOT" not in variables
-
-
-def test_without_accounting_sacct_does_not_answer(slurm_cluster: SlurmCluster) -> None:
-    assert "accounting storage is disabled" in slurm_cluster.run(["sacct", "-X"], check=False).stderr
-
-
-def test_with_accounting_sacct_remembers_a_job(slurm_cluster_with_accounting: SlurmCluster) -> None:
-    cluster = slurm_cluster_with_accounting
-    job = cluster.sbatch("exit 3")
-    sacct = ["sacct", "-X", "-j", job, "--noheader", "--parsable2", "--format=State,ExitCode"]
-    wait_for(
-        lambda: cluster.run(sacct).stdout.strip() == "FAILED|3:0",
-        "sacct to know the job's end",
-        every_s=COMMAND_EVERY_S,
-    )
-
-
-def test_the_ordinary_user_can_run_zslurm(slurm_cluster: SlurmCluster) -> None:
-    python = slurm_cluster.installation().python
-    found = slurm_cluster.run(
-        [python, "-c", "import os, zslurm; print(os.getuid(), zslurm.__file__)"]
-    ).stdout.split()
-    assert found == [
-        str(slurm_cluster.user.pw_uid),
-        str(slurm_cluster.installation().sources / "zslurm/__init__.py"),
-    ]
 
 
 def test_a_checkout_that_the_user_cannot_enter_is_mirrored(slurm_cluster: SlurmCluster) -> None:
@@ -115,24 +70,6 @@ def test_a_killed_node_is_down_and_its_job_is_requeued(slurm_cluster: SlurmClust
     slurm_cluster.wait_for_node("node1", up=False)
     wait_for(lambda: job_state(slurm_cluster, job) == "PENDING", "the job to be requeued", every_s=COMMAND_EVERY_S)
     assert "Restarts=1" in slurm_cluster.run(["scontrol", "show", "job", job]).stdout
-
-
-def test_a_test_may_tell_the_controller_of_a_dead_node(slurm_cluster: SlurmCluster, job_directory: Path) -> None:
-    job = slurm_cluster.sbatch("srun sleep 600", "-N2", "--requeue", cwd=job_directory)
-    wait_for(
-        lambda: processes.tasks(slurm_cluster.instance, "node0"), "the task on node0", every_s=COMMAND_EVERY_S
-    )
-    slurm_cluster.kill_node("node0", noticed_at_once=True)
-    wait_for(lambda: job_state(slurm_cluster, job) == "PENDING", "the job to be requeued", every_s=COMMAND_EVERY_S)
-
-
-def test_the_controller_can_be_away_for_a_while(slurm_cluster: SlurmCluster, job_directory: Path) -> None:
-    job = slurm_cluster.sbatch("sleep 600", cwd=job_directory)
-    wait_for(lambda: job_state(slurm_cluster, job) == "RUNNING", "the job to run", every_s=COMMAND_EVERY_S)
-    slurm_cluster.stop_controller()
-    assert not processes.daemons(slurm_cluster.instance, "slurmctld")
-    slurm_cluster.start_controller()
-    assert job_state(slurm_cluster, job) == "RUNNING"
 
 
 def test_the_end_leaves_no_process_no_directory_and_no_line(slurm_cluster: SlurmCluster) -> None:
