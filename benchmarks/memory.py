@@ -9,7 +9,7 @@ from torch.autograd.profiler import profile
 
 
 def peak_bytes(action: Callable[[], object]) -> int:
-    """Run the action; return the largest sum of bytes allocated and not yet freed meanwhile."""
+    """Run the action; return the largest sum of bytes allocated and not yet freed while it runs."""
     torch.ones(1)  # the allocator's reports begin with its first use under the profiler
     # Not torch.profiler's, which imports torch's compiler: seconds of every process that measures.
     with profile(profile_memory=True, use_kineto=True) as profiler:

@@ -1,4 +1,4 @@
-"""The checkpoint format: partition, write, commit, read, keep. Usable alone; needs numpy, is faster with zlib-ng.
+"""The checkpoint format: partition, write, commit, read, keep. Needs numpy only, is faster with zlib-ng.
 
     checkpoints/step-00000400/
       manifest.json                       what it holds, where, and the checksums of everything

@@ -1,6 +1,6 @@
 """CRC32, zlib's: of every block that is written, and again of every block that is read.
 
-zlib-ng computes it with vector instructions, several times as fast as zlib, and releases the GIL meanwhile. If
+zlib-ng computes it with vector instructions, several times as fast as zlib, and releases the GIL while it does. If
 it is not installed, zlib gives the same numbers.
 """
 

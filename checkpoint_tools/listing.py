@@ -110,7 +110,7 @@ def prunable(root: StrPath, keep_last: int, *, keep_every: int = 0, keep: Collec
 
     Args:
         root: the run's checkpoints.
-        keep_last: the newest so many stay, so there is always one left.
+        keep_last: how many of the newest stay, so there is always one left.
         keep_every: those whose step is a multiple of it stay forever; 0: none do.
         keep: steps that stay, such as the best one by validation loss; a step without a checkpoint is no error.
 

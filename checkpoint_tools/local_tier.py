@@ -41,7 +41,7 @@ def keep_copy(
     """Write a copy of the shard that `report` describes, from the same memory, into `tier`; returns the copy.
 
     Raises:
-        NoSpace, WriteFailed: the file system refused, or the bytes are not those of the shard. The run continues.
+        NoSpace, WriteFailed: the file system refused, or the bytes are not the shard's. The run continues.
     """
     tier = Path(tier)
     final = tier / layout.copy_name(step, report.file)

@@ -119,7 +119,7 @@ class Lock:
         return cls(path, own_holder)
 
     def release(self) -> None:
-        """Remove the file; one that another process took over meanwhile stays."""
+        """Remove the file, unless another process has taken it over."""
         with suppress(OSError):
             if Holder.of_lock(self.path) == self.holder:
                 self.path.unlink()

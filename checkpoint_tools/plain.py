@@ -4,7 +4,7 @@
 one ValueError with a message for people. `in_words` gives such a message for an error that Python raised while a
 document of an unexpected form was taken apart. `reason_of` gives the reason of any error in one line.
 
-It is here because checkpoint_tools is usable alone: train and zslurm take it from here.
+It is here because checkpoint_tools is usable by itself: train and zslurm import it from here.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Sizes, counts and durations as messages write them; docs/everyday.md states the rule.
 
-It is here because checkpoint_tools is usable alone: train and zslurm take it from here.
+It is here because checkpoint_tools is usable by itself: train and zslurm import it from here.
 
 sizes       binary units, three significant digits: `950 B`, `12.3 KiB`, `4.50 MiB`, `16.5 GiB`
 counts      `950`, `12.3k`, `4.5M`, `7.8B` where they are rounded; with a noun, `1 node` and `2 nodes`

@@ -62,7 +62,7 @@ class Entry:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class BufferEntry:
-    """A small array that this rank alone writes, whole, C-contiguous (balancing bias, RNG state)."""
+    """A small array that only this rank writes, whole, C-contiguous (balancing bias, RNG state)."""
 
     name: str
     array: npt.NDArray[Any]

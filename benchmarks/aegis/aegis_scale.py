@@ -4,7 +4,7 @@ The agents are simulated behind an srun that is one process: it writes what 128 
 progress of eight ranks of every node and every five seconds five sensors of every node, and takes the heartbeats.
 A separate process is measured that does what the supervisor does with them: hear, detect, look four times a
 second. Its CPU time comes from the process itself and its memory is the highest resident set, Python, zslurm and
-all; both after the start, and beside them the same process without agents.
+all; both after the start, and next to them the same process without agents.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What the agent of a node costs the training beside it.
+"""What the agent of a node costs the training next to it.
 
 The demo's run trains on all cores of this machine, two ranks, with its supervisor and its agent as always. The
 agent is stopped (SIGSTOP) in every other slice of four seconds, so that a slow minute of the machine hits both,

@@ -141,7 +141,7 @@ def _rate(name: str, every: int) -> dict[str, Any]:
 
 
 def _training(every: int, chance: random.Random) -> Iterator[bytes]:
-    """Lines of 64 ranks, every so many of them one of a failure."""
+    """Return lines of 64 ranks, of which one in `every` is of a failure."""
     failures = [sample.line for sample in RECORDED if not sample.kind.startswith("benign")]
     size, step = 0, 0
     while size < _MEGABYTES * 1_000_000:

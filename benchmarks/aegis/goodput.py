@@ -1,6 +1,6 @@
 """Goodput of runs that meet the same faults: zslurm with Aegis, plain `sbatch --requeue`, and submitit's requeue.
 
-All of them train the same model with the same trainer, on two nodes each of one real Slurm (that of the tests, on
+All of them train the same model with the same trainer, on two nodes each of one real Slurm (the tests' one, on
 this machine; needs root), at the same time, so a slow minute hits all. Three faults come to each in turn: the node
 of its second rank dies, that rank is killed, and its node dies again. A dead node is back after a minute. Each
 step takes a quarter of a second longer than it must, so that the cores of this machine do not run short.

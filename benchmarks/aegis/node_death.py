@@ -1,6 +1,6 @@
-"""From the death of a node to its confirmation: with its witnesses asked at once, and by missed heartbeats alone.
+"""From the death of a node to its confirmation: with its witnesses asked at once, and by missed heartbeats only.
 
-Two runs train side by side on one real Slurm (that of the tests, on this machine; needs root), alike but for
+Two runs train side by side on one real Slurm (the tests' one, on this machine; needs root), alike but for
 `aegis.ask_after_s`: one asks a silent node's slurmd and neighbours, the other (0) waits for
 `aegis.heartbeat_timeout_s`. Nodes of both die in turn, as in a power cut but for one thing: the machine itself
 lives, so that the port of a dead slurmd refuses connections. From a lost machine nothing comes back, which takes

@@ -125,7 +125,7 @@ def _plan(ranks: int) -> None:
 
 
 def agreement(ranks: int) -> float:
-    """Processor seconds that a rank takes to agree on the step, beside the gathering itself."""
+    """Processor seconds that a rank takes to agree on the step, without the gathering itself."""
     mine = {
         "own": [99, 100], "ward": 3, "held": [99, 100], "address": ("10.0.0.17", 40123, "0" * 32),
         "bytes": 71 << 20, "done": 100, "save": False,

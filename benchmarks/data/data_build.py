@@ -1,4 +1,4 @@
-"""How fast `zslurm data build` tokenizes, against the tokenizer alone.
+"""How fast `zslurm data build` tokenizes, against the tokenizer by itself.
 
 Peer: `Tokenizer.encode_batch_fast` of the library `tokenizers` on the same texts, already in memory, with as many
 threads as the build has processes, its tokens thrown away: the ceiling of whatever uses it. The build reads and

@@ -5,7 +5,7 @@ of packed lists comes out, 1,000 documents at a time, which is what `Dataset.map
 documents and reads all packs as its loader does ("zslurm, tokens"): rows of tokens, and where documents begin. A
 run itself makes an index only, of whole windows of documents, and copies tokens when they are read ("zslurm,
 index").
-The function behind trl's is timed beside that, on as many documents at once, with lists whose elements take no
+The function behind trl's is timed as well, on as many documents at once, with lists whose elements take no
 memory. What windows do is shown as well: they are full, and cut documents.
 
 Lengths are drawn, log-normal: web pages (median 600 tokens) at a context of 4,096, chains of thought (median

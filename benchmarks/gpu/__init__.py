@@ -7,7 +7,7 @@ page.py         a result as a page, with the limits of the card and the estimate
 summary.py      figures of a result, for the page and for the documents
 step.py         a whole training step of one rank, which these measure:
   profile.py        the share of each part of it
-  step_memory.py    its peak memory beside the plan's
+  step_memory.py    its peak memory, and the plan's
   staging.py        a save's copy under it
   overlap.py        collectives under it
 train_step.py   forward and backward of zaya1-1b against transformers

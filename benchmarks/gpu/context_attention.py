@@ -1,7 +1,7 @@
 """Attention of c ranks that share a sequence of 32,768 tokens, all c on one GPU, against one flash call.
 
 Each rank's parts are computed and joined as in a run, one rank after the other; keys and values of the others are
-there already, so this is the price of cutting attention into parts, without communication. The heads are those of
+there already, so this is the price of cutting attention into parts, without communication. The heads are from
 zaya1-8b; the peer is torch's causal flash attention, forward, and forward and backward.
 """
 

@@ -1,6 +1,6 @@
 """What of the reduction of gradients and of the gathering of weights a training step waits for.
 
-It takes two ranks: alone, there is nothing to send. Two processes, one for each GPU, over NCCL or RCCL (on CPUs
+It takes two ranks: one has nothing to send. Two processes, one for each GPU, over NCCL or RCCL (on CPUs
 over gloo), make the same steps in turn: reducing each bucket under backward and waiting for the weights of each
 layer under the next forward, or both one after the other. The trainer's own clock gives the seconds that were not
 hidden, by events on the stream; the bytes are those that a rank sends.

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from benchmarks.common import ROOT
 
-if TYPE_CHECKING:  # the parts run in processes of their own, and only those import torch
+if TYPE_CHECKING:  # each part runs in a separate process, and only these import torch
     import torch
 
 Rows = Iterator[dict[str, Any]]
@@ -56,7 +56,7 @@ def build(device: torch.device) -> Rows:
 
 
 def check(device: torch.device) -> Rows:
-    """Yield what came of each implementation beside its reference; a wrong one fails the part."""
+    """Yield how each implementation compares with its reference; a wrong one fails the part."""
     from zslurm.kernels.harness.comparison import check_all
 
     wrong = []
@@ -146,7 +146,7 @@ def profile(device: torch.device) -> Rows:
 
 
 def memory(device: torch.device) -> Rows:
-    """Yield the peak memory of a step of each recipe beside the plan's."""
+    """Yield the peak memory of a step of each recipe, and the plan's."""
     from benchmarks.gpu import step_memory
 
     yield from step_memory.rows(device)

@@ -3,7 +3,7 @@
 While the profiler runs, modules and the functions of the step are marked with ranges. What the device does belongs
 to the range in which the host launched it, and in backward to the range of the forward operation whose gradient
 it computes: autograd gives both the same sequence number. Each moment belongs to one part. Where two streams work,
-it is that of the computation; communication counts where it is exposed. A moment in which the device has nothing
+the computation counts; communication counts where it is exposed. A moment in which the device has nothing
 to do is a host gap: the profiler makes those longer, so the time of the same step without it is given as well.
 
 On a CPU the operators are the work, and a host gap is the time between two of them.

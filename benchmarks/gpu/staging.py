@@ -1,8 +1,8 @@
-"""What a save costs a training step: the copy of a rank's share of the state into host memory, beside training.
+"""What a save costs a training step: the copy of a rank's share of the state into host memory, during training.
 
 The copy is `train/checkpointing/snapshot.py`'s: page-locked memory, on a second stream, from the end of a step
-until the update of the next one. Measured are its rate alone, and the step's time with and without one under it.
-The part of the copy by which the step does not get longer is hidden. The state is all of it, as on one card.
+until the update of the next one. Measured are its rate by itself, and the step's time with and without one under
+it. The part of the copy by which the step does not get longer is hidden. The state is all of it, as on one card.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def rows(device: torch.device) -> Iterator[dict[str, Any]]:
 
 
 def _copy_s(snapshot: HostSnapshot, device: torch.device) -> float:
-    """Return the seconds of a copy with nothing beside it."""
+    """Return the seconds of a copy while nothing else runs."""
     wait(device)
     started = time.perf_counter()
     snapshot.begin()

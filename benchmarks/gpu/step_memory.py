@@ -1,4 +1,4 @@
-"""The peak memory of a training step beside what `zslurm plan memory` predicts, for the recipes that fit a card.
+"""The peak memory of a training step, and what `zslurm plan memory` predicts, for the recipes that fit a card.
 
 The plan counts live tensors, as torch's `max_memory_allocated` does; what the allocator holds besides is
 `max_memory_reserved`. A recipe is taken with the largest microbatch up to its own whose plan leaves a tenth of the

@@ -146,7 +146,7 @@ def _measured(contenders: Contenders, about: dict[str, Any], device: torch.devic
 
 
 def _peak(step: Callable[[], Tensor], model: nn.Module, device: torch.device) -> int:
-    """Return the most bytes that a step takes beside weights, its gradients included."""
+    """Return the most bytes that a step takes besides weights, its gradients included."""
     model.zero_grad()
     torch.cuda.synchronize(device)
     before = torch.cuda.memory_allocated(device)

@@ -1,6 +1,6 @@
 """Does `zslurm bench mlp` name a rank that is slowed by a fifth, and no rank where none is?
 
-Three ranks on this machine. The slowed rank spends a quarter of each call's processor time once more
+Three ranks on this machine. The slowed rank spends a quarter of each call's processor time again
 (tests/bench/slow_rank.py), so it has 80 % of the speed; which rank it is changes from run to run. Runs with and
 without take turns. Peer: the truth, which is known. The two cores are shared by three ranks and by whatever else
 runs here, which is why ranks on CPUs are compared by their processor time.

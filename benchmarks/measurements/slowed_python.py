@@ -2,8 +2,8 @@
 
 `zslurm bench` starts it instead of Python where ZSLURM_BENCH_PYTHON names it. ZSLURM_SLOW_WAY says what is slow:
 
-    link    what each rank sends goes through a link of LINK_BYTES_S, that of the slow rank through one of 0.8 of
-            it, as a NIC or an xGMI link that came up at a lower rate. The kernel paces the sockets between the
+    link    what each rank sends goes through a link of LINK_BYTES_S, what the slow rank sends through one of 0.8
+            of it, as a NIC or an xGMI link that came up at a lower rate. The kernel paces the sockets between the
             ranks (SO_MAX_PACING_RATE, socket(7)), so sending costs the processor what it costs without
     host    the slow rank needs 1 / 0.8 of the processor time for each exchange, as with a processor that is
             throttled: after each it computes for a quarter of the processor time that the exchange took
@@ -65,7 +65,7 @@ def slow_down(rate: float) -> None:
         def wait(self) -> None:
             self._work.wait()
             took = time.process_time() - self._began
-            end = time.thread_time() + took * (1 / rate - 1)  # this thread's: gloo's own may work meanwhile
+            end = time.thread_time() + took * (1 / rate - 1)  # this thread's: gloo's may work as well
             while time.thread_time() < end:
                 pass
 

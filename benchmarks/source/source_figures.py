@@ -1,7 +1,7 @@
 """How large the program is, and how it reads: lines, files, commands, keys and habits of language.
 
-Figures of before the program was made smaller (2026-11-26) are next to those of now. Lines count everything in a
-file. Infrastructure of tests is what results/tests_processor_time.json names.
+Figures of before the program was made smaller (2026-11-26) are next to the figures of now. Lines count everything
+in a file. Infrastructure of tests is what results/tests_processor_time.json names.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def run() -> None:
 
 
 def _package(name: str) -> str:
-    """Return the package of a file: the second level for those of zslurm, else the top one."""
+    """Return the package of a file: the second level in zslurm, else the top one."""
     parts = name.split("/")
     return "/".join(parts[:2]) if parts[0] == "zslurm" and len(parts) > 2 else parts[0]
 

@@ -1,4 +1,4 @@
-"""The loss of a run across an elastic change: stopped on four ranks, continued on three, beside one that was not.
+"""The loss of a run across an elastic change: stopped on four ranks, continued on three, next to one that was not.
 
 The same small model, data and seed twice. One run trains on four ranks to the end. The other is asked to save and
 stop on its way, and continues from its checkpoint on three ranks at the same global batch: ranks then have unlike
@@ -42,7 +42,7 @@ def _prepare(run: Path, data: Path, steps: int) -> Path:
 
 
 def _ranks_until(run: Path, ranks: int, step: int) -> None:
-    """Train until so many steps are taken, then let the ranks save and stop.
+    """Train until a number of steps are taken, then let the ranks save and stop.
 
     Raises:
         RuntimeError: they did not end as ranks do that were asked to stop.

@@ -1,7 +1,7 @@
 """How far the model is from `ZayaForCausalLM` of transformers: the figures behind the bounds of the parity tests.
 
 The same draws, weights and comparisons as in tests/train/model/test_parity.py and test_decoding.py. Not a
-matter of speed: the numbers depend on the machine's arithmetic alone.
+matter of speed: the numbers depend only on the machine's arithmetic.
 """
 
 from __future__ import annotations

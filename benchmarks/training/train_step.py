@@ -2,8 +2,8 @@
 
 Peer: the published implementation in the same process, with the same weights, tokens, format and threads, as
 its defaults are (scaled_dot_product_attention, grouped_mm experts), turn by turn with ours. Beside them the
-model's own matrix products alone: every product of a forward pass and both of its gradients' (attention's for
-the causal half).
+model's own matrix products without the rest: every product of a forward pass and both of its gradients'
+(attention's for the causal half).
 
 Models: the tiny recipe, and one of 108.8 million parameters. Skipped tokens get zero in both, as is the
 reference's rule. On a GPU, where there is one, the larger model also runs eager and compiled in bf16.

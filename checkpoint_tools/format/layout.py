@@ -65,7 +65,7 @@ def step_of(name: str) -> int | None:
 
 
 def is_superseded(name: str) -> bool:
-    """Return whether `name` is that of a superseded checkpoint."""
+    """Return whether `name` belongs to a superseded checkpoint."""
     return name.endswith(SUPERSEDED_SUFFIX) and step_of(name) is not None
 
 
@@ -76,7 +76,7 @@ def step_of_temporary(name: str) -> int | None:
 
 
 def is_leftover(name: str) -> bool:
-    """Return whether `name` is that of a dead save or an unfinished deletion, once no save is in progress."""
+    """Return whether `name` belongs to a dead save or an unfinished deletion, once no save is in progress."""
     return _HIDDEN.fullmatch(name) is not None
 
 

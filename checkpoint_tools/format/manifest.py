@@ -33,7 +33,7 @@ class Tensor:
 
     `states` names what is kept of it ("master", ...) and the dtype of each. `whole` is the number of matrices that
     one rank each must own whole, 0 for a flat tensor: `partition` takes the row as it is, so who owned what, and
-    who will at another world size, can be computed from a manifest alone.
+    who will at another world size, can be computed from a manifest and nothing else.
     """
 
     name: str

@@ -129,7 +129,7 @@ class Extent:
 class Balance:
     """How even whole matrices are: the most that one rank has, and the least that this could be.
 
-    `cost` is that of Newton-Schulz steps (`Matrix.cost`), `elements` are those of whole matrices. A bound is a
+    `cost` is of Newton-Schulz steps (`Matrix.cost`), `elements` are of whole matrices. A bound is a
     load that some rank has however whole matrices are divided (packing.py); `mean` is what matrices that could be
     cut would give. `idle_ranks` own no matrix.
     """
@@ -169,7 +169,7 @@ class Partition:
         return matrices[-1].offset + _round_up(matrices[-1].numel, ALIGN) if matrices else self.flat_share
 
     def batches(self, rank: int) -> tuple[Batch, ...]:
-        """Return the matrices of `rank`, those of one shape together."""
+        """Return the matrices of `rank`, grouped by shape."""
         groups = groupby(self.matrices[self._checked(rank)], key=lambda matrix: (matrix.rows, matrix.columns))
         return tuple(_batch(list(matrices)) for _, matrices in groups)
 

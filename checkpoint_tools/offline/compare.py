@@ -56,7 +56,8 @@ class Difference:
     Attributes:
         differing: elements whose bits differ.
         largest: largest absolute difference; NaN if one side is not finite and the other is not the same.
-        relative: root of the summed squares of the differences, over that of the first checkpoint's elements.
+        relative: root of the summed squares of the differences, over the same root of the first checkpoint's
+        elements.
     """
 
     tensor: str

@@ -7,7 +7,7 @@ a large run wants before it starts, and what gives a checkpoint of another size 
 Each new shard is an intersection of intervals: its extents come from `partition`, the function that the
 trainer uses, and are read from the old shards with `pread`, block by block, each block checked. A shard is
 streamed: its header first, then its elements, through a ring of RING_BLOCKS blocks, with checksums on the way.
-Buffers move whole: those of an old rank to the new rank of that number, or to rank 0. Nothing is dropped and no
+Buffers move whole: an old rank's go to the new rank of that number, or to rank 0. Nothing is dropped and no
 number is changed, so N -> M -> N gives the same bytes of every tensor and buffer.
 
     step                                     what holds after a kill right after it

@@ -103,7 +103,7 @@ class Checkpointer(Hooks):
     ) -> None:
         """Make this run the only one that writes into `root`, its `checkpoints` directory.
 
-        The number of the attempt makes temporary names unique among those of the run.
+        The number of the attempt makes temporary names unique within the run.
 
         Raises:
             TrainError: another run writes there.
@@ -354,9 +354,9 @@ class Checkpointer(Hooks):
         return None
 
     def start_from(self, init: str, tokenizer_sha256: str) -> BalanceState:
-        """Fill the master weights of a new run with those of `init`, hf:DIR or ckpt:DIR; moments stay at zero.
+        """Fill the master weights of a new run from `init`, hf:DIR or ckpt:DIR; moments stay at zero.
 
-        Returns the balancing state: their biases, and no steps. `tokenizer_sha256` is that of the run's data.
+        Returns the balancing state: their biases, and no steps. `tokenizer_sha256` is of the run's data.
 
         Raises:
             ConfigError: the weights cannot be read, or are of another model or tokenizer.

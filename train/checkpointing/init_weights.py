@@ -2,7 +2,7 @@
 
 `init: hf:DIR` names a folder in transformers' format, `init: ckpt:DIR` a checkpoint of ours, imported or a run's.
 Only weights and balancing biases are taken; optimizer, data order and schedule start again. Whether they fit is
-decided from headers alone, so `zslurm submit` asks the same question as every rank does. Ranks then read, by
+decided from headers only, so `zslurm submit` asks the same question as every rank does. Ranks then read, by
 range, what they own and no more. No torch here.
 """
 
@@ -20,7 +20,7 @@ from zslurm.train.hub import CheckpointWeights, FolderWeights, Weights
 def open_init(init: str, model: ModelConfig, tokenizer_sha256: str) -> Weights:
     """Return the weights that `init` names, hf:DIR or ckpt:DIR; the caller closes them.
 
-    `model` and the tokenizer of its data are the run's, and must be those of the weights.
+    `model` and the tokenizer of its data are the run's, and must fit the weights.
 
     Raises:
         ConfigError: they cannot be read, or are of another model or tokenizer.

@@ -26,7 +26,7 @@ def check_same_model(manifest: Manifest, model: ModelConfig, table: tuple[Tensor
 
 
 def check_same_optimizer(manifest: Manifest, table: tuple[TensorInfo, ...], dtype: str) -> None:
-    """Refuse a checkpoint whose states are those of another optimizer, or in another format than `dtype`.
+    """Refuse a checkpoint with the states of another optimizer, or in another format than `dtype`.
 
     Raises:
         ConfigError: naming the setting that differs.

@@ -29,7 +29,7 @@ import psutil
 import torch
 from torch import Tensor
 
-_PIECE = 16 << 20  # bytes that the thread copies at once; numpy releases the GIL meanwhile
+_PIECE = 16 << 20  # bytes that the thread copies at once; numpy releases the GIL while it copies
 
 
 class Snapshot(Protocol):

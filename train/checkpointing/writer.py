@@ -72,7 +72,7 @@ class SaveState(StrEnum):
 
 @dataclass(frozen=True)
 class Reached:
-    """A save came to a state, so many seconds after the request."""
+    """A save came to a state, `seconds` after the request."""
 
     step: int
     state: SaveState
@@ -132,11 +132,11 @@ class CheckpointWriter:
         rescue: Path | None = None,
         fence: Callable[[], None] = lambda: None,
     ) -> None:
-        """Start the thread, which alone uses this connection to the store.
+        """Start the thread, which is the only user of this connection to the store.
 
         `entries` are what of the copied arrays goes into the shard. `manifest` makes the manifest from the reports
         of all ranks, on rank 0. `nonce` makes temporary names unique among attempts. `rescue` is a directory of
-        checkpoints to save in if `root`, that of the run, is gone. `fence` is called before anything becomes
+        checkpoints to save in if `root`, the run's own, is gone. `fence` is called before anything becomes
         visible, and does not return in a process that was replaced.
         """
         self._rescue, self._fence = rescue, fence

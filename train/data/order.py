@@ -5,7 +5,7 @@ many of that source the phase takes before it (train/data/mixture.py); the phase
 how many they took; together that is the counter whose sequence the source's own shuffle gives
 (train/data/sampler.py). So a phase continues each source after the last sequence of earlier phases of its context,
 whatever their mixtures were, and a source that a phase leaves out does not move. Contexts cut a corpus
-differently: each has an order of its own. A source that comes to its end begins again, in a new order.
+differently: each has a separate order. A source that comes to its end begins again, in a new order.
 
 Ranks, microbatches, workers and prefetching do not appear. Nothing is stored but the configuration: to resume, a
 step is enough. What checkpoints record next to it is there to notice when configuration or data have changed.
@@ -64,7 +64,7 @@ class DataOrder:
     def __init__(self, data: TrainingData, plan: Plan, seed: int, packing: Packing = "windows") -> None:
         """Work out the mixtures, and how far the phases before each one got in every source.
 
-        `packing` is that of the phases which have none of their own.
+        `packing` is for the phases which set none.
 
         Raises:
             ConfigError: a share is too small.

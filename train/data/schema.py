@@ -6,7 +6,7 @@
     build.json                   how the corpus was built, for people and for recognising the same build
 
 A bundle is an HDF5 file with contiguous (neither chunked nor compressed) little-endian datasets, which a reader
-maps into memory at their offset in the file (those of 2 KiB and more start on a page):
+maps into memory at their offset in the file (datasets of 2 KiB and more start on a page):
 
     /tokens       <u2 [tokens], or <u4 if vocab_size > 65,536
                   token ids, document after document, each followed by the end-of-document token

@@ -30,7 +30,7 @@ class SharePiece(NamedTuple):
     """Sequences of one microbatch that a rank runs forward and backward at once: all of them, or some.
 
     Attributes:
-        number: the microbatch's place among those of the step.
+        number: the microbatch's place in the step.
         first: the first sequence, counted in the microbatch.
         last: one past the last sequence, counted in the microbatch.
     """

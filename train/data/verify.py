@@ -5,8 +5,9 @@ CRC32 of the document index and that it divides the tokens, that ids are in the 
 tokenizer's hash, and with build.json that these are the bundles that were built together.
 
 Cost: every byte is read once; memory is one block per thread. Files are read and not mapped, so that one that is
-truncated meanwhile is reported instead of killing the reader. Threads do, since checksums are computed outside
-Python's lock. A flipped bit in the table of checksums is reported as damage of the block that it belongs to.
+truncated during the read is reported instead of killing the reader. Threads do, since checksums are computed
+outside Python's lock. A flipped bit in the table of checksums is reported as damage of the block that it belongs
+to.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ class BundleVerification:
 def verify(
     path: Path, workers: int, report: Callable[[int, int], None] = lambda done, total: None
 ) -> BundleVerification:
-    """Read a bundle, or a directory of them, on so many threads, and compare everything with its checksums.
+    """Read a bundle, or a directory of them, on `threads` threads, and compare everything with its checksums.
 
     `report` gets the bytes done and in all, in this thread.
 

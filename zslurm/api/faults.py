@@ -19,7 +19,7 @@ def classify(files: StrPath | Iterable[StrPath]) -> Diagnosis:
     Works on the output of ranks and of srun, dmesg, journalctl and other trainers' logs, also packed ones.
 
     Args:
-        files: a log, or several of the same job, that of the batch script first if their lines have no times.
+        files: a log, or several of the same job, the batch script's first if their lines have no times.
 
     Raises:
         NotFound: there is no such file, or it is a directory.

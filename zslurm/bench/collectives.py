@@ -133,7 +133,7 @@ def points(options: Options, machine: MeasuredMachine) -> MeasurementPlan:
 
 
 def run(point: Point, ranks: BenchRanks) -> list[Row]:
-    """Measure one operation in all groups of its scope at once; the rows of rank 0 are those of all groups."""
+    """Measure one operation in all groups of its scope at once; rank 0 returns the rows of all groups."""
     values = point.values
     if values["scope"] in (pairs.GPU_PAIR, pairs.NODE_PAIR):
         return pairs.sweep(values, ranks)
@@ -220,7 +220,7 @@ class _Operation:
         self.source, self.out = (torch.empty(count, device=self.device) for count in sizes)
         if self.comm is not None:
             self.comm.reserve(torch.empty(2 * full // self.comm.node.size, device=self.device))
-        # Sums over all ranks depend on the place's residue alone.
+        # Sums over all ranks depend only on the residue of the place.
         residues = range(_VALUES)
         sums = [float(sum((residue + rank * 5) % _VALUES for rank in range(self.n))) for residue in residues]
         self.sums = torch.tensor(sums, device=self.device)

@@ -15,7 +15,7 @@ from typing import Any, TextIO
 
 
 def run(calls: list[dict[str, Any]], seconds: float, out: TextIO, tunable: Any, device: str = "cuda") -> None:
-    """Tune calls for so many seconds at most, the largest first, and write the lines."""
+    """Tune calls within a time limit, the largest first, and write the lines."""
     import torch
 
     from zslurm.kernels.tunable_op import agrees, tune

@@ -60,7 +60,7 @@ class MeasurementPlan:
     skipped: Sequence[Skipped] = field(default=())
 
     def within(self, seconds: float | None) -> MeasurementPlan:
-        """Return the part that fits into so many seconds: the cheapest points first, kept in their order."""
+        """Return the part that fits into a time in seconds: the cheapest points first, kept in their order."""
         if seconds is None:
             return self
         kept: set[int] = set()

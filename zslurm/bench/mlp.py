@@ -2,7 +2,7 @@
 
 Each of L layers is x + (relu(x A))^2 B with A of D x F and B of F x D, in bf16 on GPUs; the gradient of the last
 layer's output is drawn once, as weights and tokens are. Nothing is communicated: every GPU has its stack and its
-tokens, and all compute at the same time, at the power and temperature that this brings. FLOPs are those of the
+tokens, and all compute at the same time, at the power and temperature that this brings. FLOPs are of the
 matrix products,
 
     12 L T D F      for T tokens: 2 of 2 T D F forward, and twice as many backward

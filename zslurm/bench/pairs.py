@@ -19,10 +19,10 @@ moment. Both begin these together as well: a rank that is late finds all of a me
 processor time to take it.
 
 A sweep is repeated until a slowdown of VISIBLE would be seen, MOST_LOOKS times at most. On CPUs, where other
-programs may hide it from the clock for good, the processor time alone decides after MOST_S seconds. A sweep ends
+programs may hide it from the clock for good, only the processor time decides after MOST_S seconds. A sweep ends
 by the noise, not by whether someone is slow, and names are looked for once, at its end.
 
-The ranks that exchange are those of one process group, so a sweep opens no communicator for each pair.
+The ranks that exchange belong to one process group, so a sweep opens no communicator for each pair.
 """
 
 from __future__ import annotations
@@ -170,7 +170,7 @@ class _Exchanges:
         self.short_in_whole = len(self._source) // self._short
 
     def timed(self, partner: int, times: int, own_times: int) -> _Moment:
-        """Time so many exchanges with a partner, and so many short ones by this rank's processor time."""
+        """Time exchanges with a partner, and short ones by this rank's processor time."""
         full_exchange = self._exchange(partner, self._source, self._out)
         signal = self._exchange(partner, self._ready, self._other_ready)
         wall: list[float] = []
@@ -216,7 +216,7 @@ class _Exchanges:
 
 
 def _turns(count: int, *, one_at_a_time: bool) -> list[list[tuple[int, int]]]:
-    """Return all pairs of so many members, in lists of those that exchange at the same time."""
+    """Return all pairs of a number of members, in lists of pairs that exchange at the same time."""
     pairs_by_round = [
         [(int(a), int(b)) for a, b in pairs] for pairs in rounds([str(number) for number in range(count)])
     ]

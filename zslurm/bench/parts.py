@@ -1,7 +1,7 @@
 """The parts of a microbatch (train/plan/parts.py), by the trainer's own modules.
 
 Each part is one module with drawn weights and inputs. Forward keeps what backward needs, as in training. Backward
-gives the gradients of inputs and weights as new tensors: adding them to those of other microbatches is not in it.
+gives the gradients of inputs and weights as new tensors: adding the gradients of other microbatches is not in it.
 Choices of experts are drawn evenly, and none skips. Layers run as they are, not compiled.
 """
 

@@ -78,7 +78,7 @@ class BenchRanks:
             self.store.set(key, json.dumps(value))
             return value
         value_of_first = json.loads(self.store.get(key))
-        if self.store.add(last, 1) == self.size - 1:  # nobody needs it any more
+        if self.store.add(last, 1) == self.size - 1:  # no rank needs it any more
             self.store.delete_key(key)
             self.store.delete_key(last)
         return value_of_first
@@ -89,7 +89,7 @@ class BenchRanks:
         self.share()
 
     def group(self, members: Sequence[int]) -> dist.ProcessGroup:
-        """Return the group of these ranks, this one among them; made at the first call, by its members alone."""
+        """Return the group of these ranks, this one among them; made at the first call, by its members only."""
         key = tuple(members)
         if key not in self._groups:
             group = dist.new_group(list(key), timeout=self.timeout, use_local_synchronization=True)

@@ -9,9 +9,9 @@
 
 All ranks work at the same time. `per_s` is the sum of their rates, `pages_per_s` the same in pages of 4 KiB, which
 `zslurm plan io` counts. A save is one operation, and takes from its beginning to its commit. `seconds` is the
-median of one operation on the ranks, `p99_us` that of the slowest rank; `from_storage` is the part of the bytes
-read that the kernel counted as read from the storage: less than 1 if a cache of the machine gave some, 0 also
-if the file system does not count.
+median of one operation on the ranks, `p99_us` the 99th percentile of the slowest rank; `from_storage` is the part
+of the bytes read that the kernel counted as read from the storage: less than 1 if a cache of the machine gave
+some, 0 also if the file system does not count.
 
 No file outlives its rank: those for reading and writing have no name, the others are in a directory that another
 process removes when the rank ends, however it ends (work_directory.py).

@@ -24,7 +24,7 @@ from zslurm.checkpoint_tools.quantities import counted
 LARGE = 4 << 20
 """Bytes of a sequential read or write."""
 WINDOWS = 10
-"""Into so many parts of equal length a measurement is divided, to know how much its rate varies."""
+"""Parts of equal length into which a measurement is divided, to know how much its rate varies."""
 _MOST_PLACES = 1 << 22
 _ALIGNMENT = 4096
 
@@ -68,7 +68,7 @@ class ScratchFile:
             raise
 
     def _become_direct(self) -> bool:
-        """Turn O_DIRECT on, if a trial write shows that it works (some file systems take the flag alone)."""
+        """Turn O_DIRECT on, if a trial write shows that it works (some file systems take the flag only)."""
         flags = fcntl.fcntl(self.descriptor, fcntl.F_GETFL)
         try:
             fcntl.fcntl(self.descriptor, fcntl.F_SETFL, flags | os.O_DIRECT)
@@ -119,7 +119,7 @@ class ScratchFile:
         return _measured(np.array(durations), elapsed)
 
     def read_randomly(self, depth: int, seconds: float, block_bytes: int) -> StorageRun:
-        """Read blocks in random order for so long, `depth` of them at a time, each by a thread.
+        """Read blocks in random order for some seconds, `depth` of them at a time, each by a thread.
 
         Raises:
             OSError: a read failed.

@@ -30,7 +30,7 @@ class CommandLine(NamedTuple):
 
     Attributes:
         name: as it is typed; the name of its function, too.
-        module: in `zslurm.cli`; that of a group has the `typer.Typer` called `app`.
+        module: in `zslurm.cli`; the module of a group has the `typer.Typer` called `app`.
         help: the first sentence of its help; a test compares the two.
     """
 

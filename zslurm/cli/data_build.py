@@ -124,7 +124,7 @@ def build(
 
 
 def make_bundle(sources: list[Path], out: Path, *, workers: int | None = None, **options: Any) -> BuildSummary:
-    """Build a bundle with progress on stderr; `options` are those of `zslurm.train.data.build.build.build`.
+    """Build a bundle with progress on stderr; `options` are keywords of `zslurm.train.data.build.build.build`.
 
     Raises:
         NotFound: a source does not exist.

@@ -1,4 +1,4 @@
-"""`zslurm demo`: the main job, end to end, on real text and this machine alone.
+"""`zslurm demo`: the main job, end to end, on real text and on this machine only.
 
 It types the commands that a user would type, and shows them: build data, submit, interrupt with Ctrl-C, submit
 again, look at the result. What it claims at the end it has read from the run's files.

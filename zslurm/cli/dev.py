@@ -50,7 +50,7 @@ def replay(
 ) -> None:
     """Show what was done about each attempt of a run, and what the present or another policy would have done.
 
-    The policy is that of the run, changed by a file (--policy) and by --set aegis.KEY=VALUE. It gets each attempt
+    The policy is the run's, changed by a file (--policy) and by --set aegis.KEY=VALUE. It gets each attempt
     with the history that the run really had.
 
     Example: zslurm dev replay my-run --set aegis.retries=1

@@ -58,7 +58,7 @@ def main() -> NoReturn:
 
 
 CLOSED_PIPE = 128 + signal.SIGPIPE
-"""Exit code if the reader of the output has gone: that of any program that SIGPIPE ends."""
+"""Exit code if the reader of the output has gone: as of any program that SIGPIPE ends."""
 
 
 def _open_closed_streams() -> None:

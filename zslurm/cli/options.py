@@ -216,7 +216,7 @@ def run_locally_or_as_job(
 ) -> None:
     """Continue in this process, with a lower priority; or run this command line as a job, and leave.
 
-    The job has so many nodes with so many GPUs each, and that time limit of sbatch's form.
+    The job has `nodes` nodes with `gpus` GPUs each, and a time limit in sbatch's form.
 
     Raises:
         typer.Exit: the job is over; with its exit code.

@@ -114,7 +114,7 @@ _CONTEXT_OF_PAIRS, _CONTEXT_OF_TEXTS = 1024, 4096
 _OF_RECIPE = "of the recipe"
 _OF_WEIGHTS = "of the weights"
 _HIGHEST_GUESS = 1e-4
-"""Learning rate of a fine-tuning at most, if that of the weights is not known."""
+"""Highest learning rate of a fine-tuning if the weights do not state theirs."""
 
 
 class Lengths:
@@ -127,7 +127,7 @@ class Lengths:
         self.longest = int(tokens.max(initial=0))
 
     def longer_than(self, tokens: int) -> int:
-        """Return how many documents have more than so many tokens."""
+        """Return how many documents have more than `tokens` tokens."""
         return int((self._tokens > tokens).sum())
 
 
@@ -145,9 +145,9 @@ class Context:
 
 
 def context_for(recipe: RunSpec, start: Start | None, lengths: Lengths | None, *, pairs: bool = True) -> Context:
-    """Return the context of a run file: that of the weights or less, or the shortest of the recipe's phases.
+    """Return the context of a run file: the weights' context or less, or the shortest of the recipe's phases.
 
-    It is less than that of the weights if every pair fits into less.
+    It is less than the weights' context if every pair fits into less.
 
     Args:
         recipe: the run of the recipe on its cluster.

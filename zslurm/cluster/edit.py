@@ -33,7 +33,7 @@ def edit_profile(name: str, editor: Callable[[Path], None]) -> Path | None:
     Raises:
         NotFound: there is no such profile.
         ConfigError: the new text is not valid; the old one stays.
-        ZslurmError: the editor failed, or another process changed the profile meanwhile.
+        ZslurmError: the editor failed, or another process changed the profile during the edit.
     """
     current = find_profile(name)
     profile = Profile(name, "user", profile_path(name))

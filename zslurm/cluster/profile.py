@@ -2,7 +2,7 @@
 
 They are in ~/.config/zslurm/clusters/NAME.yaml ($XDG_CONFIG_HOME is honoured), for everybody in
 /etc/zslurm/clusters, and in this package: those that ship describe kinds of machines, for others to extend with
-`cluster: {extends: NAME}`. A profile hides those of its name that are further out, and may extend them.
+`cluster: {extends: NAME}`. A profile hides profiles of its name that are further out, and may extend them.
 """
 
 from __future__ import annotations
@@ -182,7 +182,7 @@ def profile_layers(name: str) -> list[tuple[yaml12.YamlDocument, str]]:
 
 
 def layers_of(top: Profile, text: str) -> list[tuple[yaml12.YamlDocument, str]]:
-    """As `profile_layers`, for a profile whose text is not, or not yet, that of its file.
+    """As `profile_layers`, for a profile whose text is not, or not yet, in its file.
 
     Raises:
         ConfigError: see `profile_layers`.

@@ -52,7 +52,7 @@ class Members:
 
     @classmethod
     def of_hidden(cls, partition: SlurmPartition) -> Members:
-        """Describe the nodes of a partition by what Slurm shows of the partition alone."""
+        """Describe the nodes of a partition if Slurm shows the partition but no nodes."""
         n_nodes = max(1, partition.n_nodes)
         gpus, cpus = (partition.gpus or 0) // n_nodes, max(1, partition.cpus // n_nodes)
         return cls(partition.n_nodes, partition.n_nodes, gpus, None, cpus, hidden=True)

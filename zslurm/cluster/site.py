@@ -1,6 +1,6 @@
 """A cluster profile by itself, typed: for commands that ask about the cluster and not about a run.
 
-`Site` has the sections about the cluster alone, `ResolvedProfile` the whole of a run on it.
+`Site` has only the sections about the cluster, `ResolvedProfile` the whole of a run on it.
 """
 
 from __future__ import annotations

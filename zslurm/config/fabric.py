@@ -109,7 +109,7 @@ class FabricSection(Section):
 
     @property
     def oversubscription(self) -> float | None:
-        """Return the speed of all ports of a slice to nodes over that of its uplinks; None if unknown."""
+        """Return the speed of all ports of a slice to nodes over the speed of its uplinks; None if unknown."""
         return None if self.ports is None else self.oversubscription_of(self.ports)
 
     def oversubscription_of(self, nodes: int) -> float | None:

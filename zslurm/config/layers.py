@@ -53,7 +53,7 @@ def rank_of(origin: Origin) -> int:
 
 @dataclass(frozen=True)
 class Override:
-    """A value that wins over those of all files.
+    """A value that wins over all files.
 
     Attributes:
         path: of the key.
@@ -187,7 +187,7 @@ class Layers:
         self.data.setdefault(section, {})[key] = self._adopt(value, path, lambda _: origin)
 
     def origin(self, path: KeyPath) -> Origin:
-        """Return the origin of the value at `path`, else that of what was given inside it, else around it."""
+        """Return the origin of the value at `path`, else of a value inside it, else of the section around it."""
         if path in self.origins:
             return self.origins[path]
         for origin_path, origin in self.origins.items():

@@ -145,7 +145,7 @@ class SlurmSection(Section):
     mem: Line | None = Field(None, description="memory per node, e.g. 500G; default: Slurm's")
     cpu_bind: Line = Field(
         "gpu",
-        description="cores of each rank: those of its GPU's NUMA node (`gpu`), all of the step's (`none`), or as "
+        description="cores of each rank: of its GPU's NUMA node (`gpu`), all of the step's (`none`), or as "
         "srun --cpu-bind takes them",
     )
     job_name: Line | None = Field(None, description="Slurm's name for the job; default: the run's name")
@@ -235,7 +235,7 @@ class ClusterSection(Section):
         (), description="for each GPU its NUMA node; default: what sysfs of the node has when the ranks start"
     )
     rccl_version: Line | None = Field(
-        None, description="version of RCCL or NCCL, e.g. 2.22.3, for the rules; default: that of rocm_version"
+        None, description="version of RCCL or NCCL, e.g. 2.22.3, for the rules; default: the one in rocm_version"
     )
     rocm_version: Line | None = Field(None, description="version of ROCm on the nodes, e.g. 7.2.1, for the rules")
     ainic_transport: Literal["plugin", "builtin", "generic"] | None = Field(
@@ -355,7 +355,7 @@ class ClusterSection(Section):
         return self.gpu_request_of(self.gpus_per_node)
 
     def gpu_request_of(self, gpus: int) -> str | None:
-        """Return so many GPUs of a node, or all that it has, as --gpus-per-node takes them."""
+        """Return a number of GPUs of a node, or all that it has, as --gpus-per-node takes them."""
         gpus = min(gpus, self.gpus_per_node)
         if not gpus:
             return None

@@ -26,7 +26,7 @@ def read_text(path: Path) -> str | None:
 def write_atomically(path: Path, text: str, *, private: bool = False) -> None:
     """Replace a file by rename: readers see the old or the new text, never a part; a failure leaves the old one.
 
-    With `private` its owner alone can read it, from its first byte.
+    With `private` only its owner can read it, from its first byte.
 
     Raises:
         OSError: the disk is full or the file system is gone.

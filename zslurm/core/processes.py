@@ -1,7 +1,7 @@
 """Processes that outlive their parent, and how they are found again.
 
-A process is known by its pid and when it was started: a pid alone may be another process's by now. The time is the
-kernel's own, counted from the boot: nothing changes when the clock is set.
+A process is known by its pid and when it was started: the same pid may be another process's by now. The time is
+the kernel's own, counted from the boot: nothing changes when the clock is set.
 """
 
 from __future__ import annotations

@@ -136,7 +136,7 @@ class Check:
         where: on the login node, on compute nodes, or both.
         run: looks, and returns what it found; None if the check does not apply to this cluster.
         compare: looks at the data of all nodes together, and returns what is wrong, by node.
-        inconsistent: what it is if a node's `must_match` differs from that of most nodes.
+        inconsistent: its status if a node's `must_match` differs from most nodes.
         on_request: runs only when it is asked for (--only, --benchmark).
         uses_gpus: takes GPU memory, so that it waits for the checks that look at idle GPUs.
         time_factor: how many times `check_s` it may take.

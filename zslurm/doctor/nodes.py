@@ -20,9 +20,9 @@ class Chosen:
 
     Attributes:
         names: these, if they are known before the job starts.
-        count: so many of Slurm's choice, if they are not.
+        count: how many of Slurm's choice, if they are not.
         states: outcomes of nodes by Slurm's own view of them.
-        not_asked: nodes that are left alone, and why.
+        not_asked: nodes that are not asked, and why.
     """
 
     names: tuple[str, ...] = ()
@@ -39,7 +39,7 @@ class Chosen:
 def choose(
     nodes: Sequence[Node], *, partition: str | None, count: int | None = None, nodelist: str | None = None
 ) -> Chosen:
-    """Choose nodes: those of a list, or so many, or all that are idle now.
+    """Choose nodes: a list, a number of them, or all that are idle now.
 
     Args:
         nodes: all nodes of the cluster.
@@ -49,7 +49,7 @@ def choose(
 
     Raises:
         NotFound: a named node does not exist.
-        ConfigError: there are not so many usable nodes.
+        ConfigError: there are fewer usable nodes.
         HostlistError: not a hostlist.
     """
     if nodelist is not None:

@@ -31,7 +31,7 @@ class DoctorReport:
         cluster: name of the profile.
         checks: that were run, in the order of the table.
         asked: nodes that were asked, whether they answered or not.
-        not_asked: nodes that were left alone, and why.
+        not_asked: nodes that were not asked, and why.
         slurm_error: why no node could be asked.
         took_s: in all.
     """

@@ -45,7 +45,7 @@ class Wanted:
         checks: to run.
         count: nodes of Slurm's choice.
         nodelist: exactly these.
-        directory: that of the runs.
+        directory: where the runs are.
         paths: further directories.
         timeout_s: for the nodes, their wait in the queue included.
     """
@@ -59,7 +59,7 @@ class Wanted:
 
 
 def site_to_check(name: str | None) -> Site:
-    """Return the named profile, the default one, or that of this machine if it has neither profile nor Slurm.
+    """Return the named profile, the default one, or this machine's if it has neither profile nor Slurm.
 
     Raises:
         ConfigError: it is not valid.
@@ -91,7 +91,7 @@ def run_doctor(site: Site, wanted: Wanted) -> DoctorReport:
 
 
 def _check_here(site: Site, wanted: Wanted, report: DoctorReport) -> None:
-    """This machine alone: it is login node and compute node at once."""
+    """Check this machine only, as login node and compute node at once."""
     with _probe(wanted.directory) as (probe, token):
         task = _task(site, wanted, probe, token)
         for name, outcome in run_checks(wanted.checks, Sources(task)).items():

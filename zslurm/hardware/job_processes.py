@@ -39,7 +39,7 @@ class Process:
 
 
 def processes(root: Path) -> Iterator[Process]:
-    """Every process; one that ends meanwhile is left out."""
+    """Yield every process; one that ends while they are read is left out."""
     proc = root / "proc"
     for pid in (name for name in names(proc) if name.isdecimal()):
         if (record := process(root, int(pid))) is not None:

@@ -52,7 +52,7 @@ class NodeTask:
     Attributes:
         cluster: the profile, without what may be secret (env, setup).
         checks: names of the checks to run.
-        directory: that of the runs; shared by all nodes.
+        directory: where the runs are; shared by all nodes.
         probe: folder in it that the login node made for these checks; empty if it could not.
         token: what the login node wrote there.
         paths: further directories whose mounts are looked at (data).

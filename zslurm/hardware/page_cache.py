@@ -38,7 +38,7 @@ def room(root: Path) -> int | None:
 
 
 def _rooms_of_groups(root: Path) -> Iterator[int]:
-    """Yield the room in each control group with a limit, from that of this process upwards."""
+    """Yield the free bytes of each control group with a limit, from this process's group upwards."""
     for line in (read_text(root / "proc/self/cgroup") or "").splitlines():
         _, _, remainder = line.partition(":")
         controllers, _, path = remainder.partition(":")

@@ -58,7 +58,7 @@ class Decider:
         self, fault: DrawnFault, now: float, committed: int, in_use: int, spares: int, *,
         elsewhere: int | None = None, work: WorkLeft | None = None,
     ) -> Decision:  # fmt: skip
-        """Return what follows a fault; names in the decision are those of a like one.
+        """Return what follows a fault; names in the decision are taken from a like one.
 
         Args:
             fault: that happened.

@@ -42,7 +42,7 @@ class FailureRates:
 
 
 def _observed(gpus: float, days: float, source: str, **faults: float) -> FailureRates:
-    """Return the rates of so many faults on so many GPUs in so many days."""
+    """Return the rates that a count of faults on a number of GPUs in some days means."""
     hours = gpus * days * _HOURS_OF_DAY
     node, process, restart, hang = (faults.get(kind, 0.0) / hours for kind in KINDS)
     return FailureRates((node, process, restart, hang), source)
@@ -63,7 +63,7 @@ PRESETS: dict[str, FailureRates] = {
 
 
 def by_mean_time(hours: float, gpus_per_node: int) -> FailureRates:
-    """Return the rates if a node is lost once in so many hours on average, and nothing else happens."""
+    """Return the rates if nothing happens but that nodes are lost, at a mean time between losses in hours."""
     return FailureRates((1 / (hours * gpus_per_node), 0.0, 0.0, 0.0), f"one fault of a node in {hours:g} hours")
 
 
@@ -71,10 +71,10 @@ class Faults(Protocol):
     """The faults that a run meets, in order. `now` is in seconds since the run began."""
 
     def next_in(self, now: float, nodes: int) -> float:
-        """Return the seconds until the next fault on so many nodes; infinity if there is none."""
+        """Return the seconds until the next fault on a number of nodes; infinity if there is none."""
 
     def expose(self, seconds: float, nodes: int) -> None:
-        """Let so many nodes be in use for a time without a fault."""
+        """Let a number of nodes be in use for a time without a fault."""
 
     def pop(self) -> SampledFault:
         """Return the next fault, which happens now."""
@@ -100,11 +100,11 @@ class RandomFaults:
         self._left = self._random.expovariate(1.0)
 
     def next_in(self, now: float, nodes: int) -> float:
-        """Return the seconds until the next fault on so many nodes."""
+        """Return the seconds until the next fault on a number of nodes."""
         return self._left / (self._rate * nodes) if self._rate else float("inf")
 
     def expose(self, seconds: float, nodes: int) -> None:
-        """Let so many nodes be in use for a time without a fault."""
+        """Let a number of nodes be in use for a time without a fault."""
         self._left = max(0.0, self._left - seconds * self._rate * nodes)
 
     def pop(self) -> SampledFault:

@@ -85,7 +85,7 @@ class Scenario:
 
     @property
     def ideal_s(self) -> float:
-        """Return the seconds of the steps alone."""
+        """Return the seconds of the steps, without anything else."""
         return self.steps * self.step_s
 
     @property
@@ -94,7 +94,7 @@ class Scenario:
         return max(self.every, math.ceil(self.write_s / self.step_s - 1e-9))
 
     def step_time(self, nodes: int) -> float:
-        """Return the seconds of a step on so many nodes."""
+        """Return the seconds of a step on a number of nodes."""
         if nodes == self.nodes:
             return self.step_s
         return self.step_s * (self.slowdown(nodes) if self.slowdown else self.nodes / nodes)
@@ -243,7 +243,7 @@ class _Simulation:
         return event
 
     def _made(self, spent: float, first: int, step_s: float, left: int) -> tuple[int, float]:
-        """Return the steps that are done after so long, and the seconds of it that were stalls."""
+        """Return the steps that are done after a time, and the seconds of it that were stalls."""
         s = self.scenario
         to_first, cycle = first * step_s + s.stall_s, s.period * step_s + s.stall_s
         if spent < to_first:
@@ -283,7 +283,7 @@ class _Simulation:
             fault = following
 
     def _start(self, memory: bool) -> SampledFault | None:
-        """Go back to the newest copy or checkpoint, and let the ranks start; return a fault meanwhile."""
+        """Go back to the newest copy or checkpoint, and start the ranks; return a fault that comes before that."""
         if memory:
             assert self.scenario.regroup_s is not None and self.copied is not None
             self._go_back(self.copied)

@@ -115,7 +115,7 @@ class Study:
     seed: int = 0
 
     def outcomes(self, scenario: Scenario, runs: int) -> list[SimulatedOutcome]:
-        """Simulate so many runs."""
+        """Simulate a number of runs."""
         seeds = range(self.seed, self.seed + runs)
         decisions: dict[object, Decision] = {}
         return [
@@ -123,7 +123,7 @@ class Study:
         ]
 
     def predict(self, scenario: Scenario, runs: int) -> Prediction:
-        """Return what a run is expected to take, from so many simulated ones (at least two)."""
+        """Return what a run is expected to take, from at least two simulated runs."""
         outcomes = self.outcomes(scenario, runs)
         wall = statistics.fmean(outcome.wall_s for outcome in outcomes)
         names = sorted({name for outcome in outcomes for name in outcome.actions})
@@ -144,7 +144,7 @@ class Study:
         )
 
     def between_faults_s(self, nodes: int) -> float:
-        """Return the mean seconds between two faults on so many nodes; infinity without faults."""
+        """Return the mean seconds between two faults on a number of nodes; infinity without faults."""
         per_hour = self.rates.total * self.gpus_per_node * nodes
         return 3600 / per_hour if per_hour else math.inf
 

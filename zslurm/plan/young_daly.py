@@ -7,7 +7,8 @@ stands still while a checkpoint is written, and there is always a node to contin
     Daly    tau = sqrt(2 delta M) (1 + sqrt(x) / 3 + x / 9) - delta, x = delta / 2M     (FGCS 22(3), 2006, eq. 37)
             T = M e^(R/M) (e^((tau + delta)/M) - 1) Ts / tau                            (eq. 20)
 
-delta is the seconds of a save, M the mean time between faults, R the seconds of a restart, Ts those of the work.
+delta is the seconds of a save, M the mean time between faults, R the seconds of a restart, Ts the seconds of the
+work.
 """
 
 from __future__ import annotations

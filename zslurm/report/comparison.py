@@ -151,7 +151,7 @@ def _same_tokens(one: dict[str, NDArray[np.float64]], other: dict[str, NDArray[n
 def _interpolated(
     name: str, one: dict[str, NDArray[np.float64]], other: dict[str, NDArray[np.float64]]
 ) -> CurveDifference | None:
-    """Compare curves at the tokens of the first, between those of the second."""
+    """Compare curves at the tokens of the first, interpolated in the second."""
     import numpy as np
 
     inside = (one["tokens"] >= other["tokens"][0]) & (one["tokens"] <= other["tokens"][-1])

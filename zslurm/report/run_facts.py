@@ -205,7 +205,7 @@ def _events(run: RunDir) -> tuple[list[Event], int]:
 
 
 def _happening(event: Event) -> TimelineEntry | None:
-    """Return an event as the report lists it; None for those of sensors, agents and single ranks."""
+    """Return an event as the report lists it; None for events of sensors, agents and single ranks."""
     if isinstance(event, FaultDetected):
         sort = "fault" if event.role == "root" and not event.cleared else ""
     elif isinstance(event, Action):

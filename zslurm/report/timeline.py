@@ -1,7 +1,7 @@
 """Where a run's wall time went: its attempts, the parts of each, and goodput.
 
 Goodput is the share of wall time that became kept steps. Wall time counts from a submission to the run's end, and
-again from the next submission: while a run that was stopped waits for somebody to submit it, no time passes. What
+again from the next submission: while a stopped run waits to be submitted, no time passes. What
 is known: when attempts started and ended (events.jsonl), and when every step ended and how long it took
 (metrics.jsonl). Everything else is the time between these.
 """
@@ -125,7 +125,7 @@ class Timeline:
 
     @property
     def failures(self) -> int:
-        """How many attempts ended neither as they should nor because somebody asked them to."""
+        """How many attempts ended neither as they should nor on request."""
         return sum(attempt.outcome not in _ORDERLY for attempt in self.attempts)
 
 

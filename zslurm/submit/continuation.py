@@ -107,7 +107,7 @@ def options_to_repeat(run: RunDir, spec: RunSpec) -> str:
 
 
 def refuse_completed(spec: RunSpec, run: RunDir) -> None:
-    """Refuse to start a run whose checkpoint to resume from is that of its last step.
+    """Refuse to start a run whose checkpoint to resume from belongs to its last step.
 
     Raises:
         RunCompleted: nothing is left to train; the message names how to train further, or to start over.

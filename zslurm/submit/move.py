@@ -60,7 +60,7 @@ def ask_to_move(run: RunDir, off: str) -> Asked:
 
     Raises:
         NotFound: it was never submitted, or a node has no ranks of it.
-        ConfigError: the run has no recovery in memory, no spares, or runs on this machine alone.
+        ConfigError: the run has no recovery in memory, no spares, or runs on this machine only.
         ZslurmError: it does not run; or it is a copy of another run.
         SlurmUnavailable: whether it runs cannot be found out.
     """

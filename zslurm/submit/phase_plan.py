@@ -22,7 +22,7 @@ ASSUMED_FLOPS = ASSUMED_TFLOPS * 1e12
 
 @dataclass(frozen=True)
 class PhasePlan:
-    """A phase on the ranks of a run, in the steps of its own batch (those of a ramp have fewer sequences).
+    """A phase on the ranks of a run, in the steps of its own batch (batches of a ramp have fewer sequences).
 
     Attributes:
         data_parallel: groups that divide the sequences of a step.
@@ -63,7 +63,7 @@ class Communication:
 
     @classmethod
     def of(cls, spec: RunSpec) -> Communication:
-        """Return that of a run."""
+        """Return the communication volume of a run."""
         group = RankGroup.of(spec.world_size, spec.ranks_per_node, spec.parallel.collectives)
         return cls(group, step_traffic(spec, group), step_traffic(spec, replace(group, two_level=False)))
 

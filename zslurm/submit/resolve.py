@@ -37,7 +37,7 @@ def _is_recipe(run_file: Path) -> bool:
 
 
 def _name_of(program: Sequence[str]) -> str:
-    """Return a name for a run from its program: that of its first Python script, else of the program."""
+    """Return a name for a run: the name of its first Python script, else of its program."""
     script = next((word for word in program if word.endswith(".py")), program[0])
     name = re.sub(r"[^A-Za-z0-9._-]+", "-", Path(script).stem).strip("-._")
     return name or "run"
@@ -57,7 +57,7 @@ def resolve_run(
         run_file: the run file, or the name of a recipe if there is no file of that name; None: there is none, the
             run is a program and has its name.
         cluster: name of the profile.
-        overrides: values that win over those of the files.
+        overrides: values that win over the files.
         program: a command that trains in the place of zslurm's own trainer; it wins over the run file's.
         document: what the run file would hold, if there is no file.
 

@@ -164,7 +164,7 @@ def _findings(
 def proposals(
     spec: RunSpec, parameters: float, card: Card, *, on_cpu: bool
 ) -> tuple[list[ShapeProposal], list[SizeFinding]]:
-    """Return shapes near a number of parameters that keep the rules: on CPUs those of widths alone.
+    """Return shapes near a number of parameters that keep the rules: on CPUs only the rules of widths.
 
     If there are none, the second list has what the nearest shape breaks; it is empty if no shape is near.
     """

@@ -1,7 +1,7 @@
 """Submit a run as a Slurm job: submitit's flow, our script.
 
 submitit pickles one call (the supervisor of the run), writes the script that we render, calls sbatch and puts
-the pickle where the job looks for it. The executor is that of the plugin for submitit (submit/plugin), with the
+the pickle where the job looks for it. The executor is the submitit plugin's (submit/plugin), with the
 script of the run. submitit's job states, arrays and signal handlers are not used.
 """
 

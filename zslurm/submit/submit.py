@@ -180,7 +180,7 @@ def _write_files(prepared: Prepared, tokenizer_sha256: str | None) -> None:
 
 
 def write_gemm_table(spec: RunSpec, run: RunDir) -> None:
-    """Put the cluster's table of tuned products into the run, or take away that of an earlier submission.
+    """Put the cluster's table of tuned products into the run, or remove the table of an earlier submission.
 
     Raises:
         ConfigError, NotFound: see `table_of`.

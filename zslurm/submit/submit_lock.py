@@ -1,7 +1,7 @@
 """One submission of a run at a time.
 
 Between the look whether a run is active and the moment in which its new job can be seen, a second submission would
-start it twice. The lock is that of directories of checkpoints (checkpoint_tools/lock.py), in a directory next to
+start it twice. The lock is the one of checkpoint directories (checkpoint_tools/lock.py), in a directory next to
 the run's, which `submit --new` moves away. A lock whose process died on this machine is replaced; whether a
 process on another machine lives is not known, so the message names the file.
 """
@@ -19,7 +19,7 @@ from zslurm.run.run_dir import RunDir, not_writable
 
 
 def lock_dir(run: RunDir) -> Path:
-    """Return the directory of the lock, which is there while somebody holds it."""
+    """Return the directory of the lock, which exists while a process holds it."""
     return run.path.with_name(f".{run.name}.submit-lock")
 
 

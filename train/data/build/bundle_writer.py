@@ -154,14 +154,14 @@ class RollingWriter:
         masked: bool = False,
         finished: int = 0,
     ) -> None:
-        """Begin, or continue after so many `finished` bundles that are in `directory` already."""
+        """Begin, or continue after `finished` bundles that are in `directory` already."""
         self.finished = finished
         self._directory, self._header, self._limit, self._masked = directory, header, bundle_bytes, masked
         self._token_bytes = header.token_dtype.itemsize + int(masked)
         self._writer: BundleWriter | None = None
 
     def has_room_for(self, tokens: int) -> bool:
-        """Return whether the unfinished bundle has room for a document of so many tokens, or must be finished."""
+        """Return whether the unfinished bundle takes a document of `tokens` tokens, or must be finished."""
         if self._writer is None:
             return True
         size = (self._writer.tokens + tokens) * self._token_bytes + (self._writer.documents + 1) * OFFSET_BYTES

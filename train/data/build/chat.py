@@ -1,6 +1,6 @@
 """Chat templates: a conversation as the text that a model reads, and which of it the assistant said.
 
-The template is that of the tokenizer: `chat_template.jinja` next to tokenizer.json, or `chat_template` of
+The template is the tokenizer's: `chat_template.jinja` next to tokenizer.json, or `chat_template` of
 tokenizer_config.json, rendered by jinja2's immutable sandbox with what templates of transformers expect (loop
 controls, `raise_exception`, `tojson`, the special tokens, `{% generation %}`). The clock is left out
 (`strftime_now` is not defined): the same conversations give the same bytes on any day.

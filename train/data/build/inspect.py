@@ -31,7 +31,7 @@ class Preview:
 
 
 def previews(corpus: Corpus, count: int, tokens: int = PREVIEW_TOKENS) -> list[Preview]:
-    """Return up to `count` documents, evenly spread over the corpus, each decoded up to so many tokens.
+    """Return up to `count` documents, evenly spread over the corpus, each decoded up to `tokens` tokens.
 
     The end-of-document token is left out.
 
@@ -79,7 +79,8 @@ def unigram_entropy(corpus: Corpus, at_most: int | None = None) -> float:
     It is the least loss of any model that looks at no context: H = -sum p ln p, p the share of each token id.
     Reads the whole corpus once, in blocks; memory is one count per vocabulary entry.
 
-    With `at_most`, only so many tokens are read, in blocks that are evenly spread: an estimate, a little too low.
+    With `at_most`, only that number of tokens is read, in blocks that are evenly spread: an estimate, a little
+    too low.
     """
     counts = np.zeros(corpus.header.vocab_size, dtype=np.int64)
     blocks = [(bundle, start) for bundle in corpus.bundles for start in range(0, bundle.token_count, STRIDE)]

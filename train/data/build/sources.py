@@ -1,7 +1,7 @@
 """Source files: which ones, in which order, and of which kind.
 
-The order is that of the sources as given, and within a directory that of the sorted relative paths, so that it
-is the same on every machine. A file that several sources lead to is read once. The name gives the kind:
+Sources come in the order in which they are given, files of a directory in the order of their relative paths, so
+that it is the same on every machine. A file that several sources lead to is read once. The name gives the kind:
 
     .jsonl .ndjson            JSON lines, one document each; also .json.gz and .json.zst, as C4 and Dolma name them
     .parquet                  one document per row

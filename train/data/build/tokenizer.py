@@ -112,7 +112,7 @@ class TextTokens(NamedTuple):
 
 
 def encode_with_offsets(tokenizer: Tokenizer, text: str) -> TextTokens:
-    """Return the tokens of a text, those of `encode`, and the range of each in it."""
+    """Return the tokens of a text, as `encode` does, and the range of each in it."""
     encoding = tokenizer.encode(text, add_special_tokens=False)
     ids = np.frombuffer(array("I", encoding.ids), dtype=np.uint32)
     return TextTokens(ids, np.array(encoding.offsets, np.int64).reshape(-1, 2))

@@ -12,7 +12,7 @@ give it:
     where           at ends of lines if the kept parts lose at most a quarter by that, else between tokens
                     that do not divide a character
     no mark takes its place: it would be learned
-    too little      where prompt and answer alone are too long, or there is no reasoning, nothing is taken: the
+    too little      if prompt and answer without it are too long, or there is no reasoning, nothing is taken: the
                     example is left whole and counted, and data.long_documents of the run decides
 
 Every kept token is one of the original tokens: no text is encoded again.
@@ -61,7 +61,7 @@ class Trimming:
 def removal(text: str, tokens: TextTokens, reasoning: tuple[int, int] | None, excess: int) -> slice | None:
     """Return which tokens to take away so that there are `excess` fewer, or a few more; None: it cannot be done.
 
-    Only tokens that are reasoning alone are taken.
+    Only tokens that hold nothing but reasoning are taken.
     """
     if reasoning is None:
         return None

@@ -90,7 +90,7 @@ def staging_directory(final: Path, note: Callable[[str], None]) -> Iterator[Path
     `note` is called when another host is waited for, and when whole bundles are left behind.
 
     Raises:
-        DataError: another process, or this one, builds `final`, or `final` was filled meanwhile.
+        DataError: another process, or this one, builds `final`, or `final` was filled in between.
         OSError: the file system refused.
     """
     staging, path = unfinished_path(final), lock_path(final)

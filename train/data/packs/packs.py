@@ -2,7 +2,8 @@
 
 A pack has room for context + 1 tokens, as a window has: its inputs are all but the last, its targets all but the
 first. Each document takes as many places as it has tokens, its end-of-document token included, and is trained on
-as if it were alone: the first token of a document is no target, and what no document fills is padding.
+as if nothing else were in the pack: the first token of a document is no target, and what no document fills is
+padding.
 
     windows     WINDOW consecutive documents at a time are packed by best-fit decreasing (`bins.py`), whatever the
                 corpus's size; a pack holds documents of one window, in their order
@@ -10,7 +11,7 @@ as if it were alone: the first token of a document is no target, and what no doc
     long        one with more tokens than a pack is split as windows are (every target once: consecutive parts
                 share a token), trimmed to its beginning, or refused, by data.long_documents
 
-All of it is counted. What is packed together follows from the lengths and the context alone: the seed of a run
+All of it is counted. What is packed together follows only from the lengths and the context: the seed of a run
 only shuffles the packs (train/data/sampler.py). Time: see benchmarks/data/packing.py; memory: 12 bytes a document
 and 8 a pack, mapped from a file if there is one (`store.py`).
 
@@ -72,7 +73,7 @@ class Counts:
 
 
 class PackWindow(NamedTuple):
-    """Some packs: those of one window.
+    """The packs of one window.
 
     Attributes:
         starts: of each piece in the corpus's stream of tokens, int64 [pieces], pack after pack.

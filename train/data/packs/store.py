@@ -49,7 +49,7 @@ def path_of(corpus: Corpus, context: int, long_documents: LongDocuments) -> Path
 
 
 def packs_of(corpus: Corpus, context: int, long_documents: LongDocuments) -> Packs:
-    """Return the packs of a corpus: the stored ones, or those of a corpus that is small enough to pack now.
+    """Return the packs of a corpus: the stored ones, or packed now if the corpus is small enough.
 
     Raises:
         DataError: what is stored belongs to other bundles or is damaged; the corpus is too large to pack at every

@@ -220,7 +220,7 @@ def _names(row: Row, machine: MeasuredMachine) -> Pair:
 
 
 def _along_all_rails(samples: dict[Pair, list[float]]) -> dict[Pair, list[float]]:
-    """Return the pairs of nodes on each rail; if there is one rail only, by the nodes' names alone."""
+    """Return the pairs of nodes on each rail; if there is only one rail, by the nodes' names."""
     if len({pair[0].rpartition(" ")[2] for pair in samples}) > 1:
         return samples
     return {(a.split(" ")[0], b.split(" ")[0]): values for (a, b), values in samples.items()}

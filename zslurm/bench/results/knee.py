@@ -98,7 +98,7 @@ def knee_spread(samples: Sequence[Sample]) -> float | None:
 
 
 def _spread(sample: Sample) -> float:
-    """Return a point's spread; that of one or two repetitions is not known, and taken to be large."""
+    """Return a point's spread; after one or two repetitions it is unknown, and taken to be large."""
     return sample.spread if sample.repetitions > 2 else max(sample.spread, _UNKNOWN_SPREAD)
 
 

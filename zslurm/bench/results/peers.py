@@ -195,7 +195,7 @@ def _independent(values: Sequence[float]) -> int:
 
 @lru_cache
 def _needed(count: int, chance: float) -> int | None:
-    """Return the least m with P(m) <= chance, of so many moments; None if all of them are too few."""
+    """Return the least m with P(m) <= chance, of `moments` moments; None if all of them are too few."""
     tail, needed = 0.0, None
     for m in range(count, -1, -1):
         tail += math.comb(count, m) / 2**count
@@ -206,7 +206,7 @@ def _needed(count: int, chance: float) -> int | None:
 
 
 def fewest_moments(peers: int, disturbed: float = 0.1) -> int:
-    """Return from how many moments on a slow one of so many peers is named, if it is not at some of them.
+    """Return from how many moments on a slow one of `peers` peers is named, if it is not slow at some of them.
 
     Args:
         peers: that are compared.

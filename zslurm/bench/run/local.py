@@ -1,4 +1,4 @@
-"""Time an operation that every rank does by itself: alone, or at the same moments as all others."""
+"""Time an operation that every rank does by itself: one rank at a time, or all at the same moments."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _WARM_UP = 2
 
 
 def time_alone(operation: Callable[[], object], ranks: BenchRanks, seconds: float = 1.0) -> Timing:
-    """Time an operation of this rank, until the median is stable or so many seconds are over.
+    """Time an operation of this rank, until the median is stable or the time is over.
 
     The ranks begin together, so that what they share (the memory of a CPU, the power of a node) is shared.
     """

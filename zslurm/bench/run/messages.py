@@ -37,7 +37,8 @@ class Task(BaseModel):
         cluster: name of the profile.
         nodes: in the order of the ranks.
         ranks_per_node: on each node.
-        number: of this start of the ranks; their messages carry it, for those of an earlier start may still come.
+        number: of this start of the ranks; their messages carry it, as messages of an earlier start may still
+        come.
         environ: variables that the ranks get on top of the node's; an empty one is taken away.
         seconds: the time for all points; None is no limit.
         timeout_s: a collective that takes longer than this is given up.
@@ -76,7 +77,7 @@ class Address(BaseModel):
 
 
 class Planned(BaseModel):
-    """Rank 0 knows the machine and what to measure: so many points, in about so many seconds."""
+    """Rank 0 knows the machine and what to measure: how many points, in about how many seconds."""
 
     kind: Literal["planned"] = "planned"
     machine: MeasuredMachine

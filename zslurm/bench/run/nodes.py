@@ -19,7 +19,7 @@ def named_nodes(request: BenchRequest, site: Site) -> list[str]:
 
     Raises:
         NotFound: a named node does not exist.
-        ConfigError: there are not so many usable nodes.
+        ConfigError: there are fewer usable nodes.
     """
     shown = SlurmClient().nodes_if_shown()
     if shown is None:  # Slurm answers for names and numbers when the job is submitted

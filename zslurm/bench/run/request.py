@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 LOST_AFTER_S = 20.0
-"""Without a heartbeat for so long a node is lost; they come every two seconds."""
+"""Seconds without a heartbeat after which a node is lost; heartbeats come every two seconds."""
 
 
 @dataclass(frozen=True)
@@ -18,7 +18,7 @@ class BenchRequest:
         benchmark: its name.
         options: of the benchmark.
         command: the command line, for the result.
-        nodes: so many nodes of the cluster, of Slurm's choice; with neither this nor a list, this machine.
+        nodes: how many nodes of the cluster, of Slurm's choice; with neither this nor a list, this machine.
         nodelist: exactly these.
         ranks: on each node; default: one for each GPU, two without GPUs.
         minutes: for all points together.
@@ -46,7 +46,7 @@ class BenchProgress:
     """What happens while a benchmark runs; the command line overrides what it shows."""
 
     def planned(self, points: int, seconds: float) -> None:
-        """So many points are to be measured, estimated to take so long."""
+        """Report how many points are to be measured, and the estimated time."""
 
     def advanced(self, done: int, points: int, left_s: float) -> None:
         """So many points are measured; the rest will take about `left_s`."""

@@ -2,7 +2,7 @@
 
 torch's store works in a thread of the process that hosts it. In rank 0 that thread would compete with what is
 measured there, and its processor time would count as rank 0's. Ranks on CPUs are compared by that: on links that
-are slow for all, the store alone made rank 0 a tenth slower than its peers.
+are slow for all, the store by itself made rank 0 a tenth slower than its peers.
 """
 
 from __future__ import annotations

@@ -67,9 +67,9 @@ def time_together(
 
     Args:
         operation: queues the work on the device, or does it.
-        group: whose slowest rank counts; None is this rank alone.
+        group: whose slowest rank counts; None is this rank only.
         device: waited for before the clock is read.
-        seconds: about so long at most, after one sample at least; on CPUs an operation that takes five times as
+        seconds: about the longest time, after one sample at least; on CPUs an operation that takes five times as
             long is not repeated.
     """
 

@@ -62,7 +62,7 @@ def cell(name: str, value: Any) -> str:
 
 
 def cell_of(row: Mapping[str, Any], name: str) -> str:
-    """Return a row's value of a column as a table shows it; one measurement alone shows no spread."""
+    """Return a row's value of a column as a table shows it; a single measurement shows no spread."""
     return "-" if name == "spread" and row.get("samples") == 1 else cell(name, row.get(name))
 
 

@@ -25,11 +25,9 @@ TokenizerFile = Annotated[
 ]
 NoTokenizer = Annotated[bool, Option("--no-tokenizer", help="Leave the tokenizer out.")]
 RopeBase = Annotated[
-    float | None, Option(metavar="BASE", min=1, help="Base of the rotary embedding; default: that of the run.")
+    float | None, Option(metavar="BASE", min=1, help="Base of the rotary embedding; default: the run's.")
 ]
-Context = Annotated[
-    int | None, Option(metavar="TOKENS", min=1, help="Longest sequence; default: that of the run.")
-]
+Context = Annotated[int | None, Option(metavar="TOKENS", min=1, help="Longest sequence; default: the run's.")]
 
 
 def tokenizer_for(weights: Weights, file: Path | None, *, none: bool = False) -> TokenizerFiles | None:

@@ -101,7 +101,7 @@ def import_(
         Path,
         Argument(
             metavar="DIR",
-            help="A folder in transformers' format or in that of ZAYA1's first release, or one of "
+            help="A folder in transformers' format or in the format of ZAYA1's first release, or one of "
             "torch.distributed.checkpoint.",
         ),
     ],

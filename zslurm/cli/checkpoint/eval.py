@@ -267,7 +267,7 @@ class _Report:
         self._write()
 
     def _write(self, *, last: bool = False) -> None:
-        """Write the files; what is none, such as /dev/stdout, at last alone."""
+        """Write the files; a path that is no regular file, such as /dev/stdout, comes last."""
         texts = {self._out: jsonlib.dumps(self.body, indent=1) + "\n"}
         texts[self._samples] = "".join(f"{line}\n" for line in self._lines)
         for file, text in texts.items():

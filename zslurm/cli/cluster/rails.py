@@ -33,7 +33,7 @@ def rails(
     nodelist: Annotated[str | None, Option(metavar="HOSTLIST", help="Ask exactly these nodes.")] = None,
     here: Annotated[bool, Option("--here", help="Look at this machine, without Slurm.")] = False,
     fabric: Annotated[
-        bool, Option("--fabric", help="Draw the profile's leaf slices and the ring of ranks alone; ask no node.")
+        bool, Option("--fabric", help="Draw the profile's leaf slices and the ring of ranks only; ask no node.")
     ] = False,
     timeout: Annotated[
         float, Option(metavar="SECONDS", min=1, help="Wait no longer for nodes, the queue included.")

@@ -68,8 +68,8 @@ def logs(
 ) -> None:
     """Print the output of ranks, or what happened to runs.
 
-    The output of one rank is printed as it is, that of several with time and rank. With --json a line of JSON for
-    each line, with its time, attempt and rank; with --events one for each event.
+    The output of one rank is printed as it is, the output of several with time and rank. With --json a line of
+    JSON for each line, with its time, attempt and rank; with --events one for each event.
 
     Example: zslurm logs -f my-run --rank 0,8-15
 

@@ -181,7 +181,7 @@ def _write(block: bytes, *, whole: bool) -> int:
 
 
 _RANKS_PER_POLL = 64
-"""For every so many ranks one more pause between two looks: each look asks the shared file system about each."""
+"""Ranks that add a pause between two looks: each look asks the shared file system about every rank."""
 BLOCK = 1 << 16
 """Bytes of a log that are read at once."""
 

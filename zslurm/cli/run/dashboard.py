@@ -192,7 +192,7 @@ def _log(picture: RunPicture, width: int) -> list[Line]:
 def draw_runs(
     states: Sequence[RunState], width: int, height: int, *, interval_s: float, chosen: int = 0, keys: str = ""
 ) -> list[Line]:
-    """Draw many runs as a table of so many lines; of more runs than fit, those around the chosen one."""
+    """Draw many runs as a table of `height` lines; if more runs exist than fit, the ones around the chosen one."""
     clock, runs = time.strftime("%H:%M:%S"), counted(len(states), "run")
     head = f"{clock}  {runs}, every {show_duration(interval_s)}; Ctrl-C ends the view, not the runs"
     lines: list[Line] = [[(cut(head, width), QUIET)]]

@@ -73,7 +73,7 @@ def fabric_lines(seen: dict[str, Any] | None, nodes: int) -> list[str]:
 
 
 def phase_lines(phases: list[dict[str, Any]], sent: dict[str, Any]) -> list[str]:
-    """Return lines for people; `phases` and `sent` are those of `--json`."""
+    """Return lines for people; `phases` and `sent` are as in `--json`."""
     lines = ["phases, on each rank", *columns([_PHASE_HEAD, *map(_phase_row, phases)])]
     rows = _byte_rows(phases, sent)
     if rows:

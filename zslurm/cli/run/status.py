@@ -60,7 +60,7 @@ def status(
 
     Runs that wait for a person come first: held ones, and those that failed in the last three days.
 
-    Exit code 4 if Slurm does not answer: the states are those of its last answer then, with their age on
+    Exit code 4 if Slurm does not answer: the states are from its last answer then, with their age on
     stderr.
 
     Example: zslurm status my-run

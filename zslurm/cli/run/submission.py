@@ -45,7 +45,7 @@ class Request:
         run_file: None if the run is a program.
         program: its words; empty if zslurm's own trainer trains.
         cluster: name of the profile; None for the one that applies.
-        overrides: values that win over those of the files.
+        overrides: values that win over the files.
     """
 
     run_file: Path | None
@@ -71,7 +71,7 @@ class Request:
             run_file: see `Request`.
             program: see `Request`.
             cluster: see `Request`.
-            overrides: those of `--set`.
+            overrides: the values of `--set`.
             options: values of other options by long name; None for those that were not given.
             flags: long options of sbatch, as typed after `--`.
             dependencies: values of `--dependency`.

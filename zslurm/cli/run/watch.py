@@ -98,7 +98,7 @@ def _as_lines(looks: Iterator[list[RunState]]) -> list[RunState]:
 
 
 def changing_facts(state: RunState) -> tuple[str, ...]:
-    """Return what is worth a line when it changes; the step alone is not."""
+    """Return what is worth a line when it changes; a step is not."""
     return (
         state.state + (f" ({reason})" if (reason := why(state)) else ""),
         f"job {state.job_id}" if state.job_id else "",
@@ -111,7 +111,7 @@ Look = Callable[[set[RunDir]], tuple[list[RunState], float]]
 """Asks for the states of runs, given those that are shown already; also returns how long that took."""
 
 _SLOW = 10.0
-"""Of the time, at most one part in so many is spent asking."""
+"""The inverse of the largest share of the time that is spent asking."""
 _REDRAW_S = 0.25
 _ESCAPES = {"\x1b[A": "up", "\x1b[B": "down", "\x1b[D": "back", "\x1b[C": "open", "\x1bOA": "up", "\x1bOB": "down"}
 _NAMES = {"\r": "open", "\n": "open", "\x7f": "back", "\x1b": "back", "k": "up", "j": "down", "b": "back"}

@@ -56,7 +56,7 @@ _BY_STATE = {
     "unknown": ("Its state cannot be found out now.", "ask again when Slurm answers"),
     "prepared": ("It was never accepted by a launcher.", "`zslurm submit RUN_FILE` starts it"),
 }
-"""What is known by the state alone, and what to do."""
+"""What the state says by itself, and what to do."""
 _OUTPUT = "`zslurm logs {run} --errors` shows the errors in its output, "
 
 

@@ -2,7 +2,7 @@
 
 A terminal's width is kept in four steps, each only if the one before is not enough:
 
-1. Columns that may be dropped are left out, those of the highest `drop` first, and before them
+1. Columns that may be dropped are left out, the highest `drop` first, and before them
    those without any value.
 2. Text is wrapped between its words, in a column of at least `_LEAST_TEXT` characters.
 3. Text moves below its row.
@@ -51,7 +51,7 @@ class Column:
         kind: `cell` is never broken; `state` is coloured as well; `text` is wrapped between words; `below` is no
             column on a terminal, but one line below the row, cut to its width.
         drop: columns of the highest number are left out first if the terminal is narrow; 0: never.
-        most: a longer cell is cut to so many characters on a terminal.
+        most: characters of a cell on a terminal; a longer one is cut.
     """
 
     title: str

@@ -53,7 +53,7 @@ class Fabric:
         return max((len(of_node) for of_node in self.slices.values()), default=0)
 
     def part(self, nodes: Iterable[str]) -> Fabric:
-        """Return the fabric of these nodes alone."""
+        """Return the fabric of only these nodes."""
         return Fabric({node: self.slices[node] for node in nodes if node in self.slices})
 
     def apart(self, one: str, other: str) -> int:
@@ -197,7 +197,7 @@ def _grown(distances: Distances, sizes: Sequence[int], seed: int, count: int) ->
 
 
 def _spread(distances: Distances, most: int) -> tuple[int, ...]:
-    """Return so many sets, each as far as possible from those chosen before."""
+    """Return a number of sets, each as far as possible from the sets chosen before."""
     chosen, remaining, away = [0], set(range(1, len(distances))), list(distances[0])
     while len(chosen) < most:
         farthest = max(remaining, key=lambda point: (away[point], -point))

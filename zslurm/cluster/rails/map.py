@@ -3,7 +3,7 @@
 GPU i and NIC i of every node hang on one switch plane, rail i. What makes this work is that the same local rank
 uses the same GPU and, on it, the same NIC on every node. RCCL and NCCL choose the NIC by PCIe distance among those
 that NCCL_IB_HCA lets through: that list filters, it does not order. So a map comes from the profile if the
-profile knows the rails (`nics`, `gpu_nics`), and is then held against PCIe; else from PCIe alone.
+profile knows the rails (`nics`, `gpu_nics`), and is then compared with PCIe; else only from PCIe.
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ class RankPlacement:
         hops: switches that one message on each rail from each node to the next passes.
         hops_by_name: the same in the order of names.
         ports_up: the most ports of these nodes on a slice that also send to other slices; 0 if none do.
-        oversubscription: speed of those ports over that of the slice's uplinks; None if those are unknown.
+        oversubscription: speed of the ports over the speed of the slice's uplinks; None if either is unknown.
         unlisted: nodes that the profile lists on no slice.
     """
 

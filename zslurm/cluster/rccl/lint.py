@@ -38,7 +38,7 @@ _SLIP = re.compile(r"(TORCH_)?[NR][CL]{2,4}_")  # NCLL_, RCL_
 
 
 def lint(given: Mapping[str, str], cluster: ClusterSection, conf: Conf = NO_FILES) -> list[RcclFinding]:
-    """Check the variables of a job on a cluster; faults first, else by name. Others than `OURS` are left alone.
+    """Check the variables of a job on a cluster; faults first, else by name. Only those of `OURS` are checked.
 
     What the vendor of the GPUs publishes for the cluster's network, name and value, is no finding (`documented` in
     variables.yaml). `given` is what the ranks will see: the login environment as far as it is exported, under the

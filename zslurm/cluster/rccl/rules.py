@@ -200,7 +200,7 @@ class Misspelt(Section):
 
 
 class Documented(Section):
-    """Settings that a vendor publishes for a network and that the lint therefore leaves alone there."""
+    """Settings that a vendor publishes for a network and that the lint therefore accepts there."""
 
     vendor: Vendor
     network: tuple[Network, ...]
@@ -295,7 +295,7 @@ def vendor_of(cluster: ClusterSection) -> Vendor | None:
 
 
 def rccl_version(cluster: ClusterSection) -> str | None:
-    """Return the profile's RCCL or NCCL: as given, else that of its ROCm; None if neither is known."""
+    """Return the profile's RCCL or NCCL: as given, else the one of its ROCm; None if neither is known."""
     return cluster.rccl_version or rules().rccl_of(cluster.rocm_version)
 
 

@@ -26,9 +26,9 @@ print(json.dumps([torch.__version__, kind, torch.cuda.device_count()]))
 
 @check("benchmark", "speed of GPUs: matrix product, memory, all-reduce", "node", on_request=True)
 def benchmark(sources: Sources) -> CheckOutcome:
-    """Measure matrix product and memory traffic of each GPU, and all-reduce; without GPUs, those of the CPU.
+    """Measure matrix product and memory traffic of each GPU, and all-reduce; without GPUs, the same of the CPU.
 
-    The thresholds are those of Primus' node_smoke: healthy MI300X reach 4,500 to 5,000 GB/s where 2,000 is the
+    The thresholds are from Primus' node_smoke: healthy MI300X reach 4,500 to 5,000 GB/s where 2,000 is the
     threshold. Low figures on a good node are almost always too few cores for the step.
     """
     with tempfile.TemporaryDirectory() as folder:

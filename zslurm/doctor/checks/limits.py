@@ -90,7 +90,7 @@ def _stale(root: Path, place: Path) -> list[tuple[Path, int]]:
             try:
                 status = path.lstat()
             except OSError:
-                continue  # removed meanwhile
+                continue  # removed since it was listed
             if status.st_uid == os.getuid() and (status.st_dev, status.st_ino) not in used:
                 stale_files.append((path, 512 * status.st_blocks))
     return sorted(stale_files, key=lambda entry: -entry[1])

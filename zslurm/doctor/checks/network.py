@@ -218,7 +218,7 @@ def rdma_abi(sources: Sources) -> CheckOutcome | None:
 
 @check("network", "dead, misspelt or contradictory variables of RCCL", "login")
 def environment(sources: Sources) -> CheckOutcome | None:
-    """Check the variables that a job would get from here: this shell's, under those of the profile's rules."""
+    """Check the variables that a job would get from here: from this shell and from the profile's rules."""
     if not sources.cluster.gpus_per_node:
         return None
     job = variables_of(sources.cluster)

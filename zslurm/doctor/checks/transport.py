@@ -1,7 +1,7 @@
 """Check that RCCL opens the network of the profile, between this node and another.
 
 The nodes form pairs (the last three are one group if their number is odd); each starts one
-rank with RCCL's log on. A node that is alone starts two.
+rank with RCCL's log on. A single node starts two.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def transport(sources: Sources) -> CheckOutcome | None:
 
 
 def group_of(sources: Sources) -> tuple[str, ...]:
-    """Return the nodes that test their network together, with this one; it alone if Slurm names no others."""
+    """Return the nodes that test their network together, with this one; only this one if Slurm names no others."""
     nodes = step_nodes(sources.environ)
     if sources.node not in nodes:
         return (sources.node,)

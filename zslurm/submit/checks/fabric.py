@@ -54,7 +54,7 @@ def strangers(
     Args:
         cluster: the profile's section.
         known: every node of Slurm.
-        members: those of the profile's partition.
+        members: the nodes of the profile's partition.
     """
     fabric = fabric_of(cluster.fabric)
     if fabric is None or not known:

@@ -66,7 +66,7 @@ def _wrapped_update(original: Callable[..., None], name: str) -> Callable[..., N
 
 
 def renamed(parameters: Mapping[str, Any], name: str) -> dict[str, Any]:
-    """Return the parameters with `slurm_X` as `NAME_X`; one that is given under both names keeps that of NAME."""
+    """Return the parameters with `slurm_X` as `NAME_X`; if both names are given, NAME wins."""
     slurm = {f"{name}_{key.removeprefix(_SLURM)}": key for key in parameters if key.startswith(_SLURM)}
     kept = {key: value for key, value in parameters.items() if not key.startswith(_SLURM)}
     return {new: parameters[old] for new, old in slurm.items()} | kept

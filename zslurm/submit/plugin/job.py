@@ -24,7 +24,7 @@ FORGOTTEN = "FORGOTTEN"
 
 
 _ASK_SACCT_AGAIN_S = 600.0
-"""sacct is asked no more often than this where it fails: a site without accounting has squeue alone."""
+"""sacct is asked no more often than this where it fails: a site without accounting has only squeue."""
 
 
 class JobWatcher(slurm.SlurmInfoWatcher):

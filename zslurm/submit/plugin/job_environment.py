@@ -68,7 +68,7 @@ class ZslurmJobEnvironment(slurm.SlurmJobEnvironment):
 
 
 class _Signals:
-    """What a task does at signals: the first that asks for something is answered, once, whatever comes meanwhile.
+    """What a task does at signals: the first that asks for something is answered, once, whatever else comes.
 
     A preemption may bring SIGTERM and the signal of `--signal`, and Slurm repeats itself; a checkpoint that is
     interrupted by the next one would fail.

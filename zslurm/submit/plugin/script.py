@@ -198,7 +198,7 @@ def _options(resolved: Resolved, given: Mapping[str, Any], minutes: int) -> Iter
 
 
 def _flags(given: Mapping[str, Any]) -> dict[str, str | bool]:
-    """Return the options of sbatch that were given by name, and those of `slurm_additional_parameters`.
+    """Return the options of sbatch that were given by name, and in `slurm_additional_parameters`.
 
     Raises:
         ConfigError: submitit or zslurm sets one itself, or it is not one line.
@@ -227,7 +227,7 @@ def _gpus(spec: RunSpec, given: Mapping[str, Any]) -> str | None:
     """Return the value of --gpus-per-node with the cluster's type of GPU; None if a function asks for none.
 
     Raises:
-        ConfigError: a node does not have so many.
+        ConfigError: a node has fewer.
     """
     gpus_wanted = given.get("gpus_per_node", given.get("num_gpus"))
     if not gpus_wanted:
@@ -244,7 +244,7 @@ def _gpus(spec: RunSpec, given: Mapping[str, Any]) -> str | None:
 
 
 def function_script(function: Function, command: str, folder: Path, secrets: Path, array: int | None) -> str:
-    """Render the script that runs submitit's `command` as a job, or as an array of so many jobs.
+    """Render the script that runs submitit's `command` as a job, or as an array of `count` jobs.
 
     Secrets of the profile, if it has any, are written into the file `secrets`.
 

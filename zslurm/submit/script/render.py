@@ -132,7 +132,7 @@ def _one_gpu_request(options: list[tuple[str, str | bool]]) -> list[tuple[str, s
 def job_settings(
     spec: RunSpec, origin_of: Callable[[str], str] = lambda name: f"cluster.env.{name}"
 ) -> list[Setting]:
-    """Return the variables that the script exports: zslurm's, the rules', and those of cluster.env.
+    """Return the variables that the script exports: zslurm's, the rules', and the ones in cluster.env.
 
     `origin_of` gives the origin of a variable's value in cluster.env.
     """
