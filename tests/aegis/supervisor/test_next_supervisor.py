@@ -21,11 +21,12 @@ from zslurm.aegis.core.detection.detector import Detector
 from zslurm.aegis.core.following import Requeue
 from zslurm.aegis.core.policy.outcome import AttemptOutcome
 from zslurm.aegis.core.policy.policy import SLURM_REQUEUES
+from zslurm.aegis.core.starting import PendingDecision
 from zslurm.aegis.supervisor import attempt_starter as module
 from zslurm.aegis.supervisor import recovery as recovery_module
 from zslurm.aegis.supervisor import supervisor as supervisor_module
 from zslurm.aegis.supervisor.agents.liveness import Liveness
-from zslurm.aegis.supervisor.attempt_starter import AttemptStarter, PendingDecision, RunningAttempt
+from zslurm.aegis.supervisor.attempt_starter import AttemptStarter, RunningAttempt
 from zslurm.aegis.supervisor.fault_collector import FaultCollector
 from zslurm.aegis.supervisor.job import Job
 from zslurm.aegis.supervisor.node_pool import Nodes

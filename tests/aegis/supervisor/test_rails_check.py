@@ -16,9 +16,9 @@ from tests.fake_sysfs import mi300x_pollara
 from tests.slurm.recordings.scripts import Calls
 from tests.submit.specs import run_spec
 from zslurm.aegis.core.policy.outcome import AttemptOutcome
+from zslurm.aegis.core.policy.rails import RailDecision, decide_rails, describe_rails
 from zslurm.aegis.supervisor import rails_check
 from zslurm.aegis.supervisor.job import Job, JobStop
-from zslurm.aegis.supervisor.rails_check import RailDecision, decide, faults
 from zslurm.cluster.rails.read_nodes import rails_of_answers
 from zslurm.cluster.rails.types import Problem, RailMap
 from zslurm.core.errors import Exit
@@ -181,26 +181,26 @@ def faulty(*nodes: str) -> dict[str, RailMap]:
 
 def test_whole_rails_start_under_every_policy() -> None:
     for policy in ("exclude", "refuse", "warn"):
-        assert decide(policy, {}, needed=4) == RailDecision("start")
+        assert decide_rails(policy, {}, needed=4) == RailDecision("start")
 
 
 def test_the_reason_names_node_and_nic() -> None:
-    assert faults(faulty("node3")) == "node3: rail 6: ionic_6 is DOWN (Disabled)"
-    assert faults(faulty("node3", "node5", "node6")) == (
+    assert describe_rails(faulty("node3")) == "node3: rail 6: ionic_6 is DOWN (Disabled)"
+    assert describe_rails(faulty("node3", "node5", "node6")) == (
         "node3: rail 6: ionic_6 is DOWN (Disabled) (and faults on node[5-6])"
     )
 
 
 @pytest.mark.parametrize(("policy", "action"), [("exclude", "exclude"), ("refuse", "refuse"), ("warn", "start")])
 def test_the_policy_decides(policy: str, action: str) -> None:
-    decision = decide(policy, faulty("node3"), needed=4, usable=EIGHT)  # type: ignore[arg-type]
+    decision = decide_rails(policy, faulty("node3"), needed=4, usable=EIGHT)  # type: ignore[arg-type]
     assert decision.action == action
     assert decision.nodes == ("node3",)
     assert decision.reason == "node3: rail 6: ionic_6 is DOWN (Disabled)"
 
 
 def test_all_faulty_nodes_go_at_once() -> None:
-    assert decide("exclude", faulty("node3", "node5"), needed=6, usable=EIGHT).nodes == ("node3", "node5")
+    assert decide_rails("exclude", faulty("node3", "node5"), needed=6, usable=EIGHT).nodes == ("node3", "node5")
 
 
 @pytest.mark.parametrize(
@@ -215,7 +215,7 @@ def test_all_faulty_nodes_go_at_once() -> None:
 def test_where_excluding_would_not_help_it_stops_and_says_why(
     needed: int, usable: list[str], demanded: tuple[str, ...], before: tuple[str, ...], why: str
 ) -> None:
-    decision = decide(
+    decision = decide_rails(
         "exclude", faulty("node3"), needed=needed, usable=usable, demanded=demanded, excluded_before=before
     )
     assert decision.action == "refuse"
@@ -265,7 +265,10 @@ def test_exclusion_ends_however_many_nodes_are_bad() -> None:
     excluded: set[str] = set()
     for node in EIGHT:
         usable = set(EIGHT) - excluded
-        if decide("exclude", faulty(node), needed=5, usable=usable, excluded_before=excluded).action == "refuse":
+        if (
+            decide_rails("exclude", faulty(node), needed=5, usable=usable, excluded_before=excluded).action
+            == "refuse"
+        ):
             break
         excluded.add(node)
     assert excluded == {"node0", "node1", "node2"}

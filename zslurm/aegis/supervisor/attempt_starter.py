@@ -13,14 +13,19 @@ from zslurm.aegis.core.adopted_memory import KINDS as MEMORY_KINDS
 from zslurm.aegis.core.attempt import MemoryState
 from zslurm.aegis.core.policy.outcome import AttemptOutcome, Cause
 from zslurm.aegis.core.policy.shrinking import expected_wait_s, weigh
-from zslurm.aegis.fault_kinds import NODE_DEAD
+from zslurm.aegis.core.starting import (
+    PendingDecision,
+    died_by_attempt,
+    nodes_to_start_on,
+    pending_decision,
+    why_lost,
+)
 from zslurm.aegis.supervisor.in_memory.memory_shell import MemoryShell
 from zslurm.aegis.supervisor.in_memory.warm_pool import WarmPool
 from zslurm.aegis.supervisor.job import Job
 from zslurm.aegis.supervisor.node_pool import Nodes
 from zslurm.aegis.supervisor.rails_check import check_rails
 from zslurm.aegis.supervisor.work_left import committed_step, work_left
-from zslurm.aegis.types import Decision
 from zslurm.checkpoint_tools import CheckpointError, Holder, acquire, holder_of
 from zslurm.core.errors import ZslurmError
 from zslurm.core.files import read_json, write_atomically
@@ -37,7 +42,6 @@ from zslurm.run.events import (
     Decided,
     DeputyActed,
     ExcludedNodesUsed,
-    FaultDetected,
     LockTakenOver,
     RanksMoved,
     RecoveredInMemory,
@@ -76,42 +80,15 @@ class RunningAttempt:
     broken: str = ""
 
 
-@dataclass(frozen=True)
-class PendingDecision:
-    """What was decided after an attempt, and may not be done yet.
-
-    Attributes:
-        decision: what to do.
-        outcome: how the attempt ended.
-        attempt: its number.
-    """
-
-    decision: Decision
-    outcome: AttemptOutcome
-    attempt: int
-
-
-def why_lost(job: Job, last: AttemptDir, events: Sequence[Event]) -> str:
+def _why_lost(job: Job, last: AttemptDir, events: Sequence[Event]) -> str:
     """Describe what ended an attempt of an earlier start of the job before its supervisor could record its end."""
     described = read_json(last.description) or {}
-    starts = (event for event in events if isinstance(event, AttemptStarted) and event.attempt == last.number)
-    began = next((event.time for event in starts), float("inf"))
-    acted = next((e for e in events if isinstance(e, DeputyActed) and e.time >= began), None)
-    if acted is not None:
-        what = f"the supervisor was lost, and the agent on {acted.node} requeued the job"
-    elif described.get("job_id") != job.job_id:
-        what = f"job {described.get('job_id', '?')} ended, and no supervisor recorded how"
-    else:
-        by = select(read_jsonl(job.run.submissions), RequeuedByUser)
-        user = next((action.user for action in by if action.time >= began), None)
-        what = f"the job was requeued {f'by {user}' if user else 'by Slurm or an administrator'}"
-        what += " (zslurm requeue)" if user else " (scontrol requeue, a preemption, or its batch node died)"
-    if last_step_at(job.run.metrics, last.number) is not None:
-        return f"{what} before the end of the attempt was recorded"
-    before = [event for event in events if isinstance(event, AttemptEnded) and event.attempt != last.number]
-    if before and before[-1].cause:
-        return f"{what} while the run recovered from: {before[-1].cause['message']}"
-    return f"{what} before the attempt took a step"
+    by_users = list(select(read_jsonl(job.run.submissions), RequeuedByUser))
+    stepped = last_step_at(job.run.metrics, last.number) is not None
+    its_job = str(described.get("job_id", "?"))
+    return why_lost(
+        last.number, [*events, *by_users], its_job="" if its_job == job.job_id else its_job, stepped=stepped
+    )
 
 
 class AttemptStarter:
@@ -156,9 +133,8 @@ class AttemptStarter:
 
     def candidates(self) -> tuple[str, ...]:
         """Return the nodes on which ranks may be started: without excluded ones, unless too few would be left."""
-        usable, needed = self._nodes.usable(self._job.excluded()), self._nodes.needed
-        enough = len(usable) >= min(needed, self._job.spec.aegis.min_nodes or needed)
-        return usable if enough else self._nodes.usable(())
+        usable, every = self._nodes.usable(self._job.excluded()), self._nodes.usable(())
+        return nodes_to_start_on(usable, every, self._nodes.needed, self._job.spec.aegis.min_nodes)
 
     def start(self, nodes: tuple[str, ...]) -> RunningAttempt:
         """Begin the next attempt on these nodes. Call `blocking_reason` first.
@@ -293,7 +269,7 @@ class AttemptStarter:
         ended = [e for e in events if isinstance(e, AttemptEnded) and e.attempt == last.number]
         if (described := self._of_this_start(last)) is not None:
             decided = [e for e in events if isinstance(e, Decided) and e.attempt == last.number]
-            if (pending := _pending(decided, ended, last.number)) is not None:
+            if (pending := pending_decision(decided, ended, last.number)) is not None:
                 return pending
             process = DetachedProcess.adopt(last.step_process, last.step_exit)
             if process is not None:
@@ -305,7 +281,7 @@ class AttemptStarter:
                 in_use = tuple(expand(str(nodes))) if memory is None else tuple(dict.fromkeys(memory.rank_nodes))
                 return RunningAttempt(last, process, in_use, adopted=True, memory=memory, broken=broken)
         if not ended:
-            cause = Cause(why_lost(self._job, last, events))
+            cause = Cause(_why_lost(self._job, last, events))
             self._job.record(AttemptEnded(attempt=last.number, **AttemptOutcome("lost", 1, cause).fields()))
         return None
 
@@ -334,13 +310,8 @@ class AttemptStarter:
 
     def _died(self, events: Sequence[Event]) -> set[str]:
         """Return nodes that died in any attempt of this start of the job: Slurm does not give them back to it."""
-        by_attempt: dict[int, set[str]] = {}
-        for event in events:
-            if isinstance(event, FaultDetected) and event.kind == NODE_DEAD and event.node and event.attempt:
-                by_attempt.setdefault(event.attempt, set()).add(event.node)
-        own_deaths = [
-            nodes for number, nodes in by_attempt.items() if self._of_this_start(self._job.run.attempt(number))
-        ]
+        by_attempt = died_by_attempt(events).items()
+        own_deaths = [nodes for number, nodes in by_attempt if self._of_this_start(self._job.run.attempt(number))]
         return set().union(*own_deaths)
 
     def _of_this_start(self, attempt: AttemptDir) -> dict[str, Any] | None:
@@ -348,15 +319,6 @@ class AttemptStarter:
         described = read_json(attempt.description) or {}
         is_own = (described.get("job_id"), described.get("restart")) == (self._job.job_id, self._job.restart)
         return described if is_own else None
-
-
-def _pending(decided: Sequence[Decided], ended: Sequence[AttemptEnded], attempt: int) -> PendingDecision | None:
-    """Return the last decision after an attempt, with how the attempt ended; None if one is not known."""
-    decisions = [made for event in decided if (made := Decision.of(event.row)) is not None]
-    outcomes = [outcome for event in ended if (outcome := AttemptOutcome.of(event.row)) is not None]
-    if not (decisions and outcomes):
-        return None
-    return PendingDecision(decisions[-1], outcomes[-1], attempt)
 
 
 def free_from_dead_job(checkpoints: Path, job_id: str, client: SlurmClient) -> Holder | None:

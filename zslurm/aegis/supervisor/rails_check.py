@@ -2,23 +2,19 @@
 
 A job whose rank 6 of node 17 has no network hangs in its first all-to-all, minutes after a thousand ranks were
 started, and every rank is suspect. So the nodes are asked first (one Slurm step, one task each), if the
-profile knows the rails. `cluster.rail_policy` sets what follows. What is decided is a pure function of what was
-found (`decide`).
+profile knows the rails. `cluster.rail_policy` sets what follows (core/policy/rails.py).
 """
 
 from __future__ import annotations
 
 import signal
 import time
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Literal
+from collections.abc import Sequence
 
 from zslurm.aegis.core.policy.outcome import AttemptOutcome, Cause
+from zslurm.aegis.core.policy.rails import RailDecision, decide_rails, describe_rails
 from zslurm.aegis.supervisor.job import Job
-from zslurm.checkpoint_tools.quantities import counted
 from zslurm.cluster.rails.read_nodes import RailReadings, read_rails
-from zslurm.cluster.rails.types import RailMap
 from zslurm.core.errors import Exit, ZslurmError
 from zslurm.run.events import (
     ExclusionFailed,
@@ -38,71 +34,7 @@ from zslurm.slurm.hostlist import by_reason, compress, expand
 from zslurm.slurm.inventory import usable_nodes
 from zslurm.train.jsonl import read_jsonl
 
-Policy = Literal["exclude", "refuse", "warn"]
-Action = Literal["start", "refuse", "exclude"]
-
 _TIMEOUT_S = 120.0
-
-
-@dataclass(frozen=True)
-class RailDecision:
-    """What to do now.
-
-    Attributes:
-        action: start the ranks; stop for good; or exclude `nodes` and requeue.
-        reason: one line that names node and NIC; empty if nothing is wrong.
-        nodes: the faulty nodes.
-    """
-
-    action: Action
-    reason: str = ""
-    nodes: tuple[str, ...] = ()
-
-
-def faults(incomplete: Mapping[str, RailMap]) -> str:
-    """Return every fault of the first node, and how many others have some: `node3: rail 6: ionic_6 is DOWN`."""
-    first, *others = incomplete.values()
-    messages = "; ".join(problem.message for problem in first.incomplete)
-    more = f" (and faults on {compress(node_map.node for node_map in others)})" if others else ""
-    return f"{first.node}: {messages}{more}"
-
-
-def decide(
-    policy: Policy,
-    incomplete: Mapping[str, RailMap],
-    *,
-    needed: int,
-    usable: Collection[str] | None = (),
-    demanded: Collection[str] = (),
-    excluded_before: Collection[str] = (),
-) -> RailDecision:
-    """Return what to do about nodes whose rails are incomplete. It never excludes a node twice, so it never loops.
-
-    Args:
-        policy: `cluster.rail_policy`.
-        incomplete: the faulty nodes of the job and their maps.
-        needed: nodes that the run needs.
-        usable: nodes on which the job could run, now or later, without those that it excludes already; None
-            if the site hides its nodes.
-        demanded: nodes that the job insists on (`slurm.nodelist`).
-        excluded_before: nodes that were excluded from this job for this reason.
-    """
-    if not incomplete:
-        return RailDecision("start")
-    reason, faulty = faults(incomplete), tuple(incomplete)
-    if policy != "exclude":
-        return RailDecision("start" if policy == "warn" else "refuse", reason, faulty)
-    usable_left = needed if usable is None else len(set(usable) - set(faulty))
-    if back := set(faulty) & set(excluded_before):
-        why = f"{compress(back)} was excluded before and is in the job again"
-    elif demanded_faulty := set(faulty) & set(demanded):
-        why = f"slurm.nodelist demands {compress(demanded_faulty)}, so it cannot be excluded"
-    elif usable_left < needed:
-        shown = counted(usable_left, "usable node is", "usable nodes are")
-        why = f"without it {shown} left, and the run needs {needed}"
-    else:
-        return RailDecision("exclude", reason, faulty)
-    return RailDecision("refuse", f"{reason}; {why}", faulty)
 
 
 def check_rails(job: Job, nodes: Sequence[str]) -> AttemptOutcome | None:
@@ -158,20 +90,20 @@ def _record_warnings(job: Job, found: RailReadings) -> None:
 def _decide(job: Job, found: RailReadings) -> RailDecision:
     environ, needed = job.environ, len(job_nodes(job.environ))
     if job.spec.cluster.rail_policy != "exclude" or not found.incomplete:
-        return decide(job.spec.cluster.rail_policy, found.incomplete, needed=needed)
+        return decide_rails(job.spec.cluster.rail_policy, found.incomplete, needed=needed)
     client = SlurmClient(environ)
     try:
         already = set(expand(client.excluded_nodes(job.job_id)))
         shown = client.nodes_if_shown()
     except ZslurmError as error:
-        reason = f"{faults(found.incomplete)}; it cannot be excluded: {error}"
+        reason = f"{describe_rails(found.incomplete)}; it cannot be excluded: {error}"
         return RailDecision("refuse", reason, tuple(found.incomplete))
     partition = partition_of_job(environ) or ""
     usable = None if shown is None else usable_nodes(shown, partition) - already
     of_job = [e for e in select(read_jsonl(job.run.events), NodesExcluded, Requeued) if e.job_id == job.job_id]
     # The supervisor may have died before it requeued the job without the nodes that it excluded last.
     requeued = max((at for at, event in enumerate(of_job) if isinstance(event, Requeued)), default=0)
-    return decide(
+    return decide_rails(
         "exclude",
         found.incomplete,
         needed=needed,

@@ -39,9 +39,9 @@ from zslurm.aegis.core.following import (
 )
 from zslurm.aegis.core.messages import Exclude, LookForPreemption, ProgressRead, Record
 from zslurm.aegis.core.policy.outcome import AttemptOutcome
+from zslurm.aegis.core.starting import PendingDecision
 from zslurm.aegis.notify.recorder import Recorder
 from zslurm.aegis.supervisor.agents.agents import Agents
-from zslurm.aegis.supervisor.attempt_starter import PendingDecision
 from zslurm.aegis.supervisor.gpu_test import try_gpu
 from zslurm.aegis.supervisor.job import Job
 from zslurm.aegis.supervisor.node_pool import Nodes

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 
+from zslurm.aegis.core.policy.requeueing import next_requeue_step
 from zslurm.aegis.fault_kinds import NODE_DEAD
 from zslurm.aegis.supervisor.job import Job
 from zslurm.aegis.types import Decision
@@ -26,7 +27,6 @@ from zslurm.slurm.exclusion import (
 )
 from zslurm.slurm.hostlist import compress
 from zslurm.slurm.run_command import Retries
-from zslurm.slurm.states import JobState
 from zslurm.train.jsonl import read_jsonl
 
 _RETRIES = Retries(attempts=2, first_pause_s=0.5)
@@ -123,22 +123,22 @@ class _Requeue:
         """
         client, job_id = self.client, self.job.job_id
         record = client.queue([job_id]).get(job_id)
-        if record is None or record.state.is_over:
+        changes = bool(self.excluded or self.expired or self.size)
+        step = next_requeue_step(
+            record, self.job.restart, has_left=has_left(record, self.job.restart), asked=self.asked,
+            changes=changes, cancelled=_is_cancelled(self.job),
+        )  # fmt: skip
+        if step == "nothing":
             return None
-        if has_left(
-            record, self.job.restart
-        ):  # requeued already, from here or by Slurm itself: only its exclusions are to be set
-            if not (self.excluded or self.expired or self.size):
-                return RequeueResult() if self.asked else None
+        if step == "set exclusions":
+            if not changes:
+                return RequeueResult()
             if self.asked:
                 self.on_requeued()
             done = exclude_requeued(
                 client, job_id, self.excluded, expired=self.expired, size=self.size, sleep=self.sleep
             )
             return None if done.problem and not self.asked else done  # it may be cancelled
-        completes = record.state is JobState.COMPLETING  # and was not requeued: that would bring it back
-        if completes or record.restarts > self.job.restart or _is_cancelled(self.job):
-            return None
         self.asked = True
         return requeue_excluding(
             client, job_id, self.excluded, restarts=self.job.restart, expired=self.expired, size=self.size,

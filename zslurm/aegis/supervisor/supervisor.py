@@ -23,10 +23,11 @@ from types import FrameType
 
 from zslurm.aegis.core.detection.detector import Detector
 from zslurm.aegis.core.policy.outcome import AttemptOutcome, Cause
+from zslurm.aegis.core.starting import PendingDecision
 from zslurm.aegis.notify.recorder import Recorder
 from zslurm.aegis.supervisor.agents.agents import Agents
 from zslurm.aegis.supervisor.attempt_monitor import AttemptMonitor
-from zslurm.aegis.supervisor.attempt_starter import AttemptStarter, PendingDecision, RunningAttempt
+from zslurm.aegis.supervisor.attempt_starter import AttemptStarter, RunningAttempt
 from zslurm.aegis.supervisor.fault_collector import FaultCollector
 from zslurm.aegis.supervisor.job import TIME_IS_UP, Job
 from zslurm.aegis.supervisor.node_pool import Nodes

@@ -4,11 +4,8 @@ What survives keeps ports, GPU memory and shared memory, and writes into the sam
 attempt fail as well. So it is not assumed that a killed step is gone. The agents look, kill and look again.
 
 A process that waits for a file system or a driver cannot die before that answers, and may still write into the
-checkpoint. Nothing starts next to it: the supervisor waits, and looks again and again. On one node it gets ten
-minutes (ten times aegis.teardown_s); then the node is broken, and not used again. On several it is hardly they,
-but what they share: no node is excluded, and they get an hour (60 times). What is left there after that is Slurm's
-to end: the job is requeued, and gets no node on which Slurm could not end everything. If the run is asked to
-stop, nothing is waited for.
+checkpoint. Nothing starts next to it: the supervisor waits, and looks again and again, for as long as the core
+says (core/unkillable.py). If the run is asked to stop, nothing is waited for.
 """
 
 from __future__ import annotations
@@ -20,7 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from zslurm.aegis.core.attempt import AttemptState
-from zslurm.aegis.fault_kinds import ORPHANS, ORPHANS_MANY, STORAGE_FAULT
+from zslurm.aegis.core.unkillable import faults_of_unkillable, patience_s
 from zslurm.aegis.protocol import Answer
 from zslurm.aegis.supervisor.agents.agents import Agents
 from zslurm.aegis.supervisor.attempt_starter import RunningAttempt
@@ -44,9 +41,6 @@ _ANSWER_S = 5.0
 
 LOOK_S = 2.0
 """Between two looks whether processes that could not die are gone."""
-
-_ONE_NODE, _SEVERAL_NODES = 10, 60
-"""How many times aegis.teardown_s killed processes get to die if they are left on one node, or on several."""
 
 
 def clear(
@@ -141,21 +135,10 @@ class _Unkillable:
             self._look(nodes)
             nodes = self._nodes()
             most = nodes if len(nodes) > len(most) else most
-            teardowns = _SEVERAL_NODES if len(most) > 1 else _ONE_NODE
-            if time.monotonic() - began > teardowns * settings.teardown_s:
+            if time.monotonic() - began > patience_s(len(most), settings.teardown_s):
                 break
             time.sleep(min(LOOK_S, settings.teardown_s))
-        faults = []
-        if len(most) > 1:
-            line = f"killed processes could not die on {compress(most)}: they wait for what these nodes share"
-            faults.append(Fault.of_kind(STORAGE_FAULT, seen, "agent", line))
-        if len(nodes) > 1:
-            line = f"they cannot be killed on {compress(nodes)}"
-            faults.append(Fault.of_kind(ORPHANS_MANY, seen, "agent", line))
-        elif nodes:
-            line = f"they cannot be killed: {self.answers[nodes[0]].why}"
-            faults.append(Fault.of_kind(ORPHANS, seen, "agent", line, node=nodes[0]))
-        return faults
+        return faults_of_unkillable(most, {node: self.answers[node].why for node in nodes}, seen)
 
     def _nodes(self) -> list[str]:
         """Return where they are."""

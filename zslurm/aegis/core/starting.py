@@ -1,0 +1,83 @@
+"""With what a supervisor begins: the nodes of the first attempt, and what an earlier one has left."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from zslurm.aegis.core.policy.outcome import AttemptOutcome
+from zslurm.aegis.fault_kinds import NODE_DEAD
+from zslurm.aegis.types import Decision
+from zslurm.run.events import AttemptEnded, AttemptStarted, Decided, DeputyActed, FaultDetected, RequeuedByUser
+from zslurm.run.events.event import Event
+
+
+@dataclass(frozen=True)
+class PendingDecision:
+    """What was decided after an attempt, and may not be done yet.
+
+    Attributes:
+        decision: what to do.
+        outcome: how the attempt ended.
+        attempt: its number.
+    """
+
+    decision: Decision
+    outcome: AttemptOutcome
+    attempt: int
+
+
+def pending_decision(
+    decided: Sequence[Decided], ended: Sequence[AttemptEnded], attempt: int
+) -> PendingDecision | None:
+    """Return the last decision after an attempt, with how the attempt ended; None if one is not known."""
+    decisions = [made for event in decided if (made := Decision.of(event.row)) is not None]
+    outcomes = [outcome for event in ended if (outcome := AttemptOutcome.of(event.row)) is not None]
+    if not (decisions and outcomes):
+        return None
+    return PendingDecision(decisions[-1], outcomes[-1], attempt)
+
+
+def nodes_to_start_on(
+    usable: tuple[str, ...], with_excluded: tuple[str, ...], needed: int, min_nodes: int | None
+) -> tuple[str, ...]:
+    """Return the usable nodes of a job, or all that live if so many are excluded that too few are left."""
+    return usable if len(usable) >= min(needed, min_nodes or needed) else with_excluded
+
+
+def died_by_attempt(events: Sequence[Event]) -> dict[int, set[str]]:
+    """Return the nodes that died, by the attempt in which they did."""
+    died: dict[int, set[str]] = {}
+    for event in events:
+        if isinstance(event, FaultDetected) and event.kind == NODE_DEAD and event.node and event.attempt:
+            died.setdefault(event.attempt, set()).add(event.node)
+    return died
+
+
+def why_lost(attempt: int, events: Sequence[Event], *, its_job: str, stepped: bool) -> str:
+    """Describe what ended an attempt of an earlier start of a job before its supervisor could record its end.
+
+    Args:
+        attempt: its number.
+        events: of the run, and what its users asked for.
+        its_job: the job in which it ran; empty if that is the present one.
+        stepped: it has finished a step.
+    """
+    starts = (event for event in events if isinstance(event, AttemptStarted) and event.attempt == attempt)
+    began = next((event.time for event in starts), float("inf"))
+    acted = next((e for e in events if isinstance(e, DeputyActed) and e.time >= began), None)
+    if acted is not None:
+        what = f"the supervisor was lost, and the agent on {acted.node} requeued the job"
+    elif its_job:
+        what = f"job {its_job} ended, and no supervisor recorded how"
+    else:
+        by = (event for event in events if isinstance(event, RequeuedByUser) and event.time >= began)
+        user = next((action.user for action in by), None)
+        what = f"the job was requeued {f'by {user}' if user else 'by Slurm or an administrator'}"
+        what += " (zslurm requeue)" if user else " (scontrol requeue, a preemption, or its batch node died)"
+    if stepped:
+        return f"{what} before the end of the attempt was recorded"
+    before = [event for event in events if isinstance(event, AttemptEnded) and event.attempt != attempt]
+    if before and before[-1].cause:
+        return f"{what} while the run recovered from: {before[-1].cause['message']}"
+    return f"{what} before the attempt took a step"
