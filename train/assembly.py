@@ -179,7 +179,7 @@ def assemble(
         levels = make_or_choose_levels(config, world, facts)
     facts = facts or agree_on_facts(config, world, recomputed, two_level=levels is not None)
     shards = shard(model, config, world, levels, facts)
-    model.add_head_gradient = shards.adder("embedding.weight")
+    model.sum_gradients_by(shards)
     return model, shards, facts
 
 

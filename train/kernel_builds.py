@@ -12,7 +12,7 @@ microbatch. A rank builds these itself.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import torch
 from torch import Tensor
@@ -70,13 +70,41 @@ def build_kernels(config: TrainConfig, arch: Arch) -> list[str]:
 def _run_layers(config: TrainConfig, dtype: torch.dtype) -> None:
     model_config = config.model.model_copy(update={"layers": min(_LAYERS, config.model.layers)})
     model = empty_model(model_config, dtype=dtype, device="meta")
+    sums = _Sums(model, DTYPES[config.parallel.gradient_dtype])
+    model.sum_gradients_by(None if config.parallel.compile else sums)
     for batch, length, isolated in microbatches(config):
         tokens_BS = torch.empty(batch, length, dtype=torch.int64, device="meta")
         document_BS = tokens_BS if isolated else None
-        _losses(model, config, tokens_BS, document_BS).backward()
-        model.zero_grad(set_to_none=True)
+        for sums.adds in (False, True):  # the first microbatch of a step, and those that follow
+            _losses(model, config, tokens_BS, document_BS).backward()
+            model.zero_grad(set_to_none=True)
         with torch.no_grad():  # as in evaluations
             _losses(model, config, tokens_BS, document_BS)
+
+
+class _Sums:
+    """Sums of gradients on the device `meta`."""
+
+    def __init__(self, model: Zaya, dtype: torch.dtype) -> None:
+        self._parameters, self._dtype = dict(model.named_parameters()), dtype
+        self.adds = False
+
+    def adder(self, name: str) -> Callable[[Tensor], None]:
+        return lambda gradient: None
+
+    def gradient_sum(self, name: str) -> _Sum:
+        return _Sum(self, torch.empty_like(self._parameters[name], dtype=self._dtype))
+
+
+class _Sum:
+    def __init__(self, sums: _Sums, total: Tensor) -> None:
+        self._sums, self._total = sums, total
+
+    def begin(self) -> tuple[Tensor, bool]:
+        return self._total, self._sums.adds
+
+    def end(self) -> None:
+        pass
 
 
 def _losses(model: Zaya, config: TrainConfig, tokens_BS: Tensor, document_BS: Tensor | None) -> Tensor:

@@ -29,8 +29,9 @@ from zslurm.kernels.dispatch import REFERENCE, Implementation, Operation, Sizes
 from zslurm.kernels.experts import by_rows, compiled, operands, reference, steps
 from zslurm.kernels.experts.reference import Order
 from zslurm.kernels.experts.steps import activate, activate_backward, combine, gather, weights_backward
+from zslurm.kernels.experts.sums import ExpertSums, WeightSum
 
-__all__ = ["OPERATIONS", "Order", "choose", "network", "sort"]
+__all__ = ["OPERATIONS", "ExpertSums", "Order", "WeightSum", "choose", "network", "sort"]
 
 
 def choose(logits_TC: Tensor, bias_C: Tensor, choices: int) -> tuple[Tensor, Tensor]:
@@ -89,7 +90,13 @@ def sort(classes_TK: Tensor, classes: int, experts: int) -> Order:
 
 
 def network(
-    x_TD: Tensor, weights_TK: Tensor, gate_up_EOD: Tensor, down_EDF: Tensor, order: Order, identity: bool
+    x_TD: Tensor,
+    weights_TK: Tensor,
+    gate_up_EOD: Tensor,
+    down_EDF: Tensor,
+    order: Order,
+    identity: bool,
+    sums: ExpertSums | None = None,
 ) -> Tensor:
     """Return the weighted sum of each token's experts.
 
@@ -100,13 +107,16 @@ def network(
         down_EDF: the matrices behind the activation.
         order: from `sort`.
         identity: whether a choice that skips gives the token itself, or nothing.
+        sums: what the matrices' gradients are added to; autograd then gets none. Graphs of the compiler give them
+            to autograd all the same.
     """
     if torch.compiler.is_compiling() and is_opaque(x_TD):
         of_order = order.order_N, order.back_N, order.ends_E
         opaque: Tensor = compiled.network(x_TD, weights_TK, gate_up_EOD, down_EDF, *of_order, identity)[0]
         return opaque
-    run = by_rows.network if torch.compiler.is_compiling() else _network
-    y_TD: Tensor = run(x_TD, weights_TK, gate_up_EOD, down_EDF, order, identity)
+    if torch.compiler.is_compiling():
+        return by_rows.network(x_TD, weights_TK, gate_up_EOD, down_EDF, order, identity)
+    y_TD: Tensor = _network(x_TD, weights_TK, gate_up_EOD, down_EDF, order, identity, sums)
     return y_TD
 
 

@@ -15,18 +15,25 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from zslurm.kernels.experts.reference import Order
-from zslurm.kernels.grouped_gemm import Groups, multiply, weight_gradient
+from zslurm.kernels.experts.sums import ExpertSums, gradient_or_sum
+from zslurm.kernels.grouped_gemm import Groups, multiply
 
 
 def network(
-    x_TD: Tensor, weights_TK: Tensor, gate_up_EOD: Tensor, down_EDF: Tensor, order: Order, identity: bool
+    x_TD: Tensor,
+    weights_TK: Tensor,
+    gate_up_EOD: Tensor,
+    down_EDF: Tensor,
+    order: Order,
+    identity: bool,
+    sums: ExpertSums | None = None,
 ) -> Tensor:
     """Return the weighted sum of each token's experts; of a choice that skips, the token itself, or zero."""
     choices = weights_TK.shape[1]
     order_N, back_N = order.order_N, order.back_N
     x_ND = _SortRows.apply(x_TD, order_N, back_N, choices)  # type: ignore[no-untyped-call]  # torch's
     groups = Groups(order.ends_E)
-    y_ND = _ExpertNetwork.apply(x_ND, gate_up_EOD, down_EDF, groups, identity)  # type: ignore[no-untyped-call]
+    y_ND = _ExpertNetwork.apply(x_ND, gate_up_EOD, down_EDF, groups, identity, sums)  # type: ignore[no-untyped-call]
     back_ND: Tensor = _Permute.apply(y_ND, back_N, order_N)  # type: ignore[no-untyped-call]  # torch's
     y_TKD = back_ND.view(len(x_TD), choices, x_TD.shape[1])
     weights_TK1 = weights_TK.to(y_TKD.dtype).unsqueeze(-1)
@@ -72,26 +79,33 @@ class _ExpertNetwork(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, x_ND: Tensor, gate_up_EOD: Tensor, down_EDF: Tensor, groups: Groups, pass_on: bool
+        ctx: Any,
+        x_ND: Tensor,
+        gate_up_EOD: Tensor,
+        down_EDF: Tensor,
+        groups: Groups,
+        pass_on: bool,
+        sums: ExpertSums | None,
     ) -> Tensor:
         both_NO = multiply(x_ND, gate_up_EOD.mT, groups)
         y_ND = multiply(_activate(both_NO), down_EDF.mT, groups)
         ctx.save_for_backward(x_ND, gate_up_EOD, down_EDF, both_NO)
-        ctx.groups, ctx.pass_on = groups, pass_on
+        ctx.groups, ctx.pass_on, ctx.sums = groups, pass_on, sums
         return _fill_rest(y_ND, x_ND, groups, pass_on)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad_ND: Tensor) -> tuple[Tensor, Tensor, Tensor, None, None]:
+    def backward(ctx: Any, grad_ND: Tensor) -> tuple[Tensor | None, ...]:
         x_ND, gate_up_EOD, down_EDF, both_NO = ctx.saved_tensors
-        groups = ctx.groups
+        groups, sums = ctx.groups, ctx.sums
         grad_ND = grad_ND.contiguous()  # kernels refuse expanded gradients
         grad_active_NF = multiply(grad_ND, down_EDF, groups)
         active_NF, grad_both_NO = _activate_again(grad_active_NF, both_NO)
-        grad_down_EDF = weight_gradient(grad_ND, active_NF, groups)
-        grad_gate_up_EOD = weight_gradient(grad_both_NO, x_ND, groups)
+        grad_down_EDF = gradient_or_sum(grad_ND, active_NF, groups, sums and sums.down)
+        grad_gate_up_EOD = gradient_or_sum(grad_both_NO, x_ND, groups, sums and sums.gate_up)
         grad_x_ND = multiply(grad_both_NO, gate_up_EOD, groups)
-        return _fill_rest(grad_x_ND, grad_ND, groups, ctx.pass_on), grad_gate_up_EOD, grad_down_EDF, None, None
+        grad_x_ND = _fill_rest(grad_x_ND, grad_ND, groups, ctx.pass_on)
+        return grad_x_ND, grad_gate_up_EOD, grad_down_EDF, None, None, None
 
 
 def _activate(both_NO: Tensor) -> Tensor:

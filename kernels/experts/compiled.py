@@ -117,7 +117,12 @@ def network_backward(
     """Return the gradients of the tokens, the router's weights, and both matrices."""
     x_TD, weights_TK = x_TD.contiguous(), weights_TK.contiguous()
     kept = x_TD, weights_TK, gate_up_EOD, down_EDF, order_N, back_N, ends_E, both_NO
-    return steps.backward(grad_TD.contiguous(), *kept, identity)
+    grad_x_TD, grad_weights_TK, grad_gate_up_EOD, grad_down_EDF = steps.backward(
+        grad_TD.contiguous(), *kept, identity
+    )
+    assert grad_gate_up_EOD is not None
+    assert grad_down_EDF is not None
+    return grad_x_TD, grad_weights_TK, grad_gate_up_EOD, grad_down_EDF
 
 
 @network_backward.register_fake

@@ -143,7 +143,13 @@ def _rows_of_int64(name: str, **rows: Tensor) -> None:
 
 
 def check_network(
-    x_TD: Tensor, weights_TK: Tensor, gate_up_EOD: Tensor, down_EDF: Tensor, order: Order, identity: bool
+    x_TD: Tensor,
+    weights_TK: Tensor,
+    gate_up_EOD: Tensor,
+    down_EDF: Tensor,
+    order: Order,
+    identity: bool,
+    sums: object = None,
 ) -> None:
     """Raise ValueError for operands that no implementation of `network` takes."""
     name = "experts.network"

@@ -18,7 +18,8 @@ from zslurm.kernels.checks import short
 from zslurm.kernels.dispatch import Operation, Sizes, in_triton
 from zslurm.kernels.experts import operands, reference
 from zslurm.kernels.experts.reference import Order
-from zslurm.kernels.grouped_gemm import Groups, multiply, weight_gradient
+from zslurm.kernels.experts.sums import ExpertSums, gradient_or_sum
+from zslurm.kernels.grouped_gemm import Groups, multiply
 
 
 def operation(name: str, check: Callable[..., None], sizes: Callable[..., Sizes]) -> Operation:
@@ -53,12 +54,18 @@ weights_backward = _step("weights_backward", operands.check_weights_backward)
 
 
 def network(
-    x_TD: Tensor, weights_TK: Tensor, gate_up_EOD: Tensor, down_EDF: Tensor, order: Order, identity: bool
+    x_TD: Tensor,
+    weights_TK: Tensor,
+    gate_up_EOD: Tensor,
+    down_EDF: Tensor,
+    order: Order,
+    identity: bool,
+    sums: ExpertSums | None = None,
 ) -> Tensor:
     """Return the weighted sum of each token's experts; of a choice that skips, the token itself, or zero."""
     operands_of_order = order.order_N, order.back_N, order.ends_E
     y_TD: Tensor = _Network.apply(  # type: ignore[no-untyped-call]  # torch's
-        x_TD.contiguous(), weights_TK.contiguous(), gate_up_EOD, down_EDF, *operands_of_order, identity
+        x_TD.contiguous(), weights_TK.contiguous(), gate_up_EOD, down_EDF, *operands_of_order, identity, sums
     )
     return y_TD
 
@@ -94,17 +101,20 @@ def backward(
     ends_E: Tensor,
     both_NO: Tensor,
     identity: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return the gradients of the tokens, the router's weights, and both matrices."""
+    sums: ExpertSums | None = None,
+) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
+    """Return the gradients of the tokens, the router's weights and both matrices, None for what has a sum."""
     groups, choices = Groups(ends_E), weights_TK.shape[1]
     grad_ND = gather(grad_TD, order_N, choices)
     grad_active_NF = multiply(grad_ND, down_EDF, groups)
     weights_N = weights_TK.flatten().index_select(0, order_N)
     active_NF, grad_both_NO, grad_weights_N = activate_backward(grad_active_NF, both_NO, weights_N)
     del grad_active_NF
-    grad_down_EDF = weight_gradient(grad_ND, active_NF, groups)
+    grad_down_EDF = gradient_or_sum(grad_ND, active_NF, groups, sums and sums.down)
     del grad_ND, active_NF
-    grad_gate_up_EOD = weight_gradient(grad_both_NO, gather(x_TD, order_N, choices), groups)
+    x_ND = gather(x_TD, order_N, choices)
+    grad_gate_up_EOD = gradient_or_sum(grad_both_NO, x_ND, groups, sums and sums.gate_up)
+    del x_ND
     grad_rows_ND = multiply(grad_both_NO, gate_up_EOD, groups)
     grad_x_TD = combine(grad_rows_ND, grad_TD, weights_TK, back_N, ends_E, identity)
     grad_weights_TK = weights_backward(grad_weights_N, grad_TD, x_TD, back_N, ends_E, identity)
@@ -114,14 +124,15 @@ def backward(
 class _Network(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, *arguments: Any) -> Tensor:
-        y_TD, both_NO = forward(*arguments)
-        ctx.save_for_backward(*arguments[:-1], both_NO)
-        ctx.identity = arguments[-1]
+        *tensors, identity, sums = arguments
+        y_TD, both_NO = forward(*arguments[:-1])
+        ctx.save_for_backward(*tensors, both_NO)
+        ctx.identity, ctx.sums = identity, sums
         return y_TD
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad_TD: Tensor) -> tuple[Tensor | None, ...]:
         # Kernels refuse expanded gradients.
-        arguments: tuple[Any, ...] = (grad_TD.contiguous(), *ctx.saved_tensors, ctx.identity)
-        return *backward(*arguments), None, None, None, None
+        arguments: tuple[Any, ...] = (grad_TD.contiguous(), *ctx.saved_tensors, ctx.identity, ctx.sums)
+        return *backward(*arguments), None, None, None, None, None

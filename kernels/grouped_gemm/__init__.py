@@ -2,6 +2,7 @@
 
     multiply(x_NI, weight_EIO, groups)              y[rows of e] = x[rows of e] W[e]            [N, O]
     weight_gradient(left_NI, right_NO, groups)      G[e] = left[rows of e]^T right[rows of e]   [E, I, O]
+    add_weight_gradient(..., total_EIO, adds)       the same into a sum in fp32, without rounding it before
 
 Groups may have no rows: their gradient is zero. Rows behind the last group are left undefined in the result.
 
@@ -19,6 +20,7 @@ Under `torch.compile` each product is one operator, whose inside the compiler do
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -30,7 +32,7 @@ from zslurm.kernels.dispatch import Implementation, Operation, Sizes
 from zslurm.kernels.grouped_gemm import aiter, grouped_mm, reference
 from zslurm.kernels.grouped_gemm.groups import Groups
 
-__all__ = ["OPERATIONS", "Groups", "multiply", "weight_gradient"]
+__all__ = ["OPERATIONS", "Groups", "add_weight_gradient", "multiply", "weight_gradient"]
 
 _IN_TRITON = (torch.bfloat16, torch.float16, torch.float32)
 
@@ -53,6 +55,14 @@ def weight_gradient(left_NI: Tensor, right_NO: Tensor, groups: Groups) -> Tensor
     return gradient
 
 
+def add_weight_gradient(left_NI: Tensor, right_NO: Tensor, groups: Groups, total_EIO: Tensor, adds: bool) -> None:
+    """Write left transposed by right, over the rows of each group, into a tensor, or add it to what is there.
+
+    Triton's kernel sums in fp32 from what is there on; others make the gradient in the operands' format first.
+    """
+    _add_weight_gradient(left_NI, right_NO, groups, total_EIO, adds)
+
+
 def _check_multiply(x_NI: Tensor, weight_EIO: Tensor, groups: Groups) -> None:
     name = "grouped_gemm.multiply"
     checks.shape(name, "x", x_NI, (None, None), "NI")
@@ -67,6 +77,16 @@ def _check_weight_gradient(left_NI: Tensor, right_NO: Tensor, groups: Groups) ->
     checks.shape(name, "right", right_NO, (left_NI.shape[0], None), "NO")
     checks.shape(name, "groups.ends_E", groups.ends_E, (None,), "E")
     _check_all(name, groups, left=left_NI, right=right_NO)
+
+
+def _check_add(left_NI: Tensor, right_NO: Tensor, groups: Groups, total_EIO: Tensor, adds: bool) -> None:
+    name = "grouped_gemm.add_weight_gradient"
+    _check_weight_gradient(left_NI, right_NO, groups)
+    shape = len(groups.ends_E), left_NI.shape[1], right_NO.shape[1]
+    checks.shape(name, "total", total_EIO, shape, "EIO")
+    checks.dtype_among(name, (*_IN_TRITON, torch.float64), total=total_EIO)
+    checks.one_device(name, left=left_NI, total=total_EIO)
+    checks.no_overlap(name, "total", total_EIO, left=left_NI, right=right_NO)
 
 
 def _check_all(name: str, groups: Groups, **operands: Tensor) -> None:
@@ -100,13 +120,30 @@ def _lacks_in_triton(left: Tensor, right: Tensor, groups: Groups) -> str | None:
     return checks.lacks_near_elements(left, right)
 
 
-def _by_triton(function: str) -> Implementation:
-    def run(left: Tensor, right: Tensor, groups: Groups) -> Any:
+def _lacks_sum_in_triton(left: Tensor, right: Tensor, groups: Groups, total: Tensor, adds: bool) -> str | None:
+    return _lacks_in_triton(left, right, groups) or checks.lacks_near_elements(total, tile=256)
+
+
+def _by_triton(function: str, lacks: Callable[..., str | None] = _lacks_in_triton) -> Implementation:
+    def run(left: Tensor, right: Tensor, groups: Groups, *args: Any, **settings: Any) -> Any:
         from zslurm.kernels.grouped_gemm import triton
 
-        return getattr(triton, function)(left, right, groups.ends_E)
+        return getattr(triton, function)(left, right, groups.ends_E, *args, **settings)
 
-    return Implementation("triton", run, _lacks_in_triton)
+    return Implementation("triton", run, lacks)
+
+
+def _in_two_passes(name: str) -> Implementation:
+    """Return what makes the gradient by an implementation of `weight_gradient`, and then adds it."""
+    of = _weight_gradient.implementation(name)
+
+    def run(left: Tensor, right: Tensor, groups: Groups, total: Tensor, adds: bool) -> None:
+        reference.put_or_add(of.run(left, right, groups), total, adds)
+
+    def lacks(left: Tensor, right: Tensor, groups: Groups, total: Tensor, adds: bool) -> str | None:
+        return of.supports(left, right, groups)
+
+    return Implementation(name, run, lacks, by_name=of.by_name, lacks_here=of.lacks_here)
 
 
 _multiply = Operation(
@@ -137,7 +174,21 @@ _weight_gradient = Operation(
     rule=_rule,
 )
 
-OPERATIONS = (_multiply, _weight_gradient)
+_add_weight_gradient = Operation(
+    name="grouped_gemm.add_weight_gradient",
+    reference=reference.add_weight_gradient,
+    implementations=[
+        _by_triton("add_weight_gradient", _lacks_sum_in_triton),
+        _in_two_passes("torch"),
+        _in_two_passes("aiter"),
+    ],
+    check=_check_add,
+    device=lambda left_NI, *_, **__: left_NI.device,
+    sizes=lambda left_NI, right_NO, groups, *_, **__: _sizes(left_NI, right_NO, groups),
+    rule=_rule,
+)
+
+OPERATIONS = (_multiply, _weight_gradient, _add_weight_gradient)
 
 
 @torch.library.custom_op("zslurm::grouped_multiply", mutates_args=())

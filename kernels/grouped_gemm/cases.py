@@ -36,14 +36,15 @@ def _both(dtype: torch.dtype, rows_E: Sequence[int], inputs: int, outputs: int) 
     spread = f"{rows // experts}" if len(set(rows_E)) == 1 else "/".join(map(str, rows_E))
     name = f"{str(dtype).removeprefix('torch.')} {experts} groups, {spread} rows, {inputs} x {outputs}"
     moved = float(dtype.itemsize * (rows * (inputs + outputs) + experts * inputs * outputs))
-    for operation, make in (("multiply", _multiply), ("weight_gradient", _weight_gradient)):
+    made = ("multiply", _multiply), ("weight_gradient", _weight_gradient), ("add_weight_gradient", _add)
+    for operation, make in made:
         yield Case(
             f"grouped_gemm.{operation}",
             name,
             partial(make, dtype, tuple(rows_E), inputs, outputs),
             TOLERANCE[dtype],
             flops=2.0 * rows * inputs * outputs,
-            bytes=moved,
+            bytes=moved + (8.0 - dtype.itemsize) * experts * inputs * outputs * (make is _add),
             axis="rows_per_group",
         )
 
@@ -70,3 +71,13 @@ def _weight_gradient(
     right_NO = drawn(device, dtype, sum(rows_E), outputs, seed=1)
     ends_E = ends_of(rows_E, device)
     return Call(lambda: (left_NI, right_NO, Groups(ends_E)), lambda gradient_EIO: [gradient_EIO])
+
+
+def _add(dtype: torch.dtype, rows_E: tuple[int, ...], inputs: int, outputs: int, device: torch.device) -> Call:
+    left_NI, right_NO, groups = _weight_gradient(dtype, rows_E, inputs, outputs, device).args()
+    start_EIO = drawn(device, torch.float32, len(rows_E), inputs, outputs, seed=2)
+    total_EIO = start_EIO.clone()
+    return Call(
+        lambda: (left_NI, right_NO, Groups(groups.ends_E), total_EIO.copy_(start_EIO), True),
+        lambda _: [total_EIO],
+    )

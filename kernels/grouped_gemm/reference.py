@@ -48,6 +48,19 @@ def weight_gradient(left_NI: Tensor, right_NO: Tensor, groups: Groups) -> Tensor
     return gradient_EIO
 
 
+def add_weight_gradient(left_NI: Tensor, right_NO: Tensor, groups: Groups, total_EIO: Tensor, adds: bool) -> None:
+    """Write the gradient in the format of a sum, or add it."""
+    put_or_add(weight_gradient(left_NI, right_NO, groups), total_EIO, adds)
+
+
+def put_or_add(gradient_EIO: Tensor, total_EIO: Tensor, adds: bool) -> None:
+    """Write a tensor in the format of a sum, or add it."""
+    if adds:
+        total_EIO.add_(gradient_EIO)
+    else:
+        total_EIO.copy_(gradient_EIO)
+
+
 def _slices(rows_E: Sequence[int]) -> list[slice]:
     """Return the rows of each group."""
     ends = list(accumulate(rows_E, initial=0))

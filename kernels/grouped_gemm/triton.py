@@ -6,14 +6,14 @@ costs nothing. Sums are fp32, each tile's by one workgroup: the same operands gi
 
     multiply            variable rows: each group's rows in tiles; a tile beyond a group's end is cut by a mask
     weight_gradient     variable terms: every group has the same tiles, each a sum over the group's rows, which is
-                        zero for a group without rows
+                        zero for a group without rows; `add_weight_gradient` begins with what is in the place
 
 Any strides will do; what lies together in memory is read 16 bytes at a time.
 
 On gfx942 large products have tiles of 256 x 256 and matrix instructions of 16 x 16, which read least from LDS for
 each product: 43 FLOPs a byte, with 128 x 128 tiles 21. If the columns of the matrices lie together in memory, as
-for the gradient of the rows, Triton 3.9 spills with such tiles: they are 128 x 256 then, 32 FLOPs a byte. These
-are figures of the compiled code; nothing was measured on a GPU yet.
+for the gradient of the rows, or if a tile begins with a sum from memory, Triton 3.9 spills with such tiles: they
+are 128 x 256 then, 32 FLOPs a byte. These are figures of the compiled code; nothing was measured on a GPU yet.
 """
 
 from __future__ import annotations
@@ -76,15 +76,18 @@ def multiply_configuration(
     return GemmConfiguration(128, 128, 64, 8, 2 if arch.is_amd else 4)
 
 
-def weight_gradient_configuration(arch: Arch, dtype: torch.dtype, rows: int, columns: int) -> GemmConfiguration:
-    """Return how the tiles of gradients of this size are computed."""
+def weight_gradient_configuration(
+    arch: Arch, dtype: torch.dtype, rows: int, columns: int, *, adds: bool = False
+) -> GemmConfiguration:
+    """Return how the tiles of gradients of this size are computed; `adds`: to a sum that is read first."""
     if dtype == torch.float32:
         return GemmConfiguration(64, 64, 32, 4, 2)
     terms = 64 if arch.is_amd else 32  # with 32, AMD's backend reads 2 bytes of LDS at a time for these tiles
     if rows <= 64 or columns <= 64:
         return GemmConfiguration(64, 64, terms, 4, 2)
     if arch.name == "gfx942" and min(rows, columns) >= _LARGE_COLUMNS:
-        return GemmConfiguration(256, 256, 32, 8, 2, 16)
+        # With a sum of 256 x 256 that is read, one register spills.
+        return GemmConfiguration(128, 256, 64, 8, 2, 16) if adds else GemmConfiguration(256, 256, 32, 8, 2, 16)
     return GemmConfiguration(128, 128, terms, 8, 2 if arch.is_amd else 4)
 
 
@@ -127,12 +130,18 @@ def multiply(x_NI: Tensor, weight_EIO: Tensor, ends_E: Tensor) -> Tensor:
 
 def weight_gradient(left_NI: Tensor, right_NO: Tensor, ends_E: Tensor) -> Tensor:
     """Multiply left transposed by right, over the rows of each group; returns [E, I, O]."""
-    groups, rows, columns = ends_E.shape[0], left_NI.shape[1], right_NO.shape[1]
-    out_EIO = left_NI.new_empty(groups, rows, columns)
-    if not out_EIO.numel():
-        return out_EIO
+    out_EIO = left_NI.new_empty(ends_E.shape[0], left_NI.shape[1], right_NO.shape[1])
+    add_weight_gradient(left_NI, right_NO, ends_E, out_EIO, False)
+    return out_EIO
+
+
+def add_weight_gradient(left_NI: Tensor, right_NO: Tensor, ends_E: Tensor, total_EIO: Tensor, adds: bool) -> None:
+    """Write left transposed by right, over the rows of each group, or add it to what is there."""
+    if not total_EIO.numel():
+        return
+    groups, rows, columns = total_EIO.shape
     arch = arch_of(left_NI.device)
-    chosen = weight_gradient_configuration(arch, left_NI.dtype, rows, columns)
+    chosen = weight_gradient_configuration(arch, left_NI.dtype, rows, columns, adds=adds)
     tiles = groups * triton.cdiv(rows, chosen.rows) * triton.cdiv(columns, chosen.columns)
     launch(
         _variable_terms,
@@ -140,23 +149,23 @@ def weight_gradient(left_NI: Tensor, right_NO: Tensor, ends_E: Tensor) -> Tensor
         left_NI,
         left_NI,
         right_NO,
-        out_EIO,
+        total_EIO,
         ends_E,
         tiles,
         rows,
         columns,
         *left_NI.stride(),
         *right_NO.stride(),
-        *out_EIO.stride(),
+        *total_EIO.stride(),
         ROWS=chosen.rows,
         COLUMNS=chosen.columns,
         TERMS=chosen.terms,
         WHOLE_ROWS=rows % chosen.rows == 0,
         WHOLE_COLUMNS=columns % chosen.columns == 0,
+        ADDS=adds,
         DIES=dies(arch),
         **chosen.options,
     )
-    return out_EIO
 
 
 @triton.jit
@@ -248,6 +257,7 @@ def _variable_terms(
     TERMS: tl.constexpr,
     WHOLE_ROWS: tl.constexpr,
     WHOLE_COLUMNS: tl.constexpr,
+    ADDS: tl.constexpr,
     DIES: tl.constexpr,
 ):
     """Sum up tiles of the groups' gradients, those of one group after each other."""
@@ -270,7 +280,13 @@ def _variable_terms(
         is_column = (first_column + in_columns < columns) | WHOLE_COLUMNS
         left_corner = left + start.to(tl.int64) * left_term + first_row.to(tl.int64) * left_row
         right_corner = right + start.to(tl.int64) * right_term + first_column.to(tl.int64) * right_column
-        total = tl.full((ROWS, COLUMNS), 0.0, dtype=tl.float32)
+        if ADDS:
+            corner = out + group.to(tl.int64) * out_group + first_row.to(tl.int64) * out_row
+            corner += first_column.to(tl.int64) * out_column
+            offsets = in_rows[:, None] * out_row + in_columns[None, :] * out_column
+            total = tl.load(corner + offsets, mask=is_row[:, None] & is_column[None, :], other=0.0).to(tl.float32)
+        else:
+            total = tl.full((ROWS, COLUMNS), 0.0, dtype=tl.float32)
         full_terms = terms // TERMS * TERMS
         # Pointers that a loop has moved are not used behind it: Triton 3.6 does not compile that for gfx942.
         left_tail = left_corner + full_terms.to(tl.int64) * left_term
@@ -313,6 +329,10 @@ def launches(arch: Arch) -> Iterator[KernelLaunch]:
             right = torch.empty(4096, columns, dtype=dtype, device="meta")
             name = f"{str(dtype).removeprefix('torch.')} {rows} x {columns}"
             yield KernelLaunch(f"{name} gradient", partial(weight_gradient, left, right, ends))
+            total = torch.empty(16, rows, columns, device="meta")
+            for adds in (False, True) if dtype == torch.bfloat16 else ():
+                run = partial(add_weight_gradient, left, right, ends, total, adds)
+                yield KernelLaunch(f"{name} gradient {'added' if adds else 'put'} in fp32", run)
     x = torch.empty(100, 77, dtype=torch.bfloat16, device="meta")
     odd = torch.empty(16, 77, 99, dtype=torch.bfloat16, device="meta")
     yield KernelLaunch("bfloat16 odd rows", partial(multiply, x, odd, ends), wide=False)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from zslurm.kernels.experts import network, sort
+from zslurm.kernels.experts import ExpertSums, network, sort
 from zslurm.train.config import ModelConfig
 from zslurm.train.model.router import Routing
 
@@ -34,6 +34,7 @@ class Experts(nn.Module):
         hidden, inner = config.hidden_size, config.expert_hidden_size
         self.gate_up = StackedLinear(config.experts, hidden, 2 * inner, dtype)
         self.down = StackedLinear(config.experts, inner, hidden, dtype)
+        self.sums: ExpertSums | None = None
 
     def forward(self, x_TD: Tensor, routing: Routing, valid_T: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Return the weighted sum of each token's experts, and each class's number of choices [C], int64.
@@ -42,7 +43,7 @@ class Experts(nn.Module):
         """
         order = sort(routing.classes_TK, self.classes, self.experts)
         identity = self.skip_rule == "identity"
-        y_TD = network(x_TD, routing.weights_TK, self.gate_up.weight, self.down.weight, order, identity)
+        y_TD = network(x_TD, routing.weights_TK, self.gate_up.weight, self.down.weight, order, identity, self.sums)
         counts_C = order.counts_C
         if valid_T is not None:
             # The sum over a mask, not a selection: its size would have to be asked of the device.

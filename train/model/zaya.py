@@ -11,12 +11,13 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from zslurm.kernels.experts import ExpertSums, WeightSum
 from zslurm.train.config import ModelConfig
 from zslurm.train.context.context_parallel import ContextParallel
 from zslurm.train.context.halos import last_tokens
@@ -32,6 +33,18 @@ from zslurm.train.model.packing import Packing, pack, pack_next
 from zslurm.train.shapes import tensor_table
 
 _MOST_GRAPHS = 64
+
+
+class GradientSums(Protocol):
+    """Sums of gradients, by the names of parameters: `ZeroShards` has them."""
+
+    def adder(self, name: str) -> Callable[[Tensor], None] | None:
+        """Return what adds a part of a gradient; None if autograd rounds nothing."""
+        ...
+
+    def gradient_sum(self, name: str) -> WeightSum:
+        """Return the sum that all gradients of a parameter are added to."""
+        ...
 
 
 class Zaya(nn.Module):
@@ -64,6 +77,20 @@ class Zaya(nn.Module):
         None stands for all of them. It is no forward hook of the layers, which torch.compile would trace.
         """
         self._before = wait
+
+    def sum_gradients_by(self, sums: GradientSums | None) -> None:
+        """Add the gradients of the experts' matrices, and the head's part of the embedding's, to their sums.
+
+        Backward adds them itself, without rounding them to the weights' format before; autograd gets none of
+        them. None: autograd gets all.
+        """
+        self.add_head_gradient = None if sums is None else sums.adder("embedding.weight")
+        for number, layer in enumerate(self.all_layers()):
+            name, experts = f"layers.{number}.experts", layer.experts
+            experts.sums = None
+            if sums is not None:
+                gate_up, down = (sums.gradient_sum(f"{name}.{part}.weight") for part in ("gate_up", "down"))
+                experts.sums = ExpertSums(gate_up, down)
 
     def wait_for_weights(self) -> None:
         """Wait until all weights are there, if something gathers them."""

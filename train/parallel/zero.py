@@ -163,6 +163,10 @@ class ZeroShards:
             return None
         return lambda gradient: _add(accumulation, gradient)
 
+    def gradient_sum(self, name: str) -> GradientSum:
+        """Return the sum of a parameter's gradients, for a backward pass that adds to it by itself."""
+        return GradientSum(self, next(candidate for candidate in self._places if candidate.name == name))
+
     def reduce_gradients(self) -> None:
         """Sum the gradients over all ranks; this rank's chunk of the sum goes to `master_gradient`."""
         self.wait_for_weights()
@@ -398,18 +402,23 @@ class ZeroShards:
         """Add each gradient of `parameter` to its place as backward finishes it, and free it."""
 
         def add(finished: Tensor) -> None:
-            assert finished.grad is not None
-            assert place.added < self._backwards, f"{place.name}: more backward passes than begin_step announced"
+            if finished.grad is None:  # backward has added to the sum by itself: torch calls hooks all the same
+                return
+            self._expect(place)
             _add(place, finished.grad)
             finished.grad = None
-            place.added += 1
-            if place.added == self._backwards:
-                self._finished(place)
+            self._added(place)
 
         self._hooks.append(parameter.register_post_accumulate_grad_hook(add))
 
-    def _finished(self, place: _Place) -> None:
-        """A gradient will not change any more: reduce what is complete now, in the order of the buckets."""
+    def _expect(self, place: _Place) -> None:
+        assert place.added < self._backwards, f"{place.name}: more backward passes than begin_step announced"
+
+    def _added(self, place: _Place) -> None:
+        """Note a gradient of one backward pass. After the last, reduce what is complete, in the buckets' order."""
+        place.added += 1
+        if place.added < self._backwards:
+            return
         for number in place.buckets:
             self._missing[number] -= 1
         while self.overlap and self._next_bucket < len(self._buckets) and not self._missing[self._next_bucket]:
@@ -436,6 +445,26 @@ class ZeroShards:
                 handle.wait()
             gradients = self._stage[: len(gradients)].copy_(gradients)
         return self.comm.reduce_scatter(self._flat_sum, gradients)
+
+
+class GradientSum:
+    """The sum of one parameter's gradients, which a backward pass adds to by itself, in the sum's format.
+
+    Autograd then gets no gradient of the parameter.
+    """
+
+    def __init__(self, shards: ZeroShards, place: _Place) -> None:
+        self._shards, self._place = shards, place
+
+    def begin(self) -> tuple[Tensor, bool]:
+        """Return the sum, and whether it has gradients of this step, to which others are added."""
+        self._shards._expect(self._place)
+        adds, self._place.begun = self._place.begun, True
+        return self._place.total, adds
+
+    def end(self) -> None:
+        """Note that the gradient of one backward pass was added."""
+        self._shards._added(self._place)
 
 
 def _add(place: _Place, gradient: Tensor) -> None:

@@ -107,7 +107,7 @@ def hand_over(trainer: Trainer) -> HandedOver:
     """Release everything but what the next trainer of this process takes; nothing holds this one then."""
     save, shards = leave(trainer), trainer.shards
     shards.release()
-    trainer.model.add_head_gradient = None
+    trainer.model.sum_gradients_by(None)
     trainer.model.call_before(lambda _: None)
     writers = trainer.checkpointer.hand_over()
     trainer.progress.remove()

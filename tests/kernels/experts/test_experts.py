@@ -13,7 +13,7 @@ from torch import Tensor
 from tests.kernels.implementations import implementations
 from zslurm.kernels import experts
 from zslurm.kernels.dispatch import operations, using
-from zslurm.kernels.experts import Order, network, reference, sort
+from zslurm.kernels.experts import ExpertSums, Order, network, reference, sort
 
 pytest.importorskip("triton")
 
@@ -226,6 +226,49 @@ def test_the_steps_give_what_the_rows_give(load: str, identity: bool, products: 
             results.append([y, *torch.autograd.grad(y.sum(), leaves)])  # expanded, as kernels refuse it
     for one, other in zip(*results, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-4)
+
+
+class Sum:
+    """A sum of gradients, as a buffer of a trainer has it."""
+
+    def __init__(self, like: Tensor) -> None:
+        self.total = torch.full_like(like, torch.nan, dtype=torch.promote_types(like.dtype, torch.float32))
+        self.ended = 0
+
+    def begin(self) -> tuple[Tensor, bool]:
+        return self.total, self.ended > 0
+
+    def end(self) -> None:
+        self.ended += 1
+
+
+@pytest.mark.parametrize("form", ["reference", "cpu"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_gradients_of_the_matrices_go_to_their_sums(form: str, dtype: torch.dtype) -> None:
+    order = order_of(LOADS["one each"], 1, experts=4)
+    torch.manual_seed(0)
+    x, gate_up, down = (
+        torch.randn(*shape).to(dtype).requires_grad_() for shape in ((6, 16), (4, 48, 16), (4, 16, 24))
+    )
+    weights = torch.rand(6, 1, requires_grad=True)
+    sums = ExpertSums(Sum(gate_up), Sum(down))
+    with using("experts.network", form):
+        network(x, weights, gate_up, down, order, True).square().sum().backward()
+        expected = [gate_up.grad, down.grad]
+        kept = [x.grad, weights.grad]
+        for leaf in (x, weights, gate_up, down):
+            leaf.grad = None
+        for _ in range(2):
+            network(x, weights, gate_up, down, order, True, sums).square().sum().backward()
+    assert gate_up.grad is None
+    assert down.grad is None
+    assert torch.equal(x.grad, 2 * kept[0])  # type: ignore[arg-type, operator]
+    assert torch.equal(weights.grad, 2 * kept[1])  # type: ignore[arg-type, operator]
+    for sum_of, gradient in zip((sums.gate_up, sums.down), expected, strict=True):
+        assert isinstance(sum_of, Sum)
+        assert gradient is not None
+        assert sum_of.ended == 2
+        assert torch.equal(sum_of.total, 2 * gradient.to(sum_of.total.dtype))
 
 
 def test_the_choice_of_a_gpu_has_the_softmaxs_gradient() -> None:

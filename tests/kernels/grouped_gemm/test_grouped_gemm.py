@@ -14,12 +14,19 @@ from torch import Tensor
 from tests.kernels.implementations import implementations
 from zslurm.kernels.arch import CPU, GFX942, SM_90
 from zslurm.kernels.dispatch import using
-from zslurm.kernels.grouped_gemm import OPERATIONS, Groups, grouped_mm, multiply, weight_gradient
+from zslurm.kernels.grouped_gemm import (
+    OPERATIONS,
+    Groups,
+    add_weight_gradient,
+    grouped_mm,
+    multiply,
+    weight_gradient,
+)
 
 pytest.importorskip("triton")
 
-MULTIPLY, WEIGHT_GRADIENT = OPERATIONS
-PRODUCTS, GRADIENTS = implementations(MULTIPLY), implementations(WEIGHT_GRADIENT)
+MULTIPLY, WEIGHT_GRADIENT, ADD = OPERATIONS
+PRODUCTS, GRADIENTS, SUMS = map(implementations, OPERATIONS)
 # Triton's interpreter truncates to bf16, where GPUs round: an error of one bit and not of half a bit.
 EPSILON = {torch.bfloat16: 2**-7, torch.float16: 2**-11, torch.float32: 2**-23, torch.float64: 2**-52}
 
@@ -104,6 +111,50 @@ def test_any_size_and_strides(
     shapes = ((rows, inputs), (len(rows_E), inputs, outputs), (rows, outputs))
     operands = [layout(*shape).to(dtype) for layout, shape in zip(layouts, shapes, strict=True)]
     check(names, rows_E, *operands)
+
+
+@pytest.mark.parametrize("adds", [False, True])
+@pytest.mark.parametrize("name", SUMS)
+@pytest.mark.parametrize("rows_E", LOADS.values(), ids=LOADS.keys())
+def test_a_gradient_is_put_or_added_in_fp32(name: str, rows_E: list[int], adds: bool) -> None:
+    """The sum is a part of a larger buffer, whose other elements stay."""
+    torch.manual_seed(0)
+    left, right = torch.randn(ROWS, 48).bfloat16(), torch.randn(ROWS, 80).bfloat16()
+    left[sum(rows_E) :], right[sum(rows_E) :] = torch.nan, torch.inf
+    buffer = torch.randn(4 * 48 * 80 + 32)
+    before, total = buffer.clone(), buffer[16:-16].view(4, 48, 80)
+    if not adds:
+        total.fill_(torch.nan)  # what the last step left
+    SUMS[name](left, right, groups_of(rows_E), total, adds)
+    assert torch.equal(buffer[:16], before[:16])
+    assert torch.equal(buffer[-16:], before[-16:])
+    for expert, piece in enumerate(torch.arange(ROWS).split([*rows_E, ROWS - sum(rows_E)])[:-1]):
+        exact = left[piece].double().T @ right[piece].double()
+        rounded = 0 if "triton" in name else 2**-8 * exact.abs()  # others round to bf16 first
+        exact += before[16:-16].view(4, 48, 80)[expert] if adds else 0
+        assert ((total[expert] - exact).abs() <= 1e-4 + rounded).all()
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64])
+def test_elsewhere_a_sum_has_the_bits_of_a_gradient_that_is_added(dtype: torch.dtype) -> None:
+    left, right, groups = torch.randn(9, 8).to(dtype), torch.randn(9, 16).to(dtype), groups_of([4, 0, 3])
+    for implementation in ("reference", "torch"):
+        with using("grouped_gemm", implementation):
+            total = torch.full((3, 8, 16), torch.nan, dtype=torch.promote_types(dtype, torch.float32))
+            expected = weight_gradient(left, right, groups).to(total.dtype)
+            add_weight_gradient(left, right, groups, total, False)
+            assert torch.equal(total, expected)
+            add_weight_gradient(left, right, groups, total, True)
+            assert torch.equal(total, expected + expected)
+
+
+def test_a_sum_of_another_shape_or_in_the_operands_memory_is_refused() -> None:
+    left, right, groups = torch.randn(4, 8), torch.randn(4, 8), groups_of([4])
+    with pytest.raises(ValueError, match=r"total has the shape \[1, 8, 9\], but must have \[1, 8, 8\]"):
+        add_weight_gradient(left, right, groups, torch.zeros(1, 8, 9), False)
+    buffer = torch.zeros(64)
+    with pytest.raises(ValueError, match="total shares memory with left"):
+        add_weight_gradient(buffer[:32].view(4, 8), right, groups, buffer.view(1, 8, 8), False)
 
 
 @pytest.mark.parametrize("names", NAMES, ids=lambda names: names[0])

@@ -78,6 +78,25 @@ def test_a_part_of_a_gradient_is_added_without_being_rounded(alone: dist.Process
     assert shards_of(Few(), alone).adder("embedding") is None, "autograd rounds nothing"
 
 
+def test_a_backward_pass_may_add_to_a_sum_by_itself(alone: dist.ProcessGroup) -> None:
+    model = Few(dtype=torch.bfloat16)
+    shards = shards_of(model, alone)
+    name = TABLE[1].name
+    sum_of, part = shards.gradient_sum(name), values_of(TABLE[1], 9) / 3
+    for _ in range(2):
+        shards.begin_step(backwards=2)
+        for adds in (False, True):
+            total, found = sum_of.begin()
+            assert found == adds
+            assert total.dtype == torch.float32
+            total.copy_(total + part if adds else part)
+            sum_of.end()
+        shards.reduce_gradients()
+        torch.testing.assert_close(by_tensor(shards, shards.master_gradient)[name], 2 * part)
+    with pytest.raises(AssertionError, match="more backward passes than begin_step announced"):
+        sum_of.begin()
+
+
 def test_a_step_without_microbatches_has_no_gradient(alone: dist.ProcessGroup) -> None:
     model = Few()
     shards = shards_of(model, alone)
