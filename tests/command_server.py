@@ -7,7 +7,7 @@ runs the console script's `main`: what differs from `python -P -m zslurm` is the
 that Python itself reads when it starts (PYTHONPATH and its like) reach only what the command starts.
 
 Ranks of a run can begin so as well: tests/forked has what makes `python -m zslurm.job.rank` ask the server. The
-process that asked then stands for the one that works: it passes signals on and ends as that one does, and where it
+process that asked then stands for the one that works: it passes signals on and ends as that one does, and if it
 is killed, the other one is.
 """
 
@@ -105,7 +105,7 @@ class CommandServer(Commands):
             modules: what it imports besides `PACKAGES`.
             user: whose process it is; this one's if not given.
             group: the user's group.
-            ends: an open file with whose end the server ends, where `close` does not do it.
+            ends: an open file with whose end the server ends, if `close` does not do it.
         """
         super().__init__(path)
         with socket.socket(socket.AF_UNIX) as listener:

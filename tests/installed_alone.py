@@ -35,7 +35,7 @@ RUN = "extends: zaya1-8b\nrun: {name: big}\ndata: {path: data}\nslurm: {nodes: 1
 
 
 def main(programs: Path) -> int:
-    """Return 0 where everything is as it should be; print what is not."""
+    """Return 0 if everything is as it should be; print what is not."""
     Path("run.yaml").write_text(RUN)
     Path("texts").mkdir(exist_ok=True)
     Path("texts/a.txt").write_text("one two three\n")

@@ -186,7 +186,7 @@ _TRAINERS: list[Callable[[int, random.Random], str]] = [_megatron, _titan, _hugg
 
 
 def _foreign(directory: Path) -> dict[str, Any]:
-    """Count what is found in each file of a directory: whole, and line by line, where no line has a context."""
+    """Count what is found in each file of a directory: whole, and line by line, so that no line has a context."""
     return {"source": directory.name} | {
         way: _count(directory, line_by_line)
         for way, line_by_line in (("whole_files", False), ("line_by_line", True))

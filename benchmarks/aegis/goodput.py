@@ -7,7 +7,7 @@ step takes a quarter of a second longer than it must, so that the cores of this 
 
     zslurm            one spare, mode act
     sbatch            `sbatch --requeue` of an srun
-    sbatch, requeues  the same, and the script's last line requeues the job where srun failed, as those of
+    sbatch, requeues  the same, and the script's last line requeues the job if srun failed, as those of
                       torchx and NeMo-Run do
     submitit          its executor on the same command, with its checkpointing and `--requeue`
 
@@ -100,7 +100,7 @@ class Contender:
         return [row for row in read_jsonl(self.run / "metrics.jsonl") if row["kind"] == "step"]
 
     def rank(self, rank: int) -> psutil.Process | None:
-        """The process of a rank; None where the contender has none."""
+        """The process of a rank; None if the contender has none."""
         for process in processes.members(self.cluster.instance):
             try:
                 words = process.cmdline()
@@ -132,7 +132,7 @@ class Contender:
         return [later["time"] - row["time"] for row, later in pairs if later["attempt"] == row["attempt"]]
 
     def result(self, end: float, step_s: float) -> dict[str, Any]:
-        """Goodput, where a step takes `step_s`, and the way back from each fault by part."""
+        """Return the goodput with steps of `step_s`, and the way back from each fault by part."""
         rows = self.steps()
         kept = max(row["step"] for row in rows)
         return {

@@ -6,7 +6,7 @@ local       One run trains with one fault, and `--measured` takes the times of s
 recorded    The ten minutes of benchmarks/results/goodput.json: two nodes and a spare on a real Slurm, a dead
             node, a killed rank, another dead node. The simulation is given the times of faults.json, which other
             runs had.
-daly        The formula, where it applies.
+daly        The formula, if it applies.
 scale       Seconds to plan a run of 54 days on 16,384 GPUs, with everything that the command simulates.
 """
 

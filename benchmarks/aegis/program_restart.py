@@ -5,7 +5,7 @@ its own checkpoints every ten steps, is started in three ways, and its rank 1 ki
 
     zslurm            `zslurm submit -- python plain_ddp.py`; Aegis starts all ranks again in the job
     torchrun          `srun torchrun --max-restarts=3 --rdzv-backend=c10d`; its agents start all workers again
-    sbatch --requeue  `srun --kill-on-bad-exit`, and `scontrol requeue` where that fails; Slurm holds a requeued
+    sbatch --requeue  `srun --kill-on-bad-exit`, and `scontrol requeue` if that fails; Slurm holds a requeued
                       job back before it may start again
 
 The time is that from the kill to the end of the first step of the new processes. Also counted are the lines that a

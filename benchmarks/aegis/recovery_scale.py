@@ -146,7 +146,7 @@ class Messages(NamedTuple):
 
     Attributes:
         wall_s: seconds by the clock.
-        store_s: processor seconds of the store server, with what it does when idle: more where turns take longer.
+        store_s: processor seconds of the store server, with what it does when idle: more if turns take longer.
         rank_s: processor seconds of a rank, its watcher included.
         idle: the store's share of a core while nothing happens.
         rank_bytes: memory of a rank.

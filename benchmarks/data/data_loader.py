@@ -195,7 +195,7 @@ def _bytes_read() -> int:
 
 
 def _read_ahead_kib(path: Path) -> int | None:
-    """The read-ahead of the disk that a file is on; None where it is on none."""
+    """The read-ahead of the disk that a file is on; None if it is on none."""
     device = path.stat().st_dev
     places = [f"{os.major(device)}:{os.minor(device)}/queue", f"{os.major(device)}:{os.minor(device)}/../queue"]
     for place in places:

@@ -264,7 +264,7 @@ def command_of(name: str, device: str, rows: Path) -> list[str]:
 def describe(device: str) -> dict[str, Any] | None:
     """Return card, driver and versions, or None without a GPU; a separate process asks, and takes some memory.
 
-    Where the allocator of a run does not work there, that is printed, and the parts run with torch's own setting.
+    If the allocator of a run does not work there, that is printed, and the parts run with torch's own setting.
     """
     done = ask_device(device)
     if done.returncode and not any(name in os.environ for name in VARIABLES):

@@ -2,8 +2,8 @@
 
 While the profiler runs, modules and the functions of the step are marked with ranges. What the device does belongs
 to the range in which the host launched it, and in backward to the range of the forward operation whose gradient
-it computes: autograd gives both the same sequence number. Each moment belongs to one part. Where two streams work,
-the computation counts; communication counts where it is exposed. A moment in which the device has nothing
+it computes: autograd gives both the same sequence number. Each moment belongs to one part. If two streams work,
+the computation counts; communication counts if it is exposed. A moment in which the device has nothing
 to do is a host gap: the profiler makes those longer, so the time of the same step without it is given as well.
 
 On a CPU the operators are the work, and a host gap is the time between two of them.
@@ -219,7 +219,7 @@ def _work(
 def divided(work: list[Work]) -> dict[str, float]:
     """Return how long each part was worked on, in the unit of the work: every moment in one part.
 
-    Of several at once the last begun counts, and communication where there is nothing else.
+    Of several at once the last begun counts, and communication if there is nothing else.
     """
     spent = dict.fromkeys(PARTS, 0.0)
     if not work:

@@ -1,4 +1,4 @@
-"""Does `zslurm bench collectives` name a rank that is slowed by a fifth, and no rank where none is?
+"""Does `zslurm bench collectives` name a rank that is slowed by a fifth, and no rank if none is?
 
 Whole runs of the command's sweep of pairs with four ranks of this machine, one of which has 0.8 of the others'
 rate: its link, or all that it does for an exchange (slowed_python.py states both); which rank it is changes from

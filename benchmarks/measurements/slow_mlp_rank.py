@@ -1,4 +1,4 @@
-"""Does `zslurm bench mlp` name a rank that is slowed by a fifth, and no rank where none is?
+"""Does `zslurm bench mlp` name a rank that is slowed by a fifth, and no rank if none is?
 
 Three ranks on this machine. The slowed rank spends a quarter of each call's processor time again
 (tests/bench/slow_rank.py), so it has 80 % of the speed; which rank it is changes from run to run. Runs with and

@@ -1,6 +1,6 @@
 """A stand-in for the Python of a benchmark's ranks: the rank in ZSLURM_SLOW_RANK has 0.8 of the others' rate.
 
-`zslurm bench` starts it instead of Python where ZSLURM_BENCH_PYTHON names it. ZSLURM_SLOW_WAY says what is slow:
+`zslurm bench` starts it instead of Python if ZSLURM_BENCH_PYTHON names it. ZSLURM_SLOW_WAY says what is slow:
 
     link    what each rank sends goes through a link of LINK_BYTES_S, what the slow rank sends through one of 0.8
             of it, as a NIC or an xGMI link that came up at a lower rate. The kernel paces the sockets between the

@@ -6,7 +6,7 @@ model's own matrix products without the rest: every product of a forward pass an
 (attention's for the causal half).
 
 Models: the tiny recipe, and one of 108.8 million parameters. Skipped tokens get zero in both, as is the
-reference's rule. On a GPU, where there is one, the larger model also runs eager and compiled in bf16.
+reference's rule. On a GPU, if there is one, the larger model also runs eager and compiled in bf16.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """What torch.cuda.tunable does, for machines whose torch has no TunableOp: it keeps results and validates files.
 
-It follows aten/src/ATen/cuda/tunable/Tunable.cpp where this matters: a product that is made while TunableOp is
-enabled and has no result is tuned where tuning is on; every call is recorded, so that a test can look for them.
+It follows aten/src/ATen/cuda/tunable/Tunable.cpp in what matters: a product that is made while TunableOp is
+enabled and has no result is tuned if tuning is on; every call is recorded, so that a test can look for them.
 """
 
 from __future__ import annotations

@@ -41,7 +41,7 @@ def zslurm(*arguments: str) -> Outcome:
 
 
 def problem_of(*arguments: str, on_stdout: bool = False) -> str | None:
-    """What is wrong with how a command took bad input; None where nothing is.
+    """What is wrong with how a command took bad input; None if nothing is.
 
     Args:
         arguments: those of zslurm.

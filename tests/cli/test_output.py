@@ -205,7 +205,7 @@ def test_a_closed_stream_is_no_reason_for_a_traceback() -> None:
 
 @pytest.mark.parametrize("ignored", [False, True])
 def test_an_interrupt_while_modules_are_imported_shows_no_imports(ignored: bool, tmp_path: Path) -> None:
-    """Where the caller ignores it, as nohup and `&` in a script do, the command goes on."""
+    """If the caller ignores it, as nohup and `&` in a script do, the command goes on."""
     (tmp_path / "sitecustomize.py").write_text(
         "import os, signal, sys\n"
         "class Interrupts:\n"

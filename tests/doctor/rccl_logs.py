@@ -1,6 +1,6 @@
 """Lines of RCCL's and NCCL's logs as people have published them, and what the nodes of the tests print.
 
-Each block names its source. Where a published log lacks the line `Using network`, it is added in the form that
+Each block names its source. If a published log lacks the line `Using network`, it is added in the form that
 src/init.cc prints, with the name that the transport has in its source.
 """
 

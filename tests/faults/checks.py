@@ -206,7 +206,7 @@ def starts_as_often_as_it_must(run: FaultRun, attempts: int, of_the_job: int) ->
 
 
 def one_acts_at_a_time(run: FaultRun, killed: int, *, standby: bool) -> None:
-    """A supervisor follows another only where that was killed or the job requeued; none fails by itself."""
+    """A supervisor follows another only if that was killed or the job requeued; none fails by itself."""
     started = run.events("supervisor_started")
     assert len(started) <= 1 + requeues(run) + killed, f"supervisors: {started}"
     acted = run.events("deputy_acted")

@@ -178,7 +178,7 @@ class FaultRun:
         return next((event for event in self.events("run_ended")[::-1] if event["outcome"] in _OVER), None)
 
     def job_state(self) -> str:
-        """What Slurm calls its job; empty where it does not know it, or does not answer."""
+        """What Slurm calls its job; empty if it does not know it, or does not answer."""
         argv = ["squeue", "--noheader", "--states=all", "-o", "%T", "-j", self.job_id()]
         return self.cluster.run(argv, env=self.cluster.impatient, check=False).stdout.strip()
 

@@ -1,6 +1,6 @@
 """The matrix with `aegis.recovery: memory`: which rung of the ladder each fault takes, and faults of its own.
 
-The first rung is the recovery in memory. Where the policy or the ranks cannot take it, the run does what it would
+The first rung is the recovery in memory. If the policy or the ranks cannot take it, the run does what it would
 do without, and an event has the reason.
 """
 
@@ -23,7 +23,7 @@ class MemoryRow(Row):
 
     Attributes:
         recovered: the ranks that each recovery in memory replaces, in order.
-        why: words of the reason for which a rung was left, where one was.
+        why: words of the reason for which a rung was left, if one was.
         after: done once the run trains again.
     """
 
@@ -119,7 +119,7 @@ def _of_node(run: FaultRun, node: str) -> list[Any]:
 
 
 def _in_memory(number: int, **changes: Any) -> MemoryRow:
-    """A row of the matrix with what differs where the run recovers in memory."""
+    """A row of the matrix with what differs if the run recovers in memory."""
     row = ROWS[number - 1]
     given = {field.name: getattr(row, field.name) for field in fields(Row)}
     return MemoryRow(**given | {"sample": False} | changes)

@@ -29,7 +29,7 @@ def merged(before: list[dict[str, Any]], new: Rows, key: str, order: list[Any]) 
 
 
 def update(path: Path, change: Callable[[dict[str, Any]], dict[str, Any]]) -> dict[str, Any]:
-    """Replace the object of a JSON file, empty where there is none; several runs may do so side by side."""
+    """Replace the object of a JSON file, empty if there is none; several runs may do so at once."""
     with path.open("a+") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         file.seek(0)
@@ -42,7 +42,7 @@ def update(path: Path, change: Callable[[dict[str, Any]], dict[str, Any]]) -> di
 
 @cache
 def commit() -> str:
-    """The commit of the code under test; with "+" where files differ from it, other than results."""
+    """The commit of the code under test; with "+" if files differ from it, other than results."""
     version, diff = code_version(Path(__file__).parent)
     changed = [line for line in diff.splitlines() if line.startswith("diff --git ")]
     others = [line for line in changed if " b/benchmarks/results/" not in line]

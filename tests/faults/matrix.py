@@ -34,18 +34,18 @@ class Row:
         number: of the fault in the matrix.
         fault: what happens, in words.
         inject: does it, while the run trains.
-        kinds: faults or events by which it is noticed, any of them; empty where nothing need be.
+        kinds: faults or events by which it is noticed, any of them; empty if nothing need be.
         actions: what must be decided, in order.
         ends: how the run ends: "gone" is a job that ended and does not come back, whatever the files say.
         same_size: no attempt has fewer ranks than the first.
-        excludes: the guilty nodes are excluded. Not where the deputy acts: it leaves a dead node to Slurm.
+        excludes: the guilty nodes are excluded. Not if the deputy acts: it leaves a dead node to Slurm.
         intervals: of checkpoints that may be lost at most.
-        rank: which the first decision must blame, where it is a rank that is to blame.
+        rank: which the first decision must blame, if it is a rank that is to blame.
         cause: words that `zslurm status` must show of a run that was stopped.
         sample: also run by `make test`.
         in_ranks, pace_s, nodes, slurm, aegis, checkpoint: see `FaultRun.submit`.
-        small_disk_mb: size of the file system of its checkpoints, where they have one of their own.
-        partition: nodes of the partition in which it runs, where it has one of its own.
+        small_disk_mb: size of the file system of its checkpoints, if they have one of their own.
+        partition: nodes of the partition in which it runs, if it has one of its own.
     """
 
     number: int

@@ -28,10 +28,10 @@ class PairEntry:
         excluded: nodes.
         wrongly_excluded: those of them that neither fault is to blame for.
         lost_steps: of every attempt that ended early.
-        trains_again_s: seconds from the first fault to the first step of the last attempt; None where training
+        trains_again_s: seconds from the first fault to the first step of the last attempt; None if training
             never stopped.
         date: day of the run.
-        commit: of the code that ran; with "+" where files differed from it.
+        commit: of the code that ran; with "+" if files differed from it.
     """
 
     id: str

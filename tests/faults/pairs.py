@@ -56,7 +56,7 @@ class Pair:
         first: the first.
         second: the second.
         when: it strikes.
-        heal: ends the first fault, where it does not end by itself.
+        heal: ends the first fault, if it does not end by itself.
         healed_when: how far the run has come by then since the second fault.
         sample: also run by `make faults`.
         settings: for the run, on top of those of the rows: keys of `FaultRun.submit`.
@@ -114,7 +114,7 @@ class Expected:
         supervisors_killed: how many more supervisors there may be than starts of the job.
         standby: whether an agent may act in the supervisor's place.
         actions: decisions that may be taken.
-        kinds: faults or events of which one at least must be recorded; empty where nothing need be.
+        kinds: faults or events of which one at least must be recorded; empty if nothing need be.
         excludes: whether the guilty nodes of the first, and of the second, must be excluded.
         leaves: whether the last attempt must run without the guilty nodes of the first, and of the second.
         intervals: of checkpoints that may be lost at most each time.
@@ -158,7 +158,7 @@ class Expected:
 
 
 def severity(row: Row) -> int:
-    """How dear the answer to a fault is, where it comes alone."""
+    """How dear the answer to a fault is, if it comes alone."""
     if row.ends == "gone":
         return 6
     if row.ends == "stopped":

@@ -27,8 +27,8 @@ class Recovery:
 
     Attributes:
         detected_as: kind of the fault as it was named.
-        detect_s: seconds until it was noticed; None where it was not.
-        parts: seconds by part, without parts that there were not; empty where no new attempt was needed or made.
+        detect_s: seconds until it was noticed; None if it was not.
+        parts: seconds by part, without parts that there were not; empty if no new attempt was needed or made.
     """
 
     detected_as: str | None
@@ -41,7 +41,7 @@ def recovery(run: FaultRun, happened: float, kinds: Collection[str]) -> Recovery
 
     Args:
         happened: when it was injected.
-        kinds: faults or events by which it is noticed, where no decision names its root.
+        kinds: faults or events by which it is noticed, if no decision names its root.
     """
     root = (_first(run, "decision", happened) or {}).get("root") or {}
     wanted = {root["kind"]} if root else set(kinds)
@@ -107,7 +107,7 @@ class InMemory:
 
 
 def in_memory(run: FaultRun, happened: float) -> InMemory | None:
-    """Measure the recoveries in memory after a fault; None where there was none."""
+    """Measure the recoveries in memory after a fault; None if there was none."""
     recoveries = [event for event in run.recoveries() if event["time"] >= happened]
     if not recoveries:
         return None

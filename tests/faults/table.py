@@ -18,9 +18,9 @@ class Entry:
     """One row.
 
     Attributes:
-        detect_s: from the fault to its event; None where nothing had to be noticed.
+        detect_s: from the fault to its event; None if nothing had to be noticed.
         lost_steps: of every attempt that ended early.
-        parts: seconds from the fault to the first new step, by part; empty where training never stopped.
+        parts: seconds from the fault to the first new step, by part; empty if training never stopped.
     """
 
     number: int
@@ -58,9 +58,9 @@ class MemoryEntry:
     Attributes:
         rungs: of the ladder that were taken: `memory` for each recovery in memory, then what was decided.
         replaced: ranks that recoveries in memory replaced.
-        why: reason for which the first rung was left; empty where it was not, or never entered.
+        why: reason for which the first rung was left; empty if it was not, or never entered.
         lost_steps: of every recovery in memory, and of every attempt that ended early.
-        found: the recoveries in memory; None where there was none.
+        found: the recoveries in memory; None if there was none.
     """
 
     number: int

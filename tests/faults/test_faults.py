@@ -1,4 +1,4 @@
-"""Every fault of the matrix on a real Slurm: the run continues by itself, or stops where it must.
+"""Every fault of the matrix on a real Slurm: the run continues by itself, or stops if it must.
 
 `make test` runs one of them with stand-ins for ranks, `make faults` and `make soak` all with the trainer.
 """

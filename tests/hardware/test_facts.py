@@ -83,7 +83,7 @@ def test_a_partitioned_gpu_is_several_of_one_pci_device(tmp_path: Path) -> None:
 
 
 def test_the_order_of_amd_gpus_is_the_kfds(tmp_path: Path) -> None:
-    """The runtime counts as the KFD does, also where that is not the order of PCI addresses."""
+    """The runtime counts as the KFD does, also if that is not the order of PCI addresses."""
     node = FakeNode(tmp_path)
     node.amd_gpu(("pci0000:c0", "0000:c0:01.1", "0000:c1:00.0"), 1)
     node.amd_gpu(("pci0000:00", "0000:00:01.1", "0000:05:00.0"), 0)

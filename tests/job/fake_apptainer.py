@@ -1,6 +1,6 @@
 """An `apptainer` that runs the command here, as a real process below it, and writes down how it was called.
 
-It keeps what matters of the real one: options until the image, an error in its words where the image or a bind is
+It keeps what matters of the real one: options until the image, an error in its words if the image or a bind is
 missing, a working directory, and an environment that is passed through. As the real one does without a terminal
 (apptainer's internal/pkg/runtime/engine/apptainer/monitor_linux.go), it passes signals on and stays until the
 command has ended: Slurm kills what is left of a step as soon as its tasks have ended.

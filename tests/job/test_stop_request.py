@@ -24,7 +24,7 @@ from zslurm.run.run_dir import RunDir
 
 @pytest.mark.parametrize("libuv", [True, False])
 def test_a_key_that_is_set_without_torch_is_seen_with_it(libuv: bool) -> None:
-    """The protocol is torch's own and not public: this fails where a new torch has another one."""
+    """The protocol is torch's own and not public: this fails if a new torch has another one."""
     from torch.distributed import TCPStore
 
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, use_libuv=libuv)
@@ -89,7 +89,7 @@ def test_a_listener_ends_with_its_store_and_when_it_is_closed() -> None:
 
 @pytest.fixture
 def attempt_process(tmp_path: Path) -> Iterator[tuple[RunDir, DetachedProcess]]:
-    """An attempt whose step waits, and writes `asked` where it gets SIGUSR2."""
+    """An attempt whose step waits, and writes `asked` if it gets SIGUSR2."""
     attempt = RunDir(tmp_path).attempt(1)
     attempt.path.mkdir(parents=True)
     program = (

@@ -2,7 +2,7 @@
 
 The reference and what is for CPUs run as they are. What is written in Triton runs in Triton's interpreter, in one
 process beside the test's: whether Triton interprets is decided when it is imported, and this process compiles.
-Where there is a GPU, what supports the operands there runs on it as well, on copies.
+If there is a GPU, what supports the operands there runs on it as well, on copies.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Which implementation of an operation runs: forced, measured, by rule, and where one cannot start."""
+"""Which implementation of an operation runs: forced, measured, by rule, and if one cannot start."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`zslurm status` where Slurm has forgotten a job: accounting answers, and without it the run's own files do."""
+"""`zslurm status` if Slurm has forgotten a job: accounting answers, and without it the run's own files do."""
 
 from __future__ import annotations
 

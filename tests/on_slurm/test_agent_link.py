@@ -74,7 +74,7 @@ class WatchedJob:
         return [row for row in read_jsonl(self.run.path / "watched.jsonl") if row["kind"] == kind]
 
     def wait_for_row(self, what: str, **fields: Any) -> dict[str, Any]:
-        """The first row of this kind with these fields (of the fault, where it is one)."""
+        """The first row of this kind with these fields (of the fault, if it is one)."""
 
         def found() -> dict[str, Any] | None:
             for row in self.rows(what):

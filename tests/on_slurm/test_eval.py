@@ -1,4 +1,4 @@
-"""`zslurm eval --slurm` on a real Slurm: ranks on two nodes, and what happens where one, or the time, ends."""
+"""`zslurm eval --slurm` on a real Slurm: ranks on two nodes, and what happens if one, or the time, ends."""
 
 from __future__ import annotations
 

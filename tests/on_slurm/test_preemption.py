@@ -1,4 +1,4 @@
-"""Preemption, suspension, requeues and signals on a real Slurm: the run saves, and comes back where it should."""
+"""Preemption, suspension, requeues and signals on a real Slurm: the run saves, and comes back if it should."""
 
 from __future__ import annotations
 

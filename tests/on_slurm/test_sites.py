@@ -162,7 +162,7 @@ def test_nodes_or_login_nodes_without_a_command(missing: str) -> None:
 
 
 def test_steps_managed_on_the_node() -> None:
-    """A rank dies where squeue lists none of a job's steps: the others are ended, and the run continues."""
+    """A rank dies while squeue lists none of a job's steps: the others are ended, and the run continues."""
     needs((24, 5, 0), "enable_stepmgr")
     with site("SlurmctldParameters=enable_stepmgr\nPrologFlags=Contain\n") as user:
         user.zslurm("submit", user.write_run("run", steps=100_000))

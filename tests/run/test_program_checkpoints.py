@@ -25,7 +25,7 @@ from zslurm.run.run_dir import RunDir
     ],
 )
 def test_the_highest_number_counts(tmp_path: Path, pattern: str | None, files: list[str], step: int) -> None:
-    """Also where a path holds characters of patterns itself."""
+    """Also if a path holds characters of patterns itself."""
     for name in files:
         path = tmp_path / name
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""A command of Slurm is repeated where that helps, and fails in one clear line where it does not.
+"""A command of Slurm is repeated if that helps, and fails in one clear line if it does not.
 
 The commands here are scripts that say what the real ones were recorded to say; tests/on_slurm has the real ones.
 """

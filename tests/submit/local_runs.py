@@ -73,7 +73,7 @@ class LocalUser:
             steps: it ends after so many.
             ranks: it has so many.
             trainer: its ranks are stand-ins (tests/stand_in) unless this is "real".
-            forks: whether ranks are forked where the user forks: not those that a test stops, or whose process it
+            forks: whether ranks are forked if the user forks: not those that a test stops, or whose process it
                 asks for; by default those without modules of the test on their PYTHONPATH.
             pace_s: what each step of the trainer takes longer: so a run that a test waits for does not compute
                 all the time. Stand-ins have a pace anyway.

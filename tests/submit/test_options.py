@@ -1,4 +1,4 @@
-"""Options of submit become settings of the run, and say what to do where they cannot."""
+"""Options of submit become settings of the run, and say what to do if they cannot."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is wrong with a profile by itself, where there is no Slurm to ask: one line for each fault."""
+"""What is wrong with a profile by itself, if there is no Slurm to ask: one line for each fault."""
 
 from __future__ import annotations
 

@@ -69,7 +69,7 @@ def gradient_of(name: str, shape: tuple[int, ...], seed: int, *, integers: bool 
 
 
 def by_tensor(shards: ZeroShards, chunk: Tensor) -> dict[str, Tensor]:
-    """What this rank owns of every tensor, in its shape; NaN where another rank does."""
+    """What this rank owns of every tensor, in its shape; NaN if another rank does."""
     found = {row.name: torch.full((row.numel,), math.nan, dtype=chunk.dtype) for row in shards.table}
     for extent in shards.extents:
         found[extent.tensor][extent.start : extent.stop] = chunk[extent.in_chunk]

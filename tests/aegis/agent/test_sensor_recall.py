@@ -91,7 +91,7 @@ BREAKS = [
 def test_what_broke_since_the_attempt_began_is_a_root_whoever_looks(
     node: FakeNode, at: NodeContext, make: Any, breaks: Any, kind: str, *, seen_by_the_one_before: bool
 ) -> None:
-    """Also where the agent before saw it: it may have died before anybody heard of it."""
+    """Also if the agent before saw it: it may have died before anybody heard of it."""
     count_ecc(node, 2)
     first = make(at)
     assert told(first) == []

@@ -1,4 +1,4 @@
-"""An agent whose supervisor is silent: it acts once, alone, and only where that is right.
+"""An agent whose supervisor is silent: it acts once, alone, and only if that is right.
 
 Slurm is scripted here; tests/on_slurm/test_agent_link.py has a real one.
 """

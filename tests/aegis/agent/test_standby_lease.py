@@ -46,7 +46,7 @@ def test_an_agent_whose_pipe_is_stuck_goes_on_and_does_not_act(job: Job) -> None
 
 
 def test_an_agent_whose_srun_is_gone_with_its_supervisor_acts(job: Job) -> None:
-    """As where the batch node died: nothing else would requeue the run."""
+    """As when the batch node died: nothing else would requeue the run."""
     take(job.run, "g1")
     standby = job.standby(generation="g1")
     assert not job.unheard_for(standby, 15, hung_up=True)

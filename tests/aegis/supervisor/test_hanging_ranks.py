@@ -1,4 +1,4 @@
-"""Ranks that hang: witnesses are asked first, and one rank is killed where the others can continue."""
+"""Ranks that hang: witnesses are asked first, and one rank is killed if the others can continue."""
 
 from __future__ import annotations
 

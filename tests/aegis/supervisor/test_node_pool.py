@@ -1,4 +1,4 @@
-"""Ranks follow the leaves where leaves are known."""
+"""Ranks follow the leaves if leaves are known."""
 
 from __future__ import annotations
 

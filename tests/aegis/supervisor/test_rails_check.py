@@ -1,4 +1,4 @@
-"""The check of the rails: a table of decisions; where a node or Slurm does not answer, that is no fault."""
+"""The check of the rails: a table of decisions; if a node or Slurm does not answer, that is no fault."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `zslurm bench` has in its ranks where a test asks which points are measured, and not how fast anything is.
+"""What `zslurm bench` has in its ranks if a test asks which points are measured, and not how fast anything is.
 
 Three samples of a tenth of their time are enough for a point, and a moment is a twentieth of a second. Python
 imports a module of this name by itself when it finds one: a test puts this directory on PYTHONPATH, and the

@@ -46,7 +46,7 @@ def test_noise_of_five_percent_moves_it_less_than_a_power_of_two() -> None:
 
 
 def test_a_single_repetition_counts_little() -> None:
-    """The largest messages are slow and were measured once, as where a machine has run out of memory."""
+    """The largest messages are slow and were measured once, as when a machine has run out of memory."""
     samples = [s if s.bytes < 2**31 else Sample(s.bytes, 4 * s.seconds, 0.0, 1) for s in curve(1e-4, 1e11)]
     knee = knee_of(samples)
     assert knee is not None and knee.bytes == pytest.approx(19 * 1e7, rel=0.1)

@@ -75,7 +75,7 @@ def test_ownership_can_be_told_from_a_manifest_alone(reports: list[ShardReport])
 
 
 def test_a_manifest_of_before_whole_matrices_has_flat_tensors_only(tmp_path: Path) -> None:
-    """Its rows have no such key; nor have ours, where a tensor is flat."""
+    """Its rows have no such key; nor have ours, if a tensor is flat."""
     flat = [dataclasses.replace(tensor, whole=0) for tensor in TENSORS]
     data = manifest_json.encode(manifest_of(write_all_ranks(tmp_path, flat, 2), flat, 1))
     assert b"whole" not in data

@@ -188,7 +188,7 @@ def test_memory_is_kept_even_where_cost_alone_would_not() -> None:
 
 
 def zaya1_base() -> list[Row]:
-    """The shapes of ZAYA1-base (arXiv 2511.17127), whole where Muon wants them so."""
+    """The shapes of ZAYA1-base (arXiv 2511.17127), whole if Muon wants them so."""
     layer = {
         "query": (1024, 2048), "key": (256, 2048), "value_current": (128, 2048), "value_previous": (128, 2048),
         "output": (2048, 1024), "router.down": (256, 2048), "router.first": (256, 256),

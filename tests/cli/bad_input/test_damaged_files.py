@@ -243,7 +243,7 @@ MOST = 600
 def check(path: Path, commands: list[str], *, every: bool) -> None:
     """Damage `path` in every way, and run the commands over it.
 
-    The long run takes another sample each day where there are more than MOST of both, and prints the day.
+    The long run takes another sample each day if there are more than MOST of both, and prints the day.
     """
     day = date.today().isoformat() if every else ""
     draw = random.Random(path.name + day)

@@ -130,7 +130,7 @@ def test_an_unknown_profile_is_refused(shell: Shell) -> None:
 
 
 def test_a_submission_reports_what_ranks_would_suffer_from(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The login shell's variables reach the job where it sets nothing itself."""
+    """The login shell's variables reach the job if it sets nothing itself."""
     monkeypatch.setenv("NCCL_IB_TIMEOUT", "30")
     monkeypatch.setenv("NCCL_DEBUG", "INFO")
     run_file = shell.write_run(cluster={"launcher": "slurm", "gpus_per_node": 4, "gpu_type": "mi300x"})

@@ -317,7 +317,7 @@ def test_options_of_sbatch_and_of_submit_reach_the_script(shell: Shell) -> None:
 def test_what_is_shown_is_what_is_kept_and_submitted(
     shell: Shell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also where a run starts over: nodes excluded from the old run are not of the new one."""
+    """Also if a run starts over: nodes excluded from the old run are not of the new one."""
     shell.write_run(cluster=CLUSTER | {"env": {}})
     slurm = ScriptedSlurm(tmp_path / "bin", monkeypatch)
     shown = dry_run(shell)["script"]

@@ -1,4 +1,4 @@
-"""The small commands: completion, and what `status` says where Slurm does not answer."""
+"""The small commands: completion, and what `status` says if Slurm does not answer."""
 
 from __future__ import annotations
 

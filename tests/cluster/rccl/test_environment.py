@@ -1,4 +1,4 @@
-"""The whole environment of each shipped profile, as recorded here; and who wins where several say something."""
+"""The whole environment of each shipped profile, as recorded here; and who wins if several say something."""
 
 from __future__ import annotations
 

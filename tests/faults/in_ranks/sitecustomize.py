@@ -94,7 +94,7 @@ class Faults:
         return int(claim.read_text())
 
     def due(self, what, step=0):
-        """The fault of this kind that is to happen on this rank now; None where there is none.
+        """The fault of this kind that is to happen on this rank now; None if there is none.
 
         A fault with `bad_node` stays on the node on which it first happened, as that of a broken GPU does.
         """

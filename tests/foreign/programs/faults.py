@@ -12,7 +12,7 @@ _FIRST = {"ZSLURM_ATTEMPT": "1", "TORCHELASTIC_RESTART_COUNT": "0", "SLURM_RESTA
 
 
 def after_step(step: int) -> None:
-    """Be killed, hang, use too much memory or fail, where the test asks for it."""
+    """Be killed, hang, use too much memory or fail, if the test asks for it."""
     time.sleep(float(os.environ.get("PACE_S", "0")))
     _note("step", step)
     what, _, rest = os.environ.get("FAULT", "").partition(":")

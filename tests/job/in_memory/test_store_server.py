@@ -228,7 +228,7 @@ def test_nobody_without_the_token_is_heard(server: Server) -> None:
 def test_ranks_that_cannot_be_recovered_in_memory_are_reported_with_the_reason(
     server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As where their NCCL is one that crashes when it is aborted."""
+    """As when their NCCL is one that crashes when it is aborted."""
     monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
     monkeypatch.setenv("MASTER_PORT", str(server.client.port))
     monkeypatch.setenv(SECRET_VARIABLE, server.secret)
@@ -285,7 +285,7 @@ class Waiting:
             self.ended_with = error
 
     def ends(self) -> str:
-        """Return why it waits no longer; empty where all members are there."""
+        """Return why it waits no longer; empty if all members are there."""
         self._thread.join(DEADLINE_S)
         assert not self._thread.is_alive()
         return "" if self.ended_with is None else str(self.ended_with)

@@ -242,7 +242,7 @@ def test_what_aiter_does_not_take_and_why(
 
 
 def test_aiter_is_not_chosen_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also where nothing else takes the operands: what was not measured is no default."""
+    """Also if nothing else takes the operands: what was not measured is no default."""
     monkeypatch.setattr("zslurm.kernels.dispatch.arch_of", lambda device: GFX942)
     monkeypatch.delenv(grouped_mm.SWITCH, raising=False)
     for operation in OPERATIONS[:2]:

@@ -1,4 +1,4 @@
-"""Products of 16-bit operands with fp32 results: against fp64, and the head's loss where they are at hand."""
+"""Products of 16-bit operands with fp32 results: against fp64, and the head's loss if they are at hand."""
 
 from __future__ import annotations
 

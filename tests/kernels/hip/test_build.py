@@ -91,7 +91,7 @@ def test_a_build_is_kept(cache: Path, compiler: Callable[..., Path]) -> None:
 def test_another_source_is_another_build(
     cache: Path, compiler: Callable[..., Path], sources: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also where only a header that it includes changed."""
+    """Also if only a header that it includes changed."""
     compiler()
     first = build("muon", "cpu")
     elsewhere = sources.rename(tmp_path / "elsewhere")

@@ -1,6 +1,6 @@
 """What compilers make of the HIP sources for GPUs that this machine need not have.
 
-gfx942 by clang 19 with Debian's device libraries (gfx942.py), sm_90 by nvcc. And both runtime compilers, where a
+gfx942 by clang 19 with Debian's device libraries (gfx942.py), sm_90 by nvcc. And both runtime compilers, if a
 library of one is at hand: Debian's hipRTC knows gfx90a.
 """
 
@@ -29,7 +29,7 @@ STREAMING = re.compile(r"muon_(momentum|update)")
 
 
 def needs(found: bool, what: str) -> None:
-    """Skip where something is missing, but not in CI, which installs it."""
+    """Skip if something is missing, but not in CI, which installs it."""
     if not found:
         (pytest.fail if os.environ.get("CI") == "true" else pytest.skip)(f"needs {what}")
 

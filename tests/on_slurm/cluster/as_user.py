@@ -94,7 +94,7 @@ class RunsAsUser(ABC):
             argv: the command.
             env: variables on top of `environment`.
             cwd: the user's home if not given.
-            check: raise where it ends with another code than zero.
+            check: raise if it ends with another code than zero.
             input: text for its standard input; empty if not given.
             timeout: seconds until it is killed.
 
@@ -131,7 +131,7 @@ class RunsAsUser(ABC):
         ]
 
     def installation(self) -> installation.Installation:
-        """A Python with zslurm that the ordinary user can run; made on first use where need be."""
+        """A Python with zslurm that the ordinary user can run; made on first use if need be."""
         if self._installation is None:
             directory = self.instance.directory / "installation"
             self._installation = installation.find_or_make(directory, self._probe)

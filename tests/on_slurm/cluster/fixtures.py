@@ -1,6 +1,6 @@
 """pytest fixtures: a real Slurm without and one with accounting, each started once per session when asked for.
 
-The two coexist: they share nothing but the machine. Where no cluster can run, tests are skipped with the reason,
+The two coexist: they share nothing but the machine. If no cluster can run, tests are skipped with the reason,
 and with CI=true in the environment they fail: a skipped cluster test proves nothing.
 """
 

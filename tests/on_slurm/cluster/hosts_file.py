@@ -1,6 +1,6 @@
 """Node names in /etc/hosts, added and taken away without touching anyone else's line.
 
-Rendezvous libraries look a node's name up and retry for minutes where it does not resolve. The file is written
+Rendezvous libraries look a node's name up and retry for minutes if it does not resolve. The file is written
 in place, never renamed over: in a container it is a mount. Its lock also serialises the other things that clusters
 of one machine share (see `machine_lock`).
 """

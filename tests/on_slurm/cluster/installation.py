@@ -41,7 +41,7 @@ class Installation:
 
 
 def find_or_make(directory: Path, run_as_user: RunAsUser) -> Installation:
-    """This checkout and interpreter where the user can use them, else a mirror of them in `directory`."""
+    """This checkout and interpreter if the user can use them, else a mirror of them in `directory`."""
     direct = Installation(Path(sys.executable), CHECKOUT)
     return direct if _is_for_all(direct, run_as_user) else mirror(directory, run_as_user)
 
@@ -103,7 +103,7 @@ def _packages() -> list[str]:
 
 
 def _mirror_tree(source: Path, target: Path, *, copy: bool = False) -> None:
-    """Mirror a tree so that everyone can read it, by hard links where they will do: a venv is a gigabyte."""
+    """Mirror a tree so that everyone can read it, by hard links if they will do: a venv is a gigabyte."""
     linked = not copy and _run("cp", "-al", source, target).returncode == 0
     if not linked:  # or it is on another file system
         shutil.rmtree(target, ignore_errors=True)

@@ -127,7 +127,7 @@ class Instance:
 
 
 def started_at_tick(pid: int) -> int | None:
-    """When a live process started, in clock ticks since boot; None where there is no such process."""
+    """When a live process started, in clock ticks since boot; None if there is no such process."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
     except OSError:

@@ -14,7 +14,7 @@ _CREATED_BY_US = "zslurm test cluster"
 
 
 def ensure() -> pwd.struct_passwd:
-    """The user, created where it is missing. Call it under `machine_lock`."""
+    """The user, created if it is missing. Call it under `machine_lock`."""
     try:
         return pwd.getpwnam(NAME)
     except KeyError:

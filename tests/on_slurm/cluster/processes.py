@@ -29,7 +29,7 @@ def members(instance: Instance) -> list[psutil.Process]:
 
 
 def daemons(instance: Instance, name: str) -> list[psutil.Process]:
-    """The processes of one daemon; several where it forks helpers, none where it is down."""
+    """The processes of one daemon; several if it forks helpers, none if it is down."""
     return list(
         _select(
             lambda process: (

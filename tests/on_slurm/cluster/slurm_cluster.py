@@ -35,7 +35,7 @@ _DOWN_STATES = {"down", "down*", "unknown", "unknown*"}
 
 
 def why_impossible(*, accounting: bool = False) -> str | None:
-    """Why no cluster can run here, in one line; None where one can."""
+    """Why no cluster can run here, in one line; None if one can."""
     if os.geteuid() != 0:
         return "a Slurm cluster of several nodes on one machine needs root"
     programs = PROGRAMS + (ACCOUNTING_PROGRAMS if accounting else ())
@@ -261,7 +261,7 @@ class SlurmCluster(RunsAsUser):
         return set(states.values()) == {"idle"} and not jobs
 
     def _states_of_jobs(self, option: str) -> set[str] | None:
-        """The states of the jobs that squeue lists; None where it does not answer."""
+        """The states of the jobs that squeue lists; None if it does not answer."""
         listed = self.run(["squeue", "--noheader", "--format=%T", option], check=False)
         return None if listed.returncode else set(listed.stdout.split())
 

@@ -124,7 +124,7 @@ class User:
     def wait_for_state(self, run: str, *wanted: str, deadline_s: float = DEADLINE_S) -> dict[str, Any]:
         """The state, once it is one of these.
 
-        Each look costs a command of Slurm: where nothing happens in the run's files there are ever fewer of them.
+        Each look costs a command of Slurm: if nothing happens in the run's files there are ever fewer of them.
         """
         found = RunDir(self.directory / "runs" / run)
         seen: list[int] = []
@@ -168,7 +168,7 @@ class User:
 
 
 def _size(path: Path) -> int:
-    """The size of a file; -1 where there is none."""
+    """The size of a file; -1 if there is none."""
     try:
         return path.stat().st_size
     except OSError:

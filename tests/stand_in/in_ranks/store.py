@@ -1,7 +1,7 @@
 """The stand-in for torch.distributed: a store in rank 0 through which the ranks also do their collectives.
 
 It takes a request to stop as torch's does (`zslurm.job.stop_request`: VALIDATE, then ADD), so the supervisor sends
-it the same bytes. Between stand-ins a connection carries JSON lines. Where a rank is lost, its peers get the error
+it the same bytes. Between stand-ins a connection carries JSON lines. If a rank is lost, its peers get the error
 that gloo raises then.
 """
 
@@ -36,7 +36,7 @@ class TCPStore:
         return bool(self._ask(keys=keys))
 
     def join(self, rank: int, size: int) -> None:
-        """Be rank `rank` of `size` from now on: others fail where this connection breaks."""
+        """Be rank `rank` of `size` from now on: others fail if this connection breaks."""
         self._ask(rank=rank, size=size)
 
     def all_gather(self, value: Any) -> list[Any]:

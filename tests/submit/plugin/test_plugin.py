@@ -42,7 +42,7 @@ def options(executor: submitit.AutoExecutor, slurm: ScriptedSlurm) -> dict[str, 
 
 
 def test_submitit_finds_the_executor_and_the_environment_by_their_entry_points() -> None:
-    """Where this fails, install the checkout again: `make setup`."""
+    """If this fails, install the checkout again: `make setup`."""
     assert plugins.get_executors()["zslurm"] is ZslurmExecutor
     assert isinstance(plugins.get_job_environments()["zslurm"], ZslurmJobEnvironment)
 

@@ -21,7 +21,7 @@ def script(folder: Path, *, array: int | None = None, command: str = "python -m 
 
 
 def option(text: str, name: str) -> str | None:
-    """The value of an option; empty for a bare flag, None where it is not there."""
+    """The value of an option; empty for a bare flag, None if it is not there."""
     for line in text.splitlines():
         found = line.removeprefix(f"#SBATCH --{name}")
         if line.startswith(f"#SBATCH --{name}") and (not found or found.startswith("=")):

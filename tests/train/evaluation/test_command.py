@@ -76,7 +76,7 @@ def python(program: str) -> str:
 
 
 def test_a_run_evaluates_its_checkpoints(tmp_path: Path, corpus: Path) -> None:
-    """Where a command is due, a checkpoint is made; at its end a run waits. The training is the same."""
+    """If a command is due, a checkpoint is made; at its end a run waits. The training is the same."""
     program = python("import os, sys, time; time.sleep(1); print(*sys.argv[1:], *sorted(os.listdir(sys.argv[1])))")
     evaluation = {"command": program + " {model} {step} {run}", "command_every_steps": 3}
     seldom = {"every_steps": 100}

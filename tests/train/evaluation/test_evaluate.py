@@ -129,7 +129,7 @@ def test_masked_targets_do_not_count(tmp_path: Path, corpus: Path) -> None:
 def test_the_number_of_ranks_does_not_change_a_bit(
     tmp_path: Path, corpus: Path, validation: Path, sequences: int, micro_batch: int
 ) -> None:
-    """Also where microbatches do not divide evenly, and where some ranks have none."""
+    """Also if microbatches do not divide evenly, and if some ranks have none."""
     found = []
     evaluation = {"data": str(validation), "sequences": sequences, "micro_batch": micro_batch}
     for ranks in (1, 3):

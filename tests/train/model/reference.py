@@ -126,7 +126,7 @@ def reference_config(config: ModelConfig, rope_base: float, **changes: Any) -> Z
 
 
 def gradients_of(parameters: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Every parameter's gradient; zeros where the reference gave none."""
+    """Every parameter's gradient; zeros if the reference gave none."""
     return {
         name: torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
         for name, parameter in parameters.items()

@@ -1,7 +1,7 @@
 """Whatever attention runs on, the model computes the same; and packages are called as their source defines.
 
 Every test here runs with torch's ways, with stand-ins for flash-attn and AITER on this CPU, and with the packages
-themselves where they and a GPU are. A stand-in has the signature of the real function, checks what the real one
+themselves if they and a GPU are. A stand-in has the signature of the real function, checks what the real one
 asks for, records the call, and computes by torch.
 """
 

@@ -125,7 +125,7 @@ def test_a_layer_waits_for_its_own_buckets_in_the_order_in_which_they_were_start
 def test_a_gather_that_failed_is_not_lost(
     where: str, alone: dist.ProcessGroup, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The last one: the last layer's, which no forward waits for where a rank has no microbatch."""
+    """The last one: the last layer's, which no forward waits for if a rank has no microbatch."""
     shards, started = pending(alone, monkeypatch)
     started[-1].failure = "connection closed by peer"
     waits: dict[str, Callable[[], None]] = {

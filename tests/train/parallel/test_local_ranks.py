@@ -28,7 +28,7 @@ def described(word: str) -> list[Any]:
 def test_ranks_have_the_environment_that_the_command_has_when_they_start(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also where others of this process have started before."""
+    """Also if others of this process have started before."""
     servers = set()
     for word in ("one", "two"):
         monkeypatch.setenv("WORD", word)

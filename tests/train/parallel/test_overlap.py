@@ -1,4 +1,4 @@
-"""Gradients are reduced during backward where something is left to do it: a GPU's network, or free cores."""
+"""Gradients are reduced during backward if something is left to do it: a GPU's network, or free cores."""
 
 from __future__ import annotations
 

@@ -181,7 +181,7 @@ class Cluster:
         return file.exists() and file.read_text() == str(self.generation)
 
     def allow(self, steps: int) -> None:
-        """Let the ranks make so many steps; where this is never called they make all."""
+        """Let the ranks make so many steps; if this is never called they make all."""
         write_atomically(self.run / _ALLOWED, str(steps))
 
     def outcome(self) -> dict[str, Any]:

@@ -80,7 +80,7 @@ def surviving(cluster: Cluster, run: Path, undisturbed: dict[int, float]) -> Non
 
 @contextmanager
 def showing(cluster: Cluster) -> Iterator[None]:
-    """End the processes, and show what they printed where the block fails."""
+    """End the processes, and show what they printed if the block fails."""
     try:
         yield
     except BaseException:

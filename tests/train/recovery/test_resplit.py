@@ -1,4 +1,4 @@
-"""Which elements of the state go to whom where the number of ranks changes; no ranks and no collectives."""
+"""Which elements of the state go to whom if the number of ranks changes; no ranks and no collectives."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The host: memory, kills for want of it, zombies; by the job's own cgroup where there is one."""
+"""The host: memory, kills for want of it, zombies; by the job's own cgroup if there is one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The kernel log: only new lines, through rotation and truncation, and one word where it cannot be read."""
+"""The kernel log: only new lines, through rotation and truncation, and one word if it cannot be read."""
 
 from __future__ import annotations
 

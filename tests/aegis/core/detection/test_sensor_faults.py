@@ -1,4 +1,4 @@
-"""What sensors report is told once, also where another agent reports it, or another supervisor hears it."""
+"""What sensors report is told once, also if another agent reports it, or another supervisor hears it."""
 
 from __future__ import annotations
 

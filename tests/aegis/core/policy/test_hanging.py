@@ -1,4 +1,4 @@
-"""Which ranks are killed alone where ranks hang: those that the witnesses agree on."""
+"""Which ranks are killed alone if ranks hang: those that the witnesses agree on."""
 
 from __future__ import annotations
 

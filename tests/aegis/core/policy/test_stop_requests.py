@@ -1,4 +1,4 @@
-"""What the policy decides where the run was asked to stop: by a person, a time limit, a preemption."""
+"""What the policy decides if the run was asked to stop: by a person, a time limit, a preemption."""
 
 from __future__ import annotations
 

@@ -98,7 +98,7 @@ def test_a_conversation_without_an_answer_is_left_out_and_counted(tmp_path: Path
 
 
 def test_messages_of_a_parquet_column_are_those_of_lines_of_json(tmp_path: Path) -> None:
-    """A column of Parquet gives every message the fields of all, null where there are none."""
+    """A column of Parquet gives every message the fields of all, null if there are none."""
     template = MARKED.replace("{{ bos_token }}", "{% if messages[0].tool is defined %}tools{% endif %}")
     tool = [{"role": "user", "content": "Now?", "tool": {"name": "clock"}}, {"role": "assistant", "content": "9"}]
     found = []

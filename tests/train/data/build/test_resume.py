@@ -184,7 +184,7 @@ def lives(process: psutil.Process) -> bool:
 
 
 def test_what_is_built_is_no_source(tokenizer: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also where it is among the sources: not what an earlier attempt left, and not the result."""
+    """Also if it is among the sources: not what an earlier attempt left, and not the result."""
     monkeypatch.setattr(source_reader, "BATCH_BYTES", 1)
     write_rows(tmp_path / "a.jsonl", [{"text": f"document {number} " * 4} for number in range(12)])
     interrupted([tmp_path], tmp_path / "out", tokenizer=tokenizer, after=1)

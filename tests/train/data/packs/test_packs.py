@@ -71,7 +71,7 @@ def test_every_target_of_every_document_is_in_one_pack_once(
 def test_a_document_longer_than_a_pack(
     tmp_path: Path, rule: LongDocuments, pieces: list[tuple[int, int]], counts: Counts
 ) -> None:
-    """Of 11 tokens, where a pack takes 9: it is split, its parts sharing a token, or loses its end."""
+    """Of 11 tokens, if a pack takes 9: it is split, its parts sharing a token, or loses its end."""
     corpus = corpus_of(tmp_path / "corpus", [11, 1, 5])
     found = pack(corpus, 8, rule)
     expected = {piece if piece != (9, 5) else (12, 5) for piece in pieces}
