@@ -1,7 +1,7 @@
 """What the copies of recovery in memory cost: the time of a step with them, and without.
 
-Four ranks of the small model of `recovery`, one thread each, runs in turn. It is measured twice: if the ranks
-fill the cores and copies have none free to hide on, and with a wait of DEVICE_S seconds in each forward pass, in
+Four ranks of the small model of `recovery`, one thread each, runs in turn. It is measured twice: with ranks
+that fill the cores, so that copies have none free, and with a wait of DEVICE_S seconds in each forward pass, in
 which a GPU would compute and its host's core is free. The figure is the median over turns of the ratio of both
 medians.
 """
