@@ -19,12 +19,13 @@ from tests import forked
 from tests.checkout import ROOT
 from tests.submit.specs import run_spec
 from tests.waiting import DEADLINE_S, wait_for
+from zslurm.aegis.core import agents as core_agents
 from zslurm.aegis.core.attempt import AttemptState
 from zslurm.aegis.core.detection.detector import Detector
 from zslurm.aegis.core.messages import NodeAskedAbout, ReportReceived
 from zslurm.aegis.core.step import step
 from zslurm.aegis.protocol import AgentReport, Answer, Command, Heartbeat, ProgressReport, Stamp, decode_command
-from zslurm.aegis.supervisor.agents import agents, keeper, liveness
+from zslurm.aegis.supervisor.agents import agents, keeper
 from zslurm.aegis.supervisor.agents.agents import Agents
 from zslurm.aegis.supervisor.agents.step import AGENT, STEP_PREFIX, agent_step
 from zslurm.config.aegis import AegisSection
@@ -373,7 +374,7 @@ def test_a_node_that_left_the_job_keeps_no_other_from_its_agent(
     slurm: SteeredAgents, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Slurm refuses any step with it, whatever other nodes that has."""
-    monkeypatch.setattr(liveness, "STARTUP_TIMEOUT_S", 3.0)
+    monkeypatch.setattr(core_agents, "STARTUP_TIMEOUT_S", 3.0)
     monkeypatch.setattr(keeper, "STARTUP_TIMEOUT_S", 3.0)
     slurm.nodes = [f"node{index}" for index in range(9)]
     (slurm.directory / "gone").write_text("node5")
@@ -388,7 +389,7 @@ def test_a_node_that_left_the_job_keeps_no_other_from_its_agent(
 def test_steps_that_slurm_refuses_whatever_their_nodes_do_not_become_ever_more(
     slurm: SteeredAgents, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(liveness, "PARTS_BEFORE_FIRST_REPORT", 2)
+    monkeypatch.setattr(core_agents, "PARTS_BEFORE_FIRST_REPORT", 2)
     slurm.nodes = [f"node{index}" for index in range(8)]
     (slurm.directory / "gone").write_text(" ".join(slurm.nodes))
     slurm.start()

@@ -11,11 +11,12 @@ import threading
 import time
 from collections.abc import Callable
 
+from zslurm.aegis.core.agents import NodeAgent, why_given_up
 from zslurm.aegis.core.detection.attempt_progress import STARTUP_TIMEOUT_S
 from zslurm.aegis.core.messages import AgentGivenUp, CoreEvent, NodeUnreachable, SlurmAnswered
 from zslurm.aegis.protocol import Command, encode_command
 from zslurm.aegis.supervisor.agents.link import AgentLink
-from zslurm.aegis.supervisor.agents.liveness import Liveness, NodeAgent
+from zslurm.aegis.supervisor.agents.liveness import Liveness
 from zslurm.aegis.supervisor.agents.step import AgentLauncher
 from zslurm.config.aegis import AegisSection
 from zslurm.core.errors import ZslurmError
@@ -121,14 +122,10 @@ class AgentKeeper:
 
     def _check_heartbeats(self, now: float) -> None:
         for name, node in self._liveness.nodes.items():
-            if node.link is None:
-                continue
-            if node.heard is not None and now - node.heard > self._timeout_s:
-                self.mark_lost(name, node, f"no heartbeat of the agent for {now - node.heard:.0f} s", now)
-            elif node.heard is None and not node.is_starting(now):
-                self.mark_lost(name, node, f"the agent did not report within {STARTUP_TIMEOUT_S:.0f} s", now)
+            if why := why_given_up(node, now, self._timeout_s):
+                self.mark_lost(name, node, why, now)
 
-    def mark_lost(self, name: str, node: NodeAgent, why: str, now: float) -> None:
+    def mark_lost(self, name: str, node: NodeAgent[AgentLink], why: str, now: float) -> None:
         """Give an agent up; another will be started, each time after a longer pause. Hold the lock."""
         if node.link is None:
             return
