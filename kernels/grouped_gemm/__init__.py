@@ -135,15 +135,15 @@ def _by_triton(function: str, lacks: Callable[..., str | None] = _lacks_in_trito
 
 def _in_two_passes(name: str) -> Implementation:
     """Return what makes the gradient by an implementation of `weight_gradient`, and then adds it."""
-    of = _weight_gradient.implementation(name)
+    gradient = _weight_gradient.implementation(name)
 
     def run(left: Tensor, right: Tensor, groups: Groups, total: Tensor, adds: bool) -> None:
-        reference.put_or_add(of.run(left, right, groups), total, adds)
+        reference.put_or_add(gradient.run(left, right, groups), total, adds)
 
     def lacks(left: Tensor, right: Tensor, groups: Groups, total: Tensor, adds: bool) -> str | None:
-        return of.supports(left, right, groups)
+        return gradient.supports(left, right, groups)
 
-    return Implementation(name, run, lacks, by_name=of.by_name, lacks_here=of.lacks_here)
+    return Implementation(name, run, lacks, by_name=gradient.by_name, lacks_here=gradient.lacks_here)
 
 
 _multiply = Operation(

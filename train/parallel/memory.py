@@ -19,10 +19,11 @@ ITEMSIZE = {"fp32": 4, "bf16": 2, "fp64": 8}
 STAGES = 2
 """Buckets that are being reduced at once, if they have to be converted."""
 
-NORM_ELEMENTS = {"cpu": 1 << 17, "cuda": 1 << 24}
-"""Elements of the gradient that are squared in fp64 at a time.
+CPU_NORM_ELEMENTS = 1 << 17
+"""Elements of the gradient that a CPU squares in fp64 at a time.
 
-On a CPU they stay in its cache: one fp64 copy of a whole gradient took ten times as long, mostly for new pages.
+They stay in its cache: one fp64 copy of a whole gradient took ten times as long, mostly for new pages. A GPU
+copies nothing.
 """
 
 

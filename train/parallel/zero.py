@@ -51,7 +51,7 @@ from zslurm.train.parallel.buckets import MatrixSpace
 from zslurm.train.parallel.comm import DONE, Comm, Handle
 from zslurm.train.parallel.exchange import Exchange
 from zslurm.train.parallel.levels import Levels
-from zslurm.train.parallel.memory import NORM_ELEMENTS, STAGES, between_elements, stage_elements
+from zslurm.train.parallel.memory import CPU_NORM_ELEMENTS, STAGES, between_elements, stage_elements
 from zslurm.train.parallel.two_level import TwoLevel
 from zslurm.train.shapes import TensorInfo
 
@@ -185,9 +185,8 @@ class ZeroShards:
 
     def gradient_norm(self) -> Tensor:
         """The norm of the reduced gradient over all ranks, an fp64 scalar; not finite if any element is not."""
-        total = torch.zeros((), dtype=torch.float64, device=self.master.device)
-        for part in self.master_gradient.split(NORM_ELEMENTS[self.master.device.type]):
-            total += part.double().square().sum()
+        on_cpu = self.master.device.type == "cpu"
+        total = (_squares_in_cache if on_cpu else squares_in_one_pass)(self.master_gradient)
         self.comm.all_reduce(total)
         return total.sqrt()
 
@@ -465,6 +464,25 @@ class GradientSum:
     def end(self) -> None:
         """Note that the gradient of one backward pass was added."""
         self._shards._added(self._place)
+
+
+def squares_in_one_pass(gradient: Tensor) -> Tensor:
+    """Return the sum of squares as an fp64 scalar, for which a GPU reads each element once.
+
+    `torch.linalg.vector_norm` with `dtype=torch.float64` copies fp32 to fp64 first, on GPUs as well: its reduction
+    widens 16-bit elements alone (torch's ReduceOpsUtils.h). The list form loads fp32 and adds in fp64
+    (foreach_reduce.cuh, torch 2.9 to 2.13).
+    """
+    (norm,) = torch._foreach_norm([gradient], 2, dtype=torch.float64)
+    return norm.square()
+
+
+def _squares_in_cache(gradient: Tensor) -> Tensor:
+    """Return the same on a CPU, where the list form would copy."""
+    total = torch.zeros((), dtype=torch.float64)
+    for part in gradient.split(CPU_NORM_ELEMENTS):
+        total += part.double().square().sum()
+    return total
 
 
 def _add(place: _Place, gradient: Tensor) -> None:

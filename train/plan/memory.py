@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from zslurm.checkpoint_tools import Balance, Partition, partition
 from zslurm.train.config import TrainConfig
 from zslurm.train.optim.workspace import matrices_at_once, update_bytes
-from zslurm.train.parallel.memory import ITEMSIZE, NORM_ELEMENTS, sharded_bytes
+from zslurm.train.parallel.memory import CPU_NORM_ELEMENTS, ITEMSIZE, sharded_bytes
 from zslurm.train.parallel.topology import Topology
 from zslurm.train.plan.activations import (
     MicrobatchMemory,
@@ -113,7 +113,7 @@ def plan_memory(config: TrainConfig, ranks: int, *, on_cpu: bool, local: int = 8
     itemsize = ITEMSIZE[config.parallel.dtype]
     microbatches = _microbatches(config, on_cpu=on_cpu)
     later = sum(resident.get(name, 0) for name in _LATER)
-    squared = min(layout.chunk(rank), NORM_ELEMENTS["cpu" if on_cpu else "cuda"])
+    squared = min(layout.chunk(rank), CPU_NORM_ELEMENTS) if on_cpu else 0
     moments = {
         "start": max(0, sum(row.numel for row in table) * itemsize - later),
         _BOTH_PASSES: max(microbatch.peak for microbatch in microbatches),

@@ -16,6 +16,7 @@ from tests.train.ranks import in_group
 from tests.train.sharded import TABLE, Few, backward, by_tensor, gradient_of, shards_of, values_of
 from zslurm.train.config import MuonConfig, OptimConfig
 from zslurm.train.optim.sharded import ShardedOptimizer
+from zslurm.train.parallel.zero import squares_in_one_pass
 from zslurm.train.shapes import TensorInfo, TensorKind
 
 
@@ -172,6 +173,16 @@ def test_clipping_is_torchs(alone: dist.ProcessGroup, limit: float) -> None:
     found = by_tensor(shards, shards.master_gradient)
     for row in TABLE:
         torch.testing.assert_close(found[row.name], reference.get_parameter(row.name).grad, rtol=1e-5, atol=0)
+
+
+@pytest.mark.parametrize("values", [torch.randn(1001), torch.full((7,), 1e30), torch.tensor([1.0, math.inf])])
+def test_a_gpus_norm_is_one_operator_that_adds_in_fp64(values: torch.Tensor) -> None:
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+        found = squares_in_one_pass(values)
+    assert found.dtype == torch.float64
+    assert found.item() == pytest.approx(values.double().square().sum().item(), rel=1e-12)
+    outermost = [event.name for event in profile.events() if event.cpu_parent is None]
+    assert outermost == ["aten::_foreach_norm", "aten::square"], "nothing is widened in a pass of its own"
 
 
 @pytest.mark.parametrize("limit", [None, 1e6])
