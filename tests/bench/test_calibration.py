@@ -164,6 +164,22 @@ def test_a_lost_node_is_left_out_and_its_part_is_measured_again(
     assert calibrations.run() == (True, ["4/4 memory 10.0", "memory ended"])
 
 
+def test_a_benchmark_that_an_interruption_ends_early_ends_the_calibration(
+    calibrations: Calibrations, launches: Launches
+) -> None:
+    came = [False]
+
+    def interrupted() -> BenchResult:
+        came[0] = True
+        return result("hbm", COPIES, complete=False)
+
+    launches.ends["hbm"] = interrupted
+    with pytest.raises(KeyboardInterrupt):
+        calibrations.run(stopped=lambda: came[0])
+    assert [request.benchmark for request in launches.requests] == ["mlp", "hbm"]
+    assert calibrations.run()[1][0] == "2/4 memory 2.5", "the part that was cut short is measured again"
+
+
 def test_without_time_nothing_begins(calibrations: Calibrations) -> None:
     over, lines = calibrations.run(minutes=1.5)
     assert not over

@@ -112,6 +112,35 @@ def test_ctrl_c_cancels_the_job_and_keeps_what_was_measured(user: User) -> None:
     wait_for(lambda: not jobs_left(user), "the job to be gone", every_s=COMMAND_EVERY_S)
 
 
+def test_a_calibration_whose_job_is_cancelled_continues_on_other_nodes(user: User) -> None:
+    """One whole job: memory is kept before the end, collectives are measured by the same command afterwards."""
+    words = ["calibrate", "zaya1-tiny", "--ranks", "1", "--only", "memory", "--only", "collectives"]
+    words += ["--out", "lab.json", "--nodes", "2"]
+    account = user.cluster.user
+    argv = [str(user.cluster.installation().python), "-P", "-m", "zslurm", *words, "--time", "20"]
+    command = subprocess.Popen(
+        argv, env=user.cluster.environment | forks(user), cwd=user.directory, user=account.pw_uid,
+        group=account.pw_gid, extra_groups=[], text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+    )  # fmt: skip
+    store = user.directory / "lab.json"
+    wait_for(lambda: store.exists() and '"memory"' in store.read_text(), "the first part", every_s=COMMAND_EVERY_S)
+    job_id = user.cluster.run(["squeue", "--noheader", "--name=zslurm-calibrate-zaya1-tiny", "--format=%i"]).stdout
+    user.cluster.run(["scancel", job_id.strip()])
+    _, err = command.communicate(timeout=DEADLINE_S)
+    assert command.returncode == Exit.INTERRUPTED, err
+    assert "interrupted; " in err and "the same command continues" in err
+    env = forks(user, shortly=True)
+    done = user.cluster.zslurm(*words, "--time", "0.3", "--json", env=env, cwd=user.directory, check=False)
+    assert done.returncode == Exit.DONE, done.stderr
+    assert "1 part of 2 measured before" in done.stderr and "[2/2] collectives" in done.stderr
+    facts = json.loads(done.stdout)
+    assert {name: part["complete"] for name, part in facts["calibration"]["parts"].items()} == {
+        "memory": True,
+        "collectives": True,
+    }
+    assert read_result(user.directory / "lab" / "collectives.json").machine.ranks == 2
+
+
 def test_nodes_that_are_not_there_are_refused(user: User) -> None:
     code, err = user.fails(*BENCH, "--nodelist", "node[0,77]")
     assert (code, err.splitlines()) == (

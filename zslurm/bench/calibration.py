@@ -112,6 +112,7 @@ class CalibrationRun:
         minutes: float,
         shapes_of: str,
         anew: bool,
+        stopped: Callable[[], bool] = lambda: False,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Read what was measured before.
@@ -124,13 +125,14 @@ class CalibrationRun:
             minutes: for all parts together.
             shapes_of: the run whose products are measured.
             anew: measure again what was measured.
+            stopped: whether the user or Slurm has interrupted the command; a benchmark then ends with a part.
             clock: monotonic seconds.
 
         Raises:
             ConfigError: the file cannot be used.
         """
         self.path, self.profile, self.parts, self.place = path, profile, parts, place
-        self.minutes, self._clock, self._began = minutes, clock, clock()
+        self.minutes, self._stopped, self._clock, self._began = minutes, stopped, clock, clock()
         self.nodes = list(place.nodes)
         self.measurements = read_measurements(path, profile) or Measurements(profile=profile)
         before = self.measurements.calibration
@@ -158,7 +160,7 @@ class CalibrationRun:
             KeyboardInterrupt: Ctrl-C; what was measured is kept.
             ZslurmError: the file cannot be written.
         """
-        write_measurements(self.path, self._with_calibration())  # before minutes of measuring
+        self._write()  # before minutes of measuring
         left = self.left
         for index, part in enumerate(left):
             number = len(self.parts) - len(left) + index + 1
@@ -177,6 +179,8 @@ class CalibrationRun:
             try:
                 result, found = self._measure(part, minutes, progress)
             except ZslurmError as error:
+                if self._stopped():
+                    raise KeyboardInterrupt from error
                 progress.failed(part, str(error).splitlines()[-1])
                 continue
             took = CalibrationPart(
@@ -191,6 +195,8 @@ class CalibrationRun:
                 self.nodes = [node for node in self.nodes if node not in result.lost_nodes]
             self._keep(part, took, found.values if found is not None else {})
             progress.ended(part, result, found)
+            if self._stopped():
+                raise KeyboardInterrupt
         return not self.left
 
     def _measure(
@@ -238,13 +244,19 @@ class CalibrationRun:
     def _keep(self, part: Part, took: CalibrationPart, values: Mapping[str, StoredValue]) -> None:
         self.calibration = self.calibration.with_part(part.name, took)
         self.measurements = self.measurements.with_values(values)
-        write_measurements(self.path, self._with_calibration())
+        self._write()
 
-    def _with_calibration(self) -> Measurements:
+    def _write(self) -> None:
+        """Write the measurements.
+
+        Raises:
+            ZslurmError: the file, or the folder of the results, cannot be written.
+        """
         try:
             self.results.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise ConfigError(
                 f"{self.results}: cannot be made: {error.strerror}; name another file with --out"
             ) from error
-        return self.measurements.model_copy(update={"calibration": self.calibration})
+        self.measurements = self.measurements.model_copy(update={"calibration": self.calibration})
+        write_measurements(self.path, self.measurements)

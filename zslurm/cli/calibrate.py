@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import secrets
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -120,6 +121,9 @@ def calibrate(
             raise typer.Exit(run_as_job(sys.argv[1:], workers_option=None, shape=shape, cluster=name))
         in_job = () if local else tuple(job_nodes(os.environ))
         _check_storage(path or [], of_storage, ranks or (site.cluster.gpus_per_node or _CPU_RANKS), len(in_job))
+        interruption = _Interruption()
+        for signum in (signal.SIGINT, signal.SIGTERM):  # Ctrl-C; the end of the job
+            signal.signal(signum, interruption)
         calibration = CalibrationRun(
             (out or measured_path(name)).absolute(),
             name,
@@ -128,6 +132,7 @@ def calibrate(
             minutes=minutes,
             shapes_of=run,
             anew=again,
+            stopped=lambda: interruption.came,
         )
         raise typer.Exit(_measure(calibration, json=json))
 
@@ -147,7 +152,7 @@ def _measure(calibration: CalibrationRun, *, json: bool) -> Exit:
             is_over = calibration.measure(shown)
     except KeyboardInterrupt:
         say(f"interrupted; {calibration.path} has what was measured, and the same command continues")
-        raise typer.Abort from None
+        return Exit.INTERRUPTED
     if json:
         print_json({"file": str(calibration.path), **calibration.measurements.model_dump(mode="json")})
     else:
@@ -164,6 +169,17 @@ def _measure(calibration: CalibrationRun, *, json: bool) -> Exit:
     remaining = ", ".join(part.name for part in calibration.left)
     say(f"not measured: {remaining}; the same command continues")
     return Exit.FAILED if shown.failures else Exit.INTERRUPTED
+
+
+class _Interruption:
+    """Handles signals that end the command in order."""
+
+    def __init__(self) -> None:
+        self.came = False
+
+    def __call__(self, signum: int, frame: object) -> None:
+        self.came = True
+        raise KeyboardInterrupt
 
 
 class _Shown(CalibrationProgress):

@@ -16,6 +16,7 @@ from zslurm.bench.result import MeasuredMachine
 from zslurm.bench.run.messages import Task
 from zslurm.core.files import read_text
 from zslurm.core.redact import redact
+from zslurm.slurm.hostlist import compress
 
 _VARIABLES = ("NCCL_", "RCCL_", "HSA_", "GLOO_", "HIP_", "ROCR_", "CUDA_", "TORCH_NCCL_", "IONIC_", "UCX_")
 
@@ -72,6 +73,19 @@ def machine_of(task: Task, ranks: Sequence[MachineFacts]) -> MeasuredMachine:
         cpu=first.cpu,
         cores=first.cores,
     )
+
+
+def kinds_that_differ(task: Task, ranks: Sequence[MachineFacts]) -> str | None:
+    """Return in a line that the nodes have different GPUs, whose figures have no common meaning; None if not."""
+    nodes: dict[str, list[str]] = {}
+    for rank, seen in enumerate(ranks):
+        names = nodes.setdefault(seen.gpu or "no GPU", [])
+        if (node := task.nodes[rank // task.ranks_per_node]) not in names:
+            names.append(node)
+    if len(nodes) == 1:
+        return None
+    kinds = ", ".join(f"{kind} on {compress(names)}" for kind, names in nodes.items())
+    return f"the nodes are of different kinds ({kinds}); measure each kind by itself with --nodelist"
 
 
 def versions(device: torch.device) -> dict[str, str | None]:

@@ -20,7 +20,14 @@ from pydantic import BaseModel
 from zslurm import __version__
 from zslurm.bench.measurement import BENCHMARKS, CannotMeasure, MeasurementPlan, Point
 from zslurm.bench.ranks import BenchRanks
-from zslurm.bench.run.machine import MachineFacts, facts, machine_of, variables_in_force, versions
+from zslurm.bench.run.machine import (
+    MachineFacts,
+    facts,
+    kinds_that_differ,
+    machine_of,
+    variables_in_force,
+    versions,
+)
 from zslurm.bench.run.messages import (
     TASK_VARIABLE,
     Address,
@@ -124,7 +131,10 @@ def measure(task: Task, ranks: BenchRanks) -> None:
     gathered = ranks.gather(facts(ranks.device, ranks.local_size).model_dump())
     plan = MeasurementPlan([])
     if gathered is not None:
-        machine = machine_of(task, [MachineFacts.model_validate(item) for item in gathered])
+        of_ranks = [MachineFacts.model_validate(item) for item in gathered]
+        if task.benchmark != "storage" and (mixed := kinds_that_differ(task, of_ranks)) is not None:
+            raise CannotMeasure(mixed)
+        machine = machine_of(task, of_ranks)
         plan = measurement.points(task.options, machine).within(task.seconds)
         if not plan.points:
             reason = plan.skipped[0].reason if plan.skipped else "no point is left by these options"
