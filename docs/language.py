@@ -2,8 +2,9 @@
 
 Well-kept repositories have 7 to 16 `where` and 26 to 105 `if` in 10,000 words of docstrings; `where` for a
 condition makes a reader look for a place. A pronoun as a name (`found`, `each`) does not say what a variable
-holds, and a public class that shares its name with one of another package has to be looked up. Each row of
-`LIMITS` may only get better: lower a limit when the count has fallen.
+holds, and a public class that shares its name with one of another package has to be looked up. `PHRASES` send a
+reader back to find what they stand for. Each row of `LIMITS` may only get better: lower a limit when the count has
+fallen.
 """
 
 from __future__ import annotations
@@ -19,8 +20,14 @@ from typing import NamedTuple
 ROOT = Path(__file__).parents[1]
 PACKAGES = ("zslurm", "train", "checkpoint_tools", "kernels")
 PRONOUNS = frozenset(
-    "found given there here ours mine each left now known own one place part that those these it".split()
+    "found given there here ours mine each left known own one place part that those these it".split()
 )
+PHRASES = re.compile(
+    r"\b(?:(?:that|those) of|so many|so long|somebody|nobody|whoever|beside|anew|once more|for ever|by and by"
+    r"|(?:its|their) own|all the same|meanwhile|alone)\b",
+    re.IGNORECASE,
+)
+"""Phrases that leave open what is meant, or how many: `that of`, `so many`."""
 _DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 
 
@@ -35,14 +42,15 @@ class Limit(NamedTuple):
 LIMITS = {
     "where in 10,000 words of docstrings": Limit(8, "introduce conditions by `if` or `when`"),
     "if in 10,000 words of docstrings": Limit(60, "introduce conditions by `if` or `when`", at_least=True),
-    "variables named by a pronoun": Limit(142, "name what the variable holds"),
+    "vague phrases in 10,000 words of docstrings": Limit(31, "name what is meant, and how many"),
+    "variables named by a pronoun": Limit(105, "name what the variable holds"),
     "public class names of several modules": Limit(6, "choose a name that no other package has"),
 }
 
 
 def counts(sources: Mapping[str, str]) -> dict[str, float]:
     """Return the count of each habit in modules, given as source text by path."""
-    words = wheres = ifs = names = 0
+    words = wheres = ifs = phrases = names = 0
     modules: defaultdict[str, set[str]] = defaultdict(set)
     for path, source in sources.items():
         tree = ast.parse(source)
@@ -51,13 +59,14 @@ def counts(sources: Mapping[str, str]) -> dict[str, float]:
                 words += len(text.split())
                 wheres += len(re.findall(r"\bwhere\b", text, re.IGNORECASE))
                 ifs += len(re.findall(r"\bif\b", text, re.IGNORECASE))
+                phrases += len(PHRASES.findall(text))
             if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
                 names += node.id in PRONOUNS
             if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
                 modules[node.name].add(path)
     per = 10_000 / max(1, words)
     shared = Counter(len(paths) > 1 for paths in modules.values())[True]
-    return dict(zip(LIMITS, (wheres * per, ifs * per, names, shared), strict=True))
+    return dict(zip(LIMITS, (wheres * per, ifs * per, phrases * per, names, shared), strict=True))
 
 
 def problems(found: Mapping[str, float]) -> Iterable[str]:
