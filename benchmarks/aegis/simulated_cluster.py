@@ -17,7 +17,7 @@ from typing import Any
 
 from benchmarks.common import write_result
 from zslurm.aegis.simulation.quiet import pass_quietly
-from zslurm.aegis.simulation.supervisor import Run
+from zslurm.aegis.simulation.run import Run
 from zslurm.aegis.simulation.world import STEP_S, Happening, What, World
 from zslurm.config.aegis import AegisSection
 from zslurm.plan.failures import KINDS, PRESETS, Kind

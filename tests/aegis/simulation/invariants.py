@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from tests.aegis.simulation.schedules import MAX_EXCLUDED, SETTINGS, Schedule
-from zslurm.aegis.simulation.supervisor import Run
-from zslurm.aegis.simulation.world import WALL, What
+from zslurm.aegis.simulation.run import Run
+from zslurm.aegis.simulation.world import What
 
 
 @dataclass(frozen=True)
@@ -81,15 +81,12 @@ def nothing_is_recorded_twice(run: Run, _: Schedule) -> Iterator[Violation | Non
     Nor a recovery; a process that has taken the place of a rank may end as the rank did.
     """
     seen: set[object] = set()
-    recoveries = requeues = 0
-    for row in _rows(run, "ranks_ended", "decision", "recovered_in_memory", "ranks_moved", "requeued"):
+    recoveries = 0
+    for row in _rows(run, "ranks_ended", "decision", "recovered_in_memory", "ranks_moved"):
         if row is None:
             yield None
             continue
-        if row["event"] == "requeued":
-            requeues += 1
-            continue
-        number = row.get("generation", recoveries if row["event"] == "ranks_ended" else requeues)
+        number = row.get("generation", recoveries if row["event"] == "ranks_ended" else run.starts)
         key = (row["event"], row["attempt"], str(row.get("ranks")), row.get("what", row.get("action")), number)
         recoveries += row["event"] in ("recovered_in_memory", "ranks_moved")
         if key in seen:
@@ -146,7 +143,8 @@ def no_attempt_runs_that_is_requeued(run: Run, _: Schedule) -> Iterator[Violatio
     """A requeue is never asked for while ranks run."""
     for row in _rows(run, "requeued"):
         attempt = run.world.attempt
-        if row and attempt is not None and attempt.over is None:
+        is_of_this_start = attempt is not None and attempt.number not in run.left
+        if row and attempt is not None and is_of_this_start and attempt.over in (None, run.world.now):
             yield Violation("no attempt runs that is requeued", run.world.now, str(row["reason"]))
         elif row is None:
             yield None
@@ -159,7 +157,7 @@ def nothing_is_decided_by_an_unknown_answer(run: Run, _: Schedule) -> Iterator[V
             yield None
             continue
         world = run.world
-        if world.slurm_answers:
+        if run.supervisor is None or world.slurm_answers(run.supervisor.host):
             continue
         what = ""
         if row["event"] == "decision":
@@ -178,12 +176,31 @@ def runs_that_wait_have_recorded_why(run: Run, _: Schedule) -> Iterator[Violatio
     while True:
         while (row := next(requeued)) is not None:
             last = str(row["event"])
-        batch = run.world.by_name[run.allocated[0]] if run.allocated else None
-        waits = run.phase == "queued" and bool(run.world.attempts) and batch is not None and batch.died is None
+        waits = run.phase == "queued" and bool(run.world.attempts) and not run.is_requeued_by_slurm
         if waits and last != "requeued" and known != run.world.attempts:
             known = run.world.attempts
             yield Violation("a run waits only for what its events say", run.world.now, run.why)
         yield None
+
+
+def only_the_owner_acts(run: Run, _: Schedule) -> Iterator[Violation | None]:
+    """A supervisor that no longer has the run does nothing."""
+    while True:
+        acted, run.foreign = run.foreign, []
+        yield (
+            Violation("no action by a supervisor that no longer has the run", run.world.now, acted[0])
+            if acted
+            else None
+        )
+
+
+def nobody_interrupts_a_run(run: Run, _: Schedule) -> Iterator[Violation | None]:
+    """A run that no person stops, and that Slurm only requeues, does not end as interrupted."""
+    for row in _rows(run, "run_ended"):
+        if row and row["outcome"] == "interrupted":
+            yield Violation("a run that nobody stops is not interrupted", run.world.now, run.why)
+        elif row is None:
+            yield None
 
 
 _IN_MEMORY: tuple[What, ...] = ("rank_killed", "rank_hangs", "node_dies", "move_asked", "drained")
@@ -203,8 +220,8 @@ def what_is_recoverable_costs_no_restart(run: Run, schedule: Schedule) -> Iterat
             yield None
             continue
         if row["event"] == "recovery_ready":
-            ready_at = ready_at or row["time"] + 5  # the processes of the spare are ready as well
-        elif ready_at is None or ready_at > harm[0].at + WALL:
+            ready_at = ready_at or run.world.now + 5  # the processes of the spare are ready as well
+        elif ready_at is None or ready_at > harm[0].at:
             yield None
         elif row["event"] != "recovered_in_memory" or row["rolled_back"] > 1:
             what = f"{row['event']}: {row.get('reason')}"
@@ -223,5 +240,7 @@ INVARIANTS: tuple[Check, ...] = (
     a_bug_stops_the_run,
     nothing_is_decided_by_an_unknown_answer,
     runs_that_wait_have_recorded_why,
+    only_the_owner_acts,
+    nobody_interrupts_a_run,
 )
 """That every run ends is checked by `play`."""

@@ -42,6 +42,7 @@ class Schedule:
         partition: nodes of the partition.
         happenings: what happens.
         in_memory: the run recovers in memory.
+        least: `aegis.min_nodes`: it may continue on so many nodes.
     """
 
     needed: int
@@ -49,6 +50,7 @@ class Schedule:
     partition: int
     happenings: tuple[Happening, ...]
     in_memory: bool = False
+    least: int | None = None
 
 
 def drawn(seed: int, *, fewest_nodes: int = 1, most_nodes: int = 8) -> Schedule:
@@ -74,8 +76,9 @@ def drawn(seed: int, *, fewest_nodes: int = 1, most_nodes: int = 8) -> Schedule:
         else:
             where = dice.randrange(2 * partition)
         happenings.append(Happening(at, what, where, lasts))
-    in_memory = dice.random() < 0.5
-    return Schedule(needed, spares, partition, tuple(sorted(happenings, key=lambda each: each.at)), in_memory)
+    in_memory, least = dice.random() < 0.5, dice.choice([None, None, max(1, needed - dice.randint(1, 3))])
+    happenings.sort(key=lambda each: each.at)
+    return Schedule(needed, spares, partition, tuple(happenings), in_memory, least)
 
 
 def shortest(schedule: Schedule, is_bad: Callable[[Schedule], bool]) -> Schedule:

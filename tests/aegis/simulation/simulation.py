@@ -11,7 +11,7 @@ from multiprocessing import get_context
 from tests.aegis.simulation.invariants import INVARIANTS, Violation
 from tests.aegis.simulation.schedules import IN_MEMORY, SETTINGS, TOTAL_STEPS, Schedule, drawn
 from zslurm.aegis.simulation.quiet import pass_quietly
-from zslurm.aegis.simulation.supervisor import Run
+from zslurm.aegis.simulation.run import Run
 from zslurm.aegis.simulation.world import Happening, World
 from zslurm.slurm.hostlist import compress
 
@@ -47,6 +47,8 @@ def play(schedule: Schedule, *, tell: bool = False, every_second: bool = False) 
         in_memory=schedule.in_memory,
     )
     settings = IN_MEMORY if schedule.in_memory else SETTINGS
+    if schedule.least is not None:
+        settings = settings.model_copy(update={"min_nodes": schedule.least})
     played = Played(run := Run(world, settings, schedule.needed, schedule.spares))
     last = max((each.at + each.lasts for each in schedule.happenings), default=0)
     checks = [check(run, schedule) for check in INVARIANTS]
@@ -64,7 +66,7 @@ def play(schedule: Schedule, *, tell: bool = False, every_second: bool = False) 
                 played.story += list(_told(run, known, shown))
             known, shown = len(run.rows), run.phase
             played.violation = next(filter(None, map(next, checks)), None)
-        if run.phase == "queued" and world.now > last + 60 and world.slurm_answers:
+        if run.phase == "queued" and world.now > last + 60 and world.slurm_works:
             break  # it waits for nodes, and none comes back
     if played.violation is None and run.phase not in ("over", "queued"):
         what = f"{run.phase} since the second {run.until}, and no reason to wait: {run.why}"
@@ -127,7 +129,7 @@ def _state_of_world(world: World) -> str:
             "GPU loses data": node.ecc,
         }
         wrong += [f"{node.name}: {state}" for state, holds in states.items() if holds]
-    wrong += [] if world.slurm_answers else [f"Slurm away until {world.slurm_away_until} s"]
+    wrong += [] if world.slurm_works else [f"Slurm away until {world.slurm_away_until} s"]
     wrong += [f"job suspended until {world.suspended_until} s"] if world.is_suspended else []
     attempt = world.attempt
     if attempt is None:

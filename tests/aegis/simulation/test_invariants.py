@@ -19,7 +19,8 @@ from zslurm.aegis.core.messages import GiveUp, Resumed, Tick
 from zslurm.aegis.core.policy import policy
 from zslurm.aegis.core.policy.hanging import Hanging
 from zslurm.aegis.core.policy.in_memory import InMemory
-from zslurm.aegis.simulation.supervisor import Run
+from zslurm.aegis.simulation.run import Run
+from zslurm.aegis.simulation.supervisor import SimulatedSupervisor
 from zslurm.aegis.simulation.world import Happening
 from zslurm.aegis.types import Decision, Resources
 
@@ -79,12 +80,12 @@ def kills_every_rank_that_waits(patch: pytest.MonkeyPatch) -> None:
 
 
 def requeues_before_the_ranks_have_ended(patch: pytest.MonkeyPatch) -> None:
-    def follow_at_once(run: Run) -> None:
-        assert run.world.attempt is not None
-        run._collect(over=True)
-        run._follow(run.world.attempt)
+    def follow_at_once(supervisor: SimulatedSupervisor) -> None:
+        assert supervisor.attempt is not None
+        supervisor._collect(over=True)
+        supervisor._follow(supervisor.attempt)
 
-    patch.setattr(Run, "_clear", follow_at_once)
+    patch.setattr(SimulatedSupervisor, "_clear", follow_at_once)
 
 
 def never_recovers_in_memory(patch: pytest.MonkeyPatch) -> None:
@@ -96,18 +97,26 @@ def forgets_to_decide(patch: pytest.MonkeyPatch) -> None:
 
 
 def counts_no_answer_as_no_node(patch: pytest.MonkeyPatch) -> None:
-    def elsewhere(run: Run, excluded: Any) -> int:
-        return len(set(run.world.usable_in_partition(set(excluded)))) if run.world.slurm_answers else 0
+    elsewhere = SimulatedSupervisor._elsewhere
+    patch.setattr(
+        SimulatedSupervisor, "_elsewhere", lambda supervisor, excluded: elsewhere(supervisor, excluded) or 0
+    )
 
-    patch.setattr(Run, "_elsewhere", elsewhere)
+
+def forgets_its_lease(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(SimulatedSupervisor, "has_run", True)
+
+
+def takes_no_answer_for_a_wish_of_a_person(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(SimulatedSupervisor, "_asks_who_stopped_them", lambda _: False)
 
 
 def requeues_without_a_record(patch: pytest.MonkeyPatch) -> None:
     record = Run.record
 
-    def record_others(run: Run, kind: str, /, **fields: Any) -> None:
+    def record_others(run: Run, kind: str, time: float, /, **fields: Any) -> None:
         if kind != "requeued":
-            record(run, kind, **fields)
+            record(run, kind, time, **fields)
 
     patch.setattr(Run, "record", record_others)
 
@@ -118,6 +127,9 @@ def hurt(nodes: int) -> Schedule:
     return Schedule(2, nodes, 2 + 2 * nodes, happenings)
 
 
+LINK_DOWN = Schedule(3, 0, 5, (Happening(20, "nic_down", 1, 100),))
+CUT_OFF = Schedule(3, 0, 7, (Happening(20, "cut_off", 0, 200),))
+
 DEFECTS: dict[str, tuple[Plant, Sequence[Schedule]]] = {
     "a healthy node is never excluded": (excludes_a_node_more, ()),
     "at most the allowed number of nodes is excluded": (excludes_without_limit, (hurt(6),)),
@@ -126,11 +138,13 @@ DEFECTS: dict[str, tuple[Plant, Sequence[Schedule]]] = {
     "a healthy attempt is not ended": (ends_attempts_after_20_steps, ()),
     "a bug stops the run within its limit of restarts": (restarts_bugs_for_ever, ()),
     "a healthy rank is not killed alone": (kills_every_rank_that_waits, ()),
-    "no attempt runs that is requeued": (requeues_before_the_ranks_have_ended, ()),
+    "no attempt runs that is requeued": (requeues_before_the_ranks_have_ended, (LINK_DOWN,)),
     "what is recoverable in memory costs no restart": (never_recovers_in_memory, ()),
     "every run ends": (forgets_to_decide, ()),
     "nothing is decided by an unknown answer": (counts_no_answer_as_no_node, ()),
     "a run waits only for what its events say": (requeues_without_a_record, ()),
+    "no action by a supervisor that no longer has the run": (forgets_its_lease, (CUT_OFF,)),
+    "a run that nobody stops is not interrupted": (takes_no_answer_for_a_wish_of_a_person, ()),
 }
 """Each invariant by its name, with a defect that violates it, and what is played beside drawn schedules."""
 

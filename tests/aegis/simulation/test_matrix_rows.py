@@ -16,7 +16,7 @@ import pytest
 from tests.aegis.simulation.schedules import Schedule
 from tests.aegis.simulation.simulation import play
 from tests.checkout import ROOT
-from zslurm.aegis.simulation.supervisor import Run
+from zslurm.aegis.simulation.run import Run
 from zslurm.aegis.simulation.world import Happening, What
 
 RESULTS = ROOT / "benchmarks" / "results"

@@ -11,7 +11,7 @@ import pytest
 from tests.aegis.simulation.schedules import SETTINGS, Schedule, drawn
 from tests.aegis.simulation.simulation import play
 from zslurm.aegis.simulation.quiet import pass_quietly
-from zslurm.aegis.simulation.supervisor import Run
+from zslurm.aegis.simulation.run import Run
 from zslurm.aegis.simulation.world import Happening, World
 
 TOTAL_STEPS, LONGEST_S = 600, 6000

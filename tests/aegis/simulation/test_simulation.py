@@ -12,7 +12,7 @@ from tests.aegis.simulation import simulation
 from tests.aegis.simulation.invariants import INVARIANTS, Violation
 from tests.aegis.simulation.schedules import Schedule, drawn, shortest
 from tests.aegis.simulation.simulation import play, play_all, violates
-from zslurm.aegis.simulation.supervisor import Run
+from zslurm.aegis.simulation.run import Run
 from zslurm.aegis.simulation.world import Happening, What
 
 SEEDS, IN_SOAK = 10_000, 1_000_000
@@ -61,6 +61,27 @@ FOUND = {
     ),
     "a link is down for a second before its node's agent is silent": Schedule(
         6, 1, 8, (Happening(54, "nic_down", 8, 1), Happening(55, "agent_stalls", 0, 40))
+    ),
+    "the supervisor's node is cut off from all others": Schedule(4, 2, 6, (Happening(24, "cut_off", 6, 10),)),
+    "the supervisor's node is cut off from all others until a rank passes its limit": Schedule(
+        3, 0, 4, (Happening(11, "cut_off", 4, 40),), in_memory=True
+    ),
+    "the supervisor's node is cut off from one other and the spares": Schedule(
+        2, 2, 6, (Happening(33, "cut_off", 6, 10),)
+    ),
+    "the supervisor's node is cut off until Slurm requeues the job, and another node dies later": Schedule(
+        2, 2, 5, (Happening(3, "cut_off", 0, 40), Happening(69, "node_dies", 4)), in_memory=True, least=1
+    ),
+    "the supervisor's node is cut off while Slurm calls it down, and the time is up at the next start": Schedule(
+        2,
+        1,
+        5,
+        (Happening(15, "called_down", 0, 20), Happening(33, "cut_off", 0, 10), Happening(42, "time_is_up")),
+        in_memory=True,
+        least=1,
+    ),
+    "Slurm preempts the job while it does not answer for longer than a minute": Schedule(
+        6, 0, 6, (Happening(5, "answers_unknown", 4, 100), Happening(12, "preempted", 5, 100))
     ),
 }
 """Schedules that violated an invariant, each as short as it could be made."""

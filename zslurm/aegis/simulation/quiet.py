@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from zslurm.aegis.core.attempt import AttemptState
 from zslurm.aegis.protocol import ProgressReport
-from zslurm.aegis.simulation.supervisor import DRAINS_S, Run
+from zslurm.aegis.simulation.run import Run
+from zslurm.aegis.simulation.supervisor import DRAINS_S
 from zslurm.aegis.simulation.truth import SLURM_TIMEOUT_S, NodeTruth
-from zslurm.aegis.simulation.world import SAVE_EVERY, SETUP_S, STEP_S, WALL, World
+from zslurm.aegis.simulation.world import SAVE_EVERY, SETUP_S, STEP_S, World
 
 _SETTLED_S = 3
 """Seconds after the set-up, and after the last record, in which the supervisor gets to know an attempt."""
@@ -29,11 +30,11 @@ def pass_quietly(world: World, run: Run, until: int | None = None) -> int:
         seconds = min(seconds, until - _DUE_S - world.now)
     if seconds <= 0:
         return 0
-    attempt = world.attempt
-    assert attempt is not None
+    attempt, supervisor = world.attempt, run.supervisor
+    assert attempt is not None and supervisor is not None
     steps_before = attempt.worked_s // STEP_S
     attempt.worked_s += seconds
-    world.now, world.awake, run.seen = world.now + seconds, world.awake + seconds, run.seen + seconds
+    world.now, world.awake, supervisor.seen = world.now + seconds, world.awake + seconds, supervisor.seen + seconds
     if steps := attempt.worked_s // STEP_S - steps_before:
         attempt.step += steps
         past = attempt.worked_s % STEP_S
@@ -41,8 +42,8 @@ def pass_quietly(world: World, run: Run, until: int | None = None) -> int:
         if (saved := attempt.step // SAVE_EVERY * SAVE_EVERY) > attempt.step - steps:
             world.committed = saved
     world.inbox = [(when + seconds, report) for when, report in world.inbox]
-    if run.drains_at <= world.now:  # the questions that were passed had the same answer
-        run.drains_at += ((world.now - run.drains_at) // DRAINS_S + 1) * DRAINS_S
+    if supervisor.drains_at <= world.now:  # the questions that were passed had the same answer
+        supervisor.drains_at += ((world.now - supervisor.drains_at) // DRAINS_S + 1) * DRAINS_S
     return seconds
 
 
@@ -51,19 +52,24 @@ def _quiet_s(world: World, run: Run) -> int:
     attempt, state, now = world.attempt, run.state, world.now
     if run.phase != "watching" or not run.alive or attempt is None or attempt.over is not None or state is None:
         return 0
+    supervisor = run.supervisor
+    assert supervisor is not None
     last = world.total if world.bug is None else min(world.total, world.bug)
     until = min([now + (last - attempt.step - 1) * STEP_S, *(each.at for each in world.happenings[:1])]) - _DUE_S
     settled = max(
-        max(attempt.began + SETUP_S, run.until) + _SETTLED_S, world.slurm_away_until, world.suspended_until
+        *(max(attempt.began + SETUP_S, run.until) + _SETTLED_S, run.recorded_at + _SETTLED_S),
+        *(world.slurm_away_until, world.unknown_until, world.suspended_until),
     )
-    recorded = int(run.rows[-1]["time"] - WALL)
-    settled = max(settled, recorded + (_REMEMBERED_S if state.faults else _SETTLED_S))
+    if state.faults:
+        settled = max(settled, run.recorded_at + _REMEMBERED_S)
     is_busy = (
         any(not isinstance(report, ProgressReport) for _, report in world.inbox)
         or world.kill_supervisor is not None
         or world.time_is_up
+        or world.preempted_until is not None
+        or run.former is not None
     )
-    is_busy = is_busy or run.moves_read < len(world.moves_asked) or bool(state.moves.wishes)
+    is_busy = is_busy or supervisor.moves_read < len(world.moves_asked) or bool(state.moves.wishes)
     if until <= now or settled >= now or is_busy or not _is_memory_quiet(world, state):
         return 0
     if any(rank.ended is not None or rank.hangs for rank in attempt.ranks):
@@ -86,4 +92,5 @@ def _is_quiet(node: NodeTruth, now: int, in_use: set[str]) -> bool:
     """Return whether nothing is to be noticed of a node: it is well, or dead for long and used by no rank."""
     if node.died is not None:
         return node.name not in in_use and now - node.died > SLURM_TIMEOUT_S + _DUE_S
-    return max(node.silent_until, node.nic_until) < now and not node.is_new
+    ends = node.silent_until, node.nic_until, node.called_down_until, node.cut_off_until
+    return max(ends) < now and not node.is_new

@@ -1,14 +1,12 @@
-"""The supervisor in the simulated world: it turns what happens into events for the core, and carries actions out.
+"""A supervisor in the simulated world: it turns what happens into events for the core, and carries actions out.
 
-It decides nothing: `step` and `decide` do. It keeps what the real one keeps on disk, the rows of the events, and
-forgets the rest when it is killed.
+It decides nothing: `step` and `follow` do. The next supervisor continues from the rows of the events (run.py).
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection
-from dataclasses import dataclass, field
+from collections.abc import Collection, Sequence
 from typing import Any, Literal
 
 from zslurm.aegis.core.adopted_memory import KINDS, FoundMemory, found_memory
@@ -25,18 +23,22 @@ from zslurm.aegis.core.following import (
     FollowAction,
     FollowEvent,
     FollowState,
+    LeaveToSlurm,
     NodesCounted,
     NodesFound,
+    NodesOffered,
     ReadRun,
     Requeue,
     RequeueTried,
     RunRead,
     SparesExamined,
     StartAgain,
+    StartHere,
     StopBetween,
     follow,
 )
 from zslurm.aegis.core.messages import (
+    NO_ANSWER,
     AskAbout,
     CheckSpare,
     Cleared,
@@ -52,6 +54,7 @@ from zslurm.aegis.core.messages import (
     HangExamined,
     HoldForMove,
     KillRanks,
+    LookForPreemption,
     MemoryResumed,
     MoveRequested,
     NodeAskedAbout,
@@ -75,275 +78,233 @@ from zslurm.aegis.core.messages import (
     WarmEnded,
     WeighFewer,
 )
-from zslurm.aegis.core.policy.history import history_of
 from zslurm.aegis.core.policy.outcome import AttemptOutcome
 from zslurm.aegis.core.step import step
 from zslurm.aegis.fault_kinds import PEER_LOST, RANK_KILLED, USER_ERROR
+from zslurm.aegis.simulation.run_record import RunRecord
 from zslurm.aegis.simulation.truth import AttemptTruth
-from zslurm.aegis.simulation.world import KILL_S, REQUEUE_S, WALL, World
-from zslurm.aegis.types import Decision, Fault, History, Resources
-from zslurm.checkpoint_tools.quantities import counted
-from zslurm.config.aegis import AegisSection
+from zslurm.aegis.simulation.world import KILL_S
+from zslurm.aegis.types import Decision, Fault, Resources, WorkLeft
 from zslurm.core.errors import Exit
 from zslurm.run.events import FaultDetected, RanksEnded, RanksMoved, RecoveredInMemory, StepKilled, StopAsked
 from zslurm.run.events.event import select
-from zslurm.run.exclusions import active_exclusions
 from zslurm.train.recovery.generation import member_name
 
-STARTS_AGAIN_S = 2
-"""Seconds until the batch script has started a supervisor again."""
 DRAINS_S = 30
 """Seconds between two questions which nodes Slurm drains."""
 _PAUSED_S = 3
+_ASK_AGAIN_S = 5
+"""Seconds between two questions whether Slurm preempts the job."""
 _RESUMED = (FaultDetected, RanksEnded, StepKilled, StopAsked, RecoveredInMemory, RanksMoved)
 
-Phase = Literal["queued", "starting", "watching", "clearing", "over"]
+Phase = Literal["starting", "watching", "clearing", "requeuing", "leaving"]
 
 
-class _Killed(Exception):
-    """The supervisor is killed."""
+class Replaced(Exception):
+    """Another supervisor has the run: this one ends without any action."""
 
 
-@dataclass
-class Run:
-    """One run, from its submission to its end.
+class SimulatedSupervisor:
+    """One process that supervises the run.
 
     Attributes:
-        world: in which it is.
-        settings: the section `aegis`.
-        needed: nodes that the ranks need.
-        spares: nodes that the job asks for besides.
-        rows: what was recorded, as in events.jsonl.
-        phase: what the supervisor does.
-        allocated: the nodes of the job.
-        excluded: nodes that the job must not get, by Slurm's list.
-        outcome: how the run ended; empty while it has not.
-        why: why it ended, or waits.
+        run: the run.
+        host: the node on which it is.
+        phase: what it does.
+        until: when the present phase is over, at the earliest.
+        attempt: the one that it watches, or watched last.
+        state: of that attempt, by the core.
+        seen: the last second in which it was not stopped.
     """
 
-    world: World
-    settings: AegisSection
-    needed: int
-    spares: int
-    rows: list[dict[str, Any]] = field(default_factory=list)
-    phase: Phase = "queued"
-    allocated: list[str] = field(default_factory=list)
-    excluded: set[str] = field(default_factory=set)
-    outcome: str = ""
-    why: str = "it was submitted"
-    until: int = 0
-    """When the present phase is over, at the earliest."""
-
-    def __post_init__(self) -> None:
-        self._brief: list[dict[str, Any]] = []
-        """The rows, without lists of all nodes: to read those again and again takes long on large clusters."""
-        self._history = History()
+    def __init__(self, run: RunRecord) -> None:
+        self.run, self.world, self.settings = run, run.world, run.settings
+        self.host, self.until = run.allocated[0], run.world.now
+        self.phase: Phase = "starting"
+        self.attempt: AttemptTruth | None = None
         self.state: AttemptState | None = None
-        self.following = FollowState(self.settings, 2)
-        self.detector = Detector(self.settings)
-        self.reported: set[tuple[str, bool]] = set()
-        self.next_nodes: list[str] = []
-        self.alive = True
-        self.seen = 0
-        self.given_up: GiveUp | None = None
-        self.found: FoundMemory | None = None
+        self.seen = run.world.now
         self.drains_at = self.moves_read = 0
-        self.stop_by: float | None = None
+        self._following, self._detector = FollowState(run.settings, 2), Detector(run.settings)
+        self._reported: set[tuple[str, bool]] = set()
+        self._next_nodes: list[str] = []
+        self._given_up: GiveUp | None = None
+        self._found: FoundMemory | None = None
+        self._requeues: Requeue | None = None
+        self._stop_by: float | None = None
         """Until when the ranks may save; None while nothing asks them to stop."""
-        self.moments = 0
-        """Moments in which the supervisor could be killed so far: one before and one after each action."""
-        self.left: set[int] = set()
-        """Attempts of earlier starts of the job."""
+        self._is_preempted = False
+        """Slurm has said that it preempts the job."""
+        self._asks_at: int | None = None
+        """When Slurm is asked whether it preempts the job; None: not."""
+        self._asks_who = False
+        """Slurm is asked who has stopped the ranks."""
+
+    @property
+    def wall(self) -> float:
+        """UNIX seconds by the clock of its host."""
+        return self.world.wall + self.world.by_name[self.host].clock_off
+
+    @property
+    def has_run(self) -> bool:
+        """Whether no other supervisor has taken the run over (the lease in supervisor.json)."""
+        return self.run.supervisor is None or self.run.supervisor is self
 
     def record(self, kind: str, /, **fields: Any) -> None:
-        """Write an event."""
-        self.rows.append({"time": self.world.wall, "event": kind, "job_id": "1", **fields})
-
-    def _may_be_killed(self) -> None:
-        """Count a moment before or after an action, in which the supervisor may be killed."""
-        self.moments += 1
-        if self.world.kill_supervisor is None:
-            return
-        left, latest = self.world.kill_supervisor
-        self.world.kill_supervisor = (left - 1, latest) if left > 0 else None
-        if left <= 0:
-            raise _Killed
+        """Write an event, unless another supervisor has the run."""
+        if not self.has_run:
+            raise Replaced
+        self._act(f"record {kind}")
+        self.run.record(kind, self.wall, **fields)
 
     @property
-    def history(self) -> History:
-        """What the run went through."""
-        if len(self._brief) == len(self.rows):
-            return self._history
-        for row in self.rows[len(self._brief) :]:
-            long = () if row["event"] == "nodes_excluded" else ("nodes", "resources")
-            self._brief.append({name: value for name, value in row.items() if name not in long})
-        self._history = history_of(self._brief)
-        return self._history
-
-    @property
-    def excluded_nodes(self) -> set[str]:
-        """The nodes that the run does not use now."""
-        return set(active_exclusions(self.history.exclusions, self.world.wall))
-
-    # --- second by second ---------------------------------------------------------------------------------------
+    def _slurm_answers(self) -> bool:
+        return self.world.slurm_answers(self.host)
 
     def second(self) -> None:
-        """Do what the supervisor does in a second; nothing while it is stopped, or not there."""
+        """Do what the supervisor does in a second."""
         world = self.world
-        if self.phase == "over" or world.is_suspended:
-            return
-        if self.phase == "queued":
-            self._wait_in_queue()
-            return
-        if self._batch_node_died():
-            return
-        try:
-            self._second()
-        except _Killed:
-            self.state, self.alive, self.until = None, False, world.now + STARTS_AGAIN_S
-
-    def _second(self) -> None:
-        world = self.world
-        if world.kill_supervisor is not None and world.now >= world.kill_supervisor[1]:
-            world.kill_supervisor = None
-            raise _Killed
-        if not self.alive:
-            if world.now < self.until:
-                return
-            self._come_back()
         paused = world.now - self.seen
         self.seen = world.now
         if self.phase == "starting" and world.now >= self.until:
-            if world.time_is_up:
-                self.following.stop = self._stop()
+            self._look_for_preemption()
+            self._following.stop = self._stop()
+            if self._following.stop.asked:
                 self._tell_follow(StopBetween())
+            elif not self._slurm_answers:
+                return  # no step can be started
+            elif self._next_nodes:
+                self._start(self._next_nodes)
             else:
-                self._start()
+                self._tell_follow(self._offered())
         elif self.phase == "watching":
             self._watch(paused)
         elif self.phase == "clearing":
             self._clear()
+        elif self.phase == "requeuing":
+            self._try_requeue()
 
     def _stop(self) -> StopState:
-        """Return the request to save and stop; the batch script passes it on to the next supervisor."""
-        if not self.world.time_is_up:
+        """Return the request to save and stop; the batch script passes a signal on to the next supervisor."""
+        by_signal = self.world.time_is_up
+        if not (by_signal or self._is_preempted):
             return StopState()
-        if self.stop_by is None:
-            self.stop_by = self.world.now + self.settings.save_s
-        return StopState(True, "SIGUSR2", "SIGUSR2", deadline=self.stop_by, comes_back=True)
+        if self._stop_by is None:
+            self._stop_by = self.world.now + self.settings.save_s
+        name = "SIGUSR2" if by_signal else None
+        preempted: Literal["requeue"] | None = "requeue" if self._is_preempted else None
+        return StopState(
+            True, name, name or "preempted", preempted=preempted, deadline=self._stop_by, comes_back=True
+        )
 
     def _forward_stop(self, attempt: AttemptTruth, state: AttemptState) -> None:
-        """Ask the ranks to save and stop, as soon as Slurm warns the job of its time limit."""
+        """Ask the ranks to save and stop, as soon as Slurm warns the job of its time limit, or preempts it."""
         if (stop := self._stop()) != state.stop:
-            self.record("signal", attempt=attempt.number, signal=stop.name)
+            if stop.name is not None and state.stop.name is None:
+                self.record("signal", attempt=attempt.number, signal=stop.name)
+                self._asks_at = self.world.now
             self.tell(StopChanged(stop))
-        attempt.is_asked = stop.asked
+        attempt.is_asked = attempt.is_asked or stop.asked
 
-    def _wait_in_queue(self) -> None:
-        """Get nodes, if there are enough: Slurm gives those that it believes to be up."""
-        world = self.world
-        usable = world.usable_in_partition(self.excluded)
-        asked = self.needed + self.spares
-        if world.now < self.until or not world.slurm_answers:
+    def _look_for_preemption(self) -> None:
+        """Ask Slurm whether it preempts the job, until it answers."""
+        now = self.world.now
+        if self._asks_at is None or now < self._asks_at:
             return
-        if len(usable) < asked:
-            self.why = f"{counted(asked, 'node is', 'nodes are')} needed, and {len(usable)} usable"
+        if not self._slurm_answers:
+            self._asks_at = now + _ASK_AGAIN_S
             return
-        self.allocated, self.phase, self.until = usable[:asked], "starting", world.now
-        world.time_is_up, self.stop_by = False, None
-        self.alive, self.seen, self.next_nodes = True, world.now, []
-        self.left = set(range(1, world.attempts + 1))
-        world.agents_on = set(self.allocated)
-        for name in self.allocated:
-            world.by_name[name].is_new = True
-        self.following, self.detector = FollowState(self.settings, 2), Detector(self.settings)
+        self._asks_at = None
+        if self.world.preempted_until is not None and not self._is_preempted:
+            self._is_preempted = True
+            self.record("preempted", mode="requeue")
 
-    def _batch_node_died(self) -> bool:
-        """Return whether the supervisor's node died; Slurm requeues the job once it knows."""
-        batch = self.world.by_name[self.allocated[0]]
-        if batch.died is None:
-            return False
-        if batch.slurm_knows(self.world.now) and self.world.slurm_answers:
-            if self.world.attempt is not None and self.world.attempt.over is None:
-                self.world.kill()
-            self.state = None
-            self.phase, self.until, self.why = "queued", self.world.now + REQUEUE_S, "its batch node died"
-        return True
-
-    def _come_back(self) -> None:
+    def come_back(self) -> None:
         """Continue from what is on disk, as the next supervisor does."""
-        self.alive, self.seen = True, self.world.now
-        self.following, self.detector = FollowState(self.settings, 2), Detector(self.settings)
         for node in self.world.nodes:  # the next agents report everything that is wrong
             node.is_new = True
-        attempt = self.world.attempt
-        if attempt is None or attempt.number in self.left:
+        attempt, rows = self.world.attempt, self.run.rows
+        if attempt is None or attempt.number in self.run.left:
             return
-        decided = [row for row in self.rows if row["event"] == "decision" and row["attempt"] == attempt.number]
+        self.attempt = attempt
+        decided = [row for row in rows if row["event"] == "decision" and row["attempt"] == attempt.number]
         if decided and (decision := Decision.of(decided[-1])) is not None:
-            ended = [
-                row for row in self.rows if row["event"] == "attempt_ended" and row["attempt"] == attempt.number
-            ]
+            ended = [row for row in rows if row["event"] == "attempt_ended" and row["attempt"] == attempt.number]
             outcome = AttemptOutcome.of(ended[-1])
             assert outcome is not None
-            self.following.stop = self._stop()
+            self._following.stop = self._stop()
             self._tell_follow(DecisionFound(decision, outcome, attempt.number))
             return
         self.phase = "watching"
         self._begin(attempt, adopted=True)
-        recorded = tuple(
-            event for event in select(self.rows, *_RESUMED) if event.row.get("attempt") == attempt.number
-        )
-        self.tell(Resumed(recorded, tuple(attempt.log), {}, float(self.world.now), self.world.wall))
-        if self.state is not None and self.state.memory is not None and self.found is not None:
-            self.tell(MemoryResumed(self.found.pending, self.found.died, float(self.world.now)))
-            if self.found.outcome is not None:
-                self.tell(StoreReported(self.found.outcome, float(self.world.now)))
+        recorded = tuple(event for event in select(rows, *_RESUMED) if event.row.get("attempt") == attempt.number)
+        self.tell(Resumed(recorded, tuple(attempt.log), {}, float(self.world.now), self.wall))
+        if self.state is not None and self.state.memory is not None and self._found is not None:
+            self.tell(MemoryResumed(self._found.pending, self._found.died, float(self.world.now)))
+            if self._found.outcome is not None:
+                self.tell(StoreReported(self._found.outcome, float(self.world.now)))
 
     # --- one attempt --------------------------------------------------------------------------------------------
 
-    def _start(self) -> None:
-        """Start the ranks, on the nodes that were decided on or the first that may be used."""
-        avoided = self.excluded_nodes
-        nodes = self.next_nodes or [node for node in self.allocated if node not in avoided]
-        if len(nodes) < self.needed and not self.next_nodes:
-            nodes = self.allocated
-        attempt = self.world.start(nodes[: self.needed] if not self.next_nodes else nodes)
+    @property
+    def _needed(self) -> int:
+        """Nodes that the ranks are meant to have: fewer than the run asks for if its job was shrunk."""
+        return min(self.run.needed, len(self.run.allocated))
+
+    def _candidates(self) -> list[str]:
+        """Return the nodes on which ranks may start: without excluded ones, unless too few would be left."""
+        living = [node for node in self.run.allocated if node not in self.run.dead]
+        usable = [node for node in living if node not in self.run.excluded_nodes]
+        return usable if len(usable) >= min(self._needed, self.settings.min_nodes or self._needed) else living
+
+    def _offered(self) -> NodesOffered:
+        """Return the nodes that Slurm has chosen, on which ranks are about to start."""
+        requeues = 0
+        for row in self.run.rows:
+            requeues = {"requeued": requeues + 1, "attempt_started": 0}.get(row["event"], requeues)
+        excluded = frozenset(self.run.excluded_nodes)
+        return NodesOffered(tuple(self._candidates()), excluded, True, len(self.run.allocated), requeues)
+
+    def _start(self, nodes: list[str]) -> None:
+        """Start the ranks."""
+        self._act("start")
+        self.attempt = attempt = self.world.start(nodes)
         self.record("attempt_started", attempt=attempt.number, nodes=[n.name for n in attempt.nodes], world_size=1)
         self._begin(attempt)
         self.phase = "watching"
 
     def _begin(self, attempt: AttemptTruth, *, adopted: bool = False) -> None:
+        self._asks_who = False
         rank_nodes = [rank.node.name for rank in attempt.tasks]
         found, store = None, self.world.store
         if adopted and store is not None:
             members = [member_name(node, number % 2) for number, node in enumerate(rank_nodes)]
-            events = [each for each in select(self.rows, *KINDS) if each.row.get("attempt") == attempt.number]
+            events = [each for each in select(self.run.rows, *KINDS) if each.row.get("attempt") == attempt.number]
             report = store.adopted()
             found = found_memory(report, members, events)
             rank_nodes = found.rank_nodes
         times = [2.0] * 3 if adopted and attempt.progressed else []
-        self.detector.begin(attempt.number, rank_nodes, float(self.world.now), adopted=adopted, step_times=times)
+        self._detector.begin(attempt.number, rank_nodes, float(self.world.now), adopted=adopted, step_times=times)
         nodes = tuple(dict.fromkeys(rank_nodes))
-        unused = set(self.allocated) - set(nodes) - self.excluded_nodes
+        unused = set(self.run.allocated) - set(nodes) - self.run.excluded_nodes
         spares = [name for name in unused if not self.world.by_name[name].slurm_knows(self.world.now)]
         self.state = AttemptState(
-            self.settings, attempt.number, nodes, rank_nodes, self.detector,
-            history=self.history, spares=len(spares), reported=self.reported,
-            own_node=self.allocated[0], moves=MovesState(self._answered_moves()),
+            self.settings, attempt.number, nodes, rank_nodes, self._detector,
+            history=self.run.history, spares=len(spares), reported=self._reported,
+            own_node=self.host, moves=MovesState(self._answered_moves()),
         )  # fmt: skip
         self.drains_at, self.moves_read = 0, 0
-        usable = tuple(name for name in self.allocated if name not in self.excluded_nodes)
+        usable = tuple(name for name in self.run.allocated if name not in self.run.excluded_nodes)
         if found is not None and store is not None:
             trained = attempt.step if attempt.progressed else -1
             self.state.memory = found.state(2, usable, store.started, store.warm, trained)
-            self.found = found
+            self._found = found
         elif store is not None:
             idle = tuple(name for name in usable if name in unused)
             self.state.memory = MemoryState.of_start(rank_nodes, 2, idle)
         if self.state.memory is not None:
             self.state.memory.checks_spares = True
-        self.given_up = None
+        self._given_up = None
 
     def tell(self, event: CoreEvent) -> None:
         """Report an event to the core, and do what follows from it."""
@@ -360,13 +321,13 @@ class Run:
         """Carry out actions, and return what comes of them."""
         answers: list[CoreEvent] = []
         for action in actions:
-            self._may_be_killed()
+            self.run.may_be_killed()
             answers += self._carry_out(action)
-            self._may_be_killed()
+            self.run.may_be_killed()
         return answers
 
     def _carry_out(self, action: CoreAction) -> list[CoreEvent]:
-        attempt, store = self.world.attempt, self.world.store
+        attempt, store = self.attempt, self.world.store
         assert attempt is not None and self.state is not None
         match action:
             case Record():
@@ -375,22 +336,27 @@ class Run:
             case Exclude():
                 self._exclude(action)
             case GiveUp():
-                self.given_up = action
+                self._given_up = action
             case ExamineHang():
                 return [HangExamined()]
             case KillRanks():
                 silent = [n for n in action.ranks if not self._answers(self.state.rank_nodes[n])]
                 if not silent:
+                    self._act("kill ranks")
                     self.world.kill_ranks(action.ranks)
                 return [RanksKilled(action.ranks, "no agent answers" if silent else "", float(self.world.now))]
+            case LookForPreemption():
+                self._asks_at = self.world.now
             case StartWarm() if store is not None:
                 store.start([self.world.by_name[n] for n in action.nodes], action.per_node, self.world.now)
             case WeighFewer():
-                return [FewerWeighed(action.nodes, "aegis.min_nodes is not set")]
+                least = self.settings.min_nodes
+                reason = "aegis.min_nodes is not set" if least is None else f"aegis.min_nodes: {least}"
+                return [FewerWeighed(action.nodes, "" if least is not None and action.nodes >= least else reason)]
             case CheckSpare():
-                reasons = {node: "" if self._is_fit(node) else "it was checked" for node in action.nodes}
-                return [SparesChecked(reasons, action.round)]
+                return [SparesChecked(dict.fromkeys(action.nodes, "") | self._unfit(action.nodes), action.round)]
             case Regroup() if store is not None:
+                self._act("regroup")
                 store.publish(action.generation, self.world.now)
             case HoldForMove() if store is not None:
                 store.move = action.generation
@@ -405,10 +371,11 @@ class Run:
     def _answers(self, node: str) -> bool:
         """Return whether the agent of a node answers."""
         truth = self.world.by_name[node]
-        return truth.died is None and self.world.now >= truth.silent_until
+        away = truth.died is not None or self.world.now < truth.silent_until
+        return not away and self.world.are_connected(node, self.host)
 
     def _answered_moves(self) -> frozenset[tuple[str | None, str]]:
-        answers = [row for row in self.rows if row["event"] in ("ranks_moved", "move_refused")]
+        answers = [row for row in self.run.rows if row["event"] in ("ranks_moved", "move_refused")]
         return frozenset((row.get("request"), row["off"]) for row in answers)
 
     def _tell_memory(self) -> None:
@@ -420,9 +387,9 @@ class Run:
             while store.ends:
                 member, failure = store.ends.pop(0)
                 self.tell(WarmEnded(member, failure, {}, now))
-        if world.slurm_answers and now >= self.drains_at and store is not None:
+        if self._slurm_answers and now >= self.drains_at and store is not None:
             self.drains_at = world.now + DRAINS_S
-            self.tell(DrainsRead(world.drained(), world.wall))
+            self.tell(DrainsRead(world.drained(), self.wall))
         for node, request in world.moves_asked[self.moves_read :]:
             self.moves_read += 1
             self.tell(MoveRequested(node, "asked for", request, now))
@@ -430,7 +397,7 @@ class Run:
     def _last_word(self, attempt: AttemptTruth, number: int) -> Fault:
         """Return what a rank recorded: the error of the program, or that it lost its peers; else that it died."""
         rank = attempt.ranks[number]
-        node, when = rank.node.name, self.world.wall - (self.world.now - (rank.ended or self.world.now))
+        node, when = rank.node.name, self.wall - (self.world.now - (rank.ended or self.world.now))
         if rank.fault == "user_error":
             line = f"ValueError: in step {self.world.bug}"
             return Fault.of_kind(
@@ -442,35 +409,36 @@ class Run:
 
     def _watch(self, paused: int) -> None:
         world, state = self.world, self.state
-        attempt = world.attempt
+        attempt = self.attempt
         assert state is not None and attempt is not None
         if paused > _PAUSED_S:
             self.tell(Paused(float(paused), float(world.now)))
+        self._look_for_preemption()
         self._forward_stop(attempt, state)
         self._collect(over=attempt.over is not None)
         if attempt.over is None:
-            if self.given_up is None:
+            if self._given_up is None:
                 return
-            root = self.given_up.root
+            root = self._given_up.root
             about = {} if root is None else {"root": root.fields()}
-            self.record("step_killed", attempt=attempt.number, reason=self.given_up.reason, **about)
+            self.record("step_killed", attempt=attempt.number, reason=self._given_up.reason, **about)
         self.phase, self.until = "clearing", world.now + KILL_S
 
     def _collect(self, *, over: bool) -> None:
         world, state = self.world, self.state
-        attempt = world.attempt
+        attempt = self.attempt
         assert state is not None and attempt is not None
         for failure in attempt.log[state.ends_taken :] if self.phase == "watching" else ():
             asked = {rank: {"rank": rank, "exit_code": 75} for rank in failure.ranks if failure.exit_code == 75}
             self.tell(RanksFailed(failure, asked, float(world.now)))
         if self.phase == "watching" and attempt.over is None:
             self._tell_memory()
-        for when, report in world.take_reports():
-            self.tell(ReportReceived(report, float(when), WALL + when))
+        for when, report in world.take_reports(self.host, is_former=self.run.former is self):
+            self.tell(ReportReceived(report, float(when), self.wall - (world.now - when)))
         if down := self._down():
             self.tell(SlurmAnswered(dict.fromkeys(down, "Slurm reports down"), down))
         self._tell_progress()
-        self.tell(Tick(float(world.now), world.wall, failed_nodes=tuple(attempt.failed_nodes), over=over))
+        self.tell(Tick(float(world.now), self.wall, failed_nodes=tuple(attempt.failed_nodes), over=over))
 
     def _witnesses(self, question: AskAbout) -> WitnessReport:
         """Return what is answered about a silent node by its slurmd and its neighbours."""
@@ -480,22 +448,23 @@ class Run:
 
     def _down(self) -> frozenset[str]:
         """Return the nodes that Slurm calls down; none while it does not answer."""
-        world = self.world
-        return frozenset(n.name for n in world.nodes if world.slurm_answers and n.slurm_knows(world.now))
+        nodes = self.world.nodes if self._slurm_answers else ()
+        return frozenset(node.name for node in nodes if self.world.is_called_down(node))
 
     def _tell_progress(self) -> None:
-        state, attempt = self.state, self.world.attempt
+        state, attempt = self.state, self.attempt
         assert state is not None and attempt is not None
         if state.needs_progress(float(self.world.now)):
-            moved = self.world.wall - (self.world.now - attempt.moved) if attempt.progressed else None
+            moved = self.wall - (self.world.now - attempt.moved) if attempt.progressed else None
             self.tell(ProgressRead(self.world.committed, moved))
 
     def _clear(self) -> None:
         """End what is left, wait for every node that misses heartbeats, and decide."""
         world, state = self.world, self.state
-        attempt = world.attempt
+        attempt = self.attempt
         assert state is not None and attempt is not None
         if attempt.over is None and world.now >= self.until:
+            self._act("kill the step")
             world.kill()
         self._collect(over=True)
         if attempt.over is None:
@@ -519,17 +488,27 @@ class Run:
             self.record("attempt_ended", attempt=attempt.number, **outcome.fields())
             self._end("completed", "the run is complete")
             return
-        self.following.stop = self._stop()
+        if outcome.outcome == "interrupted" and not self._stop().asked and self._asks_who_stopped_them():
+            return
+        self._following.stop = self._stop()
+        self.run.dead |= state.dead_nodes
         self._tell_follow(AttemptOver(state, outcome))
+
+    def _asks_who_stopped_them(self) -> bool:
+        """Ask Slurm who has stopped the ranks; return whether its answer is waited for."""
+        if not self._asks_who:
+            self._asks_at, self._asks_who = self.world.now, True
+        self._look_for_preemption()
+        return self._asks_at is not None
 
     def _tell_follow(self, event: FollowEvent) -> None:
         """Report an event to the core, and do what follows from it."""
         events = deque([event])
         while events:
-            for action in follow(self.following, events.popleft()):
-                self._may_be_killed()
+            for action in follow(self._following, events.popleft()):
+                self.run.may_be_killed()
                 events.extend(self._carry_out_following(action))
-                self._may_be_killed()
+                self.run.may_be_killed()
 
     def _carry_out_following(self, action: FollowAction) -> list[FollowEvent]:
         now = self.world.now
@@ -546,64 +525,90 @@ class Run:
             case CountNodes():
                 return [NodesCounted(self._elsewhere(action.excluded))]
             case CheckSpares():
-                unfit = {node: "it was checked" for node in action.nodes if not self._is_fit(node)}
-                return [SparesExamined(unfit if self.detector.nodes.any_responding(float(now)) else {})]
+                return [SparesExamined(self._unfit(action.nodes))]
+            case LookForPreemption():
+                self._asks_at = now
+                self._look_for_preemption()
+                self._following.stop = self._stop()
             case Requeue():
-                self._requeue(action)
-                return [RequeueTried()]
+                self._requeues, self.phase = action, "requeuing"
+            case LeaveToSlurm():
+                self.phase = "leaving"
+            case StartHere():
+                self._start(self._candidates()[: self._needed])
             case StartAgain():
-                self.next_nodes = list(action.nodes)
+                self._next_nodes = list(action.nodes)
                 self.phase, self.until = "starting", now + 1 + int(action.wait_s)
-            case EndRun() if self.phase != "queued":
+            case EndRun() if self.run.supervisor is self and self.phase != "leaving":
                 outcome = action.outcome.outcome
                 self._end("stopped" if outcome == "failed" else outcome, str(action.outcome.cause))
         return []
 
     def _read_run(self) -> RunRead:
-        world, attempt = self.world, self.world.attempt
+        world, attempt = self.world, self.attempt
         moved = None
         if attempt is not None and attempt.progressed:
-            moved = world.wall - (world.now - attempt.moved)
-        return RunRead(self.history, ProgressRead(world.committed, moved), world.attempts, world.wall)
+            moved = self.wall - (world.now - attempt.moved)
+        return RunRead(self.run.history, ProgressRead(world.committed, moved), world.attempts, self.wall)
 
     def _find_nodes(self, action: FindNodes) -> Resources:
-        dead = self.state.dead_nodes if self.state is not None else set()
+        dead = self.run.dead
         return Resources(
-            tuple(node for node in self.allocated if node not in dead and node not in action.excluded),
+            tuple(node for node in self.run.allocated if node not in dead and node not in action.excluded),
             action.in_use,
-            self.needed,
+            self._needed,
             outlives_nodes=True,
             elsewhere=self._elsewhere(action.excluded) if action.look_elsewhere else None,
-            asked=len(self.allocated),
+            asked=len(self.run.allocated),
+            work=None if action.weigh_from is None else WorkLeft(4 * self.run.needed, 1, 2),
         )
 
     def _elsewhere(self, excluded: Collection[str]) -> int | None:
         """Return how many nodes the job could run on; None if Slurm does not answer."""
-        dead = self.state.dead_nodes if self.state is not None else set()
-        if not self.world.slurm_answers:
+        dead = self.run.dead
+        if not self._slurm_answers:
             return None
         return len(set(self.world.usable_in_partition(set(excluded))) - dead)
 
-    def _is_fit(self, name: str) -> bool:
-        node = self.world.by_name[name]
-        if self.world.now < node.silent_until:
+    def _unfit(self, spares: Sequence[str]) -> dict[str, str]:
+        """Return the spares that must not be used; none while nothing is known, as `unfit_spares` does."""
+        others = [name for name in self.world.agents_on if name != self.host]
+        answering = list(filter(self._answers, others))
+        if not (answering or self._answers(self.host)) or (len(others) > 1 and not answering):
+            return {}
+        for name in set(spares).difference(answering):
             self.world.guilty.setdefault(name, "its agent did not answer when it was checked")
-        return node.died is None and self.world.now >= node.silent_until and not node.ecc
+        broken = {name: "its GPU loses data" for name in spares if self.world.by_name[name].ecc}
+        return broken | dict.fromkeys((name for name in spares if name not in answering), NO_ANSWER)
 
     def _exclude(self, action: Exclude) -> None:
-        expires = self.world.wall + self.settings.exclude_for_s
+        expires = self.wall + self.settings.exclude_for_s
         about = {"nodes": list(action.nodes), "reason": action.reason, "attempt": action.attempt}
-        if not any(row["event"] == "nodes_excluded" and about.items() <= row.items() for row in self.rows):
+        if not any(row["event"] == "nodes_excluded" and about.items() <= row.items() for row in self.run.rows):
             self.record("nodes_excluded", **about, expires=expires)
 
-    def _requeue(self, action: Requeue) -> None:
-        self.excluded = set(action.excluded)
-        self.why = action.decision.reason
-        self.phase, self.until = "queued", self.world.now + REQUEUE_S
-        if action.decision.n_nodes is not None:
-            self.spares = max(0, action.decision.n_nodes - self.needed)
-        self.record("requeued", excluded=sorted(self.excluded), reason=action.decision.reason)
+    def _try_requeue(self) -> None:
+        """Put the job back into the queue, as soon as Slurm answers; it may refuse that, or its list of nodes."""
+        action, world = self._requeues, self.world
+        assert action is not None
+        if not self._slurm_answers:
+            return
+        if world.now < world.refuses_requeue_until:
+            self._tell_follow(RequeueTried("Requested operation not supported"))
+            return
+        self._act("requeue")
+        why, excluded = action.decision.reason, set(action.excluded)
+        self.record("requeued", excluded=sorted(excluded), reason=why)
+        takes = world.now >= world.refuses_exclusion_until
+        if not takes:
+            self.record("exclusion_failed", nodes=sorted(excluded), reason="Requested operation not supported")
+        self.run.requeue(excluded if takes else None, action.decision.n_nodes if takes else None, why)
+
+    def _act(self, what: str) -> None:
+        """Note an action on the job; one of a supervisor that no longer has the run is foreign."""
+        if self.run.supervisor not in (None, self):
+            self.run.foreign.append(f"{what}, by the supervisor on {self.host}")
 
     def _end(self, outcome: str, why: str) -> None:
         self.record("run_ended", outcome=outcome)
-        self.phase, self.outcome, self.why = "over", outcome, why
+        self.run.end(outcome, why)

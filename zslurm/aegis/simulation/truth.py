@@ -25,6 +25,10 @@ class NodeTruth:
         clock_off: seconds that its wall clock is off.
         rank_ends: ranks that were killed on it.
         nic_downs: how often the link went down.
+        called_down_until: until when Slurm calls the node down, though it is well.
+        cut_off_at: when it lost its connections to all other nodes, Slurm's among them.
+        cut_off_until: when it has them again.
+        signalled: a signal has reached the processes of its steps, which its agent reports.
         sensed: sensors that have reported what is wrong.
         is_new: its agent has not reported yet.
     """
@@ -39,13 +43,27 @@ class NodeTruth:
     clock_off: float = 0.0
     rank_ends: int = 0
     nic_downs: int = 0
+    called_down_until: int = 0
+    cut_off_at: int = 0
+    cut_off_until: int = 0
+    signalled: bool = False
     seq: int = 0
     sensed: set[str] = field(default_factory=set)
     is_new: bool = True
 
     def slurm_knows(self, now: int) -> bool:
         """Return whether Slurm calls the node down."""
-        return self.died is not None and now - self.died >= SLURM_TIMEOUT_S
+        if self.died is not None:
+            return now - self.died >= SLURM_TIMEOUT_S
+        return now < self.called_down_until or self.cut_off_at + SLURM_TIMEOUT_S <= now < self.cut_off_until
+
+    def is_cut_off(self, now: int) -> bool:
+        """Return whether the node reaches no other one."""
+        return self.cut_off_at <= now < self.cut_off_until
+
+    def is_away(self, now: int) -> bool:
+        """Return whether the node takes part in no collective."""
+        return self.died is not None or now < self.nic_until or now < self.cut_off_until
 
 
 @dataclass
@@ -116,6 +134,8 @@ class AttemptTruth:
         self.ranks, self.ranks_on = ranks, dict[str, list[int]]()
         for number, rank in enumerate(ranks):
             self.ranks_on.setdefault(rank.node.name, []).append(number)
+        for number, rank in enumerate(self.tasks):
+            rank.pid = rank.pid or 1000 * self.number + number
         tasks = set(map(id, self.tasks))
         self.others = [rank for rank in ranks if id(rank) not in tasks]
         self.nodes = list({rank.node.name: rank.node for rank in ranks}.values())

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from zslurm.aegis.fault_kinds import GPU_RAS_UNCORRECTABLE, NIC_LINK_DOWN
-from zslurm.aegis.protocol import ProgressReport, RankProgress, Report, SensorReport, Stamp
+from zslurm.aegis.protocol import AgentReport, ProgressReport, RankProgress, Report, SensorReport, Stamp
 from zslurm.aegis.simulation.store import StoreTruth
 from zslurm.aegis.simulation.truth import AttemptTruth, NodeTruth, RankTruth
 from zslurm.aegis.types import Fault
@@ -27,10 +27,10 @@ STEP_S, SAVE_EVERY, SETUP_S = 2, 10, 4
 """Seconds of a step, steps between two checkpoints, and seconds until the ranks train."""
 PEERS_NOTICE_S, COLLECTIVE_TIMEOUT_S = 2, 40
 """Seconds until peers of a killed process lose their connection, and of one that only stands still."""
-REQUEUE_S = 5
-"""Seconds for which a requeued job waits at least."""
 _KILLED_BY_S = 20
 """Seconds after which a supervisor is killed that has recorded nothing meanwhile."""
+HELD_S = 8
+"""Seconds for which a report is sent again before its agent is given up (`aegis.heartbeat_timeout_s`)."""
 AGENT_START_S, KILL_S = 3, 1
 """Seconds in which an agent starts again, and in which killed ranks end."""
 
@@ -53,6 +53,13 @@ What = Literal[
     "drained",
     "move_asked",
     "time_is_up",
+    "preempted",
+    "requeue_refused",
+    "exclusion_refused",
+    "answers_unknown",
+    "answers_late",
+    "called_down",
+    "cut_off",
 ]
 """What may happen."""
 
@@ -66,7 +73,7 @@ class Happening:
         what: it is.
         where: number of the node, or of the rank; of a bug, the step after which it shows itself; of a killed
             supervisor, before or after how many more actions (even numbers: before one).
-        lasts: seconds, for what has an end.
+        lasts: seconds, for what has an end; of a preemption its grace time; of late answers how late they are.
     """
 
     at: int
@@ -105,6 +112,8 @@ class World:
         """Before or after how many more actions the supervisor is killed, and when at the latest."""
         self.agents_on: set[str] = set()
         """The nodes of the job."""
+        self.batch = self.nodes[0].name
+        """The node on which the job's script runs, and the srun of its ranks."""
         self.inbox: list[tuple[int, Report]] = []
         """Reports on their way, and when they come."""
         self.guilty: dict[str, str] = {}
@@ -118,6 +127,13 @@ class World:
         """Nodes that Slurm drains, and until when."""
         self.moves_asked: list[tuple[str, str]] = []
         """Nodes that people ask the ranks to leave, and their requests."""
+        self.preempted_until: int | None = None
+        """When the grace time of a preemption is over; None while Slurm does not preempt the job."""
+        self.refuses_requeue_until = self.refuses_exclusion_until = 0
+        self.unknown_until = 0
+        """Until when every question to Slurm, and about the port of a node, is answered with "unknown"."""
+        self.answers_from = 0
+        """So many seconds old is what Slurm answers."""
 
     # --- what happens -------------------------------------------------------------------------------------------
 
@@ -132,9 +148,18 @@ class World:
         return self.now < self.suspended_until
 
     @property
-    def slurm_answers(self) -> bool:
-        """Whether slurmctld answers."""
+    def slurm_works(self) -> bool:
+        """Whether slurmctld works."""
         return self.now >= self.slurm_away_until
+
+    def slurm_answers(self, name: str) -> bool:
+        """Return whether Slurm answers a question from a node."""
+        is_known = self.slurm_works and self.now >= self.unknown_until
+        return is_known and not self.by_name[name].is_cut_off(self.now)
+
+    def is_called_down(self, node: NodeTruth) -> bool:
+        """Return whether Slurm's answer calls a node down; the answer may be old."""
+        return node.slurm_knows(max(0, self.now - self.answers_from))
 
     def second(self) -> None:
         """Let one second pass."""
@@ -156,22 +181,27 @@ class World:
                 self._report(node, ranks_on.get(node.name, ()))
             if self.now < node.silent_until and self._is_halted_by(node):
                 self.guilty.setdefault(node.name, "its agent was silent while the ranks halted, as if it was dead")
+            if self.now < node.called_down_until and self.now < node.silent_until:
+                self.guilty.setdefault(node.name, "Slurm called it down while its agent was silent")
 
     def _is_halted_by(self, node: NodeTruth) -> bool:
         """Return whether ranks halt, and nobody can see that this node is not the reason.
 
-        A rank that hangs, or was killed for no reason that it could leave, may have lost its node as well.
+        A rank that hangs, or was killed for no reason that it could leave, may have lost its node as well. If
+        nobody answers a question, two nodes that are silent at the same time look the same.
         """
         ranks = self.attempt.ranks if self.attempt is not None else []
-        return any(rank.hangs or rank.fault == "rank_killed" for rank in ranks) or node.nic_until > self.now
+        is_one_away = self.now < self.unknown_until and any(other.is_away(self.now) for other in self.nodes)
+        is_stuck = any(rank.hangs or rank.fault == "rank_killed" for rank in ranks)
+        return is_stuck or is_one_away or node.is_away(self.now)
 
     def _happen(self, it: Happening) -> None:
         node = self.nodes[it.where % len(self.nodes)]
         if node.died is not None and it.what not in (
             "slurm_away",
             "supervisor_killed",
-            "job_suspended",
-            "user_bug",
+            *("job_suspended", "user_bug", "preempted", "requeue_refused", "exclusion_refused"),
+            *("answers_unknown", "answers_late", "time_is_up"),
         ):
             return
         match it.what:
@@ -193,6 +223,8 @@ class World:
                 node.silent_until = max(node.silent_until, self.now + it.lasts)
             case "reports_late":
                 node.late_s = it.lasts
+                if node.nic_until > self.now:
+                    self.guilty.setdefault(node.name, "it is reported late that its link is up again")
             case "reports_twice":
                 node.twice = True
             case "clock_jumps":
@@ -207,6 +239,27 @@ class World:
                 self.bug = it.where
             case "time_is_up":
                 self.time_is_up = True
+            case "preempted":
+                self._preempt(it.lasts)
+            case "requeue_refused":
+                self.refuses_requeue_until = max(self.refuses_requeue_until, self.now + it.lasts)
+            case "exclusion_refused":
+                self.refuses_exclusion_until = max(self.refuses_exclusion_until, self.now + it.lasts)
+            case "answers_unknown":
+                self.unknown_until = max(self.unknown_until, self.now + it.lasts)
+            case "answers_late":
+                self.answers_from = it.lasts
+            case "called_down":
+                node.called_down_until = max(node.called_down_until, self.now + it.lasts)
+            case "cut_off":
+                if not node.is_cut_off(self.now):
+                    node.cut_off_at = self.now
+                node.cut_off_until = max(node.cut_off_until, self.now + it.lasts)
+                self.guilty.setdefault(node.name, "it was cut off from all others")
+                living = [name for name in self.agents_on if self.by_name[name].died is None]
+                if len(living) == 2:
+                    for name in living:
+                        self.guilty.setdefault(name, "nobody can tell which of two nodes is cut off")
             case "warm_killed":
                 self._kill_warm(node)
             case "drained":
@@ -215,6 +268,16 @@ class World:
             case "move_asked":
                 self.moves_asked.append((node.name, f"request-{len(self.moves_asked)}"))
                 self.guilty.setdefault(node.name, "a person asked the ranks to leave it")
+
+    def _preempt(self, grace_s: int) -> None:
+        """Begin a grace time: Slurm signals the processes of the job's steps, and nothing else."""
+        if not self.agents_on or self.preempted_until is not None:
+            return
+        self.preempted_until = self.now + grace_s
+        for name in self.agents_on:
+            self.by_name[name].signalled = True
+        if self.attempt is not None and self.attempt.over is None:
+            self.attempt.is_asked = True
 
     def _harm_rank(self, it: Happening) -> None:
         attempt = self.attempt
@@ -279,8 +342,7 @@ class World:
 
     def _is_stuck(self, rank: RankTruth) -> bool:
         """Return whether a rank finishes no step, so that no other one does."""
-        node = rank.node
-        return rank.ended is not None or rank.hangs or node.died is not None or node.nic_until > self.now
+        return rank.ended is not None or rank.hangs or rank.node.is_away(self.now)
 
     def _finish_step(self, attempt: AttemptTruth) -> None:
         attempt.step += 1
@@ -302,17 +364,23 @@ class World:
     def _print(self, attempt: AttemptTruth) -> None:
         """Let srun print what it knows, a second late, and end once it knows of all tasks."""
         for number, rank in enumerate(attempt.tasks):
-            if rank.ended is not None and rank.ended < self.now and not rank.reported and rank.node.died is None:
+            if rank.ended is None or rank.ended >= self.now or rank.reported or rank.node.died is not None:
+                continue
+            if self.are_connected(rank.node.name, self.batch):
                 rank.reported = True
                 if rank.what:
                     attempt.log.append(TaskFailure(rank.node.name, (number,), rank.what))
         for node in attempt.nodes:
-            if node.died is None:
-                continue
-            if node.slurm_knows(self.now) and self.slurm_answers and node.name not in attempt.failed_nodes:
+            is_lost = (node.died is not None or node.is_cut_off(self.now)) and node.slurm_knows(self.now)
+            is_told = self.slurm_works and not self.by_name[self.batch].is_cut_off(self.now)
+            if is_lost and is_told and node.name not in attempt.failed_nodes:
                 attempt.failed_nodes.append(node.name)
+                for rank in attempt.tasks:
+                    if rank.node is node:
+                        self._end(rank, "", "")  # Slurm ends what is left of the step there
         others = attempt.others
-        if others and all(rank.ended is not None and rank.code in (0, 75) for rank in attempt.ranks):
+        is_replaced = bool(others) or len(attempt.ranks) < len(attempt.tasks)
+        if is_replaced and all(rank.ended is not None and rank.code in (0, 75) for rank in attempt.ranks):
             attempt.over = self.now  # by their records
         elif all(rank.reported or rank.node.name in attempt.failed_nodes for rank in attempt.tasks) and all(
             rank.ended is not None or rank.node.name in attempt.failed_nodes for rank in others
@@ -338,6 +406,9 @@ class World:
         if node.is_new or node.ecc or node.nic_until > self.now or node.sensed:
             reports += self._sensor_reports(node, stamp)
         come = self.now + node.late_s
+        if node.signalled:
+            reports.append(AgentReport(stamp, "signalled"))
+            node.signalled = False
         for report in reports:
             self.inbox += [(come, report)] * (2 if node.twice else 1)
 
@@ -347,7 +418,7 @@ class World:
         is_gone = rank.ended is not None
         return RankProgress(
             number,
-            rank.pid or 1000 * attempt.number + number,
+            rank.pid,
             Phase.STEP if training else Phase.SETUP,
             attempt.step if attempt.progressed else -1,
             self.committed,
@@ -377,15 +448,40 @@ class World:
 
     def reach(self, node: NodeTruth) -> Reach:
         """Return how the port of a node's slurmd answers."""
-        return "answers" if node.died is None else "nothing"
+        if self.now < self.unknown_until:
+            return "unknown"
+        return "nothing" if node.died is not None or node.is_cut_off(self.now) else "answers"
 
-    def take_reports(self) -> list[tuple[int, Report]]:
-        """Return the reports that have come by now."""
+    def take_reports(self, name: str, *, is_former: bool = False) -> list[tuple[int, Report]]:
+        """Return the reports that have come by now to a supervisor on a node.
+
+        Of the agents of a former supervisor only the one on its own node still runs.
+        """
         come, self.inbox = self.inbox, []
-        if any(node.late_s for node in self.nodes):
-            self.inbox = [each for each in come if each[0] > self.now]
-            come = [each for each in come if each[0] <= self.now]
+        if is_former:
+            self.inbox = [report for report in come if report[1].stamp.node != name]
+            return [report for report in come if report[1].stamp.node == name]
+        if any(node.late_s or node.is_cut_off(self.now - 1) for node in self.nodes):
+            self.inbox = [report for report in come if report[0] > self.now]
+            come = [report for report in come if report[0] <= self.now]
+        if any(node.is_cut_off(self.now) for node in self.nodes):
+            for _, report in come:
+                if not self.are_connected(report.stamp.node, name):
+                    self._hold(report)
+            come = [report for report in come if self.are_connected(report[1].stamp.node, name)]
         return come
+
+    def _hold(self, report: Report) -> None:
+        """Send a report again that did not arrive; an agent that is not heard for long is replaced."""
+        if self.now - report.stamp.mono < HELD_S:
+            self.inbox.append((self.now + 1, report))
+        else:
+            self.by_name[report.stamp.node].is_new = True
+
+    def are_connected(self, one: str, other: str) -> bool:
+        """Return whether two nodes reach each other."""
+        ends = self.by_name[one], self.by_name[other]
+        return one == other or not any(node.is_cut_off(self.now) for node in ends)
 
     # --- what the supervisor does -------------------------------------------------------------------------------
 
@@ -409,15 +505,16 @@ class World:
         """Return the nodes that Slurm drains, with the reason."""
         return {name: "maintenance" for name, until in self.drained_until.items() if until > self.now}
 
-    def kill(self) -> None:
-        """Kill every rank of the attempt, and end its step."""
+    def kill(self, unless_on: str = "") -> None:
+        """Kill every rank of the attempt, and end its step; not on a node that cannot be reached."""
         assert self.attempt is not None
         for rank in {id(rank): rank for rank in (*self.attempt.tasks, *self.attempt.ranks)}.values():
-            if rank.node.died is None:
+            if rank.node.died is None and rank.node.name != unless_on:
                 self._end(rank, "", "")
         if self.store is not None:
             self.store.coming.clear()
-        self.attempt.over = self.attempt.over or self.now
+        if not unless_on:
+            self.attempt.over = self.attempt.over or self.now
 
     def usable_in_partition(self, excluded: set[str]) -> list[str]:
         """Return the nodes that Slurm would give to a job now, for all that it knows."""
