@@ -17,6 +17,32 @@ _TAIL = 2000
 """Characters of the step's log that are looked at if nothing else explains the end."""
 
 
+def is_shown_by_records(state: AttemptState) -> bool:
+    """Return whether the records of its ranks show the end of an attempt, and not the end of its step.
+
+    If ranks were replaced, the step of the others may wait for a dead node, and a step of warm processes for those
+    that still wait.
+    """
+    return state.memory is not None and bool(state.replaced)
+
+
+def awaits_step(state: AttemptState, *, step_runs: bool) -> bool:
+    """Return whether the step should end by itself once every rank has: no node died that it would wait for."""
+    return step_runs and not state.overcome_nodes
+
+
+def why_without_store(log: str, *, never_listened: bool) -> str:
+    """Return why an attempt cannot continue without the store server of its ranks, which has written a log."""
+    why = "ended before it listened" if never_listened else "has ended, and without it ranks cannot save"
+    return f"the ranks' store server {why}; see {log}"
+
+
+def outcome_without_run_dir(why: str, saved_in: str) -> AttemptOutcome:
+    """Return how an attempt ended whose run directory is lost; `saved_in` is empty if no other one is set."""
+    saved = f"the ranks were asked to save in {saved_in}" if saved_in else "nothing was saved"
+    return AttemptOutcome("failed", Exit.STOPPED, Cause(f"{why}; {saved}"))
+
+
 def outcome_of(
     state: AttemptState,
     step_exit: int | None,

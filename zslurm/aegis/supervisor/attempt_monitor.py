@@ -11,15 +11,20 @@ import signal
 import time
 from pathlib import Path
 
-from zslurm.aegis.core.ending import outcome_of
+from zslurm.aegis.core.ending import (
+    awaits_step,
+    is_shown_by_records,
+    outcome_of,
+    outcome_without_run_dir,
+    why_without_store,
+)
 from zslurm.aegis.core.messages import Cleared, GiveUp
-from zslurm.aegis.core.policy.outcome import AttemptOutcome, Cause
+from zslurm.aegis.core.policy.outcome import AttemptOutcome
 from zslurm.aegis.supervisor.attempt_starter import RunningAttempt
 from zslurm.aegis.supervisor.fault_collector import FaultCollector, read_step_log
 from zslurm.aegis.supervisor.rank_exits import rank_ends
 from zslurm.aegis.supervisor.stop_forwarder import StopForwarder
 from zslurm.aegis.supervisor.teardown import clear
-from zslurm.core.errors import Exit
 from zslurm.job.step import kill_step
 from zslurm.run.events import RunDirLost, StepKilled
 from zslurm.run.events.event import only_known
@@ -113,15 +118,11 @@ class AttemptMonitor:
         return _RECOVERING_S if memory.active else min(poll_s, _WATCHFUL_S)
 
     def _runs(self) -> bool:
-        """Return whether the attempt has ranks that have not ended: in its step, or in steps of warm processes.
-
-        Their records show the end if ranks were replaced: the step of the others may wait for a dead node, and
-        a step of warm processes for those that still wait.
-        """
-        process, memory = self._running.process, self._memory
-        if memory is None or not self.collected.state.replaced:
-            return process.poll() is None
-        return (process.poll() is None or memory.holds_ranks(self._members)) and not self._all_ended()
+        """Return whether the attempt has ranks that have not ended: in its step, or in steps of warm processes."""
+        step_runs, memory = self._running.process.poll() is None, self._memory
+        if memory is None or not is_shown_by_records(self.collected.state):
+            return step_runs
+        return (step_runs or memory.holds_ranks(self._members)) and not self._all_ended()
 
     @property
     def _members(self) -> list[str]:
@@ -134,11 +135,10 @@ class AttemptMonitor:
 
     def _let_steps_end(self) -> None:
         """Give the steps a moment in which to end by themselves, if ranks were replaced."""
-        memory, deadline = self._memory, time.monotonic() + _STEPS_END_S
-        while memory is not None and self.collected.state.replaced and time.monotonic() < deadline:
-            if self._all_ended() and (
-                self.collected.state.overcome_nodes or self._running.process.poll() is not None
-            ):
+        state, deadline = self.collected.state, time.monotonic() + _STEPS_END_S
+        while is_shown_by_records(state) and time.monotonic() < deadline:
+            step_runs = self._running.process.poll() is None
+            if self._all_ended() and not awaits_step(state, step_runs=step_runs):
                 return
             time.sleep(_WATCHFUL_S)
 
@@ -168,21 +168,19 @@ class AttemptMonitor:
         self._clear()
         process.reap()
         self._remove_progress()
-        saved = "nothing was saved"
-        if rescue is not None and asked:
-            saved = f"the ranks were asked to save in {Path(rescue) / job.run.name}"
-        return AttemptOutcome("failed", Exit.STOPPED, Cause(f"{why}; {saved}"))
+        return outcome_without_run_dir(
+            why, str(Path(rescue) / job.run.name) if rescue is not None and asked else ""
+        )
 
     # --- giving up ----------------------------------------------------------------------------------------------
 
     def _why_broken(self) -> str:
         """Return why the attempt cannot continue though its ranks run; empty if it can."""
         broken, memory = self._running.broken, self._memory
-        if not broken and memory is not None and memory.store.has_ended:
-            early = memory.store.never_listened
-            why = "ended before it listened" if early else "has ended, and without it ranks cannot save"
-            broken = f"the ranks' store server {why}; see {self._running.attempt.store_log}"
-        return broken
+        if broken or memory is None or not memory.store.has_ended:
+            return broken
+        log = str(self._running.attempt.store_log)
+        return why_without_store(log, never_listened=memory.store.never_listened)
 
     def _give_up(self, given_up: GiveUp) -> None:
         """Record it, and have every rank that is left write the stacks of its threads to its log."""

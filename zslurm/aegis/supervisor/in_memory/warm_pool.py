@@ -1,7 +1,8 @@
 """The steps of the warm processes of one attempt.
 
 There is a process for each node, and on each spare as many as a node has ranks. The core knows which of them wait
-(core/attempt.py).
+(core/attempt.py). Those on the nodes of ranks take the places of ranks in rows memory-01 to 03, 10, 13, 17, 41 to
+45, 47, 49, 50 and 53 of the fault matrix, those on spares in rows memory-04, 06, 21, 51 and 52.
 """
 
 from __future__ import annotations
