@@ -24,7 +24,7 @@ PRONOUNS = frozenset(
 )
 PHRASES = re.compile(
     r"\b(?:(?:that|those) of|so many|so long|somebody|nobody|whoever|beside|anew|once more|for ever|by and by"
-    r"|(?:its|their) own|all the same|meanwhile|alone)\b",
+    r"|of (?:its|their) own|all the same|meanwhile|alone)\b",
     re.IGNORECASE,
 )
 """Phrases that leave open what is meant, or how many: `that of`, `so many`."""
@@ -42,8 +42,8 @@ class Limit(NamedTuple):
 LIMITS = {
     "where in 10,000 words of docstrings": Limit(8, "introduce conditions by `if` or `when`"),
     "if in 10,000 words of docstrings": Limit(60, "introduce conditions by `if` or `when`", at_least=True),
-    "vague phrases in 10,000 words of docstrings": Limit(31, "name what is meant, and how many"),
-    "variables named by a pronoun": Limit(105, "name what the variable holds"),
+    "vague phrases in 10,000 words of docstrings": Limit(17, "name what is meant, and how many"),
+    "variables named by a pronoun": Limit(110, "name what the variable holds"),
     "public class names of several modules": Limit(6, "choose a name that no other package has"),
 }
 

@@ -149,7 +149,7 @@ class JsonLinesTail:
     """
 
     def __init__(self, path: Path, decode: Callable[[bytes], Any] = _decode) -> None:
-        """Begin before the first line; `decode` is that of `parse_line`."""
+        """Begin before the first line; `decode` is as in `parse_line`."""
         self.path = path
         self.damaged = 0
         self._decode = decode

@@ -182,7 +182,7 @@ class Trainer:
         return StepResult(loss, z_loss, norm.item(), counts_LC.long(), signals.stop > 0, taken=reason is None)
 
     def _forward_and_backward(self, here: Position) -> MicrobatchSums:
-        """Run this rank's microbatches, whose gradients are added to those of the shards."""
+        """Run this rank's microbatches, whose gradients are added to the shards'."""
         self.shards.begin_step(backwards=len(self.loader.share(here)))
         device, optim = self.world.device, self.config.optim
         losses_2 = torch.zeros(2, dtype=torch.float64, device=device)

@@ -1,6 +1,6 @@
 """Niceness: the one place that lowers the priority of a process or of a thread.
 
-Linux schedules threads: `os.nice` changes the calling thread alone, and threads that a library started before keep
+Linux schedules threads: `os.nice` changes only the calling thread, and threads that a library started before keep
 the old niceness. So a process is lowered thread by thread; what it starts later inherits. A niceness is never
 raised on top of one that is high enough already, and never lowered, which only root may do.
 """
@@ -27,7 +27,7 @@ def lower_process(niceness: int = BACKGROUND) -> None:
 
 
 def lower_thread(niceness: int = BACKGROUND) -> None:
-    """Lower the calling thread alone to `niceness`. On other systems than Linux: nothing."""
+    """Lower only the calling thread to `niceness`. On other systems than Linux: nothing."""
     if Path("/proc/self/task").is_dir():
         _lower(threading.get_native_id(), niceness)
 

@@ -92,7 +92,7 @@ class ProgressWriter:
         Args:
             rank: global rank.
             attempt: number of the attempt.
-            directory: that of the records.
+            directory: where the records are.
             pid: of the process that trains; default: this one.
             fence: called before each change; it does not return in a process that was replaced.
 

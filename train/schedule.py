@@ -13,7 +13,7 @@ step i is, from `warmup_from` = a over `lr` = b to `final_lr` = c:
     constant   b
 
 Finding a step's place takes O(log segments): nothing is made for each of the 800,000 steps of a long run. A run
-moves from phase to phase by itself, and wherever it is interrupted, it resumes from its step number alone.
+moves from phase to phase by itself, and wherever it is interrupted, it resumes from only its step number.
 That holds while the phases stay what they were; so checkpoints record them, and `compare` lists what changed.
 """
 
@@ -59,7 +59,7 @@ class Position:
 
 
 def due(every: int, step: int) -> bool:
-    """Return whether something that is done every so many steps (0: never) is done after `step`."""
+    """Return whether something that is done every `every` steps (0: never) is done after `step`."""
     return every > 0 and step % every == 0
 
 

@@ -169,7 +169,7 @@ def _resume(trainer: Trainer, restored: Restored) -> None:
 def begin(trainer: Trainer, snapshot: Callable[[], Snapshot] | None = None) -> None:
     """Open what observes and saves the steps that follow; all ranks together, but for one that joins.
 
-    Saves are made from what `snapshot` returns, by default from a copy of the state of their own.
+    Saves are made from what `snapshot` returns, by default from a separate copy of the state.
 
     Raises:
         ConfigError: the copy of the state does not fit into this node's memory.

@@ -47,7 +47,7 @@ class StepCallback(Protocol):
     """Takes part in each step: adds its numbers to the signals, and acts on the sums as every other rank does."""
 
     def add_signals(self, signals: StepSignals) -> StepSignals:
-        """Return the signals of this rank with those of the callback."""
+        """Return the signals of this rank with the callback's."""
         ...
 
     def agree(self, sums: StepSignals) -> None:

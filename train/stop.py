@@ -49,7 +49,7 @@ class StopRequest:
         self._listens = True
 
     def renew(self) -> None:
-        """Listen again, if this did before: a library may have taken a signal for itself meanwhile.
+        """Listen again, if this did before: a library may have taken a signal for itself.
 
         So `scancel --signal=USR2`, which Slurm sends to every rank, does no harm after the first step.
         """

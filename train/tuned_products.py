@@ -24,7 +24,8 @@ _LOG = logging.getLogger(__name__)
 def use_tuned_products(run_dir: Path, device: torch.device, tunable: Any = torch.cuda.tunable) -> bool:
     """Use the run's table on this rank's GPU, before it makes the first product; returns whether it is in use.
 
-    A run without a table, ranks on CPUs, and users who set PYTORCH_TUNABLEOP_ENABLED themselves are left alone.
+    A run without a table, ranks on CPUs, and users who set PYTORCH_TUNABLEOP_ENABLED themselves keep what they
+    have.
     """
     path = run_dir / TABLE
     if device.type != "cuda" or not path.is_file():

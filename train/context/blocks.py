@@ -4,7 +4,7 @@ Over parts of the keys b with results (out_b, lse_b) the whole is, in at least f
 
     out <- out - sigmoid(lse_b - lse) (out - out_b)         lse <- lse - logsigmoid(lse - lse_b)
 
-and the gradient of each part follows from the whole's out and lse alone:
+and the gradient of each part follows only from the whole's out and lse:
 
     p = exp(q k / sqrt(P) - lse)      dv = p^T g     ds = p (g v^T - sum(g out))     dq, dk = ds k, ds^T q
 
@@ -60,7 +60,7 @@ class BlockAttention(Protocol):
         causal: bool,
         labels: Labels | None,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the part's share in the gradients of q, k and v; out and lse are those of all keys."""
+        """Return the part's share in the gradients of q, k and v; out and lse are of all keys."""
 
 
 def merge(out_BHSP: Tensor, lse_BHS: Tensor, part_BHSP: Tensor, part_lse_BHS: Tensor) -> None:

@@ -12,8 +12,8 @@ C = ceil(S / 2c) tokens, J key heads of P channels, b bytes for an element and w
 
 where t, the chunk ends that go to another rank, is 2, but 1 on the first and the last rank (of two ranks: both).
 Ring and all-gather attention send the same: the ring sends each block on c - 1 times, and an all-gather or
-reduce-scatter of n bytes takes n (c - 1) / c on every rank, n being those of the whole sequences. What differs is
-how many links they use. With `recompute`, backward repeats the forward's part.
+reduce-scatter of n bytes takes n (c - 1) / c on every rank, n being the bytes of the whole sequences. What
+differs is how many links they use. With `recompute`, backward repeats the forward's part.
 
 Query heads are many and key heads few, so what is sent is small: compared with multi-head attention of the model's
 full width D, whose keys and values have 2 D channels, it is D / (J P) times less (8 for ZAYA1-8B).
@@ -81,7 +81,7 @@ def context_bytes(
         itemsize: bytes of an element of the weights and activations.
 
     Raises:
-        ConfigError: such sequences cannot be divided over so many ranks.
+        ConfigError: such sequences cannot be divided over that number of ranks.
     """
     check_chunks(model, context, context_parallel)
     others = context_parallel - 1

@@ -11,7 +11,7 @@ backward; backward of an operation makes the same exchange with sends and receiv
     Each exchange is one collective, or one batch of sends and receives. In a batch all receives and sends are
     posted before any is waited for, so no send waits for a receive that is not posted yet.
     Two exchanges of a group never run in different orders on two ranks: what is exchanged depends on shapes and
-    the configuration alone, never on a rank's data, and autograd runs one layer's functions one after the other.
+    only the configuration, never on a rank's data, and autograd runs one layer's functions one after the other.
 
 What is counted in `sent` are the bytes that this rank sends under the best known algorithm, as in
 `train/parallel/comm.py`; bytes.py has the formula.
@@ -162,7 +162,7 @@ def context_groups(
     """Make the groups of consecutive ranks of each size above 1; return this rank's, by size.
 
     Every rank of the run calls it with the same sizes, which divide the number of ranks. An exchange that takes
-    longer than `timeout` fails, by default after that of the backend.
+    longer than `timeout` fails, by default after the backend's.
     """
     groups: dict[int, ContextParallel] = {}
     for size in sorted(set(sizes) - {1}):

@@ -12,9 +12,9 @@ class KeyPart(NamedTuple):
     """Keys and values that some of a rank's queries see, all of them, or causally if they are its own tokens.
 
     Attributes:
-        kv_2BJSP: keys and values; those of several ranks one after the other.
+        kv_2BJSP: keys and values, of several ranks one after the other.
         ranks: whose tokens they are.
-        early_keys: only those of each rank's early chunk, else of both.
+        early_keys: only the keys of each rank's early chunk, else of both.
         late_queries: seen by the rank's late chunk only, else by both.
         causal: its own tokens.
     """

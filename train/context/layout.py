@@ -34,12 +34,12 @@ def reach(model: ModelConfig) -> int:
 
 
 def fits(model: ModelConfig, context: int, ranks: int) -> bool:
-    """Return whether a sequence of `context` tokens can be divided over so many ranks; see `check_chunks`."""
+    """Return whether a sequence of `context` tokens can be divided over `ranks` ranks; see `check_chunks`."""
     return ranks == 1 or (context >= 2 * ranks and chunk_tokens(context, ranks) >= reach(model))
 
 
 def check_chunks(model: ModelConfig, context: int, ranks: int) -> None:
-    """Check that a sequence of `context` tokens can be divided over so many ranks.
+    """Check that a sequence of `context` tokens can be divided over `ranks` ranks.
 
     Raises:
         ConfigError: it has fewer tokens than chunks, or a chunk is shorter than what the convolutions look back.
@@ -74,6 +74,6 @@ def check_phases(model: ModelConfig, phases: Iterable[PhaseConfig]) -> None:
 
 
 def _fewer_ranks(context: int, needed: int, ranks: int) -> int:
-    """Return the largest divisor of `ranks` whose chunks have so many tokens; it fits into a node as they do."""
+    """Return the largest divisor of `ranks` whose chunks have enough tokens; it fits into a node as they do."""
     fewer = (size for size in range(ranks - 1, 1, -1) if not ranks % size and context >= 2 * size)
     return next((size for size in fewer if chunk_tokens(context, size) >= needed), 1)

@@ -26,7 +26,7 @@ class DividedCache:
 
     Attributes:
         group: the ranks that decode together, each with all weights.
-        block: so many tokens in a row are one rank's, the next ones the next rank's.
+        block: how many tokens in a row are one rank's; the next ones are the next rank's.
     """
 
     group: dist.ProcessGroup

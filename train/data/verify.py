@@ -54,7 +54,7 @@ class BundleVerification:
 def verify(
     path: Path, workers: int, report: Callable[[int, int], None] = lambda done, total: None
 ) -> BundleVerification:
-    """Read a bundle, or a directory of them, on `threads` threads, and compare everything with its checksums.
+    """Read a bundle, or a directory of them, on `workers` threads, and compare everything with its checksums.
 
     `report` gets the bytes done and in all, in this thread.
 

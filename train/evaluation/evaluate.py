@@ -1,7 +1,7 @@
 """Measure the validation loss: the same sequences every time, divided over the ranks, and no change in training.
 
 The sequences are spread evenly over evaluation.data, and divided over the ranks, or the context groups if ranks
-share sequences, in microbatches; these stay whole, unlike those of a step (train/data/shares.py).
+share sequences, in microbatches; these stay whole, unlike a step's (train/data/shares.py).
 Every microbatch's loss is one element of a vector; the vectors are summed over ranks (adding zeros, which is
 exact), then over microbatches in their order. So the result does not depend on the number of ranks, and is the
 same bits wherever one microbatch's loss is.

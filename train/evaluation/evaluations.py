@@ -152,7 +152,7 @@ class Evaluations:
             yield self._tasks.evaluate(step, model, phase, world, alive)
 
     def will_save(self, step: int) -> Best | None:
-        """Return the best checkpoint, that of `step`, which is about to be made, included."""
+        """Return the best checkpoint, including the one of `step`, which is about to be made."""
         source = self._loss if self._best_by == "loss" else self._tasks
         if source is not None and source.last is not None and source.last.step == step:
             self.best = better(source.last, self.best)

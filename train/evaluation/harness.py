@@ -173,7 +173,7 @@ def score(
 
 
 def _results(found: Mapping[str, Any]) -> list[TaskResult]:
-    """Return the harness's results; those of groups have as many documents as their tasks."""
+    """Return the harness's results; results of groups have as many documents as their tasks."""
     results = []
     for name, row in {**found["results"], **found.get("groups", {})}.items():
         metrics, stderr, higher = dict[str, float](), dict[str, float | None](), dict[str, bool]()

@@ -158,7 +158,7 @@ class RoutingFigures:
         return {"tokens": self.tokens, "specialisation": specialisation, "overlap": means, "followed": followed}
 
     def write(self, directory: Path, step: int, phase: str) -> None:
-        """Write ROUTING_FILE, in place of that of an earlier evaluation.
+        """Write ROUTING_FILE, in place of an earlier evaluation's.
 
         Raises:
             OSError: it cannot be written.

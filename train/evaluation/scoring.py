@@ -51,7 +51,7 @@ Ask = Callable[[Work], Answers]
 
 
 class ModelScorer:
-    """Answers requests with a model whose weights do not change meanwhile."""
+    """Answers requests with a model whose weights do not change."""
 
     def __init__(
         self,

@@ -1,6 +1,6 @@
 """A model that is asked in texts, as lm-evaluation-harness asks: this makes tokens of them, and asks the ranks.
 
-The rules are those of the harness with transformers (0.4.13): context and continuation are tokenized together and
+The rules are the harness's with transformers (0.4.13): context and continuation are tokenized together and
 split, white space at the end of a context belongs to what follows, an empty context is the token that begins a
 text, longer contexts lose their beginning, and a text is read in disjoint windows of the context's length.
 """

@@ -1,6 +1,6 @@
 """Classes of tokens by what they are as text: what experts may specialise in without knowing any data set.
 
-Each id of a vocabulary is decoded alone and has one class, the first that fits:
+Each id of a vocabulary is decoded by itself and has one class, the first that fits:
 
     special      an added token, or one that is no text
     bytes        a part of a character

@@ -21,7 +21,7 @@ def open_validation_data(
     phases: tuple[PhaseConfig, ...],
     training: DataConfig,
 ) -> Corpus:
-    """Open the bundles of evaluation.data, which become sequences as those of the `training` do.
+    """Open the bundles of evaluation.data, which become sequences as the `training` data do.
 
     Raises:
         DataError: they are missing, damaged, too small for a phase's context, or made with another tokenizer than

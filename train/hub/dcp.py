@@ -310,7 +310,7 @@ def _load(reader: _Reader, key: str, dtype: torch.dtype, shape: tuple[int, ...])
 def _facts(
     reader: _Reader, stored: dict[str, TensorStorageMetadata], like: Manifest | None, source: Path
 ) -> dict[str, Any]:
-    """Return what `_facts_of` wrote into the DCP checkpoint, or that of `like`."""
+    """Return what `_facts_of` wrote into the DCP checkpoint, or the facts of `like`."""
     if MANIFEST_KEY in stored:
         text = _load(reader, MANIFEST_KEY, torch.uint8, tuple(stored[MANIFEST_KEY].size))
         try:

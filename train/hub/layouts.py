@@ -133,7 +133,7 @@ _FIRST_RELEASE = {
 
 
 def _name(name: str, layers: int, layout: Layout) -> str:
-    """Their name of one of our tensors; the entry of the head counts as that of a layer after the last."""
+    """Their name of one of our tensors; the entry of the head counts as a layer after the last."""
     if name == "embedding.weight":
         return "model.embed_tokens.weight"
     if name == "head_entry.norm.weight":

@@ -2,7 +2,7 @@
 
 Exporting refuses a model that transformers' `ZayaForCausalLM` cannot express: a setting that it does not have
 must be at the one value that it implies. The only exception is the skip rule: transformers gives a skipped token
-zero; a model of the rule `identity` is exported all the same, sidecar.py keeps the rule for our own import, and
+zero; a model of the rule `identity` is exported too, sidecar.py keeps the rule for our own import, and
 `inexact` describes what transformers will do.
 
 Importing names every setting that our model does not have (sliding windows, biases, an untied head) instead of
@@ -140,7 +140,7 @@ def _other_settings() -> list[tuple[str, Any]]:
 
 
 def check_architecture(config: Mapping[str, Any]) -> None:
-    """Raises HubError unless `config` is that of a ZAYA model."""
+    """Raise HubError unless `config` describes a ZAYA model."""
     kind, names = config.get("model_type"), config.get("architectures") or []
     if kind != "zaya" or not isinstance(names, list) or (names and ARCHITECTURE not in names):
         architecture = f"model_type {kind!r}, architectures {names!r}"

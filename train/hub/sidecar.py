@@ -46,7 +46,7 @@ class Sidecar:
 
     @staticmethod
     def read(directory: Path) -> Sidecar | None:
-        """That of a folder; None if it has none.
+        """Return the sidecar of a folder; None if it has none.
 
         Raises:
             HubError: it cannot be understood.

@@ -7,8 +7,8 @@
 
 All rows have the same length at any time, so that no padding and no mask is needed: a row's logits are those of
 its prompt without the other rows, up to rounding, since products of other sizes round differently. What is drawn
-for a prompt depends on its own seed and logits. So the tokens are those of `train.model.generate.generate`, unless
-two candidates are within rounding of each other.
+for a prompt depends on its own seed and logits. So the tokens equal those that `train.model.generate.generate`
+makes, unless two candidates are within rounding of each other.
 """
 
 from __future__ import annotations
@@ -121,7 +121,7 @@ def generate_batch(
     stopper: Callable[[int, Prompt], Stops] = never_stops,
     alive: Callable[[], None] = lambda: None,
 ) -> Iterator[Continuation]:
-    """Yield the continuation of each prompt as it ends, not in their order. The weights must not change meanwhile.
+    """Yield the continuation of each prompt as it ends, not in their order. The weights must not change.
 
     Args:
         model: the model, on any device.

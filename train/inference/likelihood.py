@@ -1,7 +1,7 @@
 """Log-likelihoods of continuations, many at once: contexts with their continuations, padded on the right.
 
 The model is causal: what is behind a token changes nothing of it, so that padding needs no mask. Inputs that are
-the same, such as those of choices of one token each, are computed once. The logits of a pass exist in portions.
+the same, such as choices of one token each, are computed once. The logits of a pass exist in portions.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ def likelihoods(
     A pair is computed in the same pass on any number of ranks, so that its likelihood is the same bits.
 
     Args:
-        model: the model, on any device; its weights do not change meanwhile.
-        pairs: those of all ranks.
+        model: the model, on any device; its weights must not change.
+        pairs: the pairs of all ranks.
         rope_base: base of the rotary embedding.
         rank: which share is computed.
         ranks: number of shares.

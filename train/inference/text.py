@@ -78,7 +78,7 @@ class TextCoder:
         return str(self.tokenizer.decode(list(ids)))
 
     def pairs(self, texts: Sequence[tuple[str, str]]) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
-        """Return the tokens of contexts and of what follows each, which are those of both together.
+        """Return the tokens of contexts and of what follows each, equal to the tokens of both together.
 
         White space at the end of the context counts to what follows, since tokens rarely end with it (the rule of
         lm-evaluation-harness). Without a context there is the token that begins a text.

@@ -10,7 +10,7 @@ chunk per rank, its *held* elements: what one reduce-scatter per bucket leaves o
 
 A matrix belongs to one rank as a whole (`checkpoint_tools.partition`), so what a rank holds is a row of pieces for
 owners everywhere. A piece is what one rank holds of one matrix in one bucket. Both sides of an exchange know all
-pieces from the table alone: nothing is negotiated.
+pieces only from the table: nothing is negotiated.
 
 Cost: a rank holds a piece or a few per bucket, and owns one per rank that holds some of its matrices. ZAYA1-base
 in buckets of 64 MiB has 495 buckets; a rank of 8 holds 700 pieces and owns 700, a rank of 1,024 holds 500 and owns

@@ -105,7 +105,7 @@ class Comm:
     ) -> None:
         """Send source_splits[r] elements of `source`, in order, to each rank r; fill `out` with what they send.
 
-        Any of the numbers may be 0. With two levels, the ranks are those of the `level`.
+        Any of the numbers may be 0. With two levels, the ranks are the `level`'s.
         """
         assert level is Level.ALL, f"there is no {level} level in flat collectives"
         if self.size == 1:

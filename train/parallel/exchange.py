@@ -89,7 +89,7 @@ class Exchange:
     def to_holders(self, owned: list[Tensor], held: list[Tensor], *, packed: bool = False) -> None:
         """Fill the `held` weights of every rank with the `owned` ones of all.
 
-        With `packed` those of this rank are in `weights_to_send` already.
+        With `packed` this rank's weights are in `weights_to_send` already.
         """
         if self.comm.size == 1:
             _copy(held, owned)
@@ -110,7 +110,7 @@ class Exchange:
         _copy(held, _cut(incoming, held))
 
     def _passing(self, by_holder: Tensor, by_owner: Tensor) -> tuple[list[Tensor], list[Tensor]]:
-        """Cut what this rank passes on, in the order of the node's ranks and in that of the nodes; alike."""
+        """Cut what this rank passes on, in the order of the node's ranks and in the order of the nodes."""
         through = self._route.through
         nodes = range(len(through[0]))
         holders = by_holder.split([*chain.from_iterable(through)])

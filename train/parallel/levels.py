@@ -22,7 +22,7 @@ from zslurm.train.parallel.world import World
 
 @dataclass(frozen=True)
 class Levels:
-    """This rank's groups: the ranks of its node, and those of its rail."""
+    """This rank's groups: the ranks of its node, and the ranks of its rail."""
 
     topology: Topology
     node: dist.ProcessGroup

@@ -25,7 +25,7 @@ _SAFE_PATH = "PYTHONSAFEPATH"
 
 
 class RankOf(NamedTuple):
-    """Which rank a process is: among all, and among those of its node."""
+    """Which rank a process is: among all, and on its node."""
 
     rank: int
     ranks: int
@@ -97,7 +97,7 @@ def _start_server(module: str) -> None:
 
 
 def _begin(environment: dict[str, str], work: Callable[..., None], *arguments: Any) -> None:
-    """Work in the command's environment as it is now: the server's is that of its start."""
+    """Work in the command's environment as it is now: the server's is from its start."""
     os.environ.clear()
     os.environ.update(environment)
     work(*arguments)
@@ -109,7 +109,7 @@ def was_killed(rank: int) -> TrainError:
 
 
 def take_device(kind: str, rank: int, ranks: int) -> torch.device:
-    """Return the device of a rank among those of its node: the GPU of its number, or its part of the cores."""
+    """Return the device of a rank on its node: the GPU of its number, or its part of the cores."""
     device = torch.device(kind, rank if kind == "cuda" else 0)
     if device.type == "cuda":
         torch.cuda.set_device(device)

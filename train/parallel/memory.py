@@ -37,7 +37,7 @@ def sharded_bytes(
     bucket_bytes: float,
     topology: Topology | None = None,
 ) -> dict[str, int]:
-    """Return the bytes of each buffer that a rank keeps for the whole run, in buckets of so many bytes.
+    """Return the bytes of each buffer that a rank keeps for the whole run, in buckets of `bucket_bytes`.
 
     The rank is the one at `position` of the layout, which is its own number unless collectives are in two levels:
     those of `topology`.

@@ -25,7 +25,7 @@ from zslurm.train.parallel.topology import Topology
 
 
 class Level(StrEnum):
-    """The ranks that a hop is between: all, those of the node, or those of the rail."""
+    """The ranks that a hop is between: all, the node's, or the rail's."""
 
     ALL = "all"
     NODE = "node"

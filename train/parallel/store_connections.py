@@ -3,7 +3,7 @@
 torch looks the name of an address up for every connection that a TCPStore opens (`formatSockAddr` in
 c10d/socket.cpp), whether it logs it or not. A name server that loses a packet costs 5 s then, half of what a
 recovery in memory may take, and a thousand ranks ask it at once. So connections for the next generation are opened
-in the background, and while a warm process waits. One that was cut meanwhile is replaced when it is taken.
+in the background, and while a warm process waits. One that was cut is replaced when it is taken.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class StoreConnections:
         self._noted: Sockets = {}
 
     def keep(self, host: str, port: int, count: int) -> None:
-        """Have so many connections ready from now on; `refill` opens those that were taken."""
+        """Have a number of connections ready from now on; `refill` opens those that were taken."""
         self._address, self._count = (host, port), count
         self.refill()
 

@@ -38,10 +38,10 @@ SLOTS = 2
 
 
 class TwoLevel(Comm):
-    """Collectives over the group of all ranks, in two levels; its interface is that of Comm."""
+    """Collectives over the group of all ranks, in two levels, with the interface of Comm."""
 
     def __init__(self, group: dist.ProcessGroup, levels: Levels, device: torch.device) -> None:
-        """Take the group of all ranks, those of its levels, and the device that tensors are on."""
+        """Take the group of all ranks, the groups of its levels, and the device that tensors are on."""
         super().__init__(group, levels.topology)
         self.position = levels.topology.position(self.rank)
         self.node = Comm(levels.node, levels.topology, levels.topology.node_ranks(self.rank))
@@ -130,7 +130,7 @@ class TwoLevel(Comm):
         self._chain.run(*hops).wait()
 
     def _between(self, elements: int) -> tuple[Tensor, range]:
-        """Return room for so many elements between two hops, and the slots that it is in."""
+        """Return space for a number of elements between two hops, and the slots that it is in."""
         half = len(self._room) // SLOTS
         if elements > half:
             assert elements <= len(self._room), (

@@ -151,7 +151,7 @@ def open_world(
 ) -> Iterator[World]:
     """Join the run; leave it in order when the block ends without an error.
 
-    `making_groups` and `fence` are those of the `World`; the group of all ranks is made in such a context. A
+    `making_groups` and `fence` are the `World`'s; the group of all ranks is made in such a context. A
     process that takes the place of a rank joins a `generation` after the first.
 
     Raises:

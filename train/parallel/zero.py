@@ -103,7 +103,7 @@ class ZeroShards:
         The gradients of microbatches are added up in `gradient_dtype`, and summed over ranks in `reduce_dtype`
         (by default the same; fp64 for an fp64 model), with `overlap` during the last backward of a step.
         `bucket_bytes` is the size of one reduction of matrices, rounded down to whole elements for every rank.
-        `table` is that of `train.shapes.owned_table`. With `levels`, collectives are in two levels.
+        `table` is from `train.shapes.owned_table`. With `levels`, collectives are in two levels.
         """
         parameters = dict(model.named_parameters())
         first = next(iter(parameters.values()))
@@ -470,7 +470,7 @@ def squares_in_one_pass(gradient: Tensor) -> Tensor:
     """Return the sum of squares as an fp64 scalar, for which a GPU reads each element once.
 
     `torch.linalg.vector_norm` with `dtype=torch.float64` copies fp32 to fp64 first, on GPUs as well: its reduction
-    widens 16-bit elements alone (torch's ReduceOpsUtils.h). The list form loads fp32 and adds in fp64
+    widens only 16-bit elements (torch's ReduceOpsUtils.h). The list form loads fp32 and adds in fp64
     (foreach_reduce.cuh, torch 2.9 to 2.13).
     """
     (norm,) = torch._foreach_norm([gradient], 2, dtype=torch.float64)

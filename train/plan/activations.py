@@ -119,7 +119,7 @@ class Sizes:
         return self.narrow < self.wide
 
     def sums(self, elements: int) -> int:
-        """Return the bytes that a product of so many elements takes in addition to its result while it is made."""
+        """Return the bytes that a product of `elements` takes in addition to its result while it is made."""
         return product_sums(elements, self.narrow) if self.on_cpu else 0
 
     @property
@@ -304,7 +304,7 @@ def expert_bytes(sizes: Sizes) -> int:
 
 
 def _experts_backward(sizes: Sizes) -> int:
-    """Return the experts' backward pass at its end: inner and outer gradients, and those of a layer's experts.
+    """Return the experts' backward pass at its end: inner and outer gradients, and those of one layer's experts.
 
     The last of them are those of the first matrices, whose sums are freed before the rows' gradient is made. What
     other products of one expert take on a CPU besides their results depends on its load, and is not counted.

@@ -59,7 +59,7 @@ class Links:
     nic_rate: float = 50e9  # 400 Gb/s
 
     def inside_rate(self, ranks: int) -> float:
-        """Return the bytes a second that each of so many ranks of a node sends to the others."""
+        """Return the bytes a second that each of a number of ranks of a node sends to the others."""
         return max(1, ranks - 1) * self.link_rate
 
 
@@ -118,7 +118,7 @@ class Traffic:
         )
 
     def __mul__(self, times: int) -> Traffic:
-        """Return the same so many times."""
+        """Return the same `times` times."""
         return Traffic(
             self.inside * times,
             self.rail * times,
@@ -166,9 +166,9 @@ class StepTraffic:
     Attributes:
         buckets: reductions of matrices, and as many gathers.
         bucket_bytes: of gradients in each.
-        reduce_bucket, reduce_flat: one reduction, and that of all that is no matrix.
+        reduce_bucket, reduce_flat: one reduction, and the one of all that is no matrix.
         to_owners, to_holders: the exchange of matrices, one way and back.
-        gather_bucket, gather_flat: one gather, and that of all that is no matrix.
+        gather_bucket, gather_flat: one gather, and the one of all that is no matrix.
     """
 
     buckets: int
@@ -201,7 +201,7 @@ class StepTraffic:
         return self.reduce_scatter + self.exchange + self.all_gather
 
     def exposed_s(self, forward_s: float, backward_s: float) -> float:
-        """Return what communication adds to a step whose microbatches compute for so long, in seconds.
+        """Return what communication adds to a step whose microbatches compute for some time, in seconds.
 
         Assumed: the last backward finishes the gradients of one bucket after the other, each in the same time,
         and a bucket's reduction runs from then on, one at a time; the flat space follows, and the exchange. The
@@ -311,9 +311,9 @@ def _sizes(config: TrainConfig) -> tuple[int, int, int, int]:
 def context_traffic(
     config: TrainConfig, phase: PhaseConfig, sequences: int, links: Links | None = None
 ) -> Traffic:
-    """Return what one rank sends to the others of its context group in a step, in which it has so many sequences.
+    """Return what one rank sends to the others of its context group in a step, with `sequences` of its own.
 
-    The bytes are those of `train.context.bytes`, for all layers and microbatches. An all-gather or reduce-scatter
+    The bytes are from `train.context.bytes`, for all layers and microbatches. An all-gather or reduce-scatter
     uses the links to all ranks of the group, a step of the ring one. Latency is that of c - 1 hops for keys and
     values and of one for the halos, in each layer and microbatch, and in backward of c - 1 more for the gradients.
     With `recompute: auto` no layer is taken to be recomputed.

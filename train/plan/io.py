@@ -92,7 +92,7 @@ class StoragePlan:
 
 
 def plan_storage(run: TrainConfig, *, step_time: float, ranks: int) -> StoragePlan:
-    """Return reads and checkpoints of a run on so many ranks, with steps of `step_time` seconds."""
+    """Return reads and checkpoints of a run on a number of ranks, with steps of `step_time` seconds."""
     token_bytes = BundleHeader(run.model.vocab_size, "", 0).token_dtype.itemsize
     reads = tuple(
         Reads(max(segment.global_batch for segment in phase.segments), phase.context, token_bytes, step_time)

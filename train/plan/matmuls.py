@@ -98,7 +98,7 @@ class MicrobatchShape:
 
     @classmethod
     def of(cls, phase: PhaseConfig, most_sequences: int | None = None) -> MicrobatchShape:
-        """Return that of a phase, with no more sequences than a rank has in a step."""
+        """Return the microbatch of a phase, with no more sequences than a rank has in a step."""
         sequences = min(phase.micro_batch, most_sequences or phase.micro_batch)
         ranks = phase.context_parallel
         local = phase.context if ranks == 1 else 2 * chunk_tokens(phase.context, ranks)
@@ -106,7 +106,7 @@ class MicrobatchShape:
 
 
 def matmuls(config: TrainConfig, microbatch: MicrobatchShape, recomputed: int, *, on_cpu: bool) -> list[Matmul]:
-    """Return the products of a microbatch; of so many layers, forward is computed twice."""
+    """Return the products of a microbatch; in `recomputed` layers forward is computed twice."""
     model = config.model
     products = []
     for product in (*_layer(model, microbatch), *_head(model, microbatch.tokens, on_cpu=on_cpu)):
@@ -156,7 +156,7 @@ def _layer(model: ModelConfig, microbatch: MicrobatchShape) -> Iterator[Matmul]:
 
 
 def _head(model: ModelConfig, tokens: int, *, on_cpu: bool) -> Iterator[Matmul]:
-    """Return the head's product of a chunk of tokens, and that of a shorter last one."""
+    """Return the head's product of a chunk of tokens, and of a shorter last one."""
     chunk = head_chunk(model, tokens, on_cpu=on_cpu)
     vocabulary, hidden = model.vocab_size, model.hidden_size
     for name, rows, calls in (("head.logits", chunk, tokens // chunk), ("head.logits, last", tokens % chunk, 1)):

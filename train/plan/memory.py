@@ -9,7 +9,7 @@ The peak is the sum of what lives as long as the run and of the largest of these
 
 What lives as long as the run is listed in parallel/memory.py. On a CPU the copy that checkpoints are written from
 (checkpointing/snapshot.py) belongs to it as well, unless `checkpoint.background` is false; on GPUs it is in the
-host's memory. Ranks differ in what they own; the figures are those of the rank that owns most. Counted are live
+host's memory. Ranks differ in what they own; the figures are for the rank that owns most. Counted are live
 tensors, not what an allocator, the runtime or the collectives' library hold besides.
 """
 
@@ -68,7 +68,7 @@ class MemoryPlan:
 
     @property
     def microbatch(self) -> MicrobatchMemory:
-        """Return that of the phase that needs most."""
+        """Return the memory of the phase that needs most."""
         return max(self.microbatches, key=lambda memory: memory.peak)
 
     @property
@@ -93,7 +93,7 @@ class MemoryPlan:
 
 
 def plan_memory(config: TrainConfig, ranks: int, *, on_cpu: bool, local: int = 8) -> MemoryPlan:
-    """Return the memory of a run on so many ranks, `local` of them on each node, which are CPUs or GPUs."""
+    """Return the memory of a run on a number of ranks, `local` of them on each node, which are CPUs or GPUs."""
     table = owned_table(config.model, config.optim)
     layout = partition(table, ranks)
     rank = max(range(ranks), key=layout.chunk)

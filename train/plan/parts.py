@@ -24,7 +24,7 @@ PartPass = Literal["forward", "forward and backward"]
 FORWARD: PartPass = "forward"
 BOTH: PartPass = "forward and backward"
 PASSES = (FORWARD, BOTH)
-"""A part's backward is not measured alone: the head's can run once only for each forward."""
+"""A part's backward is not measured by itself: the head's can run once only for each forward."""
 
 PARTS = ("embedding", "stage_entry", "attention", "router", "experts", "head")
 

@@ -9,7 +9,7 @@ Its columns are, among others,
                       matrices of M x N (newton_schulz.py); other kinds are products with M, N, K and batch
     m, n, k, batch    sizes of a product
     flops, tflops     FLOPs of the call, and its rate
-    dtype             format of the operands: that of the run, but for Newton-Schulz steps
+    dtype             format of the operands: the run's, but for Newton-Schulz steps
 
 A result of `zslurm bench hbm` next to it gives the rate of memory: the triad of its largest arrays.
 

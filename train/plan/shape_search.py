@@ -39,9 +39,9 @@ class ShapeProposal:
 def search_shapes(
     base: ModelConfig, parameters: float, keeps_rules: Callable[[ModelConfig], bool], most: int = 8
 ) -> list[ShapeProposal]:
-    """Return at most so many shapes that keep the rules, the nearest to a number of parameters first.
+    """Return at most `most` shapes that keep the rules, the nearest to a number of parameters first.
 
-    Vocabulary, router and head size (in whole tiles) are those of `base`; parameters include the embedding.
+    Vocabulary, router and head size (in whole tiles) are `base`'s; parameters include the embedding.
     """
     proposals: list[ShapeProposal] = []
     for shape in nearest_shapes(base, parameters):

@@ -1,6 +1,6 @@
 """Rules for the sizes of a model and of its microbatches on GPUs, with reasons and the nearest better values.
 
-The rules are those of arXiv 2511.17127 for MI300X; that paper does not set the bound on K. They are advice: a
+The rules are from arXiv 2511.17127 for MI300X; that paper does not set the bound on K. They are advice: a
 run that breaks one trains correctly, and more slowly. Large are the experts' products, and those with LARGE_SHARE
 of the FLOPs of a microbatch.
 
@@ -78,7 +78,7 @@ def width_findings(config: TrainConfig) -> Iterator[SizeFinding]:
 def batch_findings(
     config: TrainConfig, index: int, sequences: int, products: list[Matmul]
 ) -> Iterator[SizeFinding]:
-    """Check the microbatches of a phase, of whose sequences a rank has so many in a step."""
+    """Check the microbatches of a phase, of which a rank has `sequences` sequences in a step."""
     phase, model = config.phases[index], config.model
     key = f"phases[{index}].micro_batch"
     microbatch = MicrobatchShape.of(phase, sequences)

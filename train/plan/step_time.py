@@ -65,9 +65,9 @@ def step_time(
     rates: Rates,
     activation_bytes: int,
 ) -> StepTime | None:
-    """Return the time of a step in which a rank has so many sequences; None if rates are not known.
+    """Return the time of a step in which a rank has `sequences` sequences; None if rates are not known.
 
-    `products` are those of a microbatch, and `activation_bytes` what its layers keep for backward.
+    `products` are a microbatch's, and `activation_bytes` what its layers keep for backward.
     """
     default = rates.default
     if default is None:
@@ -125,7 +125,7 @@ def _parts_s(
 
 
 def _newton_schulz_s(config: TrainConfig, memory: MemoryPlan, rates: Rates, tflops: float) -> float:
-    """Return the seconds of Muon's products in a step, on the rank that has most of them; 0 for AdamW alone.
+    """Return the seconds of Muon's products in a step, on the rank that has most of them; 0 with only AdamW.
 
     What was measured has its time; other matrices are as fast as `tflops`.
     """

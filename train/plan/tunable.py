@@ -2,7 +2,7 @@
 
 A table of TunableOp has a row for each call of BLAS: operator, transpositions, M, N, K and leading dimensions.
 These follow from how torch multiplies, so a call is tuned by making it: `torch.nn.functional.linear` and its
-gradients, as the model does. `tests/bench/test_gemm_tuning.py` compares these calls with those of a real model.
+gradients, as the model does. `tests/bench/test_gemm_tuning.py` compares these calls with a real model's.
 
 Left out, with the reason:
 
@@ -47,7 +47,7 @@ class LinearCall:
 
     @property
     def flops(self) -> float:
-        """Return the FLOPs of one pass: that of each is the same."""
+        """Return the FLOPs of one pass: all passes have the same."""
         return 2.0 * self.rows * self.outputs * self.inputs
 
 

@@ -135,7 +135,7 @@ class PhaseConfig(Section):
 
     @property
     def segments(self) -> tuple[Segment, ...]:
-        """Return the segments of the phase: those of the batch ramp, and the phase's own batch."""
+        """Return the segments of the phase: the batch ramp's, and the one of the phase's own batch."""
         ramp = [(segment.until_tokens, segment.global_batch) for segment in self.batch_ramp]
         return segments_of(self.tokens, self.context, self.global_batch, ramp)
 

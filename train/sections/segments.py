@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """So many optimizer steps of so many sequences each."""
+    """A number of optimizer steps, of a number of sequences each."""
 
     steps: int
     global_batch: int

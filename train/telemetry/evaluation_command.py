@@ -5,8 +5,8 @@
                         it went in RUN_DIR/exports/step-00000400.json
 
 The process has no torch and no GPU, a lower priority, its own session, and none of the variables by which a
-program would think itself a rank of the run. One runs at a time; one that is due meanwhile is left out. No failure
-of it stops the training.
+program would think itself a rank of the run. One runs at a time; one that is due while another runs is left out.
+No failure of it stops the training.
 
 No shell is involved: the command is split into words as a shell would, {model}, {step} and {run} are replaced
 inside of them, and the words are the arguments of one program. For pipes there is `bash -c '...' name {model}`.

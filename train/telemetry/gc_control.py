@@ -22,7 +22,7 @@ _STEPS = 100
 
 
 class GarbageControl(Observer):
-    """Collects every `every` steps, and only then, inside of its `with` block; 0 leaves the collector alone."""
+    """Collects every `every` steps, and only then, inside of its `with` block; 0 leaves the collector as it is."""
 
     def __init__(self, every: int) -> None:
         """Prepare; the collector is as it was until the `with` block."""

@@ -45,7 +45,7 @@ class ObservedRun:
     done: int  # steps that a checkpoint brought along
     total_steps: int  # steps of the whole run
     record: Record  # writes a line of metrics.jsonl, which all observers see
-    sources: Callable[[int], Mapping[str, SourceProgress]]  # what so many steps took of each source
+    sources: Callable[[int], Mapping[str, SourceProgress]]  # what that number of steps took of each source
 
 
 class Observer:

@@ -57,7 +57,7 @@ class Observers:
         total_steps: int,
         sources: Callable[[int], Mapping[str, SourceProgress]] = no_sources,
     ) -> None:
-        """Make them; all ranks together. The arguments are those of `ObservedRun`."""
+        """Make them; all ranks together. The arguments are as in `ObservedRun`."""
         self._all: list[Observer] = []
         run = ObservedRun(run_dir, config, world, attempt, done, total_steps, self.record, sources)
         for kind in OBSERVERS:

@@ -55,7 +55,7 @@ class Profiler(Observer):
 
     @classmethod
     def create(cls, run: ObservedRun) -> Profiler | None:
-        """Return that of rank 0, if steps are to be profiled."""
+        """Return the observer of rank 0, if steps are to be profiled."""
         window = run.config.metrics.profile_steps
         if not run.world.is_first or window is None:
             return None

@@ -1,6 +1,6 @@
 """Report what was trained on of each source: a line of metrics at every tenth step, and at the last one.
 
-The counts are those of the run's order (train/data/order.py), a function of the step: nothing is counted while
+The counts follow from the run's order (train/data/order.py), a function of the step: nothing is counted while
 training, and a resumed run continues them without having stored any.
 """
 
@@ -14,7 +14,7 @@ from zslurm.train.telemetry.observer import ObservedRun, Observer, StepResult
 from zslurm.train.telemetry.timing import StepPart
 
 _EVERY = 10
-"""Steps between two lines; whoever looks for the newest one reads no further back than ten steps."""
+"""Steps between two lines; a reader of the newest one reads no further back than ten steps."""
 
 
 def no_sources(done: int) -> Mapping[str, SourceProgress]:
@@ -26,16 +26,16 @@ class SourceMetrics(Observer):
     """Records tokens and epochs of each source."""
 
     def __init__(self, run: ObservedRun) -> None:
-        """Record those of `run`."""
+        """Record the sources of `run`."""
         self._run = run
 
     @classmethod
     def create(cls, run: ObservedRun) -> SourceMetrics | None:
-        """Return that of rank 0."""
+        """Return the observer of rank 0."""
         return cls(run) if run.world.is_first else None
 
     def step_done(self, step: int, here: Position, result: StepResult, split: Mapping[StepPart, float]) -> None:
-        """Record the sources after the step, also a skipped one; that of a run with data.path is called `data`."""
+        """Record the sources after the step, also a skipped one; with data.path the source is called `data`."""
         if step % _EVERY and step != self._run.total_steps:
             return
         sources = {

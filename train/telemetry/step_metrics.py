@@ -34,7 +34,7 @@ class StepMetrics(Observer):
 
     @classmethod
     def create(cls, run: ObservedRun) -> StepMetrics | None:
-        """Return that of rank 0; all ranks measure the peak of their devices together."""
+        """Return the observer of rank 0; all ranks measure the peak of their devices together."""
         throughput = ThroughputMeter(run.config, run.world)
         return cls(run, throughput) if run.world.is_first else None
 

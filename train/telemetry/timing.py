@@ -120,7 +120,7 @@ class _HostStamps:
 
 
 class _DeviceStamps:
-    """Events in the GPU's current stream; those of past steps are used again."""
+    """Events in the GPU's current stream; events of past steps are used again."""
 
     queued = True
 

@@ -2,7 +2,7 @@
 
 Starts N copies of COMMAND with the variables that torchrun would set, one output file each, forwards signals,
 reports each copy that fails as srun does (so one parser reads both), and exits with the highest exit
-code, 128 + signal for a killed one. It leaves the other copies alone when one fails, as srun does with
+code, 128 + signal for a killed one. It does not end the other copies when one fails, as srun does with
 --kill-on-bad-exit=0: the supervisor decides.
 """
 

@@ -87,7 +87,7 @@ def name_recorder_variables(environ: MutableMapping[str, str], dump: str, torch:
     Args:
         environ: of the rank; what it has by either name stays.
         dump: what precedes the rank in the name of a dump.
-        torch: its version; default: that of the package that is installed.
+        torch: its version; default: the installed package's.
     """
     major, minor = (torch or version("torch")).split(".")[:2]
     renamed = (int(major), int(minor)) >= (2, 10)

@@ -72,7 +72,7 @@ def publish(path: Path, address: Mapping[str, Any]) -> None:
 
 
 def stop_key(secret: str) -> str:
-    """Return the key of a request to stop; without a secret that of ranks of a version before there was one."""
+    """Return the key of a request to stop; without a secret the key of ranks of a version that had none."""
     return f"{KEY}/{secret}" if secret else KEY
 
 

@@ -29,14 +29,14 @@ class StepUsage:
 
     Attributes:
         job_id: the job, `123` or `123_4`.
-        name: the step's; that of the job if `step` is empty.
+        name: the step's, or the job's if `step` is empty.
         step: `0`, `1`, `batch`, `extern`; empty for the whole allocation.
         elapsed_s: wall time.
         cpu_s: processor time of all tasks, user and system.
         max_rss: bytes of the largest task.
         tasks: how many there were.
-        cores: those of its allocation.
-        nodes: those of its allocation.
+        cores: of its allocation.
+        nodes: of its allocation.
         energy_j: joules.
     """
 

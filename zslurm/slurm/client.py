@@ -33,7 +33,7 @@ _START = re.compile(
 
 PreemptMode = Literal["requeue", "cancel"]
 _REQUEUED_WITHIN = timedelta(minutes=2)
-"""For so long after its end a preempted job may return to the queue."""
+"""Time after its end in which a preempted job may return to the queue."""
 
 
 @dataclass(frozen=True)
@@ -138,7 +138,7 @@ class SlurmClient(SlurmCommands):
         return {job_id: self._if_preempted(record) for job_id, record in records.items()}
 
     def _last_of(self, job_ids: Sequence[str]) -> dict[str, JobRecord]:
-        """Ask about the last of these jobs alone: only then does the controller say that a job is unknown.
+        """Ask about only the last of these jobs: only then does the controller say that a job is unknown.
 
         If that job is unknown, the controller answers, and its second answer about the others is believed.
 

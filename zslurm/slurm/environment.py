@@ -131,7 +131,7 @@ def step_nodes(environ: Mapping[str, str]) -> list[str]:
 
 
 def node_index(environ: Mapping[str, str]) -> int:
-    """Return the number of this node among those of its step; 0 outside of a step."""
+    """Return the number of this node in its step; 0 outside of a step."""
     return int(environ.get("SLURM_NODEID", "0"))
 
 

@@ -24,7 +24,7 @@ class JobSize:
     cpus_per_task: int
 
     def settings(self) -> dict[str, str]:
-        """By scontrol's names. With the CPUs: they stay as they were, and fewer nodes do not have so many."""
+        """By scontrol's names. With the CPUs: they stay as they were, and fewer nodes have fewer CPUs."""
         tasks = self.nodes * self.tasks_per_node
         cpus = tasks * self.cpus_per_task
         return {"NumNodes": str(self.nodes), "NumTasks": str(tasks), "NumCPUs": str(cpus)}
@@ -92,9 +92,9 @@ def requeue_excluding(
 ) -> RequeueResult:
     """Requeue a job without these nodes and those that it excludes already.
 
-    The job is never held: Slurm starts a requeued job after two minutes, and its list is changed meanwhile. A hold
-    would have to be taken back, and while a job with a dead node completes, Slurm answers a release with
-    "Unexpected message received" and exit code 0. If the list cannot be changed, the job starts all the same, and
+    The job is never held: Slurm starts a requeued job after two minutes, and its list is changed before that. A
+    hold would have to be taken back, and while a job with a dead node completes, Slurm answers a release with
+    "Unexpected message received" and exit code 0. If the list cannot be changed, the job starts anyway, and
     its supervisor avoids the nodes or requeues it again (aegis/supervisor/attempt_starter.py).
 
     With the requeue Slurm sends SIGTERM to every process of the job, the caller and its scontrol included if they
@@ -104,7 +104,7 @@ def requeue_excluding(
     The job was requeued `restarts` times before it ran. It may use the nodes in `expired` again. With `size` it
     asks for that much from now on, instead of as much as before: a job that fills its partition, and excludes a
     node of it, would wait forever.
-    `on_requeued` is called before the list is changed: Slurm may kill the caller meanwhile.
+    `on_requeued` is called before the list is changed: Slurm may kill the caller at any time.
 
     Raises:
         NotFound: Slurm does not know the job.

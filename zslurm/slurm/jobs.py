@@ -179,7 +179,7 @@ def parse_duration(text: str) -> timedelta | None:
 
 
 def time_limit(text: str) -> timedelta | None:
-    """A time limit as sbatch takes it: as `parse_duration`, but a number alone is minutes."""
+    """A time limit as sbatch takes it: as `parse_duration`, but a bare number is minutes."""
     return timedelta(minutes=int(text)) if text.isdecimal() else parse_duration(text)
 
 

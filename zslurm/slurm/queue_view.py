@@ -2,7 +2,7 @@
 
 slurmctld answers everybody on the cluster, and a shell loop around `zslurm status` must not be what slows it down.
 So an answer is used again for some seconds (for longer if it was slow to come), and after a failure the
-controller is left alone for a growing while. If it does not answer, the last view is shown with its age. What
+controller is not asked for a growing while. If it does not answer, the last view is shown with its age. What
 decides something (submit, cancel, requeue) never looks here.
 
 One file for each user and cluster below $XDG_CACHE_HOME/zslurm (default ~/.cache), written by rename.
@@ -30,11 +30,11 @@ from zslurm.slurm.jobs import JobRecord
 from zslurm.slurm.run_command import Retries
 
 FRESH_S = 3.0
-"""An answer is as good as new for so long."""
+"""Seconds in which an answer is as good as new."""
 SLOW = 4.0
-"""... or for so many times as long as it took to come."""
+"""... or this many times as long as it took to come."""
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 2.0, 60.0
-"""After a failure the controller is left alone, for twice as long each time."""
+"""After a failure the controller is not asked, for twice as long each time."""
 _PATIENCE_S = 8.0
 """How long a user at a terminal waits for an answer that can be had from the file."""
 

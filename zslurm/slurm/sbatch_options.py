@@ -27,7 +27,7 @@ class SbatchOption:
         typed: its names in `zslurm submit`; empty if it has no option there.
         metavar: what stands for its value there.
         help: what it means there.
-        sets: the dotted key of the run that the option there sets, if it is not that of `key`.
+        sets: the dotted key of the run that the option there sets, if it differs from `key`.
         jobs: other jobs that carry the value of `key` as it is.
         instead: what to use if a user gives it behind `--`, although the program sets it.
         of_submitit: why `slurm_additional_parameters` of submitit cannot have it; empty if they can.

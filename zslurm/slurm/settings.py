@@ -26,8 +26,8 @@ class SlurmSettings:
         preempt_mode: OFF, CANCEL, REQUEUE, SUSPEND, ...
         preempt_signal: whether a job is sent its --signal before it is preempted.
         kill_wait_s: seconds from SIGTERM to SIGKILL.
-        slurmd_timeout_s: a silent node is DOWN after so many seconds; 0 is never.
-        message_timeout_s: a message is given up after so many.
+        slurmd_timeout_s: seconds after which a silent node is DOWN; 0 is never.
+        message_timeout_s: seconds after which a message is given up.
     """
 
     cluster: str

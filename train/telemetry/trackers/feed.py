@@ -58,7 +58,7 @@ class Trackers(Observer):
 
     @classmethod
     def create(cls, run: ObservedRun) -> Trackers | None:
-        """Return that of rank 0, if any tracker is on."""
+        """Return the observer of rank 0, if any tracker is on."""
         modes = {kind: kind.mode(run.config.metrics) for kind in TRACKERS}
         modes_online = {kind: mode == "online" for kind, mode in modes.items() if mode != "off"}
         if not run.world.is_first or not modes_online:

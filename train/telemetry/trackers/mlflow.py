@@ -18,7 +18,7 @@ _LONGEST_PARAMETER = 500
 
 
 class MLflow(Tracker):
-    """A run at an MLflow server, or in a file of its own."""
+    """A run at an MLflow server, or in a separate file."""
 
     KEY, PACKAGE, EXTRA = "mlflow", "mlflow", "mlflow"
 

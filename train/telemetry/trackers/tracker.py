@@ -42,7 +42,7 @@ class TrackedRun:
 
 
 class Tracker:
-    """One service. Its methods are called in one thread, not that of the training; each may raise anything.
+    """One service. Its methods are called in one thread, not in the training's; each may raise anything.
 
     Attributes:
         KEY: the setting below `metrics` that turns it on.

@@ -195,7 +195,7 @@ def _independent(values: Sequence[float]) -> int:
 
 @lru_cache
 def _needed(count: int, chance: float) -> int | None:
-    """Return the least m with P(m) <= chance, of `moments` moments; None if all of them are too few."""
+    """Return the least m with P(m) <= chance, of `count` moments; None if all of them are too few."""
     tail, needed = 0.0, None
     for m in range(count, -1, -1):
         tail += math.comb(count, m) / 2**count

@@ -232,7 +232,7 @@ def _room(weights: Weights, ids: list[int]) -> int:
 def _stream(
     weights: Weights, dtype: str, device: str, shape: tuple[int, int], ids: list[int], settings: dict[str, Any]
 ) -> Iterator[int]:
-    """Return the tokens as they are made, by `ranks` ranks on each of `nodes` nodes."""
+    """Return the tokens as they are made, by the ranks of `shape`: nodes, and ranks of each."""
     nodes, ranks = shape
     if nodes > 1 or ranks > 1:
         from zslurm.train.decoding import DecodingRequest, generate_on_ranks  # imports torch

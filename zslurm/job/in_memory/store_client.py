@@ -117,7 +117,7 @@ class StoreClient:
 
     @property
     def has_ended(self) -> bool:
-        """Whether the server has ended though nobody stopped it, and all that it reported was taken."""
+        """Whether the server has ended though it was not stopped, and all that it reported was taken."""
         return self._over.is_set() and self._events.empty() and not self._stopped
 
     @property

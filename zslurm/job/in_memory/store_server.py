@@ -148,7 +148,7 @@ def look_up_no_names() -> None:
 
     It does so in the one thread that answers all ranks, to have the name at hand for messages: if DNS is slow
     or away each connection stops the store for seconds, and 1,024 ranks for longer than any of them waits. glibc
-    can be asked to take /etc/hosts alone, for this process; other C libraries have no such function, and look up
+    can be asked to take only /etc/hosts, for this process; other C libraries have no such function, and look up
     as before.
     """
     configure = getattr(ctypes.CDLL(None), "__nss_configure_lookup", None)
@@ -265,7 +265,7 @@ class StoreServer:
             self.look()
 
     def _begin_anew(self, send: Callable[[str], None]) -> None:
-        """Serve the next supervisor: from now on it alone hears what is new, after what happened so far."""
+        """Serve the next supervisor: from now on only it hears what is new, after what happened so far."""
         self._supervisors += 1
         self._send, self._heard, self._off = send, True, False
         newest, before, move = (

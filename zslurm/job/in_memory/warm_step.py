@@ -50,7 +50,7 @@ def warm_slurm_step(
     per_node: int,
     first: int,
 ) -> StepPlan:
-    """Return a step with so many warm processes on each of these nodes, next to whatever runs there."""
+    """Return a step with `per_node` warm processes on each of these nodes, next to whatever runs there."""
     command = [
         "srun",
         f"--job-name={step_name(attempt)}",

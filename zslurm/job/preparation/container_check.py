@@ -69,7 +69,7 @@ def check_rdma_abi(verbs: Path = VERBS) -> AbiCheck:
 
 
 def compare(kernel: dict[str, str], usable: list[str], errors: str) -> AbiCheck:
-    """Compare the kernel's devices (name -> ABI) with those that libibverbs lists and what it prints meanwhile."""
+    """Compare the kernel's devices (name -> ABI) with the devices that libibverbs lists and what it prints."""
     dropped = [device for device in kernel if device not in usable]
     if not dropped:
         return AbiCheck("ok", f"{len(kernel)} RDMA devices can be used")

@@ -38,8 +38,8 @@ _FIELD = re.compile(r"^  (\w+) *: (.*)$", re.MULTILINE)
 def error_in(log: str) -> dict[str, Any]:
     """Return error, message and traceback of the failure that a log ends with; nothing if there is none.
 
-    Under torchrun it is that of the process which failed first; else the last traceback. The launcher's own does
-    not count while there is another one.
+    Under torchrun it is the traceback of the process which failed first; else the last traceback. The launcher's
+    own does not count while there is another one.
     """
     root = _torchrun_root(log)
     if root is not None and (killed := _KILLED.match(root.get("traceback", ""))) and killed[1] != "SIGTERM":
@@ -58,7 +58,7 @@ def _tracebacks(log: str) -> list[str]:
 
 
 def _error_of(text: str) -> dict[str, Any] | None:
-    """Return what a traceback ends in; None for that of a launcher, and if its end is missing."""
+    """Return what a traceback ends in; None for a launcher's, and if its end is missing."""
     # The first match: what is printed after the traceback may look like an error too.
     match = next((match for line in text.splitlines() if (match := _ERROR.match(line))), None)
     if match is None or (name := match["error"].rpartition(".")[2]) in _OF_LAUNCHERS:

@@ -1,6 +1,6 @@
 """The process of one rank's program, from its start to its end, and what it leaves behind.
 
-The program has a process group of its own. What it starts beyond that, in other sessions, this process adopts, and
+The program has a separate process group. What it starts beyond that, in other sessions, this process adopts, and
 ends when the program has ended.
 """
 
@@ -38,7 +38,7 @@ class Program:
         Args:
             trainer: what is run, and how it is asked to stop.
             stop: the request to stop.
-            pass_on: called once if a signal asked this rank alone: the other ranks are to stop too.
+            pass_on: called once if a signal asked only this rank: the other ranks are to stop too.
         """
         self._trainer, self._stop, self._pass_on = trainer, stop, pass_on
         self.killed_late = False

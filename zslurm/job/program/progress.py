@@ -2,7 +2,7 @@
 
 Read are, in this order: the file of `zslurm.progress.step` (ZSLURM_PROGRESS_FILE), lines of a log that match
 `trainer.progress.pattern`, and the growth of a file (`trainer.progress.grows`). Most programs print on one rank:
-the last two are read on that one alone (`trainer.progress.rank`). It also writes metrics.jsonl, so that `zslurm
+the last two are read only on that one (`trainer.progress.rank`). It also writes metrics.jsonl, so that `zslurm
 status`, `watch` and `report` have steps, their time and the figures that the program gives; and a line for each
 new checkpoint that `trainer.checkpoints` matches.
 """
@@ -118,7 +118,7 @@ class ProgramProgress:
             self._look_for_checkpoint()
 
     def _take(self, row: dict[str, Any]) -> None:
-        """Note a step; one that is lower than the last is that of a program which started over."""
+        """Note a step; one that is lower than the last comes from a program which started over."""
         shown, step = row.get("time"), int(row["step"])
         now = float(shown) if isinstance(shown, int | float) else time.time()
         steps, seconds = step - self._step, now - self._step_at

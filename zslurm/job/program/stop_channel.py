@@ -22,7 +22,7 @@ from zslurm.job.stop_request import add_to_key, stop_key
 
 _JOIN, _STOP = b"\x01", b"\x02"
 _HEADER = struct.Struct("=BIBQ")
-"""Before the key in a request of `add_to_key`: its first byte is 0, unlike that of _JOIN."""
+"""Before the key in a request of `add_to_key`: its first byte is 0, unlike _JOIN's."""
 _LONGEST = _HEADER.size + 4096
 _SPARE_FILES = 256
 
@@ -131,7 +131,7 @@ def join(address: Mapping[str, Any], ask: Callable[[], None]) -> None:
 
 
 def pass_on(address: Mapping[str, Any]) -> bool:
-    """Send a request that reached this rank alone to all others; returns whether rank 0 has it."""
+    """Send a request that reached only this rank to all others; returns whether rank 0 has it."""
     return add_to_key(str(address["host"]), int(address["stop_port"]), stop_key(str(address.get("secret", ""))))
 
 

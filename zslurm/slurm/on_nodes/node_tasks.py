@@ -34,7 +34,7 @@ class NodeTasks:
     environ: Mapping[str, str]
 
     def end(self) -> None:
-        """End the tasks, and the job if it is one of its own."""
+        """End the tasks, and the job if it was made for them."""
         if end_srun(self.process) and self.name is not None:
             cancel_named(self.name, self.environ)
 
@@ -55,9 +55,9 @@ def start_on_nodes(
     Args:
         module: reads stdin to its end.
         nodes: exactly these.
-        count: so many of Slurm's choice, if none are named.
+        count: how many of Slurm's choice, if none are named.
         options: further options of srun (partition, account, GPUs, ...).
-        job_id: as a step of this job, which this process runs in; default: as a job of its own.
+        job_id: as a step of this job, which this process runs in; default: as a separate job.
         setup: shell lines that each node runs first.
         environ: the environment to start from.
         prefix: what the job's name begins with.

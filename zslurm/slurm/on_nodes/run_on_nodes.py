@@ -89,7 +89,7 @@ def run_on_nodes(
         module: a module that calls `answer` once.
         arguments: of the module.
         nodes: on exactly these nodes; those that do not answer are in the result, with the reason.
-        count: on so many nodes of Slurm's choice, if none are named.
+        count: how many nodes of Slurm's choice, if none are named.
         options: further options of srun (partition, account, GPUs, ...).
         job_id: as a step of this job, which this process runs in; default: as a separate job.
         setup: shell lines that each node runs first (`module load rocm`).
@@ -153,7 +153,7 @@ def run_here(
     environ: Mapping[str, str] = os.environ,
     python: Sequence[str] = (sys.executable,),
 ) -> NodeAnswer:
-    """Ask this machine the same, without Slurm; the arguments are those of `run_on_nodes`."""
+    """Ask this machine the same, without Slurm; the arguments are as in `run_on_nodes`."""
     this_node = node_name(environ)
     try:
         done = subprocess.run(

@@ -244,7 +244,7 @@ def _gpus(spec: RunSpec, given: Mapping[str, Any]) -> str | None:
 
 
 def function_script(function: Function, command: str, folder: Path, secrets: Path, array: int | None) -> str:
-    """Render the script that runs submitit's `command` as a job, or as an array of `count` jobs.
+    """Render the script that runs submitit's `command` as a job, or as an array of `array` jobs.
 
     Secrets of the profile, if it has any, are written into the file `secrets`.
 
