@@ -7,10 +7,11 @@ from typing import Any
 
 from docs.tables.markdown import table
 from zslurm.checkpoint_tools.quantities import show_bytes
+from zslurm.cli.run.dry_run_lines import phase_lines
 from zslurm.config import yaml12
 from zslurm.config.load import recipes
 from zslurm.config.spec import RunSpec
-from zslurm.submit.phase_plan import Communication, PhasePlan, phase_plans
+from zslurm.submit.phase_plan import Communication, PhasePlan, phase_json, phase_plans
 from zslurm.submit.size import card_of, run_size
 from zslurm.train.context.bytes import context_bytes
 from zslurm.train.plan.communication import RankGroup, step_traffic
@@ -160,8 +161,38 @@ def context_groups() -> str:
     return table((*head, "data-parallel ranks x sequences", "step with a node less", "time in a step"), rows)
 
 
+def flagship_dry_run() -> str:
+    """Return what a dry run of zaya1-8b on 128 nodes states of its phases."""
+    spec = _flagship(128)
+    sent, phases = _phases_of(spec)
+    shown = [phase_json(phase, spec.ranks_per_node) for phase in phases]
+    return "\n".join(["```text", *phase_lines(shown, sent.as_json()), "```", ""])
+
+
+def flagship_expectations() -> str:
+    """Return tokens, steps, memory, time and GPU-hours of zaya1-8b's phases on 128 nodes, without faults."""
+    spec = _flagship(128)
+    plans = _phases_of(spec)[1]
+    sizes = run_size(spec, card_of(spec, None, ""), Rates(None, on_cpu=False), on_cpu=False).phases
+    rows, hours = [], 0.0
+    for plan, size in zip(plans, sizes, strict=True):
+        assert size.time is not None
+        steps = sum(segment.steps for segment in size.phase.segments)
+        took = steps * size.time.seconds / 3600
+        hours += took
+        row = [f"`{plan.phase.name}`", f"{plan.phase.tokens / 1e12:g} trillion", f"{plan.phase.context:,}"]
+        row += [f"{steps:,}", show_bytes(plan.peak_bytes), f"{size.time.seconds:.2f} s"]
+        rows.append([*row, f"{took / 24:.1f}", f"{took * spec.world_size / 1e3:,.0f} thousand"])
+    total = f"{hours * spec.world_size / 1e3:,.0f} thousand"
+    rows.append(["all", *[""] * 5, f"{hours / 24:.1f}", total])
+    head = ("phase", "tokens", "context", "steps", "memory of a rank", "longest step", "days", "GPU-hours")
+    return table(head, rows)
+
+
 TABLES = (
     context_groups,
+    flagship_dry_run,
+    flagship_expectations,
     flagship_communication,
     two_levels,
     size_products,
