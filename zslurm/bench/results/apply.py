@@ -150,8 +150,9 @@ def _collectives(result: BenchResult, source: Path, found: Found) -> None:
             continue
         bucket, way = float(max(1, math.ceil(knee.bytes / _MIB))), ways.get(nodes, "flat")
         found.add(f"measured.bucket_mb.{nodes}", bucket, knee_spread(_samples(rows, way)))
+        gb_s = knee.rate / 1e9
         found.lines.append(
-            f"{counted(nodes, 'node')}: a bucket of {bucket:g} MiB has 95 % of {knee.rate / 1e9:.3g} GB/s "
+            f"{counted(nodes, 'node')}: a bucket of {bucket:g} MiB has 95 % of {gb_s:.3g} GB/s "
             f"({operation}, {way.replace('_', ' ')})"
         )
     _variables(result, found)
