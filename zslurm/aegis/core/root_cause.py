@@ -96,7 +96,7 @@ def _may_be_root(
     if (end := taken_back(fault, ends)) is not None:
         return not running and not _overcome(fault, end, attempt_state, settings)
     overcome = _overcome(fault, None, attempt_state, settings)
-    return not overcome or (_stays(fault) and not _is_outdated(fault, attempt_state))
+    return (not overcome or _stays(fault)) and not _is_outdated(fault, attempt_state)
 
 
 def _is_outdated(fault: Fault, attempt_state: AttemptSummary) -> bool:

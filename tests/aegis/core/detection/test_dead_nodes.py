@@ -65,6 +65,27 @@ def test_no_node_is_dead_if_all_but_the_supervisors_own_are_silent() -> None:
     assert training.kinds(training.run(10, own_node="node0")) == [("rank_hang", None, None)]
 
 
+def test_whether_a_link_is_up_again_is_not_known_if_the_supervisors_own_node_is_cut_off() -> None:
+    training = Training(nodes=3)
+    training.run(31)
+    training.silent |= {1, 2}
+    training.stopped |= dict.fromkeys(range(2, 6), training.now)
+    (fault,) = training.run(12, own_node="node0", halted_by={"node2"})
+    assert (fault.kind, fault.role, fault.node) == ("agent_lost", "advisory", "node2")
+    assert "may be cut off" in fault.line
+
+
+def test_while_the_supervisors_own_node_is_cut_off_a_halt_proves_nothing_about_a_silent_node() -> None:
+    training = Training(nodes=3)
+    training.run(31)
+    training.silent |= {1, 2}
+    training.stopped |= dict.fromkeys((2, 3), training.now)
+    training.run(7, own_node="node0")
+    training.silent.remove(2)
+    assert training.run(4, own_node="node0") == []
+    assert training.kinds(training.run(8, own_node="node0")) == [("node_dead", "node1", None)]
+
+
 def test_a_node_that_slurm_calls_down_is_dead_though_all_others_are_silent() -> None:
     training = Training(nodes=4)
     training.run(31)

@@ -45,6 +45,7 @@ class DeadNodes:
         self._own_silent_at = float("-inf")
         self.is_cut_off = False
         """All agents but that of the supervisor's own node are silent: that node may have lost its connections."""
+        self._cut_off_at = float("-inf")
 
     def check(
         self,
@@ -60,6 +61,7 @@ class DeadNodes:
         progress, self._own_node = self._progress, own_node
         unheard, nodes = progress.unheard(now), progress.nodes
         self.is_cut_off = self._is_own_node_cut_off(now)
+        self._cut_off_at = now if self.is_cut_off else self._cut_off_at
         trouble = nodes.trouble(now, only_states=self.is_cut_off)
         witnesses = nodes.witness_reports()
         if own_node in unheard:
@@ -94,7 +96,9 @@ class DeadNodes:
             if why is not None:
                 faults.append(self._node_dead(name, why, now, wall))
             elif self._continues_without(name):
-                faults += self._agent_lost(name, now, wall)
+                faults += self._agent_lost(name, now, wall, "its ranks make progress")
+            elif self.is_cut_off and name in self._halted_by:  # whether its network is up again is not known
+                faults += self._agent_lost(name, now, wall, "the supervisor's node may be cut off")
         return faults
 
     def _is_own_node_cut_off(self, now: float) -> bool:
@@ -165,7 +169,7 @@ class DeadNodes:
         usual = progress.step_time_s
         if not others or usual is None or any(row.phase is not Phase.STEP for row in others):
             return None
-        halted_s = now - progress.front_moved
+        halted_s = now - max(progress.front_moved, self._cut_off_at)
         return halted_s if halted_s >= max(least_s, 2 * usual) else None
 
     def _node_dead(self, name: str, why: str, now: float, wall: float) -> Fault:
@@ -187,11 +191,11 @@ class DeadNodes:
             return progress.front_moved > progress.began + LATE_S
         return progress.front_moved > node.heard + LATE_S + (progress.step_time_s or 0.0)
 
-    def _agent_lost(self, name: str, now: float, wall: float) -> list[Fault]:
+    def _agent_lost(self, name: str, now: float, wall: float, how: str) -> list[Fault]:
         node = self._progress.nodes.setdefault(name, NodeState())
         if node.lost:
             return []
         node.lost = True
         unheard_s = self._progress.unheard_s(name, now)
-        line = f"no heartbeat of the agent on {name} for {unheard_s:.0f} s; its ranks make progress"
+        line = f"no heartbeat of the agent on {name} for {unheard_s:.0f} s; {how}"
         return [Fault.of_kind(AGENT_LOST, wall, "agent", line, node=name)]
