@@ -66,6 +66,18 @@ FOUND = {
     "the supervisor's node is cut off from all others until a rank passes its limit": Schedule(
         3, 0, 4, (Happening(11, "cut_off", 4, 40),), in_memory=True
     ),
+    "a link is up again while the supervisor's node is cut off": Schedule(
+        4, 0, 5, (Happening(31, "nic_down", 2, 6), Happening(35, "cut_off", 5, 20)), least=1
+    ),
+    "the program fails after the supervisor's node was cut off, while another node's agent is silent": Schedule(
+        3,
+        1,
+        5,
+        (Happening(67, "agent_stalls", 6, 10), Happening(68, "cut_off", 5, 6), Happening(68, "user_bug", 10)),
+    ),
+    "Slurm calls a node down before the supervisor's node is cut off": Schedule(
+        3, 0, 3, (Happening(56, "called_down", 1, 3), Happening(58, "cut_off", 0, 10)), in_memory=True, least=1
+    ),
     "the supervisor's node is cut off from one other and the spares": Schedule(
         2, 2, 6, (Happening(33, "cut_off", 6, 10),)
     ),

@@ -447,9 +447,11 @@ class SimulatedSupervisor:
         return WitnessReport(float(self.world.now), reach, neighbours)
 
     def _down(self) -> frozenset[str]:
-        """Return the nodes that Slurm calls down; none while it does not answer."""
-        nodes = self.world.nodes if self._slurm_answers else ()
-        return frozenset(node.name for node in nodes if self.world.is_called_down(node))
+        """Return the silent nodes that Slurm calls down; none while it does not answer."""
+        if not self._slurm_answers:
+            return frozenset()
+        silent = self._detector.nodes.silent(self.settings.heartbeat_timeout_s / 2, float(self.world.now))
+        return frozenset(name for name in silent if self.world.is_called_down(self.world.by_name[name]))
 
     def _tell_progress(self) -> None:
         state, attempt = self.state, self.attempt
