@@ -22,8 +22,8 @@ from zslurm.bench.collectives import bus_factor, points
 from zslurm.bench.measurement import BENCHMARKS, CannotMeasure
 from zslurm.bench.results.findings import compare_members, member_rates, of_collectives
 from zslurm.bench.run.timing import is_stable, summarize, time_together
-from zslurm.cli.bench.measure_options import sizes_between
 from zslurm.cli.bench.measurements import OPERATIONS
+from zslurm.cli.bench.run import sizes_between
 from zslurm.cli.bench.tables import cell_of, environments, fit_columns, side_by_side
 from zslurm.core.errors import ConfigError, Exit
 

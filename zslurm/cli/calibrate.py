@@ -23,9 +23,8 @@ from zslurm.bench.run.request import BenchProgress
 from zslurm.bench.run.work_directory import PREFIX
 from zslurm.bench.storage_space import refusal
 from zslurm.checkpoint_tools.quantities import counted, show_duration
-from zslurm.cli.bench.measure_options import sizes_between
 from zslurm.cli.bench.measurements import run_named
-from zslurm.cli.bench.run import BenchShown
+from zslurm.cli.bench.run import BenchShown, sizes_between
 from zslurm.cli.options import Cluster, Json, complete_recipes
 from zslurm.cli.planned_run import trains_on_cpus
 from zslurm.cli.values import print_measurements

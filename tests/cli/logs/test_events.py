@@ -140,8 +140,8 @@ def test_following_prints_what_is_there_and_what_comes_and_ends_with_the_run(tmp
     program = """
 import sys
 from zslurm.cli.main import main
-from zslurm.cli.run import polling
-polling.POLL_S, polling.STATE_EVERY_S = 0.1, 0.2
+from zslurm.cli.logs import rank_log
+rank_log.POLL_S, rank_log.STATE_EVERY_S = 0.1, 0.2
 main()
 """
     with Holder() as holder:

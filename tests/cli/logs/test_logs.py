@@ -91,8 +91,8 @@ import sys
 from pathlib import Path
 from zslurm.run.run_dir import RunDir
 from zslurm.cli.logs import rank_log as logs
-from zslurm.cli.run import polling
-polling.POLL_S, polling.STATE_EVERY_S = 0.1, 0.2
+from zslurm.cli.logs import rank_log
+rank_log.POLL_S, rank_log.STATE_EVERY_S = 0.1, 0.2
 logs.print_logs(RunDir(Path(sys.argv[1])), rank=0, attempt=None, supervisor=False, last_lines=None, follow=True)
 """
     with Holder() as holder:

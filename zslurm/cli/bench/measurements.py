@@ -16,7 +16,9 @@ from typer import Option
 
 from zslurm.bench.run.work_directory import PREFIX
 from zslurm.bench.storage_space import refusal
-from zslurm.cli.bench.measure_options import (
+from zslurm.cli.bench.results import apply as apply_results
+from zslurm.cli.bench.results import compare_results, plot_result
+from zslurm.cli.bench.run import (
     Apply,
     Measure,
     Minutes,
@@ -29,12 +31,10 @@ from zslurm.cli.bench.measure_options import (
     chosen,
     format_of,
     numbers,
+    run_benchmark,
     size_of,
     sizes_between,
 )
-from zslurm.cli.bench.results import apply as apply_results
-from zslurm.cli.bench.results import compare_results, plot_result
-from zslurm.cli.bench.run import run_benchmark
 from zslurm.cli.bench.tables import environments, show_products
 from zslurm.cli.commands import SETTINGS
 from zslurm.cli.options import Cluster, Json, Set

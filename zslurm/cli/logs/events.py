@@ -9,8 +9,8 @@ from itertools import islice
 from json import dumps
 from typing import Any
 
+from zslurm.cli.logs.rank_log import looks
 from zslurm.cli.options import parse_since
-from zslurm.cli.run.polling import looks
 from zslurm.cli.terminal.screen import columns_of_terminal, print_styled
 from zslurm.cli.terminal.table import HEAD, QUIET, Column, print_table
 from zslurm.core.console import harmless, say

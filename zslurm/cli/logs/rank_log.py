@@ -18,15 +18,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple, TextIO
 
-from zslurm.cli.run import polling
-from zslurm.cli.run.polling import looks
 from zslurm.core.console import harmless, say
 from zslurm.core.errors import NotFound
 from zslurm.core.files import read_json
 from zslurm.core.units import show_time
 from zslurm.run.log_times import LogTimes
 from zslurm.run.run_dir import AttemptDir, RunDir
-from zslurm.run.state.run_state import recorded_job
+from zslurm.run.state.run_state import look_all, recorded_job
 
 
 def chosen_attempt(run: RunDir, number: int | None) -> AttemptDir | None:
@@ -254,7 +252,7 @@ def print_merged(
         NotFound: there is no such attempt or rank, or no log and none to be expected.
     """
     chosen = chosen_attempt(run, attempt)
-    states = polling.looks([run], follow=follow)
+    states = looks([run], follow=follow)
     active = next(states)
     logs = _open_logs(run, chosen, ranks, {})
     if not logs and not active:
@@ -271,7 +269,7 @@ def print_merged(
         logs = _open_logs(run, chosen, ranks, logs)
         if not _print(_news(logs, whole=not active), chosen, as_json) and not active:
             return
-        time.sleep(polling.POLL_S * (len(logs) // _RANKS_PER_POLL))
+        time.sleep(POLL_S * (len(logs) // _RANKS_PER_POLL))
 
 
 def _open_logs(
@@ -302,3 +300,26 @@ def _print(lines: Iterable[LogLine], attempt: AttemptDir | None, as_json: bool) 
             out.write(f"{shown} rank {line.rank}: ".encode() + shown_on(sys.stdout, line.text) + b"\n")
     out.flush()
     return any_line
+
+
+POLL_S = 0.5
+STATE_EVERY_S = 3.0
+"""Slurm is asked whether the runs are active at most this often."""
+
+
+def looks(runs: Sequence[RunDir], *, follow: bool) -> Iterator[bool]:
+    """Yield whether any of the runs is active: once at the start, and when following again for every look.
+
+    A caller that follows prints what is new at each look, and stops when nothing is and the runs rest.
+    """
+    active, asked = follow and _any_active(runs), time.monotonic()
+    yield active
+    while follow:
+        yield active
+        if time.monotonic() - asked > STATE_EVERY_S:
+            active, asked = _any_active(runs), time.monotonic()
+        time.sleep(POLL_S if active else 0)
+
+
+def _any_active(runs: Sequence[RunDir]) -> bool:
+    return any(state.active for state in look_all(list(runs), cached=True))
