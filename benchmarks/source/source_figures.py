@@ -61,6 +61,7 @@ def run() -> None:
         {
             "figures": {name: {"before": BEFORE.get(name), "now": value} for name, value in now.items()},
             "lines_of_packages": dict(packages.most_common()),
+            "files_of_walks": _walks(files["docs/architecture.md"]),
             "files_of_packages": dict(Counter(_package(name) for name in source).most_common()),
         },
     )
@@ -75,6 +76,12 @@ def _package(name: str) -> str:
 def _keys(reference: Path) -> int:
     """Return how many keys the reference of run files lists."""
     return len(re.findall(r"^\| `[^`]+` \|", _text(reference), re.MULTILINE))
+
+
+def _walks(architecture: Path) -> dict[str, int]:
+    """Return how many files each walk of docs/architecture.md lists."""
+    walks = re.findall(r"^## Walk: (.+?)\n(.+?)(?=^## |\Z)", _text(architecture), re.MULTILINE | re.DOTALL)
+    return {name: len(re.findall(r"^\d+\. ", text, re.MULTILINE)) for name, text in walks}
 
 
 def _text(path: Path) -> str:
