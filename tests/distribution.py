@@ -6,7 +6,7 @@ files; each group runs in one process and has a separate cluster (clusters share
 that share a process with torch are grouped as well: each process of tests would start another one. The groups and
 the longest files come first, so that no process is left with a long one in the end.
 
-In CI (CI=true in the environment) a failed test runs once more, and the summary lists it as RERUN: tests in every
+In CI (CI=true in the environment) a failed test runs again, and the summary lists it as RERUN: tests in every
 room start real processes, and one hiccup of a busy machine in some thousand tests should not cost a whole run.
 Elsewhere no test is repeated: what fails there fails.
 """

@@ -215,7 +215,7 @@ class FakeNode:
 
 
 def paths(layout: Layout, index: int) -> tuple[tuple[str, ...], tuple[str, ...], int]:
-    """Path of GPU `index`, path of the NIC beside it, and their NUMA node."""
+    """Path of GPU `index`, path of the NIC next to it, and their NUMA node."""
     if layout == "no tree":
         gpu, nic = f"{0x10 + index:04x}", f"{0x50 + index:04x}"
         return (f"pci{gpu}:00", f"{gpu}:00:00.0"), (f"pci{nic}:00", f"{nic}:00:00.0"), -1
@@ -248,7 +248,7 @@ def mi300x_pollara(
     Args:
         root: directory of the node's files.
         layout: of the PCIe tree.
-        names: of the NICs beside GPU 0, 1, ...
+        names: of the NICs next to GPU 0, 1, ...
         missing: rails without a NIC.
         down: rails whose NIC is down.
     """

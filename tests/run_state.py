@@ -14,7 +14,7 @@ from zslurm.slurm.run_command import Retries
 
 
 def state_of(run: RunDir) -> dict[str, Any]:
-    """Read the run's files and ask its launcher, anew: nothing is kept that a command of the user's could see."""
+    """Read the run's files and ask its launcher, again: nothing is kept that a command of the user's could see."""
     found, excluded = look(run), None
     if found.active and found.launcher == "slurm" and found.job_id is not None and found.as_of is None:
         with suppress(ZslurmError):  # the job is gone by now, or the controller

@@ -17,7 +17,7 @@ def context(root: Path, *, environ: dict[str, str] | None = None, **settings: An
     """The node `node0` whose files lie below `root`.
 
     Args:
-        root: of the node's files; the run lies beside it.
+        root: of the node's files; the run lies next to it.
         environ: of the agent, on top of a small one.
         settings: of aegis.sensors; `aegis` and `cluster` are whole sections.
     """

@@ -63,7 +63,7 @@ def slowed(module: str, name: str, rank: int | None, folder: Path, extra: float 
         name: of a function or method in it.
         rank: to be slowed; none if None.
         folder: for the file that Python loads.
-        extra: share of each call's processor time that is spent once more.
+        extra: share of each call's processor time that is spent again.
     """
     if rank is None:
         return {}

@@ -75,7 +75,7 @@ def test_singular_and_plural(text: str, expected: str) -> None:
 
 
 def test_importing_checkpoint_tools_does_not_import_numpy() -> None:
-    """What zslurm runs beside the ranks reads and shows values by these functions, and must stay light."""
+    """What zslurm runs next to the ranks reads and shows values by these functions, and must stay light."""
     imports = "import sys, zslurm.checkpoint_tools.quantities, zslurm.checkpoint_tools.plain"
     program = f"{imports}; print('numpy' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)

@@ -20,7 +20,7 @@ TEXT = "The quick brown fox jumps over the lazy dog. für 12 €, 東京 🙂\n"
 def trained_run(directory: Path) -> Path:
     """A finished run of 80 steps in directory/runs/first, its data in directory/data.
 
-    It is trained once for all processes of tests, beside the servers that they share, and copied from there.
+    It is trained once for all processes of tests, next to the servers that they share, and copied from there.
     """
     made = forked.place() / "trained"
     with made.with_suffix(".lock").open("w") as lock:

@@ -145,7 +145,7 @@ def test_nothing_recorded_is_nothing_to_adopt(place: Place) -> None:
 
 
 def test_a_command_whose_starter_dies_before_it_is_recorded_never_runs(place: Place) -> None:
-    """No process could find it again: it would train beside its successor."""
+    """No process could find it again: it would train next to its successor."""
     program = """
 import os, signal, sys
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What GPU tools say, from public sources named beside each sample.
+"""What GPU tools say, from public sources named next to each sample.
 
 No GPU was at hand: what a source gives as values is marked so; else the form is the source's, and the values are
 those that a test needs.

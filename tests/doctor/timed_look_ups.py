@@ -1,4 +1,4 @@
-"""Check an address's name beside a DNS server that answers, and beside one that does not.
+"""Check an address's name next to a DNS server that answers, and next to one that does not.
 
 tests/own_network.py runs it. Printed are the outcomes, and how many queries came for the first, as JSON.
 """

@@ -56,6 +56,6 @@ def with_offset(values: Tensor, offset: int, guard: float = 7.0) -> tuple[Tensor
 
 
 def assert_guarded(buffer: Tensor, offset: int, numel: int, guard: float = 7.0) -> None:
-    """Fail if an element beside the view was written."""
+    """Fail if an element next to the view was written."""
     assert bool((buffer[:offset] == guard).all())
     assert bool((buffer[offset + numel :] == guard).all())

@@ -1,7 +1,7 @@
 """Every implementation of an operation that this machine can run, as functions of tensors on a CPU.
 
 The reference and what is for CPUs run as they are. What is written in Triton runs in Triton's interpreter, in one
-process beside the test's: whether Triton interprets is decided when it is imported, and this process compiles.
+process next to the test's: whether Triton interprets is decided when it is imported, and this process compiles.
 If there is a GPU, what supports the operands there runs on it as well, on copies.
 """
 

@@ -1,4 +1,4 @@
-"""Agents on a real Slurm: one on each node beside whatever runs there, through srun's own input and output."""
+"""Agents on a real Slurm: one on each node next to whatever runs there, through srun's own input and output."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ train_for_ever()
 
 
 class Site:
-    """A job of three nodes with ranks that only count steps, and agents beside them."""
+    """A job of three nodes with ranks that only count steps, and agents next to them."""
 
     def __init__(self, cluster: SlurmCluster, directory: Path, standby_s: float) -> None:
         self.cluster, self.directory = cluster, directory

@@ -72,7 +72,7 @@ def comes_back(user: User, name: str, job_id: str) -> None:
 
 
 def _starts_now(user: User, job_id: str) -> bool:
-    """Lift the two minutes for which Slurm holds a requeued job back; earlier than this Slurm sets it anew."""
+    """Lift the two minutes for which Slurm holds a requeued job back; earlier than this Slurm sets it again."""
     shown = user.cluster.run(["squeue", "--noheader", "-j", job_id, "-o", "%T"]).stdout.strip()
     if shown == "PENDING":
         user.cluster.run_as_root(["scontrol", "update", f"JobId={job_id}", "StartTime=now+3"])

@@ -1,4 +1,4 @@
-"""Leaves as Slurm prints them, and nodes in their order. Real answers; their sources are beside them."""
+"""Leaves as Slurm prints them, and nodes in their order. Real answers; their sources are next to them."""
 
 from __future__ import annotations
 

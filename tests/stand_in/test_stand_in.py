@@ -1,4 +1,4 @@
-"""The stand-in beside the trainer: whatever surrounds the ranks sees the same of both."""
+"""The stand-in next to the trainer: whatever surrounds the ranks sees the same of both."""
 
 from __future__ import annotations
 

@@ -108,7 +108,7 @@ def test_a_run_that_can_go_on_with_fewer_nodes_outlives_one(tmp_path: Path) -> N
 
 
 def test_a_node_that_was_found_broken_is_not_asked_for_again(tmp_path: Path) -> None:
-    """Until its exclusion expires; beside those that the user excludes; and never one that he asks for by name."""
+    """Until its exclusion expires; with those that the user excludes; never one that the user names."""
     spec = run_spec(tmp_path, slurm={"nodes": 1, "exclude": "n[1-2]"}, cluster={"launcher": "slurm"})
     run = RunDir(tmp_path / "run")
     run.path.mkdir()

@@ -1,4 +1,4 @@
-"""What depends on the processor is right on others too: the tests of it run once more, with another one forced."""
+"""What depends on the processor is right on others too: the tests of it run again, with another one forced."""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ def test_sigterm_is_ignored_meanwhile_and_not_for_ever(job: Job) -> None:
 
 
 def test_on_a_full_partition_the_batch_node_is_not_excluded(job: Job) -> None:
-    """Slurm starts nothing on a dead node anyway; but with it excluded the job would wait for ever."""
+    """Slurm starts nothing on a dead node anyway; but with it excluded the job would wait forever."""
     job.client.others = 0
     assert job.standby().act() is StandbyResult.REQUEUED
     assert job.client.done == [("requeue", "12")]

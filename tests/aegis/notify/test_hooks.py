@@ -345,7 +345,7 @@ def test_a_server_that_never_answers_is_left(server: Server) -> None:
 
 
 def test_no_second_request_is_started_while_the_first_hangs() -> None:
-    """A server that dribbles: with each byte it begins the time anew that urllib waits for an answer."""
+    """A server that dribbles: with each byte it begins the time again that urllib waits for an answer."""
     done = threading.Event()
     with socket.create_server(("127.0.0.1", 0)) as listening:
         thread = threading.Thread(target=_dribble, args=(listening, done))

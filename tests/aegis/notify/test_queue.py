@@ -1,4 +1,4 @@
-"""Errands beside the supervisor: handed over at once, done in order, and their failures told once."""
+"""Errands next to the supervisor: handed over at once, done in order, and their failures told once."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ PROMPT = "The quick brown"
 
 @torch.no_grad()
 def by_full_forward(checkpoint: Path, tokens: list[int], count: int) -> list[int]:
-    """The likeliest continuation, computed anew from the whole text for every token."""
+    """The likeliest continuation, computed again from the whole text for every token."""
     with open_weights(checkpoint) as weights:
         model = load_model(weights, dtype=torch.float32)
     made = list(tokens)

@@ -1,6 +1,6 @@
 """What is on the screen: commands run as on a terminal of a given width, compared with files of text.
 
-If output changes on purpose, `UPDATE_SNAPSHOTS=1 pytest tests/cli/terminal` writes the files anew; read them.
+If output changes on purpose, `UPDATE_SNAPSHOTS=1 pytest tests/cli/terminal` writes the files again; read them.
 """
 
 from __future__ import annotations

@@ -90,7 +90,7 @@ def test_a_real_nodes_tree_is_paired_as_amd_says(
 )
 @settings(max_examples=60, deadline=None)
 def test_equally_many_near_nics_are_never_shared(places: list[tuple[int, int, int]], order: list[int]) -> None:
-    """Any tree in which every GPU has a NIC beside it: a bijection, and no GPU further away than needed."""
+    """Any tree in which every GPU has a NIC next to it: a bijection, and no GPU further away than needed."""
     gpus, nics = [], []
     for index, (root, port, numa) in enumerate(places):
         way = (f"pci{root}", f"port{root}{port}", f"bridge{index % 2}")

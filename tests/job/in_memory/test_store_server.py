@@ -198,7 +198,7 @@ def _sleeping(process: DetachedProcess) -> list[psutil.Process]:
 
 @pytest.mark.parametrize("end", ["in order", "killed", "before it began"])
 def test_a_step_is_over_however_it_ended(end: str, tmp_path: Path) -> None:
-    """A step that is killed leaves no exit code: a store without a supervisor would serve for ever."""
+    """A step that is killed leaves no exit code: a store without a supervisor would serve forever."""
     attempt = AttemptDir(tmp_path)
     step = Step(attempt.step_process, attempt.step_exit)
     if end == "before it began":

@@ -276,7 +276,7 @@ def in_container(user: LocalUser, apptainer: FakeApptainer, **container: Any) ->
 
 
 def forking_python(user: LocalUser) -> str:
-    """A Python for images, whose ranks and what is beside them need not wait for torch."""
+    """A Python for images, whose ranks and what is next to them need not wait for torch."""
     variables = forked.environment(forked.server(torch=True), [*forked.RANKS, *forked.BESIDE_RANKS])
     path = variables.pop("PYTHONPATH")
     lines = [f"export {name}={shlex.quote(value)}" for name, value in variables.items()]

@@ -57,7 +57,7 @@ def test_losses_and_gradient_are_those_of_fp64(
 
 @pytest.mark.parametrize("run", RUNS.values(), ids=RUNS)
 def test_the_gradient_is_in_the_place_of_the_logits(run: Callable[..., Any]) -> None:
-    """Rows of a larger matrix, and nothing beside them."""
+    """Rows of a larger matrix, and nothing next to them."""
     logits_TV, targets_T, counted_T = drawn(4, 9000)
     whole = torch.full((6, 9000), 7.0)
     whole[1:5] = logits_TV

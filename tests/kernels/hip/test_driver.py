@@ -211,7 +211,7 @@ MAPS = """\
 
 
 def test_of_several_hip_libraries_torchs_own_is_taken() -> None:
-    """A package beside torch may load the system's, whose streams and modules torch's does not know."""
+    """A package next to torch may load the system's, whose streams and modules torch's does not know."""
     own, beside, system = (
         "/venv/site packages/torch/lib/libamdhip64.so",
         "/venv/site packages/_rocm_sdk_core/lib/libamdhip64.so.7",

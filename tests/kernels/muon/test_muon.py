@@ -127,7 +127,7 @@ def _normal(shape: tuple[int, int, int], seed: int) -> Tensor:
 
 @pytest.mark.parametrize("offsets", [(1, 0), (0, 3), (2, 4), (4, 8)])
 def test_addresses_that_no_wide_access_takes(offsets: tuple[int, int]) -> None:
-    """Of masters and momenta that begin anywhere, and beside which nothing is written."""
+    """Of masters and momenta that begin anywhere, and next to which nothing is written."""
     shape, (offset, other) = (3, 100, 83), offsets
     expected = run("reference", [shape], torch.bfloat16)
     momentum, around_momentum = with_offset(drawn(shape, 0), offset)

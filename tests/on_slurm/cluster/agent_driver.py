@@ -34,7 +34,7 @@ RANKS_PER_NODE = 2
 
 
 def watch(run: RunDir) -> None:
-    """Start ranks and agents, and write down what becomes of them; for ever."""
+    """Start ranks and agents, and write down what becomes of them; never ends."""
     spec = load_spec(run.config)
     nodes = expand(os.environ["SLURM_JOB_NODELIST"])
     ProcessRecord.of(os.getpid()).write(run.supervisor)
@@ -90,7 +90,7 @@ def start_ranks(run: RunDir, nodes: int) -> None:
 
 
 def rank(run: RunDir) -> None:
-    """Walk in step with the others; for ever."""
+    """Step together with the others; never ends."""
     number, world = int(os.environ["SLURM_PROCID"]), int(os.environ["SLURM_NTASKS"])
     folder = run.attempt(1).progress(os.environ)
     folder.mkdir(mode=0o700, exist_ok=True)

@@ -37,7 +37,7 @@ def submitted(user: User, text: str) -> str:
 
 
 def starts_again(user: User, job_id: str) -> None:
-    """Lift the two minutes for which Slurm holds a requeued job back; earlier than this Slurm sets it anew."""
+    """Lift the two minutes for which Slurm holds a requeued job back; earlier than this Slurm sets it again."""
 
     def lifted() -> bool:
         shown = user.cluster.run(["squeue", "--noheader", "-j", job_id, "-o", "%T"]).stdout.strip()

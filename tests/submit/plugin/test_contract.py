@@ -80,7 +80,7 @@ def test_submitit_has_what_is_used_of_it(function: Callable[..., Any]) -> None:
 
 @pytest.mark.parametrize("ours", OVERRIDDEN, ids=lambda ours: ours.__name__)
 def test_nothing_else_is_overridden(ours: type) -> None:
-    """Names of submitit's that a class defines anew; a new one belongs into the list above."""
+    """Names of submitit's that a class defines again; a new one belongs into the list above."""
     (base,) = [base for base in ours.__mro__[1:] if base.__module__.startswith("submitit.")][:1]
     python_s = {"__module__", "__doc__", "__orig_bases__", "__parameters__", "__abstractmethods__", "_abc_impl"}
     assert {name for name in vars(ours) if hasattr(base, name)} - python_s == OVERRIDDEN[ours]

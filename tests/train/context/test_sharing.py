@@ -46,7 +46,7 @@ def test_bytes_sent_are_those_of_the_formula(ranks: int, attention: str, dtype: 
 
 
 def kept_by(group: dist.ProcessGroup, sizes: list[int], attention: str, length: int) -> list[int]:
-    """Bytes kept for backward, beside weights, if groups of these sizes share a sequence."""
+    """Bytes kept for backward, next to weights, if groups of these sizes share a sequence."""
     groups, kept = context_groups(sizes), []
     model = scrambled(tiny_config(hidden_size=24), torch.float32)
     weights = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}

@@ -1,4 +1,4 @@
-"""evaluation.command: a real export and a real command beside a real run, and what may go wrong with them."""
+"""evaluation.command: a real export and a real command next to a real run, and what may go wrong with them."""
 
 from __future__ import annotations
 

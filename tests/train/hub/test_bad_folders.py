@@ -219,7 +219,7 @@ def test_settings_that_cannot_be_expressed_are_all_named_at_once() -> None:
 
 
 def test_every_setting_of_a_model_is_exported_or_refused() -> None:
-    """None is dropped in silence; the skip rule alone goes beside the format, into zslurm.json, with a note."""
+    """None is dropped in silence; the skip rule alone goes next to the format, into zslurm.json, with a note."""
     plain = to_config_json(Settings(CONFIG, 1e4, 64), "bf16")
     for key, value in WRITTEN.items():
         assert to_config_json(Settings(zero_skipping(**{key: value}), 1e4, 64), "bf16") != plain, key

@@ -1,4 +1,4 @@
-"""ZAYA1 written once more, as slowly and plainly as possible: one sequence, one token, one head at a time.
+"""ZAYA1 written again, as slowly and plainly as possible: one sequence, one token, one head at a time.
 
 It shares no code with `train.model` and uses no batched operation, so that a mistake in a reshape, a padding
 or a permutation there cannot be repeated here.

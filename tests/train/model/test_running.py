@@ -91,7 +91,7 @@ COMPILED = CONFIG.model_copy(update={"layers": 2})
     ("inputs", "recompute"), [("plain", 0), ("padded", 0), ("documents", 1)], ids=["plain", "padded", "documents"]
 )
 def test_a_layer_compiles_without_a_graph_break(inputs: str, recompute: int) -> None:
-    """And one that is recomputed beside one that is not."""
+    """And one that is recomputed next to one that is not."""
     torch.compiler.reset()
     model = scrambled(COMPILED, torch.float32)
     with using("grouped_gemm", "reference"):

@@ -37,7 +37,7 @@ def refusal(group: dist.ProcessGroup, local_sizes: list[int]) -> tuple[int, str]
 def test_all_ranks_agree_whether_context_groups_fit_into_nodes(
     local_sizes: list[int], local: int, words: str
 ) -> None:
-    """Else those of the larger node would train, and wait for the others for ever."""
+    """Else those of the larger node would train, and wait for the others forever."""
     found = in_group(refusal, 4, local_sizes)
     assert len(set(found)) == 1
     assert found[0][0] == local

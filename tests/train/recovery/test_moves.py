@@ -14,7 +14,7 @@ from tests.waiting import wait_for
 
 
 def test_a_rank_moves_at_a_boundary_and_no_step_is_lost(tmp_path: Path) -> None:
-    """Rank 0, which writes the metrics; the process it leaves, and one that waited beside it, end in order."""
+    """Rank 0, which writes the metrics; the process it leaves, and one that waited next to it, end in order."""
     corpus = make_corpus(tmp_path / "corpus.h5")
     undisturbed = tiny_run(tmp_path / "undisturbed", corpus, steps=30)
     assert train_on(undisturbed, 2, local_size=1).returncode == 0

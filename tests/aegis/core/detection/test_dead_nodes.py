@@ -54,7 +54,7 @@ def test_two_nodes_that_die_together_are_both_named() -> None:
 
 
 def test_no_node_is_dead_if_all_but_the_supervisors_own_are_silent() -> None:
-    """Its own node has lost its connections. Its ranks hang in the end, so that the run does not wait for ever."""
+    """Its own node has lost its connections. Its ranks hang in the end, so that the run does not wait forever."""
     training = Training(nodes=4)
     training.run(31)
     training.silent |= {1, 2, 3}

@@ -1,4 +1,4 @@
-"""Fine-tuning data: prompts are read, completions are learned, and the mask is beside the targets."""
+"""Fine-tuning data: prompts are read, completions are learned, and the mask is next to the targets."""
 
 from __future__ import annotations
 
