@@ -78,6 +78,9 @@ FOUND = {
     "Slurm calls a node down before the supervisor's node is cut off": Schedule(
         3, 0, 3, (Happening(56, "called_down", 1, 3), Happening(58, "cut_off", 0, 10)), in_memory=True, least=1
     ),
+    "the job is suspended as soon as its ranks have regrouped": Schedule(
+        3, 1, 6, (Happening(30, "rank_hangs", 3), Happening(64, "job_suspended", 1, 40)), in_memory=True
+    ),
     "the supervisor's node is cut off from one other and the spares": Schedule(
         2, 2, 6, (Happening(33, "cut_off", 6, 10),)
     ),

@@ -180,3 +180,17 @@ def test_ranks_that_waited_for_one_that_was_replaced_do_not_hang() -> None:
     training.move(3, 1)
     assert training.run(10) == []
     assert {fault.kind for fault in training.run(60)} == {"rank_hang"}, "it does not come back to life either"
+
+
+def test_ranks_that_were_suspended_after_they_regrouped_do_not_hang() -> None:
+    training = Training()
+    training.run(31)
+    training.detector.regroup(training.now)
+    training.detector.excuse(100.0, training.now + 101)
+    training.now += 101
+    for node in range(2):
+        numbers = (2 * node, 2 * node + 1)
+        rows = tuple(RankProgress(rank, 100 + rank, Phase.STEP, 15, -1, 25.0, True) for rank in numbers)
+        report = ProgressReport(training.stamp(node), training.attempt, rows)
+        training.detector.feed(report, training.now)
+    assert training.detector.check(training.now, WALL) == []
