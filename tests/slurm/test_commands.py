@@ -15,7 +15,7 @@ from tests.slurm.recordings import recorded
 from tests.waiting import with_limit_that_suffices
 from zslurm.core.errors import Exit, NotFound, SlurmRefused, SlurmUnavailable
 from zslurm.slurm.client import SlurmClient
-from zslurm.slurm.run_command import Retries
+from zslurm.slurm.run_command import Retries, controller_was_away
 from zslurm.slurm.states import JobState
 
 Program = Callable[[str, str], None]
@@ -172,3 +172,23 @@ def test_what_the_site_hides_is_named(tmp_path: Path, program: Program) -> None:
     program("scontrol", "echo 'Access/permission denied for job 7' >&2; exit 1")
     with pytest.raises(SlurmRefused, match=r"denied for job 7$"):
         client(tmp_path).update("7", Comment="x")
+
+
+@pytest.mark.parametrize(
+    ("text", "away"),
+    [
+        ("sbatch: error: Batch job submission failed: Unable to contact slurm controller (connect failure)", True),
+        (
+            "the job ended: srun: error: Unable to allocate resources: Socket timed out on send/recv operation",
+            True,
+        ),
+        ("srun: fatal: Could not establish a configuration source", True),
+        ("sbatch: error: Batch job submission failed: Requested node configuration is not available", False),
+        (
+            "error: node1: [Errno 111] Connection refused\nsrun: error: node1: task 0: Exited with exit code 1",
+            False,
+        ),
+    ],
+)
+def test_only_words_of_srun_and_sbatch_show_that_the_controller_was_away(text: str, away: bool) -> None:
+    assert controller_was_away(text) is away

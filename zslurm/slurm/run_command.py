@@ -140,9 +140,17 @@ class SlurmCommands:
         return result
 
 
-def controller_was_away(message: str) -> bool:
-    """Return whether a command failed because it reached no controller, or got no answer from it."""
-    return any(words in message for words in (*_UNREACHED, *_UNANSWERED, *_NO_CLUSTER))
+def controller_was_away(text: str) -> bool:
+    """Return whether srun or sbatch reached no controller, or got no answer from it, by what was printed.
+
+    Only their own lines count: a program that srun started may print "Connection refused" as well.
+    """
+    return any(
+        words in line
+        for line in text.splitlines()
+        if "srun:" in line or "sbatch:" in line
+        for words in (*_UNREACHED, *_UNANSWERED, *_NO_CLUSTER)
+    )
 
 
 def words_of_sbatch(text: str) -> str:
