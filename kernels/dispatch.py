@@ -4,6 +4,8 @@ An operation is a folder. Its `__init__.py` holds one or more `Operation`s, each
 which is the definition and runs everywhere, and implementations in order of preference. A call
 
 1. checks its operands: what is wrong with them is the same ValueError, whichever implementation would run;
+   operands of formats, shapes, strides and devices that were right before are not checked again, and what was
+   chosen for them is remembered. Whether memory overlaps is asked in every call;
 2. takes the implementation that `use` forces, or else the one that the measured table of this architecture
    (`table.json` in the folder) has for these sizes, or else, if nothing was measured, the operation's
    documented rule; if that one does not take the operands, the first in order of preference that does;
@@ -36,7 +38,7 @@ import json
 import logging
 import pkgutil
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache
@@ -44,6 +46,8 @@ from importlib import resources
 from importlib.resources.abc import Traversable
 from subprocess import SubprocessError
 from typing import Any
+
+import torch
 
 from zslurm.kernels.arch import CPU, Arch, arch_of
 from zslurm.kernels.cache import cache_directory
@@ -108,6 +112,8 @@ class Operation:
         sizes: gets the arguments and returns what the table's rules are about.
         rule: gets the architecture and the sizes; returns the implementation's name if nothing was measured,
             or None for the order of preference.
+        check_memory: gets the arguments and raises ValueError if memory that is written overlaps another operand.
+        deciding: how many of the first arguments the checks and the choice depend on; None: all.
     """
 
     name: str
@@ -117,6 +123,9 @@ class Operation:
     device: Callable[..., Any]
     sizes: Callable[..., Sizes]
     rule: Callable[[Arch, Sizes], str | None] = lambda arch, sizes: None
+    check_memory: Callable[..., None] = lambda *_, **__: None
+    deciding: int | None = None
+    _chosen: dict[Hashable, Implementation] = field(default_factory=dict, init=False, repr=False)
     _all: dict[str, Implementation] = field(init=False, repr=False)
     _names: frozenset[str] = field(init=False, repr=False)
     _order: list[str] = field(init=False, repr=False)
@@ -137,9 +146,14 @@ class Operation:
         Raises:
             ValueError: the operands are wrong.
         """
-        self.check(*args, **kwargs)
+        key = self._key(args, kwargs)
+        if key not in self._chosen:
+            self.check(*args, **kwargs)
+        self.check_memory(*args, **kwargs)
         while True:
-            chosen = self.choose(*args, **kwargs)
+            chosen = self._chosen.get(key) or self.choose(*args, **kwargs)
+            if key is not None:
+                self._chosen[key] = chosen
             if chosen.name == REFERENCE:
                 return chosen.run(*args, **kwargs)
             try:
@@ -149,6 +163,17 @@ class Operation:
                     raise
                 cause = f"{type(error).__name__}: {error}".strip().splitlines()[0]
                 self.leave_out(chosen.name, f"cannot start here ({cause})")
+
+    def _key(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Hashable:
+        """Return what the checks and the choice depend on; None if they are to be made in every call."""
+        parts: list[Any] = [_forced(self.name), _tables_read, torch.is_grad_enabled()]
+        if _describe(args[: self.deciding], parts) and _describe(tuple(kwargs.values()), parts):
+            return tuple(parts)
+        return None
+
+    def forget_choices(self) -> None:
+        """Check and choose again, also for operands that were seen before."""
+        self._chosen.clear()
 
     def all(self) -> list[Implementation]:
         """Return the reference and the other implementations."""
@@ -212,6 +237,7 @@ class Operation:
             name: of the implementation.
             why: it is left out, behind "which": "cannot start here (ImportError: ...)".
         """
+        self.forget_choices()
         if name not in self._unavailable:
             self._unavailable[name] = why
             self._warn_once(f"{self.name} runs without {name}, which {why}")
@@ -219,11 +245,13 @@ class Operation:
     def put(self, implementation: Implementation) -> None:
         """Let an implementation take the place of the one of its name."""
         self._all[implementation.name] = implementation
+        self.forget_choices()
 
     def try_again(self) -> None:
         """Try again what could not start, and warn of it again: after a build, or another installation."""
         self._unavailable.clear()
         self._warned.clear()
+        self.forget_choices()
 
     def measured(self, arch: Arch, sizes: Sizes) -> str | None:
         """Return the implementation that the table has for these sizes; None if nothing was measured."""
@@ -238,10 +266,30 @@ class Operation:
             _log.warning(message)
 
 
+def _describe(values: tuple[Any, ...], parts: list[Any]) -> bool:
+    """Append what a choice may depend on of some arguments; return whether that is all of it."""
+    for value in values:
+        if isinstance(value, torch.Tensor):
+            if value.is_meta:  # which stands for another architecture at other times
+                return False
+            parts += (value.dtype, value.shape, value.stride(), value.device, value.requires_grad)
+        elif value is None or isinstance(value, int | float | str | torch.dtype):
+            parts.append(value)
+        elif isinstance(value, tuple) or hasattr(value, "operands"):
+            parts.append(type(value))
+            if not _describe(value if isinstance(value, tuple) else value.operands, parts):
+                return False
+        else:
+            return False
+    return True
+
+
 Table = Mapping[str, list[dict[str, Any]]]
 """Of each architecture, the rules of one operation."""
 
 _tables_to_choose_by: Mapping[str, Table] | None = None
+_tables_read = 0
+"""How often the tables to choose by were replaced in this process."""
 
 
 def tables() -> dict[str, Table]:
@@ -255,8 +303,9 @@ def tables() -> dict[str, Table]:
 
 def choose_by(found: Mapping[str, Table]) -> None:
     """Choose by these tables from now on, and no longer by the files: those of another rank."""
-    global _tables_to_choose_by
+    global _tables_to_choose_by, _tables_read
     _tables_to_choose_by = found
+    _tables_read += 1
 
 
 @cache
@@ -281,8 +330,9 @@ def _table_of(operation: str, implementations: frozenset[str]) -> dict[str, list
 
 def forget_tables() -> None:
     """Read the files again at the next choice: after new tables were measured in this process."""
-    global _tables_to_choose_by
+    global _tables_to_choose_by, _tables_read
     _tables_to_choose_by = None
+    _tables_read += 1
     _table_of.cache_clear()
 
 

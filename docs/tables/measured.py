@@ -113,8 +113,28 @@ def code_objects() -> str:
     return table(head, rows)
 
 
+def host_time() -> str:
+    """Return what the host does for a layer: benchmarks/results/host_time.json."""
+    figures = json.loads((RESULTS / "host_time.json").read_text(encoding="utf-8"))
+    layer, model = figures["choosing_per_layer_us"], figures["choosing_per_microbatch_of_40_layers_ms"]
+    before, after = "checked and chosen", "remembered"
+    rows = [
+        ("operators of torch that compute or copy", f"{figures['operators_of_torch_per_layer']}", "-"),
+        ("launches in Triton", f"{figures['launches_in_triton_per_layer']}", "-"),
+        ("operations of `kernels/`", f"{figures['operations_per_layer']}", "-"),
+        (
+            "time until their implementations run, if checked and chosen",
+            f"{layer[before]:.0f} us",
+            f"{model[before]:.1f} ms",
+        ),
+        ("the same, if remembered", f"{layer[after]:.0f} us", f"{model[after]:.1f} ms"),
+    ]
+    return table(("what", "a layer", "40 layers"), rows)
+
+
 TABLES = (
     code_objects,
+    host_time,
     gpu_figures,
     gpu_parts,
     gpu_memory,

@@ -143,6 +143,7 @@ _network = Operation(
     device=lambda x_TD, *_: x_TD.device,
     sizes=_network_sizes,
     rule=_rule,
+    deciding=6,  # without the sums
 )
 
 OPERATIONS = (

@@ -86,7 +86,10 @@ def _check_add(left_NI: Tensor, right_NO: Tensor, groups: Groups, total_EIO: Ten
     checks.shape(name, "total", total_EIO, shape, "EIO")
     checks.dtype_among(name, (*_IN_TRITON, torch.float64), total=total_EIO)
     checks.one_device(name, left=left_NI, total=total_EIO)
-    checks.no_overlap(name, "total", total_EIO, left=left_NI, right=right_NO)
+
+
+def _check_memory(left_NI: Tensor, right_NO: Tensor, groups: Groups, total_EIO: Tensor, adds: bool) -> None:
+    checks.no_overlap("grouped_gemm.add_weight_gradient", "total", total_EIO, left=left_NI, right=right_NO)
 
 
 def _check_all(name: str, groups: Groups, **operands: Tensor) -> None:
@@ -183,6 +186,7 @@ _add_weight_gradient = Operation(
         _in_two_passes("aiter"),
     ],
     check=_check_add,
+    check_memory=_check_memory,
     device=lambda left_NI, *_, **__: left_NI.device,
     sizes=lambda left_NI, right_NO, groups, *_, **__: _sizes(left_NI, right_NO, groups),
     rule=_rule,

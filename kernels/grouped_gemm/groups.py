@@ -21,6 +21,11 @@ class Groups:
         self._rows_E = None if rows_E is None else list(rows_E)
 
     @property
+    def operands(self) -> tuple[Tensor]:
+        """Return the tensors in it, for the choice of an implementation."""
+        return (self.ends_E,)
+
+    @property
     def on_host(self) -> bool:
         """Return whether the host knows the numbers of rows."""
         return self._rows_E is not None

@@ -44,7 +44,10 @@ def _check(left_MK: Tensor, right_KN: Tensor, out_MN: Tensor) -> None:
     checks.one_dtype(name, left=left_MK, right=right_KN)
     checks.dtype_among(name, (torch.promote_types(left_MK.dtype, torch.float32),), out=out_MN)
     checks.one_device(name, left=left_MK, right=right_KN, out=out_MN)
-    checks.no_overlap(name, "out", out_MN, left=left_MK, right=right_KN)
+
+
+def _check_memory(left_MK: Tensor, right_KN: Tensor, out_MN: Tensor) -> None:
+    checks.no_overlap("head.product", "out", out_MN, left=left_MK, right=right_KN)
 
 
 def _sizes(left_MK: Tensor, right_KN: Tensor, out_MN: Tensor) -> Sizes:
@@ -57,6 +60,7 @@ product = Operation(
     reference=reference.product,
     implementations=[Implementation("torch", by_torch.product, by_torch.lacks)],
     check=_check,
+    check_memory=_check_memory,
     device=lambda left_MK, right_KN, out_MN: left_MK.device,
     sizes=_sizes,
 )

@@ -16,6 +16,9 @@ hands over five.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -50,7 +53,13 @@ def _check_all(name: str, operand: Tensor, out_KSS: Tensor) -> None:
     checks.dtype_among(name, _FORMATS, operand=operand)
     checks.one_dtype(name, operand=operand, out=out_KSS)
     checks.one_device(name, operand=operand, out=out_KSS)
-    checks.no_overlap(name, "out", out_KSS, operand=operand)
+
+
+def _memory_of(name: str) -> Callable[..., None]:
+    def check(operand: Tensor, *others: Any) -> None:
+        checks.no_overlap(name, "out", others[-1], operand=operand)
+
+    return check
 
 
 def _sizes(operand: Tensor, *_: object) -> Sizes:
@@ -83,6 +92,7 @@ symmetric_product = Operation(
         in_triton("symmetric_product", "symmetric_product", _lacks_in_triton),
     ],
     check=_check_product,
+    check_memory=_memory_of("symmetric_product"),
     device=lambda x_KSL, out_KSS: x_KSL.device,
     sizes=_sizes,
     rule=_rule,
@@ -95,6 +105,7 @@ symmetric_polynomial = Operation(
         in_triton("symmetric_product", "symmetric_polynomial", _lacks_in_triton),
     ],
     check=_check_polynomial,
+    check_memory=_memory_of("symmetric_polynomial"),
     device=lambda a_KSS, b, c, out_KSS: a_KSS.device,
     sizes=_sizes,
     rule=_rule,

@@ -10,6 +10,7 @@ import pytest
 from tests import forked
 from tests.kernels.implementations import ON_A_GPU
 from zslurm.kernels.cache import CACHE_VARIABLE
+from zslurm.kernels.dispatch import operations
 
 
 @pytest.fixture(autouse=True)
@@ -18,6 +19,13 @@ def kernel_cache(own_environment: None, monkeypatch: pytest.MonkeyPatch) -> Path
     cache = forked.place() / "kernels"
     monkeypatch.setenv(CACHE_VARIABLE, str(cache))
     return cache
+
+
+@pytest.fixture(autouse=True)
+def no_choice_of_another_test() -> None:
+    """Let every test choose again: tests put other architectures and packages in place of this machine's."""
+    for operation in operations().values():
+        operation.forget_choices()
 
 
 @pytest.hookimpl(tryfirst=True)  # before pytest leaves out what is not asked for by its mark

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from zslurm.kernels import checks, dispatch
-from zslurm.kernels.arch import CPU, GFX942, KNOWN, SM_90, Arch, arch_of
+from zslurm.kernels.arch import CPU, GFX942, KNOWN, SM_90, Arch, arch_of, meta_tensors_on
 from zslurm.kernels.dispatch import (
     Implementation,
     Operation,
@@ -88,6 +88,55 @@ def test_the_first_that_takes_the_operands_runs() -> None:
     first, second = Recorded("first", lacks="numbers"), Recorded("second")
     assert torch.equal(double(first, second)(X), X * 2)
     assert (first.calls, second.calls) == (0, 1)
+
+
+def test_a_choice_is_remembered_for_operands_of_one_kind() -> None:
+    asked: list[int] = []
+    first = Recorded("first")
+    operation = double(first, rule=lambda arch, sizes: asked.append(sizes["numel"]))  # type: ignore[func-returns-value]
+    for x in (X, X + 1, torch.zeros(6)[::2], X, X[:2], X.clone().requires_grad_()):
+        assert torch.equal(operation(x), x * 2)
+    assert asked == [3, 3, 2, 3], "again for other strides, for another shape, and if there is a gradient"
+    assert first.calls == 6
+
+
+def test_wrong_operands_are_refused_after_right_ones_and_memory_is_looked_at_in_every_call() -> None:
+    operation = double(Recorded("first"))
+    operation(X)
+    with pytest.raises(ValueError, match="x is float64"):
+        operation(X.double())
+    spans: list[Tensor] = []
+    operation.check_memory = spans.append
+    operation(X)
+    operation(X)
+    assert len(spans) == 2
+
+
+def test_a_choice_is_made_again_when_what_it_depends_on_changes(force: Callable[[Operation], None]) -> None:
+    first, second = Recorded("first"), Recorded("second")
+    operation = double(first, second)
+    force(operation)
+    operation(X)
+    with using("double", "second"):
+        operation(X)
+    operation(X)
+    assert (first.calls, second.calls) == (2, 1)
+    choose_by({"double": {"cpu": [{"use": "second"}]}})
+    operation(X)
+    forget_tables()
+    assert (first.calls, second.calls) == (2, 2)
+    operation.leave_out("first", "another rank cannot start")
+    operation(X)
+    assert (first.calls, second.calls) == (2, 3)
+
+
+def test_the_device_meta_is_another_architecture_at_other_times() -> None:
+    archs: list[str] = []
+    operation = double(rule=lambda arch, sizes: archs.append(arch.name))  # type: ignore[func-returns-value]
+    for arch in (GFX942, SM_90):
+        with meta_tensors_on(arch):
+            operation(torch.empty(3, device="meta"))
+    assert archs == ["gfx942", "sm_90"]
 
 
 def test_a_rule_chooses_where_nothing_was_measured() -> None:
