@@ -34,8 +34,8 @@ _WITHOUT_WORK = frozenset(
     f"aten::{name}"
     for name in (
         "as_strided detach empty empty_like empty_permuted empty_strided expand flatten mT narrow new_empty "
-        "permute promote_types reshape select slice split_with_sizes squeeze t transpose unbind unflatten unsqueeze "
-        "view view_as"
+        "permute promote_types reshape select slice split_with_sizes squeeze t transpose unbind unflatten "
+        "unsqueeze view view_as"
     ).split()
 )
 
@@ -146,7 +146,7 @@ def _times(calls: list[Call]) -> tuple[float, float]:
 
 
 def _calls_on_a_gpu(layers: int) -> tuple[int, int]:
-    """Operators of torch that compute or copy, and launches of Triton, that a microbatch makes on gfx942, forward and backward."""
+    """Operators of torch that compute or copy, and launches of Triton, of a microbatch on gfx942, both ways."""
     tokens_BS = torch.empty(_TOKENS, dtype=torch.int64, device="meta")
     launches = 0
 
