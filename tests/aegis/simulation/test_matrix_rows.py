@@ -1,8 +1,10 @@
 """Faults of the matrix in the simulated world: what Aegis does there is what it did on a real Slurm.
 
 The recorded rows are of real runs (`make faults`); a row of the simulation has the same nodes and spares. Left out
-is what the simulated world does not have: storage, NaN, memory, signals of Slurm (time limit, preemption), and
-errors at import. Of the others one differs: `BY_DEPUTY`.
+is what the simulated world does not have: storage, NaN, memory, a person's `scontrol requeue`, errors at import.
+Of the others two differ: `BY_DEPUTY`, and without recovery in memory row 17 (slurmctld down for 30 s). There a
+step that was begun while the controller was away failed on a real Slurm, which took a second restart; in the
+simulated world no start fails.
 """
 
 from __future__ import annotations
@@ -41,7 +43,12 @@ AGENT: tuple[What, int, int] = ("agent_dies", 1, 0)
 SUPERVISOR: tuple[What, int, int] = ("supervisor_killed", 0, 0)
 AWAY: tuple[What, int, int] = ("slurm_away", 0, 0)
 BATCH_HOST: tuple[What, int, int] = ("node_dies", 0, 0)
+TIME: tuple[What, int, int] = ("time_is_up", 0, 0)
+PREEMPTED: tuple[What, int, int] = ("preempted", 0, 0)
+BUG: tuple[What, int, int] = ("user_bug", 15, 0)
 GLITCH = Schedule(3, 0, 5, (Happening(AT, "nic_down", 1, 6),))
+FULL = Schedule(3, 0, 3, (Happening(AT, "ecc_error", 1), Happening(AT + 30, "time_is_up")), least=2)
+"""A partition without other nodes."""
 
 
 def later(fault: tuple[What, int, int], seconds: int) -> tuple[What, int, int]:
@@ -56,9 +63,13 @@ ROWS: dict[int, Schedule] = {
     7: schedule(ECC, spares=1),
     8: schedule(LINK, spares=1),
     9: GLITCH,
+    15: schedule(TIME),
     18: schedule(BATCH_HOST, spares=1),
+    19: schedule(BUG),
+    21: Schedule(3, 1, 4, (Happening(AT, "node_dies", 1), Happening(AT + 25, "node_dies", 2)), least=2),
     22: schedule(AGENT),
     23: schedule(SUPERVISOR),
+    24: FULL,
 }
 """Rows of the matrix, by number."""
 
@@ -85,6 +96,19 @@ PAIRS: dict[str, Schedule] = {
     "07+07-struck-at-once": schedule(ECC, ("ecc_error", 2, 0), spares=2),
     "07+04-importing-before-its-first-step": schedule(ECC, ("node_dies", 2, 8), spares=2),
     "04+18-noticed": schedule(DIES, later(BATCH_HOST, 3), spares=2),
+    "09+01-noticed": replace(GLITCH, happenings=(*GLITCH.happenings, Happening(AT + 1, "rank_killed", 4))),
+    "15+04-asked-to-save-and-stop": schedule(TIME, DIES),
+    "15+17-asked-to-save-and-stop": schedule(TIME, later(AWAY, 1)),
+    "15+23-asked-to-save-and-stop": schedule(TIME, later(SUPERVISOR, 1)),
+    "24+23-decided-upon": replace(  # it reaches its time limit twice
+        FULL, happenings=(*FULL.happenings, Happening(51, "supervisor_killed", 1), Happening(70, "time_is_up"))
+    ),
+    "26+04-saving-in-its-grace-time": schedule(PREEMPTED, DIES),
+    "26+17-saving-in-its-grace-time": replace(
+        GLITCH, happenings=(Happening(AT, "preempted", 0, 30), Happening(AT + 1, "slurm_away", 0, 20))
+    ),
+    "26+23-saving-in-its-grace-time": schedule(PREEMPTED, SUPERVISOR),
+    "01+26-importing-before-its-first-step": schedule(KILLED, later(PREEMPTED, 8)),
 }
 """Pairs of faults, by the names of their rows."""
 
