@@ -17,11 +17,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Literal
 
-from pydantic import Field, ValidationError, field_validator
+from pydantic import Field, field_validator
 
 from zslurm.checkpoint_tools.plain import Unexpected, load_json
 from zslurm.train.errors import ConfigError
-from zslurm.train.sections.section import Count, Positive, Section, Whole
+from zslurm.train.sections.section import Count, Positive, Section, Whole, first_problem
 
 SCHEMA: Literal[1] = 1
 TORCH, ROCM = "PT_VERSION", "ROCM_VERSION"
@@ -124,13 +124,4 @@ def load_table(path: Path) -> GemmTable:
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read: {error.strerror}") from error
     except (Unexpected, ValueError) as error:
-        raise ConfigError(f"{path}: no table of tuned products ({_first_line(error)}); {again}") from error
-
-
-def _first_line(error: Exception) -> str:
-    if isinstance(error, ValidationError):
-        first = error.errors()[0]
-        where = ".".join(str(word) for word in first["loc"])
-        message = first["msg"].removeprefix("Value error, ")
-        return f"{where}: {message}" if where else message
-    return str(error).splitlines()[0]
+        raise ConfigError(f"{path}: no table of tuned products ({first_problem(error)}); {again}") from error

@@ -36,7 +36,7 @@ from zslurm.train.plan.matmuls import Matmul, MicrobatchShape
 from zslurm.train.plan.newton_schulz import KIND as NEWTON_SCHULZ
 from zslurm.train.plan.newton_schulz import MuonMatrices
 from zslurm.train.plan.parts import PartPass
-from zslurm.train.sections.section import Count, Positive, Section
+from zslurm.train.sections.section import Count, Positive, Section, first_problem
 
 ASSUMED_TFLOPS = 250.0
 """Of a GPU in forward and backward, a fifth of an MI300X's peak."""
@@ -195,11 +195,11 @@ def load_rates(paths: Sequence[Path], dtype: str) -> RateTable:
         except (KeyError, TypeError, AttributeError) as error:
             raise ConfigError(f"{path}: not a whole result of `zslurm bench`: {error}") from error
         except (Unexpected, ValueError) as error:
-            raise ConfigError(f"{path}: {_first_line(error)}") from error
+            raise ConfigError(f"{path}: {first_problem(error)}") from error
     try:
         return RateTable.model_validate(content)
     except ValidationError as error:
-        raise ConfigError(f"{paths[0]}: no table of rates: {_first_line(error)}") from error
+        raise ConfigError(f"{paths[0]}: no table of rates: {first_problem(error)}") from error
 
 
 def _of_products(path: Path, rows: Sequence[Mapping[str, Any]], found: Mapping[str, Any]) -> dict[str, Any]:
@@ -238,12 +238,3 @@ def _distances(sizes: tuple[int, ...], other: tuple[int, ...]) -> tuple[float, f
     """Return how far apart two products are: in the size that differs most, and in all."""
     apart = [abs(math.log(a / b)) for a, b in zip(sizes, other, strict=True)]
     return max(apart), sum(apart)
-
-
-def _first_line(error: Exception) -> str:
-    if isinstance(error, ValidationError):
-        first = error.errors()[0]
-        message = first["msg"].removeprefix("Value error, ")
-        where = ".".join(str(word) for word in first["loc"])
-        return f"{where}: {message}" if where else message
-    return str(error).splitlines()[0]

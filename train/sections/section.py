@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Annotated
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 
 class Section(BaseModel):
@@ -31,3 +31,13 @@ Positive = Annotated[float, Field(gt=0, allow_inf_nan=False), _NUMBER]
 NonNegative = Annotated[float, Field(ge=0, allow_inf_nan=False), _NUMBER]
 Fraction = Annotated[float, Field(ge=0, lt=1), _NUMBER]
 Share = Annotated[float, Field(gt=0, le=1), _NUMBER]
+
+
+def first_problem(error: Exception) -> str:
+    """Return the first problem of a file's content in one line, with the key that has it if it is known."""
+    if isinstance(error, ValidationError):
+        first = error.errors()[0]
+        key = ".".join(str(word) for word in first["loc"])
+        message = first["msg"].removeprefix("Value error, ")
+        return f"{key}: {message}" if key else message
+    return str(error).splitlines()[0]
