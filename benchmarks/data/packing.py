@@ -33,6 +33,8 @@ from zslurm.train.data.sequences import PackedSequences
 
 KINDS = {"web pages": (4096, 600), "chains of thought": (32768, 6000), "chats": (32768, 900)}
 SPREAD = 1.0
+MICROBATCH = 16
+"""Sequences that are read at a time: fresh memory for all of them at once takes longer than to fill it."""
 
 
 def draw(documents: int, typical: int, most: int) -> NDArray[np.int64]:
@@ -56,12 +58,20 @@ def corpus_of(lengths: NDArray[np.int64]) -> Corpus:
     return cast(Corpus, SimpleNamespace(bundles=(bundle,), document_count=len(lengths), path=Path("drawn")))
 
 
-def packed(corpus: Corpus, context: int) -> tuple[NDArray[np.unsignedinteger], NDArray[np.int32]]:
-    """Pack a corpus and read all packs: their tokens, and where documents begin."""
+def packed(corpus: Corpus, context: int) -> int:
+    """Pack a corpus and read all packs, MICROBATCH at a time: their tokens, and where documents begin.
+
+    Returns:
+        How many places there are in the packs.
+    """
     packs = pack(corpus, context, "trim")
-    starts, tokens, sizes = packs.pieces(np.arange(len(packs)))
-    read = PackedSequences(context, sizes, [corpus.bundles[0]] * len(starts), starts.tolist(), tokens)
-    return read.read(np.dtype(np.uint16), 0), read.bounds()
+    places = 0
+    for first in range(0, len(packs), MICROBATCH):
+        starts, tokens, sizes = packs.pieces(np.arange(first, min(first + MICROBATCH, len(packs))))
+        rows = PackedSequences(context, sizes, [corpus.bundles[0]] * len(starts), starts.tolist(), tokens)
+        rows.bounds()
+        places += rows.read(np.dtype(np.uint16), 0).size
+    return places
 
 
 def cut_share(lengths: NDArray[np.int64], context: int) -> float:
