@@ -41,6 +41,7 @@ class KernelLaunch:
         run: calls the implementation with operands on the device `meta`.
         product: whether matrix instructions are expected.
         wide: whether accesses of 16 bytes are expected.
+        without_products: kernels of the launch that multiply no matrices.
         narrow: whether reads of 2 bytes from LDS among matrix instructions are accepted: for shapes of no recipe.
     """
 
@@ -49,6 +50,7 @@ class KernelLaunch:
     product: bool = True
     wide: bool = True
     narrow: bool = False
+    without_products: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -95,7 +97,8 @@ def violations(code: CodeObject, launch: KernelLaunch, arch: Arch) -> list[str]:
         problems.append(f"{code.scratch_bytes} bytes of scratch memory are used")
     if launch.wide and not code.wide_accesses:
         problems.append("nothing moves 16 bytes at a time")
-    if launch.product and not code.matrix_instructions:
+    multiplies = launch.product and code.kernel not in launch.without_products
+    if multiplies and not code.matrix_instructions:
         problems.append("a product without matrix instructions")
     if code.narrow_lds_reads and not launch.narrow:
         problems.append(f"{code.narrow_lds_reads} reads of 2 bytes from LDS among matrix instructions")

@@ -6,7 +6,7 @@ reference.py has the formula. The other implementations apply both convolutions 
 
     reference       the two convolutions one after the other, its gradient by autograd
     torch           one batched product of windows, the gradient written out: what a CPU runs
-    triton          forward and backward in one kernel each, windows made of loads: what a GPU runs. If it
+    triton          forward in one kernel and backward in two, windows made of loads: what a GPU runs. If it
                     cannot start, either pass is torch's. It refuses float64, and heads of more than 128 channels
                     (64 in float32, whose products do not fit into the LDS of gfx942)
 

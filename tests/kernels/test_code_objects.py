@@ -103,6 +103,21 @@ def test_a_kernel_without_products_needs_no_matrix_instructions() -> None:
     assert violations(good(wide_accesses=0, matrix_instructions=0), launch, GFX942) == []
 
 
+def test_kernels_of_a_launch_may_be_without_products() -> None:
+    launch = KernelLaunch("l", lambda: None, without_products=("k",))
+    assert violations(good(matrix_instructions=0), launch, GFX942) == []
+
+
+def test_the_gradient_of_the_convolutions_leaves_room_in_lds() -> None:
+    """And what it multiplies with is computed once, in a kernel before it."""
+    launches = {launch.name: launch for launch in launches_of("qk_conv", GFX942)}
+    mixed, products = compile_launch(launches["bfloat16 128 channels, 4096 tokens, backward"], GFX942)
+    assert (mixed.kernel, products.kernel) == ("_mixed", "_backward")
+    assert products.lds_bytes <= 48 * 1024
+    assert products.occupancy >= 3
+    assert products.wide_accesses < 60
+
+
 def test_a_launch_that_needs_too_much_memory_is_refused_as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     from triton.runtime.errors import OutOfResources
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -26,7 +27,7 @@ def _empty(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
 
 
 def _routing() -> Iterator[KernelLaunch]:
-    few = {"product": False, "wide": False}
+    few: dict[str, Any] = {"product": False, "wide": False}
     for tokens, choices, classes in ((4096, 1, 17), (4096, 8, 160), (4001, 2, 5)):
         name = f"{classes} classes, {choices} choices"
         probabilities, weights = _empty(tokens, classes), _empty(tokens, choices)
@@ -43,7 +44,7 @@ def _rows() -> Iterator[KernelLaunch]:
     ends = _empty(16, dtype=torch.int32)
     for dtype in (torch.bfloat16, torch.float32):
         for tokens, width, choices in ((4096, 2048, 1), (4096, 2048, 2), (4001, 77, 2)):
-            moved = {"product": False, "wide": width % 16 == 0}
+            moved: dict[str, Any] = {"product": False, "wide": width % 16 == 0}
             count = tokens * choices
             x, y, both = (
                 _empty(*shape, dtype=dtype) for shape in ((tokens, width), (count, width), (count, 2 * width))
@@ -56,7 +57,7 @@ def _rows() -> Iterator[KernelLaunch]:
             for identity in (True, False):
                 routed = rows, ends, identity
                 kind = f"{name}, skipping {'identity' if identity else 'zero'}"
-                of_weights = {**moved, "wide": identity and width % 16 == 0}
+                of_weights: dict[str, Any] = {**moved, "wide": identity and width % 16 == 0}
                 yield KernelLaunch(f"combine {kind}", partial(combine, y, x, weights, *routed), **moved)
                 yield KernelLaunch(
                     f"weights_backward {kind}", partial(weights_backward, of_rows, x, x, *routed), **of_weights

@@ -1,8 +1,12 @@
-"""The backward kernel: workgroups of two kinds, for the gradients of the weights and of z."""
+"""The backward kernels: du, the gradient of the mixed form, then workgroups of two kinds for weights and z.
+
+The second kernel reads du of a token for each tap of each gradient and for the skip. To compute it there, again
+each time, took all of the LDS of a compute unit. It is kept in the format of z, as products take it.
+"""
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import triton
 import triton.language as tl
@@ -32,43 +36,59 @@ def backward(
     grad_z_BSQ = z_BSQ.new_empty(z_BSQ.shape)
     operands_given, shape, chosen, arch, tiles = plan(tensors)
     partials = max(1, min(tiles, triton.cdiv(arch.compute_units, heads * shape.TAPS)))
-    sums = u_hBSP.new_empty(partials, heads * (inputs * head_dim + head_dim + 1))
+    weight_sums = u_hBSP.new_empty(partials, heads * inputs * head_dim)
+    bias_sums = u_hBSP.new_empty(max(1, tiles), heads, head_dim)
+    along_sums = u_hBSP.new_empty(max(1, tiles), heads)
     if not z_BSQ.numel():
-        sums.zero_()
+        for sums in (weight_sums, bias_sums, along_sums):
+            sums.zero_()
     else:
+        du_hBSP = u_hBSP.new_empty(u_hBSP.shape, dtype=z_BSQ.dtype)
+        options: dict[str, Any] = {"SHAPE": shape, "num_warps": chosen.num_warps}
+        coming = _Gradients(heads_of(grad_q_BHSP), heads_of(grad_k_BJSP), u_hBSP, inverse_hBS1)
+        launch(
+            _mixed,
+            heads * tiles,
+            z_BSQ,
+            operands_given,
+            coming,
+            du_hBSP,
+            bias_sums,
+            along_sums,
+            tiles,
+            num_stages=1,
+            **options,
+        )
         launch(
             _backward,
             heads * (shape.TAPS * partials + tiles),
             z_BSQ,
             operands_given,
-            _Gradients(heads_of(grad_q_BHSP), heads_of(grad_k_BJSP), u_hBSP, inverse_hBS1),
+            du_hBSP,
             grad_z_BSQ,
-            sums,
+            weight_sums,
             tiles,
             partials,
-            SHAPE=shape,
-            num_warps=chosen.num_warps,
             num_stages=chosen.num_stages,
+            **options,
         )
-    sizes = [heads * inputs * head_dim, heads * head_dim, heads]
-    grad_weight, grad_bias, grad_temperature = sums.sum(dim=0).split(sizes)
     return (
         grad_z_BSQ,
-        grad_weight.view(weight_hIP.shape).to(weight_hIP.dtype),
-        grad_bias.view(heads, head_dim),
-        grad_temperature[heads - shape.KEYS :].to(temperature_J.dtype),
+        weight_sums.sum(dim=0).view(weight_hIP.shape).to(weight_hIP.dtype),
+        bias_sums.sum(dim=0),
+        along_sums.sum(dim=0)[heads - shape.KEYS :].to(temperature_J.dtype),
     )
 
 
 @triton.jit
-def _backward(given, grad, z_grad, sums, all_tiles, partials, SHAPE: tl.constexpr):
+def _backward(given, du, z_grad, sums, all_tiles, partials, SHAPE: tl.constexpr):
     """Do one of the two kinds of work."""
     of_weights = given.heads * SHAPE.TAPS * partials
     if tl.program_id(0) < of_weights:
-        _of_weights(tl.program_id(0), given, grad, sums, all_tiles, partials, SHAPE)
+        _of_weights(tl.program_id(0), given, du, sums, all_tiles, partials, SHAPE)
     else:
         program = on_one_die(tl.program_id(0) - of_weights, all_tiles * given.heads, SHAPE.DIES)
-        _of_inputs(program, given, grad, z_grad, SHAPE)
+        _of_inputs(program, given, du, z_grad, SHAPE)
 
 
 @triton.jit
@@ -113,30 +133,58 @@ def _of_own(given, grad, head, batch, scale, rows, is_row, columns, SHAPE: tl.co
 
 
 @triton.jit
-def _of_weights(program, given, grad, sums, all_tiles, partials, SHAPE: tl.constexpr):
-    """Sum up, over a part of the tokens, what one tap of one head's weight takes, bias and temperature."""
+def _mixed(given, grad, du_out, bias_sums, along_sums, all_tiles, SHAPE: tl.constexpr):
+    """Compute du of a tile of tokens of one head, and what they add to the gradients of bias and temperature."""
     heads = given.heads
     length = given.length
     queries = heads - SHAPE.KEYS
+    tiles = (length + SHAPE.ROWS - 1) // SHAPE.ROWS
+    program = on_one_die(tl.program_id(0), all_tiles * heads, SHAPE.DIES)
+    head = program % heads
+    tile = program // heads
+    batch = (tile // tiles).to(tl.int64)
+    columns = tl.arange(0, SHAPE.PADDED)
+    is_column = columns < SHAPE.HEAD_DIM
+    rows = tile % tiles * SHAPE.ROWS + tl.arange(0, SHAPE.ROWS)
+    is_row = rows < length
+    scale = tl.load(given.temperature + head - queries, mask=head >= queries, other=1.0).to(tl.float32)
+    du, along = _of_own(given, grad, head, batch, scale, rows, is_row, columns, SHAPE)
+    token = (head.to(tl.int64) * given.batches + batch) * length + rows
+    is_inside = is_row[:, None] & is_column[None, :]
+    out = du_out + token[:, None] * SHAPE.HEAD_DIM + columns[None, :]
+    tl.store(out, du.to(du_out.dtype.element_ty), mask=is_inside)
+    own_sums = tile.to(tl.int64) * heads + head
+    tl.store(bias_sums + own_sums * SHAPE.HEAD_DIM + columns, tl.sum(du, 0), mask=is_column)
+    tl.store(along_sums + own_sums, tl.sum(along, 0))
+
+
+@triton.jit
+def _load_mixed(given, du, head, batch, rows, is_row, columns, SHAPE: tl.constexpr):
+    """Return du of some tokens of a head, zero if there is no token."""
+    first = (head.to(tl.int64) * given.batches + batch) * given.length
+    is_inside = is_row[:, None] & (columns < SHAPE.HEAD_DIM)[None, :]
+    offsets = rows[:, None] * SHAPE.HEAD_DIM + columns[None, :]
+    return tl.load(du + first * SHAPE.HEAD_DIM + offsets, mask=is_inside, other=0.0)
+
+
+@triton.jit
+def _of_weights(program, given, du, sums, all_tiles, partials, SHAPE: tl.constexpr):
+    """Sum up, over a part of the tokens, what one tap of one head's weight takes."""
+    heads = given.heads
+    length = given.length
     tiles = (length + SHAPE.ROWS - 1) // SHAPE.ROWS
     columns = tl.arange(0, SHAPE.PADDED)
     is_column = columns < SHAPE.HEAD_DIM
     tap = program % SHAPE.TAPS
     head = program // SHAPE.TAPS % heads
     first_tile = program // (SHAPE.TAPS * heads)
-    is_key = head >= queries
-    scale = tl.load(given.temperature + head - queries, mask=is_key, other=1.0).to(tl.float32)
     back = SHAPE.TAPS - 1 - tap
     total = tl.full((SHAPE.PADDED, SHAPE.PADDED), 0.0, dtype=tl.float32)
-    bias_total = tl.full((SHAPE.PADDED,), 0.0, dtype=tl.float32)
-    along_total = tl.full((SHAPE.ROWS,), 0.0, dtype=tl.float32)
     for tile in range(first_tile, all_tiles, partials):
         batch = (tile // tiles).to(tl.int64)
         rows = tile % tiles * SHAPE.ROWS + tl.arange(0, SHAPE.ROWS)
         is_row = rows < length
-        du, along = _of_own(given, grad, head, batch, scale, rows, is_row, columns, SHAPE)
-        bias_total += tl.sum(du, 0)
-        along_total += along
+        own = _load_mixed(given, du, head, batch, rows, is_row, columns, SHAPE)
         source = rows - back
         is_seen = is_row & (source >= 0)
         if given.seen is not None:
@@ -149,23 +197,19 @@ def _of_weights(program, given, grad, sums, all_tiles, partials, SHAPE: tl.const
             mask=is_column[:, None] & is_seen[None, :],
             other=0.0,
         )
-        total = dot(z_tile, du.to(z_tile.dtype), total)
+        total = dot(z_tile, own, total)
 
-    sums += first_tile.to(tl.int64) * heads * (SHAPE.TAPS * SHAPE.HEAD_DIM * SHAPE.HEAD_DIM + SHAPE.HEAD_DIM + 1)
+    sums += first_tile.to(tl.int64) * heads * (SHAPE.TAPS * SHAPE.HEAD_DIM * SHAPE.HEAD_DIM)
     corner = sums + (head * SHAPE.TAPS + tap) * SHAPE.HEAD_DIM * SHAPE.HEAD_DIM
     tl.store(
         corner + columns[:, None] * SHAPE.HEAD_DIM + columns[None, :],
         total,
         mask=is_column[:, None] & is_column[None, :],
     )
-    if back == 0:
-        sums += heads * SHAPE.TAPS * SHAPE.HEAD_DIM * SHAPE.HEAD_DIM
-        tl.store(sums + head * SHAPE.HEAD_DIM + columns, bias_total, mask=is_column)
-        tl.store(sums + heads * SHAPE.HEAD_DIM + head, tl.sum(along_total, 0))
 
 
 @triton.jit
-def _of_inputs(program, given, grad, z_grad, SHAPE: tl.constexpr):
+def _of_inputs(program, given, du, z_grad, SHAPE: tl.constexpr):
     """Compute a tile of tokens of z's gradient of one head of one sequence."""
     heads = given.heads
     length = given.length
@@ -179,27 +223,17 @@ def _of_inputs(program, given, grad, z_grad, SHAPE: tl.constexpr):
     rows = tile % tiles * SHAPE.ROWS + tl.arange(0, SHAPE.ROWS)
     is_row = rows < length
     key = tl.where(head < queries, head // SHAPE.GROUP, head - queries)
-    key_scale = tl.load(given.temperature + key).to(tl.float32)
-    of_key, key_token = _head_of(grad.k, key, batch)
     weight = given.weight + head.to(tl.int64) * (SHAPE.TAPS * SHAPE.HEAD_DIM * SHAPE.HEAD_DIM)
 
     # The skip: each head's own du, and the others' of its group.
+    total = 0.5 * _load_mixed(given, du, head, batch, rows, is_row, columns, SHAPE).to(tl.float32)
     if head < queries:
-        scale = 1.0
-        share, _ = _of_mixed(
-            given, grad, of_key, key_token, queries + key, batch, key_scale, rows, is_row, columns, SHAPE
-        )
-        total = share * (0.5 / SHAPE.GROUP)
+        share = _load_mixed(given, du, queries + key, batch, rows, is_row, columns, SHAPE).to(tl.float32)
+        total += share * (0.5 / SHAPE.GROUP)
     else:
-        scale = key_scale
-        total = tl.full((SHAPE.ROWS, SHAPE.PADDED), 0.0, dtype=tl.float32)
         for member in range(SHAPE.GROUP):
             query = key * SHAPE.GROUP + member
-            of_query, query_token = _head_of(grad.q, query, batch)
-            share, _ = _of_mixed(
-                given, grad, of_query, query_token, query, batch, 1.0, rows, is_row, columns, SHAPE
-            )
-            total += 0.5 * share
+            total += 0.5 * _load_mixed(given, du, query, batch, rows, is_row, columns, SHAPE).to(tl.float32)
 
     for ahead in tl.range(0, SHAPE.TAPS, disable_licm=True):
         target = rows + ahead
@@ -207,9 +241,7 @@ def _of_inputs(program, given, grad, z_grad, SHAPE: tl.constexpr):
         if given.seen is not None:
             seen = given.seen + (batch * length + target) * SHAPE.TAPS + ahead
             is_target &= tl.load(seen, mask=is_target, other=0) != 0
-        du, _ = _of_own(given, grad, head, batch, scale, target, is_target, columns, SHAPE)
-        if ahead == 0:
-            total += 0.5 * du
+        later = _load_mixed(given, du, head, batch, target, is_target, columns, SHAPE)
         turned = tl.load(
             weight
             + (SHAPE.TAPS - 1 - ahead) * SHAPE.HEAD_DIM * SHAPE.HEAD_DIM
@@ -218,7 +250,7 @@ def _of_inputs(program, given, grad, z_grad, SHAPE: tl.constexpr):
             mask=is_column[:, None] & is_column[None, :],
             other=0.0,
         )
-        total = dot(du.to(turned.dtype), turned, total)
+        total = dot(later, turned, total)
     out = z_grad + (batch * length + rows)[:, None] * (heads * SHAPE.HEAD_DIM)
     channels = (head * SHAPE.HEAD_DIM + columns)[None, :]
     is_inside = is_row[:, None] & is_column[None, :]

@@ -32,7 +32,8 @@ def launches(arch: Arch) -> Iterator[KernelLaunch]:
         name = f"{dtype} {head_dim} channels, {tokens} tokens{', documents' * divided}"
         passes = _on_meta(getattr(torch, dtype), head_dim, tokens, taps, divided)
         for what in ("forward", "backward") if tokens > 16 else passes:
-            yield KernelLaunch(f"{name}, {what}", passes[what], narrow=head_dim < 128)
+            narrow = head_dim < 128 or tokens <= 16
+            yield KernelLaunch(f"{name}, {what}", passes[what], narrow=narrow, without_products=("_mixed",))
 
 
 def _on_meta(dtype: torch.dtype, head_dim: int, tokens: int, taps: int, divided: bool) -> dict[str, Any]:
