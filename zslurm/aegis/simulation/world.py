@@ -256,10 +256,10 @@ class World:
                     node.cut_off_at = self.now
                 node.cut_off_until = max(node.cut_off_until, self.now + it.lasts)
                 self.guilty.setdefault(node.name, "it was cut off from all others")
-                living = [name for name in self.agents_on if self.by_name[name].died is None]
-                if len(living) == 2:
-                    for name in living:
-                        self.guilty.setdefault(name, "nobody can tell which of two nodes is cut off")
+                job = [node for node in self.nodes if node.name in self.agents_on and node.died is None]
+                if sum(self.now >= node.silent_until for node in job) <= 2:
+                    for member in job:
+                        self.guilty.setdefault(member.name, "nobody can tell which of two nodes is cut off")
             case "warm_killed":
                 self._kill_warm(node)
             case "drained":
