@@ -42,7 +42,7 @@ class Limit(NamedTuple):
 LIMITS = {
     "where in 10,000 words of docstrings": Limit(8, "introduce conditions by `if` or `when`"),
     "if in 10,000 words of docstrings": Limit(60, "introduce conditions by `if` or `when`", at_least=True),
-    "vague phrases in 10,000 words of docstrings": Limit(17, "name what is meant, and how many"),
+    "vague phrases in 10,000 words of docstrings": Limit(11, "name what is meant, and how many"),
     "variables named by a pronoun": Limit(110, "name what the variable holds"),
     "public class names of several modules": Limit(6, "choose a name that no other package has"),
 }

@@ -54,7 +54,7 @@ class Abort:
     """Ends the collectives of this process, in whatever thread they wait."""
 
     def __init__(self, device: torch.device, *, other_ports: set[int]) -> None:
-        """Prepare; sockets to or from `other_ports` (the store's, the copies') are left alone."""
+        """Prepare; sockets to or from `other_ports` (the store's, the copies') are not closed."""
         self._on_gpu, self._other_ports = device.type == "cuda", other_ports
         self._lock = threading.Lock()
         self._groups: dict[int, str] = {}  # gloo's sockets, as descriptor and inode
@@ -64,12 +64,12 @@ class Abort:
             WAITS.install()
 
     def add_port(self, port: int) -> None:
-        """Leave connections to or from this port alone."""
+        """Close no connections to or from this port."""
         self._other_ports.add(port)
 
     @contextmanager
     def making_groups(self) -> Iterator[None]:
-        """Note the sockets that are opened in the block as those of groups."""
+        """Note the sockets that are opened in the block as sockets of groups."""
         WAITS.resume()
         with self._lock:
             self._before = sockets()
@@ -81,7 +81,7 @@ class Abort:
                 self._before = None
 
     def made(self) -> None:
-        """Leave the connections to the store alone again: all groups are there."""
+        """Close no connections to the store again: all groups are there."""
         with self._lock:
             self._stores = {}
         WAITS.drop_groups()

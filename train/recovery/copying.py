@@ -30,7 +30,7 @@ class StepCopies:
 
     Attributes:
         staging: its own copies.
-        copies: sends them, and keeps those of another rank.
+        copies: sends them, and keeps another rank's.
         need: bytes of host memory that copies take on this node.
         whole: a step that is whole everywhere; -1: none yet.
     """
@@ -144,7 +144,7 @@ class StepCopies:
         return infos
 
     def state_of_ward(self, step: int, sizes: Mapping[str, int]) -> dict[str, npt.NDArray[Any]]:
-        """Return the ward's copies of a step by the name of the state, of which each has so many elements.
+        """Return the ward's copies of a step by the name of the state, with the number of elements of each.
 
         Raises:
             ChangedInMemory: the copy is damaged.

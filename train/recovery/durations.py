@@ -6,7 +6,7 @@
     regroup   and so are the other groups
     agree     the step to go back to is known
     return    the state of that step is there: from this rank's own copy, or from its buddy
-    restore   masters and optimizer state are those of that step
+    restore   masters and optimizer state are back at that step
     compare   the weights are gathered from the masters, and are the same on all ranks
 
 Each rank writes them to its log.
@@ -39,5 +39,5 @@ class Parts:
         return time.monotonic() - self.began
 
     def __str__(self) -> str:
-        """Return each part with its seconds, and those of the processor."""
+        """Return each part with its seconds, by the clock and of the processor."""
         return ", ".join(f"{name} {wall_s:.3f} ({cpu_s:.3f})" for name, (wall_s, cpu_s) in self.found.items())

@@ -65,7 +65,7 @@ class Membership:
             device: of the collectives.
             generation: the one that this process joins, if it takes a rank's place.
             wait_s: seconds to wait for a generation after something broke.
-            end_waits: gets the trainer's thread out of what it waits in beside collectives; any thread calls it.
+            end_waits: gets the trainer's thread out of what it waits in besides collectives; any thread calls it.
         """
         host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
         self.rank, self.size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
@@ -98,7 +98,7 @@ class Membership:
         return self._watcher.number > generation.number
 
     def wait_after(self, number: int, timeout_s: float) -> bool:
-        """Return whether there is a generation after `number`, waiting so long for it."""
+        """Return whether there is a generation after `number`, waiting for it within a limit."""
         return self._watcher.wait_after(number, timeout_s) is not None
 
     def fence(self) -> None:
@@ -129,7 +129,7 @@ class Membership:
             yield
 
     def groups_made(self) -> None:
-        """Leave the connections to the store alone again: all groups are there."""
+        """Close no connections to the store again: all groups are there."""
         self._abort.made()
         CONNECTIONS.refill()
 

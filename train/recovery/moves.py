@@ -7,7 +7,7 @@
     leave               the processes whose place was taken end in order, and with them those that waited there
 
 No rank waits for another one before they have agreed. If the generation does not follow, as when a rank is
-lost meanwhile or the supervisor is gone, they train on after a while, and the server learns of it; if it follows
+lost before that or the supervisor is gone, they train on after a while, and the server learns of it; if it follows
 then, they come back to the boundary from their copies, as after a fault.
 """
 

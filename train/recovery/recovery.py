@@ -11,7 +11,7 @@
 
 The process that takes a rank's place (zslurm/job/in_memory/warm_rank.py) has made its model before, and enters at
 `agree`. What goes wrong on the way is reported with its reason; the rank then ends as it would have without a
-recovery, and the supervisor restarts the run. A further rank that is lost meanwhile makes a further generation,
+recovery, and the supervisor restarts the run. A further rank that is lost during it makes a further generation,
 and everything begins again with it: the copies are not touched before the next step.
 """
 
@@ -267,7 +267,7 @@ class Recovery:
         return self._membership.wait_after(self._membership.number, self._config.recovery.wait_s)
 
     def _recover(self, trainer: Trainer) -> bool:
-        """Regroup and go back, as often as further ranks are lost meanwhile.
+        """Regroup and go back, as often as further ranks are lost.
 
         Returns:
             False if the number of ranks changes: this trainer ends, and `train` makes the next one.

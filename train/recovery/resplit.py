@@ -1,7 +1,7 @@
 """The state of a step, from the ranks that were there to those that are left: who sends which elements to whom.
 
 Every rank owned extents of parameter space (checkpoint_tools/format/partition.py), and owns others among fewer
-ranks. The state of a rank that survived comes from its own copy, that of a lost one from its buddy's. All of it
+ranks. The state of a rank that survived comes from its own copy, a lost one's from its buddy's. All of it
 moves in one all-to-all for each kind of state, so that no rank holds more than what it gives and what it gets.
 
 Cost: each element travels once at most; on a rank, host memory for one kind of what it gives and of what it gets.

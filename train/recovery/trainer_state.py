@@ -86,7 +86,7 @@ def leave(trainer: Trainer) -> bool:
 
 
 def rejoin(trainer: Trainer) -> None:
-    """Make the smaller groups of this generation, next to that of all ranks, and continue over them."""
+    """Make the smaller groups of this generation, next to the group of all ranks, and continue over them."""
     trainer.contexts = make_contexts(trainer.config, trainer.world)
     with trainer.world.making_groups():
         levels = make_or_choose_levels(trainer.config, trainer.world, trainer.facts)

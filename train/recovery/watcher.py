@@ -7,7 +7,7 @@ A process that finds itself outside of the newest generation was replaced while 
 or cut off), and exits at once, from this thread. Its other threads may run before this one does: `fence` is what
 they call before they touch a checkpoint or the metrics. It costs nothing unless this thread has not looked for
 LEASE_S: then it asks the store first. So a supervisor must not replace a process that is alive earlier than that
-after its last sign of life. If the store is gone by then, nobody can answer, and the process exits as well: its
+after its last sign of life. If the store is gone by then, no answer can come, and the process exits as well: its
 attempt may be over. One that finds the store gone at once trains on: without a store no process is replaced.
 """
 

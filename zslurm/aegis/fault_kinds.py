@@ -8,7 +8,7 @@ guilty one that is not costs one more restart. So a node is excluded at once onl
 is broken (`exclude_after=1`); if the sign is weaker it must name the same node again (2, 3); and if
 a program, a configuration or a whole service is at fault no node is excluded, however often it happens.
 
-Likewise a run that is stopped without need stays stopped until somebody looks, while one that is retried without
+Likewise a run that is stopped without need stays stopped until a person looks, while one that is retried without
 need ends at its budget (`aegis.retries`): only what cannot change by itself stops the run at once.
 """
 

@@ -23,7 +23,7 @@ from zslurm.train.progress import Phase
 M = TypeVar("M")
 
 MARK = "zslurm-agent"
-"""What the lines of reports begin with; prologs and modules print lines of their own."""
+"""What the lines of reports begin with; prologs and modules print other lines."""
 
 BATCH_NODE = "ZSLURM_BATCH_NODE"
 """Names, in an agent's environment, the node that the supervisor ran on."""

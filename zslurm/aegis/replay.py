@@ -1,7 +1,7 @@
 """What another policy would have done about the attempts of a run, read from its events.
 
 Each attempt is decided by itself, with the history that it really had: what would have come after another decision
-is not known. What the events do not say (those of a supervisor that recorded no `resources`) is taken from the
+is not known. What the events do not say (if a supervisor recorded no `resources`) is taken from the
 nodes of the attempt, and marked as assumed.
 """
 
@@ -111,7 +111,7 @@ class _Run(Section):
 
 
 def settings_of(config: Path, overrides: Sequence[Override] = (), policy: Path | None = None) -> AegisSection:
-    """Return the section `aegis` of a run, under that of a policy file and `aegis.KEY=VALUE`.
+    """Return the section `aegis` of a run, under a policy file's and `aegis.KEY=VALUE`.
 
     Args:
         config: the run's `config.json`; the defaults hold if there is none.

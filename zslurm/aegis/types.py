@@ -155,7 +155,7 @@ class Resources:
         outlives_nodes: the job continues when one of its nodes dies (`--no-kill`), so a new step may start at
             once.
         can_requeue: it can be put back into the queue, from inside or by a successor.
-        elsewhere: usable nodes of its partition, those of the job among them, without dead nodes and without those
+        elsewhere: usable nodes of its partition, the job's among them, without dead nodes and without those
             that were excluded before; None if Slurm does not report it.
         demanded: nodes that the run insists on (`slurm.nodelist`).
         asked: nodes that the job asks Slurm for, spares among them; None: `needed`.
@@ -210,7 +210,7 @@ class AttemptSummary:
     preempted: Literal["requeue", "cancel"] | None = None
 
     def fields(self) -> dict[str, Any]:
-        """As a field of an event; without the faults, which are events of their own, and what is not known."""
+        """As a field of an event; without the faults, which are separate events, and what is not known."""
         body = {name: value for name, value in asdict(self).items() if name != "faults"}
         return {name: value for name, value in body.items() if value not in (None, False, ())}
 

@@ -48,7 +48,7 @@ def exclusions_in(events: Iterable[Event], readmitted: Mapping[str, float] | Non
     that a person allowed again after their exclusion are left out.
 
     Args:
-        events: of `events.jsonl`, oldest first, and those of `submissions.jsonl` if `readmitted` is not known.
+        events: of `events.jsonl`, oldest first, and of `submissions.jsonl` if `readmitted` is not known.
         readmitted: nodes that a person allowed again, and when (UNIX seconds).
     """
     newest: dict[str, Exclusion] = {}

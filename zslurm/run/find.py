@@ -73,7 +73,7 @@ def find_to_change(reference: str, command: str) -> RunDir:
 
     Raises:
         NotFound, OrphanJob: as `find`.
-        ZslurmError: the id is that of an earlier job of the run.
+        ZslurmError: the id belongs to an earlier job of the run.
     """
     run = find(reference)
     asked, _, _ = reference.partition(".")

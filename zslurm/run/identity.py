@@ -81,7 +81,7 @@ def _holds(run: RunDir, submission: Mapping[str, Any]) -> bool:
 
 
 def job_ids(run: RunDir) -> set[str]:
-    """Return every job that a run was ever submitted as, those of a run that it is a copy of included."""
+    """Return every job that a run was ever submitted as, including the jobs of a run that it is a copy of."""
     return {job_id for job_id, _ in submitted_jobs(run)}
 
 

@@ -162,7 +162,7 @@ class RunDir:
     gemm_csv = _Below("gemm-table.csv")
     """The same as torch's TunableOp reads it; nothing writes to it."""
     secrets = _Below("secrets.env")
-    """The secret variables of the job, for its owner alone."""
+    """The secret variables of the job, only for its owner."""
     script = _Below("script.sh")
     """The script of the job."""
     submitit = _Below("submitit")

@@ -49,7 +49,7 @@ class Lease:
 
     @property
     def is_own(self) -> bool:
-        """Whether this process holds it, or nobody; false if another supervisor has started since."""
+        """Whether no other process holds it; false if another supervisor has started since."""
         holder, me = ProcessRecord.of_fields(self.fields), ProcessRecord.of(os.getpid())
         return holder is None or (holder.pid, holder.host, holder.started) == (me.pid, me.host, me.started)
 

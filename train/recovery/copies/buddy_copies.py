@@ -13,7 +13,7 @@ sender for as many, and one more while a checkpoint is written, which is written
 Rank r's buddy is r + ranks per node, in a ring: it is on the next node, at the same place (on its rail). On one
 node it is the next rank, which survives a killed rank and not the node.
 
-Host memory: 2 or 3 times a rank's own state, and twice that of another one. Time: one copy and one CRC32 of the
+Host memory: 2 or 3 times a rank's own state, and twice another one's. Time: one copy and one CRC32 of the
 state, and as many bytes each way over the network, during the step.
 """
 
@@ -55,7 +55,7 @@ class _Held:
 
 
 class Copies:
-    """Sends this rank's copies to its buddy, and keeps those of its ward.
+    """Sends this rank's copies to its buddy, and keeps its ward's.
 
     Attributes:
         address: host and port at which copies are received, and the token without which none is.
@@ -222,7 +222,7 @@ class Copies:
                         time.sleep(_RETRY_S)
 
     def _send(self, generation: int, slot: Slot) -> None:
-        """Send a slot to the buddy of a generation; if that is over meanwhile, nothing becomes of it."""
+        """Send a slot to the buddy of a generation; if that is over by then, nothing becomes of it."""
         step, parts, meta = slot.step, slot.parts(), slot.meta()
         with self._lock:
             if generation != self._generation:

@@ -84,10 +84,10 @@ class Staging:
         self._saving: Callable[[], bool] = lambda: False
 
     def take(self, step: int, cursor: dict[str, Any], extras: Mapping[str, Tensor], keep: int) -> Slot:
-        """Begin a copy, in a slot other than that of step `keep`, and other than one that is saved from.
+        """Begin a copy, in a slot other than step `keep`'s, and other than one that is saved from.
 
         If the values that the tensors have now are being copied already, for a save, it is the same slot. But
-        after a step that was skipped these values are those of step `keep` as well, which must stay whole.
+        after a step that was skipped these values belong to step `keep` as well, which must stay whole.
         """
         begun = self._begun if self._begun is not None and not self._begun.has(keep) else None
         slot = begun or self._free(keep)

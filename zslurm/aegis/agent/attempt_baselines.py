@@ -1,10 +1,10 @@
 """What the agents of one node hand on to each other about an attempt: a file in the node's memory.
 
 A sensor reports changes. What it compares with belongs to the attempt and not to the agent: an agent that is
-started again in mid-attempt must see what broke meanwhile. So each sensor leaves what it saw when the
+started again in mid-attempt must see what broke before. So each sensor leaves what it saw when the
 attempt began (`Sensor.memory`), and the next agent's sensor continues from there (`Sensor.recall`).
 
-The file is written whole and put in place by rename. One that is missing, damaged, or somebody else's is as good
+The file is written whole and put in place by rename. One that is missing, damaged, or another user's is as good
 as none: sensors then begin again, and the agent reports that they did. The directory is open to every user, so a
 file is believed only if this user owns it. The agent that sees another attempt begin removes the files of
 earlier ones, and the one that gets the command to quit at the end of the run removes the last.

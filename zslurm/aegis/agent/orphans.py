@@ -70,7 +70,7 @@ class CleanupResult:
         left: those that are still there.
         seconds: that it took.
         gpu_used: memory in use on each GPU, bytes; empty if that is unknown.
-        gpu_released: whether it is no more than that of an idle GPU; None if that is unknown.
+        gpu_released: whether it is no more than an idle GPU's; None if that is unknown.
         progress_removed: whether the ranks' records are gone.
     """
 

@@ -29,7 +29,7 @@ class Outbox:
             self._filled.notify_all()
 
     def flush(self, limit_s: float) -> None:
-        """Wait until everything is written, or for so long."""
+        """Wait until everything is written, or the time is over."""
         with self._filled:
             self._filled.wait_for(lambda: not self._lines and not self._writing, limit_s)
 

@@ -1,4 +1,4 @@
-"""Whether the process of a rank on this node has ended, by /proc alone: srun may report that late, or never.
+"""Whether the process of a rank on this node has ended, only by /proc: srun may report that late, or never.
 
 A pid in a record proves nothing by itself: a rank in a container may have its own pid namespace. So a process
 counts as ended only if this agent has seen it alive as a part of the attempt. A rank may also have processes of
@@ -24,7 +24,7 @@ class RankProcesses:
         self._seen: dict[int, tuple[Member, ...]] = {}
 
     def is_gone(self, pid: int) -> bool:
-        """Return whether a process that was seen alive has ended, and those of the attempt above it as well."""
+        """Return whether a process that was seen alive has ended, and the attempt's processes above it as well."""
         seen = self._seen.get(pid)
         if seen is None:
             if task := self._task_of(pid):

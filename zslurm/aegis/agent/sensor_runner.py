@@ -17,7 +17,7 @@ from zslurm.aegis.fault_kinds import BASELINE_LOST
 from zslurm.checkpoint_tools.plain import in_words, reason_of
 
 REPEAT_S = 60.0
-"""A reading without news is handed on after so long all the same."""
+"""Seconds after which a reading without news is handed on as well."""
 
 Hand = Callable[[str, Reading], None]
 
@@ -70,7 +70,7 @@ class SensorRunner:
         self._due.set()
 
     def close(self) -> None:
-        """End what the sensor started, once it has to stop. One that hangs is left alone."""
+        """End what the sensor started, once it has to stop. One that hangs is not waited for."""
         self._due.set()
         self._thread.join(0.1)
         if self._sensor is not None and not self._thread.is_alive():

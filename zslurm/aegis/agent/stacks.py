@@ -1,7 +1,7 @@
 """Makes the ranks of this node write the stacks of all their threads to their logs, before anything is killed.
 
 The signal would end a process that does not expect it. So each rank is asked only if its pid still is that very
-rank's (by its environment, not by the record alone), and if it has a handler for the signal.
+rank's (by its environment, not only by the record), and if it has a handler for the signal.
 """
 
 from __future__ import annotations

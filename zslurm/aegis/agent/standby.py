@@ -2,18 +2,18 @@
 
 The batch host may have died, and with it the supervisor and the batch script. Slurm then does not end a job with
 --no-kill: it would idle to its time limit. So the surviving agent of the lowest number puts the job back into the
-queue. An agent belongs to one generation, that of the supervisor that started it, and looks for a living
+queue. An agent belongs to one generation, its supervisor's, and looks for a living
 supervisor before it acts (run/supervisor_lease.py):
 
 - if another generation holds the supervisor's lease, this agent was replaced: it ends, and never acts;
-- if the supervisor of its own generation renews the lease, only the pipe between them is broken. An agent whose
+- if the supervisor of its generation renews the lease, only the pipe between them is broken. An agent whose
   srun is gone ends, for it is of no use any more; one whose pipe is stuck continues to report. Neither acts;
 - the agent of the batch node looks at the supervisor's process itself. While that runs, the agent renews the lease
   in its place, so that the agents of the other nodes know of it.
 
-Only if the lease has lapsed does an agent act: once, alone (standby_lease.py), and where that is right:
+Only if the lease has lapsed does an agent act: once, one of all (standby_lease.py), and if that is right:
 
-- the job has not ended, was not requeued or cancelled meanwhile, and is the run's last;
+- the job has not ended, was not requeued or cancelled since, and is the run's last;
 - no new supervisor has started that has no agents yet (`supervisor.json` is the one under which this agent began).
   If that one sends no heartbeats either, the time without them is counted again.
 
@@ -74,7 +74,7 @@ class StandbySupervisor:
         """
         self._run, self._standby_s = run, standby_s
         self.heard: Callable[[], bool] = lambda: False
-        """Whether the supervisor has been heard again; an agent that listens meanwhile sets it."""
+        """Whether the supervisor has been heard again; an agent that listens while it waits sets it."""
         self._job_id = own_job_id(environ)
         restart = restart_count(environ)
         self.node = task_node(environ) or ""
@@ -94,7 +94,7 @@ class StandbySupervisor:
         )
 
     def due(self, unheard_s: float) -> bool:
-        """Return whether it is this agent's turn, so many seconds after the last heartbeat of the supervisor.
+        """Return whether it is this agent's turn, `unheard_s` after the last heartbeat of the supervisor.
 
         Never on a machine without Slurm: there the job ends with its supervisor.
         """

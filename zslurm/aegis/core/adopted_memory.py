@@ -45,7 +45,7 @@ class FoundMemory:
         ended: ranks that hung, and were killed alone, since the last recovery.
         died: nodes that have died in this attempt.
         given_up: nothing is recovered in memory in this attempt any more.
-        pending: the newest generation if nobody has recorded yet how it ended.
+        pending: the newest generation if its end is not recorded yet.
         outcome: of `pending`, if the store server knows it.
         move: the planned move that `pending` is, or that waits for a boundary.
         in_vain: the ranks have held in vain for the next generation.

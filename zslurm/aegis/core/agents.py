@@ -39,7 +39,7 @@ class NodeAgent(Generic[C]):
         failures: agents that were lost in a row.
         retry_at: when the next one may be started (monotonic seconds).
         unreachable: why Slurm could start nothing on the node.
-        slurm_state: what Slurm calls a node whose agent is not heard: none is started there meanwhile.
+        slurm_state: what Slurm calls a node whose agent is not heard: none is started there until it is heard.
     """
 
     link: C | None = None
@@ -133,7 +133,7 @@ def due_steps(nodes: Mapping[str, NodeAgent[C]], now: float, at_once: int) -> li
 
 
 def _parts(nodes: Mapping[str, NodeAgent[C]], names: Iterable[str]) -> list[list[str]]:
-    """Divide nodes of refused steps into smaller steps, those of the largest first."""
+    """Divide nodes of refused steps into smaller steps, the largest first."""
     of_size: dict[int, list[str]] = {}
     for name in names:
         of_size.setdefault(nodes[name].max_step_nodes or 1, []).append(name)

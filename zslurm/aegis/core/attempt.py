@@ -177,9 +177,9 @@ class MemoryState:
         tries: recoveries since that step.
         trained: the step that an earlier supervisor has seen finished; -1 if there is none.
         checks: each spare that is checked, with the reason why it is unfit; None until that is known.
-        check_round: a number of the checks: those of earlier recoveries do not count.
+        check_round: a number of the checks: checks of earlier recoveries do not count.
         unfit: spares that a check found unfit.
-        fewer: why the ranks must not continue on so many nodes; empty if they may.
+        fewer: why the ranks must not continue on that number of nodes; empty if they may.
     """
 
     per_node: int

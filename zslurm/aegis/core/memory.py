@@ -117,7 +117,7 @@ def take_check(state: AttemptState, event: SparesChecked) -> None:
 
 
 def take_weighed(state: AttemptState, event: FewerWeighed) -> None:
-    """Take why the ranks must not continue on so many nodes."""
+    """Take why the ranks must not continue on that number of nodes."""
     memory_of(state).fewer[event.nodes] = event.reason
 
 
@@ -396,7 +396,7 @@ def _recover(
 
 
 def _bare(memory: MemoryState, nodes: Iterable[str]) -> tuple[str, ...]:
-    """Return those of these nodes on which no process waits or is being started."""
+    """Return the nodes, of these, on which no process waits or is being started."""
     return tuple(node for node in nodes if not (memory.waiting.get(node) or memory.coming[node]))
 
 

@@ -52,7 +52,7 @@ class Resumed:
     Attributes:
         recorded: what it recorded of the attempt, oldest first.
         in_log: the bad ends of tasks that srun has reported so far.
-        ends: what those of these ranks recorded that exited with the code of an orderly stop.
+        ends: what the ranks recorded that exited with the code of an orderly stop.
     """
 
     recorded: tuple[Event, ...]
@@ -103,7 +103,7 @@ class NodeUnreachable:
 
 @dataclass(frozen=True)
 class NodeAskedAbout:
-    """What was answered about a silent node; None if nobody could be asked. See `AskAbout`."""
+    """What was answered about a silent node; None if nothing could be asked. See `AskAbout`."""
 
     node: str
     report: WitnessReport | None
@@ -252,7 +252,7 @@ class MemoryResumed:
     """An earlier supervisor has left the recovery in memory of the attempt.
 
     Attributes:
-        pending: the newest generation, if nobody has recorded yet how it ended.
+        pending: the newest generation, if its end is not recorded yet.
         died: nodes that have died in this attempt.
         now: monotonic seconds.
     """
@@ -272,7 +272,7 @@ class StoreReported:
 
 @dataclass(frozen=True)
 class StoreGone:
-    """The store server did not take a generation; `move` is true if it was that of a planned move."""
+    """The store server did not take a generation; `move` is true if it belongs to a planned move."""
 
     move: bool
 
@@ -305,7 +305,7 @@ class SparesChecked:
 
 @dataclass(frozen=True)
 class FewerWeighed:
-    """Why the ranks must not continue on so many nodes; empty if they may. See `WeighFewer`."""
+    """Why the ranks must not continue on that number of nodes; empty if they may. See `WeighFewer`."""
 
     nodes: int
     reason: str
@@ -448,7 +448,7 @@ class Exclude:
 
 @dataclass(frozen=True)
 class StartWarm:
-    """Start so many warm processes on each of some nodes; answered by `WarmNotStarted` if that fails.
+    """Start a number of warm processes on each of some nodes; answered by `WarmNotStarted` if that fails.
 
     Attributes:
         nodes: on which.

@@ -9,7 +9,7 @@ logs do not report in order of time, so a fault that explains why a rank ended (
 of memory, a file system that stalled on several nodes) goes before that end, and a rank that only waits for
 another one, or is merely slow, counts if there is nothing else.
 
-**What ranks recorded when they ended.** Peers of a dead rank fail as well, with errors of their own about broken
+**What ranks recorded when they ended.** Peers of a dead rank fail as well, with their errors about broken
 connections, often before srun has reported the dead one: they count only if there is nothing else.
 """
 
@@ -100,7 +100,7 @@ def _may_be_root(
 
 
 def _is_outdated(fault: Fault, attempt_state: AttemptSummary) -> bool:
-    """Return whether nobody can tell that a network is up again, since its node's agent is silent."""
+    """Return whether it is unknown if a network is up again, since its node's agent is silent."""
     lost = (loss for loss in attempt_state.faults if loss.kind == AGENT_LOST and loss.node == fault.node)
     return fault.rule.of_network and any(loss.time > fault.time for loss in lost)
 
@@ -206,7 +206,7 @@ def _is_cascade(failure: TaskFailure, by_rank: Mapping[int, Mapping[str, Any]]) 
 
 
 def reports_lost_peer(end: Mapping[str, Any]) -> bool:
-    """True if what a rank recorded is a complaint about somebody else who left.
+    """Return whether what a rank recorded is a complaint about another rank that left.
 
     A hook that catches such an error may end its rank by `sys.exit`: then the traceback holds the complaint.
     """

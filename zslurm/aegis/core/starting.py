@@ -41,7 +41,7 @@ def pending_decision(
 def nodes_to_start_on(
     usable: tuple[str, ...], with_excluded: tuple[str, ...], needed: int, min_nodes: int | None
 ) -> tuple[str, ...]:
-    """Return the usable nodes of a job, or all that live if so many are excluded that too few are left."""
+    """Return the usable nodes of a job, or all that live if too few of them are not excluded."""
     return usable if len(usable) >= min(needed, min_nodes or needed) else with_excluded
 
 

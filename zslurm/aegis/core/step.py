@@ -268,7 +268,7 @@ def _note_end(
 
 
 def may_be_cancelled(state: AttemptState) -> bool:
-    """Return whether it is worth looking if somebody cancelled the step: this supervisor has not ended it."""
+    """Return whether to look for a cancelled step: this supervisor has not ended it."""
     return not (state.asked or state.killed_before or state.cancelled is not None)
 
 

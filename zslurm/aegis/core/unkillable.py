@@ -18,7 +18,7 @@ _ONE_NODE, _SEVERAL_NODES = 10, 60
 
 
 def patience_s(nodes: int, teardown_s: float) -> float:
-    """Return the seconds that processes get to die that were left on so many nodes at once."""
+    """Return the seconds that processes get to die that were left on a number of nodes at once."""
     return (_SEVERAL_NODES if nodes > 1 else _ONE_NODE) * teardown_s
 
 

@@ -1,4 +1,4 @@
-"""What went wrong in a job, found in its logs alone: the root, what followed from it, who is suspect.
+"""What went wrong in a job, found only in its logs: the root, what followed from it, who is suspect.
 
 The earliest root wins: by time if the lines have stamps, else by their order. Lines that report consequences
 (cascades, teardown) are the root only if there is nothing else, and advisories never do. Two exceptions:
@@ -79,7 +79,7 @@ def classify(logs: Iterable[tuple[str, Iterable[bytes]]]) -> Diagnosis:
     """Read the logs of one job and return what went wrong.
 
     Args:
-        logs: name and bytes of each, those of the batch script first if there is no other order.
+        logs: name and bytes of each, the batch script's first if there is no other order.
 
     Raises:
         OSError: a log cannot be read.

@@ -137,7 +137,7 @@ def without_labels(text: str) -> str:
 
 
 def body_of(text: str) -> str:
-    """Return the message of the writer alone, without labels, progress bar and stamps in front of them."""
+    """Return only the message of the writer, without labels, progress bar and stamps in front of them."""
     while True:
         remainder = _FRAMES.sub("", without_labels(text.lstrip() if text[:1].isspace() else text), count=1)
         if "%|" in remainder:
@@ -156,7 +156,7 @@ _ESCAPES = re.compile(r'\\(?:[nrt]|(["\\/]))')
 
 
 def _message_of(text: str) -> str:
-    """The message alone of a line that is a JSON object or logfmt, as containers and journald write."""
+    """Return only the message of a line that is a JSON object or logfmt, as containers and journald write."""
     if text[:1] != "{" and "msg=" not in text:
         return text
     match_of_key = _KEYED.match(text)

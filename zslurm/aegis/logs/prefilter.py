@@ -14,7 +14,7 @@ def required_literals(expression: str, prefilter: re.Pattern[str]) -> frozenset[
     r"""Return literals in lower case, one of which is in every text that matches; each has one of the prefilter.
 
     Of the parts that follow each other the one with the longest such literals is taken: a run of fixed
-    characters, or a group that is not optional, whose literals are those of its alternatives. A class, an escape
+    characters, or a group that is not optional, whose literals are its alternatives'. A class, an escape
     like `\d` and what may be repeated or left out end a run. Empty if there are no such literals.
     """
     alternatives = [max(parts, key=_shortest, default=frozenset()) for parts in _parts(expression, prefilter)]

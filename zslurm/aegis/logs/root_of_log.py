@@ -36,7 +36,7 @@ def root_of_log(faults: Sequence[Fault]) -> tuple[Fault | None, bool]:
 
 
 def _named(faults: Sequence[Fault]) -> Fault | None:
-    """Return the first fault that names a rank or a node; in torchrun's summary that of the root cause."""
+    """Return the first fault that names a rank or a node; in torchrun's summary the root cause."""
     start = next((n for n, fault in enumerate(faults) if _ROOT_CAUSE in fault.line), 0)
     for fault in (*faults[start:], *faults):
         if fault.rank is not None or fault.node is not None:
@@ -61,7 +61,7 @@ def _same(one: str | None, other: str | None) -> bool:
 
 
 def _furthest_behind(faults: Sequence[Fault]) -> Fault | None:
-    """Return that of the rank that came least far in the collective operations, if ranks differ."""
+    """Return the fault of the rank that came least far in the collective operations, if ranks differ."""
     for pattern in (_COMPLETED, _SEQUENCE):
         reached: dict[int, tuple[int, Fault]] = {}
         for fault in faults:

@@ -68,7 +68,7 @@ class Finding:
     Attributes:
         number: of the line in its file, from 1.
         text: its message, without labels and stamps in front.
-        time: UNIX seconds, by its own stamp or that of a line shortly before; None if there is none.
+        time: UNIX seconds, by its own stamp or an earlier line's; None if there is none.
         match: what it means.
         continues: it adds to the fault of a finding shortly before.
     """
@@ -111,7 +111,7 @@ class LogScanner:
         self._before = (self._before + block.data)[-_CONTEXT:]
 
     def _suspicious(self, stripped: list[bytes]) -> set[bytes]:
-        """Those of some lines without digits that have a literal in them."""
+        """Return the lines without digits that have a literal in them."""
         new = set(stripped) - self._harmless
         if not new:
             return new
@@ -238,7 +238,7 @@ class _Context:
         return False
 
     def time_of(self, text: str, lines: int) -> float | None:
-        """The stamp of the line, or else of the last of so many lines before it."""
+        """Return the stamp of the line, or else of the last of the lines before it."""
         before = reversed(self._lines[-lines:]) if lines else ()
         for line in chain([text.encode()], before):
             when = time_of(clean(line[:MAX_LINE]))

@@ -95,13 +95,13 @@ class Notifier:
             queue.take(sent)
 
     def flush(self, timeout_s: float) -> None:
-        """Wait until everything was sent, for so long at most: before a requeue ends this process."""
+        """Wait until everything was sent, within a limit: before a requeue ends this process."""
         deadline = time.monotonic() + timeout_s
         for queue in self._queues:
             queue.flush(deadline - time.monotonic())
 
     def close(self, timeout_s: float) -> int:
-        """Send what waits, for so long at most; returns how many messages were not sent."""
+        """Send what waits, within a limit; return how many messages were not sent."""
         deadline = time.monotonic() + timeout_s
         return sum(queue.close(deadline - time.monotonic()) for queue in self._queues)
 

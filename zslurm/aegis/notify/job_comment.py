@@ -72,11 +72,11 @@ class JobComment:
             self._queue.take(text)
 
     def flush(self, timeout_s: float) -> None:
-        """Wait until it was tried, for so long at most: before a requeue ends this process."""
+        """Wait until it was tried, within a limit: before a requeue ends this process."""
         self._queue.flush(timeout_s)
 
     def close(self, timeout_s: float) -> None:
-        """Wait for the last try, for so long at most; nothing is written after it."""
+        """Wait for the last try, within a limit; nothing is written after it."""
         self._queue.close(timeout_s)
 
     def _write(self, text: str) -> None:

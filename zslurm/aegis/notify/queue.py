@@ -73,7 +73,7 @@ class DeliveryQueue(Generic[T]):
             )
 
     def close(self, timeout_s: float) -> int:
-        """Deliver what waits, for so long at most; report, and return, how many items were lost in all."""
+        """Deliver what waits, within a limit; report, and return, how many items were lost in all."""
         self.flush(timeout_s)
         with self._changed:
             self._closing = True

@@ -66,7 +66,7 @@ class RunningAttempt:
     Attributes:
         attempt: its directory.
         process: srun, or the local launcher's.
-        nodes: those of its ranks, in their order.
+        nodes: its ranks' nodes, in their order.
         adopted: another supervisor has started it.
         memory: its recovery in memory; None if it has none.
         broken: why it must be ended, though its ranks run; empty if they may train on.
@@ -101,7 +101,7 @@ class AttemptStarter:
         self._store: StoreClient | None = None  # of the last attempt
 
     def blocking_reason(self) -> AttemptOutcome | None:
-        """Return what keeps ranks from starting; None if nothing does, or the run is asked to stop meanwhile.
+        """Return what keeps ranks from starting; None if nothing does, or the run is asked to stop.
 
         The nodes are looked at once.
         """

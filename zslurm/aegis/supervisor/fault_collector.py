@@ -142,7 +142,7 @@ class FaultCollector:
         self._rank_times = RankTimesWriter(self.attempt)
         self._lookups_at = 0.0
         self._next_log = 0
-        """The node, by its place among those of the attempt, whose log is read next for failed look-ups."""
+        """The node, by its place in the attempt, whose log is read next for failed look-ups."""
 
     @property
     def attempt(self) -> AttemptDir:
@@ -206,7 +206,7 @@ class FaultCollector:
             self.job.record(dumped)
 
     def _last_words(self, action: ReadLastWords) -> Iterable[Fault]:
-        """Yield what ranks recorded and logged; of what has no time of its own it is when they ended."""
+        """Yield what ranks recorded and logged; what has no time gets the time at which they ended."""
         for fault in faults_of_failure(self.attempt, action.failure, self.state.rank_nodes, Signatures.load()):
             if action.ago_s and fault.line == GONE:
                 fault = replace(fault, time=fault.time - action.ago_s, source="agent")
@@ -331,7 +331,7 @@ class FaultCollector:
                 self.tell(LookupsFailed(node, failed))
 
     def find_cancel(self) -> None:
-        """Find out whether somebody cancelled the step, unless the supervisor ended it itself."""
+        """Find out whether the step was cancelled, unless the supervisor ended it itself."""
         self._tell_stop()
         if may_be_cancelled(self.state) and (fault := cancelled(self.attempt)) is not None:
             self.tell(StepCancelled(fault))

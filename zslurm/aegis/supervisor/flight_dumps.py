@@ -17,7 +17,7 @@ from zslurm.core.plain_pickle import NotPlain, load_plain
 from zslurm.run.run_dir import AttemptDir
 
 _MOST_S = 10.0
-"""Seconds that reading may take: the nodes are idle meanwhile."""
+"""Seconds that reading may take, in which the nodes are idle."""
 
 _MOST_NAMED = 8
 

@@ -169,6 +169,6 @@ def rank_order(
         try:
             leaves = client.topology_of(partition).leaves
         except ZslurmError:
-            return None  # a compute node without scontrol: the order is a matter of speed alone
+            return None  # a compute node without scontrol: the order only matters for speed
     nodes_of_leaves = {node for members in leaves.values() for node in members}
     return order_by_leaf(nodes, leaves) if nodes_of_leaves.intersection(nodes) else None

@@ -44,7 +44,7 @@ def check_rails(job: Job, nodes: Sequence[str]) -> AttemptOutcome | None:
     there.
 
     Returns:
-        None if the ranks may start, or the job is asked to stop meanwhile: one that was cancelled must not be
+        None if the ranks may start, or the job is asked to stop: one that was cancelled must not be
         requeued. Else how the start of the job ends, be it that it was requeued.
     """
     cluster = job.spec.cluster

@@ -66,7 +66,7 @@ def requeue_job(
         sleep: waits.
 
     Returns:
-        What the job excludes from now on; None if it was not requeued from here: it was cancelled meanwhile, or
+        What the job excludes from now on; None if it was not requeued from here: it was cancelled, or
         Slurm has ended it by itself.
 
     Raises:
@@ -162,7 +162,7 @@ def _signals_masked_if_requeued() -> Iterator[None]:
 
 
 def _is_cancelled(job: Job) -> bool:
-    """Return whether somebody wants the run to end: Slurm's termination came, or a user asked for it."""
+    """Return whether the run is to end: Slurm's termination came, or a user asked for it."""
     if job.stop.signum in (signal.SIGTERM, signal.SIGINT):
         return True
     with contextlib.suppress(OSError):

@@ -56,7 +56,7 @@ class StopForwarder:
             self._repeat_at = time.monotonic() + _REPEAT_S
 
     def look_once_signalled(self) -> None:
-        """Ask Slurm, once for the signals of all nodes: when a grace time begins it signals the steps alone."""
+        """Ask Slurm, once for the signals of all nodes: when a grace time begins it signals only the steps."""
         if self.signalled and time.monotonic() >= self._look_again_at:
             self.signalled = not self._job.look_for_preemption()
             self._look_again_at = time.monotonic() + LOOK_AGAIN_S

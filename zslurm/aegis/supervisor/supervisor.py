@@ -2,7 +2,7 @@
 
 It runs next to the ranks, never above them. They have their own step; all it knows is in files of the run
 directory. So it may be killed at any moment: the batch script starts it again, and it takes over the running
-step from its predecessor, or records how the step ended meanwhile, or carries out what was decided.
+step from its predecessor, or records how the step ended in between, or carries out what was decided.
 
     start the ranks -> monitor the attempt -> clean up -> decide -> start again, requeue the job, or stop
 

@@ -46,7 +46,7 @@ class Preempted(Event, name="preempted", changes_state=True):
 
 
 class FaultDetected(Event, name="fault_detected"):
-    """A fault was noticed; `fault_time` is the fault's own time, and the other fields are those of the fault."""
+    """A fault was noticed; `fault_time` is the fault's own time, and the other fields are the fault's."""
 
     kind: str
     fault_time: float | None = None

@@ -79,7 +79,7 @@ class NodesExcluded(Event, name="nodes_excluded", changes_state=True):
 
 
 class ExcludedNodesUsed(Event, name="excluded_nodes_used"):
-    """Excluded nodes are used all the same, because there are no others."""
+    """Excluded nodes are used, because there are no others."""
 
     TEXT = "{event.node_list} is used although excluded: there are no others"
     nodes: Nodes

@@ -72,7 +72,7 @@ class Cancelled(Action, name="cancel"):
 
 
 class MoveAsked(Action, name="move"):
-    """Somebody asked that the ranks leave the nodes `off`; `request` is in the events that answer it."""
+    """A user asked that the ranks leave the nodes `off`; `request` is in the events that answer it."""
 
     off: Nodes
     request: str

@@ -14,7 +14,7 @@ class RailsUnknown(Event, name="rails_unknown"):
 
 
 class RailsDiffer(Event, name="rails_differ"):
-    """Rails of some nodes differ from those of the others."""
+    """Rails of some nodes differ from the others' rails."""
 
     TEXT = "rails differ from those of other nodes{event.on_nodes}{event.because}"
 

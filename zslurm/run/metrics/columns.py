@@ -116,7 +116,7 @@ class Metrics:
         return self.others.get(kind, [])
 
     def frame(self, kind: str = "step", *, all_attempts: bool = False) -> pd.DataFrame:
-        """Return the lines of one kind as a DataFrame; that of steps has the step as its index.
+        """Return the lines of one kind as a DataFrame; the one of steps has the step as its index.
 
         Args:
             kind: `step`, `evaluation`, `checkpoint`, `skipped` or `evaluation_command`.

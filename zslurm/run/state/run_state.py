@@ -168,13 +168,13 @@ _SUBMISSION = {"action", "job_id", "launcher", "cluster", "time"}
 
 
 def last_job(run: RunDir) -> _Job | None:
-    """The newest job of a run; None if it was never submitted, and if the job is that of its original."""
+    """The newest job of a run; None if it was never submitted, and if the job belongs to its original."""
     job = recorded_job(run)
     return job if job is not None and job.original is None else None
 
 
 def recorded_job(run: RunDir) -> _Job | None:
-    """The newest job in the files of a run, be it that of the run which it is a copy of."""
+    """The newest job in the files of a run, also if it belongs to the run which it is a copy of."""
     job: _Job | None = None
     submission: dict[str, Any] = {}
     readmitted: dict[str, float] = {}

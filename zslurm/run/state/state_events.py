@@ -87,7 +87,7 @@ def keep_state_events(path: Path) -> None:
 def _read_rows(path: Path) -> tuple[list[dict[str, Any]], int]:
     """Return the state-changing rows, from the record and what was added since; keep them if that is much.
 
-    The number is that of damaged lines.
+    The number counts damaged lines.
     """
     record = path.with_name("state-events.json")
     rows, damaged, begin = _kept_rows(record, path)

@@ -3,7 +3,7 @@
 Errors are counted by the driver since it was loaded (sysfs, else the GPUs' own tool): what grew since the attempt
 began happened to it, whichever agent looks. An uncorrectable error is a root whatever the driver says of its
 recovery (on MI300X a reset after one may not complete: ROCm/legacy-rocm-build#3766); a correctable one is an
-advisory, reported again each time that ten times as many came. XGMI's errors are those of its block XGMI_WAFL, for
+advisory, reported again each time that ten times as many came. XGMI's errors are in its block XGMI_WAFL, for
 `xgmi_err` is always `N/A` on MI300X (ROCm/rocm-systems#11468).
 """
 
@@ -42,7 +42,7 @@ class GpuState:
     """A GPU at one moment; None is what is unknown.
 
     Attributes:
-        uncorrectable: errors, those of XGMI among them.
+        uncorrectable: errors, XGMI's among them.
         blocks: uncorrectable errors by hardware block, if there are any.
         bad_pages: retired, pending and unreservable.
         throttled: what slows it down.
@@ -113,7 +113,7 @@ def _grown(before: GpuState, now: GpuState, name: str) -> int:
 
 
 def _uncorrectable(before: GpuState, now: GpuState) -> list[Change]:
-    """Return new uncorrectable errors, those of XGMI apart."""
+    """Return new uncorrectable errors, XGMI's separately."""
     new = _grown(before, now, "uncorrectable")
     if new <= 0:
         return []
@@ -132,7 +132,7 @@ def _uncorrectable(before: GpuState, now: GpuState) -> list[Change]:
 
 
 def worth_reporting(reported: int, count: int) -> bool:
-    """Return whether so many errors deserve another report after one of `reported`: at 1, 10, 100, ..."""
+    """Return whether `count` errors deserve another report after one of `reported`: at 1, 10, 100, ..."""
     return count >= max(1, 10 * reported)
 
 

@@ -84,7 +84,7 @@ class Host(Sensor):
         return Reading(faults=tuple(faults), values=measured)
 
     def _killed(self, kills: dict[str, int]) -> list[Fault]:
-        """Return new kills. Only those of the job can be why its ranks ended."""
+        """Return new kills. Only kills in the job can be why its ranks ended."""
         before, self._kills = self._kills, {**self._kills, **kills}
         for where, count in kills.items():
             self._began.setdefault(where, count)

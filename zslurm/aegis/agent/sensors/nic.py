@@ -8,7 +8,7 @@ exceeded: the NIC gave a peer up, or waited for it in vain. Pollara `req_tx_retr
     `max_retry_exceeded` (drivers/infiniband/hw: mlx5/counters.c, bnxt_re/hw_counters.c).
 retransmitted: packets sent again: congestion, or a bad cable; compared with the packets sent.
 
-The state and the number of times that a link went down are held against those of the attempt's beginning by the
+The state and the number of times that a link went down are compared with the attempt's beginning by the
 first look of each agent, and against the look before by every other. Counters of the hardware are rates: what the
 agent before has reported is not reported again, so the next one continues from the last look.
 """
@@ -47,7 +47,7 @@ _WATCHED = EXCEEDED | RETRANSMITTED | {*SENT, _LINK_DOWNED}
 
 _SHARE = 1e-3
 _FEWEST = 100
-"""Retransmissions between two looks that are worth a report: a share of the packets sent, and so many at least."""
+"""Retransmissions between two looks that are worth a report: a share of the packets sent, and a least number."""
 
 _LINK_LAYER_DOWN = frozenset(("down", "lowerlayerdown", "notpresent"))
 

@@ -242,7 +242,7 @@ class AttemptProgress:
     def gone(self, now: float) -> dict[int, float]:
         """Return the ranks whose processes ended long enough ago for srun to report it, with the seconds since.
 
-        Their agents must have reported it for so long: a node that is silent since may be dead, or cut off.
+        Their agents must have reported it for that time: a node that is silent since may be dead, or cut off.
         """
         return {
             number: now - rank.gone_since

@@ -11,7 +11,7 @@ supervisor's own node: that node may have lost its connections, and then a node 
 
 The halt of the others proves nothing by itself if something else explains it: another node is dead, a fault of its
 network lasts, or the attempt is over. The supervisor's own node lives, unless Slurm reports it as failed; if its
-agent is silent as well, nobody knows what halts the ranks there.
+agent is silent as well, it is unknown what halts the ranks there.
 In phases without steps (setup, a save, an evaluation) a halt is usual, and a stalled file system likely: there it
 takes Slurm's report or the peers', or the limit of the phase.
 
@@ -44,7 +44,7 @@ class DeadNodes:
         self._own_node: str | None = None
         self._own_silent_at = float("-inf")
         self.is_cut_off = False
-        """All agents but that of the supervisor's own node are silent: that node may have lost its connections."""
+        """All agents but the one on the supervisor's node are silent: that node may have lost its connections."""
         self._cut_off_at = float("-inf")
 
     def check(

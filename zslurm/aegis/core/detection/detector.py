@@ -49,7 +49,7 @@ class Detector:
             rank_nodes: the node of each rank.
             now: monotonic seconds.
             adopted: it runs since before this supervisor, so missed heartbeats and records prove nothing at first.
-            step_times: seconds of steps that are known to have been finished; those of an adopted attempt.
+            step_times: seconds of steps that are known to have been finished, in an adopted attempt.
         """
         progress = self._progress
         progress.nodes.forget(self._dead_nodes.dead)
@@ -87,7 +87,7 @@ class Detector:
         self._hangs.forget()
 
     def excuse(self, seconds: float, now: float) -> None:
-        """Count a time until now in which no report could be read as nobody's missed heartbeat, hang or slowness.
+        """Count a time until now in which no report could be read: it shows no missed heartbeat or hang.
 
         This process was stopped, or nothing came from any node. Perhaps the whole job was suspended: no rank could
         start, finish a step, or be slow meanwhile.

@@ -3,7 +3,7 @@
 A rank that is over the limit of its phase shows that something hangs, not which rank: the others wait for it in a
 collective. Named are those whose process is stopped; else those that lag: the lowest step, and there those that
 have not done their own part of it (`RankProgress.waiting`); among several at work, those whose progress is clearly
-the oldest. While they are within the limit of their own phase, as a rank that writes a checkpoint, the others may
+the oldest. While they are within the limit of their phase, as a rank that writes a checkpoint, the others may
 wait. If all are at the same point, none is singled out: one fault without a rank.
 """
 
@@ -95,7 +95,7 @@ class Hangs:
         )  # fmt: skip
 
     def _lagging(self, alive: Sequence[int], now: float) -> list[int]:
-        """Return those of the ranks that the others wait for, the one without progress for longest first."""
+        """Return the ranks that the others wait for, the one without progress for longest first."""
         if not alive:
             return []
         ranks, ages = self._progress.ranks, {number: self._age(number, now) for number in alive}

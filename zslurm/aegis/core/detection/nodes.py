@@ -18,9 +18,9 @@ _AGAIN_S, _AGAIN_LATER_S = 1.0, 5.0
 _LATER_S = 15.0
 """Seconds without a heartbeat after which a node is asked about more rarely."""
 _REPORTS_MISSED = 1.5
-"""An agent that reports more rarely than usual is asked about after so many of its reports."""
+"""Missed reports after which an agent that reports more rarely than usual is asked about."""
 _PATIENCE_S, _PATIENCE_REPORTS = 2.5, 3
-"""An agent that has not reported for so long, or for so many of its reports, is not waited for."""
+"""An agent that has not reported for that time, or that number of reports, is not waited for."""
 
 
 @dataclass(slots=True)
@@ -88,7 +88,7 @@ class NodeTable(dict[str, NodeState]):
         self.setdefault(name, NodeState()).unreachable = reason
 
     def take_witnesses(self, name: str, report: WitnessReport | None) -> None:
-        """Note what was answered about a node that has not been heard since; None if nobody could be asked."""
+        """Note what was answered about a node that has not been heard since; None if nothing could be asked."""
         if (node := self.get(name)) is None:
             return
         node.is_asked_about = False
@@ -108,7 +108,7 @@ class NodeTable(dict[str, NodeState]):
     # --- what is known ------------------------------------------------------------------------------------------
 
     def silent(self, seconds: float, now: float) -> set[str]:
-        """Return the nodes whose agent has reported once, and not for so many seconds."""
+        """Return the nodes whose agent has reported once, and not for a number of seconds."""
         return {name for name, node in self.items() if node.heard is not None and now - node.heard > seconds}
 
     @property

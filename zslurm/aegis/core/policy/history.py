@@ -19,9 +19,9 @@ NOTHING_SAVED = -1
 
 
 def history_of(events: Iterable[Mapping[str, Any]]) -> History:
-    """Return the history of a run from the rows of events.jsonl, oldest first, and those of submissions.jsonl.
+    """Return the history of a run from the rows of events.jsonl, oldest first, and of submissions.jsonl.
 
-    An incident is a decision that was acted on; without a `committed_step`, that of the one before counts.
+    An incident is a decision that was acted on; without a `committed_step`, the one before it counts.
     """
     incidents: list[Incident] = []
     starts: list[float] = []
@@ -71,7 +71,7 @@ def fault_in(value: object) -> Fault | None:
 
 
 def fault_of(event: FaultDetected) -> Fault | None:
-    """Return the fault of an event, whose own `time` is that of the record; None if it is damaged."""
+    """Return the fault of an event, whose own `time` is the record's; None if it is damaged."""
     row = event.row
     return fault_in({**row, "time": row.get("fault_time", row.get("time"))})
 

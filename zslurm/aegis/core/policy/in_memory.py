@@ -90,8 +90,8 @@ def plan_in_memory(
         ranks: as they are.
         faults: what was noticed since the last recovery.
         most_tries: recoveries without a finished step between them, after which the ranks are started again.
-        why_not_fewer: returns why the ranks must not continue on so many nodes, if a dead node has no spare;
-            empty if they may.
+        why_not_fewer: returns why the ranks must not continue on that number of nodes, if a dead node has no
+            spare; empty if they may.
     """
     reason = _blocking_reason(ranks, faults, most_tries)
     if reason:
@@ -139,7 +139,7 @@ def plan_move(ranks: Ranks, node: str, *, unfit: Collection[str] = ()) -> InMemo
     """Return who continues as the ranks of a node that they are to leave, or why that is not possible now.
 
     Args:
-        ranks: as they are; those of the node are alive, so it matters to nobody who keeps their copies.
+        ranks: as they are; the node's are alive, so it does not matter who keeps their copies.
         node: which they leave.
         unfit: nodes that must not take its place.
     """

@@ -40,8 +40,8 @@ def nodes_to_leave(faults: Sequence[Fault], nodes: Collection[str]) -> list[Leav
     """Return which of the ranks' nodes they should leave, in the order in which the first sign was seen.
 
     Args:
-        faults: those of an attempt, oldest first; of stragglers those count that are roots (`straggler.act`).
-        nodes: those of the ranks.
+        faults: of an attempt, oldest first; a straggler counts if it is a root (`straggler.act`).
+        nodes: the ranks' nodes.
     """
     reasons: dict[str, str] = {}
     for index, fault in enumerate(faults):

@@ -32,7 +32,7 @@ from zslurm.slurm.hostlist import compress
 SLURM_REQUEUES = "Slurm puts the job back into the queue"
 _HOUR_S = 3600.0
 _FEWEST_EXCLUDED, _SHARE_EXCLUDED = 8, 20
-"""Nodes that may be excluded from every run at the same time; from a large one, one node in so many."""
+"""Nodes that may be excluded from every run at the same time; of a large one, one node in the second number."""
 MOST_REFUSALS, _REFUSED_WAIT_S, _LONGEST_REFUSED_S = 12, 5.0, 120.0
 """Times in a row that Slurm may refuse a step, and the pauses between two of them, from the first, doubled each
 time, to the longest: 16 minutes in all, longer than Slurm takes to notice a dead node (SlurmdTimeout)."""
@@ -81,7 +81,7 @@ def _was_acted_on(fault: Fault, history: History) -> bool:
 
 
 def most_excluded(settings: AegisSection, nodes: int) -> int:
-    """Return how many nodes may be excluded at the same time from a run on so many."""
+    """Return how many nodes may be excluded at the same time from a run on a number of nodes."""
     if settings.max_excluded is not None:
         return settings.max_excluded
     return max(_FEWEST_EXCLUDED, nodes // _SHARE_EXCLUDED)

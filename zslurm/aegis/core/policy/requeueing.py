@@ -21,7 +21,7 @@ def next_requeue_step(
         has_left: it is back in the queue, or on its way: it was requeued from here, or by Slurm itself.
         asked: this process has asked for the requeue, and Slurm may have done it.
         changes: the job is to exclude other nodes, or to ask for another number of them.
-        cancelled: somebody wants the run to end: a job that was cancelled must not come back.
+        cancelled: the run is to end: a job that was cancelled must not come back.
     """
     if record is None or record.state.is_over:
         return "nothing"

@@ -108,7 +108,7 @@ class Agents:
     def start(
         self, spec: RunSpec, run: RunDir, job_id: str, nodes: Sequence[str], environ: Mapping[str, str]
     ) -> None:
-        """Start an agent on each node, in the background; end those of an earlier supervisor of this job.
+        """Start an agent on each node, in the background; end the agents of an earlier supervisor of this job.
 
         If an earlier supervisor's attempt still runs, set `attempt` before.
 
@@ -278,7 +278,7 @@ class Agents:
     ) -> dict[str, Answer]:
         """Give these nodes' agents a command, and wait for their answers.
 
-        Reports that come meanwhile are kept for `news`.
+        Reports that come while it waits are kept for `news`.
 
         Args:
             do: the command.

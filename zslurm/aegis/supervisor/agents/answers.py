@@ -14,7 +14,7 @@ class AgentAnswers:
     """Answers to the commands that are waited for; those to others are dropped."""
 
     def __init__(self, lock: threading.RLock) -> None:
-        """Wait for nothing yet; `lock` is that of the reading threads."""
+        """Wait for nothing yet; `lock` is the reading threads'."""
         self._changed = threading.Condition(lock)
         self._ids = itertools.count(1)
         self._given: dict[int, dict[str, Answer]] = {}

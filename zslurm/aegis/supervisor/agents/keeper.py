@@ -51,7 +51,7 @@ class AgentKeeper:
     ) -> None:
         """Prepare; `run` starts the agents.
 
-        `pauses` are those of this process.
+        `pauses` are this process's.
         `tell` takes what is new for the core. `in_thread(name, work)` runs something in a separate thread.
         """
         self._timeout_s = settings.heartbeat_timeout_s

@@ -142,7 +142,7 @@ class AgentLink:
     # --- what goes ------------------------------------------------------------------------------------------
 
     def write(self, line: str, wait_s: float = 0.0) -> bool:
-        """Give every agent a line; returns false if it was not taken within so many seconds."""
+        """Give every agent a line; return false if it was not taken in time."""
         data = line.encode()
         deadline = time.monotonic() + wait_s
         with self._writing:

@@ -4,7 +4,7 @@ What is known of the nodes themselves is in the core's table (core/detection/nod
 and when the next one is started, is decided in core/agents.py.
 
 The threads of agents.py and keeper.py share one `Liveness`. Each of its methods takes its lock; who reads or
-changes several nodes at once, or `nodes` and `links` directly, holds the lock meanwhile.
+changes several nodes at once, or `nodes` and `links` directly, holds the lock while it does.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Liveness:
                 self.nodes.pop(node, None)
 
     def never_heard(self, nodes: Iterable[str]) -> list[str]:
-        """Return those of these nodes whose agents have not reported yet."""
+        """Return which of these nodes have agents that have not reported yet."""
         with self.lock:
             return [name for name in nodes if name in self.nodes and self.nodes[name].last_heard is None]
 
@@ -58,14 +58,14 @@ class Liveness:
             )
 
     def hears_only(self, name: str | None) -> bool:
-        """Return whether no agent but that of this node reports, of several; see `any_responding`."""
+        """Return whether no agent but this node's reports, of several; see `any_responding`."""
         since = time.monotonic() - self._timeout_s
         with self.lock:
             others = [node.heard for other, node in self.nodes.items() if other != name]
         return len(others) > 1 and not any(heard is not None and heard > since for heard in others)
 
     def missed(self, seconds: float, now: float) -> dict[str, float]:
-        """Return the nodes whose agent has reported once and not for so long, with the seconds since."""
+        """Return the nodes whose agent has reported once, but not in that time, with the seconds since."""
         with self.lock:
             last = {name: node.last_heard for name, node in self.nodes.items()}
         return {name: now - heard for name, heard in last.items() if heard is not None and now - heard > seconds}

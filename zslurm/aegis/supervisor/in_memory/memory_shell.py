@@ -49,7 +49,7 @@ _ANSWERS_S = 10.0
 _AGAIN_S = 0.1
 
 WeighNodes = Callable[[int, int], str]
-"""Returns why ranks on so many nodes (the second number) must not continue on fewer (the first)."""
+"""Returns why ranks on a number of nodes (the second) must not continue on fewer (the first)."""
 
 
 class MemoryShell:

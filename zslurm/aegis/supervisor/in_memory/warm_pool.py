@@ -48,7 +48,7 @@ class WarmPool:
         return any(step.process.poll() is None for step in self._steps)
 
     def start(self, nodes: Sequence[str], per_node: int = 1) -> str:
-        """Start so many on each of these nodes; returns why that failed, empty if it did not."""
+        """Start a number on each of these nodes; return why that failed, empty if it did not."""
         if not nodes or per_node < 1:
             return ""
         job, attempt, first = self._job, self._attempt, self._next
