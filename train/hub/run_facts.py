@@ -131,7 +131,7 @@ def _run_config(checkpoint: Path) -> TrainConfig | None:
 
 
 def tokenizer_of_data(data: DataConfig, sha256: str) -> TokenizerFiles:
-    """Return the tokenizer of a run's data, which lies next to each of its sources.
+    """Return the tokenizer of a run's data, which is next to each of its sources.
 
     Raises:
         HubError: it is not there, or is not the one with this hash.

@@ -1,4 +1,4 @@
 """Aegis: the supervisor next to a run.
 
-For now: one attempt for each start of the job, and the truth about its end.
+It starts attempts, watches their ranks and nodes, and decides what follows when one ends.
 """

@@ -62,7 +62,7 @@ class PageSection:
 
 @dataclass(frozen=True)
 class Tile:
-    """A figure that stands at the top; `look` is `good`, `bad` or empty."""
+    """A figure at the top of the page; `look` is `good`, `bad` or empty."""
 
     name: str
     value: str

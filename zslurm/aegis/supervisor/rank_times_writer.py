@@ -11,7 +11,7 @@ from zslurm.run.metrics.rank_times import RankTimes, write_rank_times
 from zslurm.run.run_dir import AttemptDir
 
 _EVERY_S = 10.0
-"""Between two writes of the file, which lies on the shared file system."""
+"""Between two writes of the file, which is on the shared file system."""
 
 
 class RankTimesWriter:

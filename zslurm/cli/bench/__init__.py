@@ -1,1 +1,1 @@
-"""`zslurm bench`: one file for each measurement; what they share is in options.py and run.py."""
+"""`zslurm bench`: one file for each measurement; what they share is in run.py."""
