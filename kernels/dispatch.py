@@ -13,7 +13,7 @@ which is the definition and runs everywhere, and implementations in order of pre
    why, and the next in line runs, the reference at last.
 
 An implementation that waits for the host, or that nothing is known of on the GPUs that it is for, is marked
-`by_name`: only a setting or a measured table takes it, neither a rule nor the order of preference.
+`by_name`: only a setting, a measured table or a rule takes it, not the order of preference.
 
 The choice depends on the operands, the architecture, the tables and on what can start. The ranks of a run make the
 same one: they choose by the tables of rank 0 (`choose_by`), and what one of them cannot start is left out by all
@@ -74,7 +74,7 @@ class Implementation:
             ImportError or `UnavailableError` before it changes any operand.
         supports: gets the operation's arguments, which are right; returns None, or what of them it does not take,
             as a phrase: "operands on a CPU".
-        by_name: whether only a setting or a measured table takes it.
+        by_name: whether only a setting, a measured table or a rule takes it.
         lacks_here: returns what it needs and does not find on this machine, or None; `supports` returns it too.
     """
 

@@ -14,11 +14,13 @@ import torch
 
 from zslurm.checkpoint_tools.quantities import counted
 from zslurm.kernels import dispatch
+from zslurm.kernels.grouped_gemm import Groups, chosen_for
 from zslurm.train.config import TrainConfig
 from zslurm.train.context.context_parallel import ContextParallel, context_groups
 from zslurm.train.data.order import DataOrder
 from zslurm.train.data.reader import read_from
 from zslurm.train.data.training_data import TrainingData
+from zslurm.train.model.attention_backends.automatic import aiter_of_auto
 from zslurm.train.model.attention_backends.choice import attention_backend
 from zslurm.train.model.attention_backends.documents import documents_by_torch, failure_of
 from zslurm.train.model.attention_backends.packages import FORMATS, FlashAttention, choose_kernels
@@ -54,12 +56,16 @@ def run_model(model: Zaya, config: TrainConfig, device: torch.device, recomputed
     """
     parallel, dtype = config.parallel, DTYPES[config.parallel.dtype]
     attention = choose_kernels(parallel.attention, device=device, dtype=dtype, head_dim=config.model.head_dim)
+    if attention == "auto" and device.type == "cuda":
+        attention = _by_aiter(config, device, dtype) or attention
     if attention == "auto" and device.type == "cuda" and dtype in FORMATS and _keeps_documents_apart(config):
         attention = _by_bounds(config, device, dtype) or attention
     if device.type == "cuda":
         _LOG.info("attention runs on %s", attention_backend(attention, config, device, dtype))
     chosen = parallel.grouped_gemm
     dispatch.use("grouped_gemm", {"on": "torch", "off": "reference"}.get(chosen, chosen))
+    if device.type == "cuda":
+        _LOG.info("the experts' products run on %s", products_of_experts(config, device, dtype))
     model.run_with(
         attention=attention,
         recompute=recomputed,
@@ -71,6 +77,25 @@ def run_model(model: Zaya, config: TrainConfig, device: torch.device, recomputed
 def _keeps_documents_apart(config: TrainConfig) -> bool:
     """Return whether documents are kept apart in sequences that ranks do not share."""
     return any(config.data.isolates(phase) and phase.context_parallel == 1 for phase in config.phases)
+
+
+def _by_aiter(config: TrainConfig, device: torch.device, dtype: torch.dtype) -> FlashAttention | None:
+    """Return AITER's kernels if `auto` takes them; the log says why not if they are installed."""
+    kernels, reason = aiter_of_auto(config, device, dtype)
+    if reason is not None:
+        _LOG.info("attention does not run on the installed AITER: %s", reason)
+    return kernels
+
+
+def products_of_experts(config: TrainConfig, device: torch.device, dtype: torch.dtype) -> str:
+    """Return the implementation of the experts' first product in the first phase's microbatches."""
+    model, phase = config.model, config.phases[0]
+    rows = phase.micro_batch * (phase.context // phase.context_parallel) * model.experts_per_token
+    element = torch.empty((), dtype=dtype, device=device)  # of shapes alone: nothing is read
+    x_NI = element.expand(rows, model.hidden_size)
+    weight_EIO = element.expand(model.experts, model.hidden_size, 2 * model.expert_hidden_size)
+    ends_E = torch.zeros(model.experts, dtype=torch.int32, device=device)
+    return chosen_for(x_NI, weight_EIO, Groups(ends_E))
 
 
 def _by_bounds(config: TrainConfig, device: torch.device, dtype: torch.dtype) -> FlashAttention | None:

@@ -242,7 +242,9 @@ class ParallelConfig(Section):
         "(ring), or every rank collects all of them (all_gather)",
     )
     attention: Literal["auto", "sdpa", "flash_attn", "aiter"] = Field(
-        "auto", description="attention kernels: torch's own (auto, sdpa), or those of an installed package"
+        "auto",
+        description="attention kernels: torch's own (sdpa), those of an installed package, or (auto) torch's, but "
+        "on gfx942 those of an installed AITER if they fit",
     )
     grouped_gemm: Literal["auto", "on", "off", "triton", "torch", "aiter"] = Field(
         "auto",

@@ -9,10 +9,11 @@ Groups may have no rows: their gradient is zero. Rows behind the last group are 
     reference       a loop, for any device and format; the host waits to learn how many rows each group has
     triton          one persistent kernel for each of the two, the groups' ends read on the GPU
     torch           `torch.nn.functional.grouped_mm`
-    aiter           AITER's `gmm` and `ptgmm`, if a setting or a measured table names it
+    aiter           AITER's `gmm` and `ptgmm`
 
 Where no table was measured: on a CPU the loop, which is as fast there; on GPUs of NVIDIA torch's, whose kernels
-there read the ends on the GPU; on those of AMD Triton's. What that one does not take goes to another that takes it
+there read the ends on the GPU; on gfx942 AITER's, if the package is installed and its functions have the arguments
+that they are called with; on others of AMD Triton's. What that one does not take goes to another that takes it
 without the host, if there is one.
 
 Under `torch.compile` each product is one operator, whose inside the compiler does not see.
@@ -61,6 +62,11 @@ def add_weight_gradient(left_NI: Tensor, right_NO: Tensor, groups: Groups, total
     Triton's kernel sums in fp32 from what is there on; others make the gradient in the operands' format first.
     """
     _add_weight_gradient(left_NI, right_NO, groups, total_EIO, adds)
+
+
+def chosen_for(x_NI: Tensor, weight_EIO: Tensor, groups: Groups) -> str:
+    """Return the name of the implementation that multiplies operands of such shapes and formats."""
+    return _multiply.choose(x_NI, weight_EIO, groups).name
 
 
 def _check_multiply(x_NI: Tensor, weight_EIO: Tensor, groups: Groups) -> None:
@@ -112,7 +118,9 @@ def _sizes(left: Tensor, right: Tensor, groups: Groups) -> Sizes:
 def _rule(arch: Arch, sizes: Sizes) -> str:
     if arch.name == "cpu":
         return "reference"
-    return "torch" if arch.is_nvidia else "triton"
+    if arch.is_nvidia:
+        return "torch"
+    return "aiter" if arch.name == aiter.AUTOMATIC and aiter.lacks_here() is None else "triton"
 
 
 def _lacks_in_triton(left: Tensor, right: Tensor, groups: Groups) -> str | None:

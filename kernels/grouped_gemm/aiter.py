@@ -16,9 +16,12 @@ fits two of them and is refused; its columns are made contiguous here, which cos
 from __future__ import annotations
 
 import importlib
+import inspect
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from zslurm.kernels.dispatch import UnavailableError
@@ -31,14 +34,30 @@ from zslurm.kernels.grouped_gemm.packages import (
     rows_per_group,
 )
 
+_ARGUMENTS = frozenset({"lhs", "rhs", "group_sizes", "preferred_element_type"})
 PACKAGE, LEAST = "amd-aiter", "0.1.16"
+AUTOMATIC = "gfx942"
+"""The architecture on which the rule takes it, if it is installed and its functions fit."""
 _ARCHITECTURES = ("gfx942", "gfx950")
 """Those that AITER has a tuned configuration for (configs/gfx942-GMM.json) and that we read the code for."""
 
 
 def lacks_here() -> str | None:
-    """Return that the package is missing or too old, or None."""
-    return lacks_package(PACKAGE, LEAST)
+    """Return that the package is missing, too old, or has functions with other arguments; or None."""
+    return lacks_package(PACKAGE, LEAST) or (_lacks_arguments() if torch.version.hip else None)
+
+
+@cache
+def _lacks_arguments() -> str | None:
+    """Return what of AITER's functions is not as it was read; imports the package."""
+    for name in ("gmm", "ptgmm"):
+        try:
+            parameters = inspect.signature(_function(name)).parameters
+        except (ImportError, UnavailableError) as error:
+            return f"operands with the installed {PACKAGE}, which cannot be imported ({error})".splitlines()[0]
+        if lacking := sorted(_ARGUMENTS - parameters.keys()):
+            return f"operands with the installed {PACKAGE}, whose {name} has no {', '.join(lacking)}"
+    return None
 
 
 def lacks(left: Tensor, right: Tensor, groups: Groups) -> str | None:

@@ -6,8 +6,11 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
 
 from zslurm.kernels.arch import GFX942
+from zslurm.kernels.dispatch import using
+from zslurm.train import assembly
 from zslurm.train.config import TrainConfig, load_train_config
 from zslurm.train.kernel_builds import build_kernels, microbatches
 
@@ -49,3 +52,10 @@ def test_every_kind_of_microbatch_is_run_once(tmp_path: Path) -> None:
     config: TrainConfig = load_train_config(config_file(tmp_path))
     config = config.model_copy(update={"phases": config.phases * 2})
     assert list(microbatches(config)) == [(2, 128, False), (2, 256, True)]
+
+
+def test_the_log_can_name_what_multiplies_the_experts(tmp_path: Path) -> None:
+    config: TrainConfig = load_train_config(config_file(tmp_path))
+    for setting, name in (("auto", "reference"), ("torch", "torch")):
+        with using("grouped_gemm", setting):
+            assert assembly.products_of_experts(config, torch.device("cpu"), torch.bfloat16) == name

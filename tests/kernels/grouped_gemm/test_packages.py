@@ -20,7 +20,7 @@ from torch import Tensor
 
 from zslurm.kernels.arch import CPU, GFX942, SM_90, Arch
 from zslurm.kernels.dispatch import choose_by, forget_tables, using
-from zslurm.kernels.grouped_gemm import OPERATIONS, Groups, aiter, grouped_mm, multiply, packages
+from zslurm.kernels.grouped_gemm import OPERATIONS, Groups, aiter, chosen_for, grouped_mm, multiply, packages
 from zslurm.kernels.grouped_gemm import weight_gradient as gradient_of
 
 MULTIPLY, WEIGHT_GRADIENT, _ = OPERATIONS
@@ -127,6 +127,7 @@ def gfx942(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     yield
     forget_tables()
     packages.lacks_package.cache_clear()
+    aiter._lacks_arguments.cache_clear()
     for operation in OPERATIONS[:2]:
         operation.try_again()
 
@@ -241,9 +242,39 @@ def test_what_aiter_does_not_take_and_why(
     assert aiter.lacks(*operands) == lacks
 
 
-def test_aiter_is_not_chosen_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also if nothing else takes the operands: what was not measured is no default."""
+def chosen_on_gfx942(monkeypatch: pytest.MonkeyPatch) -> str:
+    aiter._lacks_arguments.cache_clear()
     monkeypatch.setattr("zslurm.kernels.dispatch.arch_of", lambda device: GFX942)
+    monkeypatch.setattr(torch.version, "hip", "7.2.1")
+    return chosen_for(*operands_of())
+
+
+def test_on_gfx942_an_installed_aiter_is_chosen_by_itself(
+    fake_aiter: Aiter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert chosen_on_gfx942(monkeypatch) == "aiter"
+    installed(monkeypatch, amd_aiter="0.1.7.post2")
+    assert chosen_on_gfx942(monkeypatch) == "reference", "of this CPU: Triton's on a GPU"
+
+
+def test_an_aiter_whose_functions_do_not_fit_is_not_chosen(
+    fake_aiter: Aiter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def other(lhs: Tensor, rhs: Tensor, sizes: Tensor) -> None:
+        raise AssertionError("is called")
+
+    monkeypatch.setattr(fake_aiter, "ptgmm", other, raising=False)
+    assert chosen_on_gfx942(monkeypatch) == "reference"
+    with using("grouped_gemm", "aiter"):
+        assert chosen_for(*operands_of()) == "reference"
+    assert aiter.lacks_here() == (
+        "operands with the installed amd-aiter, whose ptgmm has no group_sizes, preferred_element_type"
+    )
+
+
+def test_elsewhere_aiter_is_not_chosen_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also if nothing else takes the operands: what was not measured is no default."""
+    monkeypatch.setattr("zslurm.kernels.dispatch.arch_of", lambda device: Arch("gfx950", 64, 160 * 1024, 256))
     monkeypatch.delenv(grouped_mm.SWITCH, raising=False)
     for operation in OPERATIONS[:2]:
         left, weight, groups = operands_of()

@@ -8,6 +8,7 @@ asks for, records the call, and computes by torch.
 from __future__ import annotations
 
 import importlib.util
+import inspect
 import sys
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -25,12 +26,14 @@ from tests.train.model.test_host_waits import HostWaitError, no_values
 from tests.train.models import ROPE_BASE, autograd_nodes, random_like, scrambled, tiny_config, tokens
 from tests.train.ranks import train_on
 from tests.train.runs import MODEL, VOCAB, make_corpus, make_run
+from zslurm.kernels.arch import GFX942, SM_90, Arch
 from zslurm.train import assembly
 from zslurm.train.config import DataConfig, TrainConfig, load_train_config
 from zslurm.train.data.build.bundle_writer import BundleWriter
 from zslurm.train.data.bundle import BundleHeader
 from zslurm.train.errors import ConfigError
 from zslurm.train.model import packing
+from zslurm.train.model.attention_backends.automatic import aiter_of_auto
 from zslurm.train.model.attention_backends.documents import documents_by_torch, failure_of
 from zslurm.train.model.attention_backends.packages import FlashAttention, Kernels, choose_kernels, load
 from zslurm.train.model.attention_backends.sdpa import attend, attend_by_sdpa
@@ -466,6 +469,73 @@ def test_kernels_that_cannot_run_are_refused_in_one_line(
     assert str(caught.value).startswith(message.format(package))
     assert "\n" not in str(caught.value)
     assert "auto" in str(caught.value) or "head_dim" in str(caught.value)
+
+
+def automatic(monkeypatch: pytest.MonkeyPatch, arch: Arch = GFX942, **parallel: Any) -> tuple[Any, str | None]:
+    """What `auto` makes of the package on a device that passes for a GPU."""
+    monkeypatch.setattr("zslurm.train.model.attention_backends.automatic.arch_of", lambda device: arch)
+    choose = "zslurm.train.model.attention_backends.automatic.choose_kernels"
+    monkeypatch.setattr(choose, lambda package, **_: load(package))
+    phase = {"tokens": 64, "context": 16, "global_batch": 1, "micro_batch": 1, "lr": 1e-3}
+    config = TrainConfig.model_validate({"model": MODEL, "phases": [phase], "parallel": parallel})
+    return aiter_of_auto(config, torch.device("cpu"), torch.bfloat16)
+
+
+def present(package: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    package.__spec__ = importlib.util.spec_from_loader(package.__name__, None)
+    monkeypatch.setitem(sys.modules, package.__name__, package)
+
+
+def test_auto_takes_an_installed_aiter_on_gfx942_after_a_trial(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[Call] = []
+    present(fake_aiter(calls), monkeypatch)
+    kernels, reason = automatic(monkeypatch)
+    assert reason is None
+    assert kernels.package == "aiter"
+    assert [call.name for call in calls] == ["varlen"], "two small documents"
+    assert automatic(monkeypatch, SM_90) == (None, None)
+
+
+@pytest.mark.parametrize(
+    ("parallel", "reason"),
+    [({"deterministic": True}, "rules out its fast backward"), ({"compile": True}, "would cut graphs")],
+)
+def test_auto_keeps_torchs_kernels_if_aiters_would_be_slower(
+    parallel: dict[str, bool], reason: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    present(fake_aiter([]), monkeypatch)
+    kernels, why = automatic(monkeypatch, **parallel)
+    assert kernels is None
+    assert reason in str(why)
+
+
+def test_auto_does_not_take_an_aiter_that_does_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+    package = fake_aiter([])
+    present(package, monkeypatch)
+    good = package.flash_attn_varlen_func
+
+    def other(q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor, causal: bool) -> None:
+        raise AssertionError("is called")
+
+    monkeypatch.setattr(package, "flash_attn_varlen_func", other)
+    _, why = automatic(monkeypatch)
+    assert why == (
+        "its other has no cu_seqlens_k, cu_seqlens_q, deterministic, max_seqlen_k, max_seqlen_q, return_lse, "
+        "softmax_scale"
+    )
+
+    def wrong(*args: Tensor, **options: Any) -> Any:
+        y, lse = good(*args, **options)
+        return 2 * y, lse
+
+    wrong.__signature__ = inspect.signature(good)  # type: ignore[attr-defined]
+    monkeypatch.setattr(package, "flash_attn_varlen_func", wrong)
+    assert automatic(monkeypatch)[1] == "its values or gradients are not those of the documents one by one"
+
+
+def test_auto_without_the_package_writes_no_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    assert automatic(monkeypatch) == (None, None)
 
 
 @pytest.mark.parametrize(
