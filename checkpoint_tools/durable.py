@@ -22,7 +22,7 @@ At = Callable[[str], None]
 
 
 def no_fault_hook(point: str) -> None:
-    """The seam of production: stops at no point."""
+    """Stop at no point: what production uses."""
 
 
 @contextmanager

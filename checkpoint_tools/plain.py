@@ -112,10 +112,10 @@ def _ended(error: subprocess.TimeoutExpired | subprocess.CalledProcessError) -> 
 
 
 def _words_of_class(error: BaseException) -> str:
-    """An error without a message: `ConnectionResetError` is `connection reset error`."""
+    """Name an error without a message: `ConnectionResetError` is `connection reset error`."""
     return " ".join(re.findall(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+", type(error).__name__)).lower()
 
 
 def shorten(text: str, most: int = 60) -> str:
-    """The text, or its beginning if it is longer than `most` characters: a message stays one line."""
+    """Return the text, or its beginning if it is longer than `most` characters: a message stays one line."""
     return text if len(text) <= most else f"{text[: most - 3]}..."

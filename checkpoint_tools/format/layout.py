@@ -81,7 +81,7 @@ def is_leftover(name: str) -> bool:
 
 
 def is_plain(name: str) -> bool:
-    """Whether `name`, read from a manifest, is a file of the checkpoint's own directory and nothing else."""
+    """Return whether `name`, read from a manifest, is a file of the checkpoint's own directory."""
     return _PLAIN.fullmatch(name) is not None
 
 

@@ -33,7 +33,10 @@ class Size:
 
 
 def pack(sizes: Sequence[Size], bins: int) -> list[int]:
-    """The bin of each thing; `sizes` come largest cost first, and the same sizes always get the same bins."""
+    """Return the bin of each thing.
+
+    `sizes` come largest cost first, and the same sizes always get the same bins.
+    """
     bound = lower_bound((size.elements for size in sizes), bins)
     cap = bound + bound // _SLACK
     elements = [0] * bins
@@ -57,7 +60,10 @@ def pack(sizes: Sequence[Size], bins: int) -> list[int]:
 
 
 def lower_bound(sizes: Iterable[int], bins: int) -> int:
-    """A load that the fullest of `bins` bins reaches however things of these sizes are packed; 0 for none."""
+    """Return a load that the fullest of `bins` bins reaches however things of these sizes are packed.
+
+    0 for none.
+    """
     counts = Counter(sizes)
     bound = _ceil(sum(size * count for size, count in counts.items()), bins)
     for largest in counts:

@@ -84,7 +84,7 @@ class Span:
 
 
 def dtype_name(carrier: np.dtype[Any], declared: str | None = None) -> str:
-    """The safetensors dtype of an array of numpy dtype `carrier`: `declared` if given, else the obvious one.
+    """Return the safetensors dtype of an array of dtype `carrier`: `declared` if given, else the obvious one.
 
     Raises:
         Mismatch: the dtype is unknown, is not little-endian, or its bits are not carried by `carrier`.
@@ -102,7 +102,10 @@ def dtype_name(carrier: np.dtype[Any], declared: str | None = None) -> str:
 
 
 def encode(fields: Iterable[tuple[str, str, tuple[int, ...]]], metadata: Mapping[str, str]) -> bytes:
-    """The bytes before the data: length, header, padding. `fields` are (key, dtype, shape), in file order."""
+    """Return the bytes before the data: length, header, padding.
+
+    `fields` are (key, dtype, shape), in file order.
+    """
     header: dict[str, object] = {"__metadata__": dict(metadata)}
     end = 0
     for key, dtype, shape in fields:

@@ -82,7 +82,7 @@ def _by_head(z_BSQ: Tensor, weight_hIP: Tensor) -> Tensor:
 
 
 def _reversed(weight_hIP: Tensor) -> Tensor:
-    """The kernel [h, taps * P, P] that leads from outputs back to inputs: taps reversed, [P, P] transposed."""
+    """Return the kernel [h, taps * P, P] from outputs back to inputs: taps reversed, [P, P] transposed."""
     return torch.unflatten(weight_hIP, 1, (-1, weight_hIP.shape[-1])).flip(1).mT.flatten(1, 2)
 
 

@@ -305,7 +305,7 @@ class Checkpointer(Hooks):
         ]
 
     def _buffers(self, balance: BalanceState) -> list[BufferEntry]:
-        """Copies of what this rank has besides its share: they may change as soon as this returns."""
+        """Return copies of what this rank has besides its share; the originals may change after that."""
         rank = self.world.rank
         buffers = [BufferEntry(f"rng/{rank}", _host(torch.get_rng_state()))]
         if self.world.device.type == "cuda":

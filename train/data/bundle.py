@@ -177,7 +177,7 @@ class Bundle:
         return targets
 
     def _check_ranges(self) -> None:
-        """The datasets' formats and lengths are those that the header promises."""
+        """Check that the datasets have the formats and lengths that the header promises."""
         blocks = (np.dtype("<u4"), -(-self.token_count // max(1, self.block_tokens)))
         expected = {
             "tokens": (self.header.token_dtype, self.token_count),
@@ -287,13 +287,16 @@ class Corpus:
         return np.stack([self.window(int(index), context) for index in np.asarray(indices)])
 
     def locate(self, indices: NDArray[np.int64], context: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Which of `bundles` each sequence begins in, and at which of its tokens; int64 [len(indices)] each."""
+        """Return which of `bundles` each sequence begins in, and at which of its tokens.
+
+        Int64 [len(indices)] each.
+        """
         starts = indices * context
         which = np.searchsorted(self._starts, starts, side="right") - 1
         return which, starts - self._starts[which]
 
     def target_mask(self, indices: ArrayLike, context: int) -> NDArray[np.uint8] | None:
-        """Which targets of several sequences count: uint8 [len(indices), context] of 0 and 1, or None: all do.
+        """Return which targets of sequences count: uint8 [len(indices), context] of 0 and 1, or None: all do.
 
         Position t is whether the target of input t, which is token t + 1 of the sequence, counts: it belongs
         to `windows(indices, context)[:, 1:]`. Tokens of bundles without a mask count.

@@ -107,7 +107,7 @@ class Loader:
         return share_of(here, self._rank, self._world_size)
 
     def microbatches(self, step: int) -> Iterator[Microbatch]:
-        """This rank's microbatches of a step, in order; none if ranks outnumber them.
+        """Return this rank's microbatches of a step, in order; none if ranks outnumber them.
 
         Steps are usually asked for in order; any other is found as well, and what was read ahead is dropped.
 

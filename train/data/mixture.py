@@ -106,7 +106,10 @@ class Mixture:
         return np.array([after - before for before, after in pairwise(edges)], dtype=np.int64)
 
     def _slots(self, blocks: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """The source of every slot of some blocks, and what the phase takes of it before; int64 [blocks, B]."""
+        """Return the source of every slot of some blocks, and what the phase takes of it before.
+
+        Int64 [blocks, B].
+        """
         first = np.stack([self._counts_at(block) for block in blocks.tolist()])
         ends = np.cumsum(np.stack([self._counts_at(block + 1) for block in blocks.tolist()]) - first, axis=1)
         keys = np.stack([round_keys(f"{self.purpose} {block}") for block in blocks.tolist()], axis=1)

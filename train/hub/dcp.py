@@ -262,7 +262,7 @@ def _save(tensors: dict[str, torch.Tensor], writer: FileSystemWriter, planner: D
 
 
 def _cause(error: Any) -> BaseException:
-    """The first exception behind DCP's own, whose message is a traceback."""
+    """Return the first exception behind DCP's own, whose message is a traceback."""
     cause: BaseException = next(iter(error.failures.values()))[0]
     return cause
 

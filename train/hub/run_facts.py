@@ -148,7 +148,7 @@ def _phase(config: TrainConfig, step: int) -> PhaseConfig:
 
 
 def _tokens(data: Path | None, sha256: str | None) -> TokenIds:
-    """Special tokens of a run's data; none known if the data are gone (the caller may name a tokenizer)."""
+    """Return the special tokens of a run's data; none if the data are gone (the caller may name a tokenizer)."""
     if data is None or sha256 is None:
         return TokenIds()
     try:

@@ -65,7 +65,7 @@ class TokenizerFiles:
         return TokenizerFiles(file)
 
     def check(self) -> None:
-        """Raises HubError unless the file is a tokenizer."""
+        """Raise HubError unless the file is a tokenizer."""
         try:
             load_tokenizer(self.file)
         except DataError as error:
@@ -83,7 +83,7 @@ class TokenizerFiles:
 
 
 def token_ids(files: TokenizerFiles) -> TokenIds:
-    """Special tokens of a tokenizer by their usual names.
+    """Return the special tokens of a tokenizer by their usual names.
 
     Raises:
         HubError: the file is not a tokenizer, or has no end-of-document token of a known name.

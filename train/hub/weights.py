@@ -41,7 +41,7 @@ class Overrides:
     context: int | None = None
 
     def apply(self, settings: Settings) -> Settings:
-        """`settings` with what is given here."""
+        """Return `settings` with what is given here."""
         settings_given = {key: value for key, value in vars(self).items() if value is not None}
         return replace(settings, **settings_given)
 

@@ -145,7 +145,7 @@ class CompressedConvolutionalAttention(nn.Module):
         )
 
     def project(self, x_BSD: Tensor, cache: LayerCache | None = None) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries and keys side by side, this token's values, and those for the next token: one product."""
+        """Return queries with keys, this token's values, and the next token's: one product."""
         weight_QD = self.projection() if cache is None else cache.projection_QD
         half = self.value_current.out_features
         z_BSQ, current_BSQ, delayed_BSQ = F.linear(x_BSD, weight_QD).split(

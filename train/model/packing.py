@@ -113,7 +113,7 @@ def pack_next(angles: RotaryTable, tokens: int, start: int, slots: Slots) -> Pac
 
 
 def documents_of(tokens_BS: Tensor, end_token: int) -> Tensor:
-    """Number the documents of each sequence, int64 [B, S]; an end token is the last of its document."""
+    """Count the documents of each sequence, int64 [B, S]; an end token is the last of its document."""
     ends_BS = tokens_BS == end_token
     return ends_BS.cumsum(dim=1) - ends_BS.long()
 
@@ -126,7 +126,7 @@ def document_bounds(tokens_BS: NDArray[np.integer[Any]], end_token: int) -> Tens
 
 
 def documents_by_bounds(bounds_N: Tensor, tokens_BS: Tensor) -> Tensor:
-    """Number the documents of all sequences by their starts, `bounds_N`, int64 [B, S]."""
+    """Count the documents of all sequences by their starts, `bounds_N`, int64 [B, S]."""
     places_T = torch.arange(tokens_BS.numel(), device=tokens_BS.device, dtype=bounds_N.dtype)
     return torch.bucketize(places_T, bounds_N, right=True).view_as(tokens_BS)
 
@@ -137,7 +137,7 @@ def valid_positions(filled_B: Tensor, tokens_BS: Tensor) -> Tensor:
 
 
 def _segments(document_BS: Tensor) -> Tensor:
-    """Number the runs of equal ids 0, 1, ...: an id that comes back later is another document."""
+    """Count the runs of equal ids 0, 1, ...: an id that comes back later is another document."""
     changed_BS = document_BS[:, 1:] != document_BS[:, :-1]
     return torch.cat([changed_BS.new_zeros(changed_BS.shape[0], 1), changed_BS], dim=1).cumsum(dim=1)
 
@@ -174,7 +174,7 @@ def _local_valid(context: ContextParallel, positions_S: Tensor, valid_BS: Tensor
 
 
 def _labels(context: ContextParallel, segment_BS: Tensor | None, valid_BS: Tensor | None) -> SequenceLabels | None:
-    """Number the documents of this rank's tokens, and of every rank's as keys: there padding is none of them.
+    """Count the documents of this rank's tokens, and of every rank's as keys: there padding is none of them.
 
     Nothing sees the padding of the last chunks, which comes after all other tokens.
     """

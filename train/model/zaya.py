@@ -213,7 +213,7 @@ class Zaya(nn.Module):
 
     @torch.inference_mode()
     def new_cache(self, batch: int = 1, room: int = 256, divided: DividedCache | None = None) -> Cache:
-        """An empty cache for `decode`, with room for `room` tokens of each of `batch` sequences (it grows).
+        """Return an empty cache for `decode`, with room for `room` tokens of each of `batch` sequences (it grows).
 
         Keys and values can be divided over ranks, which then decode the same tokens together.
         """

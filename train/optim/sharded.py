@@ -112,7 +112,10 @@ class ShardedOptimizer:
 
 
 def matrices_of(values: Tensor, batch: Batch, *, start: int = 0) -> Tensor:
-    """The matrices [K, m, n] of a batch: a strided view of `values`, elements of a chunk from `start` on."""
+    """Return the matrices [K, m, n] of a batch.
+
+    A strided view of `values`, elements of a chunk from `start` on.
+    """
     shape = (batch.count, batch.rows, batch.columns)
     first = values.storage_offset() + batch.offset - start
     return values.as_strided(shape, (batch.stride, batch.columns, 1), first)

@@ -126,7 +126,7 @@ def _as(buffer: Tensor, numel: int, dtype: torch.dtype) -> Tensor:
 
 
 def _cut(packed: Tensor, pieces: list[Tensor]) -> list[Tensor]:
-    """Views of `packed`, one as long as each of the pieces."""
+    """Return views of `packed`, one as long as each of the pieces."""
     return list(packed.split([piece.numel() for piece in pieces]))
 
 

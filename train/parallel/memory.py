@@ -67,7 +67,10 @@ def sharded_bytes(
 def exchange_bytes(
     space: MatrixSpace, route: Route, gradient_itemsize: int, weight_itemsize: int
 ) -> tuple[int, int]:
-    """Bytes of the two packed buffers of the exchange (exchange.py): of what is held, and of what is owned."""
+    """Return bytes of the two packed buffers of the exchange (exchange.py).
+
+    Of what is held, and of what is owned.
+    """
     if space.ranks == 1:
         return 0, 0
     widest = max(gradient_itemsize, weight_itemsize)

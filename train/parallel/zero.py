@@ -184,7 +184,10 @@ class ZeroShards:
             self._flat_gradient.copy_(self._flat_sum)
 
     def gradient_norm(self) -> Tensor:
-        """The norm of the reduced gradient over all ranks, an fp64 scalar; not finite if any element is not."""
+        """Return the norm of the reduced gradient over all ranks, an fp64 scalar.
+
+        Not finite if any element is not.
+        """
         on_cpu = self.master.device.type == "cpu"
         total = (_squares_in_cache if on_cpu else squares_in_one_pass)(self.master_gradient)
         self.comm.all_reduce(total)
@@ -361,7 +364,7 @@ class ZeroShards:
             self.master[extent.in_chunk].copy_(values[extent.start : extent.stop])
 
     def _allocate_reduction(self) -> None:
-        """The buffers between the gradients and the owners, and all views that a step needs."""
+        """Allocate the buffers between the gradients and the owners, and all views that a step needs."""
         length, share = self.layout.flat_length, self.layout.flat_share
         device, alone = self.master.device, self.world_size == 1
         self.flat_weights = self.weights[self.position * share : (self.position + 1) * share]

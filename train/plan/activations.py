@@ -227,7 +227,7 @@ def _projections(sizes: Sizes) -> int:
 
 
 def _attention(sizes: Sizes) -> int:
-    """Queries, keys and values as attention gets them, what it keeps, and its output."""
+    """Return queries, keys and values as attention gets them, what it keeps, and its output."""
     model, narrow = sizes.model, sizes.narrow
     queries, keys = model.query_heads * model.head_dim, model.kv_heads * model.head_dim
     inputs_and_output = sizes.tokens * (2 * queries + 2 * keys) * narrow

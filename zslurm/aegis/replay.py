@@ -86,7 +86,7 @@ class Replayed:
 
 
 def read_events(path: Path) -> list[dict[str, Any]]:
-    """The rows of an events file; a last line that a crash left unfinished is passed over, and damaged ones named.
+    """Return the rows of an events file, without a last line that a crash left unfinished; name damaged ones.
 
     Raises:
         NotFound: there is no such file.
@@ -191,7 +191,7 @@ def _again(attempt: _Attempt, needed: int, settings: AegisSection) -> Replayed:
 
 
 def _attempt_state(attempt: _Attempt) -> AttemptSummary:
-    """The attempt when it was over."""
+    """Return the attempt when it was over."""
     assert attempt.ended is not None
     recorded = (attempt.decision.attempt_state if attempt.decision else None) or {}
     now, step = recorded.get("now"), attempt.decision.committed_step if attempt.decision else None
@@ -221,7 +221,7 @@ def resources_in(recorded: object) -> Resources | None:
 
 
 def _assumed(attempt: _Attempt, needed: int, settings: AegisSection, attempt_state: AttemptSummary) -> Resources:
-    """What there may have been: the nodes of the attempt, without the dead ones, and a queue."""
+    """Return what there may have been: the nodes of the attempt, without the dead ones, and a queue."""
     dead = {fault.node for fault in attempt.faults if fault.kind in (NODE_DEAD, SLURM_NODE_FAIL)}
     gone = dead | active_exclusions(attempt.history.exclusions, attempt_state.now).keys()
     alive = tuple(node for node in attempt.nodes if node not in gone)
@@ -237,7 +237,7 @@ def _done(decision: Decided | None) -> Done | None:
 def _given_up(
     attempt: _Attempt, end: AttemptSummary, settings: AegisSection, spares: int
 ) -> AttemptSummary | None:
-    """The attempt state in which the policy ends the attempt before it was over; None if it does not.
+    """Return the attempt state in which the policy ends the attempt before it was over; None if it does not.
 
     An alarm can begin when a fault is noticed, or when one has lasted long enough.
     """

@@ -86,13 +86,13 @@ class CalibrationProgress:
         """Part `number` of so many begins, and has so many minutes."""
 
     def skipped(self, part: Part, reason: str) -> None:
-        """A part is not measured."""
+        """Report that a part is not measured."""
 
     def ended(self, part: Part, result: BenchResult | None, found: Found | None) -> None:
-        """A part was measured."""
+        """Report that a part was measured."""
 
     def failed(self, part: Part, reason: str) -> None:
-        """A part could not be measured; the others are."""
+        """Report that a part could not be measured; the others are."""
 
     def of_points(self) -> BenchProgress:
         """Return what shows the points of a benchmark."""

@@ -125,7 +125,7 @@ def probe_of(facts: NodeFacts) -> Probe:
 
 
 def _plugin_is_missing(facts: NodeFacts, network: Network | None, rocm: str | None) -> bool:
-    """Whether RCCL needs a plugin for the node's NICs that is not there."""
+    """Return whether RCCL needs a plugin for the node's NICs that is not there."""
     needs = network == "pollara" and rocm is not None and not in_range(rocm, f">={BUILT_IN_ROCM}")
     return needs and not facts.anp and any(gpu.kind == "amd" for gpu in facts.gpus)
 

@@ -64,7 +64,7 @@ class Profile:
 
 
 def config_dir() -> Path:
-    """The directory of this user's zslurm configuration."""
+    """Return the directory of this user's zslurm configuration."""
     base = os.environ.get("XDG_CONFIG_HOME")
     return (Path(base) if base else home() / ".config") / "zslurm"
 
@@ -74,7 +74,10 @@ def _shipped_folder() -> Any:
 
 
 def profiles() -> list[Profile]:
-    """Every profile: the user's own, the site's, those that ship; hidden ones too, after those that hide them."""
+    """Return every profile: the user's own, the site's, those that ship.
+
+    Hidden ones too, after those that hide them.
+    """
     available: list[Profile] = []
     folders: tuple[tuple[Place, Path], ...] = (("user", config_dir() / "clusters"), ("site", SITE_PROFILES))
     for directory_kind, folder in folders:
@@ -84,7 +87,7 @@ def profiles() -> list[Profile]:
 
 
 def profile_files() -> dict[str, Path]:
-    """The profiles of the user and the site, by name; a user's hides the site's of the same name."""
+    """Return the profiles of the user and the site, by name; a user's hides the site's of the same name."""
     paths: dict[str, Path] = {}
     for profile in profiles():
         if profile.path is not None:
@@ -93,7 +96,7 @@ def profile_files() -> dict[str, Path]:
 
 
 def profile_path(name: str) -> Path:
-    """The path of this user's profile `name`, which may not exist.
+    """Return the path of this user's profile `name`, which may not exist.
 
     Raises:
         ConfigError: not a name for a file.
@@ -108,7 +111,7 @@ def profile_path(name: str) -> Path:
 
 
 def measured_path(name: str) -> Path:
-    """The path of this user's measurements for the profile `name`, which may not exist.
+    """Return the path of this user's measurements for the profile `name`, which may not exist.
 
     Raises:
         ConfigError: not a name for a file.
@@ -117,7 +120,7 @@ def measured_path(name: str) -> Path:
 
 
 def measurements_of(name: str) -> tuple[Path, Measurements] | None:
-    """What was measured with the profile `name`: by this user, else by the site; None if nothing was.
+    """Return what was measured with the profile `name`: by this user, else by the site; None if nothing was.
 
     Raises:
         ConfigError: see `read_measurements`.
@@ -130,7 +133,7 @@ def measurements_of(name: str) -> tuple[Path, Measurements] | None:
 
 
 def default_name() -> str:
-    """The profile that is used when none is named: $ZSLURM_CLUSTER, the one chosen by init, or the only one.
+    """Return the profile that is used if none is named: $ZSLURM_CLUSTER, the one chosen by init, or the only one.
 
     Raises:
         NoProfile: there is none.
@@ -150,7 +153,7 @@ def default_name() -> str:
 
 
 def find_profile(name: str, *, below: Profile | None = None) -> Profile:
-    """The profile that `name` means: the user's own, else the site's, else the one that ships.
+    """Return the profile that `name` means: the user's own, else the site's, else the one that ships.
 
     With `below` only the profiles that this one hides count.
 
@@ -170,7 +173,7 @@ def find_profile(name: str, *, below: Profile | None = None) -> Profile:
 
 
 def profile_layers(name: str) -> list[tuple[yaml12.YamlDocument, str]]:
-    """A profile, below it what was measured, below that all it extends; each with what messages call its file.
+    """Return a profile, what was measured below it, and all that it extends; each with the name for messages.
 
     Raises:
         NotFound: there is no profile of this name; the nearest is suggested.
@@ -212,7 +215,7 @@ def layers_of(top: Profile, text: str) -> list[tuple[yaml12.YamlDocument, str]]:
 
 
 def _open_section(document: yaml12.YamlDocument, file: str) -> tuple[Any, Any]:
-    """A profile's data with a section `cluster` in it, and what that section extends."""
+    """Return a profile's data with a section `cluster` in it, and what that section extends."""
     data: Any = {} if document.data is None else document.data
     if not isinstance(data, dict):
         return data, None  # refused with the other layers
@@ -246,7 +249,7 @@ def _base(extends: Any, heir: Profile, place: str) -> Profile:
 
 
 def _fill_in(name: str, stack: list[Any]) -> None:
-    """A profile is called by its file, and is a Slurm cluster's, unless it states otherwise."""
+    """Set name and launcher: the file's name, and slurm, unless the profile states otherwise."""
     top = stack[-1]
     if isinstance(top, dict):
         top["cluster"].setdefault("name", name)

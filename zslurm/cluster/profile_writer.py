@@ -148,7 +148,7 @@ def _topology_lines(topology: SlurmTopology) -> list[str]:
 
 
 def _comment(text: str) -> str:
-    """One line that stays a comment, whatever a driver or an administrator called something."""
+    """Return one line that stays a comment, whatever a driver or an administrator called something."""
     return "# " + "".join(character if character.isprintable() else "?" for character in text)
 
 
@@ -195,7 +195,7 @@ def _probed_lines(members: Members, found: Probe) -> list[str]:
 
 
 def local_profile(name: str, gpus: int, cpus: int) -> str:
-    """The text of a profile of this machine, which has no Slurm."""
+    """Return the text of a profile of this machine, which has no Slurm."""
     lines = [
         "# Cluster profile of zslurm, written by `zslurm init` on a machine without Slurm. Edit it freely.",
         "cluster:",
@@ -208,7 +208,7 @@ def local_profile(name: str, gpus: int, cpus: int) -> str:
 
 
 def scalar(text: str) -> str:
-    """A YAML scalar that reads back as the word `text`, which has no control characters."""
+    """Return a YAML scalar that reads back as the word `text`, which has no control characters."""
     if _PLAIN.fullmatch(text) and plain_scalar(text) == text:
         return text
     return "'" + text.replace("'", "''") + "'"

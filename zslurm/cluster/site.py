@@ -39,7 +39,7 @@ class Site(Section):
 
 
 def load_site(name: str | None = None) -> Site:
-    """The profile `name`, else the default one.
+    """Return the profile `name`, else the default one.
 
     Raises:
         ConfigError: its sections `cluster` or `slurm` are wrong; one line for each problem.
@@ -70,7 +70,7 @@ class ResolvedProfile:
     layers: Layers
 
     def rows(self) -> list[tuple[KeyPath, Any, Origin]]:
-        """Every key of the section `cluster`, and what is given in other sections, each with its origin."""
+        """Return every key of the section `cluster`, and what is given in other sections, each with its origin."""
         rows: list[tuple[KeyPath, Any, Origin]] = []
         for section, values in self.spec.model_dump(mode="json").items():
             if isinstance(values, dict):
@@ -79,19 +79,19 @@ class ResolvedProfile:
         return [row for row in rows if row[0][0] == "cluster" or row[2] != DEFAULT]
 
     def origin_of_variable(self, name: str) -> str:
-        """The origin of a variable of cluster.env."""
+        """Return the origin of a variable of cluster.env."""
         return str(self.layers.leaf_origin(("cluster", "env", name)))
 
 
 def _rows(value: Any, path: KeyPath, layers: Layers) -> list[tuple[KeyPath, Any, Origin]]:
-    """Lists on one row each; mappings key by key."""
+    """Return lists on one row each; mappings key by key."""
     if isinstance(value, dict) and value:
         return [row for key, item in value.items() for row in _rows(item, (*path, key), layers)]
     return [(path, value, layers.leaf_origin(path))]
 
 
 def resolve_profile(name: str, overrides: Sequence[Override] = ()) -> ResolvedProfile:
-    """The profile `name` under overrides.
+    """Return the profile `name` under overrides.
 
     Raises:
         NotFound: there is no such profile.

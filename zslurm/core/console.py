@@ -33,7 +33,7 @@ def _written(character: str) -> str:
 
 
 def say(text: str) -> None:
-    """A message for a person, on stderr; on a terminal it is broken between words."""
+    """Print a message for a person, on stderr; on a terminal it is broken between words."""
     text = harmless(text)
     if sys.stderr.isatty():
         width = shutil.get_terminal_size().columns

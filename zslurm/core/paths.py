@@ -9,7 +9,7 @@ LONGEST_NAME = 100
 
 
 def home() -> Path:
-    """The user's home directory; the root directory if there is none, as in a container without accounts.
+    """Return the user's home directory; the root directory if there is none, as in a container without accounts.
 
     An ordinary user cannot write there, so what is kept in a home is then reported as not kept.
     """
@@ -20,7 +20,7 @@ def home() -> Path:
 
 
 def expand(text: str) -> Path:
-    """A path with `~` and `~name` replaced by home directories; a name that no user has stays as it is."""
+    """Return a path with `~` and `~name` replaced by home directories; a name that no user has stays as it is."""
     path = Path(text)
     try:
         return path.expanduser()

@@ -59,7 +59,7 @@ class ProcessRecord:
 
     @classmethod
     def of(cls, pid: int) -> ProcessRecord:
-        """The record of a living process.
+        """Return the record of a living process.
 
         Raises:
             psutil.NoSuchProcess: it is gone.
@@ -69,12 +69,12 @@ class ProcessRecord:
 
     @classmethod
     def read(cls, path: Path) -> ProcessRecord | None:
-        """The record in a file; None if there is none."""
+        """Return the record in a file; None if there is none."""
         return cls.of_fields(read_json(path) or {})
 
     @classmethod
     def of_fields(cls, fields: Mapping[str, Any]) -> ProcessRecord | None:
-        """The record among the fields of a JSON object; None if there is none."""
+        """Return the record among the fields of a JSON object; None if there is none."""
         try:
             record = cls(int(fields["pid"]), float(fields["created"]), str(fields["host"]))
             if not 0 < record.pid < 1 << 31:
@@ -105,7 +105,7 @@ class ProcessRecord:
         return self._status() in (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP)
 
     def _status(self) -> str | None:
-        """The process's status as psutil has it; None if it is gone."""
+        """Return the process's status as psutil has it; None if it is gone."""
         if not self._same_boot:
             return None
         try:
@@ -133,7 +133,7 @@ class ProcessRecord:
         return self.here and (self.boot is None or _boot_id() in (None, self.boot))
 
     def _is(self, process: psutil.Process) -> bool:
-        """Raises psutil.NoSuchProcess."""
+        """Return whether a process is the recorded one; raise psutil.NoSuchProcess if it is gone."""
         if self.started is None:
             return bool(abs(process.create_time() - self.created) < _SAME_CREATION_S)
         return _started(self.pid) == self.started
@@ -221,7 +221,7 @@ class DetachedProcess:
         return cls(record, exit_file) if record else None
 
     def poll(self) -> int | None:
-        """The exit code; None while it runs; 137 if it was killed before it could leave one.
+        """Return the exit code; None while it runs; 137 if it was killed before it could leave one.
 
         While the file system does not answer nothing new is known, so it counts as running.
         """

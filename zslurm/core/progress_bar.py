@@ -17,7 +17,7 @@ class Bar(Protocol):
 
 @contextmanager
 def byte_bar(description: str) -> Iterator[Bar]:
-    """A bar on stderr."""
+    """Draw a bar on stderr."""
     if not sys.stderr.isatty():
         yield lambda done, total, description=None: None
         return

@@ -50,7 +50,7 @@ _TUNING = ("NCCL_", "RCCL_", "TORCH_NCCL_", "UCX_", "FI_", "HSA_", "ROCR_", "HIP
 
 
 def is_secret_name(name: str) -> bool:
-    """Whether a value of this name (of a variable, a key, an option) is a secret."""
+    """Return whether a value of this name (of a variable, a key, an option) is a secret."""
     if name.upper().startswith(_TUNING):
         return False
     words = [word.upper() for word in _WORD.findall(name.replace("_", " ").replace("-", " "))]
@@ -129,7 +129,7 @@ def _is_harmless(value: str) -> bool:
 
 
 def shape_of_secret(text: str) -> str | None:
-    """What the text looks like, in words, if it holds something shaped as a secret; else None."""
+    """Return what the text looks like, in words, if it holds something shaped as a secret; else None."""
     what_found = next((what for what, pattern in _SHAPE.items() if pattern.search(text)), None)
     if what_found is None and _IN_URL.search(text):
         return "a URL with a password"
@@ -140,12 +140,15 @@ def shape_of_secret(text: str) -> str | None:
 
 
 def redact_mapping(mapping: Mapping[str, Any]) -> dict[str, Any]:
-    """A copy in which values of secret names, and secrets inside other texts, are replaced; however deep."""
+    """Return a copy in which values of secret names, and secrets inside other texts, are replaced.
+
+    However deep.
+    """
     return {key: redact_value(key, value) for key, value in mapping.items()}
 
 
 def redact_value(name: str, value: Any) -> Any:
-    """The value, or what may be shown of it if `name` (the last word of a key) or its shape is a secret's."""
+    """Return the value, or what may be shown of it if `name` (of the last key) or its shape is a secret's."""
     if isinstance(value, Mapping):
         return redact_mapping(value)
     if isinstance(value, (list, tuple)):

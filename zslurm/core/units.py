@@ -14,14 +14,14 @@ _UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "KI": 1 << 10,
 
 
 def show_value(value: Any) -> str:
-    """A configuration value on one line: words bare, everything else as JSON."""
+    """Return a configuration value on one line: words bare, everything else as JSON."""
     if value is None:
         return "-"
     return value if isinstance(value, str) and value and value.isprintable() else json.dumps(value)
 
 
 def parse_size(text: str) -> int:
-    """Bytes of a size as people write it: `5GB`, `16MiB`, `500000`.
+    """Return bytes of a size as people write it: `5GB`, `16MiB`, `500000`.
 
     Raises:
         ConfigError: it is none.

@@ -154,7 +154,7 @@ class Check:
     time_factor: float = 1.0
 
     def runs_on(self, machine: Literal["login", "node"]) -> bool:
-        """Whether the check runs on a login node, or on a compute node."""
+        """Return whether the check runs on a login node, or on a compute node."""
         return self.where in (machine, "both")
 
 

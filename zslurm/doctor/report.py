@@ -78,7 +78,7 @@ class DoctorReport:
         return Exit.CHECK_FAILED if self.worst is Status.FAIL else Exit.DONE
 
     def as_json(self) -> dict[str, Any]:
-        """All of it as plain values."""
+        """Return all of it as plain values."""
         return {
             "cluster": self.cluster,
             "status": self.worst,

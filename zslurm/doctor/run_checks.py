@@ -132,7 +132,7 @@ def _check_cluster(site: Site, wanted: Wanted, report: DoctorReport) -> None:
 
 
 def _own_job(wanted: Wanted) -> Chosen | None:
-    """The nodes of the job that this runs in, unless others were asked for."""
+    """Return the nodes of the job that this runs in, unless others were asked for."""
     nodes = job_nodes(os.environ) if own_job_id() is not None else []
     if not nodes or wanted.count or wanted.nodelist:
         return None
@@ -164,7 +164,7 @@ def _task(site: Site, wanted: Wanted, probe: str, token: str) -> NodeTask:
 
 @contextmanager
 def _probe(directory: Path) -> Iterator[tuple[str, str]]:
-    """A folder in the runs directory for the nodes to write to, and what this machine wrote there; removed after.
+    """Make a folder in the runs directory for the nodes, with what this machine wrote there; remove it after.
 
     Both are empty if this machine cannot write there.
     """

@@ -25,7 +25,7 @@ _MIB = 1 << 20
 
 
 def measure(rank: int, world: int, store: str) -> dict[str, Any]:
-    """The figures of one rank; only rank 0 knows the all-reduce's."""
+    """Return the figures of one rank; only rank 0 knows the all-reduce's."""
     import torch
     import torch.distributed as dist
 
@@ -68,7 +68,7 @@ def measure(rank: int, world: int, store: str) -> dict[str, Any]:
 
 
 def run(folder: Path) -> dict[str, Any]:
-    """All ranks of this node.
+    """Return all ranks of this node.
 
     Raises:
         SystemExit: one of them failed; its last line is in the message.
@@ -99,7 +99,7 @@ def run(folder: Path) -> dict[str, Any]:
 
 
 def main(arguments: list[str]) -> None:
-    """The parent with FOLDER; a rank with FOLDER RANK WORLD STORE."""
+    """Run the parent with FOLDER, or a rank with FOLDER RANK WORLD STORE."""
     if len(arguments) == 1:
         print(json.dumps(run(Path(arguments[0]))))
     else:

@@ -35,7 +35,7 @@ def read(run: Run, canary_s: float) -> GpuReadings:
 
 
 def parse(metric: str, bad_pages: str = "", process: str = "", listing: str = "") -> tuple[GpuHealth, ...]:
-    """The answers to the four questions, put together by GPU."""
+    """Return the answers to the four questions, put together by GPU."""
     pages = {row["gpu"]: _bad_pages(row) for row in gpu_rows(bad_pages)}
     processes = {row["gpu"]: _processes(row) for row in gpu_rows(process)}
     places = {row["gpu"]: row.get("bdf") for row in gpu_rows(listing)}
@@ -56,7 +56,7 @@ def parse(metric: str, bad_pages: str = "", process: str = "", listing: str = ""
 
 
 def documents(text: str) -> list[Any]:
-    """Every JSON value in a text, whatever is between them."""
+    """Yield every JSON value in a text, whatever is between them."""
     values, position, decoder = [], 0, json.JSONDecoder()
     while match := _START.search(text, position):
         try:
@@ -68,7 +68,7 @@ def documents(text: str) -> list[Any]:
 
 
 def gpu_rows(text: str) -> list[dict[str, Any]]:
-    """The rows of an answer that are about a GPU."""
+    """Return the rows of an answer that are about a GPU."""
     rows: list[Any] = []
     for document in documents(text):
         inner = document.get("gpu_data", document) if isinstance(document, dict) else document
@@ -77,7 +77,7 @@ def gpu_rows(text: str) -> list[dict[str, Any]]:
 
 
 def number(value: Any) -> int | None:
-    """A count; None for `N/A` and everything else that is none."""
+    """Return a count; None for `N/A` and everything else that is none."""
     if isinstance(value, dict):
         return number(value.get("value"))
     if isinstance(value, bool):
@@ -88,7 +88,10 @@ def number(value: Any) -> int | None:
 
 
 def size(value: Any) -> int | None:
-    """Bytes of `{"value": 283, "unit": "MB"}` or of a bare number, which is of bytes; amd-smi's MB is 2^20."""
+    """Return bytes of `{"value": 283, "unit": "MB"}` or of a bare number, which is of bytes.
+
+    Amd-smi's MB is 2^20.
+    """
     unit = value.get("unit", "B") if isinstance(value, dict) else "B"
     count = value.get("value") if isinstance(value, dict) else value
     if isinstance(count, bool) or not isinstance(count, int | float) or unit not in _UNITS:
@@ -102,7 +105,7 @@ def _section(row: dict[str, Any], name: str) -> dict[str, Any]:
 
 
 def _blocks(row: dict[str, Any], kind: str) -> dict[str, int]:
-    """The errors of each hardware block whose count is known."""
+    """Return the errors of each hardware block whose count is known."""
     return {
         block: count
         for block, counters in _section(row, "ecc_blocks").items()
@@ -111,7 +114,7 @@ def _blocks(row: dict[str, Any], kind: str) -> dict[str, int]:
 
 
 def _known_sum(row: dict[str, Any], kind: str) -> int | None:
-    """The total; or the sum over blocks if it is more, or if the total is unknown."""
+    """Return the total; or the sum over blocks if it is more, or if the total is unknown."""
     total, blocks = number(_section(row, "ecc").get(f"total_{kind}_count")), _blocks(row, kind)
     totals = [total] if total is not None else []
     return max([*totals, sum(blocks.values())] if blocks else totals, default=None)

@@ -115,13 +115,13 @@ def _peermem(root: Path) -> bool | None:
 
 
 def _memlock(proc: Path) -> int | Literal["unlimited"] | None:
-    """The soft limit: `Max locked memory     8388608     8388608     bytes`."""
+    """Return the soft limit: `Max locked memory     8388608     8388608     bytes`."""
     match = re.search(r"^Max locked memory +(\d+|unlimited)", read_text(proc / "self/limits") or "", re.MULTILINE)
     return None if match is None else "unlimited" if match[1] == "unlimited" else int(match[1])
 
 
 def from_json(value: Any) -> NodeFacts:
-    """The facts of `asdict`, also after a way through JSON.
+    """Return the facts of `asdict`, also after a way through JSON.
 
     Raises:
         ValueError: it is something else.

@@ -48,7 +48,7 @@ class GpuHealth:
     processes: tuple[GpuProcess, ...] | None = None
 
     def filled_from(self, other: GpuHealth) -> GpuHealth:
-        """This one, with what it leaves open taken from another reading of the same GPU."""
+        """Return this one, with what it leaves open taken from another reading of the same GPU."""
         names = ("pci", "uncorrectable", "correctable", "deferred", "bad_pages", "vram_used", "processes")
         missing = {name: getattr(other, name) for name in names if getattr(self, name) is None}
         return replace(self, blocks={**other.blocks, **self.blocks}, **missing)

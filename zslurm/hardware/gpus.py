@@ -44,7 +44,7 @@ class Gpu:
 
 
 def read_gpus(root: Path) -> list[Gpu]:
-    """Every GPU, in the order in which the runtime counts them; AMD's before NVIDIA's."""
+    """Return every GPU, in the order in which the runtime counts them; AMD's before NVIDIA's."""
     on_bus = {vendor: _on_bus(root, vendor) for vendor in (_AMD, _NVIDIA)}
     amd = _of_kfd(root) or on_bus[_AMD]
     return [
@@ -118,7 +118,10 @@ def _gpu(root: Path, index: int, kind: str, address: str) -> Gpu:
 
 
 def _model_by_id(root: Path, identity: str | None) -> str | None:
-    """What the distribution's list of PCI devices calls it: a line `<tab>DEVICE  NAME` below its vendor's."""
+    """Return what the distribution's list of PCI devices calls it.
+
+    A line `<tab>DEVICE  NAME` below its vendor's.
+    """
     if identity is None:
         return None
     vendor, device = identity.split(":")

@@ -47,7 +47,7 @@ def processes(root: Path) -> Iterator[Process]:
 
 
 def process(root: Path, pid: int) -> Process | None:
-    """One process; None if there is none."""
+    """Return one process; None if there is none."""
     folder = root / "proc" / str(pid)
     status = key_values(folder / "status")
     if "Name" not in status:

@@ -61,7 +61,7 @@ class Nic:
 
 
 def read_nics(root: Path) -> list[Nic]:
-    """Every RDMA device, by name."""
+    """Return every RDMA device, by name."""
     abis = _abis(root)
     return [_nic(root, device, abis.get(device)) for device in names(root / "sys/class/infiniband")]
 
@@ -93,7 +93,7 @@ def _nic(root: Path, device: str, abi: int | None) -> Nic:
 
 
 def _word(path: Path) -> str | None:
-    """The word of `4: ACTIVE`."""
+    """Return the word of `4: ACTIVE`."""
     text = read_text(path)
     return None if not text else text.rpartition(":")[2].strip()
 

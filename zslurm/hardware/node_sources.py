@@ -141,11 +141,11 @@ class Sources:
         return self._gpus()
 
     def path(self, place: str) -> Path:
-        """A place such as `/dev/shm`, below the root."""
+        """Return a place such as `/dev/shm`, below the root."""
         return self.root / place.lstrip("/")
 
     def find(self, program: str) -> str | None:
-        """The path of a program, or None."""
+        """Return the path of a program, or None."""
         places = self.environ.get("PATH", os.defpath)
         return shutil.which(program, path=f"{places}{os.pathsep}{self.root / _ROCM_BIN}")
 

@@ -30,7 +30,7 @@ def read(run: Run, canary_s: float) -> GpuReadings:
 
 
 def parse(gpus: str, rows: str | None = None, apps: str | None = None) -> tuple[GpuHealth, ...]:
-    """The three answers, put together by PCI address; None is a question that the driver did not take."""
+    """Return the three answers, put together by PCI address; None is a question that the driver did not take."""
     remapped = {cells[0].lower(): cells[1:] for cells in _cells(rows or "", 4)}
     processes: dict[str, list[GpuProcess]] = {}
     for bus, pid, used, name in _cells(apps or "", 4):
@@ -50,13 +50,13 @@ def parse(gpus: str, rows: str | None = None, apps: str | None = None) -> tuple[
 
 
 def _mib(text: str) -> int | None:
-    """Bytes of a number of MiB."""
+    """Return bytes of a number of MiB."""
     count = number(text)
     return None if count is None else count << 20
 
 
 def number(text: str) -> int | None:
-    """A count; None for `[N/A]`, `[Not Supported]` and the like. `Yes` and `No` are 1 and 0."""
+    """Return a count; None for `[N/A]`, `[Not Supported]` and the like. `Yes` and `No` are 1 and 0."""
     return int(text) if text.isdecimal() else {"yes": 1, "no": 0}.get(text.lower())
 
 

@@ -21,13 +21,13 @@ _LEVEL: dict[Near, int] = {"switch": 3, "root complex": 2, "numa": 1, "far": 0}
 
 
 def common_path(gpu: Gpu, nic: Nic) -> tuple[str, ...]:
-    """The common start of the two devices' paths: root complex, then bridges."""
+    """Return the common start of the two devices' paths: root complex, then bridges."""
     pairs = itertools.takewhile(lambda both: both[0] == both[1], zip(gpu.path, nic.path, strict=False))
     return tuple(shared for shared, _ in pairs)
 
 
 def near(gpu: Gpu, nic: Nic) -> Near:
-    """What the two share."""
+    """Return what the two share."""
     shared = len(common_path(gpu, nic))
     if shared > 1:
         return "switch"
@@ -37,12 +37,12 @@ def near(gpu: Gpu, nic: Nic) -> Near:
 
 
 def closeness(gpu: Gpu, nic: Nic) -> tuple[int, bool]:
-    """How close the two are, to compare: the more they share the greater."""
+    """Return how close the two are, to compare: the more they share the greater."""
     return len(common_path(gpu, nic)), gpu.numa is not None and gpu.numa == nic.numa
 
 
 def pair(gpus: Sequence[Gpu], nics: Sequence[Nic]) -> dict[int, Nic]:
-    """The NIC of each GPU, by the GPU's index. A GPU far from every NIC, if other GPUs have one near, has none.
+    """Return the NIC of each GPU, by index. A GPU far from every NIC, if other GPUs have one near, has none.
 
     If there are as many near NICs as GPUs the result is one to one. NICs that are equally close, behind one
     switch, go to the GPUs in the order of PCI addresses.

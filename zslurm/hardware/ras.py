@@ -54,7 +54,7 @@ def _health(index: int, pci: str, device: Path) -> GpuHealth:
 
 
 def parse_bad_pages(text: str | None) -> dict[str, int] | None:
-    """How many pages of each kind; None if the file cannot be read (it is root's on many sites)."""
+    """Return how many pages of each kind; None if the file cannot be read (it is root's on many sites)."""
     if text is None:
         return None
     letters = [line.rpartition(":")[2].strip() for line in text.splitlines() if line.count(":") == 2]
@@ -62,7 +62,7 @@ def parse_bad_pages(text: str | None) -> dict[str, int] | None:
 
 
 def kfd_processes(root: Path) -> list[GpuProcess] | None:
-    """The processes that hold GPU memory; None if the KFD does not show them."""
+    """Return the processes that hold GPU memory; None if the KFD does not show them."""
     kfd = root / "sys/class/kfd/kfd/proc"
     if not kfd.is_dir():
         return None

@@ -50,7 +50,7 @@ def reverse_lookup_s(address: str, limit_s: float) -> float:
 
 
 def interface_to(address: str, root: Path) -> str | None:
-    """The interface of the most specific route to an address; None if there is none, or it is not known."""
+    """Return the interface of the most specific route to an address; None if there is none, or it is not known."""
     target = ipaddress.ip_address(address)
     routes = _routes_v4(root) if target.version == 4 else _routes_v6(root)
     fitting = [(network.prefixlen, -metric, name) for network, metric, name in routes if target in network]

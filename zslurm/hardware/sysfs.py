@@ -18,12 +18,12 @@ PCI_ADDRESS = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
 
 
 def sysroot(environ: Mapping[str, str] = os.environ) -> Path:
-    """The directory of /sys, /proc and /opt of this node: `/`, unless ZSLURM_SYSROOT names another."""
+    """Return the directory of /sys, /proc and /opt of this node: `/`, unless ZSLURM_SYSROOT names another."""
     return Path((environ.get("ZSLURM_SYSROOT") or "/").replace("%n", node_name(environ)))
 
 
 def read_int(path: Path) -> int | None:
-    """A number in decimal, or in hexadecimal with 0x; None if there is none."""
+    """Return a number in decimal, or in hexadecimal with 0x; None if there is none."""
     try:
         return int(read_text(path) or "", 0)
     except ValueError:
@@ -31,7 +31,7 @@ def read_int(path: Path) -> int | None:
 
 
 def names(directory: Path) -> list[str]:
-    """What a directory holds, sorted; nothing if it cannot be read."""
+    """Return what a directory holds, sorted; nothing if it cannot be read."""
     try:
         return sorted(entry.name for entry in directory.iterdir())
     except OSError:
@@ -39,7 +39,7 @@ def names(directory: Path) -> list[str]:
 
 
 def key_values(path: Path) -> dict[str, str]:
-    """A file of lines `name value` or `name: value`; empty if it cannot be read."""
+    """Return a file of lines `name value` or `name: value`; empty if it cannot be read."""
     pairs = (line.partition(":" if ":" in line else " ") for line in (read_text(path) or "").splitlines())
     return {name.strip(): value.strip() for name, separator, value in pairs if separator}
 
@@ -53,7 +53,7 @@ def target_name(link: Path) -> str | None:
 
 
 def pci_path(root: Path, entry: Path) -> tuple[str, ...]:
-    """The way to a device from its root complex, itself last: `pci0000:00`, bridges, ..., `0000:c1:00.0`.
+    """Return the way to a device from its root complex, itself last: `pci0000:00`, bridges, ..., `0000:c1:00.0`.
 
     Two devices are as close as the common start of their paths is long: the same switch, the same root port, the
     same root complex, nothing. `entry` is anything below the device in sysfs, by any link; the path is empty if

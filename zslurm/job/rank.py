@@ -153,7 +153,7 @@ def _message(error: BaseException) -> str:
 
 
 def _exit_code(error: BaseException) -> int:
-    """The exit code that Python gives to a process that ends by this error."""
+    """Return the exit code that Python gives to a process that ends by this error."""
     if isinstance(error, SystemExit):
         return 0 if error.code is None else error.code & 0xFF if isinstance(error.code, int) else 1
     if isinstance(error, KeyboardInterrupt):

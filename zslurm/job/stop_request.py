@@ -108,7 +108,7 @@ class Store(Protocol):
     """The part of torch's Store that is needed here."""
 
     def check(self, keys: list[str]) -> bool:
-        """Whether the store has all of these keys."""
+        """Return whether the store has all of these keys."""
         ...
 
 

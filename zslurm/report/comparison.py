@@ -139,7 +139,7 @@ def _curve(name: str, first: RunFacts, second: RunFacts) -> CurveDifference | No
 
 
 def _same_tokens(one: dict[str, NDArray[np.float64]], other: dict[str, NDArray[np.float64]]) -> bool:
-    """Whether the same step means the same number of tokens in both runs."""
+    """Return whether the same step means the same number of tokens in both runs."""
     import numpy as np
 
     if "tokens" not in one or "tokens" not in other:

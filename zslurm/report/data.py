@@ -43,7 +43,7 @@ def _items(rows: list[dict[str, Any]]) -> Iterator[Item]:
 
 
 def _is_sound(row: dict[str, Any]) -> bool:
-    """Whether a line has what is shown."""
+    """Return whether a line has what is shown."""
     sources = row.get("sources")
     return (
         isinstance(row.get("step"), int)

@@ -128,7 +128,7 @@ def _mean(values: object) -> float | None:
 
 
 def _is_sound(found: Mapping[str, Any]) -> bool:
-    """Whether the file of matrices has the shapes that are drawn; one that was damaged is left out."""
+    """Return whether the file of matrices has the shapes that are drawn; one that was damaged is left out."""
     import numpy as np
 
     try:

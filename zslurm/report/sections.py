@@ -150,7 +150,7 @@ def _time(facts: RunFacts) -> Iterator[Item]:
 
 
 def _is_shown(line: Timeline, part: str) -> bool:
-    """Whether a part of the time is worth a row: it took a second, or a thousandth of all time."""
+    """Return whether a part of the time is worth a row: it took a second, or a thousandth of all time."""
     seconds = line.seconds.get(part, 0.0)
     return seconds >= 1 or seconds > line.wall_s / 1000
 

@@ -14,12 +14,12 @@ _PUBLISHED = ("model.safetensors", "model.safetensors.index.json")
 
 
 def is_published(path: Path) -> bool:
-    """Whether `path` is the folder of a published model: safetensors files of the usual names."""
+    """Return whether `path` is the folder of a published model: safetensors files of the usual names."""
     return any((path / name).exists() for name in _PUBLISHED)
 
 
 def find_checkpoints(reference: str) -> tuple[Path, list[Listing]]:
-    """The directory of checkpoints that a run or path means, and what is in it, newest first.
+    """Return the directory of checkpoints that a run or path means, and what is in it, newest first.
 
     Raises:
         NotFound: there is no such run or directory.
@@ -34,7 +34,7 @@ def find_checkpoints(reference: str) -> tuple[Path, list[Listing]]:
 
 
 def find_checkpoint(reference: str) -> Path:
-    """The checkpoint that `reference` means: its directory, a directory of them, or a run; of many the newest.
+    """Return the checkpoint that `reference` means: a directory, a directory of several, or a run; the newest.
 
     Raises:
         NotFound: there is none; if there are incomplete ones, why they are.
@@ -67,7 +67,7 @@ def find_newest(reference: str) -> Path:
 
 
 def find_weights(reference: str) -> Path:
-    """A checkpoint, as `find_checkpoint`, or the folder of a published model.
+    """Return a checkpoint, as `find_checkpoint`, or the folder of a published model.
 
     Raises:
         NotFound, ZslurmError: as `find_checkpoint`.

@@ -21,7 +21,7 @@ _PATIENCE_S = 8.0
 
 
 def find(reference: str) -> RunDir:
-    """The run that a name, a path, a job id or a Slurm step's id means.
+    """Return the run that a name, a path, a job id or a Slurm step's id means.
 
     A job that is not in the index, such as one that was submitted from another home, is found by its output, which
     is in the run's directory.
@@ -57,7 +57,6 @@ class OrphanJob(NotFound):
     """
 
     def __init__(self, job: JobRecord, run: RunDir) -> None:
-        """What and where."""
         self.job, self.run = job, run
         end = f"; `scancel {job.job_id}` ends it" if job.state.is_active else ""
         super().__init__(
@@ -87,7 +86,10 @@ def find_to_change(reference: str, command: str) -> RunDir:
 
 
 def _run_by_output(job_id: str) -> RunDir | None:
-    """The directory of the run whose job this is, by the file that its output goes to; None for any other job."""
+    """Return the directory of the run whose job this is, by the file that its output goes to.
+
+    None for any other job.
+    """
     try:
         output = Path(_client().output_file(job_id))
     except ZslurmError:
@@ -97,12 +99,12 @@ def _run_by_output(job_id: str) -> RunDir | None:
 
 
 def find_all(references: list[str]) -> list[RunDir]:
-    """The runs that several references mean, each once, in their order. Raises as `find`."""
+    """Return the runs that several references mean, each once, in their order. Raises as `find`."""
     return list(dict.fromkeys(find(reference) for reference in references))
 
 
 def _explain(reference: str, match: re.Match[str], record: JobRecord | None, unknown: str) -> str:
-    """What to say of a job id that belongs to no run of this user."""
+    """Return what to say of a job id that belongs to no run of this user."""
     kind = "a task of a job array" if match["task"] else "a part of a heterogeneous job" if match["part"] else ""
     said = f"{reference}: {kind}, and no run: a run is one plain job" if kind else unknown
     if record is None:
@@ -117,7 +119,10 @@ def _explain(reference: str, match: re.Match[str], record: JobRecord | None, unk
 
 
 def _ask(job_id: str) -> JobRecord | None:
-    """What Slurm knows of the job; None if it does not answer, or not at all: the message can do without."""
+    """Return what Slurm knows of the job.
+
+    None if it does not answer, or not at all: the message can do without.
+    """
     try:
         records = _client().queue([job_id])
     except ZslurmError:

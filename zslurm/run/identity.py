@@ -34,7 +34,10 @@ class RunLocation(TypedDict):
 
 
 def location(run: RunDir) -> RunLocation:
-    """The fields that a submission records: the path and the inode of the directory that its job works in."""
+    """Return the fields that a submission records.
+
+    The path and the inode of the directory that its job works in.
+    """
     return {"run_dir": str(run.path.absolute()), "inode": run.path.stat().st_ino}
 
 
@@ -58,7 +61,7 @@ def original_of(run: RunDir, submission: Mapping[str, Any]) -> Path | None:
 
 
 def _recorded_dir(run: RunDir, submission: Mapping[str, Any]) -> str | None:
-    """The directory that a submission's job works in; None if nothing names it.
+    """Return the directory that a submission's job works in; None if nothing names it.
 
     Versions before this one recorded none, and rows of successors have none: then it is the one in config.json,
     which the same submission wrote.
@@ -74,7 +77,7 @@ def _recorded_dir(run: RunDir, submission: Mapping[str, Any]) -> str | None:
 
 
 def _holds(run: RunDir, submission: Mapping[str, Any]) -> bool:
-    """Whether this submission is among those of `run`."""
+    """Return whether this submission is among those of `run`."""
     with contextlib.suppress(OSError):
         return any(row == submission for row in read_jsonl(run.submissions))
     return False

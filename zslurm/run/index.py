@@ -37,7 +37,7 @@ class IndexedJob:
 
 
 def state_dir() -> Path:
-    """The directory of this user's state."""
+    """Return the directory of this user's state."""
     base = os.environ.get("XDG_STATE_HOME")
     return (Path(base) if base else home() / ".local" / "state") / "zslurm"
 
@@ -54,7 +54,7 @@ def _folder() -> Path:
 
 
 def claim_local_id(run: RunDir) -> str:
-    """A job id `local-N` that no other local submission of this user has or gets, and no job of `run` ever had.
+    """Return a job id `local-N` that no other local submission of this user gets, and no job of `run` ever had.
 
     The index counts for one home only. The run's own files name their jobs too: a user with two homes, or with
     none that can be written, must not get a number in them twice. Call it under the submit lock.
@@ -78,7 +78,7 @@ def claim_local_id(run: RunDir) -> str:
 
 
 def _names_of_jobs(run: RunDir) -> set[str]:
-    """Every text in a run's files that may hold the id of one of its jobs."""
+    """Return every text in a run's files that may hold the id of one of its jobs."""
     names = {path.name for folder in (run.path, run.logs) for path in folder.glob("job-*")}
     return names | job_ids(run) | {str(row.get("job_id")) for row in read_jsonl(run.events)}
 
@@ -100,7 +100,7 @@ def record(job: IndexedJob) -> None:
 
 
 def _read(path: Path) -> IndexedJob | None:
-    """An entry; None for an id that is being claimed this moment, and for a damaged one."""
+    """Return an entry; None for an id that is being claimed this moment, and for a damaged one."""
     body = read_json(path) or {}
     try:
         names = str(body["cluster"]), str(body["launcher"])
@@ -110,18 +110,18 @@ def _read(path: Path) -> IndexedJob | None:
 
 
 def jobs() -> list[IndexedJob]:
-    """Every submission whose run still exists, newest first."""
+    """Return every submission whose run still exists, newest first."""
     return [job for job in _entries() if RunDir(job.run_dir).exists]
 
 
 def _entries() -> list[IndexedJob]:
-    """Every submission, newest first; none if this user has no place for an index."""
+    """Return every submission, newest first; none if this user has no place for an index."""
     entries = [job for path in (state_dir() / "jobs").glob("*.json") if (job := _read(path)) is not None]
     return sorted(entries, key=lambda job: job.submitted, reverse=True)
 
 
 def run_of_job(job_id: str) -> RunDir | None:
-    """The run whose job this is; None if none is known.
+    """Return the run whose job this is; None if none is known.
 
     The directory may have been moved aside or renamed since, and another run may have taken its name: a run counts
     only if its own files name the job. It is looked for under its recorded path, then next to it.
@@ -138,7 +138,7 @@ def run_of_job(job_id: str) -> RunDir | None:
 
 
 def _is_job_of(job_id: str, run: RunDir, *, indexed: bool) -> bool:
-    """Whether a run was submitted as this job, and is no copy of the run that was."""
+    """Return whether a run was submitted as this job, and is no copy of the run that was."""
     if not run.submitted:
         return indexed  # an entry is all that is left of it
     row = next((row for job, row in submitted_jobs(run) if job == job_id), None)
@@ -146,14 +146,14 @@ def _is_job_of(job_id: str, run: RunDir, *, indexed: bool) -> bool:
 
 
 def known_runs() -> list[RunDir]:
-    """Every run of this user that still exists: the newest submission first, and those in ./runs."""
+    """Return every run of this user that still exists: the newest submission first, and those in ./runs."""
     paths = [job.run_dir for job in jobs()]
     paths += sorted(p.parent.absolute() for p in Path("runs").glob("*/config.json"))
     return [RunDir(path) for path in dict.fromkeys(paths)]
 
 
 def find_run(reference: str) -> RunDir:
-    """The run that a name, a path or a job id means.
+    """Return the run that a name, a path or a job id means.
 
     Raises:
         NotFound: none; the nearest names are suggested.
@@ -181,5 +181,5 @@ def find_run(reference: str) -> RunDir:
 
 
 def new_entry(job_id: str, run: RunDir, cluster: str, launcher: str) -> IndexedJob:
-    """A submission made now."""
+    """Return a submission made now."""
     return IndexedJob(job_id, run.path, cluster, launcher, time.time())

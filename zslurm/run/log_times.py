@@ -53,6 +53,6 @@ class LogTimes:
         self._changed = max(log.stat().st_mtime, *self._times[-1:], 0.0)
 
     def of(self, end: int) -> float:
-        """When the byte before offset `end` was written (UNIX seconds)."""
+        """Return when the byte before offset `end` was written (UNIX seconds)."""
         index = bisect.bisect_left(self._lengths, end)
         return self._times[index] if index < len(self._times) else self._changed

@@ -32,7 +32,7 @@ class Presence:
         self._look_at = 0.0
 
     def lost(self) -> str | None:
-        """Why the run directory counts as lost; None while it is there, or nothing certain is known."""
+        """Return why the run directory counts as lost; None while it is there, or nothing certain is known."""
         now = self._clock()
         if self._inode is None or now < self._look_at:
             return self._decided(now)
@@ -59,7 +59,7 @@ class Presence:
         return self._why if over else None
 
     def _missing(self) -> str | None:
-        """What became of the directory; None if it is there, or its file system does not answer."""
+        """Return what became of the directory; None if it is there, or its file system does not answer."""
         try:
             if self._path.stat().st_ino == self._inode:
                 return None

@@ -53,7 +53,7 @@ from zslurm.slurm.environment import task_node
 
 
 def _node_local(path: Path, name: str) -> Path:
-    """A place in this node's memory that belongs to a directory, and to this user."""
+    """Return a place in this node's memory that belongs to a directory, and to this user."""
     root = Path("/dev/shm") if Path("/dev/shm").is_dir() else Path("/tmp")
     owner = hashlib.sha256(str(path.absolute()).encode()).hexdigest()[:12]
     return root / f"zslurm-{os.getuid()}-{owner}-{name}"
@@ -101,12 +101,12 @@ class AttemptDir:
         return int(self.path.name)
 
     def progress(self, environ: Mapping[str, str]) -> Path:
-        """The progress of the ranks of this node: in its memory, and separate from other runs."""
+        """Return the path of the progress of this node's ranks: in its memory, and separate from other runs."""
         node = task_node(environ) or "localhost"
         return _node_local(self.path, f"{self.number}-{node}")
 
     def rank_end(self, rank: int) -> Path:
-        """The record that a rank leaves when it ends."""
+        """Return the path of the record that a rank leaves when it ends."""
         return self.ranks / f"{rank:05d}.json"
 
     @property
@@ -125,19 +125,19 @@ class AttemptDir:
         return self.path / "flight"
 
     def flight_dump(self, rank: int) -> Path:
-        """The dump of a rank's flight recorder; torch appends the rank to what precedes it."""
+        """Return the path of the dump of a rank's flight recorder; torch appends the rank to what precedes it."""
         return self.flight / f"rank-{rank}"
 
     def warm_log(self, first: int) -> Path:
-        """The output of the srun of warm processes that are numbered from `first`."""
+        """Return the path of the output of the srun of warm processes that are numbered from `first`."""
         return self.path / f"warm-{first:05d}.log"
 
     def rank_log(self, rank: int) -> Path:
-        """The output of a rank."""
+        """Return the path of the output of a rank."""
         return self.logs / f"rank-{rank:05d}.log"
 
     def rank_log_times(self, rank: int) -> Path:
-        """The times of the lines in a rank's output."""
+        """Return the path of the times of the lines in a rank's output."""
         return self.logs / f"rank-{rank:05d}.times"
 
 
@@ -190,11 +190,11 @@ class RunDir:
         return self.path.name
 
     def job_exit(self, job_id: str) -> Path:
-        """The exit code that the supervisor leaves for the script of a job."""
+        """Return the path of the exit code that the supervisor leaves for the script of a job."""
         return self.path / f"job-{job_id}.exit"
 
     def job_log(self, job_id: str) -> Path:
-        """The output of a job: of its script and of the supervisor."""
+        """Return the path of the output of a job: of its script and of the supervisor."""
         return self.logs / f"job-{job_id}.log"
 
     @property
@@ -208,12 +208,12 @@ class RunDir:
         return self.submissions.is_file()
 
     def node_memory(self, environ: Mapping[str, str], attempt: int) -> Path:
-        """What the agents of this node saw when an attempt began: in its memory as well."""
+        """Return the path of what the agents of this node saw when an attempt began: in its memory as well."""
         node = task_node(environ) or "localhost"
         return _node_local(self.path, f"agents-{node}-{attempt}.json")
 
     def attempt_dirs(self) -> list[AttemptDir]:
-        """Every attempt so far, oldest first."""
+        """Return every attempt so far, oldest first."""
         directories = [p for p in self.attempts.glob("[0-9]*") if p.name.isdigit()]
         return [AttemptDir(p) for p in sorted(directories, key=lambda p: int(p.name))]
 
@@ -265,7 +265,7 @@ class RunDir:
 
 
 def not_writable(error: OSError, path: Path) -> ConfigError:
-    """What to say if the file system refused `path`."""
+    """Return what to say if the file system refused `path`."""
     return ConfigError(
         f"{error.filename or path}: {error.strerror}: the run directory is not writable; "
         "set run.runs_dir to a directory of yours that all nodes share"
@@ -273,7 +273,7 @@ def not_writable(error: OSError, path: Path) -> ConfigError:
 
 
 def open_run(path: Path) -> RunDir:
-    """The run at `path`.
+    """Return the run at `path`.
 
     Raises:
         NotFound: there is none.

@@ -20,23 +20,23 @@ from zslurm.core.redact import REDACTED, redact_value, shape_of_secret
 
 
 def split_secrets(environment: Mapping[str, str]) -> tuple[dict[str, str], dict[str, str]]:
-    """The variables that a script may show, and those that it may not."""
+    """Return the variables that a script may show, and those that it may not."""
     secret = {name: value for name, value in environment.items() if redact_value(name, value) != value}
     return {name: value for name, value in environment.items() if name not in secret}, secret
 
 
 def secrets_of(spec: RunSpec) -> dict[str, str]:
-    """The secrets that a run gives its job."""
+    """Return the secrets that a run gives its job."""
     return split_secrets({name: value for name, value in spec.cluster.env.items() if value is not None})[1]
 
 
 def without_secrets(spec: RunSpec) -> RunSpec:
-    """The run as it may be written down: each secret replaced by a placeholder."""
+    """Return the run as it may be written down: each secret replaced by a placeholder."""
     return _with_env(spec, dict.fromkeys(secrets_of(spec), REDACTED))
 
 
 def with_secrets(spec: RunSpec, file: Path) -> RunSpec:
-    """The run with the secrets that `without_secrets` took out, read back from RUN_DIR/secrets.env.
+    """Return the run with the secrets that `without_secrets` took out, read back from RUN_DIR/secrets.env.
 
     Raises:
         ConfigError: one is not there any more.
@@ -77,7 +77,7 @@ def write_secrets(file: Path, secrets: Mapping[str, str]) -> None:
 
 
 def read_secrets(file: Path) -> dict[str, str]:
-    """The secrets of a run; none if there is no file."""
+    """Return the secrets of a run; none if there is no file."""
     try:
         lines = file.read_text(encoding="utf-8").splitlines()
     except OSError:
@@ -87,7 +87,7 @@ def read_secrets(file: Path) -> dict[str, str]:
 
 
 def refuse_misplaced_secrets(spec: RunSpec) -> None:
-    """Raises ConfigError if another key than cluster.env holds what looks like a secret."""
+    """Raise ConfigError if another key than cluster.env holds what looks like a secret."""
     for path, text in _texts(spec.model_dump(mode="json"), ()):
         if path[:2] == ("cluster", "env"):
             continue
@@ -102,7 +102,7 @@ def refuse_misplaced_secrets(spec: RunSpec) -> None:
 
 
 def _texts(value: Any, path: tuple[str | int, ...]) -> Iterator[tuple[tuple[str | int, ...], str]]:
-    """Every text in a dump, with its key path."""
+    """Yield every text in a dump, with its key path."""
     if isinstance(value, str):
         yield path, value
         return

@@ -65,7 +65,7 @@ def take(run: RunDir, generation: str) -> None:
 
 
 def read(run: RunDir) -> Lease | None:
-    """The lease; None if there is none, or the file is damaged.
+    """Return the lease; None if there is none, or the file is damaged.
 
     Raises:
         OSError: the run directory cannot be read.
@@ -140,7 +140,7 @@ class LeaseWatch:
             self._ours = {lease.renewed}
 
     def rest(self) -> None:
-        """The supervisor was heard again: what was seen is forgotten."""
+        """Forget what was seen: the supervisor was heard again."""
         self._renewed = self._since = self._changed = None
 
     @property

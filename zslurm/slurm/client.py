@@ -68,15 +68,15 @@ class SlurmClient(SlurmCommands):
     _version: Version | None = None
 
     def available(self) -> bool:
-        """Whether Slurm's commands are on this machine. The controller is not asked."""
+        """Return whether Slurm's commands are on this machine. The controller is not asked."""
         return all(self.find(program) for program in ("sbatch", "squeue", "scontrol"))
 
     def can_control(self) -> bool:
-        """Whether jobs can be asked about and changed from here: compute nodes often have no sbatch."""
+        """Return whether jobs can be asked about and changed from here: compute nodes often have no sbatch."""
         return all(self.find(program) for program in ("squeue", "scontrol"))
 
     def version(self) -> Version:
-        """The version of Slurm's commands here. Asks no controller.
+        """Return the version of Slurm's commands here. Asks no controller.
 
         Raises:
             SlurmRefused: squeue names no version that can be read.
@@ -105,7 +105,7 @@ class SlurmClient(SlurmCommands):
         return parse_estimate(done.stderr + done.stdout)
 
     def can_test(self) -> bool:
-        """Whether `sbatch --test-only` is here and safe with this version of Slurm."""
+        """Return whether `sbatch --test-only` is here and safe with this version of Slurm."""
         if self.find("sbatch") is None:
             return False
         try:
@@ -116,7 +116,7 @@ class SlurmClient(SlurmCommands):
     # --- jobs: asking ---------------------------------------------------------------------------------------
 
     def queue(self, job_ids: Sequence[str] | None = None, user: str | None = None) -> dict[str, JobRecord]:
-        """The jobs that the controller remembers, by id, with one squeue call: finished ones for some minutes too.
+        """Return the jobs that the controller remembers, by id, with one squeue call; finished ones for minutes.
 
         A field that this version of squeue does not know costs one more call, once: it is asked without.
 
@@ -180,7 +180,10 @@ class SlurmClient(SlurmCommands):
         return self.run("squeue", *arguments, *chosen)
 
     def job(self, job_id: str) -> JobRecord | None:
-        """One job; what the controller has forgotten comes from accounting if there is any. None if unknown."""
+        """Return one job; what the controller has forgotten comes from accounting if there is any.
+
+        None if unknown.
+        """
         if record := self.queue([job_id]).get(job_id):
             return record
         runs = self.history([job_id]).get(job_id)
@@ -209,7 +212,7 @@ class SlurmClient(SlurmCommands):
         return active[0] if active else None
 
     def history(self, job_ids: Sequence[str]) -> dict[str, list[JobRecord]]:
-        """Every run of the jobs, oldest first: a requeued job has several. Empty without accounting."""
+        """Return every run of the jobs, oldest first: a requeued job has several. Empty without accounting."""
         answer = self._ask_accounting(job_ids, jobs.HISTORY_FORMAT, "--allocations")
         return {} if answer is None else jobs.parse_history(answer)
 
@@ -234,7 +237,7 @@ class SlurmClient(SlurmCommands):
             raise
 
     def excluded_nodes(self, job_id: str) -> str:
-        """The nodes that a job must not use, as a hostlist; empty if there are none.
+        """Return the nodes that a job must not use, as a hostlist; empty if there are none.
 
         Raises:
             NotFound: the controller does not know the job.
@@ -244,7 +247,7 @@ class SlurmClient(SlurmCommands):
         return "" if answer in ("(null)", "n/a") else answer
 
     def output_file(self, job_id: str) -> str:
-        """The file that a job's output goes to; empty if it has none.
+        """Return the file that a job's output goes to; empty if it has none.
 
         Raises:
             NotFound: the controller does not know the job.
@@ -258,7 +261,7 @@ class SlurmClient(SlurmCommands):
         return jobs.parse_time(self._field(job_id, "PreemptTime"))
 
     def _qos_preempt_modes(self, job_id: str) -> set[str]:
-        """The PreemptModes of a job's QoS; empty if it has none, or accounting does not show it.
+        """Return the PreemptModes of a job's QoS; empty if it has none, or accounting does not show it.
 
         Since Slurm 24.11 a job may have several (`high,low`), and which of them counts is not shown.
         """
@@ -269,7 +272,7 @@ class SlurmClient(SlurmCommands):
         return {line.strip() for line in self.run("sacctmgr", *arguments).stdout.splitlines()}
 
     def preempt_mode(self, record: JobRecord) -> PreemptMode:
-        """The PreemptMode that holds for a job: of its QoS or its partition, by PreemptType, or the cluster's.
+        """Return the PreemptMode of a job: of its QoS or its partition, by PreemptType, or the cluster's.
 
         If that cannot be found out, `requeue`: Slurm refuses it if it does not want it.
         """
@@ -287,7 +290,7 @@ class SlurmClient(SlurmCommands):
         return "cancel" if all("CANCEL" in own_mode.upper() for own_mode in modes) else "requeue"
 
     def _field(self, job_id: str, name: str) -> str:
-        """One field of squeue for one job; empty if it knows neither."""
+        """Return one field of squeue for one job; empty if it knows neither."""
         arguments = ["--noheader", "--states=all", f"--jobs={job_id}", f"--Format={name}:0"]
         try:
             return self.run("squeue", *arguments).stdout.strip()
@@ -295,7 +298,7 @@ class SlurmClient(SlurmCommands):
             return ""
 
     def steps(self, job_id: str) -> dict[str, str]:
-        """The live Slurm steps of a job: step id (`12.0`, `12.batch`) -> step name."""
+        """Return the live Slurm steps of a job: step id (`12.0`, `12.batch`) -> step name."""
         if self.find("scontrol") is None:
             return self._steps_in_queue(job_id)
         # squeue --steps lists none of them if the job has a step manager (enable_stepmgr, since 24.05).
@@ -383,16 +386,19 @@ class SlurmClient(SlurmCommands):
         return inventory.parse_config(self.run("scontrol", "show", "config").stdout)
 
     def partitions(self) -> list[inventory.SlurmPartition]:
-        """The partitions that this user may see."""
+        """Return the partitions that this user may see."""
         return inventory.parse_partitions(self.run("scontrol", "--oneliner", "show", "partition").stdout)
 
     def nodes(self) -> list[inventory.Node]:
-        """The nodes that this user may see."""
+        """Return the nodes that this user may see."""
         arguments = ["--Node", "--noheader", f"--Format={inventory.NODE_FORMAT}"]
         return inventory.parse_nodes(self.run("sinfo", *arguments).stdout)
 
     def nodes_if_shown(self) -> list[inventory.Node] | None:
-        """The nodes that this user may see; None if the site shows no nodes to its users (PrivateData=nodes)."""
+        """Return the nodes that this user may see.
+
+        None if the site shows no nodes to its users (PrivateData=nodes).
+        """
         try:
             return self.nodes()
         except SlurmRefused as error:
@@ -406,12 +412,12 @@ class SlurmClient(SlurmCommands):
         return inventory.parse_addresses(self.run("sinfo", *arguments).stdout)
 
     def topology(self, name: str | None = None) -> SlurmTopology:
-        """The topology of this name, which a partition may have since 25.05, or the cluster's default one."""
+        """Return the topology of this name (partitions have names since 25.05), or the cluster's default one."""
         named = [] if name is None else [name]
         return parse_topology(self.run("scontrol", "show", "topology", *named).stdout)
 
     def topology_of(self, partition: str | None) -> SlurmTopology:
-        """The topology of a partition: the one that it names, or else the cluster's default one."""
+        """Return the topology of a partition: the one that it names, or else the cluster's default one."""
         named = (
             {partition_info.name: partition_info.topology for partition_info in self.partitions()}
             if partition

@@ -51,14 +51,14 @@ _SRUN_INPUTS = frozenset(
 
 
 def names_to_scrub(environ: Mapping[str, str]) -> list[str]:
-    """The variables of `environ` that a new submission must not see, sorted: for `env -u NAME ...`."""
+    """Return the variables of `environ` that a new submission must not see, sorted: for `env -u NAME ...`."""
     return sorted(
         name for name in environ if name.startswith(_PREFIXES + _LAUNCHER_PREFIXES) and name not in _KEPT
     )
 
 
 def scrubbed(environ: Mapping[str, str]) -> dict[str, str]:
-    """A copy without what a surrounding job, step or MPI launcher left.
+    """Return a copy without what a surrounding job, step or MPI launcher left.
 
     What names the cluster and the user stays: SLURM_CONF, SLURM_CONF_SERVER, SLURM_JWT, SLURM_SACK_*.
     """
@@ -67,7 +67,7 @@ def scrubbed(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def step_environment(environ: Mapping[str, str]) -> dict[str, str]:
-    """A copy for `srun` inside a job: it still names the job, but nothing of the batch script shapes the step.
+    """Return a copy for `srun` inside a job: it names the job, but no option of the batch script shapes the step.
 
     Without this, SLURM_NTASKS of the batch script gives "More processors requested than permitted" in a smaller
     step, and SLURM_MEM_PER_NODE contradicts `--mem-per-cpu`.

@@ -31,7 +31,7 @@ class HostlistError(ConfigError, ValueError):
 
 
 def expand(hostlist: str) -> list[str]:
-    """Every name, in the order in which Slurm counts them (the last bracket runs fastest). Empty text is no name.
+    """Return every name, in Slurm's order (the last bracket runs fastest); none for empty text.
 
     Raises:
         HostlistError: brackets or ranges are wrong, or the list has more than MAX_HOSTS names.
@@ -48,7 +48,7 @@ def expand(hostlist: str) -> list[str]:
 
 
 def expand_ranges(ranges: str) -> list[int]:
-    """The numbers of `0-3,7`, as in srun's lists of tasks.
+    """Return the numbers of `0-3,7`, as in srun's lists of tasks.
 
     Raises:
         HostlistError: not a list of numbers and rising ranges.
@@ -62,7 +62,10 @@ def compress_ranges(numbers: Iterable[int]) -> str:
 
 
 def compress(names: Iterable[str]) -> str:
-    """One hostlist for a set of names, each once, in natural order; `expand` gives exactly these names back."""
+    """Return one hostlist for a set of names, each once, in natural order.
+
+    `expand` gives exactly these names back.
+    """
     groups: dict[tuple[str, ...], list[str]] = {}
     ordered = sorted(set(names), key=natural_key)
     varying = _varying_position(ordered)
@@ -97,7 +100,7 @@ def by_reason(reasons: Iterable[tuple[str, str]]) -> dict[str, str]:
 
 
 def natural_key(name: str) -> list[tuple[int, int, str]]:
-    """A sort key that puts node2 before node10."""
+    """Return a sort key that puts node2 before node10."""
     return [
         (0, 0, piece) if index % 2 == 0 else (1, int(piece), piece)
         for index, piece in enumerate(_DIGITS.split(name))

@@ -109,7 +109,7 @@ def usable_nodes(nodes: Iterable[Node], partitions: str) -> set[str]:
 
 
 def parse_partitions(text: str) -> list[SlurmPartition]:
-    """The answer of `scontrol --oneliner show partition`; its values hold no spaces."""
+    """Read the answer of `scontrol --oneliner show partition`; its values hold no spaces."""
     partitions = []
     for line in text.splitlines():
         values = dict(word.split("=", 1) for word in line.split() if "=" in word)
@@ -137,7 +137,7 @@ def parse_partitions(text: str) -> list[SlurmPartition]:
 
 
 def parse_nodes(text: str) -> list[Node]:
-    """The answer of `sinfo --Node --noheader --Format=NODE_FORMAT`; a node of several partitions comes once.
+    """Read the answer of `sinfo --Node --noheader --Format=NODE_FORMAT`; a node of several partitions comes once.
 
     Raises:
         SlurmRefused: the fields are not the ones asked for.
@@ -151,7 +151,7 @@ def parse_nodes(text: str) -> list[Node]:
 
 
 def parse_addresses(text: str) -> dict[str, tuple[str, int]]:
-    """The answer of `sinfo --Node --noheader --Format=ADDRESS_FORMAT`: host and port of each node's slurmd.
+    """Read the answer of `sinfo --Node --noheader --Format=ADDRESS_FORMAT`: host and port of each node's slurmd.
 
     Raises:
         SlurmRefused: the fields are not the ones asked for.
@@ -165,7 +165,10 @@ def parse_addresses(text: str) -> dict[str, tuple[str, int]]:
 
 
 def count_gpus(gres: str) -> tuple[int, str | None]:
-    """How many GPUs a node's GRES names, and their type if there is one: `gpu:mi300x:8(S:0-1)` is 8, mi300x."""
+    """Return how many GPUs a node's GRES names, and their type if there is one.
+
+    `gpu:mi300x:8(S:0-1)` is 8, mi300x.
+    """
     matches = _GPU.findall(gres)
     types = {kind for kind, _ in matches}
     kind = types.pop() if len(types) == 1 else None
@@ -173,7 +176,7 @@ def count_gpus(gres: str) -> tuple[int, str | None]:
 
 
 def parse_config(text: str) -> dict[str, str]:
-    """The answer of `scontrol show config`: every setting, as text."""
+    """Read the answer of `scontrol show config`: every setting, as text."""
     pairs = (line.split("=", 1) for line in text.splitlines() if "=" in line)
     return {name.strip(): value.strip() for name, value in pairs}
 

@@ -30,7 +30,10 @@ _NO_SUCH_FIELD = re.compile(r"Invalid job format specification: (\w+)")
 
 
 def queue_format(fields: Sequence[str] = QUEUE_FIELDS) -> str:
-    """The fields for squeue --Format; the separators follow them as suffixes, which squeue knows since 19.05."""
+    """Return the fields for squeue --Format.
+
+    The separators follow them as suffixes, which squeue knows since 19.05.
+    """
     # `:0` is the field's full length: without it, 20 characters are shown.
     return ",".join(f"{field}:0{RECORD_END if field == fields[-1] else FIELD_END}" for field in fields)
 
@@ -88,12 +91,12 @@ class JobRecord:
 
 
 def unknown_fields(stderr: str) -> set[str]:
-    """The fields that squeue of an older or newer Slurm does not know, in lower case, by its own complaint."""
+    """Return the fields that this squeue does not know, in lower case, by its own complaint."""
     return {match[1].lower() for match in _NO_SUCH_FIELD.finditer(stderr)}
 
 
 def parse_queue(text: str, fields: Sequence[str] = QUEUE_FIELDS) -> dict[str, JobRecord]:
-    """The answer of `squeue --noheader --Format=QUEUE_FORMAT`, by job id.
+    """Read the answer of `squeue --noheader --Format=QUEUE_FORMAT`, by job id.
 
     `fields` are those that were asked for, if squeue does not know them all; the others are empty.
 
@@ -105,7 +108,7 @@ def parse_queue(text: str, fields: Sequence[str] = QUEUE_FIELDS) -> dict[str, Jo
 
 
 def parse_steps(text: str) -> dict[str, str]:
-    """The answer of `scontrol --oneliner show step JOB`: step id -> step name."""
+    """Read the answer of `scontrol --oneliner show step JOB`: step id -> step name."""
     return dict(_STEP.findall(text))
 
 
@@ -121,7 +124,7 @@ def split_records(text: str, fields: Collection[str], program: str) -> Iterator[
 
 
 def parse_history(text: str) -> dict[str, list[JobRecord]]:
-    """The answer of `sacct -X -D --parsable2 --format=HISTORY_FORMAT`: the runs of each job, oldest first.
+    """Read the answer of `sacct -X -D --parsable2 --format=HISTORY_FORMAT`: the runs of each job, oldest first.
 
     Raises:
         SlurmRefused: the fields are not the ones asked for.
@@ -159,7 +162,10 @@ def _record(values: Mapping[str, str]) -> JobRecord:
 
 
 def parse_time(text: str) -> datetime | None:
-    """A time of a command that ran with TZ=UTC and SLURM_TIME_FORMAT=standard; None for N/A and its like."""
+    """Return a time of a command that ran with TZ=UTC and SLURM_TIME_FORMAT=standard.
+
+    None for N/A and its like.
+    """
     try:
         return datetime.strptime(text, "%Y-%m-%dT%H:%M:%S").replace(tzinfo=UTC)
     except ValueError:
@@ -179,7 +185,7 @@ def parse_duration(text: str) -> timedelta | None:
 
 
 def time_limit(text: str) -> timedelta | None:
-    """A time limit as sbatch takes it: as `parse_duration`, but a bare number is minutes."""
+    """Return a time limit as sbatch takes it: as `parse_duration`, but a bare number is minutes."""
     return timedelta(minutes=int(text)) if text.isdecimal() else parse_duration(text)
 
 

@@ -55,5 +55,5 @@ def find_preemption(client: SlurmClient, job_id: str, restart: int) -> Preemptio
 
 
 def _runs(record: JobRecord) -> bool:
-    """Whether the job is not on its way out of its nodes."""
+    """Return whether the job is not on its way out of its nodes."""
     return record.state.is_on_nodes and record.state.name not in ("COMPLETING", "STAGE_OUT")

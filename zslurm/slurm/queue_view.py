@@ -70,7 +70,7 @@ class _Kept:
 
     @classmethod
     def read(cls, path: Path) -> _Kept:
-        """What is kept; nothing if there is no such file, or one of another version."""
+        """Return what is kept; nothing if there is no such file, or one of another version."""
         try:
             return _adapter().validate_json(path.read_bytes())
         except (OSError, ValueError):
@@ -83,11 +83,11 @@ class _Kept:
             write_atomically(path, _adapter().dump_json(self).decode())
 
     def is_fresh(self, now: float, not_before: float) -> bool:
-        """Whether the answer is young enough, and younger than what was last done."""
+        """Return whether the answer is young enough, and younger than what was last done."""
         return self.asked > not_before and 0 <= now - self.asked < max(FRESH_S, SLOW * self.took_s)
 
     def is_pausing(self, now: float) -> bool:
-        """Whether the controller failed only just now."""
+        """Return whether the controller failed only just now."""
         pause = min(_LONGEST_PAUSE_S, _FIRST_PAUSE_S * 2.0 ** (self.failures - 1))
         return self.failures > 0 and 0 <= now - self.failed < pause
 
@@ -143,7 +143,7 @@ def _ask_accounting(client: SlurmClient, forgotten: list[str], kept: _Kept) -> s
 
 
 def cache_file() -> Path:
-    """The path of the view of this user and cluster."""
+    """Return the path of the view of this user and cluster."""
     base = os.environ.get("XDG_CACHE_HOME")
     which = next((os.environ[name] for name in WHICH_CLUSTER if os.environ.get(name)), "")
     cluster = hashlib.sha256(which.encode()).hexdigest()[:12]

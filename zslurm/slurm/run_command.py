@@ -93,7 +93,7 @@ class SlurmCommands:
         self._retries = retries or Retries()
 
     def find(self, program: str) -> str | None:
-        """The path of a program, or None."""
+        """Return the path of a program, or None."""
         return shutil.which(program, path=self._environment.get("PATH", os.defpath))
 
     def run(self, program: str, *arguments: str, repeatable: bool = True) -> subprocess.CompletedProcess[str]:

@@ -52,7 +52,7 @@ class SlurmSettings:
         return math.ceil(self.slurmd_timeout_s * 4 / 3) + 3 * (self.message_timeout_s or 10) + 30
 
     def notes(self) -> list[str]:
-        """What a person who submits here should know, a line each."""
+        """Return what a person who submits here should know, a line each."""
         notes = [*self._on_version()]
         notes.append(
             "Accounting: yes; `zslurm status` remembers jobs that the controller has forgotten."
@@ -81,7 +81,7 @@ class SlurmSettings:
 
 
 def read_settings(config: Mapping[str, str]) -> SlurmSettings:
-    """The settings in the answer of `scontrol show config` (`parse_config`)."""
+    """Return the settings in the answer of `scontrol show config` (`parse_config`)."""
     return SlurmSettings(
         cluster=config.get("ClusterName", ""),
         version=parse_version(config.get("SLURM_VERSION", "")),

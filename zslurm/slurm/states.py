@@ -77,7 +77,7 @@ _ON_NODES = _states("RUNNING SUSPENDED COMPLETING CONFIGURING POWER_UP_NODE RESI
 
 
 def parse_state(text: str) -> JobState:
-    """The state of squeue's, scontrol's or sacct's words: `CANCELLED by 1000` and `CANCELLED+` are CANCELLED.
+    """Return the state that Slurm's words name: `CANCELLED by 1000` and `CANCELLED+` are CANCELLED.
 
     If several words are given (`PENDING,REQUEUED`), the first known one counts.
     """

@@ -62,7 +62,7 @@ def parse_topology(text: str) -> SlurmTopology:
 
 
 def _leaves(name: str, switches: Mapping[str, _Switch]) -> Iterator[tuple[str, list[str]]]:
-    """The leaves below a switch, depth first. A switch above others repeats their nodes: it is no leaf."""
+    """Yield the leaves below a switch, depth first. A switch above others repeats their nodes: it is no leaf."""
     switch = switches.get(name, _Switch())
     if not switch.below and switch.nodes:
         yield name, switch.nodes
@@ -71,7 +71,7 @@ def _leaves(name: str, switches: Mapping[str, _Switch]) -> Iterator[tuple[str, l
 
 
 def order_by_leaf(nodes: Sequence[str], leaves: Mapping[str, Sequence[str]]) -> list[str]:
-    """The nodes leaf by leaf, in natural order within each; nodes of no leaf come last.
+    """Return the nodes leaf by leaf, in natural order within each; nodes of no leaf come last.
 
     `leaves` (leaf -> its nodes) are in the order in which they are wanted. A node that is on several of them, as
     with rails, counts for the first.
@@ -84,7 +84,7 @@ def order_by_leaf(nodes: Sequence[str], leaves: Mapping[str, Sequence[str]]) -> 
 
 
 def hostlist_in_order(nodes: Sequence[str]) -> str:
-    """One hostlist that names the nodes in exactly this order: `node[0,2],node1`."""
+    """Return one hostlist that names the nodes in exactly this order: `node[0,2],node1`."""
     runs: list[list[str]] = []
     for node in nodes:
         longer = [*runs[-1], node] if runs else []

@@ -47,7 +47,10 @@ class Version(tuple[int, int, int]):
 
 
 def parse_version(text: str) -> Version | None:
-    """The version in `slurm 23.11.4` or `slurm-wlm 22.05.8`, as `squeue --version` prints it; None without one."""
+    """Return the version in `slurm 23.11.4` or `slurm-wlm 22.05.8`, as `squeue --version` prints it.
+
+    None without one.
+    """
     match = _VERSION.search(text)
     return Version((int(match[1]), int(match[2]), int(match[3] or 0))) if match else None
 

@@ -116,7 +116,7 @@ def find_files(
 
 
 def _walk(top: Path, glob: str, excluded: frozenset[str], ours: set[str]) -> Iterator[Path]:
-    """Matching files below `top`, sorted by relative path; `ours` are real paths."""
+    """Return matching files below `top`, sorted by relative path; `ours` are real paths."""
 
     def fail(error: OSError) -> None:
         raise error

@@ -81,7 +81,7 @@ def load_tokenizer(path: Path) -> Tokenizer:
 
 
 def vocabulary_size(tokenizer: Tokenizer) -> int:
-    """One more than the largest id (a vocabulary may have holes)."""
+    """Return one more than the largest id (a vocabulary may have holes)."""
     return max(tokenizer.get_vocab(with_added_tokens=True).values()) + 1
 
 

@@ -106,7 +106,7 @@ def _is_outdated(fault: Fault, attempt_state: AttemptSummary) -> bool:
 
 
 def _stays(fault: Fault) -> bool:
-    """True for a state that lasts until something takes it back, though the run continues."""
+    """Return whether a fault is a state that lasts until something takes it back, though the run continues."""
     return fault.rule.while_running == "give up" or fault.rule.lasting or fault.source in _ENDS_OF_RANKS
 
 
@@ -135,7 +135,7 @@ def stalled_networks(faults: Sequence[Fault]) -> set[str]:
 
 
 def _overcome(fault: Fault, end: Fault | None, attempt_state: AttemptSummary, settings: AegisSection) -> bool:
-    """True if the run continued after a fault, so that it cannot be why it ended later."""
+    """Return whether the run continued after a fault, so that it cannot be why it ended later."""
     if attempt_state.progressed_at is not None:
         return attempt_state.progressed_at > fault.time + _CLOCKS_S
     return end is not None and attempt_state.now - end.time > settings.tolerate_s
@@ -161,7 +161,7 @@ def first_cause(roots: Sequence[Fault]) -> Fault | None:
 
 
 def _explains(fault: Fault, end: Fault) -> bool:
-    """True if a fault explains why a rank ended, though it was noticed later."""
+    """Return whether a fault explains why a rank ended, though it was noticed later."""
     if fault.rule.unexplained:
         return False
     if fault.kind == SLURM_CANCELLED and fault.source in _OF_SLURM:  # every rank of the step
@@ -199,7 +199,7 @@ def root_failure(
 
 
 def _is_cascade(failure: TaskFailure, by_rank: Mapping[int, Mapping[str, Any]]) -> bool:
-    """True if every rank of the failure recorded that a peer had left."""
+    """Return whether every rank of the failure recorded that a peer had left."""
     if failure.exit_code is None:
         return False
     return all(rank in by_rank and reports_lost_peer(by_rank[rank]) for rank in failure.ranks)

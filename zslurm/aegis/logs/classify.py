@@ -134,7 +134,7 @@ def _suspect(root: Line, lines: Sequence[Line]) -> Suspect:
 
 
 def nodes_of_ranks(lines: Sequence[Line]) -> dict[int, str]:
-    """The nodes of ranks, if lines name both."""
+    """Return the nodes of ranks, if lines name both."""
     nodes: dict[int, str] = {}
     for line in lines:
         for failure in task_failures(line.finding.text):

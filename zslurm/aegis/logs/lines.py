@@ -66,7 +66,7 @@ class Blocks:
 
 
 def chunks_of(path: Path) -> Iterator[bytes]:
-    """The bytes of a file, unpacked if its name ends in .gz; a packed file that is cut off ends if it does.
+    """Yield the bytes of a file, unpacked if its name ends in .gz; a packed file that is cut off ends if it does.
 
     Raises:
         OSError: it cannot be read.
@@ -95,7 +95,7 @@ _CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f]")
 
 
 def clean(data: bytes) -> str:
-    """A line as text: without colours, control characters and what is at its end."""
+    """Return a line as text: without colours, control characters and what is at its end."""
     text = data.decode("utf-8", "replace")
     if "\x1b" in text:
         text = _COLOURS.sub("", text)
@@ -131,7 +131,7 @@ _STAMP = re.compile(
 
 
 def without_labels(text: str) -> str:
-    """A line without the labels of who wrote it, its indentation kept."""
+    """Return a line without the labels of who wrote it, its indentation kept."""
     label = _LABELS.match(text)
     return text[label.end() :] if label else text
 
@@ -176,7 +176,7 @@ _DAY_S = 86_400.0
 
 
 def time_of(text: str, about: float | None = None) -> float | None:
-    """When a line was written, by its own stamp; None if it has none.
+    """Return when a line was written, by its own stamp; None if it has none.
 
     Understood are ISO 8601 (Slurm, Python's logging, journalctl, dmesg), syslog, dmesg -T and the stamps of glog
     and PyTorch. Without an offset the time is this machine's, without a year the last one before `about` (UNIX
@@ -205,7 +205,7 @@ def _stamp(iso: str) -> float | None:
 
 
 def _of_the_year(month: int, day: int, clock: list[int], fraction: str, about: float | None) -> float | None:
-    """A time of the year that is in the past as seen from `about`: a log holds no future times."""
+    """Return a time of the year that is in the past as seen from `about`: a log holds no future times."""
     about = time.time() if about is None else about
     year = datetime.fromtimestamp(about, UTC).year
     for candidate in (year, year - 1):

@@ -22,7 +22,7 @@ def required_literals(expression: str, prefilter: re.Pattern[str]) -> frozenset[
 
 
 def any_of(prefilter: Iterable[str]) -> re.Pattern[str]:
-    """The expression that finds one of these literals."""
+    """Return the expression that finds one of these literals."""
     return re.compile("|".join(map(re.escape, prefilter)))
 
 
@@ -40,7 +40,7 @@ _REPEATED = re.compile(r"[?*+]\??|\{[\d,]+\}\??")
 
 
 def _parts(expression: str, prefilter: re.Pattern[str]) -> list[list[frozenset[str]]]:
-    """The literals of each part of each alternative at the top level of an expression."""
+    """Return the literals of each part of each alternative at the top level of an expression."""
     alternatives: list[list[frozenset[str]]] = [[]]
     run, at = "", 0
 
@@ -75,7 +75,7 @@ def _parts(expression: str, prefilter: re.Pattern[str]) -> list[list[frozenset[s
 
 
 def _closing(expression: str, at: int) -> int:
-    """The end of the group that begins at `at`."""
+    """Return the end of the group that begins at `at`."""
     depth = 0
     for token in _TOKEN.finditer(expression, at):
         depth += token[0].startswith("(") - (token[0] == ")")

@@ -45,7 +45,7 @@ def _named(faults: Sequence[Fault]) -> Fault | None:
 
 
 def _passed(fault: Fault, faults: Sequence[Fault], after: int) -> bool:
-    """True for a fault that ended before anything followed from it; `faults` are read from `after` on."""
+    """Return whether a fault ended before anything followed from it; `faults` are read from `after` on."""
     if not fault.rule.may_pass:
         return False
     for later in islice(faults, after, None):

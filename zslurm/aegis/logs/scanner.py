@@ -95,11 +95,11 @@ class LogScanner:
         self._last: tuple[int, float | None] = (0, None)
 
     def feed(self, data: bytes) -> list[Finding]:
-        """The findings of what has become complete."""
+        """Return the findings of what has become complete."""
         return [finding for block in self._blocks.feed(data) for finding in self._scan(block)]
 
     def close(self) -> list[Finding]:
-        """The findings of an unfinished last line."""
+        """Return the findings of an unfinished last line."""
         return [finding for block in self._blocks.close() for finding in self._scan(block)]
 
     def _scan(self, block: Block) -> Iterator[Finding]:
@@ -139,7 +139,10 @@ class LogScanner:
             start += len(line) + 1
 
     def _findings(self, block: Block, start: int, end: int, number: int) -> Iterator[Finding]:
-        """The findings of a line; of each kind the first, if the line is so long that it is read in pieces."""
+        """Yield the findings of a line.
+
+        Of each kind the first, if the line is so long that it is read in pieces.
+        """
         kinds: set[str] = set()
         for at in range(start, max(end - OVERLAP, start + 1), MAX_LINE - OVERLAP):
             text = clean(block.data[at : min(at + MAX_LINE, end)])
@@ -178,7 +181,7 @@ class LogScanner:
         return Finding(number, body[:_MAX_WORDS], self._time_of(text, number, context), match, continues)
 
     def _time_of(self, text: str, number: int, context: _Context) -> float | None:
-        """The stamp of the line, or else of the last one shortly before that has some."""
+        """Return the stamp of the line, or else of the last one shortly before that has some."""
         last, when = self._last
         stamp = context.time_of(text, min(number - last, _LINES_BACK_FOR_TIME))
         if stamp is None and number - last <= _LINES_BACK_FOR_TIME:
@@ -214,7 +217,7 @@ class _Context:
                 yield before[len(label) :]
 
     def is_source(self, text: str) -> bool:
-        """True for a line of a traceback that quotes source, or that names the place of it."""
+        """Return whether a line of a traceback quotes source, or names the place of it."""
         words = without_labels(text)
         if _FRAME.match(words):
             return True
@@ -228,7 +231,7 @@ class _Context:
         return False
 
     def is_chained(self, text: str) -> bool:
-        """True for an exception that was raised while another one was handled."""
+        """Return whether an exception was raised while another one was handled."""
         above = self.above(text)
         for before in above:
             if _TRACEBACK in before:
@@ -248,7 +251,7 @@ class _Context:
 
 
 def findings_in(chunks: Iterable[bytes], *, kernel: bool = False) -> Iterator[Finding]:
-    """The findings of a whole log, in the order of its lines."""
+    """Yield the findings of a whole log, in the order of its lines."""
     scanner = LogScanner(kernel=kernel)
     for chunk in chunks:
         yield from scanner.feed(chunk)
@@ -264,7 +267,7 @@ def faults_in(
     time: Callable[[], float] = clock.time,
     kernel: bool = False,
 ) -> Iterator[Fault]:
-    """The faults of a log, one for each and not for each line.
+    """Yield the faults of a log, one for each and not for each line.
 
     Args:
         lines: lines with or without their line break, as they come; or a file.
@@ -286,7 +289,7 @@ def faults_in(
 def as_fault(
     finding: Finding, source: str, *, node: str | None = None, rank: int | None = None, time: Callable[[], float]
 ) -> Fault:
-    """A finding as Aegis reasons about it; arguments as for `faults_in`."""
+    """Return a finding as Aegis reasons about it; arguments as for `faults_in`."""
     match = finding.match
     elsewhere = _OF_LAUNCHER.search(finding.text) is not None  # its writer runs elsewhere than what it reports
     return Fault(

@@ -133,19 +133,19 @@ class Signatures:
         self._expressions.append(_Expression(tuple(words), expression, rule))
 
     def without_ignored(self, lowered: bytes) -> bytes:
-        """A log in lower case, with blanks over the ignored phrases; as long as before."""
+        """Return a log in lower case, with blanks over the ignored phrases; as long as before."""
         for phrase, blanks in self._ignored:
             lowered = lowered.replace(phrase, blanks)
         return lowered
 
     @classmethod
     def load(cls) -> Signatures:
-        """The table that comes with zslurm; read once per process."""
+        """Return the table that comes with zslurm; read once per process."""
         return _load()
 
     @classmethod
     def of(cls, text: str) -> Signatures:
-        """The table in the text of a signatures.yaml.
+        """Return the table in the text of a signatures.yaml.
 
         Raises:
             TableError: an expression requires no literal, or a kind is not in the table of fault_kinds.py.
@@ -170,7 +170,7 @@ class Signatures:
         return _placed(rule.match, text) if rule is not None else None
 
     def _find_rule(self, observed: str, kernel: bool) -> Rule | None:
-        """The first rule that a line without labels matches."""
+        """Return the first rule that a line without labels matches."""
         lowered = observed.lower()
         tried = {n for literal in self._prefilter if literal in lowered for n in self._behind[literal]}
         refused: Rule | None = None
@@ -193,7 +193,7 @@ class Signatures:
 
 
 def _placed(match: Match, text: str) -> Match:
-    """What a line means, with the node, GPU, NIC and rank that the line itself names."""
+    """Return what a line means, with the node, GPU, NIC and rank that the line itself names."""
     location = location_of(text, match.kind, match.scope)
     if match.kind == PCIE_ERROR and location.nic is not None:
         match = replace(match, scope="nic")
@@ -202,7 +202,7 @@ def _placed(match: Match, text: str) -> Match:
 
 @cache
 def _compiled(expression: str) -> re.Pattern[str]:
-    """An expression, compiled when the first line has one of its words: most logs need few of them."""
+    """Return an expression, compiled when the first line has one of its words: most logs need few of them."""
     return re.compile(expression, _FLAGS)
 
 
@@ -233,7 +233,7 @@ def _rules(kind: str, body: Mapping[str, Any]) -> list[Rule]:
 
 
 def _known(name: str) -> FaultKind:
-    """Raises TableError."""
+    """Raise TableError."""
     if name not in FAULT_RULES:
         raise TableError(f"signatures.yaml: there is no kind `{name}` in zslurm/aegis/fault_kinds.py")
     return FaultKind(name)
@@ -259,5 +259,5 @@ _STEP_LABEL = re.compile(r"^\[\d+\.\w+\] ")
 
 
 def without_guesses(text: str) -> str:
-    """A line without what its writer only supposes: `this could be caused by ...` is no observation."""
+    """Return a line without what its writer only supposes: `this could be caused by ...` is no observation."""
     return _GUESS.sub(" ", text)

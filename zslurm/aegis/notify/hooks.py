@@ -120,7 +120,10 @@ class Notifier:
 
 
 def message(event: Event, about: Mapping[str, Any]) -> Message:
-    """What a hook gets: the event, its run, and one line for people as `words`; with `text`, as chats call it."""
+    """Return what a hook gets: the event, its run, and one line for people as `words`.
+
+    With `text`, as chats call it.
+    """
     short = _shortened(
         {**about, **without_replay_fields(event.row)}
     )  # first: to look for secrets in a text of megabytes takes minutes
@@ -216,7 +219,7 @@ class CommandHook:
 
 @contextlib.contextmanager
 def _scratch() -> Iterator[IO[bytes] | int]:
-    """A file for what a command prints; if there is no space for one, nothing of it is kept."""
+    """Open a file for what a command prints; if there is no space for one, nothing of it is kept."""
     with contextlib.ExitStack() as stack:
         output: IO[bytes] | int = subprocess.DEVNULL
         with contextlib.suppress(OSError):
@@ -278,7 +281,7 @@ class WebHook:
         return urllib.request.Request(url, json.dumps(message).encode(), headers, method="POST")
 
     def _post(self, request: urllib.request.Request) -> tuple[str, bool]:
-        """Why it failed, and whether another try may help; no reason if it went well.
+        """Return why it failed, and whether another try may help; no reason if it went well.
 
         In a thread: urllib's timeout bounds neither the look-up of a name nor a server that dribbles.
         """

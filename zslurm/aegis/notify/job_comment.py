@@ -93,7 +93,7 @@ class JobComment:
 
 
 def cause_line(event: Event) -> str | None:
-    """The root cause that an event holds, as it may stand in a comment; None if it holds none."""
+    """Return the root cause that an event holds, as it may stand in a comment; None if it holds none."""
     try:
         if isinstance(event, Decided) and event.acted and event.root:
             what, cause = event.action, describe_fault(event.root)
@@ -109,14 +109,14 @@ def cause_line(event: Event) -> str | None:
 
 
 def plain(text: str) -> str:
-    """The text as it may stand in a comment: one short line of harmless characters, without secrets."""
+    """Return the text as it may stand in a comment: one short line of harmless characters, without secrets."""
     line = " ".join(_UNWANTED.sub(" ", redact(text[: 10 * LONGEST])).split())
     most = LONGEST - len(_OURS)
     return line if len(line) <= most else line[: most - 3] + "..."
 
 
 def beside(before: str, text: str) -> str:
-    """The comment with this text of ours, in place of what we wrote before, behind what others wrote."""
+    """Return the comment with this text of ours, in place of what we wrote before, behind what others wrote."""
     theirs = before if not before.startswith(_OURS) else ""
     if (at := theirs.rfind(_BETWEEN + _OURS)) >= 0:
         theirs = theirs[:at]

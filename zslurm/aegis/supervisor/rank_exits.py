@@ -173,7 +173,7 @@ def cancelled(attempt: AttemptDir) -> Fault | None:
 
 
 def _begun(attempt: AttemptDir) -> float:
-    """When the attempt was started, UNIX seconds."""
+    """Return when the attempt was started, UNIX seconds."""
     try:
         return attempt.description.stat().st_mtime
     except OSError:

@@ -41,7 +41,7 @@ def rail_map(facts: NodeFacts, cluster: ClusterSection) -> RailMap:
 
 
 def _gid_index(cluster: ClusterSection) -> int | None:
-    """The index that jobs on this cluster are given, by the rules or the profile."""
+    """Return the index that jobs on this cluster are given, by the rules or the profile."""
     variables = variables_of(cluster)
     index = variables.get("NCCL_IB_GID_INDEX", "")
     return int(index) if index.isdecimal() else cluster.gid_index
@@ -58,7 +58,7 @@ def candidates(facts: NodeFacts, cluster: ClusterSection) -> list[Nic]:
 
 
 def _by_profile(facts: NodeFacts, cluster: ClusterSection, gid_index: int | None) -> list[Rail]:
-    """One rail for each NIC of the profile, in its order."""
+    """Return one rail for each NIC of the profile, in its order."""
     nics = {nic.device: nic for nic in facts.nics}
     gpus: dict[int | None, list[Gpu]] = {}
     for gpu in facts.gpus:
@@ -76,7 +76,7 @@ def _rail_of_gpu(gpu: Gpu, cluster: ClusterSection) -> int | None:
 
 
 def _by_pcie(facts: NodeFacts, cluster: ClusterSection, gid_index: int | None) -> list[Rail]:
-    """One rail for each NIC that GPUs use and for each GPU without one, in the order of the GPUs."""
+    """Return one rail for each NIC that GPUs use and for each GPU without one, in the order of the GPUs."""
     paired = pair(facts.gpus, candidates(facts, cluster))
     groups: dict[str, list[Gpu]] = {}
     for gpu in facts.gpus:

@@ -39,7 +39,7 @@ class Setting:
 def environment(
     cluster: ClusterSection, origin_of: Callable[[str], str] = lambda name: f"cluster.env.{name}"
 ) -> list[Setting]:
-    """The variables of a cluster: of each the first rule that applies, then what was measured to be faster.
+    """Return the variables of a cluster: of each the first rule that applies, then what was measured to be faster.
 
     What cluster.env sets wins over both.
 

@@ -82,7 +82,7 @@ def overridden(exported: Mapping[str, str], job: Mapping[str, str]) -> list[Rccl
 
 
 def concerns_us(name: str) -> bool:
-    """Whether a variable is one of RCCL, NCCL, their plugins or the ROCm runtime, or meant to be."""
+    """Return whether a variable is one of RCCL, NCCL, their plugins or the ROCm runtime, or meant to be."""
     return name.startswith(OURS) or _SLIP.match(name) is not None
 
 
@@ -137,7 +137,7 @@ def _other_prefix(words: list[str], known: Set[str]) -> str | None:
 
 
 def _one_word_off(words: list[str], known: Set[str]) -> str | None:
-    """The nearest name that differs in a single word, which no name has."""
+    """Return the nearest name that differs in a single word, which no name has."""
     vocabulary = {word for name in known for word in name.split("_")}
     strange = [index for index, word in enumerate(words) if word not in vocabulary]
     if len(strange) != 1:

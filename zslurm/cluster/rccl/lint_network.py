@@ -44,7 +44,7 @@ def rails(given: Mapping[str, str], cluster: ClusterSection) -> Iterator[Finding
 
 
 def gid(given: Mapping[str, str], cluster: ClusterSection) -> Iterator[FindingFields]:
-    """A GID that is not RoCE v2's."""
+    """Yield a GID that is not RoCE v2's."""
     index = given.get("NCCL_IB_GID_INDEX")
     if index is None or cluster.rdma_network not in ROCE or index == "-1":
         return
@@ -89,7 +89,7 @@ def devices(given: Mapping[str, str], cluster: ClusterSection) -> Iterator[Findi
 
 
 def network(given: Mapping[str, str], cluster: ClusterSection) -> Iterator[FindingFields]:
-    """What leads off the fast network."""
+    """Yield what leads off the fast network."""
     if cluster.rdma_network and is_on(given, "NCCL_IB_DISABLE"):
         yield "fault", "NCCL_IB_DISABLE", "everything between nodes goes over TCP sockets"
     if cluster.rdma_network and given.get("NCCL_NET", "").lower() == "socket":

@@ -106,7 +106,7 @@ class When(Section):
         return None
 
     def _holds_so_far(self, cluster: ClusterSection) -> bool:
-        """Whether the conditions hold that every profile decides."""
+        """Return whether the conditions hold that every profile decides."""
         return (
             self.gpus in (None, cluster.gpus_per_node > 0)
             and self.vendor in (None, vendor_of(cluster))
@@ -125,7 +125,7 @@ class RcclRule(Section):
     source: Line
 
     def value_on(self, cluster: ClusterSection) -> str | None:
-        """The value on a cluster; None if the profile does not know what it needs."""
+        """Return the value on a cluster; None if the profile does not know what it needs."""
         return None if self.missing(cluster) else self.value.format_map(_fields_of(cluster))
 
     def missing(self, cluster: ClusterSection) -> list[str]:
@@ -179,7 +179,7 @@ class Rules(Section):
         ]
 
     def rccl_of(self, rocm: str | None) -> str | None:
-        """The RCCL that came with a release of ROCm such as `7.1.1-38`; None if unknown."""
+        """Return the RCCL that came with a release of ROCm such as `7.1.1-38`; None if unknown."""
         return self.rocm.get(".".join(str(number) for number in version(rocm or "")[:2]))
 
 
@@ -249,13 +249,13 @@ class Variables(Section):
 
 @cache
 def rules() -> Rules:
-    """The shipped rules."""
+    """Return the shipped rules."""
     return Rules.model_validate(_data("rules.yaml"))
 
 
 @cache
 def variables() -> Variables:
-    """The shipped names."""
+    """Return the shipped names."""
     return Variables.model_validate(_data("variables.yaml"))
 
 
@@ -265,7 +265,7 @@ def _data(name: str) -> Any:
 
 
 def _fields_of(cluster: ClusterSection) -> dict[str, Any]:
-    """What a rule's value may name; None if the profile does not know it."""
+    """Return what a rule's value may name; None if the profile does not know it."""
     limits = rules().limits
     usual = rules().gid_index.get(cluster.rdma_network) if cluster.rdma_network else None
     return {
@@ -322,7 +322,7 @@ def version(text: str) -> Version:
 
 
 def in_range(text: str | None, wanted: str) -> bool:
-    """Whether a version is in a range such as `>=2.22, <2.28`; an unknown one never does."""
+    """Return whether a version is in a range such as `>=2.22, <2.28`; an unknown one never does."""
     have = version(text or "")
     return bool(have) and all(_satisfies(have, clause.strip()) for clause in wanted.split(","))
 

@@ -119,7 +119,7 @@ def gpu_idle(sources: Sources) -> CheckOutcome | None:
 
 
 def _holders(sources: Sources) -> dict[int, str | None] | None:
-    """Processes that hold memory of a GPU, by pid; None if that is not known."""
+    """Return the processes that hold memory of a GPU, by pid; None if that is not known."""
     by_tool = [gpu.processes for gpu in sources.gpus.health if gpu.processes is not None]
     kfd = ras.kfd_processes(sources.root)
     if not by_tool and kfd is None:

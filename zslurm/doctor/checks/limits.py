@@ -81,7 +81,7 @@ def shm(sources: Sources) -> CheckOutcome:
 
 
 def _stale(root: Path, place: Path) -> list[tuple[Path, int]]:
-    """This user's files there that none of this user's processes uses, with their bytes, largest first."""
+    """Return this user's files there that none of their processes uses, with their bytes, largest first."""
     used = set(_in_use(root))
     stale_files = []
     for folder, _, files in os.walk(place):

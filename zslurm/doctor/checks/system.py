@@ -96,7 +96,7 @@ def versions(sources: Sources) -> CheckOutcome | None:
 
 
 def _rccl(sources: Sources) -> str | None:
-    """The version that a header defines, as in rccl.h: NCCL_MAJOR, NCCL_MINOR, NCCL_PATCH."""
+    """Return the version that a header defines, as in rccl.h: NCCL_MAJOR, NCCL_MINOR, NCCL_PATCH."""
     for header in _RCCL_HEADERS:
         numbers = dict(_RCCL_VERSION.findall(read_text(sources.path(header)) or ""))
         if len(numbers) == 3:

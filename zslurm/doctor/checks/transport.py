@@ -74,7 +74,7 @@ def group_of(sources: Sources) -> tuple[str, ...]:
 
 
 def _environment(sources: Sources) -> dict[str, str]:
-    """What a rank of a job would have, with RCCL's log on stdout."""
+    """Return what a rank of a job would have, with RCCL's log on stdout."""
     variables = variables_of(sources.cluster) | dict(sources.environ)
     variables |= {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": "INIT,NET"}
     variables.pop("NCCL_DEBUG_FILE", None)

@@ -132,7 +132,7 @@ class Step:
         self._process: DetachedProcess | None = None
 
     def is_over(self) -> bool:
-        """Whether it has ended, was killed, or never began; False while the file system does not answer."""
+        """Return whether it has ended, was killed, or never began; False while the file system does not answer."""
         if self._process is None:
             self._process = DetachedProcess.adopt(*self._files)
         if self._process is not None:

@@ -223,7 +223,7 @@ class _Thinned:
 
 
 def _is_matrix(value: object) -> bool:
-    """Whether a value of JSON is a list of lists of numbers."""
+    """Return whether a value of JSON is a list of lists of numbers."""
     return (
         isinstance(value, list)
         and bool(value)

@@ -31,7 +31,7 @@ class NewestRows:
 
 
 def newest_rows(path: Path) -> NewestRows:
-    """The newest rows of `metrics.jsonl`; all empty if there is no such file."""
+    """Return the newest rows of `metrics.jsonl`; all empty if there is no such file."""
     rows = NewestRows()
     for line in lines_backwards(path):
         if b'"step"' in line and len(rows.step_times) < _STEPS_TO_AVERAGE:
@@ -51,7 +51,10 @@ def newest_rows(path: Path) -> NewestRows:
 
 
 def newest_steps(path: Path, count: int) -> list[dict[str, Any]]:
-    """The newest rows of steps, oldest first, at most `count`; of a step that was repeated the last counts."""
+    """Return the newest rows of steps, oldest first, at most `count`.
+
+    Of a step that was repeated the last counts.
+    """
     rows: list[dict[str, Any]] = []
     for line in lines_backwards(path):
         row = parse_line(line) if b'"step"' in line else None
@@ -65,7 +68,7 @@ def newest_steps(path: Path, count: int) -> list[dict[str, Any]]:
 
 
 def last_step_at(path: Path, attempt: int) -> float | None:
-    """When an attempt finished its newest step (UNIX seconds); None if it has finished none.
+    """Return when an attempt finished its newest step (UNIX seconds); None if it has finished none.
 
     Every rank has finished it then: a step ends with what they compute together.
     """

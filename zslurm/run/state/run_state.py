@@ -168,13 +168,13 @@ _SUBMISSION = {"action", "job_id", "launcher", "cluster", "time"}
 
 
 def last_job(run: RunDir) -> _Job | None:
-    """The newest job of a run; None if it was never submitted, and if the job belongs to its original."""
+    """Return the newest job of a run; None if it was never submitted, and if the job belongs to its original."""
     job = recorded_job(run)
     return job if job is not None and job.original is None else None
 
 
 def recorded_job(run: RunDir) -> _Job | None:
-    """The newest job in the files of a run, also if it belongs to the run which it is a copy of."""
+    """Return the newest job in the files of a run, also if it belongs to the run which it is a copy of."""
     job: _Job | None = None
     submission: dict[str, Any] = {}
     readmitted: dict[str, float] = {}
@@ -200,12 +200,12 @@ def recorded_job(run: RunDir) -> _Job | None:
 
 
 def look(run: RunDir) -> RunState:
-    """The state of one run."""
+    """Return the state of one run."""
     return look_all([run])[0]
 
 
 def look_all(runs: Sequence[RunDir], *, cached: bool = False) -> list[RunState]:
-    """The states of many runs, with one question to Slurm.
+    """Return the states of many runs, with one question to Slurm.
 
     With `cached`, for what is shown to a person, an answer that Slurm gave some seconds ago will do, or an older
     one if it does not answer. What decides something asks again.
@@ -293,13 +293,13 @@ def _state(run: RunDir, job: _Job | None, seen: QueueView) -> RunState:
 
 
 def is_settled(job: _Job, events: Sequence[Event]) -> bool:
-    """Whether the run came to its end in this job, so that no successor has to continue it."""
+    """Return whether the run came to its end in this job, so that no successor has to continue it."""
     end = _end_of(job.job_id, events)
     return job.cancelled or (end is not None and end.outcome in ("completed", "failed"))
 
 
 def _present_job(job: _Job, events: Sequence[Event], seen: QueueView) -> _Job:
-    """The job that the run depends on now: the submitted one, or its successor if that took its place."""
+    """Return the job that the run depends on now: the submitted one, or its successor if that took its place."""
     if job.successor is None or is_settled(job, events):
         return job
     first, second = seen.jobs.get(job.job_id), seen.jobs.get(job.successor)
@@ -315,7 +315,7 @@ def _end_of(job_id: str, events: Sequence[Event]) -> Ended | None:
 
 
 def _last_end(events: Sequence[Event]) -> Ended | None:
-    """How the job ended, or its last attempt if no later one was started."""
+    """Return how the job ended, or its last attempt if no later one was started."""
     end: Ended | None = None
     for event in events:
         if isinstance(event, Ended):
@@ -347,7 +347,7 @@ def _local_state(run: RunDir, job: _Job, end: Ended | None) -> tuple[State, str 
 
 
 def _local_processes(run: RunDir, job: _Job) -> list[ProcessRecord]:
-    """What holds a local run, its supervisor, and its step: any of them may outlive the others."""
+    """Return what holds a local run, its supervisor, and its step: any of them may outlive the others."""
     attempts = run.attempt_dirs()
     step = ProcessRecord.read(attempts[-1].step_process) if attempts else None
     return [process for process in (job.process, ProcessRecord.read(run.supervisor), step) if process is not None]
@@ -362,7 +362,7 @@ def _forgotten_state(job: _Job, end: Ended | None) -> tuple[State, str | None]:
 
 
 def _unanswered_state(job: _Job, end: Ended | None, problem: str) -> tuple[State, str | None]:
-    """A run that ended for good, and that was not touched since, has ended; of others it is not known."""
+    """Return the state without an answer of Slurm: known if the run ended for good and was not touched since."""
     if end is not None and end.outcome in ("completed", "failed") and end.time > job.acted:
         return _state_at_end(job, end), None
     return "unknown", problem
@@ -398,7 +398,7 @@ def _nodes_of(run: RunDir) -> str | None:
 
 
 def _progress(run: RunDir) -> dict[str, Any]:
-    """How far the run is: from its metrics and its configuration."""
+    """Return how far the run is: from its metrics and its configuration."""
     config = read_json(run.config) or {}
     rows = newest_rows(run.metrics)
     attempts = run.attempt_dirs()

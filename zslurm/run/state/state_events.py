@@ -182,7 +182,7 @@ def aegis_view(
 
 
 def _preempted(events: Sequence[Event]) -> dict[str, Any] | None:
-    """The preemption that the run has not come back from."""
+    """Return the preemption that the run has not come back from."""
     row: dict[str, Any] | None = None
     for event in events:
         if isinstance(event, Preempted):
@@ -212,7 +212,10 @@ def without_replay_fields(decision: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _last_cause(events: Sequence[Event]) -> dict[str, Any] | None:
-    """The cause of the newest failed attempt; the root that the decision after it names wins: it knows more."""
+    """Return the cause of the newest failed attempt.
+
+    The root that the decision after it names wins: it knows more.
+    """
     cause: dict[str, Any] | None = None
     for event in events:
         cause_found: dict[str, Any] | None = None

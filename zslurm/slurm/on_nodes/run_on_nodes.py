@@ -184,7 +184,7 @@ class _Listener(threading.Thread):
 
 
 def queued_job(heard: Iterable[tuple[float, str]]) -> str | None:
-    """The job that waits in the queue, if it does."""
+    """Return the job that waits in the queue, if it does."""
     job_id_seen = None
     for _, line in heard:
         match = _QUEUED.search(line)
@@ -195,7 +195,7 @@ def queued_job(heard: Iterable[tuple[float, str]]) -> str | None:
 def _collect(
     out: _Listener, err: _Listener, nodes: Sequence[str], late: str | None, process: subprocess.Popen[str]
 ) -> dict[str, NodeAnswer]:
-    """The answers, and what is known of nodes without one.
+    """Return the answers, and what is known of nodes without one.
 
     Raises:
         SlurmUnavailable, SlurmRefused: no node answered.
@@ -251,7 +251,7 @@ def read_answers(heard: Iterable[tuple[float, str]]) -> dict[str, NodeAnswer]:
 
 
 def _message(err: str) -> str:
-    """What went wrong: if a program called it fatal, its message rather than srun's about its exit code."""
+    """Return what went wrong: if a program called it fatal, its message rather than srun's about its exit code."""
     lines = [line.strip() for line in err.splitlines() if line.strip()]
     fatal = [line for line in lines if line.upper().startswith("FATAL")]
     return "; ".join(dict.fromkeys(fatal or [line for line in lines if "error:" in line] or lines[-1:]))

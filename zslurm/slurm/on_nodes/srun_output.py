@@ -48,7 +48,7 @@ class TaskFailure:
 
 
 def task_failures(text: str) -> list[TaskFailure]:
-    """Every failure in the order in which it was reported."""
+    """Return every failure in the order in which it was reported."""
     return [
         TaskFailure(match["node"], tuple(expand_ranges(match["ranks"])), match["what"])
         for match in _FAILURE.finditer(text)

@@ -125,17 +125,17 @@ class SensorFaults:
 
 
 def _key(fault: Fault) -> _Key:
-    """What is broken, and where."""
+    """Return what is broken, and where."""
     return fault.kind, fault.node, fault.gpu, fault.nic, fault.rank
 
 
 def _rises(known: Fault, fault: Fault) -> bool:
-    """Whether a counter has grown so much since it was recorded that its sensor reports it again."""
+    """Return whether a counter has grown so much since it was recorded that its sensor reports it again."""
     return fault.kind == GPU_RAS_CORRECTABLE and fault.source == known.source == "gpu" and fault.line != known.line
 
 
 def _has_an_end(fault: Fault) -> bool:
-    """Whether the sensor also reports when it is over; a line of a log never does."""
+    """Return whether the sensor also reports when it is over; a line of a log never does."""
     return fault.rule.reports_end and fault.source not in ("kernel_log", "log")
 
 

@@ -83,7 +83,7 @@ def attribute(
 def _proven(
     root: Fault, node: str, attempt_state: AttemptSummary, history: History, settings: AegisSection
 ) -> bool:
-    """True if the root speaks against its node often enough."""
+    """Return whether the root speaks against its node often enough."""
     ends = ends_of(attempt_state.faults)
     lasted = attempt_state.now - root.time >= settings.tolerate_s and taken_back(root, ends) is None
     if root.rule.exclude_after == 1 or (root.rule.lasting and lasted):
@@ -102,7 +102,7 @@ def _proven(
 def _to_test(
     root: Fault, attempt_state: AttemptSummary, history: History, settings: AegisSection
 ) -> tuple[str, str] | None:
-    """The GPU that must be tested, because NaN came first from it again and again."""
+    """Return the GPU that must be tested, because NaN came first from it again and again."""
     if root.node is None or (root.gpu is None and root.rank is None):
         return None
     before = [

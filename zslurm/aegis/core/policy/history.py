@@ -58,7 +58,7 @@ def _incident(event: Decided, saved: int) -> Incident:
 
 
 def fault_in(value: object) -> Fault | None:
-    """A fault from an event; None if there is none, or what is there cannot be one."""
+    """Return a fault from an event; None if there is none, or what is there cannot be one."""
     if not isinstance(value, Mapping):
         return None
     kinds: dict[str, Any] = {"time": int | float, "rank": int | None, "step": int | None}
@@ -94,13 +94,13 @@ def without_progress(history: History, committed_step: int) -> list[Incident]:
 
 
 def starts_since(history: History, since: float) -> int:
-    """Attempts that were started after `since`, and after the run last finished or stopped."""
+    """Return the attempts that were started after `since`, and after the run last finished or stopped."""
     ends = [incident.time for incident in history.incidents if incident.action in _ENDS]
     return sum(1 for start in history.starts if start > max([since, *ends]))
 
 
 def roots_before(history: History, node: str, since: float) -> list[Fault]:
-    """The roots of earlier attempts on one node, oldest first."""
+    """Return the roots of earlier attempts on one node, oldest first."""
     return [
         incident.root
         for incident in history.incidents

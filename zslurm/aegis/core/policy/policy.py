@@ -231,7 +231,7 @@ class _Case:
         return None if self.cause.exclude else self._budget_spent()
 
     def _failures(self) -> list[Fault | None]:
-        """The roots of the failures since the newest checkpoint, this one's last."""
+        """Return the roots of the failures since the newest checkpoint, this one's last."""
         before = [i.root for i in without_progress(self.history, self.attempt_state.committed_step)]
         return [*(root for root in before if not (_is_by_slurm(root) or _is_refused(root))), self.cause.root]
 
@@ -257,7 +257,7 @@ class _Case:
         return tuple(node for node in spares if node in broken)[: max(0, room)]
 
     def go_on(self) -> Decision:
-        """The cheapest way to continue."""
+        """Return the cheapest way to continue."""
         if self.cause.rule.then == "requeue":
             return self._requeue()
         resources, least = self.resources, self.settings.min_nodes
@@ -320,7 +320,7 @@ class _Case:
         return resources.elsewhere - len(set(self.cause.exclude) & set(resources.nodes))
 
     def _restart(self) -> Decision:
-        """The same nodes again."""
+        """Return a start on the same nodes."""
         count, wait = len(self._failures()), None
         how = f"restart in place, {count} of {self.settings.retries} without a new checkpoint"
         if self.cause.rule.then == "wait":
