@@ -1,18 +1,26 @@
 """`python -m tests.aegis.simulation --seed N`: play one schedule, and show what happens; or find one that is bad.
 
 Without `--seed`, `--runs` schedules are played. A violated invariant prints its seed, the shortest schedule that
-still shows it, and the story of that.
+still shows it, and the story of that. With `--tally FILE` the file always has what was played; the same command
+continues from there.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 import time
 from collections import Counter
+from pathlib import Path
+from typing import Any
 
 from tests.aegis.simulation.schedules import Schedule, drawn, shortest
 from tests.aegis.simulation.simulation import Played, play, play_all, violates
+from zslurm.core.files import write_atomically
+
+_TALLIED = 500
+"""Schedules after which a tally is written."""
 
 
 def main() -> int:
@@ -24,10 +32,13 @@ def main() -> int:
     parser.add_argument("--nodes", type=int, default=8, help="nodes of a job at most (default: 8)")
     parser.add_argument("--fewest-nodes", type=int, default=1, help="nodes of the ranks at least (default: 1)")
     parser.add_argument("--processes", type=int, default=1, help="processes that play them (default: 1)")
+    parser.add_argument("--tally", type=Path, help="keep what was played in this file, and continue from it")
     given = parser.parse_args()
     sizes = {"fewest_nodes": given.fewest_nodes, "most_nodes": given.nodes}
     if given.seed is not None:
         return show(given.seed, drawn(given.seed, **sizes))
+    if given.tally is not None:
+        return play_on(given.tally, range(given.first, given.first + given.runs), sizes)
     began, ends, bad = time.perf_counter(), Counter[str](), Counter[str]()
     seeds = range(given.first, given.first + given.runs)
     for seed, end, violation in play_all(seeds, given.processes, **sizes):
@@ -41,6 +52,27 @@ def main() -> int:
     for name, count in bad.items():
         print(f"violated {count} times: {name}")
     return 1 if bad else 0
+
+
+def play_on(path: Path, seeds: range, sizes: dict[str, int]) -> int:
+    """Play those schedules that are not in a tally yet; return 1 if an invariant does not hold."""
+    about = {"first": seeds.start, **sizes}
+    empty = {**about, "played": 0, "processor_s": 0.0, "ends": {}, "violations": {}}
+    tally: dict[str, Any] = json.loads(path.read_text()) if path.exists() else empty
+    if any(tally[name] != value for name, value in about.items()):
+        print(f"{path}: the tally is of other schedules: {tally}", file=sys.stderr)
+        return 2
+    before, processor = tally["processor_s"], time.process_time()
+    for seed, end, violation in play_all(seeds[tally["played"] :], 1, **sizes):
+        tally["played"] += 1
+        tally["ends"][end] = tally["ends"].get(end, 0) + 1
+        if violation is not None:
+            tally["violations"][str(seed)] = violation
+            show(seed, drawn(seed, **sizes))
+        if violation is not None or tally["played"] % _TALLIED == 0 or seed == seeds[-1]:
+            tally["processor_s"] = round(before + time.process_time() - processor, 1)
+            write_atomically(path, json.dumps(tally, indent=1) + "\n")
+    return 1 if tally["violations"] else 0
 
 
 def show(seed: int, schedule: Schedule) -> int:
