@@ -433,8 +433,9 @@ class SimulatedSupervisor:
             self.tell(RanksFailed(failure, asked, float(world.now)))
         if self.phase == "watching" and attempt.over is None:
             self._tell_memory()
+        booted = self.wall - world.now
         for when, report in world.take_reports(self.host, is_former=self.run.former is self):
-            self.tell(ReportReceived(report, float(when), self.wall - (world.now - when)))
+            self.tell(ReportReceived(report, float(when), booted + when))
         if down := self._down():
             self.tell(SlurmAnswered(dict.fromkeys(down, "Slurm reports down"), down))
         self._tell_progress()

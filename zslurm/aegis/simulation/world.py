@@ -116,6 +116,10 @@ class World:
         """The node on which the job's script runs, and the srun of its ranks."""
         self.inbox: list[tuple[int, Report]] = []
         """Reports on their way, and when they come."""
+        self.arrive_later = False
+        """Reports may come later than in the second in which they are sent."""
+        self.cut_off_until = 0
+        """When every node has its connections again."""
         self.guilty: dict[str, str] = {}
         """Nodes that are, or were, not fit to train, and why."""
         self.time_is_up = False
@@ -176,13 +180,19 @@ class World:
                 self.store.second(self.now, self.attempt.step > step)
             self._print(self.attempt)
         ranks_on = self.attempt.ranks_on if self.attempt is not None else {}
+        training = None if self.attempt is None else self._progress(self.attempt)
         for node in self.nodes:
-            if node.name in self.agents_on:
-                self._report(node, ranks_on.get(node.name, ()))
-            if self.now < node.silent_until and self._is_halted_by(node):
-                self.guilty.setdefault(node.name, "its agent was silent while the ranks halted, as if it was dead")
-            if self.now < node.called_down_until and self.now < node.silent_until:
-                self.guilty.setdefault(node.name, "Slurm called it down while its agent was silent")
+            if self.now < node.silent_until:
+                self._judge_silent(node)
+            elif node.name in self.agents_on and node.died is None:
+                self._report(node, ranks_on.get(node.name, ()), training)
+
+    def _judge_silent(self, node: NodeTruth) -> None:
+        """Note what nobody can tell from a fault of a node whose agent is silent."""
+        if self._is_halted_by(node):
+            self.guilty.setdefault(node.name, "its agent was silent while the ranks halted, as if it was dead")
+        if self.now < node.called_down_until:
+            self.guilty.setdefault(node.name, "Slurm called it down while its agent was silent")
 
     def _is_halted_by(self, node: NodeTruth) -> bool:
         """Return whether ranks halt, and nobody can see that this node is not the reason.
@@ -222,7 +232,7 @@ class World:
             case "agent_stalls":
                 node.silent_until = max(node.silent_until, self.now + it.lasts)
             case "reports_late":
-                node.late_s = it.lasts
+                node.late_s, self.arrive_later = it.lasts, True
                 if node.nic_until > self.now:
                     self.guilty.setdefault(node.name, "it is reported late that its link is up again")
             case "reports_twice":
@@ -255,6 +265,7 @@ class World:
                 if not node.is_cut_off(self.now):
                     node.cut_off_at = self.now
                 node.cut_off_until = max(node.cut_off_until, self.now + it.lasts)
+                self.cut_off_until, self.arrive_later = max(self.cut_off_until, node.cut_off_until), True
                 self.guilty.setdefault(node.name, "it was cut off from all others")
                 job = [node for node in self.nodes if node.name in self.agents_on and node.died is None]
                 if sum(self.now >= node.silent_until for node in job) <= 2:
@@ -370,10 +381,10 @@ class World:
                 rank.reported = True
                 if rank.what:
                     attempt.log.append(TaskFailure(rank.node.name, (number,), rank.what))
-        for node in attempt.nodes:
-            is_lost = (node.died is not None or node.is_cut_off(self.now)) and node.slurm_knows(self.now)
-            is_told = self.slurm_works and not self.by_name[self.batch].is_cut_off(self.now)
-            if is_lost and is_told and node.name not in attempt.failed_nodes:
+        is_told = self.slurm_works and not self.by_name[self.batch].is_cut_off(self.now)
+        for node in attempt.nodes if is_told else ():
+            is_lost = node.died is not None or (node.cut_off_until and node.is_cut_off(self.now))
+            if is_lost and node.slurm_knows(self.now) and node.name not in attempt.failed_nodes:
                 attempt.failed_nodes.append(node.name)
                 for rank in attempt.tasks:
                     if rank.node is node:
@@ -389,19 +400,17 @@ class World:
 
     # --- agents -------------------------------------------------------------------------------------------------
 
-    def _report(self, node: NodeTruth, ranks: Sequence[int]) -> None:
-        if node.died is not None or self.now < node.silent_until:
-            return
+    def _report(self, node: NodeTruth, ranks: Sequence[int], training: RankProgress | None) -> None:
+        """Send what the agent of a node reports in this second; `training` as in `_row`."""
         node.seq += 1
         stamp = Stamp(node.name, node.seq, WALL + self.now + node.clock_off, float(self.now))
         reports: list[Report] = []
-        if (attempt := self.attempt) is not None:
-            processes = ((number, attempt.ranks[number]) for number in ranks)
-            rows = [
-                self._row(number, rank, attempt)
-                for number, rank in processes
-                if rank.ended is None or rank.code == 137
-            ]
+        if (attempt := self.attempt) is not None and training is not None:
+            rows = []
+            for number in ranks:
+                rank = attempt.ranks[number]
+                if rank.ended is None or rank.code == 137:
+                    rows.append(_row(number, rank, training))
             reports.append(ProgressReport(stamp, attempt.number, tuple(rows)))
         if node.is_new or node.ecc or node.nic_until > self.now or node.sensed:
             reports += self._sensor_reports(node, stamp)
@@ -412,21 +421,19 @@ class World:
         for report in reports:
             self.inbox += [(come, report)] * (2 if node.twice else 1)
 
-    def _row(self, number: int, rank: RankTruth, attempt: AttemptTruth) -> RankProgress:
+    def _progress(self, attempt: AttemptTruth) -> RankProgress:
+        """Return the record of a rank that does its part, without its number and process."""
         training = self.now - attempt.began >= SETUP_S
         age = self.awake - attempt.awake
-        is_gone = rank.ended is not None
         return RankProgress(
-            number,
-            rank.pid,
+            -1,
+            0,
             Phase.STEP if training else Phase.SETUP,
             attempt.step if attempt.progressed else -1,
             self.committed,
             float(age),
-            training and age > STEP_S and not rank.hangs and not is_gone,
+            training and age > STEP_S,
             float(attempt.step),
-            False,
-            is_gone,
         )
 
     def _sensor_reports(self, node: NodeTruth, stamp: Stamp) -> list[Report]:
@@ -461,10 +468,10 @@ class World:
         if is_former:
             self.inbox = [report for report in come if report[1].stamp.node != name]
             return [report for report in come if report[1].stamp.node == name]
-        if any(node.late_s or node.is_cut_off(self.now - 1) for node in self.nodes):
+        if self.arrive_later:
             self.inbox = [report for report in come if report[0] > self.now]
             come = [report for report in come if report[0] <= self.now]
-        if any(node.is_cut_off(self.now) for node in self.nodes):
+        if self.now < self.cut_off_until:
             for _, report in come:
                 if not self.are_connected(report.stamp.node, name):
                     self._hold(report)
@@ -480,6 +487,8 @@ class World:
 
     def are_connected(self, one: str, other: str) -> bool:
         """Return whether two nodes reach each other."""
+        if self.now >= self.cut_off_until:
+            return True
         ends = self.by_name[one], self.by_name[other]
         return one == other or not any(node.is_cut_off(self.now) for node in ends)
 
@@ -519,3 +528,20 @@ class World:
     def usable_in_partition(self, excluded: set[str]) -> list[str]:
         """Return the nodes that Slurm would give to a job now, for all that it knows."""
         return [node.name for node in self.nodes if node.name not in excluded and not node.slurm_knows(self.now)]
+
+
+def _row(number: int, rank: RankTruth, training: RankProgress) -> RankProgress:
+    """Return the record of a rank; `training` is that of one that does its part."""
+    is_gone = rank.ended is not None
+    return RankProgress(
+        number,
+        rank.pid,
+        training.phase,
+        training.step,
+        training.committed_step,
+        training.age_s,
+        training.waiting and not rank.hangs and not is_gone,
+        training.work_s,
+        False,
+        is_gone,
+    )
