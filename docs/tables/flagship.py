@@ -33,6 +33,13 @@ def _flagship(nodes: int, **phase: Any) -> RunSpec:
     return RunSpec.model_validate(body | sections)
 
 
+def _long_context(nodes: int) -> RunSpec:
+    """Return the published model in its phase of 131,072 tokens."""
+    name = "zaya1-8b-131k"
+    phases = RunSpec.model_validate({"phases": yaml12.parse(recipes()[name], name).data["phases"]}).phases
+    return _flagship(nodes).model_copy(update={"phases": phases})
+
+
 def _phases_of(spec: RunSpec) -> tuple[Communication, list[PhasePlan]]:
     sent = Communication.of(spec)
     memory = plan_memory(spec, spec.world_size, on_cpu=False, local=spec.ranks_per_node)
@@ -161,9 +168,17 @@ def context_groups() -> str:
     return table((*head, "data-parallel ranks x sequences", "step with a node less", "time in a step"), rows)
 
 
+def long_context_dry_run() -> str:
+    """Return what a dry run of zaya1-8b-131k on 128 nodes states of its phase."""
+    return _dry_run(_long_context(128))
+
+
 def flagship_dry_run() -> str:
     """Return what a dry run of zaya1-8b on 128 nodes states of its phases."""
-    spec = _flagship(128)
+    return _dry_run(_flagship(128))
+
+
+def _dry_run(spec: RunSpec) -> str:
     sent, phases = _phases_of(spec)
     shown = [phase_json(phase, spec.ranks_per_node) for phase in phases]
     return "\n".join(["```text", *phase_lines(shown, sent.as_json()), "```", ""])
@@ -192,6 +207,7 @@ def flagship_expectations() -> str:
 TABLES = (
     context_groups,
     flagship_dry_run,
+    long_context_dry_run,
     flagship_expectations,
     flagship_communication,
     two_levels,

@@ -17,10 +17,8 @@ from zslurm.train.shapes import owned_table, parameter_counts
 def recipe_sizes() -> str:
     """Return the sizes of the shipped recipes, smallest first."""
     head = ("recipe", "query heads", "layers", "hidden", "parameters", "without the embedding", "active")
-    models = {
-        name: ModelConfig.model_validate(yaml12.parse(text, name).data["model"])
-        for name, text in recipes().items()
-    }
+    texts = {name: yaml12.parse(text, name).data for name, text in recipes().items()}
+    models = {name: ModelConfig.model_validate(data["model"]) for name, data in texts.items() if "model" in data}
     rows = []
     for name, model in sorted(models.items(), key=lambda recipe: parameter_counts(recipe[1]).total):
         counts = parameter_counts(model)
@@ -88,7 +86,9 @@ def one_card() -> str:
     """Return the largest microbatch of each recipe, in tokens, that fits on one card of each size."""
     head = ("recipe", *(f"{size} GiB{how}" for size in _CARDS_GB for how in ("", ", recompute")))
     rows = []
-    for name in recipes():
+    for name, text in recipes().items():
+        if "extends" in yaml12.parse(text, name).data:  # the model of another recipe
+            continue
         found = [
             _largest(name, size * 2**30 * (1 - LEFT_FREE), recompute=recompute)
             for size in _CARDS_GB

@@ -15,6 +15,7 @@ from zslurm.config.load import recipes
 from zslurm.config.spec import RunSpec
 from zslurm.train.config import ModelConfig
 from zslurm.train.model.zaya import Zaya
+from zslurm.train.plan.memory import plan_memory
 from zslurm.train.schedule import check_ranks
 from zslurm.train.shapes import parameter_counts
 
@@ -96,6 +97,33 @@ def test_zaya1_8b_says_of_every_unpublished_value_that_it_is_ours() -> None:
     rates = [line for line in lines if re.match(r" +lr:", line)]
     assert ["# ours" in line for line in rates] == [False, True, True]
     assert len([line for line in lines if re.match(r" +global_batch: 512 +# ours", line)]) == 1
+
+
+def test_the_phase_of_131k_is_published_in_part_and_continues_mid_training(tmp_path: Path) -> None:
+    before = spec_of(tmp_path, "zaya1-8b")
+    spec = spec_of(tmp_path, "zaya1-8b-131k")
+    assert spec.model == before.model
+    assert spec.parallel == before.parallel
+    (phase,) = spec.phases
+    assert (phase.context, phase.rope_base, phase.context_parallel) == (131_072, 5e6, 8)
+    assert phase.lr == before.phases[-1].final_lr
+    assert phase.global_batch * phase.context == before.phases[-1].global_batch * before.phases[-1].context
+    assert phase.context // phase.context_parallel == 16_384
+    for nodes in (128, 64, 16):
+        assert check_ranks(spec.phases, 8 * nodes, 8) == []
+    lines = recipes()["zaya1-8b-131k"].splitlines()
+    for key in ("tokens", "global_batch", "micro_batch", "lr", "final_lr", "schedule"):
+        (line,) = [line for line in lines if line.strip().removeprefix("- ").startswith(f"{key}:")]
+        assert "# ours" in line, key
+
+
+def test_a_rank_needs_no_more_memory_for_131k(tmp_path: Path) -> None:
+    peaks = []
+    for recipe in ("zaya1-8b", "zaya1-8b-131k"):
+        plan = plan_memory(spec_of(tmp_path, recipe), 1024, on_cpu=False, local=8)
+        assert plan.peak < 100 * 2**30, "of 192 GiB"
+        peaks.append(plan.peak)
+    assert peaks[1] <= 1.02 * peaks[0]
 
 
 @pytest.mark.parametrize("recipe", [*BETWEEN, "zaya1-8b"])

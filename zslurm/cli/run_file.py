@@ -87,7 +87,7 @@ def nearest_recipe(model: ModelConfig) -> str:
         recipe = load.resolve(Path("run.yaml"), document=document).spec.model
         return abs(math.log(parameter_counts(recipe).total / size))
 
-    return min(load.recipes(), key=ratio)
+    return min(load.recipes(), key=lambda name: (ratio(name), name))  # zaya1-8b before further phases of it
 
 
 _COMMENTED: dict[str, tuple[str, ...]] = {
