@@ -33,7 +33,7 @@ from zslurm.train.parallel.world import DTYPES, World, choose_device, least_of_a
 from zslurm.train.parallel.zero import ZeroShards
 from zslurm.train.plan.activations import recomputed_layers
 from zslurm.train.plan.communication import RankGroup, bucket_bytes
-from zslurm.train.plan.memory import with_least_recompute
+from zslurm.train.plan.memory import largest_head_chunk, with_least_recompute
 from zslurm.train.schedule import Plan
 from zslurm.train.shapes import owned_table
 from zslurm.train.telemetry.throughput import own_rate
@@ -111,19 +111,29 @@ def _by_bounds(config: TrainConfig, device: torch.device, dtype: torch.dtype) ->
 
 
 def recomputed_by_all(config: TrainConfig, world: World) -> int:
-    """Return how many layers are recomputed in backward; a number chosen by the plan is written in the log.
+    """Return how many layers are recomputed in backward, as `planned_by_all` does."""
+    return planned_by_all(config, world)[0]
 
-    It is the same on all ranks: if they share sequences, what one recomputes all of them exchange again.
+
+def planned_by_all(config: TrainConfig, world: World) -> tuple[int, int | None]:
+    """Return how many layers are recomputed in backward, and the tokens of a chunk of the head; None: its own.
+
+    What is chosen by the plan of memory is written in the log. Both are the same on all ranks: if they share
+    sequences, what one recomputes all of them exchange again.
     """
     device, layers = world.device, config.model.layers
     on_gpu = device.type == "cuda"
     memory = torch.cuda.get_device_properties(device).total_memory if on_gpu else 0
     smallest, local = (int(value) for value in least_of_all([memory, world.local_size], world))
     limit = smallest if on_gpu else None
-    chosen = recomputed_layers(with_least_recompute(config, world.size, limit, on_cpu=not on_gpu, local=local))
+    recomputing = with_least_recompute(config, world.size, limit, on_cpu=not on_gpu, local=local)
+    chosen = recomputed_layers(recomputing)
     if config.parallel.recompute == "auto":
         _LOG.info("parallel.recompute: auto recomputes %d of %s", chosen, counted(layers, "layer"))
-    return chosen
+    chunk = largest_head_chunk(recomputing, world.size, limit, local=local)
+    if chunk is not None:
+        _LOG.info("logits exist for %s at one time, as memory allows", counted(chunk, "token"))
+    return chosen, chunk
 
 
 def make_or_choose_levels(config: TrainConfig, world: World, facts: AgreedFacts | None) -> Levels | None:
@@ -139,11 +149,13 @@ def make_or_choose_levels(config: TrainConfig, world: World, facts: AgreedFacts 
     return make_levels(topology, world.rank, timedelta(seconds=config.parallel.timeout_s))
 
 
-def agree_on_facts(config: TrainConfig, world: World, recomputed: int, *, two_level: bool) -> AgreedFacts:
+def agree_on_facts(
+    config: TrainConfig, world: World, recomputed: int, head_chunk: int | None, *, two_level: bool
+) -> AgreedFacts:
     """Agree on the rest of what must be the same on all ranks, also if their nodes are unlike."""
     local, overlap = least_of_all([world.local_size, overlaps(config.parallel, world.device)], world)
     tables, missing = kernel_facts()
-    return AgreedFacts(recomputed, int(local), bool(overlap), two_level, tables, missing)
+    return AgreedFacts(recomputed, int(local), bool(overlap), two_level, tables, missing, head_chunk)
 
 
 def warm_up(model: Zaya, config: TrainConfig) -> None:
@@ -194,15 +206,19 @@ def assemble(
     A `model` that was made before is taken as it is. A process that takes the place of a rank adopts the `facts`
     of the others, which agreed on them before it came.
     """
-    recomputed = recomputed_by_all(config, world) if facts is None else facts.recomputed
+    if facts is None:
+        recomputed, head_chunk = planned_by_all(config, world)
+    else:
+        recomputed, head_chunk = facts.recomputed, facts.head_chunk
     model = (model if model is not None else initial_model(config, world.device)).to(world.device)
     run_model(model, config, world.device, recomputed)
+    model.head_chunk = head_chunk
     if facts is None:
         share_tables(world.group, world.device)
         leave_out_together(world.group, world.device)
     with world.making_groups():
         levels = make_or_choose_levels(config, world, facts)
-    facts = facts or agree_on_facts(config, world, recomputed, two_level=levels is not None)
+    facts = facts or agree_on_facts(config, world, recomputed, head_chunk, two_level=levels is not None)
     shards = shard(model, config, world, levels, facts)
     model.sum_gradients_by(shards)
     return model, shards, facts

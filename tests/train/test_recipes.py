@@ -15,7 +15,7 @@ from zslurm.config.load import recipes
 from zslurm.config.spec import RunSpec
 from zslurm.train.config import ModelConfig
 from zslurm.train.model.zaya import Zaya
-from zslurm.train.plan.memory import plan_memory
+from zslurm.train.plan.memory import largest_head_chunk, plan_memory
 from zslurm.train.schedule import check_ranks
 from zslurm.train.shapes import parameter_counts
 
@@ -124,6 +124,24 @@ def test_a_rank_needs_no_more_memory_for_131k(tmp_path: Path) -> None:
         assert plan.peak < 100 * 2**30, "of 192 GiB"
         peaks.append(plan.peak)
     assert peaks[1] <= 1.02 * peaks[0]
+
+
+@pytest.mark.parametrize(
+    ("gib", "changes", "tokens"),
+    [
+        (192, {}, 4096), (105, {}, 4096), (103.5, {}, 2048), (101, {}, None), (None, {}, None),
+        (192, {"parallel": {"dtype": "fp32"}}, None),
+    ],
+)  # fmt: skip
+def test_the_head_takes_larger_chunks_if_memory_allows(
+    tmp_path: Path, gib: float | None, changes: dict[str, dict[str, str]], tokens: int | None
+) -> None:
+    """A plan of 91.8 GiB and 3 GiB more must leave a tenth of the memory free."""
+    spec = spec_of(tmp_path, "zaya1-8b")
+    for section, values in changes.items():
+        spec = spec.model_copy(update={section: getattr(spec, section).model_copy(update=values)})
+    memory = None if gib is None else int(gib * 2**30)
+    assert largest_head_chunk(spec, 1024, memory, local=8) == tokens
 
 
 @pytest.mark.parametrize("recipe", [*BETWEEN, "zaya1-8b"])

@@ -67,6 +67,7 @@ class Zaya(nn.Module):
         self.register_buffer("balancing_bias", bias_LC)
         self._recomputed = 0
         self._by_bounds = False
+        self.head_chunk: int | None = None
         self.add_head_gradient: Callable[[Tensor], None] | None = None
         self.compiled = False
         self._before: Callable[[str | None], None] = _here_already
@@ -203,6 +204,7 @@ class Zaya(nn.Module):
             self.embedding.weight,
             targets_BS.flatten(),
             z_weight=z_weight,
+            chunk_tokens=self.head_chunk,
             add_gradient=self.add_head_gradient,
         )
         return losses, counts_LC

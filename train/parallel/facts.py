@@ -21,6 +21,7 @@ class AgreedFacts:
         two_level: collectives are in two levels.
         tables: measured tables of the kernels' operations, by operation.
         missing: implementations that some rank cannot start, by operation.
+        head_chunk: tokens whose logits exist at one time; None: the head's own number.
     """
 
     recomputed: int
@@ -29,6 +30,7 @@ class AgreedFacts:
     two_level: bool
     tables: Mapping[str, Any]
     missing: Mapping[str, list[str]]
+    head_chunk: int | None = None
 
     def to_json(self) -> str:
         """Return them as JSON."""

@@ -24,11 +24,13 @@ from zslurm.train.parallel.memory import CPU_NORM_ELEMENTS, ITEMSIZE, sharded_by
 from zslurm.train.parallel.topology import Topology
 from zslurm.train.plan.activations import (
     MicrobatchMemory,
+    head_chunk,
     microbatch_memory,
     product_sums,
     recomputed_layers,
 )
 from zslurm.train.plan.communication import RankGroup, bucket_bytes
+from zslurm.train.plan.matmuls import MicrobatchShape
 from zslurm.train.shapes import owned_table
 
 _EXACT = 8  # bytes of an element in fp64
@@ -134,6 +136,9 @@ def plan_memory(config: TrainConfig, ranks: int, *, on_cpu: bool, local: int = 8
     )
 
 
+MOST_HEAD_TOKENS = 4096
+"""Tokens whose logits a GPU has at one time at most: 4 GiB with a vocabulary of 262,272."""
+
 LEFT_FREE = 0.1
 """Share of a device's memory that a plan leaves to the allocator, the runtime and the collectives' library."""
 
@@ -164,6 +169,24 @@ def with_least_recompute(
         candidate for candidate in choices if max(m.peak for m in _microbatches(candidate, on_cpu=False)) <= room
     )
     return next(fitting, recomputing(layers))
+
+
+def largest_head_chunk(config: TrainConfig, ranks: int, memory: int | None, *, local: int = 8) -> int | None:
+    """Return the tokens whose logits a GPU has at one time: as many as leave `LEFT_FREE` of its memory free.
+
+    At most `MOST_HEAD_TOKENS`; every chunk reads and writes the whole gradient of the embedding. None: the head's
+    own number, which the plan counts with; also without a limit, and if the head's products widen their operands.
+    """
+    if memory is None or config.parallel.dtype != "bf16":
+        return None
+    tokens = max(MicrobatchShape.of(phase).tokens for phase in config.phases)
+    own = head_chunk(config.model, tokens, on_cpu=False)
+    room = (1 - LEFT_FREE) * memory - plan_memory(config, ranks, on_cpu=False, local=local).peak
+    for chunk in (MOST_HEAD_TOKENS, MOST_HEAD_TOKENS // 2):
+        further = (chunk - own) * config.model.vocab_size * ITEMSIZE["fp32"]
+        if own < chunk <= tokens and further <= room:
+            return chunk
+    return None
 
 
 def _microbatches(config: TrainConfig, *, on_cpu: bool) -> tuple[MicrobatchMemory, ...]:

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from tests.train.model.naive_zaya import naive_logits
 from tests.train.models import ROPE_BASE, random_like, scrambled, tiny_config, tokens
+from zslurm.train.model.head import summed_losses
 from zslurm.train.model.init import initial_tensor
 from zslurm.train.model.zaya import Zaya, build
 from zslurm.train.shapes import tensor_table
@@ -225,3 +226,23 @@ def test_an_untrained_model_predicts_nothing() -> None:
     loss, counts = model(tokens_BS[:, :-1], tokens_BS[:, 1:], rope_base=ROPE_BASE)
     assert loss.item() / (4 * 64) == pytest.approx(torch.tensor(211.0).log().item(), rel=0.02)
     assert (counts[:, -1] == 0).all(), "the skip class starts unused"
+
+
+def test_the_head_takes_the_chunk_that_memory_allows(monkeypatch: pytest.MonkeyPatch) -> None:
+    taken: list[int | None] = []
+
+    def losses(*args: Any, chunk_tokens: int | None, **options: Any) -> Any:
+        taken.append(chunk_tokens)
+        return summed_losses(*args, chunk_tokens=chunk_tokens, **options)
+
+    monkeypatch.setattr("zslurm.train.model.zaya.summed_losses", losses)
+    config = tiny_config()
+    model = build(config, 0, dtype=torch.float32)
+    tokens_BS = tokens(config, batch=2, length=8)
+    found = []
+    for chunk in (None, 3, 16):
+        model.head_chunk = chunk
+        found.append(model(tokens_BS, tokens_BS, rope_base=ROPE_BASE)[0])
+    assert taken == [None, 3, 16]
+    torch.testing.assert_close(found[0], found[1])
+    torch.testing.assert_close(found[0], found[2])

@@ -61,7 +61,7 @@ def choices(group: dist.ProcessGroup) -> tuple[bool, list[float]]:
     )
     world = World(rank, size, size, torch.device("cpu"), group, dist.HashStore())
     assert overlaps(config.parallel, world.device) is (rank == 0)
-    facts = agree_on_facts(config, world, 0, two_level=False)
+    facts = agree_on_facts(config, world, 0, None, two_level=False)
     shards = shard(scrambled(config.model), config, world, None, facts)
     return shards.overlap, least_of_all([rank, -rank], world)
 
