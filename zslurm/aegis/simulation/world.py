@@ -208,6 +208,7 @@ class World:
     def _happen(self, it: Happening) -> None:
         node = self.nodes[it.where % len(self.nodes)]
         if node.died is not None and it.what not in (
+            *("rank_killed", "rank_hangs"),
             "slurm_away",
             "supervisor_killed",
             *("job_suspended", "user_bug", "preempted", "requeue_refused", "exclusion_refused"),
