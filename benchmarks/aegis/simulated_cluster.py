@@ -23,8 +23,10 @@ from zslurm.config.aegis import AegisSection
 from zslurm.plan.failures import KINDS, PRESETS, Kind
 
 GPUS_PER_NODE = 8
-CLUSTERS = ((1024, 30), (16384, 0.25))
+CLUSTERS = ((1024, 30), (16384, 7))
 """Nodes, and days."""
+LONGEST_S = 3600
+"""Processor seconds after which a cluster is left, with the days that it came to."""
 SETTINGS = AegisSection.model_validate(
     {"max_excluded": 10_000, "restarts_per_hour": 60, "heartbeat_timeout_s": 8, "grace_s": 20, "tolerate_s": 12}
 )
@@ -61,17 +63,22 @@ def play(nodes: int, days: float) -> dict[str, Any]:
     began, processor, seconds = time.perf_counter(), time.process_time(), 0
     end = int(days * 86400)
     gc.disable()  # nothing here has cycles, and each second makes an object for each rank
-    while simulated.phase != "over" and world.now < end:
+    while simulated.phase != "over" and world.now < end and time.process_time() - processor < LONGEST_S:
         pass_quietly(world, simulated, end)
         world.second()
         simulated.second()
         seconds += 1
+        if seconds % 1000 == 0:
+            print(
+                f"{nodes} nodes: {world.now / 86400:.2f} days after {time.process_time() - processor:.0f} s",
+                flush=True,
+            )
     decisions = Counter(str(row["action"]) for row in simulated.rows if row["event"] == "decision")
     return {
         "nodes": nodes,
         "days": round(world.now / 86400, 2),
-        "faults": len(faults),
-        "ended": simulated.outcome or "at the end of the time",
+        "faults": len(faults) - len(world.happenings),
+        "ended": simulated.outcome or ("at the end of the time" if world.now >= end else "not yet"),
         "decisions": dict(decisions),
         "wrongly_excluded": len(simulated.excluded_nodes - world.guilty.keys()),
         "share_of_time_in_kept_steps": round(world.committed * STEP_S / world.now, 4),
