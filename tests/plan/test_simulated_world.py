@@ -17,7 +17,16 @@ from tests.aegis.simulation.schedules import SETTINGS
 from zslurm.aegis.simulation.quiet import pass_quietly
 from zslurm.aegis.simulation.run import Run
 from zslurm.aegis.simulation.run_record import REQUEUE_S
-from zslurm.aegis.simulation.world import PEERS_NOTICE_S, SAVE_EVERY, SETUP_S, STEP_S, Happening, What, World
+from zslurm.aegis.simulation.world import (
+    PEERS_NOTICE_S,
+    SAVE_EVERY,
+    SAVE_S,
+    SETUP_S,
+    STEP_S,
+    Happening,
+    What,
+    World,
+)
 from zslurm.plan.failures import GivenFaults, Kind, SampledFault
 from zslurm.plan.simulate import Scenario, simulate
 
@@ -87,6 +96,7 @@ def test_a_plan_has_the_decisions_and_the_time_of_the_simulated_world(seed: int,
         nodes=faults.nodes,
         spares=faults.spares,
         every=SAVE_EVERY,
+        write_s=SAVE_S,
         detect_s={"process": PEERS_NOTICE_S, "node": AEGIS.heartbeat_timeout_s, "hang": AEGIS.hang.step_s},
         restart_s=SETUP_S + 2,
         regroup_s=3.0 if in_memory else None,

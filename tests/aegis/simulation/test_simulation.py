@@ -115,6 +115,12 @@ def test_ranks_that_regroup_do_so_though_the_run_is_asked_to_stop() -> None:
     assert "recovered_in_memory" in kinds and "step_killed" not in kinds
 
 
+@pytest.mark.parametrize(("at", "committed"), [(27, -1), (32, 10)])
+def test_a_fault_during_a_save_loses_it(at: int, committed: int) -> None:
+    rows = play(Schedule(3, 0, 5, (Happening(at, "rank_killed", 3),))).run.rows
+    assert [row["committed_step"] for row in rows if row["event"] == "decision"] == [committed]
+
+
 def test_random_schedules_keep_every_invariant() -> None:
     violations = {seed: name for seed, _, name in play_all(range(SEEDS), 1) if name is not None}
     assert violations == {}, "python -m tests.aegis.simulation --seed N shows it"

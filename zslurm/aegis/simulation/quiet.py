@@ -10,8 +10,8 @@ from zslurm.aegis.core.attempt import AttemptState
 from zslurm.aegis.protocol import ProgressReport
 from zslurm.aegis.simulation.run import Run
 from zslurm.aegis.simulation.supervisor import DRAINS_S
-from zslurm.aegis.simulation.truth import SLURM_TIMEOUT_S, NodeTruth
-from zslurm.aegis.simulation.world import SAVE_EVERY, SETUP_S, STEP_S, World
+from zslurm.aegis.simulation.truth import SLURM_TIMEOUT_S, AttemptTruth, NodeTruth
+from zslurm.aegis.simulation.world import SAVE_EVERY, SAVE_S, SETUP_S, STEP_S, World
 
 _SETTLED_S = 3
 """Seconds after the set-up, and after the last record, in which the supervisor gets to know an attempt."""
@@ -39,12 +39,27 @@ def pass_quietly(world: World, run: Run, until: int | None = None) -> int:
         attempt.step += steps
         past = attempt.worked_s % STEP_S
         attempt.moved, attempt.awake = world.now - past, world.awake - past
-        if (saved := attempt.step // SAVE_EVERY * SAVE_EVERY) > attempt.step - steps:
-            world.committed = saved
+        _save(world, attempt, steps)
     world.inbox = [(when + seconds, report) for when, report in world.inbox]
     if supervisor.drains_at <= world.now:  # the questions that were passed had the same answer
         supervisor.drains_at += ((world.now - supervisor.drains_at) // DRAINS_S + 1) * DRAINS_S
     return seconds
+
+
+def _save(world: World, attempt: AttemptTruth, steps: int) -> None:
+    """Write the checkpoints of the last steps, and perhaps only begin the last one."""
+    if world.saving is not None and world.now >= world.saving[1]:
+        world.committed, world.saving = world.saving[0], None
+    last = attempt.step // SAVE_EVERY * SAVE_EVERY
+    if last <= attempt.step - steps:
+        return
+    complete_at = attempt.moved - (attempt.step - last) * STEP_S + SAVE_S
+    if world.now >= complete_at:
+        world.committed, world.saving = last, None
+    else:
+        before = last - SAVE_EVERY
+        world.committed = before if before > attempt.step - steps else world.committed
+        world.saving = last, complete_at
 
 
 def _quiet_s(world: World, run: Run) -> int:

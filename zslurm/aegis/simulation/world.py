@@ -23,8 +23,8 @@ from zslurm.train.progress import Phase
 WALL = 1_800_000_000.0
 """UNIX seconds at the beginning of the world."""
 
-STEP_S, SAVE_EVERY, SETUP_S = 2, 10, 4
-"""Seconds of a step, steps between two checkpoints, and seconds until the ranks train."""
+STEP_S, SAVE_EVERY, SETUP_S, SAVE_S = 2, 10, 4, 3
+"""Seconds of a step, steps between two checkpoints, seconds until the ranks train, and until one is complete."""
 PEERS_NOTICE_S, COLLECTIVE_TIMEOUT_S = 2, 40
 """Seconds until peers of a killed process lose their connection, and of one that only stands still."""
 _KILLED_BY_S = 20
@@ -101,6 +101,8 @@ class World:
         self.ranks_per_node, self.total = ranks_per_node, total
         self.now = 0
         self.committed = -1
+        self.saving: tuple[int, int] | None = None
+        """The step of a checkpoint that is being written while the ranks train on, and when it is complete."""
         self.attempt: AttemptTruth | None = None
         self.attempts = 0
         self.bug: int | None = None
@@ -330,6 +332,8 @@ class World:
             attempt.awake = self.awake
         if not any(map(self._is_stuck, attempt.ranks)):
             attempt.worked_s += 1
+            if self.saving is not None and self.now >= self.saving[1]:
+                self.committed, self.saving = self.saving[0], None
             if attempt.halted:
                 attempt.halted = False
                 for rank in attempt.ranks:
@@ -342,6 +346,7 @@ class World:
         patience = PEERS_NOTICE_S if killed else COLLECTIVE_TIMEOUT_S
         if self.store is not None and not self.store.gave_up:
             if self.store.is_regrouping:
+                self.saving = None  # a part of it is lost
                 return  # they wait for each other
             patience = COLLECTIVE_TIMEOUT_S  # they leave their collectives, and wait for a generation
         for rank in attempt.ranks:
@@ -363,10 +368,12 @@ class World:
             self._end(attempt.ranks[0], "Exited with exit code 1", "user_error", 1)
             attempt.step -= 1
             return
-        if attempt.step % SAVE_EVERY == 0 or attempt.is_asked:
-            self.committed = attempt.step
+        if attempt.is_asked:
+            self.committed, self.saving = attempt.step, None
+        elif attempt.step % SAVE_EVERY == 0:
+            self.saving = attempt.step, self.now + SAVE_S
         if attempt.step >= self.total:
-            self.committed = self.total
+            self.committed, self.saving = self.total, None
             for rank in attempt.ranks:
                 self._end(rank, "", "", 0)
         elif attempt.is_asked:
@@ -497,7 +504,7 @@ class World:
 
     def start(self, nodes: list[str]) -> AttemptTruth:
         """Start an attempt on these nodes."""
-        self.attempts += 1
+        self.attempts, self.saving = self.attempts + 1, None
         ranks = [RankTruth(self.by_name[name]) for name in nodes for _ in range(self.ranks_per_node)]
         self.attempt = AttemptTruth(
             self.attempts, self.now, ranks, max(0, self.committed), self.now, awake=self.awake
