@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.bench.synthetic import result
+from tests.cluster.test_measurements import stored
 from zslurm.bench import calibration as module
 from zslurm.bench.calibration import CalibrationProgress, CalibrationRun, Part, Place
-from zslurm.bench.result import BenchResult, ResultWriter
+from zslurm.bench.result import BenchResult, ResultWriter, read_result
 from zslurm.bench.results.apply import Found
 from zslurm.bench.run.request import BenchRequest
-from zslurm.cluster.measurements import read_measurements
+from zslurm.checkpoint_tools import acquire
+from zslurm.cluster.measurements import Measurements, read_measurements, write_measurements
 from zslurm.cluster.site import Site
 from zslurm.core.errors import ConfigError, ZslurmError
 
@@ -59,9 +62,10 @@ class Launches:
     def __call__(self, request: BenchRequest, site: Site, writer: ResultWriter, progress: object) -> BenchResult:
         self.requests.append(request)
         self.now += 60.0
-        if (end := self.ends.pop(request.benchmark, None)) is not None:
-            return end()
-        return result(request.benchmark, ROWS[request.benchmark])
+        end = self.ends.pop(request.benchmark, lambda: result(request.benchmark, ROWS[request.benchmark]))
+        ended = end()
+        writer.finish(ended)
+        return ended
 
 
 @pytest.fixture
@@ -79,7 +83,7 @@ class Calibrations:
 
     def run(self, parts: Sequence[Part] = PARTS, **changes: Any) -> tuple[bool, list[str]]:
         heard = Heard()
-        fields: dict[str, Any] = {"minutes": 10.0, "shapes_of": "run.yaml", "anew": False} | changes
+        fields: dict[str, Any] = {"minutes": 10.0, "anew": False} | changes
         place = Place(Site(), fields.pop("nodes", ("n0", "n1")), fields.pop("has_gpus", False))
         calibration = CalibrationRun(self.path, "ours", parts, place, clock=lambda: self.launches.now, **fields)
         return calibration.measure(heard), heard.lines
@@ -90,29 +94,36 @@ def calibrations(tmp_path: Path, launches: Launches) -> Calibrations:
     return Calibrations(tmp_path / "ours.measured.json", launches)
 
 
+def measured(run: tuple[bool, list[str]]) -> list[str]:
+    """Return the parts that a run measured, after which nothing is left."""
+    over, lines = run
+    assert over
+    return [line.split()[0] for line in lines if line.endswith(" ended")]
+
+
 def test_parts_share_the_time_that_is_left_and_values_are_kept(
     calibrations: Calibrations, launches: Launches
 ) -> None:
     over, lines = calibrations.run()
     assert over
     assert lines == [
-        "1/4 nodes 2.0",  # of 10 minutes
-        "nodes ended",
-        "2/4 memory 2.2",  # a part in four of the 9 that are left
-        "memory ended",
         "kernels skipped: it needs a GPU",
+        "2/4 nodes 2.5",  # a part in four of 10 minutes
+        "nodes ended",
+        "3/4 memory 3.0",  # a third of the 9 that are left
+        "memory ended",
         "4/4 storage 8.0",
         "storage ended",
     ]
     assert [request.nodelist for request in launches.requests] == ["n[0-1]"] * 3
     kept = read_measurements(calibrations.path, "ours")
-    assert kept is not None and kept.calibration is not None
+    assert kept is not None
     assert {key: stored.value for key, stored in kept.values.items()} == {
         "doctor.hbm_gb_s": 3870.0,
         "storage_iops": 5000.0,
     }
     assert kept.values["storage_iops"].result == str(calibrations.path.with_suffix("") / "storage.json")
-    assert kept.calibration.parts["kernels"].problem == "it needs a GPU"
+    assert set(kept.parts) == {"nodes", "memory", "storage"}, "kernels are measured as soon as there is a GPU"
 
 
 def test_what_was_measured_is_not_measured_again_unless_that_is_asked(
@@ -124,17 +135,70 @@ def test_what_was_measured_is_not_measured_again_unless_that_is_asked(
     launches.ends["storage"] = interrupt
     with pytest.raises(KeyboardInterrupt):
         calibrations.run()
-    over, lines = calibrations.run()
-    assert over and lines == ["4/4 storage 10.0", "storage ended"]
-    assert len(calibrations.run()[1]) == 7, "a calibration that is over is followed by a new one"
-    launches.ends["storage"] = interrupt
+    assert measured(calibrations.run()) == ["storage"]
+    assert measured(calibrations.run()) == [], "all is measured"
+    launches.ends["hbm"] = interrupt
     with pytest.raises(KeyboardInterrupt):
+        calibrations.run(anew=True)
+    assert measured(calibrations.run()) == ["memory", "storage"], "the rest of what was to be measured again"
+    only_memory = [part for part in PARTS if part.name == "memory"]
+    assert measured(calibrations.run(only_memory, anew=True)) == ["memory"]
+    assert measured(calibrations.run()) == [], "the other parts stay measured"
+
+
+def test_other_options_nodes_or_software_are_measured_anew(
+    calibrations: Calibrations, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calibrations.run()
+    other = [replace(part, options={"path": "/elsewhere"}) if part.name == "storage" else part for part in PARTS]
+    assert measured(calibrations.run(other)) == ["storage"]
+    assert measured(calibrations.run(other, nodes=("n0",))) == ["nodes", "memory", "storage"]
+    monkeypatch.setattr(module, "torch_version", lambda cluster: "3.0")
+    assert measured(calibrations.run(other, nodes=("n0",))) == ["nodes", "memory", "storage"]
+
+
+def test_a_partial_result_replaces_no_whole_one(calibrations: Calibrations, launches: Launches) -> None:
+    calibrations.run()
+    slower = [COPIES[0] | {"gb_s": 1000.0}]
+    launches.ends["hbm"] = lambda: result("hbm", slower, complete=False)
+    over, _ = calibrations.run(anew=True)
+    assert not over
+    kept = read_measurements(calibrations.path, "ours")
+    assert kept is not None and kept.values["doctor.hbm_gb_s"].value == 3870.0
+    assert read_result(calibrations.path.with_suffix("") / "memory.json").rows == COPIES
+
+
+def test_what_others_write_meanwhile_stays(calibrations: Calibrations, launches: Launches) -> None:
+    def apply() -> BenchResult:
+        write_measurements(
+            calibrations.path, Measurements(profile="ours", values={"doctor.gemm_tflops": stored(576.0)})
+        )
+        return result("hbm", COPIES)
+
+    launches.ends["hbm"] = apply
+    calibrations.run()
+    kept = read_measurements(calibrations.path, "ours")
+    assert kept is not None
+    assert set(kept.values) == {"doctor.gemm_tflops", "doctor.hbm_gb_s", "storage_iops"}
+
+
+def test_two_at_once_are_refused(calibrations: Calibrations, launches: Launches) -> None:
+    (calibrations.path.with_suffix("")).mkdir()
+    with (
+        acquire(calibrations.path.with_suffix("")),
+        pytest.raises(ZslurmError, match=r"ours\.measured\.json: .*process"),
+    ):
         calibrations.run()
-    assert len(calibrations.run(anew=True)[1]) == 7
-    launches.ends["storage"] = interrupt
-    with pytest.raises(KeyboardInterrupt):
+    assert launches.requests == []
+
+
+def test_if_all_nodes_are_lost_nothing_is_measured_elsewhere(
+    calibrations: Calibrations, launches: Launches
+) -> None:
+    launches.ends["mlp"] = lambda: result("mlp", [], complete=False, lost_nodes=["n0", "n1"])
+    with pytest.raises(ZslurmError, match="all nodes of the job are lost"):
         calibrations.run()
-    assert len(calibrations.run(shapes_of="other.yaml")[1]) == 7, "other products are another calibration"
+    assert [request.benchmark for request in launches.requests] == ["mlp"]
 
 
 def test_a_part_that_fails_does_not_end_the_others_and_is_tried_again(
@@ -147,7 +211,7 @@ def test_a_part_that_fails_does_not_end_the_others_and_is_tried_again(
     over, lines = calibrations.run()
     assert not over
     assert "memory failed: nothing was measured: a rank ended" in lines and lines[-1] == "storage ended"
-    assert calibrations.run() == (True, ["4/4 memory 10.0", "memory ended"])
+    assert measured(calibrations.run()) == ["memory"]
 
 
 def test_a_lost_node_is_left_out_and_its_part_is_measured_again(
@@ -161,7 +225,7 @@ def test_a_lost_node_is_left_out_and_its_part_is_measured_again(
     assert kept is not None and "doctor.hbm_gb_s" in kept.values, (
         "a partial result counts until there is a whole one"
     )
-    assert calibrations.run() == (True, ["4/4 memory 10.0", "memory ended"])
+    assert measured(calibrations.run()) == ["memory"]
 
 
 def test_a_benchmark_that_an_interruption_ends_early_ends_the_calibration(
@@ -177,13 +241,13 @@ def test_a_benchmark_that_an_interruption_ends_early_ends_the_calibration(
     with pytest.raises(KeyboardInterrupt):
         calibrations.run(stopped=lambda: came[0])
     assert [request.benchmark for request in launches.requests] == ["mlp", "hbm"]
-    assert calibrations.run()[1][0] == "2/4 memory 2.5", "the part that was cut short is measured again"
+    assert measured(calibrations.run()) == ["memory", "storage"], "the part that was cut short is measured again"
 
 
 def test_without_time_nothing_begins(calibrations: Calibrations) -> None:
     over, lines = calibrations.run(minutes=1.5)
     assert not over
-    assert lines[-1] == "storage failed: no time is left; the same command continues"
+    assert lines[-1] == f"storage failed: {module.NO_TIME}"
     assert calibrations.run()[0]
 
 
@@ -191,8 +255,8 @@ def test_slow_nodes_are_kept_with_their_part(calibrations: Calibrations, launche
     launches.ends["mlp"] = lambda: result("mlp", [], slow=["n1 GPU 3"], exclude=["n1"])
     calibrations.run()
     kept = read_measurements(calibrations.path, "ours")
-    assert kept is not None and kept.calibration is not None
-    nodes = kept.calibration.parts["nodes"]
+    assert kept is not None
+    nodes = kept.parts["nodes"]
     assert (nodes.slow, nodes.exclude, nodes.nodes) == (("n1 GPU 3",), ("n1",), "n[0-1]")
 
 

@@ -8,7 +8,9 @@ from pathlib import Path
 import pytest
 
 from tests.cli.commands import Shell
-from zslurm.cluster.profile import measured_path
+from tests.cluster.test_measurements import stored
+from zslurm.cluster.measurements import Measurements, write_measurements
+from zslurm.cluster.profile import measured_path, profile_path
 from zslurm.core.errors import Exit
 
 
@@ -22,10 +24,12 @@ def own_profiles(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_parts_are_listed_with_their_time(shell: Shell) -> None:
     done = shell.zslurm.ok("calibrate", "zaya1-tiny", "--local", "--path", ".", "--time", "30", "--list")
     columns, *rows = (line.split("\t") for line in done.stdout.splitlines())
-    assert columns == ["part", "what", "minutes at most"]
-    names = ["nodes", "memory", "products", "kernels", "tuned-products", "collectives", "storage"]
+    assert columns == ["part", "what", "minutes"]
+    names = ["nodes", "memory", "cube", "products", "collectives", "tuned-products", "kernels", "storage"]
     assert [row[0] for row in rows] == names
     assert sum(float(row[2]) for row in rows) == pytest.approx(30, abs=0.5)
+    facts = json.loads(shell.zslurm.ok("calibrate", "zaya1-tiny", "--local", "--list", "--json").stdout)
+    assert sum(part["minutes"] for part in facts) == pytest.approx(60, abs=0.1)
     of_cluster = shell.zslurm.ok("calibrate", "--cluster", "mi300x-pollara", "--list").stdout
     assert "variable-NCCL_MIN_NCHANNELS" in of_cluster and "variable-NCCL_IB_QPS_PER_CONNECTION" in of_cluster
 
@@ -44,7 +48,8 @@ def test_the_parts_are_listed_with_their_time(shell: Shell) -> None:
             "exclude each other",
         ),
         (("--cluster", "local"), Exit.USAGE, "the profile local is of this machine: give --local"),
-        (("--local", "--only", "gpus"), Exit.USAGE, "--only gpus: expected one of nodes, memory, products"),
+        (("--local", "--only", "gpus"), Exit.USAGE, "--only gpus: expected one of nodes, memory, cube"),
+        (("--local", "--time", "inf"), Exit.USAGE, "less than or equal to 10080"),
         (("--local", "--path", "nowhere", "--only", "storage"), Exit.USAGE, "nowhere: no such directory"),
         (("zaya1-tny", "--local"), Exit.NOT_FOUND, "did you mean zaya1-tiny?"),
         ((), Exit.USAGE, "no cluster profile yet"),
@@ -57,15 +62,52 @@ def test_what_is_wrong_gets_one_line(shell: Shell, words: tuple[str, ...], code:
 
 
 def test_this_machine_is_measured_and_runs_and_plans_use_the_result(shell: Shell) -> None:
-    words = ["calibrate", "zaya1-tiny", "--local", "--time", "0.4", "--only", "memory", "--only", "products"]
+    words = ["calibrate", "zaya1-tiny", "--local", "--time", "3", "--only", "memory", "--only", "products"]
     done = shell.zslurm.ok(*words, "--only", "kernels")
-    assert "[1/3] memory: " in done.stderr and "kernels: left out: it needs a GPU" in done.stderr
+    assert "[2/3] memory: " in done.stderr and "kernels: left out: it needs a GPU" in done.stderr
     store = measured_path("local")
     assert f"wrote {store}" in done.stderr
     facts = json.loads(store.read_text())
-    assert facts["calibration"]["parts"]["memory"]["complete"] is True
+    assert facts["parts"]["memory"]["complete"] is True
+    again = shell.zslurm.ok(*words)
+    assert "measured before: memory, products; --again measures everything again" in again.stderr
     done = shell.zslurm.ok("plan", "size", "zaya1-tiny", "--cluster", "local")
     assert f", {store.with_suffix('')})" in done.stderr, "its rates are those that were measured"
     Path(store.with_suffix(""), "products.json").unlink()
     done = shell.zslurm.ok("plan", "size", "zaya1-tiny", "--cluster", "local")
     assert "measured rates" not in done.stderr
+
+
+def test_cpus_replace_no_measurement_of_gpus(shell: Shell) -> None:
+    profile_path("lab").parent.mkdir(parents=True, exist_ok=True)
+    profile_path("lab").write_text("cluster: {gpus_per_node: 8, gpu_type: mi300x}\n")
+    store = measured_path("lab")
+    write_measurements(store, Measurements(profile="lab", values={"measured.bucket_mb.4": stored(96.0)}))
+    before = store.read_text()
+    done = shell.zslurm("calibrate", "zaya1-tiny", "--local", "--cluster", "lab", "--only", "memory")
+    assert done.code == Exit.USAGE and store.read_text() == before
+    assert "torch sees none of the 8 GPUs of this node, and" in done.stderr
+
+
+def test_in_a_job_the_nodes_are_those_of_the_job(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+    profile_path("lab").parent.mkdir(parents=True, exist_ok=True)
+    profile_path("lab").write_text("cluster: {gpus_per_node: 0}\n")
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    monkeypatch.setenv("SLURM_JOB_NODELIST", "node[0-1]")
+    for words, why in (
+        (("--nodes", "4"), "--nodes 4: this job has 2 nodes: node[0-1]"),
+        (("--nodelist", "node[1-2]"), "--nodelist: node2 is not in this job, which has node[0-1]"),
+    ):
+        done = shell.zslurm("calibrate", "zaya1-tiny", "--cluster", "lab", *words)
+        assert done.code == Exit.USAGE and why in done.stderr
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("dev", "tune", "gemm", "zaya1-tiny", "--cluster", "local", "--minutes", "0.50", "--list"),
+        ("dev", "kernels", "bench", "--help"),
+    ],
+)
+def test_the_commands_of_parts_have_these_options(shell: Shell, words: tuple[str, ...]) -> None:
+    shell.zslurm.ok(*words)

@@ -55,7 +55,7 @@ def test_values_come_back_as_they_were_written(own: Path) -> None:
     measurements = Measurements(profile="lab", values=VALUES)
     write_measurements(own, measurements)
     assert read_measurements(own, "lab") == measurements
-    assert measurements_of("lab") == (own, measurements)
+    assert measurements_of("lab") == [(own, measurements)]
     cluster = load_site("lab").cluster
     assert (cluster.doctor.hbm_gb_s, cluster.storage_iops) == (3870, 71_200)
     measured = cluster.measured
@@ -64,12 +64,14 @@ def test_values_come_back_as_they_were_written(own: Path) -> None:
     assert measured.variables["NCCL_ALGO"].others == {"Ring": 1.2}
 
 
-def test_a_users_measurements_hide_the_sites(own: Path, tmp_path: Path) -> None:
+def test_a_users_values_win_over_the_sites(own: Path, tmp_path: Path) -> None:
     of_site = Measurements(profile="lab", values={"doctor.hbm_gb_s": stored(3000.0)})
     write_measurements(tmp_path / "site" / own.name, of_site)
     assert load_site("lab").cluster.doctor.hbm_gb_s == 3000
     write_measurements(own, Measurements(profile="lab", values={"storage_iops": stored(5000.0)}))
-    assert load_site("lab").cluster.doctor.hbm_gb_s != 3000
+    assert load_site("lab").cluster.doctor.hbm_gb_s == 3000, "what only the site measured stays"
+    write_measurements(own, Measurements(profile="lab", values={"doctor.hbm_gb_s": stored(3500.0)}))
+    assert load_site("lab").cluster.doctor.hbm_gb_s == 3500
 
 
 def test_collectives_of_other_ranks_replace_the_older_ones_and_nothing_else() -> None:
@@ -80,6 +82,23 @@ def test_collectives_of_other_ranks_replace_the_older_ones_and_nothing_else() ->
         *VALUES,
         "measured.bucket_mb.2",
     }
+
+
+def test_ranks_on_cpus_replace_no_collectives_of_gpus_and_a_part_no_whole() -> None:
+    before = Measurements(profile="lab", values=VALUES)
+    assert before.with_values({"measured.bucket_mb.4": stored(8.0, device="cpu")}) == before
+    after = before.with_values({"storage_iops": stored(1.0), "doctor.gemm_tflops": stored(500.0)}, is_partial=True)
+    assert (after.values["storage_iops"].value, after.values["doctor.gemm_tflops"].value) == (71_200, 500)
+
+
+@pytest.mark.parametrize("key", ["gpu_type", "gpu_family"])
+def test_values_of_another_card_are_not_used(own: Path, key: str) -> None:
+    write_measurements(own, Measurements(profile="lab", values=VALUES))
+    profile_path("lab").write_text(f"cluster:\n  gpus_per_node: 8\n  {key}: mi355x\n")
+    cluster = load_site("lab").cluster
+    assert cluster.doctor.hbm_gb_s != 3870 and cluster.measured.bucket_mb == {}
+    assert cluster.measured.variables == {}
+    assert cluster.storage_iops == 71_200, "storage does not depend on the card"
 
 
 def test_a_profile_cannot_hold_measurements_itself(own: Path) -> None:

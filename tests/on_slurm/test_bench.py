@@ -132,13 +132,13 @@ def test_a_calibration_whose_job_is_cancelled_continues_on_other_nodes(user: Use
     env = forks(user, shortly=True)
     done = user.cluster.zslurm(*words, "--time", "0.3", "--json", env=env, cwd=user.directory, check=False)
     assert done.returncode == Exit.DONE, done.stderr
-    assert "1 part of 2 measured before" in done.stderr and "[2/2] collectives" in done.stderr
+    assert "measured before: memory" in done.stderr and "[2/2] collectives" in done.stderr
     facts = json.loads(done.stdout)
-    assert {name: part["complete"] for name, part in facts["calibration"]["parts"].items()} == {
+    assert {name: part["complete"] for name, part in facts["parts"].items()} == {
         "memory": True,
         "collectives": True,
     }
-    assert read_result(user.directory / "lab" / "collectives.json").machine.ranks == 2
+    assert read_result(user.directory / "lab.results" / "collectives.json").machine.ranks == 2
 
 
 def test_nodes_that_are_not_there_are_refused(user: User) -> None:

@@ -66,10 +66,10 @@ def test_a_cluster_of_gpus_that_was_not_measured_gets_a_line(lab: Lab) -> None:
         ({"versions": {"rocm": "7.1.1-38", "torch": "2.10.0+rocm7.1"}}, None),
         (
             {"versions": {"rocm": "6.4", "torch": "2.10.0"}},
-            "cluster.rocm_version is 7.1, the measurements' ROCm 6.4",
+            "cluster.rocm_version is 7.1, the measurement's ROCm 6.4",
         ),
-        ({"versions": {"torch": "2.9.1"}}, "the job's torch is 2.10.0, the measurements' 2.9.1"),
-        ({"device": "AMD Instinct MI250X"}, "the GPUs are mi300x, the measurements' AMD Instinct MI250X"),
+        ({"versions": {"torch": "2.9.1"}}, "the job's torch is 2.10.0, the measurement's 2.9.1"),
+        ({"device": "AMD Instinct MI250X"}, "the GPUs are mi300x, the measurement's AMD Instinct MI250X"),
     ],
 )
 def test_measurements_with_something_else_get_a_line(lab: Lab, changes: dict[str, Any], why: str | None) -> None:
@@ -77,7 +77,8 @@ def test_measurements_with_something_else_get_a_line(lab: Lab, changes: dict[str
     lines = about_measurements(lab.run().spec)
     assert len(lines) == (0 if why is None else 1)
     if why is not None:
-        assert lines[0].startswith("lab was measured on 2026-11-23 with something else: ") and why in lines[0]
+        assert lines[0].startswith("doctor.hbm_gb_s was measured on lab on 2026-11-23 with something else: ")
+        assert why in lines[0] and "`zslurm calibrate RUN --again`" in lines[0]
 
 
 def test_collectives_of_another_card_are_not_used(lab: Lab) -> None:
@@ -87,6 +88,23 @@ def test_collectives_of_another_card_are_not_used(lab: Lab) -> None:
     assert lab.run().spec.parallel.bucket_mb is None
 
 
+def test_an_older_value_gets_a_line_whatever_was_measured_since(lab: Lab) -> None:
+    old = {"versions": {"rocm": "6.2", "torch": "2.10.0"}}
+    lab.measured(
+        measured__bucket_mb__2=stored(96.0, **old),
+        storage_iops=stored(5000.0, date="2026-11-27T00:00:00+00:00"),
+    )
+    (line,) = about_measurements(lab.run().spec)
+    assert line.startswith("measured.bucket_mb.2 was measured on lab")
+
+
+def test_a_profile_that_calls_itself_otherwise_has_its_measurements(lab: Lab) -> None:
+    profile_path("lab").write_text(PROFILE + "  name: fancy\n")
+    lab.measured(measured__bucket_mb__2=stored(96.0))
+    spec = lab.run().spec
+    assert (spec.cluster.name, spec.parallel.bucket_mb, about_measurements(spec)) == ("fancy", 96, [])
+
+
 def test_each_value_has_its_source(lab: Lab) -> None:
     resolved = lab.run()
     rows = {row["key"]: row for row in sources_of_values(resolved.spec, resolved.layers)}
@@ -94,7 +112,12 @@ def test_each_value_has_its_source(lab: Lab) -> None:
     assert rows["parallel.collectives"]["source"].endswith(f"{profile_path('lab')}:5")
     assert rows["rates of products"] == {"key": "rates of products", "value": "250 TFLOPS", "source": "a guess"}
     assert rows["rate of memory"]["source"] == "a published figure (arXiv 2511.17127)"
-    lab.measured(measured__bucket_mb__2=stored(96.0), measured__collectives__2=stored("flat"))
+    later = {"date": "2026-11-27T00:00:00+00:00", "nodes": "node[0-7]"}
+    lab.measured(
+        measured__bucket_mb__2=stored(96.0),
+        measured__bucket_mb__8=stored(256.0, **later),
+        measured__collectives__2=stored("flat"),
+    )
     resolved = lab.run()
     rows = {row["key"]: row for row in sources_of_values(resolved.spec, resolved.layers)}
     assert rows["parallel.bucket_mb"]["value"] == "96.0"
@@ -125,6 +148,13 @@ def test_a_faster_value_is_set_if_the_gain_is_larger_than_the_noise(
         setting = settings["NCCL_MIN_NCHANNELS"]
         assert (setting.value, setting.origin) == (value, MEASURED)
         assert setting.reason == "measured here 2026-11-23: 1.20 times the bandwidth with no value"
+
+
+def test_variables_of_cpus_or_another_card_are_not_set(lab: Lab) -> None:
+    variable = MeasuredVariable(best="112", others={"": 1.2}, date="2026-11-23")
+    for device in ("cpu", "AMD Instinct MI250X"):
+        lab.measured(measured__variables__NCCL_MIN_NCHANNELS=stored(variable, device=device))
+        assert "NCCL_MIN_NCHANNELS" not in {one.name for one in environment(lab.run().spec.cluster)}
 
 
 def test_what_the_profile_sets_and_what_is_no_candidate_stay_as_they_are(lab: Lab) -> None:

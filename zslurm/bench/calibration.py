@@ -7,32 +7,42 @@ after the end of the job, or on the nodes that remain after one was lost.
 
 from __future__ import annotations
 
+import hashlib
+import json
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from zslurm.bench.result import BenchResult, ResultWriter
+from zslurm.bench.result import BenchResult, ResultWriter, read_result
 from zslurm.bench.results.apply import Found, settings_from
 from zslurm.bench.run.launch import launch
 from zslurm.bench.run.request import BenchProgress, BenchRequest
+from zslurm.checkpoint_tools import InUse, acquire
+from zslurm.checkpoint_tools.lock import Holder
 from zslurm.cluster.measurements import (
-    Calibration,
     CalibrationPart,
     Measurements,
     StoredValue,
     read_measurements,
+    results_folder,
     write_measurements,
 )
 from zslurm.cluster.site import Site
+from zslurm.config.software import torch_version
 from zslurm.core.errors import ConfigError, ZslurmError
+from zslurm.core.files import write_atomically
+from zslurm.slurm.client import SlurmClient
+from zslurm.slurm.environment import own_job_id
 from zslurm.slurm.hostlist import compress
 
-_LEAST_MINUTES = 0.05
+NO_TIME = "too little time is left; the same command continues"
+_GRACE_S = 60.0
 
 
 @dataclass(frozen=True)
@@ -47,6 +57,7 @@ class Part:
         options: of the benchmark, as JSON has them.
         environments: see `BenchRequest`.
         command: words after `zslurm`, run on the first node; {minutes} is replaced by the time that it has.
+        least_minutes: with less time the part is not begun.
         needs_gpu: whether there is nothing to measure without a GPU.
         keeps_values: whether runs take values from the result.
     """
@@ -58,8 +69,22 @@ class Part:
     options: Mapping[str, Any] = field(default_factory=dict)
     environments: Sequence[Mapping[str, str]] = ({},)
     command: tuple[str, ...] = ()
+    least_minutes: float = 0.05
     needs_gpu: bool = False
     keeps_values: bool = True
+
+    def identity(self, nodes: int, ranks: int | None, software: str) -> str:
+        """Return in a word what is measured, on how many nodes and ranks, and with which software."""
+        options = {name: value for name, value in self.options.items() if name != "work"}
+        facts = [
+            self.benchmark,
+            options,
+            [dict(environment) for environment in self.environments],
+            self.command,
+            nodes,
+            ranks,
+        ]
+        return hashlib.sha256(json.dumps([*facts, software], sort_keys=True).encode()).hexdigest()[:16]
 
 
 @dataclass(frozen=True)
@@ -110,7 +135,6 @@ class CalibrationRun:
         place: Place,
         *,
         minutes: float,
-        shapes_of: str,
         anew: bool,
         stopped: Callable[[], bool] = lambda: False,
         clock: Callable[[], float] = time.monotonic,
@@ -118,12 +142,11 @@ class CalibrationRun:
         """Read what was measured before.
 
         Args:
-            path: the file of measurements; results of parts go into a folder of its name next to it.
+            path: the file of measurements; results of parts go into a folder next to it (`results_folder`).
             profile: name of the profile.
             parts: in the order in which they are measured.
             place: nodes and ranks.
             minutes: for all parts together.
-            shapes_of: the run whose products are measured.
             anew: measure again what was measured.
             stopped: whether the user or Slurm has interrupted the command; a benchmark then ends with a part.
             clock: monotonic seconds.
@@ -135,69 +158,99 @@ class CalibrationRun:
         self.minutes, self._stopped, self._clock, self._began = minutes, stopped, clock, clock()
         self.nodes = list(place.nodes)
         self.measurements = read_measurements(path, profile) or Measurements(profile=profile)
-        before = self.measurements.calibration
-        continues = not anew and before is not None and before.continues(shapes_of, [part.name for part in parts])
-        self.calibration = (
-            before
-            if continues and before is not None
-            else Calibration(began=datetime.now(UTC).isoformat(timespec="seconds"), shapes_of=shapes_of)
-        )
+        cluster = place.site.cluster
+        software = f"{cluster.gpu_type} {cluster.rocm_version} {cluster.rccl_version} {torch_version(cluster)}"
+        self._identities = {part.name: part.identity(len(self.nodes), place.ranks, software) for part in parts}
+        if anew:  # the records of parts that are not asked for stay
+            parts_known = self.measurements.parts
+            outdated = {name: parts_known[name].model_copy(update={"complete": False}) for name in self._known}
+            self.measurements = self.measurements.model_copy(update={"parts": parts_known | outdated})
+
+    @property
+    def _known(self) -> list[str]:
+        return [part.name for part in self.parts if part.name in self.measurements.parts]
+
+    def is_measured(self, part: Part) -> bool:
+        """Return whether exactly this was measured, and whole."""
+        record = self.measurements.parts.get(part.name)
+        return record is not None and record.complete and record.of == self._identities[part.name]
 
     @property
     def left(self) -> list[Part]:
-        """Return the parts that are not measured yet."""
-        return [part for part in self.parts if not self.calibration.has(part.name)]
+        """Return the parts that can be measured here and are not yet."""
+        measurable = [part for part in self.parts if self.place.has_gpus or not part.needs_gpu]
+        return [part for part in measurable if not self.is_measured(part)]
 
     @property
     def results(self) -> Path:
         """Return the folder of the results."""
-        return self.path.with_suffix("")
+        return results_folder(self.path)
 
     def measure(self, progress: CalibrationProgress) -> bool:
         """Measure what is left, and keep it part by part; returns whether nothing is left.
 
         Raises:
             KeyboardInterrupt: Ctrl-C; what was measured is kept.
-            ZslurmError: the file cannot be written.
+            ZslurmError: the file cannot be written, another process measures, or all nodes are lost.
         """
-        self._write()  # before minutes of measuring
-        left = self.left
-        for index, part in enumerate(left):
-            number = len(self.parts) - len(left) + index + 1
-            remaining = self.minutes - (self._clock() - self._began) / 60
-            shares = sum(later.share for later in left[index:])
-            minutes = max(_LEAST_MINUTES, remaining * part.share / shares)
-            if part.needs_gpu and not self.place.has_gpus:
-                progress.skipped(part, "it needs a GPU")
-                self._keep(part, CalibrationPart(problem="it needs a GPU"), {})
-                continue
-            if remaining <= 0:
-                progress.failed(part, "no time is left; the same command continues")
-                continue
-            progress.began(number, len(self.parts), part, minutes)
-            began = self._clock()
-            try:
-                result, found = self._measure(part, minutes, progress)
-            except ZslurmError as error:
-                if self._stopped():
-                    raise KeyboardInterrupt from error
-                progress.failed(part, str(error).splitlines()[-1])
-                continue
-            took = CalibrationPart(
-                date=datetime.now(UTC).isoformat(timespec="seconds"),
-                seconds=round(self._clock() - began, 1),
-                nodes=compress(self.nodes),
-                slow=tuple(result.slow) if result is not None else (),
-                exclude=tuple(result.exclude) if result is not None else (),
-                complete=result is None or result.complete,
-            )
-            if result is not None and result.lost_nodes:
-                self.nodes = [node for node in self.nodes if node not in result.lost_nodes]
-            self._keep(part, took, found.values if found is not None else {})
-            progress.ended(part, result, found)
-            if self._stopped():
-                raise KeyboardInterrupt
+        check_writable(self.path)  # before minutes of measuring
+        with self._alone():
+            for part in self.parts:
+                if part.needs_gpu and not self.place.has_gpus:
+                    progress.skipped(part, "it needs a GPU")
+            left = self.left
+            for index, part in enumerate(left):
+                self._measure_and_keep(part, left[index:], len(self.parts) - len(left) + index + 1, progress)
         return not self.left
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """Hold the right to measure for this file.
+
+        Raises:
+            ZslurmError: another process holds it.
+        """
+        job_id = own_job_id() or ""
+        try:
+            with acquire(self.results, job=job_id, is_gone=_has_ended):
+                yield
+        except InUse as error:
+            raise ZslurmError(f"{self.path}: {error}") from error
+
+    def _measure_and_keep(
+        self, part: Part, remaining: Sequence[Part], number: int, progress: CalibrationProgress
+    ) -> None:
+        left_minutes = self.minutes - (self._clock() - self._began) / 60
+        minutes = left_minutes * part.share / sum(later.share for later in remaining)
+        if minutes < part.least_minutes:
+            progress.failed(part, NO_TIME)
+            return
+        if self.place.nodes and not self.nodes:
+            raise ZslurmError("all nodes of the job are lost")
+        progress.began(number, len(self.parts), part, minutes)
+        began = self._clock()
+        try:
+            result, derived = self._measure(part, minutes, progress)
+        except ZslurmError as error:
+            if self._stopped():
+                raise KeyboardInterrupt from error
+            progress.failed(part, str(error).splitlines()[-1])
+            return
+        took = CalibrationPart(
+            of=self._identities[part.name],
+            date=datetime.now(UTC).isoformat(timespec="seconds"),
+            seconds=round(self._clock() - began, 1),
+            nodes=compress(self.nodes),
+            slow=tuple(result.slow) if result is not None else (),
+            exclude=tuple(result.exclude) if result is not None else (),
+            complete=result is None or result.complete,
+        )
+        if result is not None and result.lost_nodes:
+            self.nodes = [node for node in self.nodes if node not in result.lost_nodes]
+        self._keep(part, took, derived.values if derived is not None else {})
+        progress.ended(part, result, derived)
+        if self._stopped():
+            raise KeyboardInterrupt
 
     def _measure(
         self, part: Part, minutes: float, progress: CalibrationProgress
@@ -210,53 +263,86 @@ class CalibrationRun:
         if part.command:
             self._run_command(part, minutes)
             return None, None
-        file = self.results / f"{part.name}.json"
-        words = ["zslurm", *sys.argv[1:]]
+        file, draft = self.results / f"{part.name}.json", self.results / f"{part.name}.new.json"
         request = BenchRequest(
             benchmark=part.benchmark,
             options=dict(part.options),
-            command=words,
+            command=["zslurm", *sys.argv[1:]],
             nodes=len(self.nodes) or None,
             nodelist=compress(self.nodes) if self.nodes else None,
             ranks=self.place.ranks,
             minutes=minutes,
             environments=part.environments,
         )
-        result = launch(request, self.place.site, ResultWriter(file), progress.of_points())
+        result = launch(request, self.place.site, ResultWriter(draft), progress.of_points())
+        if result.complete or not _is_whole(file):
+            with suppress(FileNotFoundError):
+                draft.replace(file)
         return result, settings_from(result, file) if part.keeps_values else None
 
     def _run_command(self, part: Part, minutes: float) -> None:
         """Run the command of a part on this node, which is the first one of the job.
 
         Raises:
-            ZslurmError: it failed.
+            ZslurmError: it failed, or took longer than it had.
         """
         words = [word.replace("{minutes}", f"{minutes:.2f}") for word in part.command]
-        done = subprocess.run(
-            [sys.executable, "-P", "-m", "zslurm", *words],
-            text=True, errors="replace", capture_output=True, check=False, stdin=subprocess.DEVNULL,
-        )  # fmt: skip
-        (self.results / f"{part.name}.txt").write_text(done.stdout, encoding="utf-8")
+        try:
+            done = subprocess.run(
+                [sys.executable, "-P", "-m", "zslurm", *words],
+                text=True, errors="replace", capture_output=True, check=False, stdin=subprocess.DEVNULL,
+                timeout=60 * minutes + _GRACE_S,
+            )  # fmt: skip
+        except subprocess.TimeoutExpired:
+            raise ZslurmError(
+                f"zslurm {' '.join(words)}: not over after its time; give more with --time"
+            ) from None
         if done.returncode:
             lines = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
             raise ZslurmError(f"zslurm {' '.join(words)}: {lines[-1]}")
+        try:
+            write_atomically(self.results / f"{part.name}.txt", done.stdout)
+        except OSError as error:
+            raise ZslurmError(f"{self.results}: cannot be written: {error.strerror}") from error
 
     def _keep(self, part: Part, took: CalibrationPart, values: Mapping[str, StoredValue]) -> None:
-        self.calibration = self.calibration.with_part(part.name, took)
-        self.measurements = self.measurements.with_values(values)
-        self._write()
-
-    def _write(self) -> None:
-        """Write the measurements.
-
-        Raises:
-            ZslurmError: the file, or the folder of the results, cannot be written.
-        """
-        try:
-            self.results.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise ConfigError(
-                f"{self.results}: cannot be made: {error.strerror}; name another file with --out"
-            ) from error
-        self.measurements = self.measurements.model_copy(update={"calibration": self.calibration})
+        """Add a part and its values to what is in the file by now, which `bench apply` may have written."""
+        on_disk = read_measurements(self.path, self.profile) or self.measurements
+        merged = on_disk.with_values(values, is_partial=not took.complete)
+        self.measurements = merged.model_copy(update={"parts": self.measurements.parts | {part.name: took}})
         write_measurements(self.path, self.measurements)
+
+
+def check_writable(path: Path) -> None:
+    """Make the folder of the results, and try to write next to a file of measurements.
+
+    Raises:
+        ConfigError: that cannot be.
+    """
+    folder = results_folder(path)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        write_atomically(folder / "about.txt", f"Results of zslurm calibrate; the values are in {path.name}.\n")
+    except OSError as error:
+        raise ConfigError(
+            f"{folder}: cannot be written: {error.strerror}; name another file with --out"
+        ) from error
+
+
+def _is_whole(file: Path) -> bool:
+    """Return whether a file has a complete result."""
+    try:
+        return file.exists() and read_result(file).complete
+    except ZslurmError:
+        return False
+
+
+def _has_ended(holder: Holder) -> bool:
+    """Return whether the job of a process on another node is over, by Slurm."""
+    if not holder.job:
+        return False
+    try:
+        job = SlurmClient().queue([holder.job]).get(holder.job)
+    except ZslurmError:
+        return False
+    return job is None or job.state.is_over

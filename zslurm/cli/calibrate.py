@@ -16,7 +16,7 @@ from typing import Annotated, Any
 import typer
 from typer import Argument, Option
 
-from zslurm.bench.calibration import CalibrationProgress, CalibrationRun, Part, Place
+from zslurm.bench.calibration import NO_TIME, CalibrationProgress, CalibrationRun, Part, Place, check_writable
 from zslurm.bench.result import BenchResult
 from zslurm.bench.results.apply import Found
 from zslurm.bench.run.request import BenchProgress
@@ -28,6 +28,7 @@ from zslurm.cli.bench.run import BenchShown, sizes_between
 from zslurm.cli.options import Cluster, Json, complete_recipes
 from zslurm.cli.planned_run import trains_on_cpus
 from zslurm.cli.values import print_measurements
+from zslurm.cluster.measurements import CPU, read_measurements
 from zslurm.cluster.profile import LOCAL, default_name, find_profile, measured_path
 from zslurm.cluster.rccl.rules import rules
 from zslurm.cluster.site import Site, load_site
@@ -35,6 +36,8 @@ from zslurm.config.spec import RunSpec
 from zslurm.core import log
 from zslurm.core.console import print_json, say
 from zslurm.core.errors import ConfigError, Exit
+from zslurm.hardware.gpus import read_gpus
+from zslurm.hardware.sysfs import sysroot
 from zslurm.slurm.environment import job_nodes, own_job_id
 from zslurm.slurm.hostlist import compress, expand
 from zslurm.submit.as_job import JobShape, run_as_job
@@ -42,6 +45,8 @@ from zslurm.submit.run_products import measured_products
 
 _CPU_RANKS = 2
 _JOB_MARGIN_MIN = 10
+_LONGEST_MIN = 10_080.0
+"""A week."""
 _CUBE = 8192
 _MOMENTS, _FEW_MOMENTS, _SHORT_MIN = 20, 6, 10.0
 """Moments at which the GPUs are compared, and how many of them in less than ten minutes."""
@@ -71,7 +76,8 @@ def calibrate(
         int | None, Option(metavar="R", min=1, help="Ranks on each node; default: one for each GPU, two on CPUs.")
     ] = None,
     minutes: Annotated[
-        float, Option("--time", metavar="MIN", min=0.1, help="Time for all parts together, without the queue.")
+        float,
+        Option("--time", metavar="MIN", min=0.1, max=_LONGEST_MIN, help="Time for all parts, without the queue."),
     ] = 60.0,
     path: Annotated[
         list[Path] | None,
@@ -102,62 +108,92 @@ def calibrate(
     if site.cluster.launcher == "local" and not local:
         raise ConfigError(f"the profile {name} is of this machine: give --local, or a cluster's with --cluster")
     spec = run_named(run, cluster=name, overrides=[])
-    here = not list_parts and (local or own_job_id() is not None)
-    has_gpus = _torch_sees_gpus() if here else site.cluster.gpus_per_node > 0
-    if here and site.cluster.gpus_per_node and not has_gpus:
+    file = (out or measured_path(name)).absolute()
+    if not list_parts:
+        before = read_measurements(file, name)
+        check_writable(file)
+    measures_here = not list_parts and (local or own_job_id() is not None)
+    in_job = _nodes_in_job(nodes, nodelist) if measures_here and not local else ()
+    has_gpus = (
+        bool(read_gpus(sysroot())) and _torch_sees_gpus() if measures_here else site.cluster.gpus_per_node > 0
+    )
+    if measures_here and site.cluster.gpus_per_node and not has_gpus:
         gpus = counted(site.cluster.gpus_per_node, "GPU")
+        if before is not None and any(value.device != CPU for value in before.values.values()):
+            raise ConfigError(
+                f"torch sees none of the {gpus} of this node, and {file} is of GPUs: load ROCm in "
+                "cluster.setup, or name another file with --out"
+            )
         say(f"note: torch sees none of the {gpus} of this node: CPUs are measured")
+    wanted = len(in_job) or (len(expand(nodelist)) if nodelist is not None else 1 if local else nodes or 2)
     with _storage_parts(path or [], has_gpus=has_gpus) as of_storage:
-        parts = _chosen([*_parts(spec, site, run, minutes, has_gpus=has_gpus), *of_storage], only)
+        of_nodes = _parts(spec, site, run, minutes, has_gpus=has_gpus, nodes=wanted)
+        parts = _chosen([*of_nodes, *of_storage], only)
         if list_parts:
             _list(parts, minutes, json=json)
             return
-        if not here:
-            wanted = len(expand(nodelist)) if nodelist is not None else nodes or 2
+        chosen = [
+            (directory, part) for directory, part in zip(path or [], of_storage, strict=True) if part in parts
+        ]
+        _check_storage(chosen, ranks or (site.cluster.gpus_per_node or _CPU_RANKS), wanted, here=measures_here)
+        if not measures_here:
             shape = JobShape(
                 wanted, site.cluster.gpus_per_node, f"{int(minutes) + _JOB_MARGIN_MIN}", nodelist, whole_nodes=True
             )
-            raise typer.Exit(run_as_job(sys.argv[1:], workers_option=None, shape=shape, cluster=name))
-        in_job = () if local else tuple(job_nodes(os.environ))
-        _check_storage(path or [], of_storage, ranks or (site.cluster.gpus_per_node or _CPU_RANKS), len(in_job))
+            words = [*sys.argv[1:], *([] if cluster else ["--cluster", name])]
+            raise typer.Exit(run_as_job(words, workers_option=None, shape=shape, cluster=name))
         interruption = _Interruption()
         for signum in (signal.SIGINT, signal.SIGTERM):  # Ctrl-C; the end of the job
             signal.signal(signum, interruption)
         calibration = CalibrationRun(
-            (out or measured_path(name)).absolute(),
+            file,
             name,
             parts,
             Place(site, in_job, has_gpus, ranks),
             minutes=minutes,
-            shapes_of=run,
             anew=again,
             stopped=lambda: interruption.came,
         )
-        raise typer.Exit(_measure(calibration, json=json))
+        raise typer.Exit(_measure(calibration, again=again, json=json))
 
 
-def _measure(calibration: CalibrationRun, *, json: bool) -> Exit:
+def _nodes_in_job(count: int | None, nodelist: str | None) -> tuple[str, ...]:
+    """Return the nodes to measure of the job that this process runs in.
+
+    Raises:
+        ConfigError: the job does not have them.
+    """
+    of_job = job_nodes(os.environ)
+    if nodelist is not None:
+        named = list(dict.fromkeys(expand(nodelist)))
+        if foreign := [node for node in named if node not in of_job]:
+            raise ConfigError(f"--nodelist: {compress(foreign)} is not in this job, which has {compress(of_job)}")
+        return tuple(named)
+    if count is not None and count > len(of_job):
+        raise ConfigError(f"--nodes {count}: this job has {counted(len(of_job), 'node')}: {compress(of_job)}")
+    return tuple(of_job[:count])
+
+
+def _measure(calibration: CalibrationRun, *, again: bool, json: bool) -> Exit:
     """Measure what is left, report it, and return the exit code."""
     before = len(calibration.parts) - len(calibration.left)
-    if before:
-        say(
-            f"{counted(before, 'part')} of {len(calibration.parts)} measured before "
-            f"(began {calibration.calibration.began[:10]}); --again measures everything again"
-        )
-    shown = _Shown()
+    if before and (measured := [part.name for part in calibration.parts if calibration.is_measured(part)]):
+        say(f"measured before: {', '.join(measured)}; --again measures everything again")
+    shown, continues = _Shown(), f"the same command continues{', without --again' if again else ''}"
     log.set_up()
     try:
         with log.detailed("zslurm.bench"):
             is_over = calibration.measure(shown)
     except KeyboardInterrupt:
-        say(f"interrupted; {calibration.path} has what was measured, and the same command continues")
+        say(f"interrupted; {calibration.path} has what was measured, and {continues}")
         return Exit.INTERRUPTED
+    measurements = calibration.measurements
     if json:
-        print_json({"file": str(calibration.path), **calibration.measurements.model_dump(mode="json")})
+        print_json({"file": str(calibration.path), **measurements.model_dump(mode="json")})
     else:
-        print_measurements(calibration.measurements.values)
-    slow = sorted({name for part in calibration.calibration.parts.values() for name in part.slow})
-    exclude = sorted({name for part in calibration.calibration.parts.values() for name in part.exclude})
+        print_measurements(measurements.values)
+    slow = sorted({name for part in measurements.parts.values() for name in part.slow})
+    exclude = sorted({name for part in measurements.parts.values() for name in part.exclude})
     if slow:
         say(f"slower than their peers: {', '.join(slow)}")
     if exclude:
@@ -165,8 +201,7 @@ def _measure(calibration: CalibrationRun, *, json: bool) -> Exit:
     say(f"wrote {calibration.path}; results with all figures: {calibration.results}")
     if is_over:
         return Exit.DONE
-    remaining = ", ".join(part.name for part in calibration.left)
-    say(f"not measured: {remaining}; the same command continues")
+    say(f"not measured: {', '.join(part.name for part in calibration.left)}; {continues}")
     return Exit.FAILED if shown.failures else Exit.INTERRUPTED
 
 
@@ -194,7 +229,7 @@ class _Shown(CalibrationProgress):
         say(f"{part.name}: left out: {reason}")
 
     def failed(self, part: Part, reason: str) -> None:
-        self.failures += "no time is left" not in reason
+        self.failures += reason != NO_TIME
         say(f"{part.name}: not measured: {reason}")
 
     def ended(self, part: Part, result: BenchResult | None, found: Found | None) -> None:
@@ -204,7 +239,8 @@ class _Shown(CalibrationProgress):
             say(f"{part.name}: {counted(len(result.skipped), 'point')} left out; the result gives the reasons")
         if result.lost_nodes:
             say(f"{part.name}: lost {compress(result.lost_nodes)}; the others are measured on")
-        for line in [*result.findings, *(found.lines if found is not None and found.values else ())]:
+        gives_values = found is not None and (found.values or result.machine.device != "cpu")
+        for line in [*result.findings, *(found.lines if found is not None and gives_values else ())]:
             say(f"{part.name}: {line}")
 
     def of_points(self) -> BenchProgress:
@@ -217,15 +253,9 @@ def _torch_sees_gpus() -> bool:
     return subprocess.run([sys.executable, "-P", "-c", question], capture_output=True, check=False).returncode == 0
 
 
-def _parts(spec: RunSpec, site: Site, run: str, minutes: float, *, has_gpus: bool) -> list[Part]:
-    """Return what is measured on these nodes within so many minutes, in order, without storage."""
+def _parts(spec: RunSpec, site: Site, run: str, minutes: float, *, has_gpus: bool, nodes: int) -> list[Part]:
+    """Return what is measured on so many nodes within so many minutes, in order, without storage."""
     on_cpu = trains_on_cpus(spec) or not has_gpus
-    products = measured_products(spec, on_cpu=on_cpu)
-    if has_gpus:
-        sizes = {"m": _CUBE, "n": _CUBE, "k": _CUBE, "batch": 1, "group": 1}
-        products.append(
-            {"product": "", "pass": "forward", "kind": "dense", **sizes, "flops": 2.0 * _CUBE**3, "dtype": "bf16"}
-        )
     collectives: dict[str, Any] = {
         "operations": ["all_reduce", "reduce_scatter", "all_gather"],
         "scopes": ["node", "all", "rail", "gpu_pair", "node_pair"],
@@ -236,7 +266,7 @@ def _parts(spec: RunSpec, site: Site, run: str, minutes: float, *, has_gpus: boo
     compared = {
         **collectives,
         "operations": ["reduce_scatter", "all_gather"],
-        "scopes": ["all" if site.cluster.launcher == "slurm" else "node"],
+        "scopes": ["all" if nodes > 1 else "node"],
         "levels": ["flat"],
         "sizes": sizes_between("8MiB", "512MiB", factor=8),
     }
@@ -251,7 +281,10 @@ def _parts(spec: RunSpec, site: Site, run: str, minutes: float, *, has_gpus: boo
             needs_gpu=True,
         )
         for candidate in rules().candidates_on(site.cluster)
+        if nodes > 1 or not candidate.when.network
     ]
+    cube = {"m": _CUBE, "n": _CUBE, "k": _CUBE, "batch": 1, "group": 1, "flops": 2.0 * _CUBE**3}
+    products: dict[str, Any] = {"m": None, "n": None, "k": None}
     return [
         Part(
             "nodes", "all GPUs compute at once, to find slow ones", 1.0, "mlp",
@@ -266,16 +299,31 @@ def _parts(spec: RunSpec, site: Site, run: str, minutes: float, *, has_gpus: boo
             },
         ),
         Part(
-            "products", f"matrix products and parts of {run}", 4.0, "gemm",
-            {"run": run, "products": products, "m": None, "n": None, "k": None, "dtype": spec.parallel.dtype},
+            "cube", f"a product of {_CUBE} x {_CUBE} x {_CUBE} in bf16", 0.5, "gemm",
+            {
+                **products, "run": None, "dtype": "bf16",
+                "products": [{"product": "", "pass": "forward", "kind": "dense", **cube}],
+            },
+            needs_gpu=True,
         ),
-        Part("kernels", "kernels of one GPU", 3.0, command=("dev", "kernels", "bench"), needs_gpu=True),
         Part(
-            "tuned-products", f"TunableOp's solutions for {run}", 4.0, needs_gpu=True,
-            command=("dev", "tune", "gemm", run, "--cluster", spec.cluster.name, "--minutes", "{minutes}"),
+            "products", f"matrix products and parts of {run}", 4.0, "gemm",
+            {
+                **products, "run": run, "dtype": spec.parallel.dtype,
+                "products": measured_products(spec, on_cpu=on_cpu),
+            },
+            keeps_values=False,
         ),
         Part("collectives", "inside nodes, along rails, over all nodes, pairs", 4.0, "collectives", collectives),
         *variables,
+        Part(
+            "tuned-products", f"TunableOp's solutions for {run}", 4.0, needs_gpu=True, least_minutes=0.5,
+            command=("dev", "tune", "gemm", run, "--cluster", spec.cluster.name, "--minutes", "{minutes}"),
+        ),
+        Part(
+            "kernels", "kernels of one GPU", 3.0, needs_gpu=True, least_minutes=1.0,
+            command=("dev", "kernels", "bench"),
+        ),
     ]  # fmt: skip
 
 
@@ -305,11 +353,16 @@ def _storage_parts(paths: list[Path], *, has_gpus: bool) -> Iterator[list[Part]]
             shutil.rmtree(path / work, ignore_errors=True)
 
 
-def _check_storage(paths: list[Path], parts: list[Part], ranks: int, nodes: int) -> None:
-    """Raise ConfigError if a directory cannot be measured, before anything is."""
-    for path, part in zip(paths, parts, strict=True):
+def _check_storage(chosen: list[tuple[Path, Part]], ranks: int, nodes: int, *, here: bool) -> None:
+    """Raise ConfigError if a directory cannot be measured, as far as this machine sees it.
+
+    A directory that is missing on the login node may be a disk that only the nodes have.
+    """
+    for path, part in chosen:
+        if not here and not path.exists():
+            continue
         size = part.options["size"]
-        if reason := refusal(path, size=size, checkpoint=size, ranks_per_node=ranks, nodes=max(1, nodes)):
+        if reason := refusal(path, size=size, checkpoint=size, ranks_per_node=ranks, nodes=nodes):
             raise ConfigError(f"--path {reason}")
 
 
@@ -329,8 +382,14 @@ def _list(parts: list[Part], minutes: float, *, json: bool) -> None:
     from zslurm.cli.terminal.table import print_table
 
     shares = sum(part.share for part in parts)
-    rows = [[part.name, part.about, f"{minutes * part.share / shares:.1f}"] for part in parts]
+    times = [minutes * part.share / shares for part in parts]
     if json:
-        print_json([dict(zip(("name", "about", "minutes"), row, strict=True)) for row in rows])
+        print_json(
+            [
+                {"name": part.name, "about": part.about, "minutes": round(time, 2)}
+                for part, time in zip(parts, times, strict=True)
+            ]
+        )
     else:
-        print_table(["part", "what", "minutes at most"], rows)
+        rows = [[part.name, part.about, f"{time:.1f}"] for part, time in zip(parts, times, strict=True)]
+        print_table(["part", "what", "minutes"], rows)

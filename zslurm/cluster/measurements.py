@@ -15,7 +15,7 @@ The values, by their key below `cluster`:
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -23,6 +23,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from zslurm.checkpoint_tools.plain import load_json
 from zslurm.config.measured import MeasuredVariable
+from zslurm.config.software import is_card
 from zslurm.config.yaml12 import YamlDocument
 from zslurm.core.errors import ConfigError, ZslurmError
 from zslurm.core.files import write_atomically
@@ -33,6 +34,9 @@ SCHEMA = 1
 SUFFIX = ".measured.json"
 _REMEDY = "remove the file, and measure again with `zslurm calibrate`"
 _COLLECTIVES = "measured."
+_STORAGE = "storage_iops"
+CPU = "cpu"
+"""The device of ranks without GPUs."""
 _KEY = re.compile(
     r"doctor\.(?:gemm_tflops|hbm_gb_s|all_reduce_gb_s)|storage_iops"
     r"|measured\.(?:(?:bucket_mb|collectives)\.[1-9][0-9]*|variables\.[A-Za-z_][A-Za-z0-9_]*)"
@@ -73,52 +77,24 @@ class CalibrationPart(BaseModel):
     """One measurement of `zslurm calibrate`.
 
     Attributes:
+        of: what was measured, on how many nodes and with which software, as one word: see `Part.identity`.
         date: when it ended, in UTC (ISO 8601).
         seconds: how long it took.
         nodes: a hostlist; empty: the machine of the command.
         slow: names of what is slower than its peers.
         exclude: nodes that are better left out.
-        complete: whether all that was planned was measured.
-        problem: why nothing was measured, and nothing will be here; empty if it was.
+        complete: whether it is not to be measured again.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
+    of: str
     date: str = ""
     seconds: float = 0.0
     nodes: str = ""
     slow: tuple[str, ...] = ()
     exclude: tuple[str, ...] = ()
     complete: bool = True
-    problem: str = ""
-
-
-class Calibration(BaseModel):
-    """The last calibration, which may not be over.
-
-    Attributes:
-        began: in UTC (ISO 8601).
-        shapes_of: the run whose products were measured.
-        parts: what was measured, by name.
-    """
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    began: str
-    shapes_of: str
-    parts: dict[str, CalibrationPart] = {}
-
-    def has(self, part: str) -> bool:
-        """Return whether a part is measured."""
-        return part in self.parts and self.parts[part].complete
-
-    def continues(self, shapes_of: str, parts: Collection[str]) -> bool:
-        """Return whether a calibration for this run and of these parts continues this one: something is left."""
-        return shapes_of == self.shapes_of and not all(self.has(part) for part in parts)
-
-    def with_part(self, name: str, part: CalibrationPart) -> Calibration:
-        """Return the calibration with another part."""
-        return self.model_copy(update={"parts": self.parts | {name: part}})
 
 
 class Measurements(BaseModel):
@@ -128,7 +104,7 @@ class Measurements(BaseModel):
         schema_version: number of the format.
         profile: name of the profile that the values were measured with.
         values: by key below `cluster`.
-        calibration: the last one; None if there was none.
+        parts: what `zslurm calibrate` measured, by name.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -136,24 +112,47 @@ class Measurements(BaseModel):
     schema_version: int = SCHEMA
     profile: str
     values: dict[str, StoredValue] = {}
-    calibration: Calibration | None = None
+    parts: dict[str, CalibrationPart] = {}
 
-    def with_values(self, new: Mapping[str, StoredValue]) -> Measurements:
-        """Return the measurements with new values; of collectives between other ranks nothing stays."""
+    def with_values(self, new: Mapping[str, StoredValue], *, is_partial: bool = False) -> Measurements:
+        """Return the measurements with new values.
+
+        Of collectives between other ranks nothing stays, but ranks on CPUs replace none on GPUs. Values of a
+        measurement that `is_partial` only fill gaps.
+        """
         kept = dict(self.values)
-        fresh = [value for key, value in new.items() if key.startswith(_COLLECTIVES)]
+        on_gpus = any(key.startswith(_COLLECTIVES) and value.device != CPU for key, value in kept.items())
+        added = {
+            key: value
+            for key, value in new.items()
+            if not (key.startswith(_COLLECTIVES) and on_gpus and value.device == CPU)
+            and not (is_partial and key in kept)
+        }
+        fresh = [value for key, value in added.items() if key.startswith(_COLLECTIVES)]
         for key, value in self.values.items():
             if key.startswith(_COLLECTIVES) and any(_ranks(value) != _ranks(other) for other in fresh):
                 del kept[key]
-        return self.model_copy(update={"values": kept | dict(new)})
+        return self.model_copy(update={"values": kept | added})
 
-    def documents(self) -> Iterator[tuple[YamlDocument, str]]:
-        """Yield the values of each day as a section `cluster`, the oldest first, with the day."""
+    def documents(self, card: str | None) -> Iterator[tuple[YamlDocument, str]]:
+        """Yield the values of each day as a section `cluster`, the oldest first, with the day.
+
+        Values of GPUs other than `card`, by which the profile calls its own, are left out.
+        """
         by_day: dict[str, dict[str, StoredValue]] = {}
         for key, value in sorted(self.values.items(), key=lambda item: item[1].date):
-            by_day.setdefault(value.date[:10], {})[key] = value
+            if key == _STORAGE or value.device == CPU or is_card(card, value.device):
+                by_day.setdefault(value.date[:10], {})[key] = value
         for day, values in by_day.items():
-            yield YamlDocument({"cluster": _section(values)}, {}), day
+            section = _section(values)
+            section.setdefault("measured", {})["profile"] = self.profile
+            yield YamlDocument({"cluster": section}, {}), day
+
+
+def results_folder(path: Path) -> Path:
+    """Return the folder of the results behind a file of measurements: NAME.measured, or FILE.results."""
+    name = path.name.removesuffix(".json")
+    return path.with_name(name if path.name.endswith(SUFFIX) else f"{name}.results")
 
 
 def _ranks(value: StoredValue) -> tuple[str, int]:

@@ -16,7 +16,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any, Literal
 
-from zslurm.cluster.measurements import SUFFIX, Measurements, read_measurements
+from zslurm.cluster.measurements import SUFFIX, Measurements, StoredValue, read_measurements
 from zslurm.config import yaml12
 from zslurm.core.errors import ConfigError, NoProfile, NotFound, ZslurmError
 from zslurm.core.files import read_text, write_atomically
@@ -24,6 +24,7 @@ from zslurm.core.paths import LONGEST_NAME, home
 
 LOCAL = "local"
 LAYER = "cluster profile"
+_OF_MEASUREMENTS = f"{LAYER}'s measurements of "
 SITE_PROFILES = Path("/etc/zslurm/clusters")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
@@ -119,17 +120,31 @@ def measured_path(name: str) -> Path:
     return profile_path(name).with_name(f"{name}{SUFFIX}")
 
 
-def measurements_of(name: str) -> tuple[Path, Measurements] | None:
-    """Return what was measured with the profile `name`: by this user, else by the site; None if nothing was.
+def measurements_of(name: str) -> list[tuple[Path, Measurements]]:
+    """Return what was measured with the profile `name`: this user's own, then the site's.
 
     Raises:
         ConfigError: see `read_measurements`.
     """
-    for folder in (config_dir() / "clusters", SITE_PROFILES):
-        path = folder / f"{name}{SUFFIX}"
-        if (measurements := read_measurements(path, name)) is not None:
-            return path, measurements
-    return None
+    paths = [folder / f"{name}{SUFFIX}" for folder in (config_dir() / "clusters", SITE_PROFILES)]
+    return [(path, stored) for path in paths if (stored := read_measurements(path, name)) is not None]
+
+
+def measured_values(name: str) -> dict[str, StoredValue]:
+    """Return the values that were measured with the profile `name`; a user's own win over the site's.
+
+    Raises:
+        ConfigError: see `read_measurements`.
+    """
+    merged = Measurements(profile=name)
+    for _, stored in reversed(measurements_of(name)):
+        merged = merged.with_values(stored.values)
+    return merged.values
+
+
+def is_measurement(file: str) -> bool:
+    """Return whether the origin of a value, as messages call its file, is a measurement."""
+    return file.startswith(_OF_MEASUREMENTS)
 
 
 def default_name() -> str:
@@ -206,11 +221,14 @@ def layers_of(top: Profile, text: str) -> list[tuple[yaml12.YamlDocument, str]]:
             raise ConfigError(f"{location}: profiles extend each other in a circle: {chain}")
         seen.append(base)
     _fill_in(top.name, [document.data for document, _ in stack])
-    if (measured := measurements_of(top.name)) is not None:
-        path, measurements = measured
-        stack[-1:-1] = [
-            (document, f"{LAYER}'s measurements of {day}, {path}") for document, day in measurements.documents()
-        ]
+    own = [document.data.get("cluster", {}) for document, _ in stack if isinstance(document.data, dict)]
+    cards = [section[key] for key in ("gpu_type", "gpu_family") for section in own if section.get(key)]
+    measured = Measurements(profile=top.name, values=measured_values(top.name))
+    paths = ", ".join(str(path) for path, _ in measurements_of(top.name))
+    stack[-1:-1] = [
+        (document, f"{_OF_MEASUREMENTS}{day}, {paths}")
+        for document, day in measured.documents(str(cards[-1]) if cards else None)
+    ]
     return stack
 
 

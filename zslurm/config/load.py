@@ -18,7 +18,6 @@ from zslurm.config import yaml12
 from zslurm.config.layers import Layers, Origin, Override, show_path
 from zslurm.config.measured import MeasuredSection
 from zslurm.config.problems import describe
-from zslurm.config.software import hardware_differences
 from zslurm.config.spec import RECORDED, RunSpec, spec_class
 from zslurm.config.text import CONTROL
 from zslurm.config.yaml12 import KeyPath
@@ -173,12 +172,9 @@ def _fit_to_cluster(run: Resolved) -> Resolved:
 
 
 def measured_alike(spec: RunSpec) -> bool:
-    """Return whether the cluster's collectives were measured between ranks like the run's: CPUs, or its GPUs."""
+    """Return whether the cluster's collectives were measured between ranks of the run's kind, CPUs or GPUs."""
     on_cpus = spec.parallel.device == "cpu" or not spec.cluster.gpus_per_node
-    device = spec.cluster.measured.device
-    if on_cpus or device == "cpu":
-        return on_cpus and device == "cpu"
-    return not hardware_differences(spec.cluster, device, whose="")
+    return (spec.cluster.measured.device == "cpu") == on_cpus
 
 
 def measured_bucket(spec: RunSpec) -> float | None:

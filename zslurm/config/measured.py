@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Literal, TypeVar
 
 from pydantic import Field
@@ -41,6 +42,7 @@ class MeasuredSection(Section):
     date: Text = Field("", description="when, in UTC")
     device: Text = Field("", description="of the ranks: the GPUs' name, or cpu")
     ranks_per_node: Count | None = Field(None, description="ranks on each node")
+    profile: Text = Field("", description="name of the profile that they were measured with")
     bucket_mb: dict[Nodes, Positive] = Field(
         default_factory=dict,
         description="number of nodes -> MiB of gradients from which a reduction has 95 % of its full bandwidth; "
@@ -61,6 +63,10 @@ class MeasuredSection(Section):
     def collectives_for(self, nodes: int, ranks_per_node: int) -> Literal["flat", "two_level"] | None:
         """Return the faster way to make collectives; None if none was measured for about as many nodes."""
         return self._nearest(self.collectives, nodes, ranks_per_node)
+
+    def nearest(self, table: Mapping[int, object], nodes: int, ranks_per_node: int) -> int | None:
+        """Return the number of nodes in a table whose entry a run takes; None if it takes none."""
+        return self._nearest({count: count for count in table}, nodes, ranks_per_node)
 
     def _nearest(self, table: dict[int, Value], nodes: int, ranks_per_node: int) -> Value | None:
         """Return the entry of the nearest number of nodes, at most a factor of two away; of two, the larger."""

@@ -10,7 +10,13 @@ from zslurm.config.spec import ClusterSection
 
 
 def differences(
-    cluster: ClusterSection, device: str, *, rocm: str | None, torch: str | None, whose: str
+    cluster: ClusterSection,
+    device: str,
+    *,
+    rocm: str | None,
+    torch: str | None,
+    whose: str,
+    rccl: str | None = None,
 ) -> list[str]:
     """Return in what a measurement differs from what the profile and the job's Python are known to be.
 
@@ -20,10 +26,13 @@ def differences(
         rocm: version that the measurement was made with; None if it is not known.
         torch: likewise.
         whose: what messages call the measurement's own, such as `the table's`.
+        rccl: version that the measurement was made with; None if it is not known.
     """
     mismatches = hardware_differences(cluster, device, whose=whose)
     if rocm is not None and cluster.rocm_version is not None and not same_release(cluster.rocm_version, rocm):
         mismatches.append(f"cluster.rocm_version is {cluster.rocm_version}, {whose} ROCm {rocm}")
+    if rccl is not None and cluster.rccl_version is not None and not same_release(cluster.rccl_version, rccl):
+        mismatches.append(f"cluster.rccl_version is {cluster.rccl_version}, {whose} RCCL {rccl}")
     installed = torch_version(cluster)
     if installed is not None and torch is not None and not same_release(installed, torch):
         mismatches.append(f"the job's torch is {installed}, {whose} {torch}")
@@ -33,11 +42,16 @@ def differences(
 def hardware_differences(cluster: ClusterSection, device: str, *, whose: str) -> list[str]:
     """Return in a line that the cards differ; none if they do not, or the profile does not know its own."""
     card = cluster.gpu_family or cluster.gpu_type
-    return [] if card is None or _names(card, device) else [f"the GPUs are {card}, {whose} {device}"]
+    return [] if is_card(card, device) else [f"the GPUs are {card}, {whose} {device}"]
 
 
-def _names(card: str, device: str) -> bool:
-    """Return whether a profile's name of a card (mi300x) is in torch's name of it (AMD Instinct MI300X)."""
+def is_card(card: str | None, device: str) -> bool:
+    """Return whether a profile's name of a card (mi300x) is in torch's name of it (AMD Instinct MI300X).
+
+    A profile that does not name its card may have any.
+    """
+    if card is None:
+        return True
     words = [word for word in re.split(r"[\W_]+", card.upper()) if any(c.isdigit() for c in word)]
     return not words or any(word in device.upper() for word in words)
 

@@ -109,7 +109,8 @@ def run_as_job(
 
 
 def _script(spec: RunSpec, folder: Path, words: Sequence[str], cores: int, shape: JobShape) -> str:
-    slurm, name = spec.slurm, f"zslurm-{'-'.join(words[:2])}"
+    slurm, plain = spec.slurm, [word for word in words[:2] if not word.startswith("-")]
+    name = f"zslurm-{'-'.join(plain)}"
     options: list[tuple[str, str | bool | None]] = [
         ("job-name", name),
         ("nodes", str(shape.nodes)),
@@ -118,6 +119,7 @@ def _script(spec: RunSpec, folder: Path, words: Sequence[str], cores: int, shape
         spec.cluster.gpu_flag(spec.cluster.gpu_request_of(shape.gpus)),
         ("time", shape.time),
         ("nodelist", shape.nodelist),
+        ("reservation", slurm.flags.get("reservation")),
         *((("exclusive", True), ("mem", "0"), ("no-kill", True)) if shape.whole_nodes else ()),
         *((option.name, getattr(slurm, option.key)) for option in carried_by("command")),
         ("output", str(folder / _OUTPUT)),
@@ -149,7 +151,7 @@ def _follow(client: SlurmClient, folder: Path, job_id: str) -> int:
     exit_code, state = folder / _EXIT_CODE, JobState.UNKNOWN
     streams = {folder / _OUTPUT: sys.stdout, folder / _MESSAGES: sys.stderr}
     read = dict.fromkeys(streams, 0)
-    asked = time.monotonic()
+    asked, waits = time.monotonic(), ""
     over = False
     while True:
         ended = over or exit_code.exists()
@@ -171,6 +173,9 @@ def _follow(client: SlurmClient, folder: Path, job_id: str) -> int:
                 record = client.job(job_id)
                 over = record is None or record.state.is_over
                 state = JobState.UNKNOWN if record is None else record.state
+                if record is not None and state.is_waiting and (why := record.reason or "no reason yet") != waits:
+                    waits = why
+                    say(f"job {job_id} waits in the queue ({why})")
         time.sleep(POLL_S)
     text = exit_code.read_text().strip() if exit_code.exists() else ""
     if not text.isdigit():

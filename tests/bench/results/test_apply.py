@@ -77,11 +77,21 @@ def test_the_better_value_of_a_variable_is_kept_with_its_gain() -> None:
     assert stored.spread == pytest.approx(0.083, abs=0.01), "of repetitions: none for 64, 17 % for 112"
 
 
+def test_a_comparison_that_was_not_repeated_gives_no_value() -> None:
+    rows = [
+        *collective(2, 1e-4, 3e11, environment="NCCL_MIN_NCHANNELS=64"),
+        *collective(2, 1e-4, 3.9e11, environment="NCCL_MIN_NCHANNELS=112"),
+    ]
+    found = settings_from(result("collectives", rows, complete=False), FILE)
+    assert found.values == {}
+    assert "NCCL_MIN_NCHANNELS: its values were compared only once, so the noise is not known" in found.lines
+
+
 def test_the_doctors_thresholds_are_below_healthy_medians() -> None:
     copies = [{"pattern": "copy", "bytes": 2**30, "dtype": "fp64", "gb_s": rate} for rate in (4257, 4300, 4343.0)]
     (stored,) = settings_from(result("hbm", copies), FILE).values.items()
     assert (stored[0], stored[1].value) == ("doctor.hbm_gb_s", 3870)
-    assert stored[1].spread == pytest.approx(0.00816, rel=0.01), "of the three GPUs"
+    assert stored[1].spread == pytest.approx(0.01, rel=0.01), "of the three GPUs"
     cubes = [{"m": 8192, "n": 8192, "k": 8192, "batch": 1, "dtype": "bf16", "tflops": 640.0}]
     assert settings_from(result("gemm", cubes), FILE).values["doctor.gemm_tflops"].value == 576
     reduced = collective(1, 2e-5, 3e11, operation="all_reduce", busbw_gb_s=313.0)

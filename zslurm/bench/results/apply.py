@@ -40,6 +40,7 @@ SOFTWARE = ("driver", "rocm", "cuda", "rccl", "nccl", "torch")
 """The versions that a value is kept with."""
 
 _FASTER = 1.03
+_REPEATED = 2
 _MIB = 1 << 20
 _DOCTOR_REDUCE, _DOCTOR_COPY, _DOCTOR_GEMM = 64 * _MIB, 1024 * _MIB, 8192
 _LEVELS = ("flat", "two_level")
@@ -224,26 +225,28 @@ def _variables(result: BenchResult, found: Found) -> None:
             value: {point: statistics.mean(figures[point]) for point in shared}
             for value, figures in by_value.items()
         }
+        if any(len(figures[point]) < _REPEATED for figures in by_value.values() for point in shared):
+            found.lines.append(f"{name}: its values were compared only once, so the noise is not known")
+            continue
         first = next(iter(by_value))
         gains = {value: _ratio(figures, means[first]) for value, figures in means.items()}
         best = max(gains, key=lambda value: gains[value])
         others = {value: round(_ratio(means[best], means[value]), 3) for value in means if value != best}
         noise = _noise_of(by_value.values())
-        variable = MeasuredVariable(best=best, others=others, date=result.date, spread=_rounded(noise or 0.0))
+        variable = MeasuredVariable(best=best, others=others, date=result.date, spread=_rounded(noise))
         found.add(f"measured.variables.{name}", variable, noise)
         shown = ", ".join(f"{ratio:.2f} times that of {value or 'unset'}" for value, ratio in others.items())
         found.lines.append(f"{name}={best or '(unset)'} has {shown} (median of {counted(len(shared), 'point')})")
 
 
-def _noise_of(values: Iterable[Mapping[Any, list[float]]]) -> float | None:
-    """Return the median relative difference of repeated figures of a point; None if nothing was repeated."""
-    differences = [
+def _noise_of(values: Iterable[Mapping[Any, list[float]]]) -> float:
+    """Return the median relative difference of the repeated figures of a point."""
+    return statistics.median(
         (max(figures) - min(figures)) / statistics.mean(figures)
         for points in values
         for figures in points.values()
-        if len(figures) > 1
-    ]
-    return statistics.median(differences) if differences else None
+        if len(figures) >= _REPEATED
+    )
 
 
 def _ratio(ours: Mapping[Any, float], theirs: Mapping[Any, float]) -> float:
@@ -259,7 +262,7 @@ def _threshold(key: str, figures: list[float], what: str, result: BenchResult, f
         return
     median = statistics.median(figures)
     threshold = _rounded(OF_MEDIAN * median)
-    found.add(f"doctor.{key}", threshold, statistics.pstdev(figures) / median)
+    found.add(f"doctor.{key}", threshold, statistics.stdev(figures) / median if len(figures) > 1 else None)
     share = f"{100 * OF_MEDIAN:.0f} % of the median"
     found.lines.append(f"doctor.{key}: {threshold:g}, {share} {median:.4g} {what}")
 

@@ -19,7 +19,7 @@ from zslurm.cli.options import Cluster, Json
 from zslurm.cli.terminal.table import print_table
 from zslurm.cli.values import print_measurements
 from zslurm.cluster.measurements import Measurements, StoredValue, read_measurements, write_measurements
-from zslurm.cluster.profile import default_name, find_profile, measured_path, measurements_of
+from zslurm.cluster.profile import default_name, find_profile, measured_path
 from zslurm.core.console import print_json, say
 from zslurm.core.errors import CheckFailed, ConfigError, Exit
 
@@ -161,8 +161,6 @@ def keep_measurements(
     if dry_run:
         return
     path = out or measured_path(name)
-    before = read_measurements(path, name)
-    if before is None and out is None and (of_site := measurements_of(name)) is not None:
-        before = of_site[1]  # a file of the user's hides the site's
-    write_measurements(path, (before or Measurements(profile=name)).with_values(values))
+    before = read_measurements(path, name) or Measurements(profile=name)
+    write_measurements(path, before.with_values(values))
     say(f"wrote {path}; `zslurm cluster show {name} --measured` prints the whole")

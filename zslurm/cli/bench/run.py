@@ -24,7 +24,7 @@ from zslurm.bench.run.request import BenchProgress, BenchRequest
 from zslurm.checkpoint_tools.quantities import counted, show_duration
 from zslurm.cli.bench.results import draw_plots, keep_measurements
 from zslurm.cli.bench.tables import show_side_by_side, show_table
-from zslurm.cluster.profile import LOCAL
+from zslurm.cluster.profile import LOCAL, default_name
 from zslurm.cluster.site import Site, load_site
 from zslurm.core import log
 from zslurm.core.console import print_json, say
@@ -217,7 +217,8 @@ def _use(result: BenchResult, path: Path, site: Site, common: Measure) -> None:
         except NoPlots as error:
             say(str(error))
     if common.apply:
-        keep_measurements(site.cluster.name, [settings_from(result, path)])
+        name = LOCAL if site.cluster.launcher == "local" else common.cluster or default_name()
+        keep_measurements(name, [settings_from(result, path)])
 
 
 def exit_code(result: BenchResult) -> Exit:

@@ -18,7 +18,15 @@ from zslurm.cli.options import Cluster, Json, Set, complete_clusters
 from zslurm.cli.terminal.table import Column, print_table
 from zslurm.cli.values import print_measurements, print_values
 from zslurm.cluster.edit import edit_profile, run_editor
-from zslurm.cluster.profile import Profile, default_name, find_profile, measurements_of, profiles, set_default
+from zslurm.cluster.profile import (
+    Profile,
+    default_name,
+    find_profile,
+    measured_values,
+    measurements_of,
+    profiles,
+    set_default,
+)
 from zslurm.cluster.rccl import environment as rccl
 from zslurm.cluster.rccl.conf_files import read_conf
 from zslurm.cluster.rccl.environment import Setting
@@ -130,11 +138,11 @@ def show(
     find_profile(name)
     stored = measurements_of(name)
     if json:
-        print_json(None if stored is None else {"file": str(stored[0]), **stored[1].model_dump(mode="json")})
-    elif stored is not None:
-        print_measurements(stored[1].values)
-    if stored is None:
-        say(f"nothing was measured with the profile {name}: see `zslurm bench --help`")
+        print_json([{"file": str(path), **measurements.model_dump(mode="json")} for path, measurements in stored])
+    elif stored:
+        print_measurements(measured_values(name))
+    if not stored:
+        say(f"nothing was measured with the profile {name}: `zslurm calibrate` measures the cluster")
 
 
 @app.command()

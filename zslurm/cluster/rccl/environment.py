@@ -52,7 +52,8 @@ def environment(
             if value is not None:
                 by_name[rule.variable] = Setting(rule.variable, value, rule.reason, rule.source, RULES)
     for candidate in rules().candidates_on(cluster):
-        variable = cluster.measured.variables.get(candidate.variable)
+        on_gpus = cluster.measured.device != "cpu"
+        variable = cluster.measured.variables.get(candidate.variable) if on_gpus else None
         before_it = by_name.get(candidate.variable)
         value = before_it.value if before_it else ""
         if variable is not None and (ratio := variable.gain_over(value)) is not None:

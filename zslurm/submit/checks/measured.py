@@ -5,14 +5,14 @@ from __future__ import annotations
 from datetime import UTC, datetime
 
 from zslurm.checkpoint_tools.quantities import counted, show_duration
-from zslurm.cluster.measurements import StoredValue
-from zslurm.cluster.profile import measurements_of
+from zslurm.cluster.measurements import CPU, StoredValue
+from zslurm.cluster.profile import is_measurement, measured_values
 from zslurm.cluster.rccl.environment import variables_of
 from zslurm.config.layers import DEFAULT, Layers
 from zslurm.config.load import measured_alike, measured_bucket
 from zslurm.config.software import differences
 from zslurm.config.spec import RunSpec
-from zslurm.submit.calibrated_rates import calibrated_rates
+from zslurm.submit.calibrated_rates import calibrated_rates, measured_profile
 from zslurm.train.plan.rates import ASSUMED_MEMORY_GB_S, ASSUMED_TFLOPS
 
 _FACTOR = 2.0
@@ -28,23 +28,25 @@ def about_measurements(spec: RunSpec) -> list[str]:
     cluster = spec.cluster
     if cluster.launcher != "slurm" or not cluster.gpus_per_node or spec.parallel.device == "cpu":
         return []
-    stored = measurements_of(cluster.name)
-    values = [] if stored is None else [value for value in stored[1].values.values() if value.device != "cpu"]
+    values = {
+        key: value for key, value in measured_values(measured_profile(cluster)).items() if value.device != CPU
+    }
     if not values:
         return [
             f"nothing was measured on {cluster.name}: buckets, levels and the doctor's limits are general ones; "
             "`zslurm calibrate` measures the cluster in an hour"
         ]
-    newest = max(values, key=lambda value: value.date)
-    mismatches = differences(
-        cluster, newest.device, rocm=newest.versions.get("rocm"), torch=newest.versions.get("torch"),
-        whose="the measurements'",
-    )  # fmt: skip
-    return [
-        f"{cluster.name} was measured on {newest.date[:10]} with something else: {'; '.join(mismatches)}; "
-        "`zslurm calibrate --again` measures it anew"
-        for _ in mismatches[:1]
-    ]
+    for key, value in values.items():
+        mismatches = differences(
+            cluster, value.device, rocm=value.versions.get("rocm"), torch=value.versions.get("torch"),
+            rccl=value.versions.get("rccl"), whose="the measurement's",
+        )  # fmt: skip
+        if mismatches:
+            return [
+                f"{key} was measured on {cluster.name} on {value.date[:10]} with something else: "
+                f"{'; '.join(mismatches)}; measure again with `zslurm calibrate RUN --again`"
+            ]
+    return []
 
 
 def off_measured(spec: RunSpec) -> list[str]:
@@ -86,23 +88,23 @@ def sources_of_values(spec: RunSpec, layers: Layers) -> list[dict[str, str]]:
     Raises:
         ConfigError: the measurements cannot be used.
     """
-    stored = measurements_of(spec.cluster.name)
-    values = {} if stored is None else stored[1].values
+    values = measured_values(measured_profile(spec.cluster))
+    measured, nodes = spec.cluster.measured, spec.slurm.nodes
     rows = []
     if spec.world_size > 1:
-        for name, prefix in (("bucket_mb", "measured.bucket_mb."), ("collectives", "measured.collectives.")):
+        for name in ("bucket_mb", "collectives"):
             origin = layers.leaf_origin(("parallel", name))
-            measured = [value for key, value in values.items() if key.startswith(prefix)]
-            value = getattr(spec.parallel, name)
-            if measured and (origin.file or "").endswith(str(stored[0] if stored else "")):
-                source = _measured(max(measured, key=lambda one: one.date))
+            count = measured.nearest(getattr(measured, name), nodes, spec.ranks_per_node)
+            stored = values.get(f"measured.{name}.{count}")
+            if stored is not None and is_measurement(origin.file or ""):
+                source = _measured(stored)
             elif origin == DEFAULT:
                 source = "a guess, by the model of docs/plan.md"
             else:
                 source = str(origin)
-            rows.append(
-                {"key": f"parallel.{name}", "value": "by size" if value is None else f"{value}", "source": source}
-            )
+            value = getattr(spec.parallel, name)
+            shown = "by size" if value is None else f"{value}"
+            rows.append({"key": f"parallel.{name}", "value": shown, "source": source})
     on_cpu = spec.parallel.device == "cpu" or not spec.cluster.gpus_per_node
     if (rates := calibrated_rates(spec, on_cpu=on_cpu)) is not None:
         rows.append({"key": "rates of products", "value": f"{len(rates[0].gemm)} measured", "source": rates[1]})
@@ -113,12 +115,9 @@ def sources_of_values(spec: RunSpec, layers: Layers) -> list[dict[str, str]]:
             "source": "a published figure (arXiv 2511.17127)",
         })  # fmt: skip
     if (iops := spec.cluster.storage_iops) is not None:
-        stored_iops = values.get("storage_iops")
-        source = (
-            _measured(stored_iops)
-            if stored_iops is not None
-            else str(layers.leaf_origin(("cluster", "storage_iops")))
-        )
+        origin, stored = layers.leaf_origin(("cluster", "storage_iops")), values.get("storage_iops")
+        of_measurement = stored is not None and is_measurement(origin.file or "")
+        source = _measured(stored) if stored is not None and of_measurement else str(origin)
         rows.append({"key": "cluster.storage_iops", "value": f"{iops:,.0f}", "source": source})
     return rows
 
