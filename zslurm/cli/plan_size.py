@@ -21,12 +21,15 @@ from zslurm.submit.calibrated_rates import calibrated_rates
 from zslurm.submit.size import Card, PhaseSize, RunSize, card_of, proposals, run_size
 from zslurm.train.context.layout import check_phases
 from zslurm.train.errors import ConfigError as TrainConfigError
+from zslurm.train.plan.gpu_parts import Gain, PartOfMicrobatch, largest_gains, parts_of_microbatch
 from zslurm.train.plan.matmuls import Matmul
+from zslurm.train.plan.memory import largest_head_chunk
 from zslurm.train.plan.newton_schulz import matrix_batches
 from zslurm.train.plan.rates import ASSUMED_MEMORY_GB_S, ASSUMED_TFLOPS, Rates, RateTable, load_rates
 from zslurm.train.plan.shape_search import ShapeProposal
 from zslurm.train.plan.step_time import PARTS_OF_A_STEP
 
+_GAINS = 3
 FEWEST_PARAMETERS, MOST_PARAMETERS = 1e5, 1e13
 
 
@@ -68,11 +71,14 @@ def size(
     known_rates = Rates(table, on_cpu=on_cpu)
     run_sizes = run_size(spec, card, known_rates, on_cpu=on_cpu)
     assumptions = _assumptions(spec, run_sizes, card, known_rates, origin, on_cpu=on_cpu)
+    parts, gains = _parts(spec, run_sizes, card, known_rates, on_cpu=on_cpu)
     if json:
-        print_json(_facts(run_sizes, known_rates, card, assumptions, on_cpu=on_cpu))
+        facts = _facts(run_sizes, known_rates, card, assumptions, on_cpu=on_cpu)
+        print_json(facts | {"parts": [asdict(part) for part in parts], "gains": [asdict(gain) for gain in gains]})
     else:
         _print_products(run_sizes, known_rates)
         _print_steps(run_sizes)
+        _print_parts(parts, gains)
         for finding in run_sizes.findings:
             say(f"rule {finding.rule}: {finding.line}")
         for line in assumptions:
@@ -210,6 +216,45 @@ def _print_steps(found: RunSize) -> None:
     columns = ["phase", "tokens of a microbatch", "sequences of a rank", "step", "MFU"]
     print()
     print_table([*columns, *PARTS_OF_A_STEP], rows)
+
+
+def _parts(
+    spec: RunSpec, found: RunSize, card: Card, rates: Rates, *, on_cpu: bool
+) -> tuple[list[PartOfMicrobatch], list[Gain]]:
+    """Return the parts of the first phase's microbatch and the largest gains; for MI300X and MI325X, in bf16."""
+    named = f"{spec.cluster.gpu_family or spec.cluster.gpu_type or ''} {rates.table.device if rates.table else ''}"
+    known = any(name in named.lower() for name in ("mi300", "mi325"))
+    if on_cpu or not known or spec.parallel.dtype != "bf16":
+        return [], []
+    first = found.phases[0]
+    chunk = largest_head_chunk(spec, spec.world_size, card.memory, local=spec.ranks_per_node)
+    arguments = spec, first.microbatch, first.products, rates
+    return parts_of_microbatch(*arguments, chunk=chunk), largest_gains(*arguments, chunk)[:_GAINS]
+
+
+def _print_parts(parts: list[PartOfMicrobatch], gains: list[Gain]) -> None:
+    if not parts:
+        return
+    whole = sum(part.seconds for part in parts)
+    rows = [
+        [
+            part.name,
+            f"{1e3 * part.seconds:.1f} ms",
+            f"{100 * part.seconds / whole:.0f} %",
+            part.limit,
+            "measured" if part.measured else "stated",
+        ]
+        for part in parts
+    ]
+    print()
+    print_table(["part of the first phase's microbatch", "time", "share", "limited by", "rates"], rows)
+    most = max(parts, key=lambda part: part.seconds)
+    say(
+        f"a microbatch takes {1e3 * whole:.0f} ms by stated rates of these GPUs' kernels, each good to a quarter; "
+        f"most of it in `{most.name}`, limited by {most.limit}"
+    )
+    for gain in gains:
+        say(f"gain: {1e3 * gain.seconds:.0f} ms of it by {gain.what}")
 
 
 def _facts(found: RunSize, rates: Rates, card: Card, assumptions: list[str], *, on_cpu: bool) -> dict[str, Any]:

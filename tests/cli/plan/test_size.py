@@ -33,7 +33,7 @@ def zaya1(shell: Shell) -> Path:
 
 def test_the_table_of_zaya1(shell: Shell, zaya1: Path) -> None:
     done = shell.zslurm.ok("plan", "size", zaya1)
-    products, steps = done.stdout.split("\n\n")
+    products, steps, _ = done.stdout.split("\n\n")
     columns, *rows = (line.split("\t") for line in products.splitlines())
     table = {(row[0], row[1], row[2]): dict(zip(columns, row, strict=True)) for row in rows}
     assert {name for name, _, _ in table} == {"pretrain-1, pretrain-2", "mid-train"}
@@ -150,3 +150,24 @@ def test_it_does_not_import_torch(shell: Shell, zaya1: Path) -> None:
         "try:\n    main()\nexcept SystemExit as end:\n    assert not end.code\nassert 'torch' not in sys.modules\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True, stdout=subprocess.DEVNULL, timeout=300)
+
+
+def test_the_parts_of_a_microbatch_what_limits_them_and_the_largest_gains(shell: Shell, zaya1: Path) -> None:
+    done = shell.zslurm.ok("plan", "size", zaya1)
+    header, *rows = (line.split("\t") for line in done.stdout.split("\n\n")[2].splitlines())
+    assert header == ["part of the first phase's microbatch", "time", "share", "limited by", "rates"]
+    parts = {row[0]: row[1:] for row in rows}
+    assert parts["head: products"][2:] == ["matrix units", "stated"]
+    assert parts["experts: products"][2] == "LDS"
+    assert parts["element by element"][2] == "memory"
+    lines = done.stderr.splitlines()
+    assert any("each good to a quarter; most of it in `head: products`" in line for line in lines)
+    assert len([line for line in lines if line.startswith("gain: ")]) == 3
+    found = shell.zslurm.ok("plan", "size", zaya1, "--json").json
+    assert [part["name"] for part in found["parts"]] == list(parts)
+    assert len(found["gains"]) == 3
+
+
+def test_gpus_of_which_nothing_was_stated_have_no_parts(shell: Shell, zaya1: Path) -> None:
+    found = shell.zslurm.ok("plan", "size", zaya1, "--set", "cluster.gpu_type=h100", "--json").json
+    assert (found["parts"], found["gains"]) == ([], [])
