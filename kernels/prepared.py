@@ -42,10 +42,10 @@ def _trusted(name: str) -> Path | None:
 def is_own(directory: Path) -> bool:
     """Return whether a directory belongs to this user and no other user may write to it."""
     try:
-        found = directory.lstat()
+        status = directory.lstat()
     except OSError:
         return False
-    return stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid() and not found.st_mode & 0o022
+    return stat.S_ISDIR(status.st_mode) and status.st_uid == os.getuid() and not status.st_mode & 0o022
 
 
 _warns = False

@@ -123,11 +123,11 @@ def parts_of_microbatch(
     def made(name: str, forward: float, backward: float, selects: Callable[[Matmul], bool]) -> PartOfMicrobatch:
         seconds, measured = 0.0, False
         for product in filter(selects, products):
-            known = rates.of(product) if rates.table else None
-            is_known = known is not None and known.origin in ("measured", "near")
+            rate = rates.of(product) if rates.table else None
+            is_measured = rate is not None and rate.origin in ("measured", "near")
             of_pass = forward if product.pass_name in ("forward", "recompute") else backward
-            tflops = known.tflops if known is not None and is_known else of_pass
-            measured |= is_known
+            tflops = rate.tflops if rate is not None and is_measured else of_pass
+            measured |= is_measured
             seconds += product.total_flops / (tflops * _TERA)
         return PartOfMicrobatch(name, seconds, "matrix units", measured)
 

@@ -180,11 +180,11 @@ def largest_head_chunk(config: TrainConfig, ranks: int, memory: int | None, *, l
     if memory is None or config.parallel.dtype != "bf16":
         return None
     tokens = max(MicrobatchShape.of(phase).tokens for phase in config.phases)
-    own = head_chunk(config.model, tokens, on_cpu=False)
+    default_tokens = head_chunk(config.model, tokens, on_cpu=False)
     room = (1 - LEFT_FREE) * memory - plan_memory(config, ranks, on_cpu=False, local=local).peak
     for chunk in (MOST_HEAD_TOKENS, MOST_HEAD_TOKENS // 2):
-        further = (chunk - own) * config.model.vocab_size * ITEMSIZE["fp32"]
-        if own < chunk <= tokens and further <= room:
+        further = (chunk - default_tokens) * config.model.vocab_size * ITEMSIZE["fp32"]
+        if default_tokens < chunk <= tokens and further <= room:
             return chunk
     return None
 

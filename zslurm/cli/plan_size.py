@@ -219,14 +219,14 @@ def _print_steps(found: RunSize) -> None:
 
 
 def _parts(
-    spec: RunSpec, found: RunSize, card: Card, rates: Rates, *, on_cpu: bool
+    spec: RunSpec, run_sizes: RunSize, card: Card, rates: Rates, *, on_cpu: bool
 ) -> tuple[list[PartOfMicrobatch], list[Gain]]:
     """Return the parts of the first phase's microbatch and the largest gains; for MI300X and MI325X, in bf16."""
     named = f"{spec.cluster.gpu_family or spec.cluster.gpu_type or ''} {rates.table.device if rates.table else ''}"
-    known = any(name in named.lower() for name in ("mi300", "mi325"))
-    if on_cpu or not known or spec.parallel.dtype != "bf16":
+    is_stated = any(name in named.lower() for name in ("mi300", "mi325"))
+    if on_cpu or not is_stated or spec.parallel.dtype != "bf16":
         return [], []
-    first = found.phases[0]
+    first = run_sizes.phases[0]
     chunk = largest_head_chunk(spec, spec.world_size, card.memory, local=spec.ranks_per_node)
     arguments = spec, first.microbatch, first.products, rates
     return parts_of_microbatch(*arguments, chunk=chunk), largest_gains(*arguments, chunk)[:_GAINS]

@@ -81,14 +81,14 @@ def backward(
 
 
 @triton.jit
-def _backward(given, du, z_grad, sums, all_tiles, partials, SHAPE: tl.constexpr):
+def _backward(tensors, du, z_grad, sums, all_tiles, partials, SHAPE: tl.constexpr):
     """Do one of the two kinds of work."""
-    of_weights = given.heads * SHAPE.TAPS * partials
+    of_weights = tensors.heads * SHAPE.TAPS * partials
     if tl.program_id(0) < of_weights:
-        _of_weights(tl.program_id(0), given, du, sums, all_tiles, partials, SHAPE)
+        _of_weights(tl.program_id(0), tensors, du, sums, all_tiles, partials, SHAPE)
     else:
-        program = on_one_die(tl.program_id(0) - of_weights, all_tiles * given.heads, SHAPE.DIES)
-        _of_inputs(program, given, du, z_grad, SHAPE)
+        program = on_one_die(tl.program_id(0) - of_weights, all_tiles * tensors.heads, SHAPE.DIES)
+        _of_inputs(program, tensors, du, z_grad, SHAPE)
 
 
 @triton.jit
@@ -98,16 +98,16 @@ def _head_of(heads, head, batch):
 
 
 @triton.jit
-def _of_mixed(given, grad, own, own_token, head, batch, scale, rows, is_row, columns, SHAPE: tl.constexpr):
+def _of_mixed(tensors, grad, coming, coming_token, head, batch, scale, rows, is_row, columns, SHAPE: tl.constexpr):
     """Return du of some tokens of a head, zero if there is no token, and sqrt(P) g u / |u| of each; fp32."""
     is_inside = is_row[:, None] & (columns < SHAPE.HEAD_DIM)[None, :]
-    of_rows = own + rows.to(tl.int64)[:, None] * own_token
+    of_rows = coming + rows.to(tl.int64)[:, None] * coming_token
     partner = partners(columns, SHAPE.PAIRS)
     g = tl.load(of_rows + columns[None, :], mask=is_inside, other=0.0).to(tl.float32)
     turned = tl.load(of_rows + partner[None, :], mask=is_inside, other=0.0).to(tl.float32)
-    cosine, sine = angles(given, batch, rows, is_row, columns, SHAPE.PAIRS)
+    cosine, sine = angles(tensors, batch, rows, is_row, columns, SHAPE.PAIRS)
     g = g * cosine - turned * sine
-    first = (head.to(tl.int64) * given.batches + batch) * given.length
+    first = (head.to(tl.int64) * tensors.batches + batch) * tensors.length
     mixed = grad.mixed + first * SHAPE.HEAD_DIM
     u = tl.load(mixed + rows[:, None] * SHAPE.HEAD_DIM + columns[None, :], mask=is_inside, other=0.0)
     one_over = tl.load(grad.inverse + first + rows, mask=is_row, other=0.0)
@@ -117,26 +117,26 @@ def _of_mixed(given, grad, own, own_token, head, batch, scale, rows, is_row, col
 
 
 @triton.jit
-def _of_own(given, grad, head, batch, scale, rows, is_row, columns, SHAPE: tl.constexpr):
+def _of_own(tensors, grad, head, batch, scale, rows, is_row, columns, SHAPE: tl.constexpr):
     """Return the same of a head of the queries or, behind them, of the keys.
 
     No pointer leaves a branch: Triton 3.6 does not compile that for AMD's GPUs.
     """
-    queries = given.heads - SHAPE.KEYS
+    queries = tensors.heads - SHAPE.KEYS
     if head < queries:
         head_index, token = _head_of(grad.q, head, batch)
-        du, along = _of_mixed(given, grad, head_index, token, head, batch, scale, rows, is_row, columns, SHAPE)
+        du, along = _of_mixed(tensors, grad, head_index, token, head, batch, scale, rows, is_row, columns, SHAPE)
     else:
         head_index, token = _head_of(grad.k, head - queries, batch)
-        du, along = _of_mixed(given, grad, head_index, token, head, batch, scale, rows, is_row, columns, SHAPE)
+        du, along = _of_mixed(tensors, grad, head_index, token, head, batch, scale, rows, is_row, columns, SHAPE)
     return du, along
 
 
 @triton.jit
-def _mixed(given, grad, du_out, bias_sums, along_sums, all_tiles, SHAPE: tl.constexpr):
+def _mixed(tensors, grad, du_out, bias_sums, along_sums, all_tiles, SHAPE: tl.constexpr):
     """Compute du of a tile of tokens of one head, and what they add to the gradients of bias and temperature."""
-    heads = given.heads
-    length = given.length
+    heads = tensors.heads
+    length = tensors.length
     queries = heads - SHAPE.KEYS
     tiles = (length + SHAPE.ROWS - 1) // SHAPE.ROWS
     program = on_one_die(tl.program_id(0), all_tiles * heads, SHAPE.DIES)
@@ -147,9 +147,9 @@ def _mixed(given, grad, du_out, bias_sums, along_sums, all_tiles, SHAPE: tl.cons
     is_column = columns < SHAPE.HEAD_DIM
     rows = tile % tiles * SHAPE.ROWS + tl.arange(0, SHAPE.ROWS)
     is_row = rows < length
-    scale = tl.load(given.temperature + head - queries, mask=head >= queries, other=1.0).to(tl.float32)
-    du, along = _of_own(given, grad, head, batch, scale, rows, is_row, columns, SHAPE)
-    token = (head.to(tl.int64) * given.batches + batch) * length + rows
+    scale = tl.load(tensors.temperature + head - queries, mask=head >= queries, other=1.0).to(tl.float32)
+    du, along = _of_own(tensors, grad, head, batch, scale, rows, is_row, columns, SHAPE)
+    token = (head.to(tl.int64) * tensors.batches + batch) * length + rows
     is_inside = is_row[:, None] & is_column[None, :]
     out = du_out + token[:, None] * SHAPE.HEAD_DIM + columns[None, :]
     tl.store(out, du.to(du_out.dtype.element_ty), mask=is_inside)
@@ -159,19 +159,19 @@ def _mixed(given, grad, du_out, bias_sums, along_sums, all_tiles, SHAPE: tl.cons
 
 
 @triton.jit
-def _load_mixed(given, du, head, batch, rows, is_row, columns, SHAPE: tl.constexpr):
+def _load_mixed(tensors, du, head, batch, rows, is_row, columns, SHAPE: tl.constexpr):
     """Return du of some tokens of a head, zero if there is no token."""
-    first = (head.to(tl.int64) * given.batches + batch) * given.length
+    first = (head.to(tl.int64) * tensors.batches + batch) * tensors.length
     is_inside = is_row[:, None] & (columns < SHAPE.HEAD_DIM)[None, :]
     offsets = rows[:, None] * SHAPE.HEAD_DIM + columns[None, :]
     return tl.load(du + first * SHAPE.HEAD_DIM + offsets, mask=is_inside, other=0.0)
 
 
 @triton.jit
-def _of_weights(program, given, du, sums, all_tiles, partials, SHAPE: tl.constexpr):
+def _of_weights(program, tensors, du, sums, all_tiles, partials, SHAPE: tl.constexpr):
     """Sum up, over a part of the tokens, what one tap of one head's weight takes."""
-    heads = given.heads
-    length = given.length
+    heads = tensors.heads
+    length = tensors.length
     tiles = (length + SHAPE.ROWS - 1) // SHAPE.ROWS
     columns = tl.arange(0, SHAPE.PADDED)
     is_column = columns < SHAPE.HEAD_DIM
@@ -184,20 +184,20 @@ def _of_weights(program, given, du, sums, all_tiles, partials, SHAPE: tl.constex
         batch = (tile // tiles).to(tl.int64)
         rows = tile % tiles * SHAPE.ROWS + tl.arange(0, SHAPE.ROWS)
         is_row = rows < length
-        own = _load_mixed(given, du, head, batch, rows, is_row, columns, SHAPE)
+        du_tile = _load_mixed(tensors, du, head, batch, rows, is_row, columns, SHAPE)
         source = rows - back
         is_seen = is_row & (source >= 0)
-        if given.seen is not None:
-            seen = given.seen + (batch * length + rows) * SHAPE.TAPS + back
+        if tensors.seen is not None:
+            seen = tensors.seen + (batch * length + rows) * SHAPE.TAPS + back
             is_seen &= tl.load(seen, mask=is_row, other=0) != 0
-        z = given.z.first + batch * given.z.batch
+        z = tensors.z.first + batch * tensors.z.batch
         channels = (head * SHAPE.HEAD_DIM + columns)[:, None]
         z_tile = tl.load(
-            z + source.to(tl.int64)[None, :] * given.z.token + channels,
+            z + source.to(tl.int64)[None, :] * tensors.z.token + channels,
             mask=is_column[:, None] & is_seen[None, :],
             other=0.0,
         )
-        total = dot(z_tile, own, total)
+        total = dot(z_tile, du_tile, total)
 
     sums += first_tile.to(tl.int64) * heads * (SHAPE.TAPS * SHAPE.HEAD_DIM * SHAPE.HEAD_DIM)
     corner = sums + (head * SHAPE.TAPS + tap) * SHAPE.HEAD_DIM * SHAPE.HEAD_DIM
@@ -209,10 +209,10 @@ def _of_weights(program, given, du, sums, all_tiles, partials, SHAPE: tl.constex
 
 
 @triton.jit
-def _of_inputs(program, given, du, z_grad, SHAPE: tl.constexpr):
+def _of_inputs(program, tensors, du, z_grad, SHAPE: tl.constexpr):
     """Compute a tile of tokens of z's gradient of one head of one sequence."""
-    heads = given.heads
-    length = given.length
+    heads = tensors.heads
+    length = tensors.length
     queries = heads - SHAPE.KEYS
     tiles = (length + SHAPE.ROWS - 1) // SHAPE.ROWS
     columns = tl.arange(0, SHAPE.PADDED)
@@ -223,25 +223,25 @@ def _of_inputs(program, given, du, z_grad, SHAPE: tl.constexpr):
     rows = tile % tiles * SHAPE.ROWS + tl.arange(0, SHAPE.ROWS)
     is_row = rows < length
     key = tl.where(head < queries, head // SHAPE.GROUP, head - queries)
-    weight = given.weight + head.to(tl.int64) * (SHAPE.TAPS * SHAPE.HEAD_DIM * SHAPE.HEAD_DIM)
+    weight = tensors.weight + head.to(tl.int64) * (SHAPE.TAPS * SHAPE.HEAD_DIM * SHAPE.HEAD_DIM)
 
     # The skip: each head's own du, and the others' of its group.
-    total = 0.5 * _load_mixed(given, du, head, batch, rows, is_row, columns, SHAPE).to(tl.float32)
+    total = 0.5 * _load_mixed(tensors, du, head, batch, rows, is_row, columns, SHAPE).to(tl.float32)
     if head < queries:
-        share = _load_mixed(given, du, queries + key, batch, rows, is_row, columns, SHAPE).to(tl.float32)
+        share = _load_mixed(tensors, du, queries + key, batch, rows, is_row, columns, SHAPE).to(tl.float32)
         total += share * (0.5 / SHAPE.GROUP)
     else:
         for member in range(SHAPE.GROUP):
             query = key * SHAPE.GROUP + member
-            total += 0.5 * _load_mixed(given, du, query, batch, rows, is_row, columns, SHAPE).to(tl.float32)
+            total += 0.5 * _load_mixed(tensors, du, query, batch, rows, is_row, columns, SHAPE).to(tl.float32)
 
     for ahead in tl.range(0, SHAPE.TAPS, disable_licm=True):
         target = rows + ahead
         is_target = target < length
-        if given.seen is not None:
-            seen = given.seen + (batch * length + target) * SHAPE.TAPS + ahead
+        if tensors.seen is not None:
+            seen = tensors.seen + (batch * length + target) * SHAPE.TAPS + ahead
             is_target &= tl.load(seen, mask=is_target, other=0) != 0
-        later = _load_mixed(given, du, head, batch, target, is_target, columns, SHAPE)
+        later = _load_mixed(tensors, du, head, batch, target, is_target, columns, SHAPE)
         turned = tl.load(
             weight
             + (SHAPE.TAPS - 1 - ahead) * SHAPE.HEAD_DIM * SHAPE.HEAD_DIM
