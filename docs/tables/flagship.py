@@ -15,9 +15,11 @@ from zslurm.submit.phase_plan import Communication, PhasePlan, phase_json, phase
 from zslurm.submit.size import card_of, run_size
 from zslurm.train.context.bytes import context_bytes
 from zslurm.train.plan.communication import RankGroup, step_traffic
+from zslurm.train.plan.gpu_parts import NOW, REFERENCE
 from zslurm.train.plan.memory import plan_memory
 from zslurm.train.plan.rates import Rates
 from zslurm.train.plan.step_time import PARTS_OF_A_STEP
+from zslurm.train.shapes import parameter_counts, tensor_table
 
 
 def _flagship(nodes: int, **phase: Any) -> RunSpec:
@@ -204,7 +206,26 @@ def flagship_expectations() -> str:
     return table(head, rows)
 
 
+def moved_bytes() -> str:
+    """Return the bytes that a rank of 1,024 moves in a step of zaya1-8b, of one microbatch, before and now."""
+    model, tokens = _flagship(128).model, 16_384
+    logits, embedding = tokens * model.vocab_size, model.vocab_size * model.hidden_size
+    experts = sum(row.numel for row in tensor_table(model) if ".experts." in row.name)
+    share = parameter_counts(model).total // 1024
+    rows = [
+        # Bytes of an element: what is read and written, in the passes that there are.
+        ("head: logits and their gradient", logits * REFERENCE.head_bytes, logits * NOW.head_bytes),
+        ("head: sums of its chunks", 15 * embedding * 16, 3 * embedding * 16),
+        ("experts: gradients of the first microbatch", experts * (2 + 2 + 4), experts * 4),
+        ("experts: gradients of each further one", experts * (2 + 2 + 4 + 4), experts * (4 + 4)),
+        ("norm of the gradients", share * (4 + 8 + 8 + 8 + 8), share * 4),
+    ]
+    shown = [(what, *(f"{count / 1e9:,.3g} GB" for count in counts)) for what, *counts in rows]
+    return table(("what", "before", "now"), shown)
+
+
 TABLES = (
+    moved_bytes,
     context_groups,
     flagship_dry_run,
     long_context_dry_run,
