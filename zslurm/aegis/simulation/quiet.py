@@ -10,7 +10,7 @@ from zslurm.aegis.core.attempt import AttemptState
 from zslurm.aegis.protocol import ProgressReport
 from zslurm.aegis.simulation.run import Run
 from zslurm.aegis.simulation.supervisor import DRAINS_S
-from zslurm.aegis.simulation.truth import SLURM_TIMEOUT_S, AttemptTruth, NodeTruth
+from zslurm.aegis.simulation.truth import AttemptTruth, NodeTruth
 from zslurm.aegis.simulation.world import SAVE_EVERY, SAVE_S, SETUP_S, STEP_S, World
 
 _SETTLED_S = 3
@@ -91,7 +91,8 @@ def _quiet_s(world: World, run: Run) -> int:
         return 0
     in_use = {rank.node.name for rank in attempt.ranks}
     members = [node for node in world.nodes if node.name in world.agents_on]
-    return until - now if all(_is_quiet(node, now, in_use) for node in members) else 0
+    is_quiet = world.by_name[world.batch].died is None and all(_is_quiet(node, now, in_use) for node in members)
+    return until - now if is_quiet else 0
 
 
 def _is_memory_quiet(world: World, state: AttemptState) -> bool:
@@ -104,8 +105,8 @@ def _is_memory_quiet(world: World, state: AttemptState) -> bool:
 
 
 def _is_quiet(node: NodeTruth, now: int, in_use: set[str]) -> bool:
-    """Return whether nothing is to be noticed of a node: it is well, or dead for long and used by no rank."""
+    """Return whether nothing is to be noticed of a node: it is well, or dead and used by no rank."""
     if node.died is not None:
-        return node.name not in in_use and now - node.died > SLURM_TIMEOUT_S + _DUE_S
+        return node.name not in in_use
     ends = node.silent_until, node.nic_until, node.called_down_until, node.cut_off_until
     return max(ends) < now and not node.is_new
