@@ -30,6 +30,9 @@ from zslurm.aegis.fault_kinds import AGENT_LOST, NODE_DEAD
 from zslurm.aegis.types import Fault
 from zslurm.train.progress import Phase
 
+_REPORTS_APART = 1.5
+"""Intervals of reports by which the own agent's last one must be newer than all others' if they are cut off."""
+
 
 class DeadNodes:
     """Finds dead nodes and lost agents in the progress of an attempt."""
@@ -102,9 +105,10 @@ class DeadNodes:
         return faults
 
     def _is_own_node_cut_off(self, now: float) -> bool:
-        """Return whether all other agents, of several, have missed heartbeats.
+        """Return whether all other agents, of several, have missed heartbeats, and this node's own has not.
 
-        Nodes that died before do not count. Agents miss heartbeats one after the other, a report's interval apart.
+        Nodes that died before do not count. Agents miss heartbeats one after the other, a report's interval apart;
+        between two reports all of them are silent, this node's own included.
         """
         progress = self._progress
         least_s = progress.settings.heartbeat_timeout_s - LATE_S
@@ -113,6 +117,10 @@ class DeadNodes:
             for name, node in progress.nodes.items()
             if node.heard is not None and name != self._own_node and name not in self.dead
         ]
+        own = progress.nodes.get(self._own_node or "")
+        apart_s = max(LATE_S, _REPORTS_APART * progress.settings.sensors.progress_s)
+        if own is not None and own.heard is not None and others and own.heard - max(others) <= apart_s:
+            return False
         return len(others) > 1 and all(now - heard >= least_s for heard in others)
 
     def suspects(self, now: float) -> set[str]:
