@@ -31,7 +31,7 @@ def hip_directory() -> Path | None:
 def use_prepared(environ: MutableMapping[str, str]) -> None:
     """Let Triton read what was prepared on this node, unless its cache directory is configured."""
     directory = _trusted(environ.get(PREPARED_VARIABLE, ""))
-    if directory is not None:
+    if directory is not None and any((directory / "triton").glob("*")):
         environ.setdefault(_TRITON_VARIABLE, str(directory / "triton"))
 
 

@@ -15,7 +15,6 @@ import torch
 
 from zslurm.kernels.arch import arch_of
 from zslurm.train.config import TrainConfig
-from zslurm.train.errors import ConfigError
 from zslurm.train.model.attention_backends.documents import failure_of
 from zslurm.train.model.attention_backends.packages import FlashAttention, choose_kernels
 
@@ -39,8 +38,8 @@ def aiter_of_auto(
     model = config.model
     try:
         kernels = choose_kernels(_PACKAGE, device=device, dtype=dtype, head_dim=model.head_dim)
-    except ConfigError as error:
-        return None, str(error)
+    except Exception as error:  # its import compiles, and makes files and directories
+        return None, f"{type(error).__name__}: {error}".partition("\n")[0]
     assert isinstance(kernels, FlashAttention)
     reason = _missing(kernels) or failure_of(
         kernels, device, dtype, (model.query_heads, model.kv_heads), model.head_dim

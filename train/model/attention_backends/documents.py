@@ -61,7 +61,7 @@ def failure_of(
         y_BSX.float().square().sum().backward()
     except (torch.OutOfMemoryError, torch.AcceleratorError):
         raise  # not refused: the device has no memory left, or reports a fault
-    except (RuntimeError, NotImplementedError, TypeError, ValueError) as error:
+    except Exception as error:  # a package may compile now: without a compiler, or where it cannot write
         return f"{type(error).__name__}: {error}".partition("\n")[0]
     wide = [x.detach().float().requires_grad_() for x in (q_BHSP, k_BJSP, v_BJSP)]
     parts = []

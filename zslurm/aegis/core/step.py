@@ -338,9 +338,9 @@ def _excuse(state: AttemptState, seconds: float, now: float) -> None:
     if state.stop.deadline is not None:
         state.stop_later_s += seconds
     if state.cleared_at is not None:
-        state.cleared_at += seconds
+        state.cleared_at = min(now, state.cleared_at + seconds)
     if state.failed_at is not None:
-        state.failed_at += seconds
+        state.failed_at = min(now, state.failed_at + seconds)
     if state.hang.until is not None:
         state.hang.until += seconds
     if state.memory is not None and (regrouping := state.memory.regrouping) is not None:

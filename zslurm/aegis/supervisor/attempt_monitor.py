@@ -78,6 +78,7 @@ class AttemptMonitor:
             process.reap()
             if (lost := job.presence.lost()) is not None:
                 return self._abandon(lost)
+            collected.tell_pause()
             self._stop.forward()
             given_up = collected.look(self._why_broken())
             self._look_once_signalled()

@@ -69,7 +69,7 @@ from zslurm.aegis.supervisor.work_left import committed_step
 from zslurm.aegis.types import Fault
 from zslurm.core.errors import Exit
 from zslurm.core.files import read_json
-from zslurm.core.pauses import PauseReader
+from zslurm.core.pauses import PauseReader, Pauses
 from zslurm.run.events import (
     FaultDetected,
     RanksEnded,
@@ -86,6 +86,8 @@ from zslurm.slurm.on_nodes.srun_output import TaskFailure, failed_nodes, task_fa
 from zslurm.train.jsonl import read_jsonl
 
 _RECORDS_S = 5.0
+_LONGEST_LOOK_S = 30.0
+"""No look takes longer by itself, questions to Slurm included."""
 """How long the record of a rank that has ended may take to be seen on a shared file system."""
 
 _LOOKUPS_EVERY_S, _MOST_LOGS, _LOOKUP_BYTES = 5.0, 64, 1 << 14
@@ -138,7 +140,9 @@ class FaultCollector:
         )
         self.signalled = False
         self.given_up: GiveUp | None = None
-        self._pauses = PauseReader(job.pauses)
+        # Without agents no thread ticks, and a look may take long by itself.
+        unticked = Pauses(_LONGEST_LOOK_S + job.spec.aegis.poll_s)
+        self._pauses = PauseReader(job.pauses if agents is not None else unticked)
         self._rank_times = RankTimesWriter(self.attempt)
         self._lookups_at = 0.0
         self._next_log = 0
@@ -256,6 +260,12 @@ class FaultCollector:
         if memory is not None and memory.resumed is not None:
             self.tell(memory.resumed)
 
+    def tell_pause(self) -> None:
+        """Report a time in which this process was stopped, before what came after it: that must not be excused."""
+        now = time.monotonic()
+        if (paused_s := self._pauses.new_s()) > 0:
+            self.tell(Paused(paused_s, now))
+
     def look(self, broken: str) -> GiveUp | None:
         """Report everything new, and that time has passed; return why the attempt must be ended now, if it must.
 
@@ -263,6 +273,7 @@ class FaultCollector:
             broken: why the attempt cannot continue by what the shell sees itself; empty if it can.
         """
         self._tell_stop()
+        self.tell_pause()
         log = self._collect_ends()
         self._find_failed_lookups()
         if self.state.memory is not None and self.running.memory is not None:
@@ -284,6 +295,7 @@ class FaultCollector:
     def collect_last(self) -> None:
         """Take everything new of an attempt that has ended by itself."""
         self._tell_stop()
+        self.tell_pause()
         self.collect_from_nodes(over=True, log=self._collect_ends())
 
     def tell_end(self, failure: TaskFailure) -> None:
@@ -299,8 +311,7 @@ class FaultCollector:
         news = self.agents.news() if self.agents is not None else ()
         # In this order a pause is told before what came after it, and before the time that has passed with it.
         monotonic, wall = time.monotonic(), time.time()
-        if (paused_s := self._pauses.new_s()) > 0:
-            self.tell(Paused(paused_s, monotonic))
+        self.tell_pause()
         for event in news:
             self.tell(event)
             if isinstance(event, ReportReceived):

@@ -33,7 +33,7 @@ _N_GPU, _N_CPU = 4096, 256
 _ON_CPU = "cpu"
 _VISIBLE_GPUS = ("ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES")
 """Variables that give a process GPUs."""
-_NO_GPU = ("-1", "NoDevFiles")
+_NO_GPU = ("-1", "NoDevFiles", "(null)")
 
 
 @dataclass(frozen=True)

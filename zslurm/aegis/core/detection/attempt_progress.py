@@ -142,7 +142,8 @@ class AttemptProgress:
         if self._read_at is not None:
             self._read_at = min(now, self._read_at + seconds)
         self.nodes.excuse(seconds, now)
-        self.began, self.front_moved = self.began + seconds, self.front_moved + seconds
+        self.began = min(now, self.began + seconds)
+        self.front_moved = min(now, self.front_moved + seconds)
         self.regrouped = min(now, self.regrouped + seconds)
         for rank in self.ranks:
             rank.gone_since = None if rank.gone_since is None else rank.gone_since + seconds
