@@ -117,9 +117,14 @@ class DeadNodes:
             for name, node in progress.nodes.items()
             if node.heard is not None and name != self._own_node and name not in self.dead
         ]
-        own = progress.nodes.get(self._own_node or "")
+        own_agent = progress.nodes.get(self._own_node or "")
         apart_s = max(LATE_S, _REPORTS_APART * progress.settings.sensors.progress_s)
-        if own is not None and own.heard is not None and others and own.heard - max(others) <= apart_s:
+        if (
+            own_agent is not None
+            and own_agent.heard is not None
+            and others
+            and own_agent.heard - max(others) <= apart_s
+        ):
             return False
         return len(others) > 1 and all(now - heard >= least_s for heard in others)
 
