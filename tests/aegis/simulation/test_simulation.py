@@ -81,6 +81,14 @@ FOUND = {
     "the job is suspended as soon as its ranks have regrouped": Schedule(
         3, 1, 6, (Happening(30, "rank_hangs", 3), Happening(64, "job_suspended", 1, 40)), in_memory=True
     ),
+    "a node is cut off while the ranks are to leave another one": Schedule(
+        5,
+        1,
+        6,
+        (Happening(63, "move_asked", 2), Happening(63, "cut_off", 3, 40), Happening(85, "agent_stalls", 1, 10)),
+        in_memory=True,
+        least=4,
+    ),
     "the supervisor's node is cut off from one other and the spares": Schedule(
         2, 2, 6, (Happening(33, "cut_off", 6, 10),)
     ),

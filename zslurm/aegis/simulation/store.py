@@ -105,7 +105,7 @@ class StoreTruth:
     def _begin(self, generation: Generation, now: int) -> None:
         if self.outcome is not None and self.outcome["event"] == "recovered":
             self.before = self.newest
-        self.newest, self.outcome, self.since = generation, None, now
+        self.newest, self.outcome, self.since, self.move = generation, None, now, None
 
     def _regroup(self, generation: Generation, now: int) -> None:
         processes = [self.processes[name] for name in generation.members]
