@@ -22,6 +22,9 @@ def test_triton_reads_what_was_prepared_unless_its_cache_is_configured(tmp_path:
     own = directory(tmp_path / "own")
     environ = {PREPARED_VARIABLE: str(own)}
     use_prepared(environ)
+    assert "TRITON_CACHE_DIR" not in environ, "an empty directory must not hide the user's warm cache"
+    (own / "triton" / "KEY").mkdir(parents=True)
+    use_prepared(environ)
     assert environ["TRITON_CACHE_DIR"] == f"{own}/triton"
     configured = {PREPARED_VARIABLE: str(own), "TRITON_CACHE_DIR": "/fast/cache"}
     use_prepared(configured)

@@ -82,8 +82,8 @@ class Zaya(nn.Module):
     def sum_gradients_by(self, sums: GradientSums | None) -> None:
         """Add the gradients of the experts' matrices, and the head's part of the embedding's, to their sums.
 
-        Backward adds them itself, without rounding them to the weights' format before; autograd gets none of
-        them. None: autograd gets all.
+        Backward adds them itself, and autograd gets none of them; Triton's kernels do so without rounding them to
+        the weights' format before. None: autograd gets all.
         """
         self.add_head_gradient = None if sums is None else sums.adder("embedding.weight")
         for number, layer in enumerate(self.all_layers()):

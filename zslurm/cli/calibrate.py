@@ -68,7 +68,7 @@ def calibrate(
     ] = _FLAGSHIP,
     cluster: Cluster = None,
     nodes: Annotated[
-        int | None, Option(metavar="N", min=1, help="Measure so many nodes in one job; default: 2.")
+        int | None, Option(metavar="N", min=1, help="Number of nodes to measure, in one job; default: 2.")
     ] = None,
     nodelist: Annotated[str | None, Option(metavar="LIST", help="Measure exactly these nodes.")] = None,
     local: Annotated[bool, Option("--local", help="Measure this machine, without Slurm.")] = False,

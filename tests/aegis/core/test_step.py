@@ -163,6 +163,15 @@ def test_a_pause_of_the_supervisor_counts_for_nobody() -> None:
     assert kinds_of(attempt.assess(BEGAN + 106)) == ["GiveUp"]
 
 
+def test_a_pause_moves_no_limit_into_the_future() -> None:
+    attempt = Attempt(settle_s=5.0)
+    attempt.fail(1)
+    attempt.tell(FaultsFound((fault("rank_killed", "node1", rank=1),)))
+    attempt.tell(Paused(3600.0, BEGAN + 1))  # told late, or noticed by a reader that began later
+    assert attempt.assess(BEGAN + 5) == []
+    assert kinds_of(attempt.assess(BEGAN + 7)) == ["GiveUp"]
+
+
 def test_a_pause_of_the_supervisor_is_no_time_in_which_ranks_could_save() -> None:
     attempt = Attempt(save_s=60.0)
     asked = StopChanged(StopState(True, "SIGUSR2", "SIGUSR2", deadline=BEGAN + 60))

@@ -45,6 +45,7 @@ from zslurm.train.progress import Phase
 
 NODES = ("node0", "node1", "node2")
 SILENT_S = 4.0
+KILLED = "srun: error: node0: task 0: Killed"
 LOST_PEERS = "srun: error: node0: task 0: Exited with exit code 1"
 
 
@@ -132,17 +133,43 @@ def _monitor(
 
 
 def test_a_pause_is_told_before_what_came_after_it(
-    tmp_path: Path, running: RunningAttempt, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, run: RunDir, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """A failure and a request to stop that are there as the job resumes are later than the pause."""
     clock, told = [0.0], list[CoreEvent]()
-    collected = _monitor(tmp_path, running, Speakers({}), pauses=Pauses(clock=lambda: clock[0])).collected
+    running = _step(run, KILLED, "sleep 60")
+    monitor = _monitor(tmp_path, running, Speakers({}), pauses=Pauses(clock=lambda: clock[0]))
+    collected = monitor.collected
     monkeypatch.setattr(collected, "tell", told.append)
+    wait_for(lambda: KILLED in running.attempt.step_log.read_text(), "what srun prints")
     clock[0] = 100.0
+    monitor.job.stop.signum = signal.SIGUSR2
+    collected.tell_pause()
+    monitor._stop.forward()
     collected.look("")
     collected.look("")
     kinds = [type(event).__name__ for event in told]
     assert (kinds.count("Paused"), kinds.count("Tick")) == (1, 2)
-    assert kinds.index("Paused") < kinds.index("ReportReceived") < kinds.index("Tick")
+    assert kinds[0] == "Paused"
+    assert {"StopChanged", "RanksFailed", "ReportReceived"} <= set(kinds)
+    running.process.signal_group(signal.SIGKILL)
+
+
+def test_without_agents_a_slow_look_is_no_pause(
+    tmp_path: Path, running: RunningAttempt, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told = list[CoreEvent]()
+    collected = _monitor(tmp_path, running, cast(Speakers, None), poll_s=5.0).collected
+    monkeypatch.setattr(collected, "tell", told.append)
+    real, later = time.monotonic, [0.0]
+    monkeypatch.setattr(collected._pauses._pauses, "_clock", lambda: real() + later[0])
+    for _ in range(3):
+        later[0] += 20.0
+        collected.look("")
+    assert not any(type(event).__name__ == "Paused" for event in told)
+    later[0] += 100.0
+    collected.look("")
+    assert sum(type(event).__name__ == "Paused" for event in told) == 1
     running.process.signal_group(signal.SIGKILL)
 
 

@@ -131,6 +131,7 @@ def test_a_gpu_that_is_not_there_fails_where_the_node_should_have_it(
 
 def test_variables_that_give_no_gpu_expect_none() -> None:
     nothing = {"CUDA_VISIBLE_DEVICES": "", "ROCR_VISIBLE_DEVICES": "-1", "SLURM_GPUS_ON_NODE": "0"}
+    nothing["HIP_VISIBLE_DEVICES"] = "(null)"
     assert why_visible(nothing) == ""
     assert why_visible({"SLURM_STEP_GPUS": "0,1"}) == "SLURM_STEP_GPUS=0,1"
 

@@ -17,8 +17,8 @@ from tests.submit.specs import run_spec
 from zslurm.core.errors import SlurmRefused
 from zslurm.job.preparation import kernel_builds
 from zslurm.job.preparation.interpreter import Interpreter
-from zslurm.job.preparation.kernel_builds import put_kernels, with_kernels
-from zslurm.job.preparation.node_kernels import kind_of_node, make_own, node_architecture, unpack
+from zslurm.job.preparation.kernel_builds import builds_kernels, put_kernels, with_kernels
+from zslurm.job.preparation.node_kernels import build, kind_of_node, make_own, node_architecture, unpack
 from zslurm.job.preparation.prepare import prepare, prepared
 from zslurm.kernels.prepared import PREPARED_VARIABLE
 from zslurm.run.events import KernelsPrepared
@@ -42,7 +42,7 @@ def archive(run: RunDir, kind: str, **entries: str) -> None:
     with tarfile.open(run.path / f"kernels-{kind}.tar", "w") as tar:
         for entry, content in entries.items():
             folder = run.path / "made" / "triton" / entry
-            folder.mkdir(parents=True)
+            folder.mkdir(parents=True, exist_ok=True)
             for name in ("kernel.hsaco", "kernel.json"):
                 (folder / name).write_text(content)
             tar.add(folder, f"triton/{entry}")
@@ -84,6 +84,17 @@ def test_kernels_are_unpacked_whole_next_to_those_of_other_runs(run: RunDir, tmp
     before = (target / "triton" / "A").stat().st_ino
     assert unpack(run, target, "gfx942-1")
     assert (target / "triton" / "A").stat().st_ino == before, "what is there is left alone"
+
+
+def test_what_another_process_is_compiling_stays_while_kernels_are_unpacked(run: RunDir, tmp_path: Path) -> None:
+    target = tmp_path / "node"
+    archive(run, "gfx942-1", A="a")
+    partial = target / "triton" / "A" / "tmp.pid_7"
+    partial.mkdir(parents=True)
+    target.chmod(0o700)
+    assert unpack(run, target, "gfx942-1")
+    assert partial.is_dir()
+    assert (target / "triton" / "A" / "kernel.json").read_text() == "a"
 
 
 def test_nothing_is_put_into_a_directory_that_others_can_write_to(run: RunDir, tmp_path: Path) -> None:
@@ -139,6 +150,29 @@ def test_one_node_of_each_kind_builds(tmp_path: Path, run: RunDir, monkeypatch: 
     assert event.built is None
 
 
+def test_archives_of_other_versions_go_and_those_of_other_nodes_stay(
+    tmp_path: Path, run: RunDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for kind in ("gfx942-old", "gfx942-1", "gfx942-2", "gfx950-1"):
+        archive(run, kind, A="a")
+    Nodes({"n1": "gfx942-1", "n2": "gfx942-2"}, monkeypatch)
+    put(tmp_path, run, ["n1", "n2"])
+    kept = {file.name for file in run.path.glob("kernels-*.tar")}
+    assert kept == {"kernels-gfx942-1.tar", "kernels-gfx942-2.tar", "kernels-gfx950-1.tar"}
+
+
+def test_a_driver_that_triton_cannot_compile_is_a_problem(
+    run: RunDir, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail() -> bool:
+        raise RuntimeError("Failed to find C compiler.")
+
+    monkeypatch.setattr("zslurm.train.kernel_builds.load_driver", fail)
+    monkeypatch.setattr("os.environ", dict(os.environ))
+    assert build(run, tmp_path / "node", "gfx942-1") == ["Triton's driver: Failed to find C compiler."]
+    assert not list(run.path.glob("*.tar"))
+
+
 def test_what_fails_is_recorded_and_keeps_nobody_away(
     tmp_path: Path, run: RunDir, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -174,6 +208,13 @@ def test_which_runs_have_their_kernels_built(
     assert bool(nodes.asked) == asks == any(isinstance(event, KernelsPrepared) for event in recorded)
     assert (PREPARED_VARIABLE in python.environ) == asks
     assert prepared(spec, run, "7", {"PATH": "/bin"}) == python
+
+
+def test_kernels_are_built_in_containers_that_share_tmp_with_the_node(tmp_path: Path) -> None:
+    for engine, builds in (("apptainer", True), ("pyxis", False)):
+        container = {"image": "/a.sqsh", "engine": engine}
+        spec = run_spec(tmp_path, cluster=ON_GPUS["cluster"] | {"container": container})
+        assert builds_kernels(spec) == builds
 
 
 def test_a_site_may_name_another_directory(tmp_path: Path, run: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -272,6 +272,23 @@ def test_an_aiter_whose_functions_do_not_fit_is_not_chosen(
     )
 
 
+@pytest.mark.parametrize(
+    "error",
+    [PermissionError(13, "Permission denied"), FileExistsError(17, "File exists"), AssertionError("no hipcc")],
+)
+def test_an_aiter_whose_import_fails_is_not_chosen(
+    error: Exception, fake_aiter: Aiter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its import makes directories, which a home without space or another rank may refuse."""
+
+    def fail(name: str) -> None:
+        raise error
+
+    monkeypatch.setattr(aiter, "_function", fail)
+    assert chosen_on_gfx942(monkeypatch) == "reference"
+    assert "cannot be imported" in str(aiter.lacks_here())
+
+
 def test_elsewhere_aiter_is_not_chosen_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     """Also if nothing else takes the operands: what was not measured is no default."""
     monkeypatch.setattr("zslurm.kernels.dispatch.arch_of", lambda device: Arch("gfx950", 64, 160 * 1024, 256))

@@ -492,7 +492,7 @@ def test_auto_takes_an_installed_aiter_on_gfx942_after_a_trial(monkeypatch: pyte
     kernels, reason = automatic(monkeypatch)
     assert reason is None
     assert kernels.package == "aiter"
-    assert [call.name for call in calls] == ["varlen"], "two small documents"
+    assert [call.name for call in calls] == ["whole", "varlen"], "a sequence, and two small documents"
     assert automatic(monkeypatch, SM_90) == (None, None)
 
 
@@ -531,6 +531,30 @@ def test_auto_does_not_take_an_aiter_that_does_not_fit(monkeypatch: pytest.Monke
     wrong.__signature__ = inspect.signature(good)  # type: ignore[attr-defined]
     monkeypatch.setattr(package, "flash_attn_varlen_func", wrong)
     assert automatic(monkeypatch)[1] == "its values or gradients are not those of the documents one by one"
+    monkeypatch.setattr(package, "flash_attn_varlen_func", good)
+    good = package.flash_attn_func
+    wrong.__signature__ = inspect.signature(good)  # type: ignore[attr-defined]
+    monkeypatch.setattr(package, "flash_attn_func", wrong)
+    assert automatic(monkeypatch)[1] == "its values or gradients are not those of the documents one by one"
+
+
+@pytest.mark.parametrize("function", ["flash_attn_func", "flash_attn_varlen_func"])
+@pytest.mark.parametrize("error", [AssertionError("no hipcc"), PermissionError(13, "read-only"), KeyError("arch")])
+def test_auto_does_not_take_an_aiter_that_cannot_compile_here(
+    function: str, error: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It compiles at the first call, and asserts that there is a compiler and a directory that can be written."""
+    package = fake_aiter([])
+    present(package, monkeypatch)
+
+    def fail(*_: Any, **__: Any) -> None:
+        raise error
+
+    fail.__signature__ = inspect.signature(getattr(package, function))  # type: ignore[attr-defined]
+    monkeypatch.setattr(package, function, fail)
+    kernels, why = automatic(monkeypatch)
+    assert kernels is None
+    assert str(why).startswith(f"{type(error).__name__}: ")
 
 
 def test_auto_without_the_package_writes_no_line(monkeypatch: pytest.MonkeyPatch) -> None:

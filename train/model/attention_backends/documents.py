@@ -9,7 +9,7 @@ grows with the square of the context.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -36,7 +36,7 @@ def documents_by_torch() -> FlashAttention | None:
 def failure_of(
     kernels: FlashAttention, device: torch.device, dtype: torch.dtype, heads: tuple[int, int], head_dim: int
 ) -> str | None:
-    """Attend over two small documents, forward and backward; return what fails or is wrong as one line, or None.
+    """Attend over a sequence and over two documents, forward and backward; return what fails in a line, or None.
 
     Args:
         kernels: to try.
@@ -50,31 +50,36 @@ def failure_of(
     """
     queries, keys = heads
     generator = torch.Generator().manual_seed(0)
-    q_BHSP, k_BJSP, v_BJSP = (
-        torch.randn(1, count, 16, head_dim, generator=generator).to(device, dtype).requires_grad_()
-        for count in (queries, keys, keys)
-    )
-    documents = ((0, 5), (5, 16))
-    bounds_N = torch.tensor([0, 5, 16], dtype=torch.int32, device=device)
-    try:
-        y_BSX = kernels(q_BHSP, k_BJSP, v_BJSP, bounds_N)
-        y_BSX.float().square().sum().backward()
-    except (torch.OutOfMemoryError, torch.AcceleratorError):
-        raise  # not refused: the device has no memory left, or reports a fault
-    except Exception as error:  # a package may compile now: without a compiler, or where it cannot write
-        return f"{type(error).__name__}: {error}".partition("\n")[0]
-    wide = [x.detach().float().requires_grad_() for x in (q_BHSP, k_BJSP, v_BJSP)]
-    parts = []
+    operands = [torch.randn(1, count, 16, head_dim, generator=generator) for count in (queries, keys, keys)]
+    for documents in (((0, 16),), ((0, 5), (5, 16))):
+        tried = [x.to(device, dtype, copy=True).requires_grad_() for x in operands]
+        starts = [*(start for start, _ in documents), 16]
+        bounds_N = torch.tensor(starts, dtype=torch.int32, device=device) if len(documents) > 1 else None
+        try:
+            y_BSX = kernels(tried[0], tried[1], tried[2], bounds_N)
+            y_BSX.float().square().sum().backward()
+        except (torch.OutOfMemoryError, torch.AcceleratorError):
+            raise  # not refused: the device has no memory left, or reports a fault
+        except Exception as error:  # a package may compile now: without a compiler, or where it cannot write
+            return f"{type(error).__name__}: {error}".partition("\n")[0]
+        if not _is_right(y_BSX, tried, documents):
+            return "its values or gradients are not those of the documents one by one"
+    return None
+
+
+def _is_right(y_BSX: Tensor, tried: Sequence[Tensor], documents: Sequence[tuple[int, int]]) -> bool:
+    """Return whether a result and its gradients are those of torch, one document after the other."""
+    wide = [x.detach().float().requires_grad_() for x in tried]
+    results = []
     for start, end in documents:
         q, k, v = (x[:, :, start:end] for x in wide)
-        parts.append(F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True))
-    expected_BSX = torch.cat(parts, dim=2).transpose(1, 2).flatten(2)
+        results.append(F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True))
+    expected_BSX = torch.cat(results, dim=2).transpose(1, 2).flatten(2)
     expected_BSX.square().sum().backward()
-    made = (q_BHSP, k_BJSP, v_BJSP)
-    pairs = [(y_BSX, expected_BSX), *((x.grad, reference.grad) for x, reference in zip(made, wide, strict=True))]
-    if any(result is None or reference is None or not _near(result, reference) for result, reference in pairs):
-        return "its values or gradients are not those of the documents one by one"
-    return None
+    pairs = [(y_BSX, expected_BSX), *((x.grad, reference.grad) for x, reference in zip(tried, wide, strict=True))]
+    return all(
+        result is not None and reference is not None and _near(result, reference) for result, reference in pairs
+    )
 
 
 def _near(one: Tensor, other: Tensor) -> bool:

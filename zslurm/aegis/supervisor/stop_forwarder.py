@@ -71,7 +71,7 @@ class StopForwarder:
         if job.stop.name is not None and job.stop.deadline is None:
             job.record(StopAsked(signal=job.stop.name, attempt=self._number))
         is_recorded = False
-        while not job.look_for_preemption() and not job.stop.asked:
+        while not job.look_for_preemption() and not job.stop.asked and job.presence.lost() is None:
             if not is_recorded:
                 is_recorded = True
                 reason = "the ranks were asked to stop, and Slurm does not answer whether it preempts the job"

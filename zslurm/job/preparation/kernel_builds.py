@@ -27,9 +27,14 @@ _UNPACK_TIMEOUT_S, _BUILD_TIMEOUT_S = 300.0, 1800.0
 
 
 def builds_kernels(spec: RunSpec) -> bool:
-    """Return whether a run's kernels are built before its ranks start: on the GPUs of a Slurm cluster."""
-    on_gpus = spec.cluster.gpus_per_node > 0 and spec.parallel.device != "cpu"
-    return spec.cluster.launcher == "slurm" and spec.trainer is None and on_gpus
+    """Return whether a run's kernels are built before its ranks start: on the GPUs of a Slurm cluster.
+
+    Not in containers of pyxis: each step has a /tmp of its own there (enroot's default mounts).
+    """
+    cluster = spec.cluster
+    on_gpus = cluster.gpus_per_node > 0 and spec.parallel.device != "cpu"
+    in_pyxis = cluster.container is not None and cluster.container.engine == "pyxis"
+    return cluster.launcher == "slurm" and spec.trainer is None and on_gpus and not in_pyxis
 
 
 def _directory(spec: RunSpec, environ: Mapping[str, str]) -> str:
@@ -82,5 +87,14 @@ def put_kernels(
     built = ask("build", list(builders.values()), _BUILD_TIMEOUT_S) if builders else {}
     if others := [node for node in waiting if node not in built]:
         ask("unpack", others, _UNPACK_TIMEOUT_S)
+    _remove_outdated(run, {str(value["kind"]) for value in (first | built).values() if value["kind"]})
     kinds = sorted({str(value["kind"]).split("-")[0] for value in built.values() if value["ready"]})
     return KernelsPrepared(path=directory, built=kinds or None, problems=by_reason(problems) or None)
+
+
+def _remove_outdated(run: RunDir, kinds: set[str]) -> None:
+    """Remove archives of the architectures of these kinds that are of none of them: of other versions."""
+    for architecture in {kind.partition("-")[0] for kind in kinds}:
+        for archive in run.path.glob(f"kernels-{architecture}-*.tar"):
+            if archive.name.removeprefix("kernels-").removesuffix(".tar") not in kinds:
+                archive.unlink(missing_ok=True)

@@ -11,7 +11,6 @@ import errno
 import hashlib
 import json
 import os
-import shutil
 import sys
 import tarfile
 import tempfile
@@ -71,7 +70,7 @@ def _archive(run: RunDir, kind: str) -> Path:
 def unpack(run: RunDir, directory: Path, kind: str) -> bool:
     """Put the kernels of a kind of node into a directory, if they are not there yet; return whether there are any.
 
-    Entries appear whole, by rename: other jobs may read the directory, or unpack into it at the same time.
+    Files appear whole, by rename: other jobs may read the directory, or unpack into it at the same time.
 
     Raises:
         OSError: the disk is not writable, or the directory is another user's.
@@ -91,7 +90,7 @@ def unpack(run: RunDir, directory: Path, kind: str) -> bool:
                 file.write_bytes(_at_home(content.read(), file.name, directory / _entry(member.name)))
         for entry in sorted(missing):
             (directory / entry).parent.mkdir(exist_ok=True)
-            _replace(Path(partial, entry), directory / entry)
+            _complete(Path(partial, entry), directory / entry)
     return True
 
 
@@ -108,14 +107,16 @@ def _at_home(content: bytes, name: str, entry: Path) -> bytes:
     return json.dumps({"child_paths": {file: str(entry / file) for file in files}}).encode()
 
 
-def _replace(new: Path, old: Path) -> None:
-    if old.is_dir():  # a file of it is missing: its file system was cleaned
-        shutil.rmtree(old, ignore_errors=True)
+def _complete(new: Path, old: Path) -> None:
+    """Put a kernel in its place; of one that is there, only the files that are missing: others may write there."""
     try:
         new.rename(old)
     except OSError as error:
-        if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):  # another job was faster
+        if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
             raise
+        for file in new.iterdir():
+            if not (old / file.name).exists():
+                file.rename(old / file.name)
 
 
 def make_own(directory: Path) -> None:
@@ -144,7 +145,11 @@ def build(run: RunDir, directory: Path, kind: str) -> list[str]:
     make_own(directory)
     with tempfile.TemporaryDirectory(dir=directory, prefix=".build-") as built:
         os.environ |= {PREPARED_VARIABLE: built, "TRITON_CACHE_DIR": f"{built}/triton"}
-        arch = arch_of("cuda") if load_driver() else KNOWN.get(architecture)
+        try:
+            has_driver = load_driver()
+        except (RuntimeError, OSError) as error:  # Triton compiles its driver: without a compiler it raises either
+            return [f"Triton's driver: {error}".partition("\n")[0]]
+        arch = arch_of("cuda") if has_driver else KNOWN.get(architecture)
         if arch is None:
             return [f"{architecture} is unknown, and torch sees no GPU"]
         problems = build_kernels(load_train_config(run.config), arch)
@@ -153,8 +158,6 @@ def build(run: RunDir, directory: Path, kind: str) -> list[str]:
             with tarfile.open(partial, mode="w") as tar:
                 for entry in sorted(Path(built).glob("*/*")):
                     tar.add(entry, entry.relative_to(built))
-            for old in run.path.glob(f"kernels-{architecture}-*.tar"):
-                old.unlink(missing_ok=True)
             partial.replace(archive)
         except BaseException:
             partial.unlink(missing_ok=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.aegis.core.detection.simulated_training import Training
+from tests.aegis.core.detection.simulated_training import SETTINGS, Training
 from zslurm.aegis.protocol import ProgressReport
 from zslurm.train.progress import Phase
 
@@ -84,6 +84,20 @@ def test_while_the_supervisors_own_node_is_cut_off_a_halt_proves_nothing_about_a
     training.silent.remove(2)
     assert training.run(4, own_node="node0") == []
     assert training.kinds(training.run(8, own_node="node0")) == [("node_dead", "node1", None)]
+
+
+def test_agents_that_report_rarely_do_not_look_as_if_this_node_were_cut_off() -> None:
+    """Between two reports all of them are silent, this node's own included."""
+    settings = SETTINGS.model_copy(update={"sensors": SETTINGS.sensors.model_copy(update={"progress_s": 6.0})})
+    training = Training(nodes=4, settings=settings)
+    training.run(31)
+    training.stopped |= {6: training.now, 7: training.now}
+    for _ in range(6):
+        training.silent = {0, 1, 2, 3}
+        training.run(5, own_node="node0")
+        training.silent = {3}
+        training.run(1, own_node="node0")
+    assert ("node_dead", "node3", None) in training.kinds(training.found)
 
 
 def test_a_node_that_slurm_calls_down_is_dead_though_all_others_are_silent() -> None:
