@@ -85,14 +85,33 @@ def order_by_leaf(nodes: Sequence[str], leaves: Mapping[str, Sequence[str]]) -> 
 
 def hostlist_in_order(nodes: Sequence[str]) -> str:
     """Return one hostlist that names the nodes in exactly this order: `node[0,2],node1`."""
-    runs: list[list[str]] = []
-    for node in nodes:
-        longer = [*runs[-1], node] if runs else []
-        if longer and expand(compress(longer)) == longer:
-            runs[-1] = longer
-        else:
-            runs.append([node])
-    return ",".join(compress(run) for run in runs)
+    texts: list[str] = []
+    begin = 0
+    while begin < len(nodes):
+        size = _names_in_order(nodes, begin)
+        texts.append(compress(nodes[begin : begin + size]))
+        begin += size
+    return ",".join(texts)
+
+
+def _names_in_order(nodes: Sequence[str], begin: int) -> int:
+    """Return how many nodes from an index on one hostlist names in their order; at least 1.
+
+    Sizes are doubled, then halved: with thousands of nodes, one at a time takes minutes.
+    """
+
+    def is_in_order(size: int) -> bool:
+        names = list(nodes[begin : begin + size])
+        return expand(compress(names)) == names
+
+    fits, most = 1, len(nodes) - begin
+    while fits < most and is_in_order(min(2 * fits, most)):
+        fits = min(2 * fits, most)
+    too_many = min(2 * fits, most + 1)
+    while too_many - fits > 1:
+        size = (fits + too_many) // 2
+        fits, too_many = (size, too_many) if is_in_order(size) else (fits, size)
+    return fits
 
 
 def usual_leaf_size(leaves: Mapping[str, Sequence[str]]) -> int | None:

@@ -163,13 +163,13 @@ class AttemptProgress:
             else:
                 rank.gone_since, rank.gone_until = None, 0.0
             limit = step_limit if row.phase is Phase.STEP else self.limit(row.phase)
-            if min(age, regrouped_s) > limit:
+            if age > limit and regrouped_s > limit:
                 over_limit.add(row.rank)
             elif over_limit:
                 over_limit.discard(row.rank)
             if row.step > self.front:
                 self._advance(row.step, now - age)
-        for number in self.ranks_on.get(name, frozenset()).difference(row.rank for row in rows):
+        for number in self.ranks_on.get(name, frozenset()).difference([row.rank for row in rows]):
             if ranks[number].row is not None:
                 ranks[number].ended, ranks[number].gone_since = True, None
                 over_limit.discard(number)
