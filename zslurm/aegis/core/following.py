@@ -400,7 +400,8 @@ def _take_test(state: FollowState, event: GpuTestEnded) -> list[FollowAction]:
 
 def _check(state: FollowState) -> list[FollowAction]:
     assert state.attempt is not None and state.considered is not None
-    fresh = tuple(node for node in state.considered[0].nodes if node not in state.attempt.nodes)
+    nodes_before = set(state.attempt.nodes)
+    fresh = tuple(node for node in state.considered[0].nodes if node not in nodes_before)
     return [CheckSpares(fresh)] if state.acts and fresh else _record(state)
 
 

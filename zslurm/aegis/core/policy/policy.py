@@ -249,7 +249,8 @@ class _Case:
     def bad_spares(self) -> tuple[str, ...]:
         """Spares that broke while they waited, as many as may still be excluded: they are the root of nothing."""
         now, settings = self.attempt_state.now, self.settings
-        spares = tuple(node for node in self.resources.nodes if node not in self.resources.in_use)
+        in_use = set(self.resources.in_use)
+        spares = tuple(node for node in self.resources.nodes if node not in in_use)
         waiting = replace(self.attempt_state, nodes=spares)
         broken = {f.node for f in roots_of(waiting, settings) if f.rule.certain}
         most = most_excluded(settings, self.resources.needed)
@@ -270,9 +271,11 @@ class _Case:
         if not resources.outlives_nodes and not set(lost) <= set(resources.nodes):
             return self._requeue()  # a node died, and the job ends with it
         if len(usable) >= resources.needed:
-            kept = [node for node in usable if node in resources.in_use]
-            spares = self._nearest_spares(kept, [node for node in usable if node not in kept])
-            nodes = [node for node in usable if node in kept or node in spares]
+            in_use = set(resources.in_use)
+            kept = [node for node in usable if node in in_use]
+            spares = self._nearest_spares(kept, [node for node in usable if node not in in_use])
+            starts_on = in_use.union(spares)
+            nodes = [node for node in usable if node in starts_on]
             return self._start("swap", nodes, f"{compress(spares)} in place of {compress(lost)}")
         if least is not None and len(usable) >= least:
             return self._shrink(usable, lost)
