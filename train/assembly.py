@@ -25,6 +25,7 @@ from zslurm.train.model.attention_backends.choice import attention_backend
 from zslurm.train.model.attention_backends.documents import documents_by_torch, failure_of
 from zslurm.train.model.attention_backends.packages import FORMATS, FlashAttention, choose_kernels
 from zslurm.train.model.zaya import Zaya, build
+from zslurm.train.parallel.copy_engines import weights_memory
 from zslurm.train.parallel.facts import AgreedFacts, kernel_facts
 from zslurm.train.parallel.kernel_agreement import leave_out_together, share_tables
 from zslurm.train.parallel.levels import Levels, choose_levels, make_levels
@@ -237,4 +238,5 @@ def shard(model: Zaya, config: TrainConfig, world: World, levels: Levels | None,
         reduce_dtype=DTYPES[parallel.reduce_dtype or parallel.gradient_dtype],
         bucket_bytes=bucket_bytes(config, group),
         overlap=facts.overlap,
+        weights_memory=weights_memory(world, levels, facts.local),
     )

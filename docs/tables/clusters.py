@@ -16,6 +16,8 @@ def conditions(when: When) -> str:
     words += [f"RCCL {when.rccl}"] if when.rccl else []
     words += [f"transport {when.transport}"] if when.transport else []
     words += ["with peermem" if when.peermem else "without peermem"] if when.peermem is not None else []
+    if when.copy_engines is not None:
+        words.append("with copy_engines" if when.copy_engines else "without copy_engines")
     return "; ".join(words) or "always"
 
 

@@ -38,7 +38,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
 
 import torch
@@ -97,6 +97,7 @@ class ZeroShards:
         reduce_dtype: torch.dtype | None = None,
         bucket_bytes: float = 64 << 20,
         overlap: bool = True,
+        weights_memory: Callable[[], AbstractContextManager[None]] = nullcontext,
     ) -> None:
         """Move the model's parameters into a flat buffer and take this rank's chunk of it.
 
@@ -104,6 +105,7 @@ class ZeroShards:
         (by default the same; fp64 for an fp64 model), with `overlap` during the last backward of a step.
         `bucket_bytes` is the size of one reduction of matrices, rounded down to whole elements for every rank.
         `table` is from `train.shapes.owned_table`. With `levels`, collectives are in two levels.
+        The weights are allocated inside of `weights_memory()`.
         """
         parameters = dict(model.named_parameters())
         first = next(iter(parameters.values()))
@@ -120,7 +122,8 @@ class ZeroShards:
         self._buckets = self._space.buckets if self.world_size > 1 else ()  # one rank has nothing to reduce
 
         length = self.layout.flat_length + self._space.length
-        self.weights = torch.zeros(length, dtype=first.dtype, device=device)
+        with weights_memory():
+            self.weights = torch.zeros(length, dtype=first.dtype, device=device)
         self.gradients = torch.zeros(length, dtype=self._sum_dtype, device=device)
         master_dtype = torch.promote_types(first.dtype, torch.float32)
         self.master = torch.zeros(self.layout.chunk(self.position), dtype=master_dtype, device=device)

@@ -246,6 +246,11 @@ class ClusterSection(Section):
     peermem: bool | None = Field(
         None, description="whether the nodes' kernel lets NICs reach GPU memory by peer memory (peermem)"
     )
+    copy_engines: bool = Field(
+        False,
+        description="let the copy engines of AMD GPUs make the all-gathers of weights inside a node, without "
+        "compute units: RCCL 2.28.3 (ROCm 7.12) and newer, torch 2.9 and newer; not measured on a GPU yet",
+    )
     rail_policy: Literal["exclude", "refuse", "warn"] = Field(
         "exclude",
         description="what to do with a node whose rails are incomplete, before the ranks start: "

@@ -28,6 +28,7 @@ NICS = tuple(f"ionic_{i}" for i in range(8))
 GPU_NODE: dict[str, Any] = {"launcher": "slurm", "gpus_per_node": 8, "gpu_type": "mi300x"}
 POLLARA: dict[str, Any] = {**GPU_NODE, "network": "pollara", "rails_only": True}
 BROADCOM: dict[str, Any] = {**GPU_NODE, "network": "broadcom"}
+COPY_ENGINES: dict[str, Any] = {**GPU_NODE, "copy_engines": True, "rccl_version": "2.28.3"}
 INFINIBAND: dict[str, Any] = {**GPU_NODE, "gpu_type": "h100", "network": "infiniband"}
 NVIDIA: dict[str, Any] = {**GPU_NODE, "gpu_type": "h100"}
 NO_GPU: dict[str, Any] = {"launcher": "slurm"}
@@ -59,6 +60,8 @@ CASES: list[tuple[str, dict[str, Any], str, dict[str, Any]]] = [
     ("NCCL_P2P_NET_CHUNKSIZE", BROADCOM, "524288", INFINIBAND),
     ("RCCL_MSCCL_ENABLE", {**GPU_NODE, "rccl_version": "2.27.7"}, "0", {**GPU_NODE, "rccl_version": "2.28.3"}),
     ("RCCL_MSCCLPP_ENABLE", {**GPU_NODE, "rccl_version": "2.22.3"}, "0", GPU_NODE),
+    ("NCCL_CTA_POLICY", COPY_ENGINES, "2", {**COPY_ENGINES, "rccl_version": "2.27.7"}),
+    ("NCCL_CUMEM_ENABLE", COPY_ENGINES, "1", {**GPU_NODE, "rccl_version": "2.28.3"}),
     ("NCCL_NET_PLUGIN", {**POLLARA, "rocm_version": "6.4.1"}, "librccl-anp.so", POLLARA),
     ("NCCL_NET_PLUGIN", {**POLLARA, "rocm_version": "7.2.1"}, "none", {**BROADCOM, "rocm_version": "7.2.1"}),
     ("RCCL_AINIC_ROCE", {**POLLARA, "rocm_version": "7.2.1"}, "1", {**POLLARA, "rocm_version": "7.2.0"}),
@@ -101,9 +104,10 @@ def test_no_two_rules_for_a_variable_apply_at_once() -> None:
     """The order of the rules never decides: who reads one rule knows the value."""
     for network in ("pollara", "broadcom", "cx7", "infiniband", None):
         for vendor in ("mi300x", "h100"):
-            for rccl, peermem in product(("2.20.5", "2.27.7", "2.28.3", None), (True, False, None)):
+            versions = ("2.20.5", "2.27.7", "2.28.3", None)
+            for rccl, peermem, engines in product(versions, (True, False, None), (True, False)):
                 body = {**GPU_NODE, "gpu_type": vendor, "network": network, "rccl_version": rccl}
-                cluster = ClusterSection.model_validate({**body, "peermem": peermem})
+                cluster = ClusterSection.model_validate({**body, "peermem": peermem, "copy_engines": engines})
                 names = [rule.variable for rule in rules().rules if rule.when.holds(cluster)]
                 assert len(names) == len(set(names))
 

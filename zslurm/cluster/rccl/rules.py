@@ -75,6 +75,7 @@ class When(Section):
     rccl: Annotated[str, AfterValidator(_range)] | None = None
     transport: Transport | None = None
     peermem: bool | None = None
+    copy_engines: bool | None = None
 
     def holds(self, cluster: ClusterSection) -> bool:
         """Return whether all of it holds on a cluster; what the profile does not state never does."""
@@ -112,6 +113,7 @@ class When(Section):
             and self.vendor in (None, vendor_of(cluster))
             and (not self.network or cluster.network in self.network)
             and self.rails_only in (None, cluster.rails_only)
+            and self.copy_engines in (None, cluster.copy_engines)
         )
 
 
