@@ -384,6 +384,25 @@ def test_ranks_that_stopped_unasked_are_not_taken_for_a_persons_wish_while_slurm
     assert [event["event"] for event in events].count("start_postponed") == 1
 
 
+def test_a_supervisor_that_slurm_never_answers_ends_with_an_event_that_says_so(
+    tmp_path: Path, run: RunDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for rank in range(3):
+        end = {"rank": rank, "node": f"node{rank}", "exit_code": 75, "time": time.time(), "signal": "SIGTERM"}
+        write_atomically(run.attempt(1).rank_end(rank), json.dumps(end))
+    asked: list[Job] = []
+    monkeypatch.setattr(Job, "look_for_preemption", lambda job: bool(asked.append(job)))
+    half_a_day_each = SimpleNamespace(monotonic=lambda: 43_200.0 * len(asked), sleep=lambda _: None)
+    monkeypatch.setattr(stop_forwarder, "time", half_a_day_each)
+    events: list[dict[str, Any]] = []
+    printed = "\n".join(f"srun: error: node{rank}: task {rank}: Exited with exit code 75" for rank in range(3))
+    monitor = _monitor(tmp_path, _step(run, printed, "exit 75"), Speakers({}), events)
+    assert monitor.until_end().outcome == "interrupted"
+    (given_up,) = (event for event in events if event["event"] == "wait_given_up")
+    assert "Slurm has not answered for 86400 s whether it preempts the job" in given_up["reason"]
+    assert monitor.job.stop.name == "SIGTERM"
+
+
 def test_a_rank_that_exited_with_0_was_not_killed_if_its_agent_saw_it_go(tmp_path: Path, run: RunDir) -> None:
     for rank in (0, 2):
         end = {"rank": rank, "node": f"node{rank}", "exit_code": 1, "time": time.time(), "step": 7}

@@ -13,6 +13,8 @@ PARTS_BEFORE_FIRST_REPORT = 8
 refuses steps: the controller may be away."""
 
 _LONGEST_PAUSE_S = 300.0
+# How long srun may leave what it is sent before it counts as stuck; well below aegis.standby_s.
+_STUCK_S = 6.0
 # An agent that lived so long was well: its next loss begins with the shortest pause.
 _LIVED_S = 60.0
 
@@ -89,6 +91,11 @@ def why_given_up(node: NodeAgent[C], now: float, timeout_s: float) -> str:
         unheard_s = now - node.heard
         return f"no heartbeat of the agent for {unheard_s:.0f} s" if unheard_s > timeout_s else ""
     return "" if node.is_starting(now) else f"the agent did not report within {STARTUP_TIMEOUT_S:.0f} s"
+
+
+def why_step_given_up(stuck_s: float) -> str:
+    """Return why all agents of a step are to be given up that takes no command for some time; empty if not yet."""
+    return "the step of its agents takes no more commands" if stuck_s > _STUCK_S else ""
 
 
 def any_heard(nodes: Mapping[str, NodeAgent[C]]) -> bool:

@@ -13,6 +13,7 @@ from zslurm.aegis.core.adopted_memory import KINDS, FoundMemory, found_memory
 from zslurm.aegis.core.attempt import AttemptState, MemoryState, MovesState
 from zslurm.aegis.core.detection.detector import Detector
 from zslurm.aegis.core.detection.witnesses import WitnessReport
+from zslurm.aegis.core.ending import asks_who_stopped, gives_up_answer
 from zslurm.aegis.core.following import (
     AttemptOver,
     CheckSpares,
@@ -137,8 +138,8 @@ class SimulatedSupervisor:
         """Slurm has said that it preempts the job."""
         self._asks_at: int | None = None
         """When Slurm is asked whether it preempts the job; None: not."""
-        self._asks_who = False
-        """Slurm is asked who has stopped the ranks."""
+        self._asks_who_since: int | None = None
+        """Since when Slurm is asked who has stopped the ranks; None: it is not asked."""
 
     @property
     def wall(self) -> float:
@@ -274,7 +275,7 @@ class SimulatedSupervisor:
         self.phase = "watching"
 
     def _begin(self, attempt: AttemptTruth, *, adopted: bool = False) -> None:
-        self._asks_who = False
+        self._asks_who_since = None
         rank_nodes = [rank.node.name for rank in attempt.tasks]
         found, store = None, self.world.store
         if adopted and store is not None:
@@ -491,17 +492,21 @@ class SimulatedSupervisor:
             self.record("attempt_ended", attempt=attempt.number, **outcome.fields())
             self._end("completed", "the run is complete")
             return
-        if outcome.outcome == "interrupted" and not self._stop().asked and self._asks_who_stopped_them():
+        stop = self._stop()
+        if asks_who_stopped(outcome, stop) and not stop.asked and self._asks_who_stopped_them(attempt.number):
             return
         self._following.stop = self._stop()
         self.run.dead |= state.dead_nodes
         self._tell_follow(AttemptOver(state, outcome))
 
-    def _asks_who_stopped_them(self) -> bool:
+    def _asks_who_stopped_them(self, attempt: int) -> bool:
         """Ask Slurm who has stopped the ranks; return whether its answer is waited for."""
-        if not self._asks_who:
-            self._asks_at, self._asks_who = self.world.now, True
+        if self._asks_who_since is None:
+            self._asks_at = self._asks_who_since = self.world.now
         self._look_for_preemption()
+        if self._asks_at is not None and (why := gives_up_answer(self.world.now - self._asks_who_since)):
+            self.record("wait_given_up", attempt=attempt, reason=why)
+            self._asks_at = None
         return self._asks_at is not None
 
     def _tell_follow(self, event: FollowEvent) -> None:

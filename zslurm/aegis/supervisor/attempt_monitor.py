@@ -12,8 +12,11 @@ import time
 from pathlib import Path
 
 from zslurm.aegis.core.ending import (
+    asks_who_stopped,
+    awaits_rescue,
     awaits_step,
     is_shown_by_records,
+    is_to_be_cleared,
     outcome_of,
     outcome_without_run_dir,
     why_without_store,
@@ -34,9 +37,6 @@ _WATCHFUL_S, _RECOVERING_S = 0.1, 0.02
 
 _STEPS_END_S = 10.0
 """Seconds that steps get to end by themselves once every rank has recorded its end."""
-
-_ORDERLY = ("completed", "interrupted")
-"""Every rank has left by itself: there is nothing to end, and no time to lose when Slurm ends the job."""
 
 _LAST_LOOK_S = 0.5
 """Seconds that the agents get to report what their sensors saw when they learned that an attempt is over."""
@@ -99,9 +99,9 @@ class AttemptMonitor:
             return self._abandon(lost)
         collected.note_early_exits()
         outcome = self._outcome(why)
-        if outcome.outcome == "interrupted" and job.stop.preemption is None:
+        if asks_who_stopped(outcome, job.stop.state()):
             self._stop.find_who_asked(rank_ends(self._running.attempt))
-        if outcome.outcome not in _ORDERLY:
+        if is_to_be_cleared(outcome):
             self._clear()
             if collected.note_early_exits():
                 outcome = self._outcome(why)
@@ -131,7 +131,7 @@ class AttemptMonitor:
         return memory.members if memory is not None else []
 
     def _all_ended(self) -> bool:
-        attempt, ranks = self._running.attempt, len(self.collected.rank_nodes())
+        attempt, ranks = self._running.attempt, len(self.collected.state.rank_nodes)
         return attempt.rank_end(0).exists() and len(rank_ends(attempt)) == ranks
 
     def _let_steps_end(self) -> None:
@@ -158,9 +158,8 @@ class AttemptMonitor:
         process, job = self._running.process, self.job
         rescue = job.spec.checkpoint.rescue_dir
         job.record(RunDirLost(attempt=self._running.attempt.number, reason=why, rescue_dir=rescue))
-        deadline = time.monotonic() + (job.spec.aegis.save_s if rescue is not None else 0.0)
-        asked = False
-        while time.monotonic() < deadline and process.record.alive:
+        began, save_s, can_save, asked = time.monotonic(), job.spec.aegis.save_s, rescue is not None, False
+        while awaits_rescue(time.monotonic() - began, save_s, can_save=can_save, runs=process.record.alive):
             self._stop.send()
             asked = True
             process.reap()

@@ -12,7 +12,7 @@ from typing import Any
 from zslurm.aegis.core.adopted_memory import KINDS as MEMORY_KINDS
 from zslurm.aegis.core.attempt import MemoryState
 from zslurm.aegis.core.policy.outcome import AttemptOutcome, Cause
-from zslurm.aegis.core.policy.shrinking import expected_wait_s, weigh
+from zslurm.aegis.core.policy.shrinking import Weighed, expected_wait_s, weigh, why_not_fewer
 from zslurm.aegis.core.starting import (
     PendingDecision,
     died_by_attempt,
@@ -54,7 +54,6 @@ from zslurm.run.run_dir import AttemptDir
 from zslurm.slurm.client import SlurmClient
 from zslurm.slurm.hostlist import compress, expand
 from zslurm.slurm.topology import hostlist_in_order
-from zslurm.train.errors import ConfigError
 from zslurm.train.jsonl import read_jsonl
 from zslurm.train.schedule import check_ranks
 
@@ -237,21 +236,19 @@ class AttemptStarter:
 
     def _why_not_fewer(self, count: int, in_use: int) -> str:
         """Return why ranks on `in_use` nodes must not continue on `count` of them; empty if they may."""
-        job, aegis = self._job, self._job.spec.aegis
-        if aegis.min_nodes is None or count < aegis.min_nodes:
-            least = "is not set" if aegis.min_nodes is None else f"is {aegis.min_nodes}"
-            return f"aegis.min_nodes {least}"
-        try:
-            check_ranks(job.spec.phases, count * job.spec.ranks_per_node, job.spec.ranks_per_node)
-        except ConfigError as error:
-            return str(error)
-        if not self._nodes.can_requeue:
-            return ""
-        work = work_left(job.run, job.spec, committed_step(job.run, job.spec), self._nodes.job_left_s())
-        assert work is not None  # recovery in memory is that of zslurm's own trainer
-        wait_s = expected_wait_s(job.history(), aegis)
-        weighed = weigh(work, count, self._nodes.needed, in_use, wait_s)
-        return "" if weighed.shrinks else str(weighed)
+        job, spec = self._job, self._job.spec
+
+        def check() -> None:
+            check_ranks(spec.phases, count * spec.ranks_per_node, spec.ranks_per_node)
+
+        def weighed() -> Weighed | None:
+            if not self._nodes.can_requeue:
+                return None
+            work = work_left(job.run, spec, committed_step(job.run, spec), self._nodes.job_left_s())
+            assert work is not None  # recovery in memory is that of zslurm's own trainer
+            return weigh(work, count, self._nodes.needed, in_use, expected_wait_s(job.history(), spec.aegis))
+
+        return why_not_fewer(count, spec.aegis, check, weighed)
 
     def left_over(self) -> RunningAttempt | PendingDecision | None:
         """Find the last state of an earlier supervisor of this start of the job; its dead nodes stay dead.

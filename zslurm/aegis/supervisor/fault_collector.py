@@ -16,6 +16,7 @@ from typing import Any
 from zslurm.aegis.core.attempt import GONE, AttemptState, MovesState
 from zslurm.aegis.core.detection.detector import Detector
 from zslurm.aegis.core.detection.early_exits import early_exits
+from zslurm.aegis.core.ending import awaits_records, looks_at_disk, looks_at_step_log, may_have_early_exits
 from zslurm.aegis.core.messages import (
     AskAbout,
     CoreAction,
@@ -85,10 +86,8 @@ from zslurm.slurm.environment import task_node
 from zslurm.slurm.on_nodes.srun_output import TaskFailure, failed_nodes, task_failures
 from zslurm.train.jsonl import read_jsonl
 
-_RECORDS_S = 5.0
 _LONGEST_LOOK_S = 30.0
 """No look takes longer by itself, questions to Slurm included."""
-"""How long the record of a rank that has ended may take to be seen on a shared file system."""
 
 _LOOKUPS_EVERY_S, _MOST_LOGS, _LOOKUP_BYTES = 5.0, 64, 1 << 14
 """How often to look for names that cannot be resolved, and how many logs, and bytes of each, to read for that."""
@@ -224,22 +223,6 @@ class FaultCollector:
         step_at = last_step_at(self.job.run.metrics, self.attempt.number)
         self.tell(ProgressRead(committed_step(self.job.run, self.job.spec), step_at))
 
-    # --- what is known ------------------------------------------------------------------------------------------
-
-    def has_root(self, outcome: AttemptOutcome | None = None) -> bool:
-        """Return whether something is known that may be why the attempt ended, or ends, as of now."""
-        self._tell_stop()
-        self._tell_progress()
-        return self.state.has_root(time.time(), outcome)
-
-    def alive(self) -> list[str]:
-        """Return the nodes of the attempt that are not known to be dead."""
-        return self.state.alive
-
-    def rank_nodes(self) -> list[str]:
-        """Return the node of each rank."""
-        return self.state.rank_nodes
-
     # --- what is noticed ----------------------------------------------------------------------------------------
 
     def note(self, faults: Iterable[Fault]) -> None:
@@ -357,9 +340,11 @@ class FaultCollector:
         """Note what the ranks' records and srun's messages show only after the end of the attempt."""
         state = self.state
         self.note(late_faults(self.attempt, state.faults, state.rank_nodes, Signatures.load()))
-        if not self.has_root(outcome):
+        self._tell_stop()
+        self._tell_progress()
+        if looks_at_step_log(state, time.time(), outcome):
             self.note(faults_in_step_log(self.attempt))
-        if outcome.outcome == "failed":
+        if looks_at_disk(outcome):
             self.note(full_disk(self.job.run.path, state.faults))
 
     def note_early_exits(self) -> bool:
@@ -367,17 +352,18 @@ class FaultCollector:
 
         Their records may be a moment late: an NFS client asks for a directory again only now and then.
         """
-        process = self.running.process
-        if process.poll() is None or not process.left_exit_code or self.state.early_exits:
+        process, began = self.running.process, time.monotonic()
+        in_order = process.poll() is not None and process.left_exit_code
+        if not may_have_early_exits(self.state, in_order=in_order):
             return False
-        code, deadline = process.poll() or 0, time.monotonic() + _RECORDS_S
+        code = process.poll() or 0
         while True:
             if code == 0 and committed_step(self.job.run, self.job.spec) >= self.job.spec.total_steps:
                 return False
             ends, log = rank_ends(self.attempt), read_step_log(self.attempt)
             dead, last = self.state.dead_nodes, self._last_step(ends)
             faults = early_exits(code, log, ends, self.state.rank_nodes, dead=dead, step=last, now=time.time())
-            if not faults or time.monotonic() > deadline:
+            if not awaits_records(faults, time.monotonic() - began):
                 break
             time.sleep(self.job.spec.aegis.poll_s)
         self.note(faults)

@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 
 from zslurm.aegis.core.attempt import AttemptState
+from zslurm.aegis.core.ending import awaits_slurm, gives_up_slurm
 from zslurm.aegis.core.following import (
     AttemptOver,
     CheckSpares,
@@ -50,7 +51,7 @@ from zslurm.aegis.supervisor.spare_checks import CHECK_S, unfit_spares
 from zslurm.aegis.supervisor.work_left import committed_step, work_left
 from zslurm.aegis.types import Resources
 from zslurm.core.errors import ZslurmError
-from zslurm.run.events import AttemptEnded, AttemptStarted, ExclusionFailed, GpuTested, Requeued
+from zslurm.run.events import AttemptEnded, AttemptStarted, ExclusionFailed, GpuTested, Requeued, WaitGivenUp
 from zslurm.run.events.event import select
 from zslurm.run.metrics.tail import last_step_at
 from zslurm.slurm.hostlist import compress, expand
@@ -180,8 +181,13 @@ class Recovery:
 
         That is at the end of the grace time; a job that ended before would not come back.
         """
-        stop = self.job.stop
-        while stop.preempted == "requeue" and stop.signum is None and not stop.requeued:
+        stop, began = self.job.stop, time.monotonic()
+        ends_at = stop.preemption.ends_at if stop.preemption is not None else None
+        grace_s = 0.0 if ends_at is None else ends_at - time.time()
+        while awaits_slurm(stop.state()):
+            if why := gives_up_slurm(time.monotonic() - began, grace_s):
+                self.job.record(WaitGivenUp(reason=why))
+                return
             until = time.monotonic() + _AGAIN_S
             while stop.signum is None and time.monotonic() < until:
                 time.sleep(min(self.settings.poll_s, _AGAIN_S))

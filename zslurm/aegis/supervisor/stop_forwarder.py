@@ -11,10 +11,11 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from zslurm.aegis.core.ending import gives_up_answer
 from zslurm.aegis.supervisor.attempt_starter import RunningAttempt
 from zslurm.aegis.supervisor.job import Job
 from zslurm.job.stop_request import StopSender
-from zslurm.run.events import StartPostponed, StopAsked
+from zslurm.run.events import StartPostponed, StopAsked, WaitGivenUp
 
 # Ranks that have only just been started have no store yet: the request is repeated until it has arrived.
 _REPEAT_S = 2.0
@@ -64,14 +65,18 @@ class StopForwarder:
     def find_who_asked(self, rank_ends: Sequence[Mapping[str, Any]]) -> None:
         """Find out who asked ranks that have saved and stopped before we asked them: Slurm, or a person.
 
-        If Slurm does not answer, it is asked again until it does: a preemption that is taken for a person's wish
-        would end the run. A signal that has reached us as well is recorded, if the ranks ended before `forward`.
+        If Slurm does not answer, it is asked again, for a day at most: a preemption that is taken for a
+        person's wish would end the run. A signal that has reached this process as well is recorded, if the ranks
+        ended before `forward`.
         """
         job = self._job
         if job.stop.name is not None and job.stop.deadline is None:
             job.record(StopAsked(signal=job.stop.name, attempt=self._number))
-        is_recorded = False
+        is_recorded, began = False, time.monotonic()
         while not job.look_for_preemption() and not job.stop.asked and job.presence.lost() is None:
+            if why := gives_up_answer(time.monotonic() - began):
+                job.record(WaitGivenUp(attempt=self._number, reason=why))
+                break
             if not is_recorded:
                 is_recorded = True
                 reason = "the ranks were asked to stop, and Slurm does not answer whether it preempts the job"

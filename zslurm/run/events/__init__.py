@@ -81,6 +81,7 @@ from zslurm.run.events.supervision import (
     RunDirLost,
     StartPostponed,
     SupervisorStarted,
+    WaitGivenUp,
 )
 
 KINDS = tuple(CLASSES)
@@ -157,5 +158,6 @@ __all__ = [
     "SuccessorEnded",
     "SuccessorSubmitted",
     "SupervisorStarted",
+    "WaitGivenUp",
     "describe",
 ]

@@ -81,6 +81,12 @@ class StartPostponed(Event, name="start_postponed", changes_state=True):
     needs_person: bool = False
 
 
+class WaitGivenUp(Event, name="wait_given_up"):
+    """Something was waited for too long."""
+
+    TEXT = "a wait was given up{event.because}"
+
+
 class DeputyActed(Event, name="deputy_acted"):
     """The standby supervisor, an agent, acted in place of the lost supervisor."""
 

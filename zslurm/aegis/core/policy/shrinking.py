@@ -8,12 +8,14 @@ time limit, and cost (1 - 1 / ratio) of this time. A requeue costs the wait for 
 from __future__ import annotations
 
 import statistics
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from zslurm.aegis.types import History, WorkLeft
 from zslurm.checkpoint_tools.quantities import counted, show_duration
 from zslurm.config.aegis import AegisSection
 from zslurm.train.data.shares import shares
+from zslurm.train.errors import ConfigError
 
 FIRST_WAIT_S = 3600.0
 """The expected wait of a run that was never requeued, if no setting gives it."""
@@ -60,6 +62,28 @@ def weigh(work: WorkLeft, fewer: int, all_nodes: int, in_use: int, expected_wait
     if work.training_s is not None:
         times.append(work.training_s * _most(work, fewer) / _most(work, in_use))
     return Weighed(fewer, ratio, min(times) * (1 - 1 / ratio), expected_wait_s)
+
+
+def why_not_fewer(
+    nodes: int, settings: AegisSection, check: Callable[[], None], weighed: Callable[[], Weighed | None]
+) -> str:
+    """Return why ranks that survived must not continue on a number of nodes; empty if they may.
+
+    Args:
+        nodes: on which they would.
+        settings: the section `aegis` of the run.
+        check: raises a ConfigError if the phases cannot be trained on as many ranks.
+        weighed: returns fewer nodes against a requeue; None if the job cannot be requeued.
+    """
+    if settings.min_nodes is None or nodes < settings.min_nodes:
+        least = "is not set" if settings.min_nodes is None else f"is {settings.min_nodes}"
+        return f"aegis.min_nodes {least}"
+    try:
+        check()
+    except ConfigError as error:
+        return str(error)
+    against = weighed()
+    return "" if against is None or against.shrinks else str(against)
 
 
 def expected_wait_s(history: History, settings: AegisSection) -> float:

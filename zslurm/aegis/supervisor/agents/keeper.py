@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Callable
 
-from zslurm.aegis.core.agents import NodeAgent, why_given_up
+from zslurm.aegis.core.agents import NodeAgent, why_given_up, why_step_given_up
 from zslurm.aegis.core.detection.attempt_progress import STARTUP_TIMEOUT_S
 from zslurm.aegis.core.messages import AgentGivenUp, CoreEvent, NodeUnreachable, SlurmAnswered
 from zslurm.aegis.protocol import Command, encode_command
@@ -26,8 +26,6 @@ from zslurm.run.events.event import Event
 from zslurm.slurm.hostlist import compress
 
 _KEEP_S = 0.25
-# How long srun may leave what we write before it counts as stuck; well below aegis.standby_s.
-_STUCK_S = 6.0
 _LONGEST_PAUSE_S = 300.0
 _STARTS_AT_ONCE = 4
 _SLURM_STATE_S = 3.0
@@ -113,9 +111,9 @@ class AgentKeeper:
             for name, why in link.ended().items():
                 if name in own_nodes:
                     self.mark_lost(name, own_nodes[name], why, now)
-            if link.stuck_for(now) > _STUCK_S:
+            if why := why_step_given_up(link.stuck_for(now)):
                 for name, node in own_nodes.items():
-                    self.mark_lost(name, node, "the step of its agents takes no more commands", now)
+                    self.mark_lost(name, node, why, now)
                 self._end(link)
             elif link.over or not own_nodes:
                 self._end(link)
