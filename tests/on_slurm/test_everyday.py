@@ -180,3 +180,35 @@ def test_jobs_that_are_no_runs_are_told_apart(user: User) -> None:
                 assert message.startswith(f"zslurm: {reference}: {words}")
     finally:
         user.cluster.run_as_root(["scancel", other])
+
+
+def test_a_node_that_another_run_of_the_group_excludes_is_left_out(user: User) -> None:
+    directory = user.directory / "group"
+    user.cluster.run(["mkdir", directory])
+    first, later = "node0", "node7"
+    other = {"user": "ann", "run": "/runs/night", "reason": "it died", "since": 1.0}
+    config = user.cluster.run(["scontrol", "show", "config"]).stdout
+    other["cluster"] = next(line.split()[-1] for line in config.splitlines() if line.startswith("ClusterName"))
+
+    def share(node: str) -> None:
+        text = json.dumps(other | {"node": node, "expires": 4e9})
+        user.cluster.run(["sh", "-c", f"cat > {directory}/{node}.other.excluded.json"], input=text)
+
+    share(first)
+    cluster = {"exclusions": str(directory)}
+    run_file = user.write_run("shares", cluster=cluster, slurm=WAITS)
+    done = user.cluster.zslurm("submit", run_file, cwd=user.directory)
+    assert f"1 node left out, which other runs of the group exclude: {first}" in done.stderr
+    assert user.state("shares")["excluded_nodes"] == first
+    share(later)  # after Slurm got its list
+    user.cluster.run(["scontrol", "update", f"JobId={user.state('shares')['job_id']}", "StartTime=now"])
+    assert user.wait_for_state("shares", "completed", "failed")["state"] == "completed"
+    assert not {first, later} & set(user.nodes_of("shares"))
+    kinds = [event for event in map(json.loads, _json_lines(user, "shares")) if event.get("shared")]
+    assert [(event["nodes"], event["reason"]) for event in kinds] == [
+        (compress([first, later]), "run night of ann: it died")
+    ]
+    listed = json.loads(user.zslurm("cluster", "exclude", "ls", "shares", "--json"))
+    assert [(row["nodes"], row["by"]) for row in listed if row["by"] == "group"] == [
+        (compress([first, later]), "group")
+    ]

@@ -34,6 +34,7 @@ _PATH_KEYS = (
     ("evaluation", "data"),
     ("cluster", "template"),
     ("cluster", "venv"),
+    ("cluster", "exclusions"),
     ("cluster", "gemm_table"),
     ("trainer", "directory"),
 )

@@ -289,6 +289,11 @@ class ClusterSection(Section):
     scontrol_on_nodes: bool | None = Field(
         None, description="whether compute nodes have scontrol; see slurm.successor"
     )
+    exclusions: Line | None = Field(
+        None,
+        description="directory with the nodes that the runs of a group exclude, which all of them read and write; "
+        "default: each run finds its bad nodes by itself",
+    )
     template: Line = Field("train", description="sbatch template: the name of one, or a path")
     gemm_table: Line = Field(
         "auto",

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from zslurm.run.events import Decided, NodesExcluded, Readmitted
+from zslurm.run.events import Decided, NodesExcluded, NodesReadmitted, Readmitted
 from zslurm.run.events.event import Event, select
 from zslurm.run.events.event_text import node_names
 from zslurm.run.run_dir import RunDir
@@ -29,12 +29,14 @@ class Exclusion:
         reason: one line.
         since: UNIX seconds.
         expires: UNIX seconds; from then on the run may use them again.
+        shared: another run of the group excluded them (`cluster.exclusions`).
     """
 
     nodes: tuple[str, ...]
     reason: str
     since: float
     expires: float
+    shared: bool = False
 
     def is_active(self, now: float) -> bool:
         """Return whether the nodes must not be used at `now` (UNIX seconds)."""
@@ -45,7 +47,7 @@ def exclusions_in(events: Iterable[Event], readmitted: Mapping[str, float] | Non
     """Return each node that was excluded, with its newest exclusion, expired ones among them.
 
     Nodes that a decision excludes count from the decision on: the supervisor may die before it records them. Nodes
-    that a person allowed again after their exclusion are left out.
+    that a person, or the group, allowed again after their exclusion are left out.
 
     Args:
         events: of `events.jsonl`, oldest first, and of `submissions.jsonl` if `readmitted` is not known.
@@ -56,17 +58,18 @@ def exclusions_in(events: Iterable[Event], readmitted: Mapping[str, float] | Non
     for event in events:
         if "time" not in vars(event):  # damaged
             continue
-        if isinstance(event, Readmitted):
+        if isinstance(event, Readmitted | NodesReadmitted):
             allowed |= dict.fromkeys(node_names(event.nodes), event.time)
             continue
         nodes: tuple[str, ...] = ()
         expires: float | None = None
+        shared = False
         if isinstance(event, NodesExcluded):
-            nodes, expires = tuple(node_names(event.nodes)), event.expires
+            nodes, expires, shared = tuple(node_names(event.nodes)), event.expires, bool(event.shared)
         elif isinstance(event, Decided) and event.acted:
             nodes = tuple(event.exclude or ())
         until = event.time + UNSTATED_S if expires is None else expires
-        newest |= dict.fromkeys(nodes, Exclusion(nodes, event.reason or "", event.time, until))
+        newest |= dict.fromkeys(nodes, Exclusion(nodes, event.reason or "", event.time, until, shared))
     return {node: exclusion for node, exclusion in newest.items() if exclusion.since > allowed.get(node, -1.0)}
 
 
@@ -77,7 +80,7 @@ def read_exclusions(run: RunDir) -> dict[str, Exclusion]:
         OSError: they cannot be read.
     """
     rows = [*read_jsonl(run.events), *read_jsonl(run.submissions)]
-    return exclusions_in(select(rows, NodesExcluded, Decided, Readmitted))
+    return exclusions_in(select(rows, NodesExcluded, NodesReadmitted, Decided, Readmitted))
 
 
 def active_exclusions(exclusions: Mapping[str, Exclusion], now: float) -> dict[str, Exclusion]:

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import time
+from pathlib import Path
+
+import pytest
 
 from tests.cli.commands import Shell
 from tests.run.stories import Story
 from zslurm.aegis.supervisor.job import Job
+from zslurm.core.errors import Exit
 from zslurm.run.events import describe
+from zslurm.run.exclusion_store import ExclusionStore
 from zslurm.run.state.run_state import look
+from zslurm.slurm.client import SlurmClient
 from zslurm.slurm.hostlist import expand
 from zslurm.submit.script.render import directives
 from zslurm.train.jsonl import read_jsonl
@@ -79,3 +86,27 @@ def test_what_is_not_excluded_is_refused(shell: Shell) -> None:
 
 def test_no_exclusion_is_a_message(shell: Shell) -> None:
     assert shell.zslurm.ok("cluster", "exclude", "ls").stderr == "no run excludes a node\n"
+
+
+def test_what_the_group_excludes_is_listed_and_given_up_for_all(
+    shell: Shell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (directory := tmp_path / "group").mkdir()
+    monkeypatch.setattr(SlurmClient, "scontrol_config", lambda _: {"ClusterName": "lab"})
+    story = excluding(shell)
+    config = json.loads(story.run.config.read_text())
+    config["cluster"] |= {"launcher": "slurm", "exclusions": str(directory)}
+    story.run.config.write_text(json.dumps(config))
+    store = ExclusionStore(directory, "lab")
+    store.write(Path("/runs/night"), ["node3", "node5"], "it died", 1.0, 4e9)
+    story.event("nodes_excluded", nodes="node5", reason="run night of ann: it died", expires=4e9, shared=True)
+    rows = shell.zslurm.ok("cluster", "exclude", "ls", "tiny", "--json").json
+    assert [row["nodes"] for row in rows if row["by"] == "group"] == ["node5"]
+    done = shell.zslurm.ok("cluster", "exclude", "rm", "tiny", "node[3,5]", "--group")
+    assert done.stderr == "tiny may use node[3,5] again\nno run of the group excludes node[3,5] any more\n"
+    assert store.read().exclusions == ()
+    fails = shell.zslurm("cluster", "exclude", "rm", "tiny", "node5", "--group")
+    assert (fails.code, "node5 is not excluded" in fails.stderr) == (Exit.NOT_FOUND, True)
+    directory.rmdir()
+    fails = shell.zslurm("cluster", "exclude", "rm", "tiny", "node7", "--group")
+    assert fails.stderr.startswith(f"zslurm: {directory}: No such file or directory; ")

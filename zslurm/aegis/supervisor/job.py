@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from functools import cached_property
+from pathlib import Path
 
 from zslurm.aegis.core.messages import StopState
 from zslurm.aegis.core.policy.history import history_of
@@ -15,13 +16,15 @@ from zslurm.config.load import load_spec
 from zslurm.config.spec import RunSpec
 from zslurm.core.errors import ConfigError, SlurmUnavailable, ZslurmError
 from zslurm.core.pauses import Pauses
-from zslurm.run.events import NodesExcluded, Preempted, Requeued
+from zslurm.run.events import NodesExcluded, Preempted, Requeued, SharedExclusionsFailed
 from zslurm.run.events.event import Event, only_known, select
+from zslurm.run.exclusion_store import ExclusionStore
 from zslurm.run.exclusions import active_exclusions
 from zslurm.run.presence import Presence
 from zslurm.run.run_dir import RunDir
+from zslurm.run.shared_exclusions import EXCLUSION_EVENTS, take_over
 from zslurm.slurm.client import PreemptMode, SlurmClient
-from zslurm.slurm.environment import JOB_VARIABLE, restart_count
+from zslurm.slurm.environment import JOB_VARIABLE, cluster_name, restart_count
 from zslurm.slurm.hostlist import compress
 from zslurm.slurm.preemption import Preemption, find_preemption
 from zslurm.slurm.run_command import Retries
@@ -133,6 +136,12 @@ class Job:
         """Shows whether the run directory is there, from the first look on."""
         return Presence(self.run.path, self.spec.aegis.run_dir_lost_s)
 
+    @cached_property
+    def exclusion_store(self) -> ExclusionStore | None:
+        """The exclusions of the group, if the run shares them."""
+        directory, cluster = self.spec.cluster.exclusions, cluster_name(self.environ)
+        return ExclusionStore(Path(directory), cluster) if directory and cluster and self.on_slurm else None
+
     @property
     def on_slurm(self) -> bool:
         """Whether the job is one of Slurm."""
@@ -202,3 +211,30 @@ class Job:
         expires = time.time() + self.spec.aegis.exclude_for_s
         event = NodesExcluded(nodes=compress(nodes), reason=reason, expires=expires, attempt=attempt)
         self.record(only_known(event))
+        if self.exclusion_store is not None:
+            try:
+                self.exclusion_store.write(self.run.path, nodes, reason, time.time(), expires)
+            except OSError as error:
+                self._report_store(f"{self.spec.cluster.exclusions}: {error.strerror or error}")
+
+    def follow_group(self) -> None:
+        """Take over what the group's other runs exclude, and give up what they have given up (`take_over`)."""
+        if self.exclusion_store is None:
+            return
+        try:
+            contents = self.exclusion_store.read()
+        except OSError as error:  # nothing is given up: the directory may only be away
+            self._report_store(f"{self.spec.cluster.exclusions}: {error.strerror or error}")
+            return
+        for problem in contents.problems:
+            self._report_store(problem)
+        rows = [*read_jsonl(self.run.events), *read_jsonl(self.run.submissions)]
+        events = select(rows, *EXCLUSION_EVENTS)
+        for event in take_over(events, contents.exclusions, self.run.path, time.time()):
+            self.record(event)
+
+    def _report_store(self, problem: str) -> None:
+        """Record a problem with the group's exclusions, once in the life of the run."""
+        failed = select(read_jsonl(self.run.events), SharedExclusionsFailed)
+        if not any(event.reason == problem for event in failed):
+            self.record(SharedExclusionsFailed(reason=problem))

@@ -104,6 +104,7 @@ class Recovery:
 
     def leave_excluded(self, nodes: Sequence[str]) -> AttemptOutcome | None:
         """Requeue a job whose ranks would start on excluded nodes; None if they are to start here."""
+        self.job.follow_group()
         can_leave = self.job.on_slurm and self.nodes.can_requeue and not self._is_narrowed()
         excluded, requeues = frozenset(self.job.excluded()), self._requeued_in_vain()
         return self._tell(NodesOffered(tuple(nodes), excluded, can_leave, len(self.nodes.every), requeues))[0]
@@ -162,6 +163,7 @@ class Recovery:
 
     def _read_run(self) -> RunRead:
         job, attempts = self.job, self.job.run.attempt_dirs()
+        job.follow_group()
         number = attempts[-1].number if attempts else 0
         progress = ProgressRead(committed_step(job.run, job.spec), last_step_at(job.run.metrics, number))
         ends = select(read_jsonl(job.run.events), AttemptEnded)

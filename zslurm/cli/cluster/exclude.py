@@ -12,7 +12,7 @@ import typer
 from zslurm.cli.options import Json, Run, SomeRuns
 from zslurm.cli.terminal.table import Column, print_table
 from zslurm.core.console import print_json, say
-from zslurm.core.errors import ZslurmError
+from zslurm.core.errors import NotFound, ZslurmError
 from zslurm.core.units import show_time
 from zslurm.run.exclusions import Exclusion, active_exclusions, read_exclusions
 from zslurm.run.find import find_all, find_to_change
@@ -23,6 +23,7 @@ from zslurm.slurm.client import SlurmClient
 from zslurm.slurm.hostlist import compress, expand
 from zslurm.slurm.run_command import Retries
 from zslurm.submit.control import readmit
+from zslurm.submit.group_exclusions import readmit_for_group
 
 app = typer.Typer(help="Nodes that runs do not use any more: list them, allow them again.", no_args_is_help=True)
 
@@ -41,7 +42,8 @@ class Excluded:
 
     Attributes:
         nodes: a hostlist.
-        by: `Aegis`, or `job` for those on the list of the run's job in Slurm.
+        by: `Aegis`, `group` for those that another run of the group found, or `job` for those on the list of the
+            run's job in Slurm.
         since: when Aegis excluded them (UNIX seconds).
         until: when it will use them again.
     """
@@ -92,7 +94,8 @@ def excluded_nodes(state: RunState) -> Iterator[Excluded]:
         by_aegis.add(node)
         groups.setdefault(exclusion, []).append(node)
     for exclusion, nodes in groups.items():
-        yield Excluded(compress(nodes), run.name, "Aegis", exclusion.since, exclusion.expires, exclusion.reason)
+        by = "group" if exclusion.shared else "Aegis"
+        yield Excluded(compress(nodes), run.name, by, exclusion.since, exclusion.expires, exclusion.reason)
     if listed := sorted(_on_list_of_job(state) - by_aegis):
         yield Excluded(compress(listed), run.name, "job", None, None, "slurm.exclude, or requeue --exclude")
 
@@ -111,6 +114,9 @@ def _on_list_of_job(state: RunState) -> set[str]:
 def rm(
     run: Run,
     nodes: Annotated[str, typer.Argument(metavar="NODES", help="A hostlist: node[3,7].")],
+    group: Annotated[
+        bool, typer.Option("--group", help="For every run of the group as well (cluster.exclusions).")
+    ] = False,
 ) -> None:
     """Let a run use excluded nodes again.
 
@@ -119,4 +125,11 @@ def rm(
     Example: zslurm cluster exclude rm my-run node[3,7]
     """
     run_dir: RunDir = find_to_change(run, "cluster exclude rm")
-    say(f"{run_dir.name} may use {compress(readmit(run_dir, nodes))} again")
+    removed = readmit_for_group(run_dir, nodes) if group else []
+    try:
+        say(f"{run_dir.name} may use {compress(readmit(run_dir, nodes))} again")
+    except NotFound:
+        if not removed:
+            raise
+    if removed:
+        say(f"no run of the group excludes {compress(removed)} any more")

@@ -26,8 +26,10 @@ from zslurm.run.events.decisions import (
     ExcludedNodesUsed,
     ExclusionFailed,
     NodesExcluded,
+    NodesReadmitted,
     Requeued,
     RequeueFailed,
+    SharedExclusionsFailed,
     SuccessorEnded,
 )
 from zslurm.run.events.event import CLASSES, Row, from_row
@@ -126,6 +128,7 @@ __all__ = [
     "MovePlanned",
     "MoveRefused",
     "NodesExcluded",
+    "NodesReadmitted",
     "NotifyFailed",
     "NotifyTest",
     "Preempted",
@@ -149,6 +152,7 @@ __all__ = [
     "RunDirLost",
     "RunEnded",
     "Scored",
+    "SharedExclusionsFailed",
     "SpareChecked",
     "StacksDumped",
     "StartPostponed",

@@ -68,14 +68,29 @@ class Decided(Event, name="decision", changes_state=True):
 
 
 class NodesExcluded(Event, name="nodes_excluded", changes_state=True):
-    """The run does not use some nodes any more, until `expires`; older versions recorded none for rails."""
+    """The run does not use some nodes any more, until `expires`; `shared`: for another run of the group."""
 
     nodes: Nodes
     expires: float | None = None
+    shared: bool | None = None
 
     def _sentence(self) -> str:
         until = f" until {show_time(self.expires)}" if self.expires else ""
         return f"the run does not use {node_list(self.nodes)} any more{until}{self.because}"
+
+
+class NodesReadmitted(Event, name="nodes_readmitted", changes_state=True):
+    """The group uses nodes again that another run had excluded."""
+
+    TEXT = "{event.node_list} may be used again: no run of the group excludes it any more"
+    nodes: Nodes
+
+
+class SharedExclusionsFailed(Event, name="shared_exclusions_failed"):
+    """The exclusions of the group could not be read or written in part or at all (`cluster.exclusions`)."""
+
+    TEXT = "the group's excluded nodes: {event.reason}"
+    reason: str
 
 
 class ExcludedNodesUsed(Event, name="excluded_nodes_used"):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 
 from zslurm.checkpoint_tools import Checkpoint, CheckpointError, Manifest, list_checkpoints
 from zslurm.checkpoint_tools.quantities import counted
@@ -24,6 +25,7 @@ from zslurm.submit.checks.gemm_tuning import untuned
 from zslurm.submit.checks.measured import about_measurements, off_measured
 from zslurm.submit.checks.program import check_program, notes_on_program
 from zslurm.submit.continuation import options_to_repeat, refuse_completed
+from zslurm.submit.group_exclusions import about_group
 from zslurm.submit.script.render import JobScript, job_environment
 from zslurm.submit.script.template_check import checked_script
 from zslurm.train.context.layout import check_phases
@@ -172,6 +174,7 @@ def notes_on(spec: RunSpec, order: DataOrder | None, *, continues: RunDir | None
     else:
         about_data = [_NO_DATA] if order is None else order.notes()
         notes = [*about_data, *check_steps(spec, order, continues=continues)]
+    notes += about_group(spec, continues or RunDir(Path(spec.run.runs_dir, spec.run.name)))
     cluster = spec.cluster
     cores_are_known = cluster.launcher == "local" or spec.slurm.cpus_per_task or cluster.cpus_per_node
     if cluster.gpus_per_node and not cores_are_known:

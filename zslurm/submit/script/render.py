@@ -29,6 +29,7 @@ from zslurm.run.run_dir import RunDir
 from zslurm.run.secrets import split_secrets
 from zslurm.slurm.hostlist import compress, expand
 from zslurm.slurm.sbatch_options import OPTIONS
+from zslurm.submit.group_exclusions import excluded_by_group
 from zslurm.submit.script.rail_lines import rail_lines, switches_request
 from zslurm.submit.script.templates import Template, TemplateEnvironment, find_template
 
@@ -56,16 +57,17 @@ class JobScript:
     secrets: Mapping[str, str]
 
 
-def _excluded_nodes(spec: RunSpec, run: RunDir) -> str | None:
-    """Return the nodes that the user excludes and those that Aegis found broken, as one hostlist; None for none.
+def _excluded_nodes(spec: RunSpec, run: RunDir, *, start_over: bool) -> str | None:
+    """Return the nodes that the user and the group exclude and those that Aegis found broken; None for none.
 
     A node that the run asks for by name is never excluded.
     """
     try:
-        exclusions = read_exclusions(run)
+        exclusions = {} if start_over else read_exclusions(run)
+        of_group = excluded_by_group(spec, run, start_over=start_over)
     except OSError:  # the supervisor, which writes there, reports it
-        exclusions = {}
-    broken = set(active_exclusions(exclusions, time.time())) - set(expand(spec.slurm.nodelist or ""))
+        exclusions, of_group = {}, set()
+    broken = of_group.union(active_exclusions(exclusions, time.time())) - set(expand(spec.slurm.nodelist or ""))
     if not broken:
         return spec.slurm.exclude
     return compress([*expand(spec.slurm.exclude or ""), *broken])
@@ -87,7 +89,7 @@ def directives(spec: RunSpec, run: RunDir, *, start_over: bool = False) -> list[
         "ntasks-per-node": str(spec.ranks_per_node),
         "cpus-per-task": str(spec.cpus_per_task),
         "gpus-per-node": gpus,
-        "exclude": spec.slurm.exclude if start_over else _excluded_nodes(spec, run),
+        "exclude": _excluded_nodes(spec, run, start_over=start_over),
         "output": str(run.logs / "job-%j.log"),
         "open-mode": "append",
         "requeue": True,

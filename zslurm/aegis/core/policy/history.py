@@ -10,7 +10,15 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, cast, get_args
 
 from zslurm.aegis.types import Action, Fault, History, Incident, Role, Scope
-from zslurm.run.events import AttemptStarted, Decided, FaultDetected, NodesExcluded, Readmitted, Requeued
+from zslurm.run.events import (
+    AttemptStarted,
+    Decided,
+    FaultDetected,
+    NodesExcluded,
+    NodesReadmitted,
+    Readmitted,
+    Requeued,
+)
 from zslurm.run.events.event import select
 from zslurm.run.exclusions import exclusions_in
 
@@ -28,7 +36,7 @@ def history_of(events: Iterable[Mapping[str, Any]]) -> History:
     waits: list[float] = []
     requeued: Requeued | None = None
     saved = NOTHING_SAVED
-    selected = list(select(events, AttemptStarted, NodesExcluded, Decided, Requeued, Readmitted))
+    selected = list(select(events, AttemptStarted, NodesExcluded, NodesReadmitted, Decided, Requeued, Readmitted))
     for event in selected:
         if "time" not in vars(event):  # damaged
             continue

@@ -221,7 +221,7 @@ class _Case:
             return self._stop(
                 f"{counted(starts, 'start')} within an hour; aegis.restarts_per_hour: {settings.restarts_per_hour}"
             )
-        excluded = len(active_exclusions(self.history.exclusions, now))
+        excluded = self._excluded_by_run()
         most = most_excluded(settings, self.resources.needed)
         if self.cause.exclude and excluded + len(self.cause.exclude) > most:
             already = counted(excluded, "node is", "nodes are")
@@ -229,6 +229,11 @@ class _Case:
             dead = not set(self.cause.exclude) & set(self.resources.nodes)
             return self._without_exclusion(why) if dead else self._stop(why)
         return None if self.cause.exclude else self._budget_spent()
+
+    def _excluded_by_run(self) -> int:
+        """Return how many nodes this run excludes; those that only its group does are not counted."""
+        active = active_exclusions(self.history.exclusions, self.attempt_state.now)
+        return sum(not exclusion.shared for exclusion in active.values())
 
     def _failures(self) -> list[Fault | None]:
         """Return the roots of the failures since the newest checkpoint, this one's last."""
@@ -248,13 +253,13 @@ class _Case:
 
     def bad_spares(self) -> tuple[str, ...]:
         """Spares that broke while they waited, as many as may still be excluded: they are the root of nothing."""
-        now, settings = self.attempt_state.now, self.settings
+        settings = self.settings
         in_use = set(self.resources.in_use)
         spares = tuple(node for node in self.resources.nodes if node not in in_use)
         waiting = replace(self.attempt_state, nodes=spares)
         broken = {f.node for f in roots_of(waiting, settings) if f.rule.certain}
         most = most_excluded(settings, self.resources.needed)
-        room = most - len(active_exclusions(self.history.exclusions, now)) - len(self.cause.exclude)
+        room = most - self._excluded_by_run() - len(self.cause.exclude)
         return tuple(node for node in spares if node in broken)[: max(0, room)]
 
     def go_on(self) -> Decision:
