@@ -26,7 +26,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from benchmarks.common import RESULTS, ROOT, export, write_result
+from benchmarks.common import RESULTS, export, write_result
 from tests.aegis.logs.log_samples import BATCHES, BATCHES_BLIND, COMPOSED, FORMS, FURTHER, RECORDED, Sample
 from zslurm.aegis.fault_kinds import rule_of
 from zslurm.aegis.logs.classify import classify
@@ -97,7 +97,6 @@ def run(foreign_logs: Path | None = None) -> None:
                 "load_s": round(loaded, 3),
             },
             "rate": [_rate(name, every) for name, every in _DENSITIES.items()],
-            "processor_time_before_over_now": _rate_before(),
             "recorded_lines": _score(RECORDED),
             "further_forms": _score(FORMS + COMPOSED),
             "further_lines": _score(FURTHER),
@@ -224,25 +223,6 @@ def _score_unseen(name: str, samples: list[Sample]) -> dict[str, Any]:
     return {"by_the_rules_of_commit": commit} | _score(samples, kinds.__getitem__)
 
 
-def _rate_before() -> list[dict[str, Any]]:
-    """How many times as fast as the version before batch 1 this one is, by processor time, in turns."""
-    before, ratios = _UNSEEN_BY["batch 1"], []
-    with tempfile.TemporaryDirectory() as folder:
-        export(before, folder, *_PACKAGES)
-        for name, every in _DENSITIES.items():
-            path = Path(folder) / "log"
-            path.write_bytes(b"".join(_training(every, random.Random(1))))
-            turns = [(_seconds(path, folder), _seconds(path, str(ROOT))) for _ in range(_RUNS)]
-            ratio = statistics.median(old / new for old, new in turns)
-            ratios.append({"log": name, "against_commit": before, "median_ratio": round(ratio, 2), "runs": _RUNS})
-    return ratios
-
-
-def _seconds(path: Path, folder: str) -> float:
-    done = subprocess.run([sys.executable, "-c", _TIMER, str(path)], cwd=folder, check=True, capture_output=True)
-    return float(done.stdout)
-
-
 # The scanner has had two homes.
 _IMPORTS = """
 try:
@@ -254,17 +234,6 @@ except ImportError:
 """
 
 _PACKAGES = ("zslurm", "train", "checkpoint_tools")
-
-_TIMER = f"""
-import sys, time
-from pathlib import Path
-{_IMPORTS}
-started = time.process_time()
-for _ in findings_in(chunks_of(Path(sys.argv[1]))):
-    pass
-print(time.process_time() - started)
-"""
-
 
 _SCORER = f"""
 import json, sys

@@ -8,8 +8,6 @@ summary.py      figures of a result, for the page and for the documents
 step.py         a whole training step of one rank, which these measure:
   profile.py        the share of each part of it
   step_memory.py    its peak memory, and the plan's
-  staging.py        a save's copy under it
-  overlap.py        collectives under it
 train_step.py   forward and backward of zaya1-1b against transformers
 muon_step.py    a Muon step of one rank's share of zaya1-8b
 """

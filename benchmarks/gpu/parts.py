@@ -124,13 +124,6 @@ def muon_step(device: torch.device) -> Rows:
     yield from step.rows(device)
 
 
-def context_attention(device: torch.device) -> Rows:
-    """Yield attention in the parts of context parallelism against one call."""
-    from benchmarks.gpu.context_attention import rows
-
-    yield from rows(device)
-
-
 def train_step(device: torch.device) -> Rows:
     """Yield forward and backward against transformers', and the memory of both."""
     from benchmarks.gpu import train_step as step
@@ -150,20 +143,6 @@ def memory(device: torch.device) -> Rows:
     from benchmarks.gpu import step_memory
 
     yield from step_memory.rows(device)
-
-
-def staging(device: torch.device) -> Rows:
-    """Yield what the copy of a save costs a step."""
-    from benchmarks.gpu import staging as copies
-
-    yield from copies.rows(device)
-
-
-def overlap(device: torch.device) -> Rows:
-    """Yield what of reducing and gathering a step waits for, on two GPUs."""
-    from benchmarks.gpu import overlap as collectives
-
-    yield from collectives.rows(device)
 
 
 def tests(device: torch.device) -> Rows:
@@ -219,10 +198,5 @@ PARTS = {
     "muon_step": Part("a Muon step of zaya1-8b's share at 64 ranks against torch's", muon_step, 0.2, TRAINING),
     "memory": Part("peak memory of a step of each recipe and the plan's", memory, 0.15, TRAINING),
     "tests": Part("the tests marked gpu", tests, 0.4, TRAINING),
-    "context_attention": Part(
-        "attention in the parts of context parallelism against one flash call", context_attention, 0.1, TRAINING
-    ),
-    "staging": Part("the copy of a save under a training step", staging, 0.1, TRAINING),
-    "overlap": Part("reduction and gathering under a training step, on two GPUs", overlap, 0.1, TRAINING),
 }
 """By name. The first call on a new GPU runs the kernels', whose tables the training's parts use."""

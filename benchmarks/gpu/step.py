@@ -102,8 +102,8 @@ class TrainingStep:
         """Tokens of this rank's microbatch."""
         return self.targets_BS.numel()
 
-    def run(self, before_update: Callable[[], object] = lambda: None) -> float:
-        """Take a step and return its loss; `before_update` is called where a checkpoint's copy is waited for."""
+    def run(self) -> float:
+        """Take a step and return its loss."""
         optim = self.config.optim
         self.shards.begin_step(backwards=1)
         losses, counts_LC = self.model.losses(
@@ -115,7 +115,6 @@ class TrainingStep:
         with self.marked("optimizer"):
             norm = self.shards.clip_gradients(optim.clip_norm)
         loss, _, _ = read_back(losses.cross_entropy, norm, counts_LC)
-        before_update()
         with self.marked("optimizer"):
             self.optimizer.step(LR)
         with self.marked("gathering"):

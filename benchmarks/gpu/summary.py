@@ -70,34 +70,6 @@ def _memory(body: Body) -> str | None:
     return f"{min(ratios):.2f} to {max(ratios):.2f}" if ratios else None
 
 
-def _staging(key: str, shown: Callable[[float], str]) -> Callable[[Body], str | None]:
-    def found(body: Body) -> str | None:
-        return next((shown(row[key]) for row in rows_of(body, "staging") if key in row), None)
-
-    return found
-
-
-def _exposed(kind: str) -> Callable[[Body], str | None]:
-    def found(body: Body) -> str | None:
-        for row in rows_of(body, "overlap"):
-            if "problem" in row:
-                return str(row["problem"])
-            if "overlapped" in row:
-                ways = (row[way][f"{kind}_waited_s"] for way in ("overlapped", "one_after_the_other"))
-                return " of ".join(f"{1e3 * seconds:.2f} ms" for seconds in ways)
-        return None
-
-    return found
-
-
-def _rate(value: float) -> str:
-    return f"{value / 1e9:.3g} GB/s"
-
-
-def _percent(value: float) -> str:
-    return f"{value:.0%}"
-
-
 def _number(value: float | None) -> str | None:
     return None if value is None else f"{value:.3g}"
 
@@ -151,10 +123,6 @@ AIMS = (
     Aim("the same, ours eager", "transformers, compiled", "", _train_step("transformers compiled")),
     Aim("a whole training step of zaya1-1b on one card", "-", "", _step),
     Aim("peak memory of a step", "`zslurm plan memory`", "0.9 to 1.1", _memory),
-    Aim("copy of a save to page-locked memory", "-", "", _staging("bytes_per_s", _rate)),
-    Aim("share of it that is hidden under a step", "-", "", _staging("hidden_share", _percent)),
-    Aim("reduction that a step waits for", "not overlapped", "", _exposed("reduction")),
-    Aim("gathering that a step waits for", "not overlapped", "", _exposed("gathering")),
 )
 """What `make gpu` is for, in the order of the documents."""
 

@@ -13,7 +13,7 @@ from tests.on_slurm.cluster.slurm_cluster import SlurmCluster
 from tests.train.runs import VOCAB, make_corpus
 
 
-def held_run_file(cluster: SlurmCluster, directory: Path) -> Path:
+def _held_run_file(cluster: SlurmCluster, directory: Path) -> Path:
     """Set the user up, and write the file of a run whose job is held, with its data, into `directory`."""
     make_corpus(directory / "tokens.h5")
     cluster.zslurm("init", "--yes")
@@ -29,7 +29,7 @@ def run(runs: int = 11) -> None:
     """Measure and write results/submit_overhead.json."""
     with SlurmCluster() as cluster:
         directory = cluster.user_dir("benchmark")
-        run_file = held_run_file(cluster, directory)
+        run_file = _held_run_file(cluster, directory)
         count = 0
 
         def submit() -> None:

@@ -90,12 +90,12 @@ def test_a_part_that_hangs_is_ended_when_the_time_is_up(tmp_path: Path, monkeypa
 def test_a_second_call_continues_the_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """In the folder of results, or where results are committed; a result of another driver is left alone."""
     first, second = tmp_path / "first", tmp_path / "second"
-    assert main(["gpu", "--results", str(first), "--only=build", "--only=staging"]) == 0
+    assert main(["gpu", "--results", str(first), "--only=build", "--only=memory"]) == 0
     monkeypatch.setattr(command, "RESULTS", first)
     monkeypatch.setattr(command, "SHORTEST_S", 1e6)
     assert main(["gpu", "--results", str(second), "--only=build", "--only=tests"]) == 0
     statuses = {name: part["status"] for name, part in result_of(second)["parts"].items()}
-    assert statuses == {"build": "done", "staging": "done", "tests": "no time"}
+    assert statuses == {"build": "done", "memory": "done", "tests": "no time"}
     assert result_of(second)["parts"]["build"]["date"] == result_of(first)["date"]
     monkeypatch.setattr(command, "describe", lambda device: {**CARD, "driver": "7.0"})
     main(["gpu", "--results", str(second), "--only=tests"])

@@ -1,4 +1,4 @@
-"""The parts of `python -m benchmarks gpu` that measure a training step: profile, memory, staging, overlap."""
+"""The parts of `python -m benchmarks gpu` that measure a training step: profile and memory."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks.gpu import overlap, staging, step_memory, train_step
+from benchmarks.gpu import step_memory, train_step
 from benchmarks.gpu.profile import COMMUNICATION, GAPS, OTHER, PARTS, Work, divided, parts_of, trace
 from benchmarks.gpu.step import TrainingStep, world_on
 from tests.train.models import tiny_config
@@ -147,7 +147,7 @@ def test_a_step_of_the_benchmark_trains(world: World) -> None:
     assert losses[-1] < losses[0]
 
 
-# --- Memory, staging, overlap ----------------------------------------------------------------------------------
+# --- Memory ----------------------------------------------------------------------------------------------------
 
 
 def test_the_memory_of_a_step_is_beside_the_plans(world: World) -> None:
@@ -165,30 +165,6 @@ def test_a_recipe_that_does_not_fit_is_a_row(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(step_memory, "largest_that_fits", lambda *_, **__: None)
     rows = list(step_memory.rows(CPU))
     assert [row["problem"] for row in rows] == ["does not fit on this card by the plan"] * 2
-
-
-def test_a_save_is_copied_beside_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(staging, "config_of", small_config)
-    *_, rate, last = staging.rows(CPU)
-    assert rate["bytes_per_s"] == rate["bytes"] / rate["copy_s"] > 0
-    assert 0 <= last["hidden_share"] <= 1
-    monkeypatch.setattr(staging, "available_memory", lambda: 0)
-    (refused,) = staging.rows(CPU)
-    assert "0 are free" in refused["problem"]
-
-
-def test_overlap_needs_two_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
-    (row,) = overlap.rows(torch.device("cuda", 0))
-    assert row["problem"] == "needs 2 GPUs: this machine has 1"
-
-
-@pytest.mark.soak
-def test_overlap_is_measured_on_two_ranks() -> None:
-    (row,) = overlap.rows(CPU)
-    for way in ("overlapped", "one_after_the_other"):
-        assert 0 < row[way]["reduction_waited_s"] < row[way]["step_s"]
-    assert row["sent_bytes_per_step"]["reduce_scatter"] > row["sent_bytes_per_step"]["all_gather"] > 0
 
 
 # --- Against transformers --------------------------------------------------------------------------------------
