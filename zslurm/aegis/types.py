@@ -123,6 +123,8 @@ class History:
     """When each attempt was started, UNIX seconds."""
     waits: tuple[float, ...] = ()
     """Seconds between each requeue and the start of the next attempt."""
+    readmitted: frozenset[str] = frozenset()
+    """Nodes that a person or the group has allowed again at some time."""
 
 
 @dataclass(frozen=True)

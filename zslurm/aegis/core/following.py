@@ -338,8 +338,8 @@ def _take_run(state: FollowState, run: RunRead) -> list[FollowAction]:
     state.run = run
     if state.requeues is not None:
         active = active_exclusions(run.history.exclusions, run.wall)
-        expired = frozenset(run.history.exclusions) - frozenset(active)
         excluded = frozenset({*active, *state.requeues.exclude} - state.required)
+        expired = run.history.readmitted.union(run.history.exclusions) - excluded
         return [Requeue(state.requeues, excluded, expired)]
     if state.attempt is None:
         state.outcome = _interrupted(state, state.outcome)

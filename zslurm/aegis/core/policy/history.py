@@ -20,6 +20,7 @@ from zslurm.run.events import (
     Requeued,
 )
 from zslurm.run.events.event import select
+from zslurm.run.events.event_text import node_names
 from zslurm.run.exclusions import exclusions_in
 
 _ENDS: tuple[Action, ...] = ("finish", "stop")
@@ -32,6 +33,7 @@ def history_of(events: Iterable[Mapping[str, Any]]) -> History:
     An incident is a decision that was acted on; without a `committed_step`, the one before it counts.
     """
     incidents: list[Incident] = []
+    readmitted: set[str] = set()
     starts: list[float] = []
     waits: list[float] = []
     requeued: Requeued | None = None
@@ -47,11 +49,13 @@ def history_of(events: Iterable[Mapping[str, Any]]) -> History:
             requeued = None
         elif isinstance(event, Requeued):
             requeued = event
+        elif isinstance(event, Readmitted | NodesReadmitted):
+            readmitted.update(node_names(event.nodes))
         elif isinstance(event, Decided) and event.acted and event.action in get_args(Action):
             incident = _incident(event, saved)
             saved = incident.committed_step
             incidents.append(incident)
-    return History(tuple(incidents), exclusions_in(selected), tuple(starts), tuple(waits))
+    return History(tuple(incidents), exclusions_in(selected), tuple(starts), tuple(waits), frozenset(readmitted))
 
 
 def _incident(event: Decided, saved: int) -> Incident:

@@ -1,0 +1,26 @@
+"""What follows an attempt: which nodes a requeued job avoids, and which it may use again."""
+
+from __future__ import annotations
+
+from tests.aegis.recorded import Recorder
+from zslurm.aegis.core.following import FollowState, Requeue, RunRead, follow
+from zslurm.aegis.core.messages import ProgressRead
+from zslurm.aegis.core.policy.history import history_of
+from zslurm.aegis.types import Decision
+from zslurm.config.aegis import AegisSection
+
+
+def test_a_requeued_job_may_use_the_nodes_again_that_were_allowed_or_whose_exclusion_is_over() -> None:
+    recorder = Recorder()
+    recorder.event("nodes_excluded", nodes="node[1-4]", reason="it died", expires=recorder.clock + 1000)
+    recorder.event("nodes_excluded", nodes="node5", reason="it died", expires=recorder.clock + 1)
+    recorder.event("nodes_excluded", nodes="node7", reason="of ann", expires=recorder.clock + 1000, shared=True)
+    recorder.event("nodes_readmitted", nodes="node7")
+    recorder.event("readmit", nodes="node[1-3]")
+    recorder.event("nodes_excluded", nodes="node2", reason="it died again", expires=recorder.clock + 1000)
+    state = FollowState(AegisSection(), 2, requeues=Decision("requeue", "no spare is left", exclude=("node3",)))
+    history, wall = history_of(recorder.rows), recorder.clock + 100
+    (action,) = follow(state, RunRead(history, ProgressRead(10, None), 1, wall))
+    assert isinstance(action, Requeue)
+    assert action.excluded == {"node2", "node3", "node4"}
+    assert action.expired == {"node1", "node5", "node7"}
