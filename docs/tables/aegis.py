@@ -60,7 +60,7 @@ def responses() -> str:
 
 
 def _response(kind: FaultKind, rule: FaultRule) -> tuple[str, ...]:
-    excludes, in_memory = _EXCLUDES[rule.exclude_after], "yes" if rule.in_memory else ""
+    excludes, in_memory = _EXCLUDES[rule.exclude_after], {"": "", "rank": "ranks", "node": "node"}[rule.in_memory]
     if rule.lasting:
         excludes += ", or if it lasts"
     if rule.must_leave:

@@ -134,17 +134,18 @@ _DIFFERENT: dict[int, dict[str, Any]] = {
     4: VICTIM_REPLACED | {"after": spare_was_checked_twice},
     5: {"why": "is lost together with rank"},
     6: VICTIM_REPLACED,
-    7: {"why": "uncorrectable memory error of a GPU: every rank must be started again"},
-    8: {"why": "the link of a NIC is down"},
+    7: VICTIM_REPLACED,
+    8: VICTIM_REPLACED,
     10: VICTIM_REPLACED,
     13: VICTIM_REPLACED,
     17: VICTIM_REPLACED,
     21: {
         "inject": kill_node_after_node, "recovered": ((VICTIM,), (2,)), "actions": (),
     },
+    24: {"recovered": ((VICTIM,),), "actions": ("requeue",)},
 }  # fmt: skip
-"""Faults that are recovered from in memory, or for which the reason why they are not is known; others end an
-attempt that has lost no rank yet, or are the program's own."""
+"""Faults that are recovered from in memory, or for which the reason why they are not is known; others are the
+program's own, storage's or Slurm's."""
 
 PAIRS: dict[str, Any] = {"nodes": 2, "slurm": {"ranks_per_node": 2}}
 """Four ranks on two nodes: rank 1's buddy is rank 3, rank 0's is rank 2."""

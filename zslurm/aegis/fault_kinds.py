@@ -33,6 +33,10 @@ that no budget counts, then stop; test the GPU if it came from it again and agai
 for good; what `aegis.gpu_oom` sets; requeue, for whatever reason or for the time limit; leave it to Slurm."""
 
 
+InMemory = Literal["", "rank", "node"]
+"""What is replaced while other ranks continue in their processes: nothing, and every rank is started again; the
+ranks that it took; or every rank of the node that it is attributed to, which the run then leaves."""
+
 FaultKind = NewType("FaultKind", str)
 """The name of a kind of fault, as in events and logs."""
 
@@ -63,8 +67,7 @@ class FaultRule:
         vague: a root that one which is logged late explains.
         may_pass: in a log it is no root if its end is logged before anything follows from it.
         in_kernel_log: a kernel's log can show it.
-        in_memory: the other ranks may continue in their processes, with another one in place of those that it
-            took (aegis/core/policy/in_memory.py).
+        in_memory: what is replaced while the other ranks continue (aegis/core/policy/in_memory.py).
     """
 
     role: Role
@@ -87,7 +90,7 @@ class FaultRule:
     vague: bool = False
     may_pass: bool = False
     in_kernel_log: bool = True
-    in_memory: bool = False
+    in_memory: InMemory = ""
 
 
 FAULT_RULES: dict[FaultKind, FaultRule] = {}
@@ -105,36 +108,37 @@ def new_kind(name: str, rule: FaultRule) -> FaultKind:
 # The machine is broken.
 GPU_RAS_UNCORRECTABLE = new_kind("gpu_ras_uncorrectable", FaultRule(
     "root", "gpu", "uncorrectable memory error of a GPU", while_running="give up",
-    exclude_after=1, certain=True,
+    exclude_after=1, in_memory="node", certain=True,
     advice="The GPU lost data. Exclude the node; a reset may not complete on MI300X, so have it rebooted and "
     "the GPU tested.",
 ))
 HOST_MEMORY_ERROR = new_kind("host_memory_error", FaultRule(
     "root", "node", "uncorrectable memory error of the host", while_running="give up",
-    exclude_after=1, certain=True,
+    exclude_after=1, in_memory="node", certain=True,
     advice="The host's memory lost data. Exclude the node and have the module replaced that the line names.",
 ))
 GPU_BAD_PAGES = new_kind("gpu_bad_pages", FaultRule(
     "root", "gpu", "too many bad memory pages on a GPU", while_running="give up",
-    exclude_after=1, certain=True, advice="The GPU's memory is worn. Exclude the node and have the GPU replaced.",
+    exclude_after=1, in_memory="node", certain=True,
+    advice="The GPU's memory is worn. Exclude the node and have the GPU replaced.",
 ))
 GPU_INIT_FAIL = new_kind("gpu_init_fail", FaultRule(
-    "root", "gpu", "a GPU does not come up", while_running="give up", exclude_after=1,
+    "root", "gpu", "a GPU does not come up", while_running="give up", exclude_after=1, in_memory="node",
     certain=True,
     advice="The GPU does not come up. Exclude the node and have it rebooted; if that does not help, repaired.",
 ))
 GPU_TEST_FAILED = new_kind("gpu_test_failed", FaultRule(
-    "root", "gpu", "a GPU computes wrong numbers", while_running="give up", exclude_after=1,
+    "root", "gpu", "a GPU computes wrong numbers", while_running="give up", exclude_after=1, in_memory="node",
     certain=True, must_leave=True,
 ))
 NODE_DEAD = new_kind("node_dead", FaultRule(
     "root", "node", "the node is dead", while_running="give up", exclude_after=1, certain=True,
-    in_memory=True,
+    in_memory="rank",
     advice="The node stopped answering. Look at its own log for why; exclude it if it happens again.",
 ))
 SLURM_NODE_FAIL = new_kind("slurm_node_fail", FaultRule(
     "root", "node", "Slurm reports the node as failed", while_running="give up",
-    exclude_after=1, certain=True, logged_late=True, in_memory=True,
+    exclude_after=1, certain=True, logged_late=True, in_memory="rank",
     advice="The node died, or Slurm lost it. Exclude it, and continue with a spare.",
 ))
 ORPHANS = new_kind("orphans", FaultRule(
@@ -150,44 +154,44 @@ ORPHANS_MANY = new_kind("orphans_many", FaultRule(
 
 # The machine is broken, unless the program did it: what came first decides.
 GPU_HANG_RESET = new_kind("gpu_hang_reset", FaultRule(
-    "root", "gpu", "a GPU hung or was reset", while_running="give up", exclude_after=1,
+    "root", "gpu", "a GPU hung or was reset", while_running="give up", exclude_after=1, in_memory="node",
     advice="The GPU hung or was reset. Start again; exclude the node if it happens there twice.",
 ))
 XGMI_ERROR = new_kind("xgmi_error", FaultRule(
-    "root", "gpu", "error on a link between GPUs", while_running="give up", exclude_after=1,
+    "root", "gpu", "error on a link between GPUs", while_running="give up", exclude_after=1, in_memory="node",
     advice="A link between the GPUs of the node is faulty. Exclude the node and have it repaired.",
 ))
 
 # It may have been the machine, a cable, a switch, or the other end.
 NIC_LINK_DOWN = new_kind("nic_link_down", FaultRule(
-    "root", "nic", "the link of a NIC is down", while_running="tolerate", exclude_after=2,
+    "root", "nic", "the link of a NIC is down", while_running="tolerate", exclude_after=2, in_memory="node",
     lasting=True, of_network=True, reports_end=True, may_pass=True,
     advice="The link of a NIC is down. If it does not come back, exclude the node and have cable and port "
     "looked at.",
 ))
 NIC_FAULT = new_kind("nic_fault", FaultRule(
-    "root", "nic", "a NIC could not reach its peer", while_running="tolerate", exclude_after=2,
+    "root", "nic", "a NIC could not reach its peer", while_running="tolerate", exclude_after=2, in_memory="node",
     of_network=True, reports_end=True, may_pass=True,
     advice="A NIC or its path failed. Tolerate it once; if it repeats, exclude the node that the lines have "
     "in common.",
 ))
 PCIE_ERROR = new_kind("pcie_error", FaultRule(
-    "root", "gpu", "error on the PCIe bus", exclude_after=2,
+    "root", "gpu", "error on the PCIe bus", exclude_after=2, in_memory="node",
     advice="A device left its PCIe link, or the link lost data. Exclude the node and have card and slot "
     "looked at.",
 ))
 
 # It may have been anything; the same node three times is no chance.
 RANK_KILLED = new_kind("rank_killed", FaultRule(
-    "root", "unknown", "a rank was killed", exclude_after=3, unexplained=True, in_memory=True,
+    "root", "unknown", "a rank was killed", exclude_after=3, unexplained=True, in_memory="rank",
 ))
 RANK_EXIT = new_kind("rank_exit", FaultRule(
     "root", "unknown", "a rank ended without a word", exclude_after=3, unexplained=True,
-    in_memory=True,
+    in_memory="rank",
 ))
 CRASH_SEGV = new_kind("crash_segv", FaultRule(
     "root", "user", "a rank crashed", exclude_after=3, unexplained=True, vague=True,
-    in_memory=True,
+    in_memory="rank",
     advice="The program crashed in native code. Start again once; if it repeats at the same place, it is a "
     "bug, or a wrong device mapping.",
 ))
@@ -201,7 +205,7 @@ GPU_MEMORY_FAULT = new_kind("gpu_memory_fault", FaultRule(
     "the same GPU twice is hardware.",
 ))
 STRAGGLER = new_kind("straggler", FaultRule(
-    "root", "gpu", "slower than its peers for a long time", exclude_after=1,
+    "root", "gpu", "slower than its peers for a long time", exclude_after=1, in_memory="node",
 ))
 
 # A rank that reports one of these waits for another rank.
@@ -250,7 +254,7 @@ GPU_OOM = new_kind("gpu_oom", FaultRule(
 ))
 HOST_OOM = new_kind("host_oom", FaultRule(
     "root", "user", "the host ran out of memory", explains_rank_ends=True, logged_late=True,
-    in_memory=True,
+    in_memory="rank",
     advice="The host ran out of memory; the node is not to blame. Ask for more (`slurm.mem`), or use less: fewer "
     "data workers of a program; `checkpoint.background: false`, a lower `data.prefetch` and, on CPUs, a smaller "
     "`micro_batch` with zslurm's trainer.",

@@ -200,7 +200,8 @@ def test_what_the_policy_refuses_goes_down_a_rung_with_its_reason(site: Site) ->
     assert len(site.recorded("recovery_failed")) == 1
 
 
-def test_a_fault_that_ends_the_attempt_with_no_rank_lost_leaves_its_reason_once(site: Site) -> None:
+def test_a_fault_that_ends_the_attempt_with_no_rank_lost_leaves_its_reason_once() -> None:
+    site = Site(max_excluded=0)
     site.state.faults = [Fault.of_kind(GPU_RAS_UNCORRECTABLE, 1.0, "kernel_log", "it happened", node="n1")]
     site.tick(times=2)
     (event,) = site.recorded("recovery_failed")

@@ -203,7 +203,7 @@ def nobody_interrupts_a_run(run: Run, _: Schedule) -> Iterator[Violation | None]
             yield None
 
 
-_IN_MEMORY: tuple[What, ...] = ("rank_killed", "rank_hangs", "node_dies", "move_asked", "drained")
+_IN_MEMORY: tuple[What, ...] = ("rank_killed", "rank_hangs", "node_dies", "ecc_error", "move_asked", "drained")
 """What a run with a spare survives in memory if nothing else happens."""
 
 

@@ -24,7 +24,7 @@ from zslurm.hardware.node_sources import Sources
 # `--throttle` is of ROCm 6.3 and later; the older `--power` has a field throttle_status.
 _METRICS = (("--ecc", "--ecc-blocks", "--throttle"), ("--ecc", "--ecc-blocks", "--power"))
 _VIOLATIONS = {
-    "prochot_violation_status": "processor hot",
+    "prochot_violation_status": "processor too hot",
     "socket_thermal_violation_status": "socket too hot",
     "vr_thermal_violation_status": "voltage regulator too hot",
     "hbm_thermal_violation_status": "memory too hot",

@@ -8,7 +8,7 @@ whose end it did not record, is waited for, or recorded now.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from zslurm.aegis.core.attempt import MemoryState, Move
@@ -18,6 +18,7 @@ from zslurm.run.events import (
     FaultDetected,
     HangingRanksEnded,
     MovePlanned,
+    RanksExpelled,
     RanksMoved,
     RecoveredInMemory,
     RecoveryFailed,
@@ -27,7 +28,7 @@ from zslurm.run.events.event import Event
 from zslurm.train.recovery.generation import Generation, node_of
 
 KINDS: tuple[type[Event], ...] = (
-    FaultDetected, HangingRanksEnded, MovePlanned, RanksMoved, RecoveredInMemory, RecoveryFailed,
+    FaultDetected, HangingRanksEnded, MovePlanned, RanksExpelled, RanksMoved, RecoveredInMemory, RecoveryFailed,
     RecoveryUnavailable,
 )  # fmt: skip
 """The events that matter here."""
@@ -41,7 +42,8 @@ class FoundMemory:
         members: by rank, before `pending`.
         number: of the newest generation.
         step: to which the last recovery went back; -1 if there was none.
-        left: nodes that ranks have left as planned.
+        left: nodes that ranks have left.
+        expelled: nodes that they leave for a fault, with what it is.
         ended: ranks that hung, and were killed alone, since the last recovery.
         died: nodes that have died in this attempt.
         given_up: nothing is recovered in memory in this attempt any more.
@@ -55,6 +57,7 @@ class FoundMemory:
     number: int = 0
     step: int = -1
     left: frozenset[str] = frozenset()
+    expelled: Mapping[str, str] = field(default_factory=dict)
     ended: frozenset[int] = frozenset()
     died: frozenset[str] = frozenset()
     given_up: bool = False
@@ -92,6 +95,7 @@ class FoundMemory:
         memory.coming.update(started)
         for node in self.left:
             memory.leave(node)
+        memory.expelled, memory.told = dict(self.expelled), {*self.expelled, *self.left}
         for member in warm:
             memory.add_warm(member)
         memory.take_warm(taken)
@@ -120,7 +124,13 @@ def found_memory(report: Mapping[str, Any], first: Sequence[str], events: Sequen
     at = [node_of(member) for member in members]
     faults = [event for event in events if isinstance(event, FaultDetected)]
     died = {event.node for event in faults if event.kind == NODE_DEAD and event.node}
-    nodes_left = {event.off for event in moves}
+    expelled = {
+        node: event.reason or ""
+        for event in events
+        if isinstance(event, RanksExpelled)
+        for node in event.nodes or ()
+    }
+    nodes_left = {event.off for event in moves} | (expelled.keys() - set(at))
     number = 0 if newest is None else newest.number
     after = max((event.time for event in (*recoveries, *moves)), default=0.0)
     hung = [event for event in events if isinstance(event, HangingRanksEnded) and event.time >= after]
@@ -131,12 +141,13 @@ def found_memory(report: Mapping[str, Any], first: Sequence[str], events: Sequen
         number,
         step=recoveries[-1].step if recoveries else -1,
         left=frozenset(nodes_left),
+        expelled={node: why for node, why in expelled.items() if node in at},
         ended=frozenset(rank for event in hung for rank in event.ranks),
         died=frozenset(died),
         given_up=any(isinstance(event, RecoveryFailed) for event in events),
         pending=pending,
         outcome=report.get("outcome") if pending is not None else None,
-        move=None if moving is None else _move(moving, at, nodes_left, asked),
+        move=None if moving is None else _move(moving, at, nodes_left | expelled.keys(), asked),
         in_vain=int(report.get("unmoved") or 0) == number + 1,
     )
 

@@ -159,7 +159,9 @@ class MemoryState:
         members: the process of each rank, NODE/SLOT.
         spares: nodes without ranks that may be used.
         checks_spares: a spare is checked before ranks are placed on it; otherwise every spare is fit.
-        left: nodes that ranks have left as planned.
+        left: nodes that ranks have left: as planned, or for a fault of the node.
+        expelled: nodes that the ranks leave for a fault, with its description.
+        told: those of them whose ranks were recorded to leave.
         number: of the newest generation.
         ended: ranks that hung, and were killed alone, since the last recovery.
         given_up: nothing is recovered in memory in this attempt, or not any more.
@@ -187,6 +189,8 @@ class MemoryState:
     spares: tuple[str, ...] = ()
     checks_spares: bool = False
     left: set[str] = field(default_factory=set)
+    expelled: dict[str, str] = field(default_factory=dict)
+    told: set[str] = field(default_factory=set)
     number: int = 0
     ended: set[int] = field(default_factory=set)
     given_up: bool = False
@@ -221,6 +225,7 @@ class MemoryState:
     def leave(self, node: str) -> None:
         """Note that the ranks have left a node: processes that wait there end by themselves."""
         self.left.add(node)
+        self.expelled.pop(node, None)
         self.waiting.pop(node, None)
 
     def add_warm(self, member: str) -> None:

@@ -1,6 +1,7 @@
 """Recovery in memory: who was lost, who takes their place, and whether that worked.
 
     lost ranks -> policy/in_memory.py -> Regroup -> recovered, or failed: every rank is started again
+    a fault of a node -> its ranks are lost, alive or not (`recover_without`) -> the same
     a node to leave -> HoldForMove -> the same at a step's boundary        (moves.py)
 
 The ranks do the rest (zslurm/train/recovery). While they regroup the attempt is not given up. What fails, or takes
@@ -17,6 +18,7 @@ from zslurm.aegis.core.messages import (
     NO_ANSWER,
     CheckSpare,
     CoreAction,
+    EndRanks,
     Exclude,
     FewerWeighed,
     ForgetReplaced,
@@ -32,11 +34,15 @@ from zslurm.aegis.core.messages import (
     WarmNotStarted,
     WeighFewer,
 )
+from zslurm.aegis.core.policy.attribution import attribute
 from zslurm.aegis.core.policy.in_memory import InMemory, Ranks, plan_in_memory, plan_move, why_not_in_memory
+from zslurm.aegis.core.policy.policy import most_excluded
+from zslurm.aegis.core.root_cause import roots_of
 from zslurm.aegis.fault_kinds import RANK_HANG
 from zslurm.aegis.types import Alarm, Fault
 from zslurm.run.events import (
     MovePlanned,
+    RanksExpelled,
     RanksMoved,
     RecoveredInMemory,
     RecoveryFailed,
@@ -44,6 +50,7 @@ from zslurm.run.events import (
     RecoveryStarted,
     RecoveryUnavailable,
 )
+from zslurm.run.exclusions import active_exclusions
 from zslurm.slurm.hostlist import compress
 from zslurm.slurm.topology import hostlist_in_order
 from zslurm.train.recovery.generation import Generation, node_of
@@ -143,7 +150,7 @@ def resume(state: AttemptState, event: MemoryResumed) -> list[CoreAction]:
 # --- what follows -----------------------------------------------------------------------------------------------
 
 
-def tend(state: AttemptState, now: float, broken: str) -> list[CoreAction]:
+def tend(state: AttemptState, now: float, wall: float, broken: str) -> list[CoreAction]:
     """Take that time has passed: have warm processes once the ranks train, and begin, or end, a recovery."""
     memory, actions = memory_of(state), list[CoreAction]()
     regrouping = memory.regrouping
@@ -162,17 +169,47 @@ def tend(state: AttemptState, now: float, broken: str) -> list[CoreAction]:
             *_start_warm(memory, _bare(memory, dict.fromkeys(state.rank_nodes)), first=True),
             *_start_warm(memory, _bare(memory, memory.spares), memory.per_node, first=True),
         ]
-    return [*actions, *_consider(state, now)]
+    return [*actions, *_consider(state, now, wall)]
 
 
-def _consider(state: AttemptState, now: float) -> list[CoreAction]:
-    """Begin a recovery if ranks were lost that no recovery has taken up yet."""
+def recover_without(state: AttemptState, now: float, wall: float) -> list[CoreAction]:
+    """Begin a recovery without the nodes for whose faults the attempt would be ended, if there are some."""
+    memory = state.memory
+    if memory is None or memory.given_up or state.stop.asked:
+        return []
+    faulty = {node: why for node, why in _faulty_nodes(state, wall).items() if node in state.alarm.exclude}
+    if not faulty:
+        return []
+    memory.expelled |= faulty
+    return _consider(state, now, wall)
+
+
+def _faulty_nodes(state: AttemptState, wall: float) -> dict[str, str]:
+    """Return the nodes of ranks that the run must leave for a fault, with what it is; none beyond the limit."""
+    memory, settings = memory_of(state), state.settings
+    roots = roots_of(state.summary(wall), settings)
+    exclude = attribute(roots, state.summary(wall), state.history, settings).exclude
+    faulty = {
+        fault.node: fault.rule.message
+        for fault in reversed(roots)
+        if fault.rule.in_memory == "node" and fault.node in exclude and fault.node in state.rank_nodes
+    }
+    excluded = {*active_exclusions(state.history.exclusions, wall), *memory.left, *state.overcome_nodes}
+    allowed = len(excluded | faulty.keys()) <= most_excluded(settings, len(state.nodes))
+    return {node: why for node, why in faulty.items() if node is not None} if allowed else {}
+
+
+def _consider(state: AttemptState, now: float, wall: float) -> list[CoreAction]:
+    """Begin a recovery if ranks were lost that no recovery has taken up yet, or are to leave their nodes."""
     memory = memory_of(state)
     if memory.given_up:
         return []
     dead = state.dead_nodes
     on_dead = {rank for rank, node in enumerate(state.rank_nodes) if node in dead}
-    gone, under_way = state.lost | on_dead, memory.regrouping
+    under_way = memory.regrouping
+    if under_way is not None or state.lost | on_dead:  # what ended the ranks may be a fault of their node
+        memory.expelled |= _faulty_nodes(state, wall)
+    gone = state.lost | on_dead | {rank for rank, node in enumerate(state.rank_nodes) if node in memory.expelled}
     if under_way is None and not gone:
         return []
     if under_way is not None and not (gone - under_way.lost or under_way.plan_again):
@@ -207,7 +244,7 @@ def _ranks(
 ) -> Ranks:
     """Return the ranks as the policy decides on them."""
     memory = memory_of(state)
-    unusable = frozenset(state.overcome_nodes | memory.left).union(unusable)
+    unusable = frozenset(state.overcome_nodes | memory.left | memory.expelled.keys()).union(unusable)
     return Ranks(
         tuple(memory.members), tuple(state.rank_nodes), memory.per_node, frozenset(lost), unusable,
         memory.waiting, memory.coming, _step(state), tries, **more,
@@ -343,12 +380,31 @@ def _publish(state: AttemptState, regrouping: Regrouping, plan: InMemory, now: f
         ranks=list(lost),
         members=None if plan.former else [plan.members[rank] for rank in lost],
     )
-    nodes_left = memory.left | _leaving(memory, memory.number)
+    nodes_left = memory.left | memory.expelled.keys() | _leaving(memory, memory.number)
     generation = Generation(
         memory.number, plan.members, () if plan.former else lost, recovery_s, left=tuple(sorted(nodes_left)),
         former=plan.former, former_size=len(memory.members) if plan.former else 0,
     )  # fmt: skip
-    return [Record(started), Regroup(generation)]
+    return [*_expel(state), Record(started), Regroup(generation), *_end_expelled(state)]
+
+
+def _expel(state: AttemptState) -> list[CoreAction]:
+    """Record that ranks leave their nodes for a fault, for each node once."""
+    memory, actions = memory_of(state), list[CoreAction]()
+    for node, why in memory.expelled.items():
+        if node not in memory.told:
+            memory.told.add(node)
+            ranks = [rank for rank, at in enumerate(state.rank_nodes) if at == node]
+            actions.append(Record(RanksExpelled(attempt=state.number, ranks=ranks, nodes=[node], reason=why)))
+    return actions
+
+
+def _end_expelled(state: AttemptState) -> list[CoreAction]:
+    """Have ranks killed that others replace: they end by themselves unless a device call holds them."""
+    memory = memory_of(state)
+    at = enumerate(state.rank_nodes)
+    ranks = tuple((rank, node) for rank, node in at if node in memory.expelled and rank not in state.lost)
+    return [EndRanks(ranks)] if ranks else []
 
 
 def _recover(
@@ -369,6 +425,10 @@ def _recover(
     if dead:
         how = "the ranks of the others continue" if resized else "its ranks continue on a spare"
         actions.append(Exclude(tuple(sorted(dead)), f"{compress(dead)} died, and {how}", state.number))
+    for node in sorted(memory.expelled.keys() & {state.rank_nodes[rank] for rank in lost}):
+        how = "the ranks of the others continue" if resized else "its ranks continue on a spare"
+        actions.append(Exclude((node,), f"{node}: {memory.expelled[node]}, and {how}", state.number))
+        memory.leave(node)
     if move is not None:
         memory.leave(move.off)
         actions.append(Exclude((move.off,), f"the ranks moved off it: {move.reason}", state.number))
@@ -422,7 +482,7 @@ def take_recovery(state: AttemptState, event: Recovered) -> None:
     state.faults = [
         fault
         for fault in state.faults
-        if not fault.rule.in_memory
+        if fault.rule.in_memory != "rank"
         and fault.role not in ("cascade", "teardown")
         and fault.node not in event.left
         and fault.kind != RANK_HANG

@@ -438,6 +438,13 @@ class KillRanks:
 
 
 @dataclass(frozen=True)
+class EndRanks:
+    """Have agents kill what is left of ranks that others replace, in the meantime; each rank with its node."""
+
+    ranks: tuple[tuple[int, str], ...]
+
+
+@dataclass(frozen=True)
 class Exclude:
     """Record that the run does not use some nodes from now on, until `aegis.exclude_for_s` is over."""
 
@@ -515,6 +522,7 @@ CoreAction = (
     | ExamineHang
     | DumpStacks
     | KillRanks
+    | EndRanks
     | Exclude
     | StartWarm
     | CheckSpare

@@ -47,11 +47,11 @@ def drains(state: AttemptState, event: DrainsRead) -> list[Fault]:
     return faults
 
 
-def tend_moves(state: AttemptState, now: float) -> list[CoreAction]:
+def tend_moves(state: AttemptState, now: float, wall: float) -> list[CoreAction]:
     """Note what nodes to leave, and begin the next move, or answer a wish."""
     moves, memory = state.moves, state.memory
     if memory is not None and state.settings.planned_moves:
-        _take_faults(state, now)
+        _take_faults(state, now, wall)
     if not moves.wishes or state.stop.asked:
         return []
     wish = moves.wishes[0]
@@ -75,11 +75,11 @@ def tend_moves(state: AttemptState, now: float) -> list[CoreAction]:
     return _begin(state, memory, wish, now)
 
 
-def _take_faults(state: AttemptState, now: float) -> None:
+def _take_faults(state: AttemptState, now: float, wall: float) -> None:
     """Note what the policy wants to leave; signs are kept, for faults that the run overcame are forgotten."""
     moves = state.moves
     moves.signs += [fault for fault in state.faults if fault.kind in KINDS and fault not in moves.signs]
-    for leave in nodes_to_leave(moves.signs, set(state.rank_nodes)):
+    for leave in nodes_to_leave(moves.signs, set(state.rank_nodes), wall):
         wish = (leave.node, leave.reason)
         if wish not in moves.known and leave.node not in moves.nodes:
             moves.known.add(wish)

@@ -66,6 +66,7 @@ from zslurm.aegis.types import OF_STEP, Fault
 from zslurm.run.events import (
     FaultDetected,
     RanksEnded,
+    RanksExpelled,
     RanksMoved,
     RecoveredInMemory,
     StepKilled,
@@ -156,11 +157,14 @@ def _tick(state: AttemptState, event: Tick) -> list[CoreAction]:
     actions = _detect(state, event)
     # Ranks that are asked to stop save and stop after they have regrouped; no recovery is begun for them.
     if state.memory is not None and (state.memory.active or not state.stop.asked):
-        actions += memory.tend(state, event.now, event.broken)
+        actions += memory.tend(state, event.now, event.wall, event.broken)
         if state.memory.active:
             return actions
-    actions += moves.tend_moves(state, event.now)
+    actions += moves.tend_moves(state, event.now, event.wall)
     if (given_up := _why_give_up(state, event)) is not None:
+        actions += memory.recover_without(state, event.now, event.wall)
+        if state.memory is not None and state.memory.active:
+            return actions
         actions += hanging.give_up(state, given_up, event)
     return actions
 
@@ -356,14 +360,18 @@ def _resume(state: AttemptState, event: Resumed) -> list[CoreAction]:
     """
     explained = True
     by_agents: list[TaskFailure] = []
+    expelled: set[str] = set()
     by_agent: RanksEnded | None = None  # the last end that an agent reported, while no fault was recorded
     for recorded in event.recorded:
         match recorded:
             case RecoveredInMemory():
                 left_out = recorded.world_size is not None
                 dead = frozenset(state.dead_nodes)
-                memory.take_recovery(state, Recovered(frozenset(recorded.ranks or ()), dead, left_out=left_out))
+                ranks = frozenset(recorded.ranks or ())
+                memory.take_recovery(state, Recovered(ranks, dead, frozenset(expelled), left_out))
                 by_agents, explained, by_agent = [], True, None
+            case RanksExpelled():
+                expelled |= set(recorded.nodes or ())
             case RanksMoved():
                 memory.take_recovery(state, Recovered(frozenset(recorded.ranks), left=frozenset([recorded.off])))
             case RanksEnded():

@@ -87,7 +87,15 @@ from zslurm.aegis.simulation.truth import AttemptTruth
 from zslurm.aegis.simulation.world import KILL_S
 from zslurm.aegis.types import Decision, Fault, Resources, WorkLeft
 from zslurm.core.errors import Exit
-from zslurm.run.events import FaultDetected, RanksEnded, RanksMoved, RecoveredInMemory, StepKilled, StopAsked
+from zslurm.run.events import (
+    FaultDetected,
+    RanksEnded,
+    RanksExpelled,
+    RanksMoved,
+    RecoveredInMemory,
+    StepKilled,
+    StopAsked,
+)
 from zslurm.run.events.event import select
 from zslurm.train.recovery.generation import member_name
 
@@ -96,7 +104,7 @@ DRAINS_S = 30
 _PAUSED_S = 3
 _ASK_AGAIN_S = 5
 """Seconds between two questions whether Slurm preempts the job."""
-_RESUMED = (FaultDetected, RanksEnded, StepKilled, StopAsked, RecoveredInMemory, RanksMoved)
+_RESUMED = (FaultDetected, RanksEnded, StepKilled, StopAsked, RecoveredInMemory, RanksExpelled, RanksMoved)
 
 Phase = Literal["starting", "watching", "clearing", "requeuing", "leaving"]
 

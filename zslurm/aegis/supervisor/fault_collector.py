@@ -22,6 +22,7 @@ from zslurm.aegis.core.messages import (
     CoreAction,
     CoreEvent,
     DumpStacks,
+    EndRanks,
     EndRead,
     ExamineHang,
     Exclude,
@@ -51,7 +52,7 @@ from zslurm.aegis.logs.name_lookups import failed_lookups
 from zslurm.aegis.logs.signatures import Signatures
 from zslurm.aegis.supervisor.agents.agents import Agents
 from zslurm.aegis.supervisor.attempt_starter import RunningAttempt
-from zslurm.aegis.supervisor.hanging_ranks import dump_stacks, examine_hang, kill_ranks
+from zslurm.aegis.supervisor.hanging_ranks import dump_stacks, end_ranks, examine_hang, kill_ranks
 from zslurm.aegis.supervisor.in_memory.move_requests import MoveRequests
 from zslurm.aegis.supervisor.job import Job
 from zslurm.aegis.supervisor.rank_exits import (
@@ -74,6 +75,7 @@ from zslurm.core.pauses import PauseReader, Pauses
 from zslurm.run.events import (
     FaultDetected,
     RanksEnded,
+    RanksExpelled,
     RanksMoved,
     RecoveredInMemory,
     StepKilled,
@@ -186,6 +188,8 @@ class FaultCollector:
             case KillRanks():
                 reason = kill_ranks(action.ranks, self.state, self.agents)
                 yield RanksKilled(action.ranks, reason, time.monotonic())
+            case EndRanks() if self.agents is not None:
+                end_ranks(action.ranks, self.agents)
             case Exclude():
                 self.job.exclude(action.nodes, action.reason, action.attempt)
             case ForgetReplaced():
@@ -231,7 +235,7 @@ class FaultCollector:
 
     def resume(self) -> None:
         """Take over what an earlier supervisor has noticed and recorded."""
-        kinds = (FaultDetected, RanksEnded, StepKilled, StopAsked, RecoveredInMemory, RanksMoved)
+        kinds = (FaultDetected, RanksEnded, StepKilled, StopAsked, RecoveredInMemory, RanksExpelled, RanksMoved)
         events = select(read_jsonl(self.job.run.events), *kinds)
         recorded = tuple(event for event in events if event.row.get("attempt") == self.attempt.number)
         in_log, ends = tuple(task_failures(read_step_log(self.attempt))), {}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Mapping, Sequence
 
 from zslurm.aegis.core.attempt import AttemptState
@@ -58,6 +59,16 @@ def kill_ranks(ranks: Sequence[int], state: AttemptState, agents: Agents | None)
         if not answer.ok:
             return answer.why
     return ""
+
+
+def end_ranks(ranks: Sequence[tuple[int, str]], agents: Agents) -> None:
+    """Kill ranks that others replace, in a thread; nothing depends on whether they end."""
+
+    def end() -> None:
+        for rank, node in ranks:
+            agents.ask("end_rank", [node], timeout_s=_END_S, rank=rank)
+
+    threading.Thread(target=end, name="end-ranks", daemon=True).start()
 
 
 def dump_stacks(state: AttemptState, agents: Agents | None) -> StacksDumped | None:

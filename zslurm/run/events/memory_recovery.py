@@ -32,6 +32,16 @@ class HangingRanksEnded(Event, name="hanging_ranks_ended"):
         return f"{rank_list(self.ranks)}{self.on_nodes} killed alone, for the others can continue{self.because}"
 
 
+class RanksExpelled(Event, name="ranks_expelled"):
+    """Ranks leave a node that has a fault, though they may be alive: others continue in their place."""
+
+    attempt: int
+    ranks: list[int]
+
+    def _sentence(self) -> str:
+        return f"{rank_list(self.ranks)} leave{self.on_nodes}, and the others continue{self.because}"
+
+
 class RecoveryStarted(Event, name="recovery_started"):
     """Ranks were lost, and the others regroup with warm processes in their place."""
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from zslurm.aegis.core.policy.in_memory import Ranks, plan_move
-from zslurm.aegis.core.policy.planned_moves import RISING, nodes_to_leave
+from zslurm.aegis.core.policy.planned_moves import HOT_S, RISING, nodes_to_leave
 from zslurm.aegis.fault_kinds import GPU_RAS_CORRECTABLE, GPU_THROTTLED, NODE_DRAINED, STRAGGLER, FaultKind
 from zslurm.aegis.types import Fault
 
@@ -19,12 +19,12 @@ def _fault(kind: FaultKind, node: str = "n1", *, line: str = "it happened", **mo
 
 
 def _leave(*faults: Fault) -> list[str]:
-    return [leave.node for leave in nodes_to_leave(faults, NODES)]
+    return [leave.node for leave in nodes_to_leave(faults, NODES, 2.0)]
 
 
 def test_a_drained_node_is_left_unless_it_is_drained_no_more() -> None:
     drained = _fault(NODE_DRAINED, line="Slurm drains n1: fan")
-    assert [leave.reason for leave in nodes_to_leave([drained], NODES)] == ["Slurm drains n1: fan"]
+    assert [leave.reason for leave in nodes_to_leave([drained], NODES, 2.0)] == ["Slurm drains n1: fan"]
     assert _leave(drained, _fault(NODE_DRAINED, cleared=True)) == []
     assert _leave(drained, _fault(NODE_DRAINED, cleared=True), drained) == ["n1"]
 
@@ -33,7 +33,7 @@ def test_corrected_memory_errors_are_a_reason_where_they_rise_on_one_gpu() -> No
     counts = [_fault(GPU_RAS_CORRECTABLE, gpu="3", line=f"{10**power} errors") for power in range(RISING)]
     assert _leave(*counts[:-1]) == []
     assert _leave(*counts) == ["n1"]
-    assert "3 reports so far; the last: 100 errors" in nodes_to_leave(counts, NODES)[0].reason
+    assert "3 reports so far; the last: 100 errors" in nodes_to_leave(counts, NODES, 2.0)[0].reason
     other = [*counts[:-1], _fault(GPU_RAS_CORRECTABLE, gpu="4", line="1 error")]
     assert _leave(*other) == [], "of another GPU"
 
@@ -42,6 +42,21 @@ def test_a_straggler_is_a_reason_where_the_run_is_to_act_on_it() -> None:
     assert _leave(_fault(STRAGGLER, rank=1, role="advisory")) == []
     assert _leave(_fault(STRAGGLER, rank=1, role="root")) == ["n1"]
     assert _leave(_fault(STRAGGLER, rank=1, role="root"), _fault(STRAGGLER, rank=1, cleared=True)) == []
+
+
+@pytest.mark.parametrize(
+    ("line", "lasted_s", "is_left"),
+    [
+        ("is slowed down: memory too hot", HOT_S, True),
+        ("is slowed down: memory too hot", HOT_S - 1, False),
+        ("is slowed down: throttled", 10 * HOT_S, False),
+    ],
+)
+def test_a_gpu_that_stays_too_hot_is_a_reason(line: str, lasted_s: float, is_left: bool) -> None:
+    hot = _fault(GPU_THROTTLED, gpu="3", line=line)
+    assert bool(nodes_to_leave([hot], NODES, hot.time + lasted_s)) is is_left
+    cooled = _fault(GPU_THROTTLED, gpu="3", cleared=True)
+    assert nodes_to_leave([hot, cooled], NODES, hot.time + lasted_s) == []
 
 
 def test_other_signs_and_other_nodes_are_none() -> None:

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from zslurm.aegis.fault_kinds import GPU_HANG_RESET, GPU_MEMORY_FAULT, RANK_HANG, FaultKind
+from zslurm.aegis.fault_kinds import GPU_MEMORY_FAULT, RANK_HANG, FaultKind
 from zslurm.aegis.types import Fault
 from zslurm.checkpoint_tools.quantities import counted
 from zslurm.train.recovery.generation import buddy_of, node_of
@@ -28,7 +28,7 @@ class Ranks:
         nodes: the node of each rank.
         per_node: ranks of a node.
         lost: ranks whose process is gone, or whose node is dead.
-        dead: nodes that must not be used: dead ones among these, and those that the ranks have left.
+        dead: nodes that must not be used: dead ones among these, and those that the ranks leave or have left.
         warm: processes that wait to take a rank's place, by node.
         coming: how many of them are being started, by node.
         step: the last step that is finished in this attempt; -1 before the first.
@@ -176,9 +176,14 @@ def _blocking_reason(ranks: Ranks, faults: Collection[Fault], most_tries: int) -
         """Return whether it is of a node without ranks, a spare or one that they have left."""
         return fault.node is not None and fault.node not in ranks.nodes and fault.rule.exclude_after is not None
 
+    def is_left(fault: Fault) -> bool:
+        """Return whether it is of a node that the ranks leave: then it matters no more."""
+        return fault.node in ranks.dead and fault.rule.exclude_after is not None
+
     over = [fault for fault in faults if fault.kind == RANK_HANG and fault.rank in ranks.ended]
-    roots = [fault for fault in faults if fault.role == "root" and fault not in over and not elsewhere(fault)]
-    if other_fault := next((fault for fault in roots if not fault.rule.in_memory), None):
+    roots = [fault for fault in faults if fault.role == "root" and fault not in over]
+    remaining = [fault for fault in roots if not (elsewhere(fault) or is_left(fault))]
+    if other_fault := next((fault for fault in remaining if fault.rule.in_memory != "rank"), None):
         return why_not_in_memory(other_fault)
     if len(ranks.lost) == size:
         return "no rank survived"
@@ -201,7 +206,6 @@ def why_not_in_memory(fault: Fault) -> str:
 _OF_KIND: Mapping[FaultKind, str] = {
     RANK_HANG: "it may hang inside a device call, which nothing can interrupt",
     GPU_MEMORY_FAULT: "the device context is corrupt, perhaps that of its neighbours too",
-    GPU_HANG_RESET: "the device contexts of its node are lost",
 }
 """Why kinds of faults go down a rung, if that is not plain from the kind."""
 
