@@ -13,12 +13,17 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 import time
 from typing import SupportsFloat
 
 VARIABLE = "ZSLURM_PROGRESS_FILE"
 """Environment variable: the file in which a rank shows its progress."""
 
+MODULES_VARIABLE = "ZSLURM_MODULES_FILE"
+"""Environment variable: the file for the names of the modules that the program has imported; see trainer.warm."""
+
+_shown = ""
 _descriptor: tuple[int, str, int] | None = None
 _WIDTH = 1024
 """Bytes of the file: a line is padded with blanks, so that one write replaces it whole."""
@@ -35,6 +40,7 @@ def step(number: int, **figures: SupportsFloat) -> None:
     path = os.environ.get(VARIABLE)
     if not path:
         return
+    _show_modules()
     row = {"step": int(number), "time": time.time()} | {name: _number(value) for name, value in figures.items()}
     line = json.dumps(row).encode()
     if len(line) >= _WIDTH:
@@ -42,6 +48,22 @@ def step(number: int, **figures: SupportsFloat) -> None:
     try:
         os.pwrite(_opened(path), line.ljust(_WIDTH - 1) + b"\n", 0)
     except OSError:  # the file is away with its node's memory: training matters more
+        return
+
+
+def _show_modules() -> None:
+    """Write down, once, which modules the program has imported: `trainer.warm` imports them for the next start."""
+    global _shown
+    path = os.environ.get(MODULES_VARIABLE)
+    if not path or _shown == path:
+        return
+    _shown = path
+    draft = f"{path}.{os.getpid()}"
+    try:
+        with open(draft, "w") as file:  # noqa: PTH123 - pathlib is not imported for this
+            file.write("\n".join(sys.modules))
+        os.replace(draft, path)  # noqa: PTH105 - as above
+    except OSError:  # as in `step`
         return
 
 

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from tests.checkout import DOCS, TESTS
@@ -224,3 +225,57 @@ def test_a_run_does_not_change_between_trainer_and_program(user: LocalUser) -> N
     user.zslurm("submit", run, "--wait")
     other = user.write_run("ours", steps=3)
     assert "was started with trainer.command" in user.zslurm("submit", other, exit_code=2).stderr
+
+
+WARM = """
+import sys, time
+loaded = "xml.dom.minidom" in sys.modules  # before this program has imported it
+from pathlib import Path
+from zslurm import progress
+import os, signal
+import beside
+rank, attempt, out = os.environ["RANK"], os.environ["ZSLURM_ATTEMPT"], Path(sys.argv[1])
+parent = Path(f"/proc/{os.getppid()}/cmdline").read_text()
+facts = [loaded, "warm_keeper" in parent, __name__, __file__, sys.path[0], beside.RANK, os.environ["MASTER_PORT"]]
+(out / f"{attempt}-{rank}").write_text("\\n".join(map(str, facts)))
+print("prints from attempt", attempt, flush=True)
+import xml.dom.minidom
+for step in range(1, 6):
+    progress.step(step)
+    while step == 3 and attempt == "1" and not (out / "prepared").exists():
+        time.sleep(0.05)
+    if step == 3 and attempt == "1" and rank == "1":
+        os.kill(os.getpid(), signal.SIGKILL)
+    if step == 3 and attempt == "1":
+        time.sleep(600)
+"""
+
+
+def test_after_a_fault_warm_programs_start_with_the_modules_of_the_last_start(user: LocalUser) -> None:
+    work = user.directory / "warm-work"
+    work.mkdir()
+    (work / "warm.py").write_text(WARM)
+    (work / "beside.py").write_text("import os\nRANK = os.environ['RANK']\n")
+    changes = {"command": [sys.executable, "warm.py", str(work)], "warm": True, "steps": 5}
+    user.zslurm("submit", write(user, "warm", ranks=2, trainer=changes))
+
+    def waiting() -> bool:
+        """Return whether both ranks' keepers have a child that waits."""
+        commands = [process.info["cmdline"] or [] for process in psutil.process_iter(["cmdline"])]
+        modules = str(user.run_dir("warm").warm_modules({"LOCAL_RANK": ""})).rpartition("-warm-")[0]
+        return sum(any(word.startswith(modules) for word in command) for command in commands) == 2
+
+    wait_for(waiting, "two warm programs")
+    (work / "prepared").touch()
+    assert user.wait_for_end("warm")["state"] == "completed"
+    first, second = ((work / f"{attempt}-1").read_text().splitlines() for attempt in (1, 2))
+    assert first[:3] == ["False", "False", "__main__"]
+    assert second[:3] == ["True", "True", "__main__"]
+    assert first[3:6] == second[3:6] == [str(work / "warm.py"), str(work), "1"]
+    assert first[6] != second[6]
+    run = user.run_dir("warm")
+    assert "prints from attempt 2" in run.attempt(2).rank_log(1).read_text()
+    left = run.warm_socket({"LOCAL_RANK": ""})
+    wait_for(
+        lambda: not list(left.parent.glob(f"{left.name.rpartition('-warm-')[0]}-warm-*")), "the keepers to end"
+    )

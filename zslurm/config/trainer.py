@@ -8,8 +8,9 @@ from __future__ import annotations
 import re
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Field
+from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
+from zslurm.config.python_call import python_call
 from zslurm.config.text import as_word, one_line
 from zslurm.train.sections.section import Count, Positive, Section
 
@@ -88,6 +89,12 @@ class TrainerSection(Section):
         default_factory=dict, description="environment variables for it, with the same replacements"
     )
     progress: ProgressSource = Field(ProgressSource(), description="where its progress is read")
+    warm: bool = Field(
+        False,
+        description="keep a process for each rank that has imported the program's modules, so that after a "
+        "fault the ranks start sooner; for Python programs that zslurm starts once for each rank. It takes the "
+        "host memory of the modules a second time",
+    )
     steps: Count | None = Field(None, description="steps of the whole run, for the time that is left")
     checkpoints: Word | None = Field(
         None,
@@ -99,3 +106,13 @@ class TrainerSection(Section):
         "TERM", description="signal that asks it to save and stop"
     )
     stop_s: Positive = Field(60.0, description="seconds that it gets to do so, before it is killed")
+
+    @model_validator(mode="after")
+    def _warm_is_python(self) -> TrainerSection:
+        if self.warm and self.launcher == "node":
+            raise ValueError("warm: needs launcher: rank; what the command starts itself would not be warm")
+        if self.warm and python_call(self.command) is None:
+            raise ValueError(
+                "warm: needs a command of the form `python [options] script.py ...` or `python -m module ...`"
+            )
+        return self

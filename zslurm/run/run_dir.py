@@ -49,7 +49,7 @@ from typing import Any
 
 from zslurm.core.errors import ConfigError, NotFound, ZslurmError
 from zslurm.core.files import write_atomically
-from zslurm.slurm.environment import task_node
+from zslurm.slurm.environment import own_job_id, task_node
 
 
 def _node_local(path: Path, name: str) -> Path:
@@ -206,6 +206,20 @@ class RunDir:
     def submitted(self) -> bool:
         """True if the run was accepted by a launcher at least once."""
         return self.submissions.is_file()
+
+    def warm_socket(self, environ: Mapping[str, str]) -> Path:
+        """Return the path of the socket at which a warm program waits for the rank of this number on its node."""
+        node, job = task_node(environ) or "localhost", own_job_id(environ) or environ.get("ZSLURM_JOB_ID", "")
+        return _node_local(self.path, f"warm-{node.partition('.')[0]}-{job}-{environ['LOCAL_RANK']}")
+
+    def warm_modules(self, environ: Mapping[str, str]) -> Path:
+        """Return the path of the names of the modules that the program of this rank has imported."""
+        return self.warm_socket(environ).with_suffix(".modules")
+
+    @property
+    def warm(self) -> Path:
+        """The directory of the output of the step that keeps programs warm."""
+        return self.path / "warm"
 
     def node_memory(self, environ: Mapping[str, str], attempt: int) -> Path:
         """Return the path of what the agents of this node saw when an attempt began: in its memory as well."""

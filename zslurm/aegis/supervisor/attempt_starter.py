@@ -25,6 +25,7 @@ from zslurm.aegis.supervisor.in_memory.warm_pool import WarmPool
 from zslurm.aegis.supervisor.job import Job
 from zslurm.aegis.supervisor.node_pool import Nodes
 from zslurm.aegis.supervisor.rails_check import check_rails
+from zslurm.aegis.supervisor.warm_programs import WarmPrograms
 from zslurm.aegis.supervisor.work_left import committed_step, work_left
 from zslurm.checkpoint_tools import CheckpointError, Holder, acquire, holder_of
 from zslurm.core.errors import ZslurmError
@@ -98,6 +99,7 @@ class AttemptStarter:
         self._job, self._nodes = job, nodes
         self._python: Interpreter | None = None
         self._store: StoreClient | None = None  # of the last attempt
+        self.warm = WarmPrograms(job)
 
     def blocking_reason(self) -> AttemptOutcome | None:
         """Return what keeps ranks from starting; None if nothing does, or the run is asked to stop.
@@ -196,11 +198,13 @@ class AttemptStarter:
         if job.on_slurm and (dead := free_from_dead_job(job.run.checkpoints, job.job_id, SlurmClient())):
             job.record(LockTakenOver(holder=str(dead)))
         try:
-            return RunningAttempt(attempt, plan.start(attempt), nodes, memory=memory)
+            process = plan.start(attempt)
         except OSError:
             if memory is not None:
                 memory.close()
             raise
+        self.warm.start(python, self._nodes.usable(()))
+        return RunningAttempt(attempt, process, nodes, memory=memory)
 
     def _memory_recovery(
         self, attempt: AttemptDir, nodes: tuple[str, ...], python: Interpreter

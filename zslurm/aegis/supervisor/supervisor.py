@@ -132,6 +132,7 @@ class Supervisor:
             with self._agents(adopted) as self.agents:
                 self.recovery = Recovery(job, self.nodes, self.agents, self.recorder)
                 outcome = self.run_attempts(left_over)
+                self.starter.warm.end()
             job.record(RunEnded(**outcome.fields()))
             clear_up(job.spec, job.job_id, self.nodes.usable(()), job.environ)
         if outcome.outcome in ("completed", "failed"):

@@ -40,20 +40,13 @@ def outliving(plan: StepPlan) -> StepPlan:
     return StepPlan(command, plan.env | {RECOVERY_VARIABLE: "memory"})
 
 
-def warm_slurm_step(
-    spec: RunSpec,
-    run: RunDir,
-    attempt: AttemptDir,
-    python: Interpreter,
-    nodes: Sequence[str],
-    *,
-    per_node: int,
-    first: int,
-) -> StepPlan:
-    """Return a step with `per_node` warm processes on each of these nodes, next to whatever runs there."""
-    command = [
+def next_to_ranks(
+    spec: RunSpec, python: Interpreter, nodes: Sequence[str], *, per_node: int, name: str
+) -> list[str]:
+    """Return srun and its options for a step with what each rank of a node has, next to whatever runs there."""
+    return [
         "srun",
-        f"--job-name={step_name(attempt)}",
+        f"--job-name={name}",
         f"--nodes={len(nodes)}",
         f"--nodelist={compress(nodes)}",
         f"--ntasks={len(nodes) * per_node}",
@@ -68,9 +61,25 @@ def warm_slurm_step(
         "--wait=0",
         "--unbuffered",
         "--input=none",
-        f"--output={attempt.logs}/warm-{first:05d}-%t.log",
         *spec.cluster.srun_gpu_options(),
         *python.srun_options,
+    ]
+
+
+def warm_slurm_step(
+    spec: RunSpec,
+    run: RunDir,
+    attempt: AttemptDir,
+    python: Interpreter,
+    nodes: Sequence[str],
+    *,
+    per_node: int,
+    first: int,
+) -> StepPlan:
+    """Return a step with `per_node` warm processes on each of these nodes, next to whatever runs there."""
+    command = [
+        *next_to_ranks(spec, python, nodes, per_node=per_node, name=step_name(attempt)),
+        f"--output={attempt.logs}/warm-{first:05d}-%t.log",
         "/bin/sh",
         "-c",
         _NAMED,

@@ -43,6 +43,8 @@ def program_environment(
         "ZSLURM_ATTEMPT": str(attempt.number),
         protocol.VARIABLE: str(progress_file),
     }
+    if trainer.warm:
+        variables[protocol.MODULES_VARIABLE] = str(run.warm_modules(environ))
     values = _values(variables)
     return variables | {name: _filled(value, values) for name, value in trainer.env.items()}
 

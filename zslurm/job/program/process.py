@@ -13,7 +13,7 @@ import shutil
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 
 import psutil
@@ -21,6 +21,7 @@ import psutil
 from zslurm.checkpoint_tools.quantities import counted
 from zslurm.config.trainer import TrainerSection
 from zslurm.job.program.progress import ProgramProgress
+from zslurm.job.program.warm_rank import WarmProcess, WarmSlot
 from zslurm.slurm.environment import step_id
 from zslurm.train.stop import StopRequest
 
@@ -32,15 +33,22 @@ _MOST_NAMED = 5
 class Program:
     """The program of one rank."""
 
-    def __init__(self, trainer: TrainerSection, stop: StopRequest, pass_on: Callable[[], object]) -> None:
+    def __init__(
+        self,
+        trainer: TrainerSection,
+        stop: StopRequest,
+        pass_on: Callable[[], object],
+        warm: WarmSlot | None = None,
+    ) -> None:
         """Prepare; nothing runs yet.
 
         Args:
             trainer: what is run, and how it is asked to stop.
             stop: the request to stop.
             pass_on: called once if a signal asked only this rank: the other ranks are to stop too.
+            warm: where a process that has imported the program's modules waits.
         """
-        self._trainer, self._stop, self._pass_on = trainer, stop, pass_on
+        self._trainer, self._stop, self._pass_on, self._warm = trainer, stop, pass_on, warm
         self.killed_late = False
         """It did not end within trainer.stop_s of the request, and was killed."""
         self.left_behind: list[str] = []
@@ -52,15 +60,13 @@ class Program:
         Raises:
             OSError: it cannot be started.
         """
-        words = [shutil.which(command[0], path=environ["PATH"]) or command[0], *command[1:]]
-        process = subprocess.Popen(
-            words, cwd=self._trainer.directory, env=dict(environ), stdin=subprocess.DEVNULL, process_group=0,
-            preexec_fn=lambda: _prepare_child(self._trainer.stop_signal),
-        )  # fmt: skip
+        process = self._start(command, environ)
         watch.begin(records, process.pid)
         kill_at: float | None = None
         while (code := process.poll()) is None:
             watch.look()
+            if self._warm is not None:
+                self._warm.look(stepped=watch.step >= 0)
             if self._stop.asked and kill_at is None:
                 kill_at = time.monotonic() + self._trainer.stop_s
                 stop_signal = signal.Signals[f"SIG{self._trainer.stop_signal}"]
@@ -74,8 +80,18 @@ class Program:
                 self._signal(process.pid, signal.SIGKILL)
             time.sleep(_POLL_S)
         watch.close()
-        self.left_behind = end_descendants()
+        self.left_behind = process.left_behind if isinstance(process, WarmProcess) else end_descendants()
         return code
+
+    def _start(self, command: list[str], environ: Mapping[str, str]) -> subprocess.Popen[bytes] | WarmProcess:
+        """Start the program: in a process that has imported its modules, if one waits."""
+        if self._warm is not None and (warm := self._warm.take(command, environ, lambda: self._stop.asked)):
+            return warm
+        words = [shutil.which(command[0], path=environ["PATH"]) or command[0], *command[1:]]
+        return subprocess.Popen(
+            words, cwd=self._trainer.directory, env=dict(environ), stdin=subprocess.DEVNULL, process_group=0,
+            preexec_fn=lambda: prepare_child(self._trainer.stop_signal),
+        )  # fmt: skip
 
     @staticmethod
     def _signal(group: int, signum: int) -> None:
@@ -103,10 +119,13 @@ def adopt_orphans() -> None:
         ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
-def end_descendants() -> list[str]:
-    """Kill what the program has left behind, also in other sessions; returns the names of these processes."""
+def end_descendants(kept: Collection[int] = ()) -> list[str]:
+    """Kill what the program has left behind, also in other sessions; returns the names of these processes.
+
+    Children whose numbers are among `kept` stay, with their descendants.
+    """
     names: dict[int, str] = {}
-    while children := psutil.Process().children(recursive=True):
+    while children := _descendants(kept):
         for process in children:
             with contextlib.suppress(psutil.Error):
                 if process.status() != psutil.STATUS_ZOMBIE:
@@ -118,10 +137,20 @@ def end_descendants() -> list[str]:
     return list(names.values())
 
 
+def _descendants(kept: Collection[int]) -> list[psutil.Process]:
+    """Return all descendants of this process, without some of its children and theirs."""
+    children = [child for child in psutil.Process().children() if child.pid not in kept]
+    descendants = list(children)
+    for child in children:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            descendants += child.children(recursive=True)
+    return descendants
+
+
 _LIBC = ctypes.CDLL(None)
 
 
-def _prepare_child(stop_signal: str) -> None:
+def prepare_child(stop_signal: str) -> None:
     """Give the program the handlers that it expects, and let it end with its rank.
 
     srun's shell made us ignore some signals. SIGUSR1 and SIGUSR2 stay ignored, unless one is the program's own

@@ -23,6 +23,7 @@ from zslurm.job.program.process import Program, adopt_orphans
 from zslurm.job.program.progress import ProgramProgress
 from zslurm.job.program.rendezvous import rendezvous
 from zslurm.job.program.stop_channel import join, pass_on
+from zslurm.job.program.warm_rank import WarmSlot
 from zslurm.job.rank_setup import close_progress, map_environment, open_progress
 from zslurm.run.log_times import keep_times
 from zslurm.run.run_dir import AttemptDir, RunDir
@@ -54,7 +55,8 @@ def run_program(run: RunDir, attempt: AttemptDir, stop: StopRequest, environ: Mu
         run.output.mkdir(exist_ok=True)
     adopt_orphans()
     watch = ProgramProgress(trainer, run, attempt, rank, int(environ["WORLD_SIZE"]), shown)
-    program = Program(trainer, stop, lambda: pass_on(address))
+    warm = WarmSlot(run.warm_socket(environ)) if trainer.warm else None
+    program = Program(trainer, stop, lambda: pass_on(address), warm)
     try:
         code = program.run(filled(trainer.command, variables), variables, watch, records)
     finally:
