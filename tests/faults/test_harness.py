@@ -14,25 +14,19 @@ from typing import Any
 
 import pytest
 
-from tests.doctor import samples
-from tests.fake_sysfs import RAILS
 from tests.faults.checks import curve
 from tests.faults.further import EXITS_0, MOVED_AWAY, PREEMPTED, SAME_NAN
 from tests.faults.in_memory import MEMORY_ROWS
 from tests.faults.matrix import ROWS
 from tests.faults.moments import AT_ONCE
 from tests.faults.pair_table import PairEntry, PairTable
-from tests.faults.pair_table import markdown as pair_markdown
 from tests.faults.pairs import PAIRS, Expected, Pair
-from tests.faults.parts import PARTS, InMemory
-from tests.faults.table import Entry, MemoryEntry, Table, markdown, memory_markdown
+from tests.faults.table import Entry, MemoryEntry, Table
 from tests.train.ranks import train_from_server
 from tests.train.runs import clean_environment, make_corpus, make_run
-from zslurm.hardware import amd_smi
 from zslurm.train.jsonl import read_jsonl
 
 HOOK = Path(__file__).parent / "in_ranks"
-RUN = {"date": "2026-01-01", "commit": "1234567"}
 DIVERGES = 6
 """Steps with NaN in a row after which the trainer gives up: one more than optim.skip_limit."""
 
@@ -86,12 +80,6 @@ def test_a_bug_at_import_happens_before_anything_else(run: Path) -> None:
     assert not (run / "metrics.jsonl").exists()
 
 
-def test_what_the_nodes_gpu_tool_says_is_understood() -> None:
-    rows = [samples.metric_row(gpu, **({"uncorrectable": 1} if gpu == 3 else {})) for gpu in range(RAILS)]
-    health = amd_smi.parse(samples.metric(rows))
-    assert [gpu.index for gpu in health if gpu.uncorrectable] == [3]
-
-
 def test_every_fault_of_the_matrix_has_a_row() -> None:
     assert [row.number for row in ROWS] == list(range(1, 26))
     assert sum(row.sample for row in ROWS) == 1
@@ -124,11 +112,6 @@ def test_a_pair_ends_as_its_worse_half() -> None:
     assert (expected(1, 23).supervisors_killed, expected(1, 4).supervisors_killed) == (1, 0)
 
 
-def test_a_pair_gets_what_both_rows_need() -> None:
-    needs = Pair(ROWS[3], ROWS[7], AT_ONCE).submission()
-    assert (needs["slurm"], needs["pace_s"], needs["aegis"]) == ({"spares": 2}, 1.0, {"tolerate_s": 25})
-
-
 def _entry(pair: str, **fields: Any) -> PairEntry:
     entry = PairEntry(
         id=pair, first="node dies", second="supervisor killed", when="noticed", met="node_dead",
@@ -136,12 +119,6 @@ def _entry(pair: str, **fields: Any) -> PairEntry:
         lost_steps=(6,), trains_again_s=14.26, date="2026-01-01", commit="1234567",
     )  # fmt: skip
     return replace(entry, **fields)
-
-
-def test_the_table_of_pairs_shows_what_was_measured() -> None:
-    row = pair_markdown([_entry("04+23-noticed").fields()]).splitlines()[-1]
-    assert row.startswith("| node dies | supervisor killed | noticed | node_dead | swap | completed | 2 | 0 |")
-    assert row.endswith("| 6 | 14.3 | 2026-01-01, 1234567 |")
 
 
 def test_a_run_of_some_pairs_keeps_what_others_came_to(tmp_path: Path) -> None:
@@ -161,42 +138,12 @@ def test_a_run_of_some_pairs_keeps_what_others_came_to(tmp_path: Path) -> None:
     assert (tmp_path / "fault_pairs.md").read_text().count("\n") == 2 + 2
 
 
-def test_a_run_of_the_sample_alone_writes_no_table(tmp_path: Path) -> None:
-    table = PairTable(tmp_path)
-    table.passed(_entry(next(pair.id for pair in PAIRS if pair.sample)))
-    table.write()
-    assert not list(tmp_path.iterdir())
-
-
-def test_the_table_shows_what_was_measured() -> None:
-    entry = Entry(
-        number=4, fault="node dies", detected_as="node_dead", detect_s=8.214, actions=("swap",), ended="completed",
-        excluded=("node1",), wrongly_excluded=(), lost_steps=(6,), parts=dict.fromkeys(PARTS, 1.0),
-    )  # fmt: skip
-    row = markdown([entry.fields() | RUN]).splitlines()[-1]
-    assert row.startswith("| 4 | node dies | node_dead | 8.2 | swap | completed | 6 | 1.0 |")
-    assert row.endswith(f"| {len(PARTS)}.0 | 2026-01-01, 1234567 |")
-
-
 def test_every_fault_of_the_matrix_has_a_rung_of_the_ladder() -> None:
     numbers = [row.number for row in MEMORY_ROWS]
     assert numbers[: len(ROWS)] == [row.number for row in ROWS]
     assert len(set(numbers)) == len(numbers)
     assert sum(row.sample for row in MEMORY_ROWS) == 1
     assert all(row.recovered or row.actions or row.kinds for row in MEMORY_ROWS if row.number > len(ROWS))
-
-
-def test_the_table_shows_the_rungs_that_were_taken() -> None:
-    entry = MemoryEntry(
-        number=21, fault="spares used up", detected_as="node_dead", detect_s=1.31, rungs=("memory", "shrink"),
-        replaced=(1,), why="no spare node", ended="completed", wrongly_excluded=(), lost_steps=(1, 6),
-        found=InMemory(regroup_s=0.512, first_step_s=1.987, rolled_back=(1,)),
-    )  # fmt: skip
-    row = memory_markdown([entry.fields() | RUN]).splitlines()[-1]
-    assert row.startswith(
-        "| 21 | spares used up | node_dead | 1.3 | memory, shrink | 1 | no spare node | completed |"
-    )
-    assert row.endswith("| 1, 6 | 0.51 | 1.99 | 2026-01-01, 1234567 |")
 
 
 def test_a_run_of_some_faults_keeps_what_others_came_to(tmp_path: Path) -> None:
@@ -219,15 +166,6 @@ def test_a_run_of_some_faults_keeps_what_others_came_to(tmp_path: Path) -> None:
     text = (tmp_path / "faults.md").read_text()
     assert "aegis.recovery: memory" in text
     assert f"| {body['rows'][0]['date']}, {body['rows'][0]['commit']} |" in text
-
-
-def test_the_samples_of_the_matrix_write_no_table(tmp_path: Path) -> None:
-    samples = Table(tmp_path)
-    for row in (*ROWS, *MEMORY_ROWS):
-        if row.sample:
-            samples.failed(row)
-    samples.write()
-    assert not list(tmp_path.iterdir())
 
 
 def test_the_methods_in_which_ranks_are_killed_are_there(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,42 +6,18 @@ import json
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.on_slurm.cluster import fixtures, hosts_file, processes
+from tests.on_slurm.cluster import hosts_file, processes
 from tests.on_slurm.cluster.as_user import COMMAND_EVERY_S
 from tests.on_slurm.cluster.installation import CHECKOUT, mirror
 from tests.on_slurm.cluster.layout import Instance
 from tests.on_slurm.cluster.slurm_cluster import SlurmCluster
-from tests.on_slurm.cluster.user import directory_of
 from tests.waiting import wait_for
 
 pytestmark = pytest.mark.slurm
-
-
-@pytest.fixture
-def job_directory(slurm_cluster: SlurmCluster) -> Iterator[Path]:
-    """A directory of the ordinary user's; the cluster is as before when the test ends."""
-    with directory_of(slurm_cluster, "fixture-test") as directory:
-        yield directory
-
-
-def job_state(cluster: SlurmCluster, job_id: str) -> str:
-    return cluster.run(["squeue", "--noheader", "--states=all", "-j", job_id, "-o", "%T"]).stdout.strip()
-
-
-def test_commands_see_nothing_of_this_process(
-    slurm_cluster: SlurmCluster, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("SECRET_OF_ROOT", "1")
-    result = slurm_cluster.run(["env"], env={"EXTRA": "two words"})
-    variables = dict(line.split("=", 1) for line in result.stdout.splitlines())
-    assert variables["USER"] == "zslurm-test"
-    assert variables["EXTRA"] == "two words"
-    assert "SECRET_OF_ROOT" not in variables
 
 
 def test_a_checkout_that_the_user_cannot_enter_is_mirrored(slurm_cluster: SlurmCluster) -> None:
@@ -53,23 +29,6 @@ def test_a_checkout_that_the_user_cannot_enter_is_mirrored(slurm_cluster: SlurmC
     pth_files = (CHECKOUT / ".venv").glob("lib/*/site-packages/*zslurm*.pth")
     assert not any(str(directory) in path.read_text() for path in pth_files), "the original was changed"
     subprocess.run(["rm", "-r", directory], check=True)
-
-
-def test_a_killed_node_is_down_and_its_job_is_requeued(slurm_cluster: SlurmCluster, job_directory: Path) -> None:
-    script = "srun --gpus-per-node=1 sleep 600"
-    job = slurm_cluster.sbatch(script, "-N2", "--gpus-per-node=1", "--requeue", cwd=job_directory)
-    wait_for(
-        lambda: processes.tasks(slurm_cluster.instance, "node1"), "the task on node1", every_s=COMMAND_EVERY_S
-    )
-
-    slurm_cluster.kill_node("node1")
-
-    assert not processes.tasks(slurm_cluster.instance, "node1")
-    assert not processes.step_daemons(slurm_cluster.instance, "node1")
-    assert processes.tasks(slurm_cluster.instance, "node0"), "another node's processes were killed too"
-    slurm_cluster.wait_for_node("node1", up=False)
-    wait_for(lambda: job_state(slurm_cluster, job) == "PENDING", "the job to be requeued", every_s=COMMAND_EVERY_S)
-    assert "Restarts=1" in slurm_cluster.run(["scontrol", "show", "job", job]).stdout
 
 
 def test_the_end_leaves_no_process_no_directory_and_no_line(slurm_cluster: SlurmCluster) -> None:
@@ -120,25 +79,3 @@ def test_up_prints_what_a_person_needs_and_down_finds_it_again() -> None:
     stopped = subprocess.run(down, cwd=CHECKOUT, capture_output=True, text=True, check=True)
     assert stopped.stdout == f"stopped {directory}\n"
     assert not directory.exists()
-
-
-@pytest.mark.parametrize("text", ["127.0.0.1 localhost\n", "127.0.0.1 localhost", "", "\n\n# node0\n"])
-def test_the_hosts_file_is_restored_exactly(tmp_path: Path, text: str) -> None:
-    hosts = tmp_path / "hosts"
-    hosts.write_text(text)
-    hosts_file.add("first", ["node0", "node1"], hosts)
-    hosts_file.add("second", ["node0"], hosts)
-    assert "127.0.0.1 node1" in hosts.read_text()
-    hosts_file.remove("second", hosts)
-    hosts_file.remove("first", hosts)
-    assert hosts.read_text() == text
-
-
-def test_without_slurm_a_test_is_skipped_but_fails_in_ci(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fixtures, "why_impossible", lambda **_: "not installed: slurmctld")
-    monkeypatch.delenv("CI", raising=False)
-    with pytest.raises(pytest.skip.Exception, match="slurmctld"):
-        next(fixtures.running())
-    monkeypatch.setenv("CI", "true")
-    with pytest.raises(pytest.fail.Exception, match="CI must run"):
-        next(fixtures.running())

@@ -237,16 +237,6 @@ def test_a_signal_that_asks_for_nothing_does_nothing(user: User, name: str) -> N
     assert {row["attempt"] for row in user.steps("unmoved")} == {1}
 
 
-@pytest.mark.soak
-@pytest.mark.parametrize("by", ["user", "administrator"])
-def test_scontrol_requeue_saves_and_comes_back(user: User, by: str) -> None:
-    job_id = start(user, "back", "batch")
-    run = user.cluster.run if by == "user" else user.cluster.run_as_root
-    run(["scontrol", "requeue", job_id])
-    comes_back(user, "back", job_id)
-    assert not events(user, "back", "preempted")
-
-
 def _restart_with(cluster: SlurmCluster, configuration: str) -> None:
     cluster.stop_controller()
     cluster.slurm_conf.write_text(configuration)

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import json
-import os
-import signal
 from collections.abc import Iterator
 
 import pytest
 
-from tests.on_slurm.cluster.as_user import COMMAND_EVERY_S
 from tests.on_slurm.cluster.slurm_cluster import SlurmCluster
-from tests.on_slurm.cluster.user import ENDLESS, STEPS, User, at_work, rank_process
+from tests.on_slurm.cluster.user import ENDLESS, STEPS, User, at_work
 from tests.waiting import wait_for
 from zslurm.slurm.hostlist import expand
 
@@ -95,14 +91,6 @@ def test_pending_then_cancelled(user: User) -> None:
     assert (state["active"], state["reason"]) == (False, None), "why it waited is not why it was cancelled"
 
 
-def test_an_active_run_is_not_submitted_again(user: User) -> None:
-    run_file = user.write_run("busy", slurm={"flags": {"begin": "now+1hour"}})
-    user.zslurm("submit", run_file)
-    code, message = user.fails("submit", run_file)
-    assert code == 1
-    assert "busy: the run is pending as job" in message
-
-
 def test_a_users_bug_fails_the_run_with_its_cause(user: User) -> None:
     """A rank that raises: the real exit code, the rank, its node and its error reach status and Slurm."""
     broken = user.write_run("broken", trainer="real", parallel={"dtype": "fp32", "threads": 1, "device": "cuda"})
@@ -115,19 +103,6 @@ def test_a_users_bug_fails_the_run_with_its_cause(user: User) -> None:
     record = user.cluster.run(["scontrol", "show", "job", job_id]).stdout
     assert "ExitCode=2:0" in record
     assert "parallel.device: cuda" in user.zslurm("status", "broken")
-
-
-def test_a_killed_rank_is_named(user: User) -> None:
-    """Peers of a dead rank fail too; the one that died first gets the blame. Without Aegis that is the end."""
-    aegis = {"grace_s": 3, "mode": "off"}
-    user.zslurm("submit", user.write_run("killed", steps=ENDLESS, ranks_per_node=2, aegis=aegis))
-    user.wait_for_step("killed", 2)
-    nodes = user.nodes_of("killed")
-    rank_process(user, "killed", rank=3).kill()
-    state = user.wait_for_state("killed", "failed")
-    assert state["exit_code"] == 137
-    assert (state["cause"]["rank"], state["cause"]["node"]) == (3, nodes[1])
-    assert state["cause"]["message"] == "Killed"
 
 
 def test_a_step_that_was_cancelled_is_called_so_and_started_again(user: User) -> None:
@@ -145,26 +120,6 @@ def test_a_step_that_was_cancelled_is_called_so_and_started_again(user: User) ->
     (ended,) = [event for event in user.events("stepless") if event["event"] == "attempt_ended"]
     assert (ended["cause"]["message"], ended["cause"].get("rank")) == (decision["root"]["line"], None)
     user.zslurm("cancel", "stepless", "--wait")
-
-
-def test_a_killed_supervisor_is_replaced_and_costs_nothing(user: User) -> None:
-    user.zslurm("submit", user.write_run("survives", steps=300))
-    user.wait_for_step("survives", 2)
-    supervisor = json.loads((user.directory / "runs" / "survives" / "supervisor.json").read_text())
-    os.kill(supervisor["pid"], signal.SIGKILL)
-    state = user.wait_for_state("survives", "completed", "failed")
-    assert state["state"] == "completed", user.zslurm("logs", "survives", "--supervisor")
-    assert {row["attempt"] for row in user.steps("survives")} == {1}, "the ranks trained on meanwhile"
-    starts = [event for event in user.events("survives") if event["event"] == "supervisor_started"]
-    assert [event.get("adopted") for event in starts] == [None, 1]
-
-
-def test_a_dead_node_requeues_the_job(user: User) -> None:
-    user.zslurm("submit", user.write_run("bereft", steps=ENDLESS))
-    user.wait_for_step("bereft", 5)
-    user.cluster.kill_node(user.nodes_of("bereft")[1], noticed_at_once=True)
-    user.wait_for_state("bereft", "requeued", "node-failed")
-    assert user.state("bereft")["state"] == "requeued", "the template asks for --requeue"
 
 
 SLOW = {"env": {"ZSLURM_TEST_STEP_S": "0.5"}}
@@ -188,58 +143,6 @@ def test_the_time_limit_ends_a_run_that_shall_not_be_requeued(user: User) -> Non
     state = user.wait_for_state("once", "interrupted", "timeout", "failed")
     assert state["state"] == "interrupted"
     assert state["checkpoint_step"] == state["step"]
-
-
-def test_refusals_pass_slurms_words_on(user: User) -> None:
-    code, message = user.fails("submit", user.write_run("nowhere", slurm={"partition": "nonesuch"}))
-    assert code == 1
-    assert "sbatch refused the job" in message
-    assert "invalid partition specified: nonesuch" in message
-    code, message = user.fails("submit", user.write_run("odd", slurm={"constraint": "nonesuch"}))
-    assert code == 1
-    assert "Invalid feature specification" in message
-
-
-def test_a_job_that_cannot_start_says_why(user: User) -> None:
-    phase = {"tokens": 18 * 16, "context": 16, "global_batch": 18, "micro_batch": 1, "lr": 3e-3}
-    run_file = user.write_run("toomany", nodes=9, phases=[phase])
-    done = user.cluster.zslurm("submit", run_file, cwd=user.directory, check=False)
-    if done.returncode:  # 24.11 refuses it at once
-        assert "Requested node configuration is not available" in done.stderr
-        return
-    # Slurm says None or Priority until its scheduler has looked at the job.
-    wait_for(
-        lambda: str(user.state("toomany")["reason"]).startswith("Partition"), "Slurm's reason",
-        every_s=COMMAND_EVERY_S,
-    )  # fmt: skip
-    state = user.state("toomany")
-    assert state["state"] == "pending"
-    assert state["reason"] in user.zslurm("status", "toomany")
-
-
-def test_unknown_jobs_and_runs_are_not_found(user: User) -> None:
-    assert user.fails("status", "987654")[0] == 3
-    assert user.fails("logs", "nonesuch")[0] == 3
-    assert user.fails("cancel", "987654")[0] == 3
-
-
-def test_hostile_names_run_nothing(user: User) -> None:
-    """Quotes, substitutions and semicolons in names, paths and values stay text."""
-    trap = user.directory / "trapped"
-    evil = f"a'b\"c $(touch {trap}) `touch {trap}`; touch {trap} #"
-    runs = user.directory / "runs $(touch trapped); 'x'"
-    run_file = user.write_run(
-        "hostile",
-        run={"name": "hostile", "runs_dir": str(runs)},
-        slurm={"job_name": evil, "flags": {"comment": evil}},
-        cluster={"env": {"EVIL": evil}},
-    )
-    user.zslurm("submit", run_file)
-    assert user.wait_for_state(str(runs / "hostile"), "completed", "failed")["state"] == "completed"
-    assert not list(user.directory.rglob("trapped"))
-    state = user.state(str(runs / "hostile"))
-    name = user.cluster.run(["squeue", "--noheader", "--states=all", "-j", state["job_id"], "-o", "%j"]).stdout
-    assert name.strip() == evil
 
 
 def test_a_surrounding_jobs_variables_do_not_leak_into_the_new_job(user: User) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 import io
 import sys
 from pathlib import Path
@@ -67,40 +66,12 @@ def test_standard_input(zslurm: Zslurm, monkeypatch: pytest.MonkeyPatch) -> None
     assert (reported["root"]["file"], reported["root"]["class"]) == ("-", "gpu_oom")
 
 
-def test_several_files_packed_ones_among_them(zslurm: Zslurm, log: Path, tmp_path: Path) -> None:
-    packed = tmp_path / "dmesg.gz"
-    packed.write_bytes(gzip.compress(b"[1.500000] amdgpu 0000:c5:00.0: amdgpu: GPU reset begin!\n"))
-    reported = zslurm.ok("why", log, packed, "--json").json
-    assert {line["file"] for line in reported["lines"]} == {str(log), str(packed)}
-
-
 def test_only_consequences(zslurm: Zslurm, tmp_path: Path) -> None:
     path = tmp_path / "log"
     path.write_text("srun: error: node1: tasks 8-15: Killed\n")
     assert zslurm.ok("why", path).stdout.startswith(
         "root: teardown (a consequence; its cause is not in these logs): node node1, rank 8\n"
     )
-
-
-def test_nothing_wrong(zslurm: Zslurm, tmp_path: Path) -> None:
-    path = tmp_path / "log"
-    path.write_text("step 1\n")
-    assert zslurm.ok("why", path).stdout == "no fault found\n"
-    assert zslurm.ok("why", path, "--json").json["root"] is None
-
-
-def test_only_advisories(zslurm: Zslurm, tmp_path: Path) -> None:
-    path = tmp_path / "log"
-    path.write_text("amdgpu 0000:68:00.0: amdgpu: WARN: GPU is throttled, expect performance decrease.\n")
-    out = zslurm.ok("why", path).stdout
-    assert out.startswith("no fault found, only advisories:\n")
-    assert "gpu_throttled\tadvisory\t1\tgpu 0000:68:00.0\t" in out
-
-
-def test_a_missing_file(zslurm: Zslurm, log: Path) -> None:
-    done = zslurm("why", log, "none.log")
-    assert (done.code, done.stdout) == (3, "")
-    assert done.stderr == "zslurm: none.log: no such file; name log files, or - for standard input\n"
 
 
 def test_a_directory(zslurm: Zslurm, tmp_path: Path) -> None:

@@ -12,7 +12,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import h5py
 import pytest
 
 from tests.cli.commands import PHASE, Shell, check_refused, separate_zslurm
@@ -36,29 +35,14 @@ def test_a_missing_run_file(shell: Shell, command: tuple[str, ...]) -> None:
     ("text", "message"),
     [
         ("run:\n  name: x\n model: {}\n", "run.yaml:3: not valid YAML: expected <block end>, but found '<block "),
-        ("a: [1\n", "run.yaml:2: not valid YAML: expected ',' or ']', but got '<stream end>': end of file"),
-        ("a: 1\na: 2\n", 'run.yaml:2: the key "a" is given a second time; keep one'),
         (
             "extends: zaya1-tiny\nmodel:\n  hiden_size: 1\n",
             "run.yaml:3: model.hiden_size: unknown key; did you mean",
-        ),
-        ("extends: zaya1-tiny\nmodel:\n  layers: two\n", 'run.yaml:3: model.layers: expected a number, got "two"'),
-        ("extends: zaya1-tiny\nmodel:\n  layers: 0\n", "run.yaml:3: model.layers: expected greater than 0, got 0"),
-        (
-            "extends: zaya1-tiny\nmodel:\n  layers: -1\n",
-            "run.yaml:3: model.layers: expected greater than 0, got -1",
-        ),
-        (
-            "extends: zaya1-tiny\nmodel:\n  kv_heads: 3\n",
-            "run.yaml:3: model: query_heads (4) must be a multiple of",
         ),
         (
             "extends: zaya1-tyni\n",
             "run.yaml:1: extends: no recipe and no file is called `zaya1-tyni`; did you mean",
         ),
-        ("extends: run.yaml\n", "run.yaml:1: extends: run.yaml is laid under itself"),
-        ("", "run.yaml: phases: required, but not given"),
-        ("- a\n", "run.yaml:1: expected sections such as `model:` and `phases:`, not a single value"),
     ],
 )
 def test_a_wrong_run_file(shell: Shell, command: tuple[str, ...], text: str, message: str) -> None:
@@ -66,23 +50,6 @@ def test_a_wrong_run_file(shell: Shell, command: tuple[str, ...], text: str, mes
     code, line = shell.fails(*command, "run.yaml", "--cluster", "local")
     assert code == Exit.USAGE
     assert line.startswith(f"zslurm: {message}")
-
-
-def test_a_syntax_error_shows_the_line(shell: Shell) -> None:
-    (shell.directory / "run.yaml").write_text("run:\n  name: x\nmodel: {layers: 2\n")
-    (shell.directory / "bad.yaml").write_text("run:\n  name: 'x\n  seed: 1\nthis: is: wrong\n")
-    assert shell.fails("submit", "bad.yaml")[1].startswith("zslurm: bad.yaml:")
-    (shell.directory / "bad.yaml").write_text("run: {name: x}\nthis: is: wrong\n")
-    assert shell.fails("submit", "bad.yaml")[1].endswith(": mapping values are not allowed here: this: is: wrong")
-
-
-def test_every_problem_of_a_run_file_has_its_line(shell: Shell) -> None:
-    shell.write_run(model={"layers": 0, "hiden_size": 1}, slurm={"nodes": "x"})
-    done = shell.zslurm("submit", "run.yaml")
-    assert done.code == Exit.USAGE
-    lines = done.stderr.splitlines()
-    assert len(lines) == 3
-    assert all(line.startswith("zslurm: run.yaml:") for line in lines)
 
 
 @pytest.mark.parametrize("name", [".", "binary.yaml"])
@@ -93,9 +60,7 @@ def test_what_is_no_text_file(shell: Shell, name: str) -> None:
     assert line.startswith(f"zslurm: {name}: ")
 
 
-@pytest.mark.parametrize(
-    "setting", ["nonsense", "a.b", "phases[9].lr=1", "model.layers=[", "slurm.nodes=0", "x=1"]
-)
+@pytest.mark.parametrize("setting", ["nonsense", "slurm.nodes=0"])
 def test_a_wrong_override(shell: Shell, setting: str) -> None:
     shell.write_run()
     code, line = shell.fails("submit", "run.yaml", "--set", setting)
@@ -110,26 +75,12 @@ def _truncate(path: Path) -> None:
     path.write_bytes(path.read_bytes()[:-100])
 
 
-def _other_hdf5(path: Path) -> None:
-    with h5py.File(path, "w") as file:
-        file["weights"] = [1.0]
-
-
-def _empty_directory(path: Path) -> None:
-    path.unlink()
-    path.mkdir()
-
-
 @pytest.mark.parametrize("command", [("submit",), ("submit", "--dry-run")])
 @pytest.mark.parametrize(
     ("spoil", "message"),
     [
         (Path.unlink, "no such file"),
-        (lambda path: path.write_bytes(b""), "zero bytes"),
         (_truncate, "truncated"),
-        (lambda path: path.write_text("PAR1"), "not an HDF5 file"),
-        (_other_hdf5, "not a token bundle"),
-        (_empty_directory, "holds no tokens-"),
     ],
 )
 def test_data_that_cannot_be_read(
@@ -253,7 +204,7 @@ def test_an_unknown_template(shell: Shell) -> None:
         assert line == "zslurm: nonesuch: no template and no file has this name; templates: local, train"
 
 
-@pytest.mark.parametrize("reference", ["987654", "local-99", "nonesuch", "no/such/run", "~nobodyatall", ""])
+@pytest.mark.parametrize("reference", ["987654", "no/such/run", ""])
 @pytest.mark.parametrize("command", ["status", "logs", "cancel", "requeue"])
 def test_an_unknown_job_or_run(shell: Shell, command: str, reference: str) -> None:
     code, line = shell.fails(command, reference)
@@ -271,29 +222,6 @@ def test_a_run_that_never_started_has_no_log(shell: Shell) -> None:
         Exit.NOT_FOUND,
         "zslurm: elsewhere: not a run directory (it has no config.json)",
     )
-
-
-def test_a_checkpoint_of_another_model(shell: Shell, corpus: Path) -> None:
-    """The run there has another model or tokenizer: tests/submit/test_submit.py has all cases."""
-    run_file = shell.write_run()
-    _pretend_submitted(shell)
-    code, line = shell.fails("submit", run_file, "--set", "model.layers=3")
-    assert code == Exit.USAGE
-    assert "the run has another model (model.layers: 2 -> 3); set the model back" in line
-    make_corpus(shell.directory / "other.h5", tokenizer="b" * 64)
-    code, line = shell.fails("submit", run_file, "--set", "data.path=other.h5")
-    assert code == Exit.USAGE
-    assert "the run was started with another tokenizer" in line
-
-
-def _pretend_submitted(shell: Shell) -> None:
-    """A run that ended, as its files say it; made by the real command up to the launch."""
-    shown = shell.zslurm("config", "show", "run.yaml", "--json")
-    run = shell.directory / "runs" / "tiny"
-    run.mkdir(parents=True)
-    (run / "config.json").write_text(shown.stdout)
-    (run / "code.json").write_text(json.dumps({"tokenizer_sha256": "a" * 64}))
-    (run / "submissions.jsonl").touch()
 
 
 # --- the command line itself ------------------------------------------------------------------------------------
@@ -397,10 +325,9 @@ def test_the_list_of_checks_is_json_where_that_is_asked_for(shell: Shell) -> Non
         *("slurm.nodelist", "slurm.flags.comment"),
     ],
 )
-@pytest.mark.parametrize("character", ["\\n", "\\r", "\\0", "\\x1b", "\\u2028"])
-def test_a_line_break_or_control_character_is_refused_everywhere(shell: Shell, key: str, character: str) -> None:
+def test_a_line_break_is_refused_everywhere(shell: Shell, key: str) -> None:
     section, _, name = key.partition(".")
-    value = '"a' + character + 'touch trapped"'
+    value = '"a\\ntouch trapped"'
     text = f"[{value}]" if key == "cluster.setup" else value
     code, line = shell.fails("submit", "--dry-run", shell.write_run(), "--set", f"{section}.{name}={text}")
     assert code in (Exit.USAGE, Exit.NOT_FOUND)
