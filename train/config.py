@@ -267,22 +267,16 @@ class CheckpointConfig(Section):
     every_steps: Count = Field(500, description="optimizer steps between two checkpoints")
     keep_last: Count = Field(3, description="newest complete checkpoints that are kept")
     keep_every: Whole = Field(0, description="also keep those whose step is a multiple of this; 0: none")
-    keep_best: bool = Field(
-        True, description="also keep the best one, of those made at a step with an evaluation; see best_by"
-    )
     best_by: str = Field(
         "loss",
         pattern=r"^(loss|[^/]+/[^/]+)$",
-        description="what makes a checkpoint the best: the lowest loss on evaluation.data, or TASK/METRIC of "
-        "evaluation.tasks, such as hellaswag/acc_norm",
+        description="what makes a checkpoint the best, which is kept too: the lowest loss on evaluation.data, or "
+        "TASK/METRIC of evaluation.tasks, such as hellaswag/acc_norm",
     )
     background: bool = Field(
         True,
         description="write while training continues, from a copy of the state in host memory; false: without that "
         "memory, and training waits",
-    )
-    longest_delay_s: Positive = Field(
-        1800.0, description="seconds that a save may take before training waits for it, when the next one is due"
     )
     failures: Whole = Field(
         3,

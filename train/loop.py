@@ -238,7 +238,7 @@ class Trainer:
     def _save(self, *, wait: bool) -> None:
         self.wait_for_weights()
         best, keep = self.evaluator.will_save(self.step), self.observers.checkpoints_in_use()
-        if best is not None and self.config.checkpoint.keep_best:
+        if best is not None:
             keep.add(best.step)
         cursor = cursor_of(self.step, self.order, self.guard, best, self.config)
         self.observers.checkpoint_requested(self.step)

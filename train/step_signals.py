@@ -28,7 +28,7 @@ class StepSignals(NamedTuple):
         targets: tokens whose losses count.
         stop: ranks that were asked to stop.
         saving: ranks that have not finished the last save: the one that is due waits, training does not.
-        overdue: ranks on which that save has taken longer than checkpoint.longest_delay_s: now training waits.
+        overdue: ranks on which that save has taken longer than LONGEST_DELAY_S: now training waits.
         failed_saves: saves that failed in a row, as rank 0 counts.
         copying: ranks whose last copy for recovery in memory is not complete.
         moving: ranks that know of a planned move.

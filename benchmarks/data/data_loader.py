@@ -2,13 +2,12 @@
 
 All read the same sequences of the same corpus in the same random order, turn by turn, and hold each microbatch
 until the next. The peers get their offsets worked out beforehand; ours finds them, checks every token id, and
-advises the kernel. `numpy` stacks slices of a memmap, as stored or widened to int64 inputs and targets; `datasets`
-indexes an Arrow table of sequences of a fixed length, memory-mapped, in its numpy format. `as stored` is what
-leaves the host for a GPU; a model on a CPU needs int64.
+advises the kernel. `numpy` stacks slices of a memmap; `datasets` indexes an Arrow table of sequences of a fixed
+length, memory-mapped, in its numpy format. Tokens stay as stored, which is what leaves the host for a GPU.
 
 In memory: after a run that touched everything. Cold: the corpus is dropped from the page cache before each run,
 and few sequences are read, so that what the kernel reads ahead for one seldom serves another; what the disk had to
-read is measured too. A GPU is fed at 50,000 tokens a second.
+read is measured too.
 """
 
 from __future__ import annotations
@@ -30,7 +29,6 @@ from benchmarks.common import Timing, alternate, ratio, write_result
 from zslurm.train.config import DataConfig
 from zslurm.train.data.build.bundle_writer import BundleWriter
 from zslurm.train.data.bundle import BundleHeader
-from zslurm.train.data.loader import Loader
 from zslurm.train.data.order import DataOrder
 from zslurm.train.data.reader import read_from
 from zslurm.train.data.training_data import ALONE, TrainingData
@@ -41,7 +39,6 @@ VOCAB_SIZE = 50_000
 CORPUS_TOKENS = 1 << 29
 TOKENS = 1 << 24  # that a run reads from memory
 COLD_SEQUENCES = 64
-TOKENS_OF_A_GPU = 50_000
 SHAPES = ((256, 4), (4096, 4), (32768, 1))  # context, sequences in a microbatch
 
 
@@ -62,13 +59,7 @@ class Reading:
 
     def ours_as_stored(self) -> Iterator[NDArray[Any]]:
         for read in read_from(self.order, 0, 0, 1):
-            yield from read.windows_MBS
-
-    def ours(self, prefetch: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-        loader = Loader(self.order, rank=0, world_size=1, device=torch.device("cpu"), prefetch=prefetch)
-        with loader:
-            for microbatch in loader.microbatches(0):
-                yield microbatch.tokens_BS, microbatch.targets_BS
+            yield from np.split(read.windows_NS, np.cumsum(read.sizes)[:-1])
 
     def numpy_as_stored(self) -> Iterator[NDArray[Any]]:
         extent = self.bundle.ranges["tokens"]
@@ -76,11 +67,6 @@ class Reading:
         count = self.context + 1
         for starts in self.offsets:
             yield np.stack([tokens[start : start + count] for start in starts])
-
-    def numpy_int64(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-        for windows in self.numpy_as_stored():
-            wide = torch.from_numpy(windows.astype(np.int64))
-            yield wide[:, :-1], wide[:, 1:]
 
     def datasets_as_stored(self, table: Any) -> Iterator[NDArray[Any]]:
         for indices in self.indices:
@@ -127,9 +113,6 @@ def _in_memory(path: Path, folder: Path, context: int, micro_batch: int, runs: i
             "ours, as stored": _drain(reading.ours_as_stored),
             "numpy, as stored": _drain(reading.numpy_as_stored),
             "datasets, as stored": _drain(lambda: reading.datasets_as_stored(table)),
-            "ours, int64": _drain(lambda: reading.ours(0)),
-            "ours, int64, read ahead": _drain(lambda: reading.ours(2)),
-            "numpy, int64": _drain(reading.numpy_int64),
         },
         runs=runs,
     )
@@ -138,13 +121,8 @@ def _in_memory(path: Path, folder: Path, context: int, micro_batch: int, runs: i
         "context": context,
         "micro_batch": micro_batch,
         "tokens_per_s": {name: round(rate) for name, rate in rates.items()},
-        "gpus_fed": {
-            name: round(rate / TOKENS_OF_A_GPU) for name, rate in rates.items() if name.startswith("ours")
-        },
         "as_stored_over_numpy": _ratio(timings, "numpy, as stored", "ours, as stored"),
         "as_stored_over_datasets": _ratio(timings, "datasets, as stored", "ours, as stored"),
-        "int64_over_numpy": _ratio(timings, "numpy, int64", "ours, int64"),
-        "int64_read_ahead_over_numpy": _ratio(timings, "numpy, int64", "ours, int64, read ahead"),
         "timings": [timing.row() for timing in timings.values()],
     }
 

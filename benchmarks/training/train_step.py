@@ -6,7 +6,7 @@ model's own matrix products without the rest: every product of a forward pass an
 (attention's for the causal half).
 
 Models: the tiny recipe, and one of 108.8 million parameters. Skipped tokens get zero in both, as is the
-reference's rule. On a GPU, if there is one, the larger model also runs eager and compiled in bf16.
+reference's rule. `make gpu` compares them on a GPU.
 """
 
 from __future__ import annotations
@@ -62,12 +62,12 @@ SIZES = (Size("tiny", TINY, 4, 256, 30, compiled=True), Size("larger", LARGER, 2
 class Pair:
     """Our model and the reference with its weights, and a step of each."""
 
-    def __init__(self, size: Size, dtype: torch.dtype, device: str = "cpu") -> None:
-        self.ours = build(size.config, 1, dtype=dtype, device=device)
-        self.reference: nn.Module = reference_of(self.ours, ROPE_BASE, attn_implementation="sdpa").to(device)
+    def __init__(self, size: Size, dtype: torch.dtype) -> None:
+        self.ours = build(size.config, 1, dtype=dtype)
+        self.reference: nn.Module = reference_of(self.ours, ROPE_BASE, attn_implementation="sdpa")
         generator = torch.Generator().manual_seed(0)
         shape = (BATCHES, size.batch, size.context + 1)
-        tokens_XBS = torch.randint(size.config.vocab_size, shape, generator=generator).to(device)
+        tokens_XBS = torch.randint(size.config.vocab_size, shape, generator=generator)
         batches = [(tokens_BS[:, :-1].contiguous(), tokens_BS[:, 1:].contiguous()) for tokens_BS in tokens_XBS]
         self.prompt_1S = batches[0][0][:1, :64]
         self._of_ours, self._of_reference = cycle(batches), cycle(batches)
@@ -226,41 +226,6 @@ def _fastest(slower: Timing, faster: Timing) -> float:
     return round(min(slower.seconds) / min(faster.seconds), 2)
 
 
-def _on_gpu() -> list[dict[str, Any]]:
-    """The larger model in bf16 on this machine's GPU: both implementations, eager and compiled."""
-    if not torch.cuda.is_available():
-        return []
-    size = Size("larger", LARGER, 16, 4096, 10)
-    eager, compiled = Pair(size, torch.bfloat16, "cuda"), Pair(size, torch.bfloat16, "cuda")
-    compiled.ours.run_with(compile=True)
-    compiled.reference.compile()
-
-    def waited(step: Callable[[], Tensor]) -> Callable[[], None]:
-        def run() -> None:
-            step()
-            torch.cuda.synchronize()
-
-        return run
-
-    timings = alternate(
-        {
-            "ours": waited(eager.step),
-            "ours compiled": waited(compiled.step),
-            "reference": waited(eager.reference_step),
-            "reference compiled": waited(compiled.reference_step),
-        },
-        runs=size.runs,
-        warm_up=3,
-    )
-    return [
-        {
-            "gpu": torch.cuda.get_device_name(),
-            "model": size.name,
-            "tokens_per_s": {name: round(size.tokens / timing.median) for name, timing in timings.items()},
-        }
-    ]
-
-
 def run() -> None:
     """Measure and write results/train_step.json."""
     import transformers
@@ -277,6 +242,5 @@ def run() -> None:
             "training": [_training(size, dtype) for size in SIZES for dtype in DTYPES],
             "large_vocabulary": [_large_vocabulary(dtype) for dtype in DTYPES],
             "decoding": [_decoding(size, dtype) for size in SIZES for dtype in DTYPES],
-            "gpu": _on_gpu(),
         },
     )

@@ -26,6 +26,9 @@ from zslurm.train.step_signals import StepSignals
 
 _LOG = logging.getLogger(__name__)
 
+LONGEST_DELAY_S = 1800.0
+"""Seconds that a save may take before training waits for it, when the next one is due."""
+
 
 class SaveSchedule:
     """When one rank's run saves.
@@ -59,7 +62,7 @@ class SaveSchedule:
     def add_signals(self, signals: StepSignals) -> StepSignals:
         """Return this rank's signals with what it knows of its saves."""
         writer = self._checkpointer.writer
-        overdue = writer.busy_s > self._config.longest_delay_s
+        overdue = writer.busy_s > LONGEST_DELAY_S
         failures = self._failures if self._first else 0
         saving = self._checkpointer.saving
         return signals._replace(saving=float(saving), overdue=float(overdue), failed_saves=float(failures))

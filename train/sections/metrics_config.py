@@ -105,7 +105,6 @@ class EvaluationConfig(Section):
     command_every_steps: Whole = Field(
         0, description="optimizer steps between two such exports, each from a checkpoint of that step; 0: none"
     )
-    keep_exports: Count = Field(1, description="newest exports that stay in RUN_DIR/exports")
 
     @model_validator(mode="after")
     def _goes_together(self) -> EvaluationConfig:

@@ -37,6 +37,8 @@ from zslurm.train.telemetry.observer import ObservedRun, Observer, StepResult
 from zslurm.train.telemetry.timing import StepPart
 
 _LOG = logging.getLogger(__name__)
+_KEEP_EXPORTS = 1
+"""Newest exports that stay in RUN_DIR/exports."""
 _RANKS_OWN = re.compile(
     r"RANK|WORLD_SIZE|LOCAL_RANK|LOCAL_WORLD_SIZE|GROUP_RANK|MASTER_ADDR|MASTER_PORT|(TORCHELASTIC|ZSLURM)_.*"
 )
@@ -118,7 +120,7 @@ class EvaluationCommand(Observer):
             return
         paths = ExportPaths(self._run_dir, step)
         words = command_words(self._command, model=str(paths.model), step=step, run=self._name)
-        arguments = map(str, (self._run_dir, step, checkpoint.absolute(), self._config.keep_exports, os.getpid()))
+        arguments = map(str, (self._run_dir, step, checkpoint.absolute(), _KEEP_EXPORTS, os.getpid()))
         environment = {name: value for name, value in os.environ.items() if not _RANKS_OWN.fullmatch(name)}
         try:
             paths.root.mkdir(exist_ok=True)

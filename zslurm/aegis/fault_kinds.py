@@ -29,8 +29,8 @@ WhileRunning = Literal["give up", "tolerate", "record"]
 
 Then = Literal["retry", "wait", "ask again", "test", "stop", "gpu_oom", "requeue", "time limit", "slurm"]
 """After the attempt: start again; wait first (`aegis.retry_wait_s`); wait and start again a fixed number of times
-that no budget counts, then stop; test the GPU if it came from it again and again (`aegis.nan_repeats`); stop
-for good; what `aegis.gpu_oom` sets; requeue, for whatever reason or for the time limit; leave it to Slurm."""
+that no budget counts, then stop; test the GPU if it came from it again and again; stop for good;
+what `aegis.gpu_oom` sets; requeue, for whatever reason or for the time limit; leave it to Slurm."""
 
 
 InMemory = Literal["", "rank", "node"]

@@ -175,9 +175,6 @@ class AegisSection(Section):
         "(min_nodes) are weighed; default: the median of the run's own waits, an hour before its first",
     )
     gpu_oom: Literal["stop", "retry"] = Field("stop", description="what to do when a GPU runs out of memory")
-    nan_repeats: Annotated[int, Field(ge=2)] = Field(
-        2, description="times that NaN comes first from one and the same GPU, before that GPU is tested"
-    )
     requeue_at_time_limit: bool = Field(True, description="requeue the job after it saved at its time limit")
     comment: bool = Field(True, description="write the last root cause into the comment of the Slurm job")
     hang: HangLimits = Field(HangLimits(), description="when a rank counts as hanging")

@@ -133,11 +133,6 @@ class SlurmSection(Section):
     partition: Line | None = Field(None, description="partition")
     account: Line | None = Field(None, description="account to charge")
     qos: Line | None = Field(None, description="quality of service")
-    switches_wait: SlurmTime | None = Field(
-        None,
-        description="how long a job waits for nodes on as few leaf switches as hold it "
-        "(cluster.nodes_per_switch); default: Slurm's max_switch_wait, 5 minutes unless the site has another",
-    )
     constraint: Line | None = Field(None, description="node features that are required")
     nodelist: Line | None = Field(None, description="nodes that must be used")
     exclude: Line | None = Field(None, description="nodes that must not be used")

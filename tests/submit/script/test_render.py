@@ -172,7 +172,7 @@ def test_on_an_ordinary_network_a_job_that_needs_no_whole_rails_shares_its_nodes
     [
         ({"nodes": 4}, ["--switches=1"]),
         ({"nodes": 4, "spares": 1}, ["--switches=2"]),
-        ({"nodes": 5, "switches_wait": "30:00"}, ["--switches=2@30:00"]),
+        ({"nodes": 5}, ["--switches=2"]),
         ({"nodes": 8, "flags": {"switches": "1@5"}}, ["--switches=1@5"]),
         ({"nodes": 8, "flags": {"switches": False}}, []),
         ({"nodes": 1}, []),

@@ -28,6 +28,7 @@ from zslurm.checkpoint_tools import (
 )
 from zslurm.train import loop as loop_module
 from zslurm.train.checkpointing import checkpointer as checkpoint_module
+from zslurm.train.checkpointing import save_schedule
 from zslurm.train.checkpointing import writer as writer_module
 from zslurm.train.jsonl import read_jsonl
 
@@ -112,10 +113,16 @@ def test_a_slow_disk_delays_the_next_save_and_not_the_training(tmp_path: Path, c
     assert len(saved_steps(run)) < 12
 
 
+def _disk_that_is_waited_for() -> None:
+    """The same, and training waits for a save once it took a hundredth of a second."""
+    _disk_that_waits_for_step_4()
+    vars(save_schedule)["LONGEST_DELAY_S"] = 0.01
+
+
 def test_a_save_that_takes_too_long_is_waited_for(tmp_path: Path, corpus: Path) -> None:
-    checkpoint = {"every_steps": 2, "keep_last": 20, "longest_delay_s": 0.01}
+    checkpoint = {"every_steps": 2, "keep_last": 20}
     run = make_run(tmp_path / "run", corpus, steps=6, checkpoint=checkpoint)
-    done = train_on(run, ranks=2, prepare=_disk_that_waits_for_step_4)
+    done = train_on(run, ranks=2, prepare=_disk_that_is_waited_for)
     assert done.returncode == 0, done.stderr
     assert saved_steps(run) == [6, 4, 2]
     rows = [row for row in read_jsonl(run / "metrics.jsonl") if row["kind"] in ("step", "checkpoint")]

@@ -46,7 +46,7 @@ def command_rows(run: Path) -> list[dict[str, Any]]:
 class Beside:
     """An EvaluationCommand without a trainer: what it recorded."""
 
-    def __init__(self, run: Path, command: str, *, keep: int = 1) -> None:
+    def __init__(self, run: Path, command: str) -> None:
         self.rows: list[dict[str, Any]] = []
         self.run = run
         self.checkpoint = next((run / "checkpoints").iterdir())
@@ -54,7 +54,7 @@ class Beside:
             run,
             "a name",
             command,
-            EvaluationConfig(command=command, command_every_steps=1, keep_exports=keep),
+            EvaluationConfig(command=command, command_every_steps=1),
             self._write,
         )
 
@@ -202,14 +202,14 @@ def test_its_checkpoint_is_kept_until_it_is_exported(trained: Path) -> None:
     beside.command.kill()
 
 
-def test_the_newest_exports_stay(trained: Path) -> None:
-    beside = Beside(trained, "true", keep=2)
-    for step in (11, 12, 13):
+def test_the_newest_export_stays(trained: Path) -> None:
+    beside = Beside(trained, "true")
+    for step in (12, 13):
         beside.start(step)
         assert beside.end()["outcome"] == "done"
     exports = sorted(path.name for path in (trained / "exports").iterdir() if path.is_dir())
-    assert exports == ["step-00000012", "step-00000013"]
-    again = Beside(trained, "true", keep=1)
+    assert exports == ["step-00000013"]
+    again = Beside(trained, "true")
     again.start(13)
     assert again.end()["outcome"] == "done", "an attempt may come to a step a second time"
 

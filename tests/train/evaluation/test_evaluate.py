@@ -185,18 +185,6 @@ def test_the_best_checkpoint_stays_and_a_resumed_run_knows_it(
     assert rows_of(again, "checkpoint")[-1]["best_step"] in (best, 14)
 
 
-def test_without_keep_best_only_the_newest_stay(tmp_path: Path, corpus: Path, validation: Path) -> None:
-    run = make_run(
-        tmp_path / "run",
-        corpus,
-        steps=6,
-        evaluation={"data": str(validation), "every_steps": 1, "sequences": 3},
-        checkpoint={"every_steps": 1, "keep_last": 1, "keep_best": False, "keep_every": 4},
-    )
-    assert train_on(run, ranks=1).returncode == 0
-    assert {path.name for path in (run / "checkpoints").iterdir()} == {"step-00000004", "step-00000006"}
-
-
 def test_held_out_text_of_another_tokenizer_is_refused(tmp_path: Path, corpus: Path) -> None:
     other = make_corpus(tmp_path / "other.h5", tokenizer="b" * 64)
     run = make_run(tmp_path / "run", corpus, evaluation={"data": str(other)})

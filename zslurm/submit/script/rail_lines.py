@@ -14,8 +14,7 @@ def switches_request(spec: RunSpec) -> str | None:
     per_switch, nodes = spec.cluster.nodes_per_switch, spec.slurm.nodes + spec.slurm.spares
     if per_switch is None or nodes < 2:
         return None
-    count = math.ceil(nodes / per_switch)
-    return f"{count}@{spec.slurm.switches_wait}" if spec.slurm.switches_wait else str(count)
+    return str(math.ceil(nodes / per_switch))
 
 
 def rail_lines(spec: RunSpec) -> list[str]:

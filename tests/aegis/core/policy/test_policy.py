@@ -268,7 +268,6 @@ class TestLimits:
         past = history(incident(nan, step=30))
         assert decided(nan).test_gpu is None
         assert decided(nan, past=past).test_gpu == ("node1", "1")
-        assert decided(nan, past=past, says={"nan_repeats": 3}).test_gpu is None
         assert decided(nan, past=history(incident(fault("nan_loss", rank=4, gpu="0")))).test_gpu is None
         unknown_gpu = fault("nan_loss", rank=5)
         again = decided(unknown_gpu, past=history(incident(unknown_gpu)))

@@ -17,6 +17,9 @@ from zslurm.aegis.types import AttemptSummary, Fault, History
 from zslurm.config.aegis import AegisSection
 from zslurm.run.exclusions import active_exclusions
 
+NAN_REPEATS = 2
+"""Times that NaN comes first from one and the same GPU, before that GPU is tested."""
+
 
 @dataclass(frozen=True)
 class Attribution:
@@ -110,6 +113,6 @@ def _to_test(
         for fault in roots_before(history, root.node, attempt_state.now - settings.exclude_for_s)
         if (fault.kind, fault.gpu, fault.rank) == (root.kind, root.gpu, root.rank)
     ]
-    if len(before) + 1 < settings.nan_repeats:
+    if len(before) + 1 < NAN_REPEATS:
         return None
     return root.node, str(root.rank) if root.gpu is None else root.gpu

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from zslurm.aegis.core.policy.attribution import Attribution, attribute
+from zslurm.aegis.core.policy.attribution import NAN_REPEATS, Attribution, attribute
 from zslurm.aegis.core.policy.history import since_last_end, starts_since, without_progress
 from zslurm.aegis.core.policy.shrinking import expected_wait_s, weigh
 from zslurm.aegis.core.root_cause import roots_of
@@ -335,7 +335,7 @@ class _Case:
             wait = min(self.settings.retry_wait_s * 2.0 ** min(count - 1, 16), _HOUR_S)
             how += f", after {wait:g} s"
         if self.cause.test_gpu is not None:
-            how += f", once the GPU is tested: it came first from it {counted(self.settings.nan_repeats, 'time')}"
+            how += f", once the GPU is tested: it came first from it {counted(NAN_REPEATS, 'time')}"
         nodes, test_gpu = self.resources.in_use, self.cause.test_gpu
         return Decision(
             "restart", self._reason(how), self.cause.root, self.bad_spares(), nodes,
