@@ -311,10 +311,6 @@ class RecoveryConfig(Section):
         30.0,
         description="seconds that a rank which lost its peers waits to be regrouped before it ends with the error",
     )
-    amd: bool = Field(
-        False,
-        description="also on AMD GPUs, on which aborting collectives in a living process has not been tried yet",
-    )
 
 
 def _kind_and_folder(value: str | None) -> str | None:

@@ -39,7 +39,7 @@ AEGIS: dict[str, Any] = {
     "tolerate_s": 30,
     "hang": {"setup_s": 120, "step_s": 6, "step_factor": 20, "save_s": 60, "eval_s": 60},
 }
-IN_MEMORY: dict[str, Any] = {"recovery": "memory", "recovery_s": 60}
+IN_MEMORY: dict[str, Any] = {"recovery": "auto", "recovery_s": 60}
 """Patient: under the load of the tests a recovery may take long, and is to be taken nevertheless."""
 HOLD = AT - 5
 """Ranks wait before this step until the processes that may replace them are ready; see `FaultRun.let_go`."""

@@ -105,7 +105,7 @@ class LocalUser:
             "checkpoint": {"every_steps": 100_000},
             "slurm": {"ranks_per_node": ranks},
             "cluster": cluster,
-            "aegis": {"grace_s": 1, "poll_s": 0.05} | sections.pop("aegis", {}),
+            "aegis": {"recovery": "restart", "grace_s": 1, "poll_s": 0.05} | sections.pop("aegis", {}),
             **sections,
         }
         path = self.directory / f"{name}.yaml"

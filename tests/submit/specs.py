@@ -17,6 +17,7 @@ def run_spec(directory: Path, **sections: dict[str, Any]) -> RunSpec:
         "model": MODEL,
         "data": {"path": str(directory / "tokens.h5")},
         "phases": [phase],
+        "aegis": {"recovery": "restart"},
     }
     for name, section in sections.items():
         body[name] = body.get(name, {}) | section

@@ -34,12 +34,17 @@ NCCL_VARIABLES = {
 """Set before the first group is made, so that torch does not end the process for a peer that is gone."""
 
 
-def why_not(device: torch.device, *, amd: bool) -> str | None:
-    """Return why collectives of this device cannot be aborted in a living process; None if they can."""
+def why_not(device: torch.device, *, untried: bool) -> str | None:
+    """Return why collectives of this device cannot be aborted in a living process; None if they can.
+
+    Args:
+        device: of this process.
+        untried: whether to try it where nobody has.
+    """
     if device.type == "cpu":
         return None
-    if torch.version.hip is not None and not amd:
-        return "it has not been tried on AMD GPUs yet; recovery.amd: true allows it"
+    if torch.version.hip is not None and not untried:
+        return "it has not been tried on AMD GPUs yet; aegis.recovery: memory allows it"
     return crashes(tuple(int(digit) for digit in torch.cuda.nccl.version()[:3]))
 
 

@@ -29,7 +29,10 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 RECOVERY_VARIABLE = "ZSLURM_RECOVERY"
-"""Environment variable of ranks and warm processes: `memory` where there is a store server for them."""
+"""Environment variable of ranks and warm processes: `aegis.recovery` where there is a store server for them."""
+
+RECOVERING = frozenset({"auto", "memory"})
+"""Its values with which a store server is there."""
 
 SECRET_VARIABLE = "ZSLURM_STORE_SECRET"
 """Environment variable of ranks and warm processes with the secret that all keys of their recovery begin with."""

@@ -28,7 +28,7 @@ import torch.distributed as dist
 from zslurm.checkpoint_tools.quantities import counted
 from zslurm.train import setup
 from zslurm.train.config import TrainConfig
-from zslurm.train.errors import CannotRecover, TrainError
+from zslurm.train.errors import CannotRecover, ConfigError, TrainError
 from zslurm.train.loop import Trainer
 from zslurm.train.model.zaya import Zaya
 from zslurm.train.parallel.facts import AgreedFacts
@@ -39,6 +39,7 @@ from zslurm.train.recovery.copying import StepCopies
 from zslurm.train.recovery.durations import Parts
 from zslurm.train.recovery.generation import (
     FACTS,
+    RECOVERING,
     RECOVERY_VARIABLE,
     Generation,
     buddy_of,
@@ -66,10 +67,11 @@ def open_recovery(config: TrainConfig, generation: Generation | None = None) -> 
     Raises:
         ConfigError: the device does not exist.
     """
-    if os.environ.get(RECOVERY_VARIABLE) != "memory" or "MASTER_ADDR" not in os.environ:
+    wanted = os.environ.get(RECOVERY_VARIABLE)
+    if wanted not in RECOVERING or "MASTER_ADDR" not in os.environ:
         return None
     device = choose_device(config.parallel.device, int(os.environ.get("LOCAL_RANK", "0")))
-    if why := why_not(device, amd=config.recovery.amd):
+    if why := why_not(device, untried=wanted == "memory"):
         if os.environ.get("RANK") == "0":
             _LOG.warning("recovery: off, faults restart the ranks: %s", why)
             report_off(why)
@@ -139,13 +141,21 @@ class Recovery:
     def _begin(self, trainer: Trainer) -> None:
         """Get ready to copy masters and optimizer state, and to save; all ranks together, but for one that joins.
 
+        Without memory for the copies nothing is recovered in memory.
+
         Raises:
-            ConfigError: the copies do not fit into this node's memory, or into recovery.memory_gb.
+            ConfigError: the copies do not fit, and they were asked for (`aegis.recovery: memory`).
         """
         world, membership = trainer.world, self._membership
         live = {state.name: state.values for state in trainer.optimizer.states}
         copying = StepCopies(self._config.recovery, live, world, saves=self._config.checkpoint.background)
-        copying.check_fits(world)
+        try:
+            copying.check_fits(world)
+        except ConfigError as error:
+            if os.environ.get(RECOVERY_VARIABLE) != "auto" or world.joined:
+                raise
+            self._turn_off(trainer, str(error))
+            return
         copying.allocate(membership.listen_at)
         membership.leave_alone(copying.copies.port)
         if world.is_first and not world.joined:
@@ -157,6 +167,13 @@ class Recovery:
         setup.begin(trainer, copying.source_of_saves(trainer.checkpointer))
         trainer.callbacks.append(self)
         self._trainer = trainer
+
+    def _turn_off(self, trainer: Trainer, why: str) -> None:
+        """Train without copies: faults restart the ranks."""
+        if trainer.world.is_first:
+            _LOG.warning("recovery: off, faults restart the ranks: %s", why)
+            report_off(why)
+        setup.begin(trainer)
 
     def _run(self, trainer: Trainer) -> Ending | None:
         """Train to the end of the plan, or until asked to stop; None if the number of ranks changes."""
@@ -200,7 +217,7 @@ class Recovery:
             RuntimeError: ranks move to other nodes at this boundary.
             MovedOff: this one does.
         """
-        if trainer.step >= trainer.plan.total_steps:
+        if self._copying is None or trainer.step >= trainer.plan.total_steps:
             return
         moves = self._membership.moves
         taken = self._prepared.copy(trainer, at_once=moves.due)
@@ -256,8 +273,10 @@ class Recovery:
 
     def _may_recover(self, error: BaseException) -> bool:
         """Return whether a new generation follows on an error; waits for it if peers may be gone."""
-        if isinstance(error, torch.OutOfMemoryError) or (
-            not isinstance(error, BROKEN) and type(error) is not TrainError
+        if (
+            self._copying is None
+            or isinstance(error, torch.OutOfMemoryError)
+            or (not isinstance(error, BROKEN) and type(error) is not TrainError)
         ):
             return False
         if self._membership.superseded:

@@ -79,7 +79,7 @@ def memory(
         ["host: copy for a checkpoint", *(show_bytes(plan.staging) for plan in plans)],
         *(
             [["host: copies for recovery", *(show_bytes(plan.copies) for plan in plans)]]
-            if spec.aegis.recovers_in_memory
+            if spec.recovers_in_memory
             else []
         ),
     ]

@@ -11,7 +11,7 @@ from pydantic import AfterValidator, Field
 from zslurm.train.sections.section import Count, Positive, Section, Whole
 
 Mode = Literal["act", "observe", "off"]
-Recovery = Literal["memory", "restart"]
+Recovery = Literal["auto", "memory", "restart"]
 
 
 def _web_address(value: str) -> str:
@@ -98,9 +98,11 @@ class AegisSection(Section):
         "at the first failure",
     )
     recovery: Recovery = Field(
-        "restart",
-        description="what a fault leads to first: `restart` of all ranks from a checkpoint; or recovery in "
-        "`memory`, where the surviving ranks stay alive and lose a step at most, and a restart where that fails",
+        "auto",
+        description="what a fault leads to first: recovery in `memory`, where the surviving ranks stay alive and "
+        "lose a step at most, and a restart where that fails; `restart` of all ranks from a checkpoint; `auto`: "
+        "in memory where that is known to be safe (gloo, NCCL except 2.28.3 to 2.28.8, not AMD GPUs yet) and "
+        "the copies fit",
     )
     recovery_s: Positive = Field(
         10.0, description="seconds that a recovery in memory may take before the ranks are restarted instead"
@@ -184,5 +186,5 @@ class AegisSection(Section):
 
     @property
     def recovers_in_memory(self) -> bool:
-        """Whether lost ranks are replaced in memory: that is set, and the supervisor acts."""
-        return self.recovery == "memory" and self.mode == "act"
+        """Whether lost ranks may be replaced in memory: that is not forbidden, and the supervisor acts."""
+        return self.recovery != "restart" and self.mode == "act"

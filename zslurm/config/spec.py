@@ -445,6 +445,13 @@ class RunSpec(TrainConfig):
         return bool(self.slurm.spares) or (least is not None and least < self.slurm.nodes)
 
     @property
+    def recovers_in_memory(self) -> bool:
+        """Return whether lost ranks are expected to be replaced in memory: with `auto` not yet on AMD GPUs."""
+        is_amd = (self.cluster.gpu_family or self.cluster.gpu_type or "").startswith("mi")
+        is_expected = self.aegis.recovery == "memory" or not is_amd
+        return self.trainer is None and self.world_size > 1 and self.aegis.recovers_in_memory and is_expected
+
+    @property
     def srun_cpu_bind(self) -> str:
         """Return srun's --cpu-bind for the ranks, which bind themselves to the cores of their GPUs."""
         return "none" if self.slurm.cpu_bind == "gpu" else self.slurm.cpu_bind
@@ -470,7 +477,7 @@ class ProgramSpec(RunSpec):
             if getattr(self, name) != type(self).model_fields[name].get_default(call_default_factory=True):
                 raise ValueError(f"{name}: belongs to zslurm's own trainer; leave it out, or trainer")
         if self.aegis.recovery == "memory":
-            raise ValueError("aegis.recovery: memory needs zslurm's own trainer; use restart")
+            raise ValueError("aegis.recovery: memory needs zslurm's own trainer; leave it out")
         if self.trainer is not None and self.trainer.stop_s >= self.aegis.save_s:
             raise ValueError(
                 f"trainer.stop_s ({self.trainer.stop_s:g} s) must be less than aegis.save_s "

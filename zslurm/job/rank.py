@@ -37,7 +37,13 @@ from zslurm.slurm.environment import task_node
 from zslurm.train.allocator import set_allocator
 from zslurm.train.errors import Diverged, MovedOff, TrainError
 from zslurm.train.progress import last_step
-from zslurm.train.recovery.generation import MEMBER_VARIABLE, RECOVERY_VARIABLE, SECRET_VARIABLE, member_name
+from zslurm.train.recovery.generation import (
+    MEMBER_VARIABLE,
+    RECOVERING,
+    RECOVERY_VARIABLE,
+    SECRET_VARIABLE,
+    member_name,
+)
 from zslurm.train.stop import StopRequest
 
 RENDEZVOUS_TIMEOUT_S = 900.0
@@ -57,7 +63,7 @@ def rendezvous(attempt: AttemptDir, environ: MutableMapping[str, str]) -> Any:
         RuntimeError: neither rank 0 nor a store server published an address in time.
     """
     store: Any = None
-    served = environ.get(RECOVERY_VARIABLE) == "memory"
+    served = environ.get(RECOVERY_VARIABLE) in RECOVERING
     if environ["RANK"] == "0" and not served:
         from torch.distributed import TCPStore
 

@@ -27,7 +27,7 @@ _KEPT = 100
 
 def recovers_in_memory(kind: Kind, *, spares: int) -> bool:
     """Return whether the other ranks may continue; of ranks that hang those that do are killed first."""
-    return (kind == "hang" or rule_of(KIND_OF[kind]).in_memory != "") and (kind != "node" or spares > 0)
+    return (kind == "hang" or rule_of(KIND_OF[kind]).in_memory == "rank") and (kind != "node" or spares > 0)
 
 
 class Decider:

@@ -102,7 +102,7 @@ def inputs_of(
     hang = max(aegis.hang.step_s, aegis.hang.step_factor * seconds)
     detect = take("detect_s", None if of_run.down_s is None else 0.0, ended, "run file")
     restart = take("restart_s", of_run.down_s, _RESTART_S + reading_s, "assumed")
-    regroup = take("regroup_s", None, _REGROUP_S, "assumed") if aegis.recovers_in_memory else None
+    regroup = take("regroup_s", None, _REGROUP_S, "assumed") if spec.recovers_in_memory else None
     wait = take(
         "wait_s", None, aegis.expected_wait_s or _WAIT_S, "run file" if aegis.expected_wait_s else "assumed"
     )

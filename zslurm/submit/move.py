@@ -108,9 +108,10 @@ def _refuse_settings(run: RunDir, spec: RunSpec, state: RunState) -> None:
         raise ConfigError(
             f"{run.name}: aegis.mode is {aegis.mode}, and the supervisor moves ranks only if it is `act`"
         )
-    if aegis.recovery != "memory":
+    if spec.trainer is not None or aegis.recovery == "restart":
+        what = "aegis.recovery is restart" if spec.trainer is None else "its ranks are those of another program"
         raise ConfigError(
-            f"{run.name}: aegis.recovery is {aegis.recovery}, and ranks move only with memory; without it, "
+            f"{run.name}: {what}, and ranks move only with recovery in memory; without it, "
             f"`zslurm requeue {run.name} --exclude NODES` restarts the run elsewhere"
         )
 

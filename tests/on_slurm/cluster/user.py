@@ -94,7 +94,7 @@ class User:
             ],
             "parallel": {"dtype": "fp32", "threads": 1},
             "checkpoint": {"every_steps": 4},
-            "aegis": {"grace_s": 3},
+            "aegis": {"recovery": "restart"} | sections.pop("aegis", {"grace_s": 3}),
             "slurm": {"nodes": nodes, "ranks_per_node": ranks_per_node, "time": "10:00"}
             | sections.pop("slurm", {}),
         }

@@ -19,6 +19,7 @@ from torch.distributed import TCPStore
 from tests.train.ranks import _CONTEXT
 from tests.train.runs import clean_environment
 from tests.waiting import wait_for
+from zslurm.config.aegis import Recovery
 from zslurm.core.files import write_atomically
 from zslurm.job.in_memory.store_server import StoreServer
 from zslurm.train.progress import STACK_SIGNAL, dump_stacks_on_signal
@@ -62,7 +63,7 @@ class Cluster:
         warm: int = 1,
         local_size: int = 1,
         faults: dict[str, str] | None = None,
-        recovery: bool = True,
+        recovery: Recovery = "memory",
         device_s: float = 0.0,
     ) -> None:
         """Start `ranks` and `warm` processes.
@@ -73,7 +74,7 @@ class Cluster:
             warm: processes that wait to take a place.
             local_size: ranks of a node.
             faults: POINT:CALL:SIGNAL by member (`0`, `w0`).
-            recovery: ranks keep copies of their state.
+            recovery: `aegis.recovery`: without `restart` ranks keep copies of their state.
             device_s: seconds of each forward pass in which a device would compute, and the host's core is free.
         """
         self._recovery, self._device_s = recovery, device_s
@@ -104,7 +105,7 @@ class Cluster:
             "MASTER_ADDR": "127.0.0.1",
             "MASTER_PORT": str(self.server.hosted.port),
             "TORCHELASTIC_USE_AGENT_STORE": "True",
-            "ZSLURM_RECOVERY": "memory" if self._recovery else "restart",
+            "ZSLURM_RECOVERY": self._recovery,
             "ZSLURM_MEMBER": member,
             "ZSLURM_ATTEMPT": "1",
             **variables,

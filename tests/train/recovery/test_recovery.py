@@ -248,3 +248,12 @@ def test_copies_that_do_not_fit_are_refused_with_what_they_take(corpus: Path, tm
         (line,) = [line for line in cluster.output("0").splitlines() if line.startswith("error: ")]
         assert "recovery.memory_gb: 1e-05 GiB, but copies of the state" in line
         assert "set aegis.recovery: restart" in line
+
+
+def test_by_default_a_run_whose_copies_do_not_fit_trains_without_them(corpus: Path, tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", corpus, steps=2, recovery={"memory_gb": 1e-5})
+    cluster = Cluster(run, 1, warm=0, recovery="auto")
+    with showing(cluster):
+        assert cluster.finish() == {"0": 0}
+        assert "recovery: off, faults restart the ranks: recovery.memory_gb: 1e-05 GiB" in cluster.output("0")
+    assert list(losses(run)) == [1, 2]

@@ -185,7 +185,7 @@ class AttemptStarter:
                 plan = in_order(plan, attempt, nodes, job.spec.ranks_per_node)
         memory = self._memory_recovery(attempt, nodes, python)
         if memory is not None:
-            plan = outliving(plan)
+            plan = outliving(plan, job.spec)
         body = {
             "attempt": attempt.number,
             "job_id": job.job_id,
@@ -211,7 +211,7 @@ class AttemptStarter:
     ) -> MemoryShell | None:
         """Start the store server of an attempt; None if no recovery in memory is wanted, or possible."""
         job, aegis = self._job, self._job.spec.aegis
-        if aegis.recovery != "memory":
+        if not self._wants_memory(len(nodes)):
             return None
         ranks = [node for node in nodes for _ in range(job.spec.ranks_per_node)]
         reason = ""
@@ -237,6 +237,14 @@ class AttemptStarter:
         spares = tuple(node for node in self._nodes.usable(job.excluded()) if node not in nodes)
         state = MemoryState.of_start(ranks, job.spec.ranks_per_node, spares)
         return MemoryShell(attempt, store, WarmPool(job, attempt, python), state, ranks, self._why_not_fewer)
+
+    def _wants_memory(self, nodes: int) -> bool:
+        """Return whether recovery in memory is wanted on a number of nodes, or its absence is to be explained."""
+        spec = self._job.spec
+        can = spec.aegis.mode == "act" and nodes * spec.ranks_per_node > 1
+        return spec.trainer is None and (
+            spec.aegis.recovery == "memory" or (spec.aegis.recovery == "auto" and can)
+        )
 
     def _why_not_fewer(self, count: int, in_use: int) -> str:
         """Return why ranks on `in_use` nodes must not continue on `count` of them; empty if they may."""
@@ -296,7 +304,8 @@ class AttemptStarter:
         """
         job = self._job
         without = (event.attempt for event in events if isinstance(event, RecoveryUnavailable))
-        if not job.spec.aegis.recovers_in_memory or attempt.number in without:
+        can = job.spec.aegis.recovers_in_memory and self._wants_memory(len(nodes))
+        if not can or attempt.number in without:
             return None, ""
         python = prepared(job.spec, job.run, job.job_id, job.environ)
         try:

@@ -38,7 +38,7 @@ def main(argv: list[str]) -> int:
     environ = os.environ
     node = task_node(environ) or socket.gethostname()
     environ.setdefault(MEMBER_VARIABLE, member_name(node, "w0"))
-    environ[RECOVERY_VARIABLE] = "memory"
+    environ.setdefault(RECOVERY_VARIABLE, "memory")
     environ["RANK"] = "-1"  # none yet: the store is another process's in any case
     run = RunDir(Path(argv[0]))
     attempt = run.attempt(int(argv[1]))

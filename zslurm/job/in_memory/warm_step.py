@@ -32,12 +32,12 @@ def warm_name(node: str, first: int, task: int) -> str:
     return member_name(node, f"w{first + task}")
 
 
-def outliving(plan: StepPlan) -> StepPlan:
+def outliving(plan: StepPlan, spec: RunSpec) -> StepPlan:
     """Return the ranks' step for recovery in memory: it outlives a lost task and a lost node."""
     command = list(plan.command)
     if command[0] == "srun":
         command[1:1] = ["--no-kill", "--wait=0"]
-    return StepPlan(command, plan.env | {RECOVERY_VARIABLE: "memory"})
+    return StepPlan(command, plan.env | {RECOVERY_VARIABLE: spec.aegis.recovery})
 
 
 def next_to_ranks(
@@ -88,12 +88,12 @@ def warm_slurm_step(
         *_command(run, attempt, python),
     ]
     return StepPlan(
-        command, step_environment(python.environ) | bind_variable(spec) | {RECOVERY_VARIABLE: "memory"}
+        command, step_environment(python.environ) | bind_variable(spec) | {RECOVERY_VARIABLE: spec.aegis.recovery}
     )
 
 
 def warm_local_step(
-    run: RunDir, attempt: AttemptDir, python: Interpreter, node: str, *, per_node: int, first: int
+    spec: RunSpec, run: RunDir, attempt: AttemptDir, python: Interpreter, node: str, *, per_node: int, first: int
 ) -> StepPlan:
     """Return the same for this machine, whose name among the members is `node`."""
     named = _NAMED.replace(f"${NODE_VARIABLE}", node).replace(RANK_VARIABLE, "RANK")
@@ -104,7 +104,7 @@ def warm_local_step(
         f"--ranks={per_node}", f"--output={attempt.logs}", f"--name=warm-{first:05d}", "--",
         "/bin/sh", "-c", named, "zslurm-warm", str(first), *unset, *_command(run, attempt, python),
     ]  # fmt: skip
-    return StepPlan(command, dict(python.environ) | {RECOVERY_VARIABLE: "memory"})
+    return StepPlan(command, dict(python.environ) | {RECOVERY_VARIABLE: spec.aegis.recovery})
 
 
 def _command(run: RunDir, attempt: AttemptDir, python: Interpreter) -> list[str]:

@@ -21,7 +21,8 @@ def test_steps_of_warm_processes_are_found_again(tmp_path: Path, monkeypatch: py
     """One process of three has failed."""
     attempt = RunDir(tmp_path).attempt(1)
     attempt.path.mkdir(parents=True)
-    job = cast(Job, SimpleNamespace(on_slurm=False, run=RunDir(tmp_path), slurm_id=None))
+    spec = SimpleNamespace(aegis=SimpleNamespace(recovery="memory"))
+    job = cast(Job, SimpleNamespace(on_slurm=False, run=RunDir(tmp_path), slurm_id=None, spec=spec))
     started: list[dict[str, Any]] = []
 
     def start(

@@ -55,7 +55,9 @@ class WarmPool:
         if job.on_slurm:
             plan = warm_slurm_step(job.spec, job.run, attempt, self._python, nodes, per_node=per_node, first=first)
         else:
-            plan = warm_local_step(job.run, attempt, self._python, nodes[0], per_node=per_node, first=first)
+            plan = warm_local_step(
+                job.spec, job.run, attempt, self._python, nodes[0], per_node=per_node, first=first
+            )
         described = {"first": first, "nodes": list(nodes), "per_node": per_node}
         try:
             write_atomically(attempt.path / f"warm-{first:05d}.step", json.dumps(described) + "\n")
