@@ -31,9 +31,10 @@ BATCH_NODE = "ZSLURM_BATCH_NODE"
 _LONGEST_TEXT = 260
 """Characters of a text in a report; what is longer is cut."""
 
-CommandName = Literal["stacks", "clean_up", "check", "reach", "end_rank", "ras", "quit"]
+CommandName = Literal["stacks", "clean_up", "check", "reach", "end_rank", "ras", "quit", "gpus_idle"]
 """What an agent can do: dump the ranks' stacks, kill orphans of an attempt, check its node, try whether a port of
-another node answers, kill one rank, ask the collective library's RAS service, end."""
+another node answers, kill one rank, ask the collective library's RAS service, end, look for GPU memory that is
+held."""
 
 
 class Unreadable(Exception):

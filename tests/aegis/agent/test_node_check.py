@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,10 @@ from tests.aegis.contexts import context
 from tests.doctor import samples
 from tests.doctor.nodes import CLUSTER, Node
 from tests.fake_sysfs import RAILS
+from zslurm.aegis.agent.command_handlers import Handled, handle
 from zslurm.aegis.agent.node_check import Health, check_node
 from zslurm.aegis.agent.sensor import NodeContext
+from zslurm.aegis.protocol import Command
 from zslurm.hardware.facts import read_facts
 
 
@@ -55,6 +58,26 @@ def test_memory_of_somebody_else_is_in_use(node: Node) -> None:
     node.process(4242, "python", SLURM_JOB_ID="99")
     node.fake.write("sys/class/kfd/kfd/proc/4242/vram_10003", str(100 << 30))
     assert problems(node) == ("gpu-idle: 1 process holds GPU memory: 4242",)
+
+
+@pytest.mark.parametrize(
+    ("held", "job", "answer"),
+    [
+        (100 << 30, "99", (False, "1 process holds GPU memory: 4242", {})),
+        (100 << 30, "7", (True, "", {})),  # of this very job
+        (0, "99", (True, "", {})),  # it has merely opened the driver
+    ],
+)
+def test_a_former_job_s_process_that_holds_gpu_memory_is_found_before_the_start(
+    node: Node, held: int, job: str, answer: Handled
+) -> None:
+    """Of a job that was cancelled, whose container is still there."""
+    node.process(4242, "python", SLURM_JOB_ID=job)
+    node.fake.write("sys/class/kfd/kfd/proc/4242/vram_10003", str(held))
+    node.fake.write("sys/class/kfd/kfd/proc/4242/vram_51110", "0")
+    here = at(node)
+    own = replace(here, environ={**here.environ, "SLURM_JOB_ID": "7"})
+    assert handle(own, Command("gpus_idle")) == answer
 
 
 def test_memory_that_no_process_holds_is_in_use(node: Node) -> None:

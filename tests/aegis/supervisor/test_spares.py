@@ -8,6 +8,8 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
+import pytest
+
 from tests.submit.specs import run_spec
 from tests.waiting import wait_for
 from zslurm.aegis.protocol import Answer, Stamp
@@ -67,3 +69,34 @@ def test_a_spare_that_does_not_answer_is_not_unfit_if_this_node_is_cut_off(tmp_p
     for heard, unfit in (("node0", {}), ("node1", {"node5": "its agent does not answer"})):
         liveness.nodes[heard].take_report(time.monotonic())
         assert unfit_spares(job, cast(Agents, agents), ["node5"]) == unfit
+
+
+@pytest.mark.parametrize(
+    ("held", "nodes", "skipped"),
+    [
+        ({"node1": "1 process holds GPU memory: 4242"}, 3, ["node1"]),
+        ({"node0": "1 process holds GPU memory: 4242"}, 1, ["node0"]),
+        ({}, 3, []),
+        (dict.fromkeys(("node0", "node1"), "1 process holds GPU memory: 12 exporter"), 3, []),
+    ],
+)
+def test_the_first_ranks_start_on_no_node_whose_gpu_memory_is_held(
+    tmp_path: Path, held: dict[str, str], nodes: int, skipped: list[str]
+) -> None:
+    """Memory that is held on most nodes is held by what the site runs on each."""
+    cluster = {"name": "lab", "launcher": "slurm", "gpus_per_node": 8}
+    spec = run_spec(tmp_path, slurm={"nodes": nodes}, cluster=cluster)
+    run = RunDir(tmp_path / "runs" / "tiny")
+    run.create(group_readable=False)
+    told: list[dict[str, Any]] = []
+    job = Job(run, spec, {}, "7", 0, lambda event: told.append(event.row))
+    names = [f"node{number}" for number in range(nodes)]
+    stamp = Stamp("node0", 1, 1.0, 1.0)
+    answers = {name: Answer(stamp, 1, name not in held, held.get(name, ""), {}) for name in names}
+    liveness = SimpleNamespace(never_heard=lambda _: [])
+    agents = SimpleNamespace(over=False, liveness=liveness, ask=lambda *_, **__: answers)
+    every = SimpleNamespace(every=tuple(names))
+    recovery = Recovery(job, cast(Any, every), cast(Agents, agents), cast(Any, None))
+    assert recovery.skip_held(names) is bool(skipped)
+    assert [row["nodes"] for row in told] == skipped
+    assert all(row["expires"] < time.time() + 3601 for row in told), "the process will end some day"

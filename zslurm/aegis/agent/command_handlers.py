@@ -56,6 +56,13 @@ def _check(context: NodeContext, _command: Command) -> Handled:
     return not health.problems, "; ".join(health.problems), values
 
 
+def _gpus_idle(context: NodeContext, _command: Command) -> Handled:
+    from zslurm.aegis.agent.node_check import gpus_idle  # as above
+
+    why = gpus_idle(context)
+    return not why, why, {}
+
+
 def _reach(_context: NodeContext, command: Command) -> Handled:
     port = reach(*command.address, CONNECT_S) if command.address else "unknown"
     return port != "unknown", "" if port != "unknown" else "the connection could not be tried", {"port": port}
@@ -74,6 +81,7 @@ _HANDLERS: dict[str, Callable[[NodeContext, Command], Handled]] = {
     "stacks": _stacks,
     "clean_up": _clean_up,
     "check": _check,
+    "gpus_idle": _gpus_idle,
     "reach": _reach,
     "end_rank": _end_rank,
     "ras": _ras,

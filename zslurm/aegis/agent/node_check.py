@@ -48,6 +48,13 @@ def check_node(context: NodeContext) -> Health:
     return Health(problems=reasons(Status.FAIL), notes=reasons(Status.WARN, Status.UNAVAILABLE))
 
 
+def gpus_idle(context: NodeContext) -> str:
+    """Return why GPU memory of this node is not free: a process of a former job holds it; empty if it is."""
+    sources = ToolSources.of(context, task=NodeTask(cluster=context.cluster, directory=str(context.run.path)))
+    outcome = run_checks(node_checks(("gpu-idle",)), sources).get("gpu-idle")
+    return outcome.reason if outcome is not None and outcome.status is Status.FAIL else ""
+
+
 def _check(name: str, sensor: Sensor, mounted: Path | None = None) -> Check:
     """Return the first look of a sensor as a check.
 

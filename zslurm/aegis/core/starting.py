@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from zslurm.aegis.core.policy.outcome import AttemptOutcome
@@ -43,6 +43,21 @@ def nodes_to_start_on(
 ) -> tuple[str, ...]:
     """Return the usable nodes of a job, or all that live if too few of them are not excluded."""
     return usable if len(usable) >= min(needed, min_nodes or needed) else with_excluded
+
+
+HELD_S = 3600.0
+"""Seconds for which a node is not used on which a former job's processes hold GPU memory."""
+
+
+def nodes_to_skip(held: Mapping[str, str], nodes: int, allowed: int) -> dict[str, str]:
+    """Return the nodes that a job does not start on since a former job's processes hold GPU memory there.
+
+    Args:
+        held: nodes on which memory is held, with the reason.
+        nodes: of the job. If memory is held on most of them, the site runs something on each, and none is skipped.
+        allowed: how many may still be excluded.
+    """
+    return dict(held) if len(held) <= min(allowed, max(1, nodes // 2)) else {}
 
 
 def died_by_attempt(events: Sequence[Event]) -> dict[int, set[str]]:

@@ -200,15 +200,17 @@ class Job:
         if not any(self.is_left_by(event) for event in select(read_jsonl(self.run.events), Requeued)):
             self.record(Requeued(excluded=excluded, reason=reason, restart=self.restart))
 
-    def exclude(self, nodes: Collection[str], reason: str, attempt: int | None = None) -> None:
-        """Record that the run does not use some nodes from now on, until `aegis.exclude_for_s` is over.
+    def exclude(
+        self, nodes: Collection[str], reason: str, attempt: int | None = None, *, for_s: float | None = None
+    ) -> None:
+        """Record that the run does not use some nodes for some time, by default for `aegis.exclude_for_s`.
 
         What an earlier supervisor has recorded of the same attempt is not recorded again.
         """
         recorded = select(read_jsonl(self.run.events), NodesExcluded) if attempt is not None else ()
         if any((e.attempt, e.reason, e.nodes) == (attempt, reason, compress(nodes)) for e in recorded):
             return
-        expires = time.time() + self.spec.aegis.exclude_for_s
+        expires = time.time() + (self.spec.aegis.exclude_for_s if for_s is None else for_s)
         event = NodesExcluded(nodes=compress(nodes), reason=reason, expires=expires, attempt=attempt)
         self.record(only_known(event))
         if self.exclusion_store is not None:

@@ -40,7 +40,8 @@ from zslurm.aegis.core.following import (
 )
 from zslurm.aegis.core.messages import Exclude, LookForPreemption, ProgressRead, Record
 from zslurm.aegis.core.policy.outcome import AttemptOutcome
-from zslurm.aegis.core.starting import PendingDecision
+from zslurm.aegis.core.policy.policy import most_excluded
+from zslurm.aegis.core.starting import HELD_S, PendingDecision, nodes_to_skip
 from zslurm.aegis.notify.recorder import Recorder
 from zslurm.aegis.supervisor.agents.agents import Agents
 from zslurm.aegis.supervisor.gpu_test import try_gpu
@@ -62,6 +63,9 @@ _AGAIN_S = 5.0
 
 _NARROWING_FLAGS = frozenset("reservation nodefile switches contiguous gres tmp mincpus".split())
 """Options of sbatch (`slurm.flags`) with which a job may not use every node of its partition."""
+
+HELD_CHECK_S = 20.0
+"""Seconds that agents get to start, and to look for GPU memory that is held, before the first ranks start."""
 
 _LOOK_S = 0.2
 """Seconds between two looks whether the agents of spares have started."""
@@ -228,6 +232,23 @@ class Recovery:
                 count = 0
         return count
 
+    def skip_held(self, nodes: Sequence[str]) -> bool:
+        """Look for GPU memory that a former job's processes hold; return whether nodes are not used for that.
+
+        A node whose agent does not answer in time is used: nothing is known of it.
+        """
+        job, settings = self.job, self.settings
+        if self.agents is None or not job.spec.cluster.gpus_per_node or settings.mode != "act":
+            return False
+        self._await_agents(self.agents, nodes, HELD_CHECK_S)
+        answers = self.agents.ask("gpus_idle", sorted(nodes), timeout_s=HELD_CHECK_S)
+        held = {node: answer.why for node, answer in sorted(answers.items()) if not answer.ok}
+        allowed = most_excluded(settings, len(self.nodes.every)) - len(job.excluded())
+        skipped = nodes_to_skip(held, len(nodes), allowed)
+        for node, why in skipped.items():
+            job.exclude((node,), f"it is not free: {why}", for_s=HELD_S)
+        return bool(skipped)
+
     def check_spares(self, nodes: Sequence[str]) -> None:
         """Check the job's spares in a thread, as `_unfit` does when they are used, and record what is wrong.
 
@@ -240,10 +261,14 @@ class Recovery:
             work.start()
 
     def _check_spares(self, agents: Agents, nodes: Sequence[str]) -> None:
-        deadline = time.monotonic() + CHECK_S
+        self._await_agents(agents, nodes, CHECK_S)
+        self._unfit(nodes)
+
+    def _await_agents(self, agents: Agents, nodes: Sequence[str], seconds: float) -> None:
+        """Wait until the agents of these nodes have reported, at most so long."""
+        deadline = time.monotonic() + seconds
         while agents.liveness.never_heard(nodes) and time.monotonic() < deadline and not agents.over:
             time.sleep(_LOOK_S)
-        self._unfit(nodes)
 
     def _unfit(self, nodes: Sequence[str]) -> dict[str, str]:
         """Check spares before they replace nodes; without agents nothing is known, and every node is fit."""

@@ -193,6 +193,7 @@ class Supervisor:
         started = SupervisorStarted(pid=os.getpid(), host=socket.gethostname(), adopted=adopted)
         self.job.record(only_known(started))
         outcome: AttemptOutcome | None = None
+        is_looked_at = running is not None
         if isinstance(found, PendingDecision):
             outcome, nodes = self.recovery.carry_out(found)
         while outcome is None:
@@ -203,6 +204,10 @@ class Supervisor:
                 outcome = outcome or self.starter.blocking_reason()
                 if outcome is not None:
                     break
+                if not (nodes or is_looked_at):
+                    is_looked_at = True
+                    if self.recovery.skip_held(self.starter.candidates()):
+                        continue
                 try:
                     running = self.start_attempt(nodes)
                 except ZslurmError as error:
