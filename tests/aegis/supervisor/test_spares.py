@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -97,6 +98,30 @@ def test_the_first_ranks_start_on_no_node_whose_gpu_memory_is_held(
     agents = SimpleNamespace(over=False, liveness=liveness, ask=lambda *_, **__: answers)
     every = SimpleNamespace(every=tuple(names))
     recovery = Recovery(job, cast(Any, every), cast(Agents, agents), cast(Any, None))
-    assert recovery.skip_held(names) is bool(skipped)
+    assert recovery.skip_unfit(names) is bool(skipped)
     assert [row["nodes"] for row in told] == skipped
     assert all(row["expires"] < time.time() + 3601 for row in told), "the process will end some day"
+
+
+@pytest.mark.parametrize(
+    ("expired", "fit", "excluded"), [(True, True, []), (True, False, ["node1"]), (False, False, [])]
+)
+def test_a_node_whose_exclusion_has_expired_is_tested_before_it_is_used(
+    tmp_path: Path, expired: bool, fit: bool, excluded: list[str]
+) -> None:
+    spec = run_spec(tmp_path, slurm={"nodes": 2}, cluster={"name": "lab", "launcher": "slurm"})
+    run = RunDir(tmp_path / "runs" / "tiny")
+    run.create(group_readable=False)
+    expires = time.time() + (-60 if expired else 60)
+    row = {"event": "nodes_excluded", "nodes": "node1", "reason": "it died", "expires": expires, "time": 1.0}
+    run.events.write_text(json.dumps(row) + "\n")
+    told: list[dict[str, Any]] = []
+    job = Job(run, spec, {}, "7", 0, lambda event: told.append(event.row))
+    stamp = Stamp("node1", 1, 1.0, 1.0)
+    answer = {"node1": Answer(stamp, 1, fit, "" if fit else "gpu-count: 7 of 8 GPUs are there", {})}
+    liveness = SimpleNamespace(never_heard=lambda _: [], any_responding=lambda: True, hears_only=lambda _: False)
+    agents = SimpleNamespace(over=False, liveness=liveness, ask=lambda *_, **__: answer)
+    recovery = Recovery(job, cast(Any, None), cast(Agents, agents), cast(Any, None))
+    assert recovery.skip_unfit(["node0", "node1"]) is bool(excluded)
+    assert [row["nodes"] for row in told if row["event"] == "nodes_excluded"] == excluded
+    assert [row["ok"] for row in told if row["event"] == "spare_checked"] == ([fit] if expired else [])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from zslurm.aegis.core.policy.outcome import AttemptOutcome
@@ -10,6 +10,7 @@ from zslurm.aegis.fault_kinds import NODE_DEAD
 from zslurm.aegis.types import Decision
 from zslurm.run.events import AttemptEnded, AttemptStarted, Decided, DeputyActed, FaultDetected, RequeuedByUser
 from zslurm.run.events.event import Event
+from zslurm.run.exclusions import Exclusion
 
 
 @dataclass(frozen=True)
@@ -43,6 +44,22 @@ def nodes_to_start_on(
 ) -> tuple[str, ...]:
     """Return the usable nodes of a job, or all that live if too few of them are not excluded."""
     return usable if len(usable) >= min(needed, min_nodes or needed) else with_excluded
+
+
+def returned_nodes(exclusions: Mapping[str, Exclusion], now: float) -> frozenset[str]:
+    """Return the nodes whose exclusion has expired at `now` (UNIX seconds)."""
+    return frozenset(node for node, exclusion in exclusions.items() if not exclusion.is_active(now))
+
+
+def prefer_others(nodes: Sequence[str], returned: Collection[str], needed: int) -> tuple[str, ...]:
+    """Return the nodes to choose those of the first ranks from.
+
+    A node whose exclusion has expired is a spare at first, unless too few others are there.
+    """
+    others = [node for node in nodes if node not in returned]
+    back = [node for node in nodes if node in returned]
+    chosen = {*others, *back[: max(0, needed - len(others))]}
+    return tuple(node for node in nodes if node in chosen)
 
 
 HELD_S = 3600.0

@@ -18,6 +18,7 @@ from zslurm.aegis.core.starting import (
     died_by_attempt,
     nodes_to_start_on,
     pending_decision,
+    prefer_others,
     why_lost,
 )
 from zslurm.aegis.supervisor.in_memory.memory_shell import MemoryShell
@@ -130,7 +131,7 @@ class AttemptStarter:
         nodes = self.candidates()
         if excluded := set(nodes) & self._job.excluded():
             self._job.record(ExcludedNodesUsed(nodes=compress(excluded)))
-        return self._nodes.nearest(nodes)
+        return self._nodes.nearest(prefer_others(nodes, self._job.returned(), self._nodes.needed))
 
     def candidates(self) -> tuple[str, ...]:
         """Return the nodes on which ranks may be started: without excluded ones, unless too few would be left."""

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from zslurm.aegis.core.messages import StopState
 from zslurm.aegis.core.policy.history import history_of
+from zslurm.aegis.core.starting import returned_nodes
 from zslurm.aegis.types import History
 from zslurm.config.load import load_spec
 from zslurm.config.spec import RunSpec
@@ -187,6 +188,10 @@ class Job:
     def excluded(self) -> set[str]:
         """Return the nodes that the run must not use now."""
         return set(active_exclusions(self.history().exclusions, time.time()))
+
+    def returned(self) -> frozenset[str]:
+        """Return the nodes that the run has excluded, and may use again."""
+        return returned_nodes(self.history().exclusions, time.time())
 
     def is_left_by(self, event: Requeued) -> bool:
         """Return whether it is this start of the job that a requeue has ended."""

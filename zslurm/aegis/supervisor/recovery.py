@@ -38,7 +38,7 @@ from zslurm.aegis.core.following import (
     TestGpu,
     follow,
 )
-from zslurm.aegis.core.messages import Exclude, LookForPreemption, ProgressRead, Record
+from zslurm.aegis.core.messages import NO_ANSWER, Exclude, LookForPreemption, ProgressRead, Record
 from zslurm.aegis.core.policy.outcome import AttemptOutcome
 from zslurm.aegis.core.policy.policy import most_excluded
 from zslurm.aegis.core.starting import HELD_S, PendingDecision, nodes_to_skip
@@ -232,16 +232,33 @@ class Recovery:
                 count = 0
         return count
 
-    def skip_held(self, nodes: Sequence[str]) -> bool:
+    def skip_unfit(self, nodes: Sequence[str]) -> bool:
+        """Look at nodes before the first ranks start; return whether some are not used for what was found.
+
+        Those that the run has excluded before are tested as spares are.
+        """
+        agents, returned = self.agents, self.job.returned().intersection(nodes)
+        if agents is None or self.settings.mode != "act":
+            return False
+        unfit: dict[str, str] = {}
+        if returned:
+            self._await_agents(agents, sorted(returned), CHECK_S)
+            unfit = {node: why for node, why in self._unfit(sorted(returned)).items() if why != NO_ANSWER}
+        for node, why in unfit.items():
+            self.job.exclude((node,), f"{node} was excluded before, and is not fit: {why}")
+        others = [node for node in nodes if node not in unfit]
+        return self._skip_held(agents, others) or bool(unfit)
+
+    def _skip_held(self, agents: Agents, nodes: Sequence[str]) -> bool:
         """Look for GPU memory that a former job's processes hold; return whether nodes are not used for that.
 
         A node whose agent does not answer in time is used: nothing is known of it.
         """
         job, settings = self.job, self.settings
-        if self.agents is None or not job.spec.cluster.gpus_per_node or settings.mode != "act":
+        if not job.spec.cluster.gpus_per_node or not nodes:
             return False
-        self._await_agents(self.agents, nodes, HELD_CHECK_S)
-        answers = self.agents.ask("gpus_idle", sorted(nodes), timeout_s=HELD_CHECK_S)
+        self._await_agents(agents, nodes, HELD_CHECK_S)
+        answers = agents.ask("gpus_idle", sorted(nodes), timeout_s=HELD_CHECK_S)
         held = {node: answer.why for node, answer in sorted(answers.items()) if not answer.ok}
         allowed = most_excluded(settings, len(self.nodes.every)) - len(job.excluded())
         skipped = nodes_to_skip(held, len(nodes), allowed)

@@ -206,7 +206,7 @@ class Supervisor:
                     break
                 if not (nodes or is_looked_at):
                     is_looked_at = True
-                    if self.recovery.skip_held(self.starter.candidates()):
+                    if self.recovery.skip_unfit(self.starter.candidates()):
                         continue
                 try:
                     running = self.start_attempt(nodes)
