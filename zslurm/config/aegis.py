@@ -82,7 +82,7 @@ class NotifySettings(Section):
     events: tuple[str, ...] = Field(
         (
             *("fault_detected", "decision", "nodes_excluded", "exclusion_failed", "requeue_failed"),
-            *("start_postponed", "spare_checked", "run_ended"),
+            *("start_postponed", "spare_checked", "queue_overdue", "run_ended"),
         ),
         description="kinds of events that are sent",
     )

@@ -27,6 +27,7 @@ from zslurm.job.successor import cancel_last_successor, successor_spec
 from zslurm.run import index
 from zslurm.run.events import ByUser, Submitted, SuccessorSubmitted
 from zslurm.run.events.by_user import record_by_user
+from zslurm.run.events.event import only_known
 from zslurm.run.identity import forget_original, location
 from zslurm.run.run_dir import RunDir, not_writable
 from zslurm.run.secrets import read_secrets, without_secrets, write_secrets
@@ -128,10 +129,11 @@ def submit_prepared(prepared: Prepared) -> Submission:
         with _restored_on_error(run), copied_code(spec, run) as left_out:
             notes += left_out
             _write_files(prepared, _tokenizer(order))
+            expected = _expected_start(spec, prepared.script.text)
             job_id, process = launch(prepared.script, run)
         notes += _indexed(job_id, run, spec)
-        event = Submitted(job_id=job_id, changed=changed, **location(run), **process)
-        record_action(run, event, spec)
+        event = Submitted(job_id=job_id, changed=changed, expected_start=expected, **location(run), **process)
+        record_action(run, only_known(event), spec)
         notes += _limit_note(spec, job_id)
         if spec.wants_successor:
             notes.append(_queue_successor(launch, spec, run, job_id))
@@ -235,6 +237,21 @@ def _queue_successor(launch: Launch, spec: RunSpec, run: RunDir, job_id: str) ->
     record_action(run, SuccessorSubmitted(job_id=job_id, successor=successor), spec)
     _indexed(successor, run, spec)
     return f"job {successor} waits to continue the run if job {job_id} ends early"
+
+
+_ESTIMATE_S = 10.0
+
+
+def _expected_start(spec: RunSpec, script: str) -> float | None:
+    """Return when Slurm means to start a job (UNIX seconds); None if a long wait is not to be reported."""
+    notify = spec.aegis.notify
+    if spec.cluster.launcher != "slurm" or not (notify.command or notify.url or notify.apprise):
+        return None
+    try:
+        estimate = SlurmClient(timeout_s=_ESTIMATE_S, retries=Retries(attempts=1)).estimate_start(script)
+    except ZslurmError:  # the submission shows what is wrong
+        return None
+    return None if estimate is None else estimate.time.timestamp()
 
 
 def _limit_note(spec: RunSpec, job_id: str) -> list[str]:

@@ -45,6 +45,7 @@ from zslurm.run.events import (
     AttemptEnded,
     ConfigRestored,
     LeaseLost,
+    QueueOverdue,
     RunEnded,
     StartPostponed,
     SuccessorEnded,
@@ -52,6 +53,7 @@ from zslurm.run.events import (
 )
 from zslurm.run.events.event import Event, only_known
 from zslurm.run.metrics.tail import newest_rows
+from zslurm.run.queue_wait import read_waits, why_overdue
 from zslurm.run.run_dir import RunDir
 from zslurm.train.jsonl import parse_line
 
@@ -192,6 +194,8 @@ class Supervisor:
         adopted = None if running is None else running.attempt.number
         started = SupervisorStarted(pid=os.getpid(), host=socket.gethostname(), adopted=adopted)
         self.job.record(only_known(started))
+        if found is None:
+            self._record_wait()
         outcome: AttemptOutcome | None = None
         is_looked_at = running is not None
         if isinstance(found, PendingDecision):
@@ -219,6 +223,13 @@ class Supervisor:
             outcome, nodes = self.watch_attempt(running)
             running = None
         return outcome
+
+    def _record_wait(self) -> None:
+        """Record that the job has waited in the queue for too long, unless a command has recorded it meanwhile."""
+        with contextlib.suppress(OSError):
+            waits = read_waits(self.job.run)
+            if why := why_overdue(waits, time.time(), set_s=self.settings.expected_wait_s):
+                self.job.record(QueueOverdue(reason=why))
 
     def start_attempt(self, nodes: tuple[str, ...]) -> RunningAttempt | None:
         """Begin an attempt once Slurm answers and the run directory can be written; None if asked to stop.

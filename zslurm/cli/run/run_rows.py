@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from zslurm.checkpoint_tools.quantities import show_count, show_duration
@@ -232,3 +232,17 @@ def _last_event(state: RunState) -> str:
     kind = from_row(state.last_event).tag.replace("_", " ")
     when = state.last_event.get("time")
     return kind if when is None else f"{kind} {show_duration(time.time() - float(when))} ago"
+
+
+def notify_overdue(states: Iterable[RunState]) -> list[str]:
+    """Notify once of each run that waits in Slurm's queue for too long; return a line for each problem."""
+    waiting = {
+        state.run: state.job_id
+        for state in states
+        if state.state in ("pending", "requeued") and state.launcher == "slurm" and state.job_id is not None
+    }
+    if not waiting:
+        return []
+    from zslurm.submit.overdue import notify_all_overdue  # hooks take longer to import than `status` takes to run
+
+    return notify_all_overdue(waiting)

@@ -19,6 +19,7 @@ from zslurm.cli.run.run_rows import (
     as_row,
     describe_root,
     note,
+    notify_overdue,
     orphan_as_json,
     show_mfu,
     stale_line,
@@ -75,6 +76,8 @@ def status(
             orphans.append(orphan)
     states = look_all(list(chosen_runs) if runs else known_runs(), cached=True)
     stale = stale_line(states)
+    for problem in notify_overdue(states):
+        say(f"note: {problem}")
     if active:
         states = [state for state in states if state.active]
         orphans = [lost for lost in orphans if lost.job.state.is_active]

@@ -24,7 +24,7 @@ import typer
 
 from zslurm.cli.options import SomeRuns
 from zslurm.cli.run.dashboard import RunPicture, draw_run, draw_runs
-from zslurm.cli.run.run_rows import stale_line, why
+from zslurm.cli.run.run_rows import notify_overdue, stale_line, why
 from zslurm.cli.terminal.screen import Line, encodable, print_lines
 from zslurm.core.errors import Exit
 from zslurm.run.events import describe
@@ -65,6 +65,7 @@ def _look(runs: Sequence[RunDir] | None, seen: set[RunDir]) -> tuple[list[RunSta
     """Return the states of the runs, of all runs those that were active at any look, and the seconds it took."""
     started = time.monotonic()
     states = look_all(known_runs() if runs is None else runs, cached=True)
+    notify_overdue(states)
     seen |= {state.run for state in states if state.active or runs is not None}
     return [state for state in states if state.run in seen], time.monotonic() - started
 

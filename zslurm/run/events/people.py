@@ -31,7 +31,7 @@ class Submitted(Action, name="submit"):
     """The run was submitted.
 
     `run_dir` and `inode` are of the directory that its job works in; `pid`, `created`, `host`, `started`, `boot`
-    of the process that holds a local run.
+    of the process that holds a local run; `expected_start` is Slurm's estimate (UNIX seconds).
     """
 
     TEXT = "submitted"
@@ -43,6 +43,13 @@ class Submitted(Action, name="submit"):
     host: str | None = None
     started: int | None = None
     boot: str | None = None
+    expected_start: float | None = None
+
+
+class QueueOverdue(ByUser, name="queue_overdue"):
+    """The job waits, or has waited, in the queue for much longer than expected; recorded once for each wait."""
+
+    TEXT = "the job waits in the queue{event.because}"
 
 
 class RequeuedByUser(Action, name="requeue"):
