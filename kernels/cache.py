@@ -2,7 +2,7 @@
 
 $ZSLURM_KERNEL_CACHE, or $XDG_CACHE_HOME/zslurm/kernels, or ~/.cache/zslurm/kernels
     muon-gfx942-3f09c1e2b7a85d64.code       builds: hip/build.py
-    tables/gfx942/symmetric_product.json    what `zslurm dev kernels bench` measured: dispatch.py reads it
+    tables/gfx942/symmetric_product.json    what `zslurm bench kernels` measured: dispatch.py reads it
 """
 
 from __future__ import annotations

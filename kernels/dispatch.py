@@ -19,7 +19,7 @@ The choice depends on the operands, the architecture, the tables and on what can
 same one: they choose by the tables of rank 0 (`choose_by`), and what one of them cannot start is left out by all
 (train/parallel/kernel_agreement.py).
 
-Of a GPU's architecture that the user has measured with `zslurm dev kernels bench`, the table in their cache
+Of a GPU's architecture that the user has measured with `zslurm bench kernels`, the table in their cache
 directory (cache.py) holds instead of the one in the folder; one that cannot be read is left out with a warning. A
 CPU has no such table: its choices are fixed, so that runs repeat bit by bit.
 

@@ -41,9 +41,7 @@ def use_tuned_products(run_dir: Path, device: torch.device, tunable: Any = torch
     except ConfigError as error:
         refused = str(error)
     if refused:
-        _LOG.warning(
-            "the table of tuned products is not used: %s; tune again with `zslurm dev tune gemm`", refused
-        )
+        _LOG.warning("the table of tuned products is not used: %s; tune again with `zslurm bench tuning`", refused)
         return False
     _LOG.info("%d tuned products of %s are in use; nothing is tuned", len(table.results), table.device)
     return True

@@ -70,7 +70,7 @@ def check(device: torch.device) -> Rows:
 
 def figures(device: torch.device) -> Rows:
     """Yield the comparisons of kernels with a dense product, torch.compile, a triad and fp32."""
-    from zslurm.kernels.harness.figures import GROUPS
+    from benchmarks.gpu.figures import GROUPS
     from zslurm.kernels.harness.timing import triad
 
     failed = []
@@ -105,16 +105,21 @@ _PRODUCTS = ("grouped_gemm", "symmetric_product")
 
 def _timed(device: torch.device, folders: Iterable[str]) -> Rows:
     """Yield the times of some operations, one folder after the other, each with its table."""
+    from zslurm.bench.kernels import measure
+    from zslurm.bench.results.tables import kernel_tables
     from zslurm.kernels.arch import arch_of
-    from zslurm.kernels.harness.bench import bench_all, tables
+    from zslurm.kernels.case import benchmarks_of
+    from zslurm.kernels.dispatch import operations
 
-    arch = arch_of(device)
     for folder in folders:
         measured = []
-        for each in bench_all(device, small=device.type == "cpu", only=[folder]):
-            measured.append(each)
-            yield {**asdict(each), "fastest": each.fastest}
-        yield {"tables": tables(measured, arch), "architecture": arch.name}
+        for name, operation in operations().items():
+            if name.partition(".")[0] == folder:
+                for case in benchmarks_of(name, small=device.type == "cpu"):
+                    row = measure(operation, case, device)
+                    measured.append(row)
+                    yield {**row, "seconds": row["seconds_of"], "bytes": case.bytes, "flops": case.flops}
+        yield {"tables": kernel_tables(measured), "architecture": arch_of(device).name}
 
 
 def muon_step(device: torch.device) -> Rows:

@@ -34,6 +34,9 @@ class FakeTunable:
         assert not insert_device_ordinal
         self.filename = name
 
+    def set_max_tuning_duration(self, milliseconds: int) -> None:
+        assert milliseconds > 0
+
     def get_validators(self) -> list[tuple[str, str]]:
         return list(self.validators.items())
 

@@ -21,15 +21,15 @@ from zslurm.cluster.measurements import Measurements, read_measurements, write_m
 from zslurm.cluster.site import Site
 from zslurm.core.errors import ConfigError, ZslurmError
 
-COPIES = [{"pattern": "copy", "bytes": 2**30, "dtype": "fp64", "gb_s": 4300.0}]
+COPIES = [{"what": "memory", "ranks_rate": [4300.0]}]
 PARTS = (
     Part("nodes", "all at once", 1.0, "mlp", keeps_values=False),
-    Part("memory", "copies", 1.0, "hbm"),
-    Part("kernels", "kernels", 1.0, command=("dev", "kernels", "bench"), needs_gpu=True),
+    Part("memory", "copies", 1.0, "speed"),
+    Part("kernels", "kernels", 1.0, "kernels", needs_gpu=True, on_one_gpu=True),
     Part("storage", "storage", 2.0, "storage"),
 )
 READS = [{"operation": "random_read", "depth": 1, "how": "direct", "pages_per_s": 5000.0, "spread": 0.1}]
-ROWS = {"mlp": [], "hbm": COPIES, "storage": READS}
+ROWS = {"mlp": [], "speed": COPIES, "storage": READS}
 
 
 class Heard(CalibrationProgress):
@@ -44,7 +44,7 @@ class Heard(CalibrationProgress):
     def skipped(self, part: Part, reason: str) -> None:
         self.lines.append(f"{part.name} skipped: {reason}")
 
-    def ended(self, part: Part, result: BenchResult | None, found: Found | None) -> None:
+    def ended(self, part: Part, result: BenchResult, found: Found | None) -> None:
         self.lines.append(f"{part.name} ended")
 
     def failed(self, part: Part, reason: str) -> None:
@@ -137,7 +137,7 @@ def test_what_was_measured_is_not_measured_again_unless_that_is_asked(
         calibrations.run()
     assert measured(calibrations.run()) == ["storage"]
     assert measured(calibrations.run()) == [], "all is measured"
-    launches.ends["hbm"] = interrupt
+    launches.ends["speed"] = interrupt
     with pytest.raises(KeyboardInterrupt):
         calibrations.run(anew=True)
     assert measured(calibrations.run()) == ["memory", "storage"], "the rest of what was to be measured again"
@@ -159,8 +159,8 @@ def test_other_options_nodes_or_software_are_measured_anew(
 
 def test_a_partial_result_replaces_no_whole_one(calibrations: Calibrations, launches: Launches) -> None:
     calibrations.run()
-    slower = [COPIES[0] | {"gb_s": 1000.0}]
-    launches.ends["hbm"] = lambda: result("hbm", slower, complete=False)
+    slower = [COPIES[0] | {"ranks_rate": [1000.0]}]
+    launches.ends["speed"] = lambda: result("speed", slower, complete=False)
     over, _ = calibrations.run(anew=True)
     assert not over
     kept = read_measurements(calibrations.path, "ours")
@@ -173,9 +173,9 @@ def test_what_others_write_meanwhile_stays(calibrations: Calibrations, launches:
         write_measurements(
             calibrations.path, Measurements(profile="ours", values={"doctor.gemm_tflops": stored(576.0)})
         )
-        return result("hbm", COPIES)
+        return result("speed", COPIES)
 
-    launches.ends["hbm"] = apply
+    launches.ends["speed"] = apply
     calibrations.run()
     kept = read_measurements(calibrations.path, "ours")
     assert kept is not None
@@ -207,7 +207,7 @@ def test_a_part_that_fails_does_not_end_the_others_and_is_tried_again(
     def fail() -> BenchResult:
         raise ZslurmError("nothing was measured: a rank ended")
 
-    launches.ends["hbm"] = fail
+    launches.ends["speed"] = fail
     over, lines = calibrations.run()
     assert not over
     assert "memory failed: nothing was measured: a rank ended" in lines and lines[-1] == "storage ended"
@@ -217,7 +217,7 @@ def test_a_part_that_fails_does_not_end_the_others_and_is_tried_again(
 def test_a_lost_node_is_left_out_and_its_part_is_measured_again(
     calibrations: Calibrations, launches: Launches
 ) -> None:
-    launches.ends["hbm"] = lambda: result("hbm", COPIES, complete=False, lost_nodes=["n1"])
+    launches.ends["speed"] = lambda: result("speed", COPIES, complete=False, lost_nodes=["n1"])
     over, _ = calibrations.run()
     assert not over
     assert [request.nodelist for request in launches.requests] == ["n[0-1]", "n[0-1]", "n0"]
@@ -235,12 +235,12 @@ def test_a_benchmark_that_an_interruption_ends_early_ends_the_calibration(
 
     def interrupted() -> BenchResult:
         came[0] = True
-        return result("hbm", COPIES, complete=False)
+        return result("speed", COPIES, complete=False)
 
-    launches.ends["hbm"] = interrupted
+    launches.ends["speed"] = interrupted
     with pytest.raises(KeyboardInterrupt):
         calibrations.run(stopped=lambda: came[0])
-    assert [request.benchmark for request in launches.requests] == ["mlp", "hbm"]
+    assert [request.benchmark for request in launches.requests] == ["mlp", "speed"]
     assert measured(calibrations.run()) == ["memory", "storage"], "the part that was cut short is measured again"
 
 
@@ -260,21 +260,16 @@ def test_slow_nodes_are_kept_with_their_part(calibrations: Calibrations, launche
     assert (nodes.slow, nodes.exclude, nodes.nodes) == (("n1 GPU 3",), ("n1",), "n[0-1]")
 
 
-def test_a_command_runs_on_this_node_with_its_minutes(
-    calibrations: Calibrations, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    class Done:
-        returncode, stdout, stderr = 0, "a table\n", ""
-
-    asked: list[Sequence[str]] = []
-    monkeypatch.setattr(module.subprocess, "run", lambda words, **_: asked.append(words) or Done())
-    part = Part("tuned", "tuned products", 1.0, command=("dev", "tune", "gemm", "--minutes", "{minutes}"))
-    assert calibrations.run([part], has_gpus=True) == (True, ["1/1 tuned 10.0", "tuned ended"])
-    assert asked[0][-5:] == ["dev", "tune", "gemm", "--minutes", "10.00"]
-    assert (calibrations.path.with_suffix("") / "tuned.txt").read_text() == "a table\n"
-    Done.returncode, Done.stderr = 2, "a warning\nzslurm: torch sees no GPU\n"
-    over, lines = calibrations.run([part], has_gpus=True, anew=True)
-    assert not over and lines[-1].endswith("--minutes 10.00: zslurm: torch sees no GPU")
+def test_one_gpu_of_the_first_node_measures_kernels(calibrations: Calibrations, launches: Launches) -> None:
+    row = {"operation": "muon.update", "architecture": "cpu", "fastest": "hip"}
+    launches.ends["kernels"] = lambda: result("kernels", [row])
+    kernels = [part for part in PARTS if part.name == "kernels"]
+    assert measured(calibrations.run(kernels, has_gpus=True)) == ["kernels"]
+    (request,) = launches.requests
+    assert (request.nodelist, request.nodes, request.ranks) == ("n0", 1, 1)
+    assert measured(calibrations.run(kernels, has_gpus=True, nodes=("n0", "n1", "n2"))) == [], (
+        "the number of nodes changes nothing for one GPU"
+    )
 
 
 def test_a_file_that_cannot_be_used_is_refused_before_anything_is_measured(

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import io
-import json
+import itertools
 import os
 from pathlib import Path
 from typing import Any
@@ -12,9 +11,16 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from tests.bench.alone import MACHINE
 from tests.bench.fake_tunable import VALIDATORS, FakeTunable, signature
+from tests.bench.synthetic import result
 from tests.train.models import tiny_config
-from zslurm.bench.gemm_tuning import run
+from zslurm.bench import tuning
+from zslurm.bench.measurement import CannotMeasure
+from zslurm.bench.results.apply import settings_from
+from zslurm.bench.results.tables import keep_tables
+from zslurm.bench.tuning import tuned_rows
+from zslurm.kernels import tunable_op
 from zslurm.kernels.tunable_op import TUNING, agrees, passes, use_table
 from zslurm.train.config import TrainConfig
 from zslurm.train.errors import ConfigError
@@ -106,26 +112,62 @@ def test_the_input_gradient_of_the_head_is_tuned_and_its_wide_products_are_not()
     assert all(len(call.passes) == 3 for call in wide)
 
 
-def test_products_are_tuned_and_given_back_with_versions() -> None:
-    tunable, out = FakeTunable(), io.StringIO()
-    calls = [
-        {"dtype": "bf16", "rows": 8, "outputs": 4, "inputs": 16, "bias": True, "passes": ["forward"]},
-        {"dtype": "bf16", "rows": 8, "outputs": 6, "inputs": 16, "bias": False, "passes": ["weight gradient"]},
-    ]
+CALL: dict[str, Any] = {
+    "name": "router.down", "dtype": "bf16", "rows": 8, "outputs": 4, "inputs": 16, "bias": True,
+    "passes": ["forward", "weight gradient"], "solution_ms": 30,
+}  # fmt: skip
+
+
+def tuned(monkeypatch: pytest.MonkeyPatch, tunable: FakeTunable) -> list[dict[str, Any]]:
+    """Return the rows of a call whose default takes 2 ms and whose tuned passes take 1 ms."""
+    times = itertools.cycle([2e-3, 1e-3])
+    monkeypatch.setattr(tunable_op, "_seconds", lambda action, device: (action(), next(times))[1])
     with Products(tunable):
-        run(calls, 60.0, out, tunable, device="cpu")
-    *tuned, end = (json.loads(line) for line in out.getvalue().splitlines())
-    assert {line["call"] for line in tuned} == {0, 1}
-    assert len(end["results"]) == 2 and end["validators"] == VALIDATORS
+        return tuned_rows(CALL, tunable, "cpu")
+
+
+def test_products_are_tuned_and_become_the_table_that_ranks_read(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    tunable = FakeTunable()
+    rows = tuned(monkeypatch, tunable)
+    assert [(row["pass"], row["gain"], row["kept"]) for row in rows] == [
+        ("forward", pytest.approx(2.0), True),
+        ("weight gradient", pytest.approx(2.0), True),
+    ]
     assert tunable.filename == os.devnull, "torch must have no file to write to"
+    versions = {"torch": "2.10.0", "rocm": "7.1.1"}
+    found = result("tuning", rows, versions=versions)
+    store = tmp_path / "lab.measured.json"
+    assert keep_tables(found, store) == [
+        f"wrote {tmp_path}/lab.measured/gemm-table.json: 2 results for AMD Instinct MI300X, ROCm 7.1.1"
+    ]
+    kept = load_table(tmp_path / "lab.measured" / "gemm-table.json")
+    assert (len(kept.results), kept.validators, kept.candidates) == (2, VALIDATORS, 2)
+    assert kept.products[0].tuned_tflops == pytest.approx(2 * kept.products[0].default_tflops)
+    other = [row | {"validators": {"ROCM_VERSION": "8"}} for row in rows]
+    assert "is replaced" in keep_tables(result("tuning", other, versions=versions), store)[0]
 
 
-def test_no_product_is_begun_when_the_time_is_over() -> None:
-    tunable, out = FakeTunable(), io.StringIO()
-    call = {"dtype": "bf16", "rows": 8, "outputs": 4, "inputs": 16, "bias": False, "passes": ["forward"]}
-    run([call], -1.0, out, tunable, device="cpu")
-    first, end = (json.loads(line) for line in out.getvalue().splitlines())
-    assert first["skipped"] == "no time was left" and end["results"] == []
+def test_a_call_whose_solution_gives_other_results_keeps_torchs_default(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(tuning, "agrees", lambda figures: False)
+    rows = tuned(monkeypatch, FakeTunable())
+    assert [(row["gain"], row["solutions"]) for row in rows] == [(1.0, []), (1.0, [])]
+    assert "router.down: the fastest solution gives other results; torch's default stays" in (
+        settings_from(result("tuning", rows), tmp_path / "tuning.json").lines
+    )
+
+
+def test_calls_that_do_not_fit_the_memory_are_left_out_and_cpus_have_nothing_to_tune() -> None:
+    machine = MACHINE.model_copy(update={"device": "cuda", "gpu": "AMD Instinct MI300X"})
+    calls = [CALL, CALL | {"rows": 10**9}]
+    plan = tuning.points({"calls": calls, "solution_ms": 30}, machine)
+    assert [point.values for point in plan.points] == [CALL]
+    assert [skipped.reason for skipped in plan.skipped] == ["its operands do not fit the GPU's memory"]
+    with pytest.raises(CannotMeasure, match="torch sees no GPU here"):
+        tuning.points({"calls": calls, "solution_ms": 30}, MACHINE)
 
 
 def test_a_solution_with_other_results_is_not_taken() -> None:
@@ -184,7 +226,7 @@ def test_a_table_of_another_card_or_version_is_refused_in_the_rank_in_one_line(
     assert not use_tuned_products(tmp_path, torch.device("cuda", 0), tunable)
     assert not tunable.enabled and not tunable.results
     (line,) = [record.getMessage() for record in caplog.records]
-    assert why in line and "zslurm dev tune gemm" in line
+    assert why in line and "zslurm bench tuning" in line
 
 
 def test_a_table_that_torch_refuses_stays_unused(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from zslurm.cluster.profile import measured_path, profile_path
 from zslurm.cluster.site import load_site
 from zslurm.core.errors import Exit
 
-COPIES = [{"pattern": "copy", "bytes": 2**30, "dtype": "fp64", "gb_s": 4300.0, "spread": 0.01, "samples": 20}]
+COPIES = [{"what": "memory", "size": 2**30, "rate": 4300.0, "ranks_rate": [4300.0], "spread": 0.01, "samples": 20}]
 PROFILE = "# ours\ncluster:\n  gpus_per_node: 8   # MI300X\n  doctor:\n    shm_gib: 16\n"
 
 
@@ -73,7 +73,7 @@ def test_a_missing_damaged_or_newer_result_gets_one_line(
 
 
 def test_damaged_rows_get_one_line(shell: Shell, profile: Path) -> None:
-    write(shell.directory / "b.json", result("hbm", [{"pattern": "copy"}]))
+    write(shell.directory / "b.json", result("speed", [{"what": "memory"}]))
     done = shell.zslurm("bench", "apply", "b.json")
     assert done.code == Exit.USAGE and done.stderr.count("\n") == 1 and "rows are damaged" in done.stderr
 
@@ -81,14 +81,14 @@ def test_damaged_rows_get_one_line(shell: Shell, profile: Path) -> None:
 def test_apply_writes_next_to_the_profile_which_stays_as_it_is(
     shell: Shell, profile: Path, collectives: Path
 ) -> None:
-    write(shell.directory / "hbm.json", result("hbm", COPIES))
+    write(shell.directory / "speed.json", result("speed", COPIES))
     store = measured_path("ours")
-    shown = shell.zslurm.ok("bench", "apply", "a.json", "hbm.json", "--dry-run")
+    shown = shell.zslurm.ok("bench", "apply", "a.json", "speed.json", "--dry-run")
     assert not store.exists()
     header, *rows = (line.split("\t") for line in shown.stdout.splitlines())
     assert header[:4] == ["key below cluster", "value", "spread", "date"]
     assert ["doctor.hbm_gb_s", "3,870", "not known", "2026-11-23"] in [row[:4] for row in rows]
-    done = shell.zslurm.ok("bench", "apply", "a.json", "hbm.json")
+    done = shell.zslurm.ok("bench", "apply", "a.json", "speed.json")
     assert "2 nodes: a bucket of" in done.stderr and f"wrote {store}" in done.stderr
     assert profile.read_text() == PROFILE
     cluster = load_site("ours").cluster
@@ -105,8 +105,8 @@ def test_apply_writes_next_to_the_profile_which_stays_as_it_is(
 
 def test_what_the_profile_states_wins_over_a_measurement(shell: Shell, profile: Path) -> None:
     profile.write_text(PROFILE + "    hbm_gb_s: 1234\n")
-    write(shell.directory / "hbm.json", result("hbm", COPIES))
-    shell.zslurm.ok("bench", "apply", "hbm.json")
+    write(shell.directory / "speed.json", result("speed", COPIES))
+    shell.zslurm.ok("bench", "apply", "speed.json")
     assert load_site("ours").cluster.doctor.hbm_gb_s == 1234
 
 
@@ -134,10 +134,10 @@ def test_results_add_to_what_was_measured_of_the_same_ranks(
 def test_a_folder_that_cannot_be_written_gets_one_line_and_another_file_can_be_named(
     shell: Shell, profile: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    write(shell.directory / "hbm.json", result("hbm", COPIES))
+    write(shell.directory / "speed.json", result("speed", COPIES))
     store = measured_path("ours")
     store.mkdir()  # root may write everywhere, but not over a directory
-    done = shell.zslurm("bench", "apply", "hbm.json", "--out", str(store))
+    done = shell.zslurm("bench", "apply", "speed.json", "--out", str(store))
     assert (done.code, done.stdout) == (Exit.USAGE, "")
     assert f"{store}: cannot be read: Is a directory" in done.stderr
     store.rmdir()
@@ -147,16 +147,16 @@ def test_a_folder_that_cannot_be_written_gets_one_line_and_another_file_can_be_n
 
     with monkeypatch.context() as patched:
         patched.setattr("zslurm.cluster.measurements.write_atomically", refuse)
-        done = shell.zslurm("bench", "apply", "hbm.json")
+        done = shell.zslurm("bench", "apply", "speed.json")
     assert done.code == Exit.FAILED and not store.exists()
     assert done.stderr.endswith(f"{store}: cannot be written: Permission denied; name another file with --out\n")
-    shell.zslurm.ok("bench", "apply", "hbm.json", "--out", "mine.json")
+    shell.zslurm.ok("bench", "apply", "speed.json", "--out", "mine.json")
     assert json.loads((shell.directory / "mine.json").read_text())["profile"] == "ours" and not store.exists()
 
 
 def test_a_profile_that_ships_gets_measurements_of_the_users(shell: Shell, profile: Path) -> None:
-    write(shell.directory / "hbm.json", result("hbm", COPIES))
-    shell.zslurm.ok("bench", "apply", "hbm.json", "--cluster", "mi300x-pollara")
+    write(shell.directory / "speed.json", result("speed", COPIES))
+    shell.zslurm.ok("bench", "apply", "speed.json", "--cluster", "mi300x-pollara")
     assert load_site("mi300x-pollara").cluster.doctor.hbm_gb_s == 3870
     assert load_site("mi300x-broadcom").cluster.doctor.hbm_gb_s != 3870
 
@@ -176,7 +176,7 @@ def test_what_has_nothing_for_a_profile_is_refused(shell: Shell, profile: Path) 
 def test_results_of_several_clusters_need_the_profiles_name(
     shell: Shell, profile: Path, collectives: Path
 ) -> None:
-    write(shell.directory / "b.json", result("hbm", COPIES, machine={"cluster": "theirs"}))
+    write(shell.directory / "b.json", result("speed", COPIES, machine={"cluster": "theirs"}))
     done = shell.zslurm("bench", "apply", "a.json", "b.json")
     assert done.code == Exit.USAGE and "results of several clusters (ours, theirs)" in done.stderr
 

@@ -25,7 +25,7 @@ def test_the_parts_are_listed_with_their_time(shell: Shell) -> None:
     done = shell.zslurm.ok("calibrate", "zaya1-tiny", "--local", "--path", ".", "--time", "30", "--list")
     columns, *rows = (line.split("\t") for line in done.stdout.splitlines())
     assert columns == ["part", "what", "minutes"]
-    names = ["nodes", "memory", "cube", "products", "collectives", "tuned-products", "kernels", "storage"]
+    names = ["nodes", "memory", "speed", "products", "collectives", "tuned-products", "kernels", "storage"]
     assert [row[0] for row in rows] == names
     assert sum(float(row[2]) for row in rows) == pytest.approx(30, abs=0.5)
     facts = json.loads(shell.zslurm.ok("calibrate", "zaya1-tiny", "--local", "--list", "--json").stdout)
@@ -48,7 +48,7 @@ def test_the_parts_are_listed_with_their_time(shell: Shell) -> None:
             "exclude each other",
         ),
         (("--cluster", "local"), Exit.USAGE, "the profile local is of this machine: give --local"),
-        (("--local", "--only", "gpus"), Exit.USAGE, "--only gpus: expected one of nodes, memory, cube"),
+        (("--local", "--only", "gpus"), Exit.USAGE, "--only gpus: expected one of nodes, memory, speed"),
         (("--local", "--time", "inf"), Exit.USAGE, "less than or equal to 10080"),
         (("--local", "--path", "nowhere", "--only", "storage"), Exit.USAGE, "nowhere: no such directory"),
         (("zaya1-tny", "--local"), Exit.NOT_FOUND, "did you mean zaya1-tiny?"),
@@ -100,14 +100,3 @@ def test_in_a_job_the_nodes_are_those_of_the_job(shell: Shell, monkeypatch: pyte
     ):
         done = shell.zslurm("calibrate", "zaya1-tiny", "--cluster", "lab", *words)
         assert done.code == Exit.USAGE and why in done.stderr
-
-
-@pytest.mark.parametrize(
-    "words",
-    [
-        ("dev", "tune", "gemm", "zaya1-tiny", "--cluster", "local", "--minutes", "0.50", "--list"),
-        ("dev", "kernels", "bench", "--help"),
-    ],
-)
-def test_the_commands_of_parts_have_these_options(shell: Shell, words: tuple[str, ...]) -> None:
-    shell.zslurm.ok(*words)

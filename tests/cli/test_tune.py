@@ -1,4 +1,4 @@
-"""`zslurm dev tune gemm`, and what submission does with the table that it writes."""
+"""`zslurm bench tuning` without a GPU, and what submission does with the table of tuned products."""
 
 from __future__ import annotations
 
@@ -11,16 +11,13 @@ import pytest
 
 from tests.bench.test_gemm_tuning import table
 from tests.cli.commands import Shell
-from zslurm.checkpoint_tools.quantities import counted
-from zslurm.cli.tune import table_from
 from zslurm.cluster.gemm_tables import own_table_path
 from zslurm.core.errors import Exit
 from zslurm.run.run_dir import RunDir
 from zslurm.submit.checks.gemm_tuning import untuned
 from zslurm.submit.resolve import resolve_run
 from zslurm.submit.submit import write_gemm_table
-from zslurm.train.plan.gemm_table import GemmTable, load_table
-from zslurm.train.plan.tunable import LinearCall
+from zslurm.train.plan.gemm_table import load_table
 
 PT = {"PT_VERSION": "0.0.1"}
 
@@ -51,31 +48,10 @@ def put(text: str) -> Path:
     return path
 
 
-def test_what_would_be_tuned_is_listed_without_a_gpu(shell: Shell, run_file: Path) -> None:
-    rows = [
-        line.split("\t") for line in shell.zslurm.ok("dev", "tune", "gemm", run_file, "--list").stdout.splitlines()
-    ]
-    names = {row[0] for row in rows[1:]}
-    assert names == {"attention.projection", "attention.output", "head.logits"} | {
-        f"router.{part}"
-        for part in ("down", "first", "output")  # first and second are the same product
-    }
-    listed = json.loads(shell.zslurm.ok("dev", "tune", "gemm", run_file, "--list", "--json").stdout)
-    assert len(listed) == len(rows) - 1
-
-
 def test_a_machine_without_a_gpu_gets_one_line(shell: Shell, run_file: Path) -> None:
-    done = shell.zslurm("dev", "tune", "gemm", run_file)
-    assert done.code == Exit.USAGE
-    assert done.stderr.count("\n") == 1 and "torch sees no GPU on this machine" in done.stderr
-    assert "--cluster" in done.stderr and "--slurm" in done.stderr
-
-
-def test_a_directory_that_cannot_be_written_is_found_before_tuning(shell: Shell, run_file: Path) -> None:
-    (shell.directory / "file").write_text("")
-    done = shell.zslurm("dev", "tune", "gemm", run_file, "--out", "file/table.json")
-    assert done.code == Exit.FAILED
-    assert done.stderr.count("\n") == 1 and "name another file with --out" in done.stderr
+    done = shell.zslurm("bench", "tuning", "--run", run_file, "--cluster", "local")
+    assert done.code == Exit.USAGE and done.stdout == ""
+    assert done.stderr == "zslurm: torch sees no GPU here; --nodes 1 tunes on a node of the cluster\n"
 
 
 @pytest.mark.parametrize(
@@ -92,7 +68,7 @@ def test_a_stale_table_is_refused_at_submission_in_one_line(
     path = put(table(**({"validators": {}} | changes)).model_dump_json())
     done = shell.zslurm("submit", run_file, "--dry-run")
     assert done.code == Exit.USAGE and done.stderr.count("\n") == 1
-    assert why in done.stderr and str(path) in done.stderr and "zslurm dev tune gemm" in done.stderr
+    assert why in done.stderr and str(path) in done.stderr and "zslurm bench tuning" in done.stderr
     off = shell.zslurm("submit", run_file, "--dry-run", "--set", "cluster.gemm_table=off")
     assert "tuned for something else" not in off.stderr
 
@@ -132,17 +108,4 @@ def test_a_submission_puts_the_table_into_the_run_for_ranks_to_read(shell: Shell
 def test_products_that_are_not_in_the_table_are_counted(shell: Shell, run_file: Path) -> None:
     put(table(validators={}).model_dump_json())
     (line,) = untuned(resolve_run(run_file, cluster="amd").spec)
-    assert "of this run are not in it; `zslurm dev tune gemm` adds them" in line
-
-
-def test_the_table_gives_rates_before_and_after() -> None:
-    call = LinearCall("router.down", "bf16", 1000, 500, 100, True, ("forward",))
-    lines = [
-        {"call": 0, "figures": {"default.forward": 1e-4, "tuned.forward": 5e-5, "error.forward": 0.0}},
-        table().model_dump(mode="json", include={"device", "torch", "runtime", "validators", "results"}),
-    ]
-    found = table_from([call], lines)
-    assert isinstance(found, GemmTable) and found.candidates == 1
-    (product,) = found.products
-    assert (product.default_tflops, product.tuned_tflops) == (pytest.approx(1.0), pytest.approx(2.0))
-    assert counted(len(found.results), "result") == "1 result"
+    assert "of this run are not in it; `zslurm calibrate` adds them" in line

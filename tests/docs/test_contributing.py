@@ -20,14 +20,15 @@ from zslurm.aegis import fault_kinds
 from zslurm.aegis.agent import sensors
 from zslurm.aegis.agent.sensor import all_sensors
 from zslurm.aegis.logs.signatures import Signatures
+from zslurm.bench.kernels import measure
 from zslurm.cluster.rccl.rules import RcclRule, variables
 from zslurm.config import yaml12
 from zslurm.config.spec import ClusterSection
 from zslurm.doctor import checks
 from zslurm.doctor.check import Status, all_checks
 from zslurm.hardware.node_sources import Sources
+from zslurm.kernels.case import benchmarks_of
 from zslurm.kernels.dispatch import operations
-from zslurm.kernels.harness.bench import bench_all
 from zslurm.kernels.harness.comparison import check_all
 from zslurm.train.shapes import parameter_counts
 
@@ -144,8 +145,8 @@ def test_the_kernel_is_found_checked_and_timed(tmp_path: Path, monkeypatch: pyte
             operation(x, out.float())
         cpu = torch.device("cpu")
         assert [each.status for each in check_all(cpu, only=["squared_relu"])] == ["ok"]
-        timed = list(bench_all(cpu, small=True, only=["squared_relu"]))
-        assert [each.seconds.keys() for each in timed] == [{"reference", "cpu"}] * 2
+        timed = [measure(operation, case, cpu) for case in benchmarks_of("squared_relu", small=True)]
+        assert [row["seconds_of"].keys() for row in timed] == [{"reference", "cpu"}] * 2
     finally:
         for name in [name for name in sys.modules if name.startswith("zslurm.kernels.squared_relu")]:
             del sys.modules[name]

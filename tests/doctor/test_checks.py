@@ -278,7 +278,7 @@ def test_a_file_that_sets_what_the_job_sets_anyway_changes_nothing(node: Node) -
 
 
 def test_every_check_of_a_node_has_a_fault_above() -> None:
-    elsewhere = {"clock", "python", "shared-files", "slurm", "environment", "benchmark", "torch-import", "xgmi"}
+    elsewhere = {"clock", "python", "shared-files", "slurm", "environment", "speed", "torch-import", "xgmi"}
     elsewhere |= {"reverse-names"}
     assert {check.name for check in all_checks()} == {row[0] for row in FAULTS} | elsewhere
 
@@ -398,11 +398,10 @@ def test_dns_that_does_not_answer_is_reported_and_one_that_has_no_name_is_not(tm
 
 
 def test_checks_are_chosen_by_name() -> None:
-    named = [check.name for check in chosen_checks(["disk", "benchmark"], [])]
-    assert named == ["disk", "benchmark"]
+    named = [check.name for check in chosen_checks(["disk", "speed"], [])]
+    assert named == ["disk", "speed"]
     usual = {check.name for check in chosen_checks([], ["disk"])}
-    assert not usual & {"disk", "benchmark", "torch-import"}
-    assert {"benchmark", "torch-import"} <= {check.name for check in chosen_checks([], [], benchmark=True)}
+    assert not usual & {"disk", "speed", "torch-import"}
     with pytest.raises(ConfigError, match=r"^dsik: there is no such check"):
         chosen_checks(["dsik"], [])
 

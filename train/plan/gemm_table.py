@@ -1,4 +1,4 @@
-"""A table of tuned matrix products, which `zslurm dev tune gemm` writes and every rank loads. Needs no torch.
+"""A table of tuned matrix products, which `zslurm bench tuning` writes and every rank loads. Needs no torch.
 
 It is JSON. `results` are TunableOp's own rows, `validators` the versions for which TunableOp accepts them; `csv`
 gives both in the form that torch reads:
@@ -112,7 +112,7 @@ def load_table(path: Path) -> GemmTable:
     Raises:
         ConfigError: it cannot be read, is damaged, or of another schema.
     """
-    again = "make it again with `zslurm dev tune gemm`"
+    again = "make it again with `zslurm bench tuning`"
     try:
         data = load_json(path.read_bytes())
         schema = data.get("schema_number") if isinstance(data, dict) else None

@@ -174,9 +174,7 @@ def largest_gains(
     now, whole = seconds(NOW), microbatch.tokens
     changes = {
         "attention by AITER, if it is installed": replace(NOW, attention_forward=500, attention_backward=300),
-        "tuned products of head and projections (zslurm dev tune gemm)": replace(
-            NOW, library=550, projections=550
-        ),
+        "tuned products of head and projections (zslurm bench tuning)": replace(NOW, library=550, projections=550),
         "experts and projections in FP8, which zslurm does not have": replace(
             NOW, experts_forward=850, experts_backward=720, projections=700
         ),

@@ -1,6 +1,6 @@
 """All measurements of a cluster in one job, in order, within a time; each is kept as soon as it is made.
 
-A calibration is a list of parts. A part is a benchmark on all nodes, or a command on the first node (kernels,
+A calibration is a list of parts. A part is a benchmark on all nodes, or on one GPU of the first node (kernels,
 tuned products). Parts that were measured are not measured again if the calibration is continued: after Ctrl-C,
 after the end of the job, or on the nodes that remain after one was lost.
 """
@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -21,6 +20,7 @@ from typing import Any
 
 from zslurm.bench.result import BenchResult, ResultWriter, read_result
 from zslurm.bench.results.apply import Found, settings_from
+from zslurm.bench.results.tables import keep_tables
 from zslurm.bench.run.launch import launch
 from zslurm.bench.run.request import BenchProgress, BenchRequest
 from zslurm.checkpoint_tools import InUse, acquire
@@ -42,7 +42,6 @@ from zslurm.slurm.environment import own_job_id
 from zslurm.slurm.hostlist import compress
 
 NO_TIME = "too little time is left; the same command continues"
-_GRACE_S = 60.0
 
 
 @dataclass(frozen=True)
@@ -53,10 +52,10 @@ class Part:
         name: short, unique; the result is called by it.
         about: what is measured, in a few words.
         share: of the time, relative to the other parts.
-        benchmark: as in `zslurm bench NAME`; empty if `command` measures.
+        benchmark: as in `zslurm bench NAME`.
         options: of the benchmark, as JSON has them.
         environments: see `BenchRequest`.
-        command: words after `zslurm`, run on the first node; {minutes} is replaced by the time that it has.
+        on_one_gpu: whether one rank on the first node measures.
         least_minutes: with less time the part is not begun.
         needs_gpu: whether there is nothing to measure without a GPU.
         keeps_values: whether runs take values from the result.
@@ -65,10 +64,10 @@ class Part:
     name: str
     about: str
     share: float
-    benchmark: str = ""
+    benchmark: str
     options: Mapping[str, Any] = field(default_factory=dict)
     environments: Sequence[Mapping[str, str]] = ({},)
-    command: tuple[str, ...] = ()
+    on_one_gpu: bool = False
     least_minutes: float = 0.05
     needs_gpu: bool = False
     keeps_values: bool = True
@@ -80,9 +79,7 @@ class Part:
             self.benchmark,
             options,
             [dict(environment) for environment in self.environments],
-            self.command,
-            nodes,
-            ranks,
+            *(() if self.on_one_gpu else (nodes, ranks)),
         ]
         return hashlib.sha256(json.dumps([*facts, software], sort_keys=True).encode()).hexdigest()[:16]
 
@@ -113,7 +110,7 @@ class CalibrationProgress:
     def skipped(self, part: Part, reason: str) -> None:
         """Report that a part is not measured."""
 
-    def ended(self, part: Part, result: BenchResult | None, found: Found | None) -> None:
+    def ended(self, part: Part, result: BenchResult, found: Found | None) -> None:
         """Report that a part was measured."""
 
     def failed(self, part: Part, reason: str) -> None:
@@ -241,11 +238,11 @@ class CalibrationRun:
             date=datetime.now(UTC).isoformat(timespec="seconds"),
             seconds=round(self._clock() - began, 1),
             nodes=compress(self.nodes),
-            slow=tuple(result.slow) if result is not None else (),
-            exclude=tuple(result.exclude) if result is not None else (),
-            complete=result is None or result.complete,
+            slow=tuple(result.slow),
+            exclude=tuple(result.exclude),
+            complete=result.complete,
         )
-        if result is not None and result.lost_nodes:
+        if result.lost_nodes:
             self.nodes = [node for node in self.nodes if node not in result.lost_nodes]
         self._keep(part, took, derived.values if derived is not None else {})
         progress.ended(part, result, derived)
@@ -254,23 +251,21 @@ class CalibrationRun:
 
     def _measure(
         self, part: Part, minutes: float, progress: CalibrationProgress
-    ) -> tuple[BenchResult | None, Found | None]:
+    ) -> tuple[BenchResult, Found | None]:
         """Measure one part.
 
         Raises:
             ZslurmError: nothing was measured; the reason is its last line.
         """
-        if part.command:
-            self._run_command(part, minutes)
-            return None, None
         file, draft = self.results / f"{part.name}.json", self.results / f"{part.name}.new.json"
+        nodes = self.nodes[:1] if part.on_one_gpu else self.nodes
         request = BenchRequest(
             benchmark=part.benchmark,
             options=dict(part.options),
             command=["zslurm", *sys.argv[1:]],
-            nodes=len(self.nodes) or None,
-            nodelist=compress(self.nodes) if self.nodes else None,
-            ranks=self.place.ranks,
+            nodes=len(nodes) or None,
+            nodelist=compress(nodes) if nodes else None,
+            ranks=1 if part.on_one_gpu else self.place.ranks,
             minutes=minutes,
             environments=part.environments,
         )
@@ -278,32 +273,11 @@ class CalibrationRun:
         if result.complete or not _is_whole(file):
             with suppress(FileNotFoundError):
                 draft.replace(file)
-        return result, settings_from(result, file) if part.keeps_values else None
-
-    def _run_command(self, part: Part, minutes: float) -> None:
-        """Run the command of a part on this node, which is the first one of the job.
-
-        Raises:
-            ZslurmError: it failed, or took longer than it had.
-        """
-        words = [word.replace("{minutes}", f"{minutes:.2f}") for word in part.command]
-        try:
-            done = subprocess.run(
-                [sys.executable, "-P", "-m", "zslurm", *words],
-                text=True, errors="replace", capture_output=True, check=False, stdin=subprocess.DEVNULL,
-                timeout=60 * minutes + _GRACE_S,
-            )  # fmt: skip
-        except subprocess.TimeoutExpired:
-            raise ZslurmError(
-                f"zslurm {' '.join(words)}: not over after its time; give more with --time"
-            ) from None
-        if done.returncode:
-            lines = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
-            raise ZslurmError(f"zslurm {' '.join(words)}: {lines[-1]}")
-        try:
-            write_atomically(self.results / f"{part.name}.txt", done.stdout)
-        except OSError as error:
-            raise ZslurmError(f"{self.results}: cannot be written: {error.strerror}") from error
+        if not part.keeps_values:
+            return result, None
+        found = settings_from(result, file)
+        found.lines += keep_tables(result, self.path)
+        return result, found
 
     def _keep(self, part: Part, took: CalibrationPart, values: Mapping[str, StoredValue]) -> None:
         """Add a part and its values to what is in the file by now, which `bench apply` may have written."""

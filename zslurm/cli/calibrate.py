@@ -23,7 +23,7 @@ from zslurm.bench.run.request import BenchProgress
 from zslurm.bench.run.work_directory import PREFIX
 from zslurm.bench.storage_space import refusal
 from zslurm.checkpoint_tools.quantities import counted, show_duration
-from zslurm.cli.bench.measurements import run_named
+from zslurm.cli.bench.measurements import run_named, tuning_options
 from zslurm.cli.bench.run import BenchShown, sizes_between
 from zslurm.cli.options import Cluster, Json, complete_recipes
 from zslurm.cli.planned_run import trains_on_cpus
@@ -47,7 +47,6 @@ _CPU_RANKS = 2
 _JOB_MARGIN_MIN = 10
 _LONGEST_MIN = 10_080.0
 """A week."""
-_CUBE = 8192
 _MOMENTS, _FEW_MOMENTS, _SHORT_MIN = 20, 6, 10.0
 """Moments at which the GPUs are compared, and how many of them in less than ten minutes."""
 _FLAGSHIP = "zaya1-8b"
@@ -232,9 +231,7 @@ class _Shown(CalibrationProgress):
         self.failures += reason != NO_TIME
         say(f"{part.name}: not measured: {reason}")
 
-    def ended(self, part: Part, result: BenchResult | None, found: Found | None) -> None:
-        if result is None:
-            return
+    def ended(self, part: Part, result: BenchResult, found: Found | None) -> None:
         if result.skipped:
             say(f"{part.name}: {counted(len(result.skipped), 'point')} left out; the result gives the reasons")
         if result.lost_nodes:
@@ -283,8 +280,6 @@ def _parts(spec: RunSpec, site: Site, run: str, minutes: float, *, has_gpus: boo
         for candidate in rules().candidates_on(site.cluster)
         if nodes > 1 or not candidate.when.network
     ]
-    cube = {"m": _CUBE, "n": _CUBE, "k": _CUBE, "batch": 1, "group": 1, "flops": 2.0 * _CUBE**3}
-    products: dict[str, Any] = {"m": None, "n": None, "k": None}
     return [
         Part(
             "nodes", "all GPUs compute at once, to find slow ones", 1.0, "mlp",
@@ -298,18 +293,11 @@ def _parts(spec: RunSpec, site: Site, run: str, minutes: float, *, has_gpus: boo
                 "dtype": "fp64",
             },
         ),
-        Part(
-            "cube", f"a product of {_CUBE} x {_CUBE} x {_CUBE} in bf16", 0.5, "gemm",
-            {
-                **products, "run": None, "dtype": "bf16",
-                "products": [{"product": "", "pass": "forward", "kind": "dense", **cube}],
-            },
-            needs_gpu=True,
-        ),
+        Part("speed", "what the doctor compares nodes by", 0.5, "speed", {}),
         Part(
             "products", f"matrix products and parts of {run}", 4.0, "gemm",
             {
-                **products, "run": run, "dtype": spec.parallel.dtype,
+                "m": None, "n": None, "k": None, "run": run, "dtype": spec.parallel.dtype,
                 "products": measured_products(spec, on_cpu=on_cpu),
             },
             keeps_values=False,
@@ -317,12 +305,12 @@ def _parts(spec: RunSpec, site: Site, run: str, minutes: float, *, has_gpus: boo
         Part("collectives", "inside nodes, along rails, over all nodes, pairs", 4.0, "collectives", collectives),
         *variables,
         Part(
-            "tuned-products", f"TunableOp's solutions for {run}", 4.0, needs_gpu=True, least_minutes=0.5,
-            command=("dev", "tune", "gemm", run, "--cluster", spec.cluster.name, "--minutes", "{minutes}"),
+            "tuned-products", f"TunableOp's solutions for {run}", 4.0, "tuning", tuning_options(spec),
+            needs_gpu=True, least_minutes=0.5, on_one_gpu=True,
         ),
         Part(
-            "kernels", "kernels of one GPU", 3.0, needs_gpu=True, least_minutes=1.0,
-            command=("dev", "kernels", "bench"),
+            "kernels", "kernels of one GPU", 3.0, "kernels", {"only": []},
+            needs_gpu=True, least_minutes=1.0, on_one_gpu=True,
         ),
     ]  # fmt: skip
 

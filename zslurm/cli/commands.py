@@ -67,11 +67,11 @@ _COMMANDS = (
     CommandLine("generate", "checkpoint.generate", "Continue a text with a model."),
     CommandLine("plan", "plan", "What a run will take, before it is submitted."),
     CommandLine("config", "config", "A run's configuration, recipes, and templates of job scripts."),
-    CommandLine("bench", "bench.measurements", "Measure links, memory, matrix products and storage."),
+    CommandLine("bench", "bench.measurements", "Measure links, memory, matrix products, kernels and storage."),
     CommandLine("exec", "run.control", "Run a command on each node of a running run."),
     CommandLine("aegis", "aegis", "The supervisor of a run: try its notifications."),
     CommandLine("completion", "completion", "Print the script for completion in your shell."),
-    CommandLine("dev", "dev", "For developers: kernels, tuning, and replay of Aegis's decisions."),
+    CommandLine("dev", "dev", "For developers: kernels, and replay of Aegis's decisions."),
     CommandLine("help", "help", "Show the help of a command, with --all everything."),
 )
 COMMANDS = {command.name: command for command in _COMMANDS}

@@ -14,16 +14,15 @@ import typer
 from zslurm.aegis import replay as policy
 from zslurm.aegis.replay import Replayed
 from zslurm.checkpoint_tools.quantities import show_duration
-from zslurm.cli import kernels, tune
+from zslurm.cli import kernels
 from zslurm.cli.options import Json, Set
 from zslurm.cli.terminal.table import Column, print_table
 from zslurm.core.console import print_json
 from zslurm.core.units import show_time
 from zslurm.run.find import find
 
-app = typer.Typer(help="For developers: kernels, tuning, and replay of Aegis's decisions.", no_args_is_help=True)
+app = typer.Typer(help="For developers: kernels, and replay of Aegis's decisions.", no_args_is_help=True)
 app.add_typer(kernels.app, name="kernels")
-app.add_typer(tune.app, name="tune")
 
 
 _COLUMNS = (

@@ -1,4 +1,4 @@
-"""`zslurm dev kernels`: build, check and measure the kernels on this machine."""
+"""`zslurm dev kernels`: build and check the kernels on this machine; `zslurm bench kernels` measures them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from zslurm.checkpoint_tools.quantities import counted, show_bytes
+from zslurm.checkpoint_tools.quantities import counted
 from zslurm.cli.options import Json
 from zslurm.cli.terminal.table import Column, print_table
 from zslurm.core import log
@@ -18,11 +18,9 @@ if TYPE_CHECKING:  # torch is imported by the commands that need it, not to show
     import torch
 
     from zslurm.kernels.arch import Arch
-    from zslurm.kernels.harness.bench import MeasuredCase
     from zslurm.kernels.harness.builds import Built
-    from zslurm.kernels.harness.figures import Figure
 
-app = typer.Typer(help="Kernels on this machine: build, check, measure.", no_args_is_help=True)
+app = typer.Typer(help="Kernels on this machine: build and check.", no_args_is_help=True)
 
 Device = Annotated[
     Literal["auto", "cpu", "gpu"], typer.Option(help="Where to run; auto is the GPU, if there is one.")
@@ -123,69 +121,6 @@ def check(device: Device = "auto", only: Only = None, json: Json = False) -> Non
     say(f"{counted(len(checks_done), 'result')}, none of them wrong")
 
 
-@app.command()
-def bench(
-    device: Device = "auto",
-    only: Only = None,
-    write: Annotated[
-        bool, typer.Option("--write/--no-write", help="Let runs choose by what was measured (on a GPU).")
-    ] = True,
-    json: Json = False,
-) -> None:
-    """Time every implementation, and write down which is fastest. Runs choose by it, for each size.
-
-    Example: zslurm dev kernels bench
-    """
-    log.set_up()
-    _known_operations(only or [])
-    where = device_of(device)
-    from zslurm.kernels.arch import CPU, arch_of
-    from zslurm.kernels.harness.bench import bench_all, tables, write_tables
-    from zslurm.kernels.harness.builds import cache_problem
-    from zslurm.kernels.harness.figures import all_figures
-    from zslurm.kernels.harness.timing import triad
-
-    arch, on_gpu = arch_of(where), where.type == "cuda"
-    if on_gpu and write and (problem := cache_problem()):
-        raise ZslurmError(f"{problem}: set ZSLURM_KERNEL_CACHE to a directory that can, or use --no-write")
-    rate = triad(where)
-    measured = list(bench_all(where, small=not on_gpu, only=only or ()))
-    files = write_tables(measured, arch) if on_gpu and write else []
-    figures = [] if only else list(all_figures(where, small=not on_gpu))
-    if json:
-        facts = {
-            "architecture": arch.name,
-            "triad_bytes_per_s": rate,
-            "measured": [{**asdict(measurement), "fastest": measurement.fastest} for measurement in measured],
-            "figures": [{**asdict(measurement), "ratio": measurement.ratio} for measurement in figures],
-            "tables": tables(measured, arch),
-            "written": [str(file) for file in files],
-        }
-        print_json(facts)
-        return
-    columns: list[str | Column] = [
-        "operation",
-        "operands",
-        "implementation",
-        "us",
-        "of the reference's",
-        "TFLOPS",
-        "of triad",
-    ]
-    print_table(columns, [row for measurement in measured for row in _bench_rows(measurement, rate)])
-    if figures:
-        print()
-        print_table(
-            ["what", "against", "us", "speed ratio", "of triad"],
-            [_figure_row(measurement) for measurement in figures],
-        )
-    say(f"triad: {show_bytes(rate)}/s")
-    for file in files:
-        say(f"wrote {file}")
-    if arch == CPU:
-        say("note: small sizes on a CPU, where the choices are fixed: nothing was written")
-
-
 def _architecture(name: str) -> Arch:
     from zslurm.kernels.arch import KNOWN
 
@@ -247,28 +182,3 @@ def _build_row(arch: str, built: Built) -> list[str]:
         *numbers,
         "failed" if built.problem else str(built.file or "built"),
     ]
-
-
-def _bench_rows(each: MeasuredCase, triad: float) -> list[list[str]]:
-    from zslurm.kernels.dispatch import REFERENCE
-
-    reference = each.seconds[REFERENCE]
-    rows = [
-        [
-            each.operation,
-            each.case,
-            name + (" (fastest)" if name == each.fastest else ""),
-            f"{1e6 * seconds:,.1f}",
-            f"{seconds / reference:.2f}",
-            f"{each.flops / seconds / 1e12:.4g}" if each.flops else "",
-            f"{each.bytes / seconds / triad:.2f}",
-        ]
-        for name, seconds in each.seconds.items()
-    ]
-    missing = each.missing.items()
-    return rows + [[each.operation, each.case, name, "", "", "", why] for name, why in missing]
-
-
-def _figure_row(each: Figure) -> list[str]:
-    share = "" if each.share_of_triad is None else f"{each.share_of_triad:.2f}"
-    return [each.what, each.peer, f"{1e6 * each.seconds:,.1f}", f"{each.ratio:.2f}", share]

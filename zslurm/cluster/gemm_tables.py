@@ -1,15 +1,16 @@
 """The path of a cluster's table of tuned matrix products, and whether it holds for a run there.
 
-`zslurm dev tune gemm` writes it into a directory next to the profile:
-~/.config/zslurm/clusters/NAME/gemm-table.json. A site's is /etc/zslurm/clusters/NAME/gemm-table.json; a user's own
-hides it.
+`zslurm calibrate` and `zslurm bench tuning --apply` write it into the folder of the measurements' results, next to
+the profile: ~/.config/zslurm/clusters/NAME.measured/gemm-table.json. A site's is
+/etc/zslurm/clusters/NAME.measured/gemm-table.json; a user's own hides it.
 """
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from zslurm.cluster.profile import SITE_PROFILES, config_dir
+from zslurm.cluster.measurements import SUFFIX, results_folder
+from zslurm.cluster.profile import SITE_PROFILES, measured_path
 from zslurm.config.software import differences
 from zslurm.config.spec import RunSpec
 from zslurm.core.errors import ConfigError, NotFound
@@ -22,7 +23,7 @@ _KEY = "cluster.gemm_table"
 
 def own_table_path(name: str) -> Path:
     """Return the path of this user's table for the profile `name`, which may not exist."""
-    return config_dir() / "clusters" / name / FILE
+    return results_folder(measured_path(name)) / FILE
 
 
 def find_table(spec: RunSpec) -> Path | None:
@@ -36,9 +37,12 @@ def find_table(spec: RunSpec) -> Path | None:
         return None
     if choice != "auto":
         if not Path(choice).is_file():
-            raise NotFound(f"{_KEY}: {choice}: no such file; `zslurm dev tune gemm` makes a table")
+            raise NotFound(f"{_KEY}: {choice}: no such file; `zslurm bench tuning` makes a table")
         return Path(choice)
-    places = (own_table_path(spec.cluster.name), SITE_PROFILES / spec.cluster.name / FILE)
+    places = (
+        own_table_path(spec.cluster.name),
+        results_folder(SITE_PROFILES / f"{spec.cluster.name}{SUFFIX}") / FILE,
+    )
     return next((path for path in places if path.is_file()), None)
 
 
@@ -59,7 +63,7 @@ def table_of(spec: RunSpec) -> tuple[Path, GemmTable] | None:
     rocm, torch = table.validators.get(ROCM), table.validators.get(TORCH)
     if mismatch := differences(spec.cluster, table.device, rocm=rocm, torch=torch, whose="the table's"):
         raise ConfigError(
-            f"{path}: was tuned for something else: {'; '.join(mismatch)}; tune again with `zslurm dev tune gemm` "
+            f"{path}: was tuned for something else: {'; '.join(mismatch)}; tune again with `zslurm bench tuning` "
             f"or set {_KEY}: off"
         )
     return path, table

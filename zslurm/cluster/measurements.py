@@ -6,7 +6,7 @@ own text and above what the profile extends, so a value that a person wrote wins
 
 The values, by their key below `cluster`:
 
-    doctor.gemm_tflops, doctor.hbm_gb_s, doctor.all_reduce_gb_s    thresholds of `zslurm doctor --benchmark`
+    doctor.gemm_tflops, doctor.hbm_gb_s, doctor.all_reduce_gb_s    limits of `zslurm doctor --only speed`
     storage_iops                                                   pages of 4 KiB a second in random reads
     measured.bucket_mb.N, measured.collectives.N                   for runs on about N nodes
     measured.variables.NAME                                        values of a variable of RCCL that were compared

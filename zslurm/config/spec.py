@@ -292,7 +292,7 @@ class ClusterSection(Section):
     template: Line = Field("train", description="sbatch template: the name of one, or a path")
     gemm_table: Line = Field(
         "auto",
-        description="table of matrix products that `zslurm dev tune gemm` tuned, for every rank on GPUs: auto "
+        description="table of matrix products that `zslurm bench tuning` tuned, for every rank on GPUs: auto "
         "takes the profile's if it has one, off takes none; or a path",
     )
     measured: MeasuredSection = Field(

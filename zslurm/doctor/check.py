@@ -137,7 +137,7 @@ class Check:
         run: looks, and returns what it found; None if the check does not apply to this cluster.
         compare: looks at the data of all nodes together, and returns what is wrong, by node.
         inconsistent: its status if a node's `must_match` differs from most nodes.
-        on_request: runs only when it is asked for (--only, --benchmark).
+        on_request: runs only when it is asked for by --only.
         uses_gpus: takes GPU memory, so that it waits for the checks that look at idle GPUs.
         time_factor: how many times `check_s` it may take.
     """
@@ -168,7 +168,7 @@ def check(
     return lambda run: Check(run.__name__.replace("_", "-"), group, about, where, run, **options)
 
 
-GROUPS = ("slurm", "gpu", "network", "limits", "system", "storage", "benchmark")
+GROUPS = ("slurm", "gpu", "network", "limits", "system", "storage", "speed")
 
 
 def all_checks() -> list[Check]:
@@ -181,13 +181,12 @@ def all_checks() -> list[Check]:
     return sorted(checks_defined, key=lambda check: (GROUPS.index(check.group), check.name))
 
 
-def chosen_checks(only: Iterable[str], skip: Iterable[str], *, benchmark: bool = False) -> list[Check]:
+def chosen_checks(only: Iterable[str], skip: Iterable[str]) -> list[Check]:
     """Return the checks that a user asked for.
 
     Args:
         only: their names; if there are none, all checks that run without being asked for.
         skip: names of checks to leave out.
-        benchmark: whether the checks that load the machine run too.
 
     Raises:
         ConfigError: no check has this name.
@@ -200,5 +199,5 @@ def chosen_checks(only: Iterable[str], skip: Iterable[str], *, benchmark: bool =
     return [
         check
         for check in every_check
-        if check.name not in skip and (check.name in only or (not only and (not check.on_request or benchmark)))
+        if check.name not in skip and (check.name in only or (not only and not check.on_request))
     ]

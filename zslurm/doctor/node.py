@@ -20,14 +20,14 @@ from zslurm.hardware.node_sources import NodeTask, Sources
 TASK_VARIABLE = "ZSLURM_DOCTOR_TASK"
 """Environment variable with the task as JSON: a command line is visible to everybody, and has a limit."""
 
-_BENCHMARK_TIME_FACTOR = 5
+_ON_REQUEST_TIME_FACTOR = 5
 
 
 def run_checks(checks: Iterable[Check], sources: Sources) -> dict[str, CheckOutcome | None]:
     """Return what each check found; None if it does not apply."""
     by_check: dict[str, CheckOutcome | None] = {}
     checks = list(checks)
-    # The benchmark takes the whole machine, and spoils what others measure; so does what takes GPU memory.
+    # Measuring speed takes the whole machine, and spoils what others measure; so does what takes GPU memory.
     idle = [check for check in checks if not check.on_request and not check.uses_gpus]
     busy = [check for check in checks if not check.on_request and check.uses_gpus]
     for group in (idle, busy, [check for check in checks if check.on_request]):
@@ -38,7 +38,7 @@ def run_checks(checks: Iterable[Check], sources: Sources) -> dict[str, CheckOutc
             threads[check] = thread
         began = time.monotonic()
         for check, thread in threads.items():
-            limit = sources.limits.check_s * (_BENCHMARK_TIME_FACTOR if check.on_request else check.time_factor)
+            limit = sources.limits.check_s * (_ON_REQUEST_TIME_FACTOR if check.on_request else check.time_factor)
             thread.join(max(0.0, began + limit - time.monotonic()))
             if thread.is_alive():
                 remedy = "exclude the node: a driver or a mount hangs"

@@ -88,19 +88,23 @@ def test_a_comparison_that_was_not_repeated_gives_no_value() -> None:
 
 
 def test_the_doctors_thresholds_are_below_healthy_medians() -> None:
-    copies = [{"pattern": "copy", "bytes": 2**30, "dtype": "fp64", "gb_s": rate} for rate in (4257, 4300, 4343.0)]
-    (stored,) = settings_from(result("hbm", copies), FILE).values.items()
-    assert (stored[0], stored[1].value) == ("doctor.hbm_gb_s", 3870)
-    assert stored[1].spread == pytest.approx(0.01, rel=0.01), "of the three GPUs"
-    cubes = [{"m": 8192, "n": 8192, "k": 8192, "batch": 1, "dtype": "bf16", "tflops": 640.0}]
-    assert settings_from(result("gemm", cubes), FILE).values["doctor.gemm_tflops"].value == 576
-    reduced = collective(1, 2e-5, 3e11, operation="all_reduce", busbw_gb_s=313.0)
-    assert settings_from(result("collectives", reduced), FILE).values["doctor.all_reduce_gb_s"].value == 282
+    rows = [
+        {"what": "product", "ranks_rate": [640.0] * 8},
+        {"what": "memory", "ranks_rate": [4257.0, 4300.0, 4343.0]},
+        {"what": "all_reduce", "ranks_rate": [313.0] * 8},
+    ]
+    found = settings_from(result("speed", rows), FILE).values
+    assert {key: stored.value for key, stored in found.items()} == {
+        "doctor.gemm_tflops": 576,
+        "doctor.hbm_gb_s": 3870,
+        "doctor.all_reduce_gb_s": 282,
+    }
+    assert found["doctor.hbm_gb_s"].spread == pytest.approx(0.01, rel=0.01), "of the three GPUs"
 
 
 def test_figures_of_cpus_are_no_threshold_for_gpus() -> None:
-    copies = [{"pattern": "copy", "bytes": 2**30, "dtype": "fp64", "gb_s": 20.0}]
-    found = settings_from(result("hbm", copies, machine={"device": "cpu", "gpu": None}), FILE)
+    rows = [{"what": "memory", "ranks_rate": [20.0]}]
+    found = settings_from(result("speed", rows, machine={"device": "cpu", "gpu": None}), FILE)
     assert found.values == {} and "nothing follows" in found.lines[0]
 
 

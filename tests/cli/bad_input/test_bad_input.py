@@ -397,13 +397,6 @@ def test_an_empty_name_and_an_endless_number(shell: Shell, command: tuple[str, .
     assert not list(shell.directory.glob(".*partial*"))
 
 
-def test_a_table_of_products_needs_a_file_name(shell: Shell) -> None:
-    shell.write_run()
-    code, line = shell.fails("dev", "tune", "gemm", "run.yaml", "--out=")
-    assert code == Exit.FAILED
-    assert "cannot be written: it is a directory; name another file with --out" in line
-
-
 @pytest.mark.parametrize("context", ["1", "9" * 25])
 def test_packing_into_an_impossible_context(shell: Shell, context: str) -> None:
     code, line = shell.fails(

@@ -3,13 +3,14 @@
     collectives   measured.bucket_mb.N       for N nodes the knee of reduce_scatter, which buckets are (knee.py)
                   measured.collectives.N     for N nodes flat or two levels, by the time at that bucket
                   measured.variables.NAME    with --env: the value of a variable with the higher bandwidth
+    speed         doctor.gemm_tflops         90 % of the GPUs' median for 8192 x 8192 x 8192 in bf16
+                  doctor.hbm_gb_s            90 % of the GPUs' median in copies of 1 GiB
                   doctor.all_reduce_gb_s     90 % of the nodes' median at 64 MiB
-    hbm           doctor.hbm_gb_s            90 % of the GPUs' median in copies of 1 GiB
-    gemm          doctor.gemm_tflops         90 % of the GPUs' median for 8192 x 8192 x 8192 in bf16
     storage       storage_iops               pages of 4 KiB a second in random reads, of all nodes together
 
 The doctor's thresholds are a part of the median and not the median itself, which half of the healthy GPUs are
-below. `zslurm doctor --benchmark` compares the same measurements with them; figures of CPUs give no threshold.
+below. `zslurm doctor --only speed` makes the same measurement and compares it with them; figures of CPUs give no
+threshold. Kernels and tuned products give tables instead of values (tables.py).
 """
 
 from __future__ import annotations
@@ -42,7 +43,11 @@ SOFTWARE = ("driver", "rocm", "cuda", "rccl", "nccl", "torch")
 _FASTER = 1.03
 _REPEATED = 2
 _MIB = 1 << 20
-_DOCTOR_REDUCE, _DOCTOR_COPY, _DOCTOR_GEMM = 64 * _MIB, 1024 * _MIB, 8192
+_DOCTOR = {
+    "product": ("gemm_tflops", "TFLOPS of bf16 products of 8192 x 8192 x 8192"),
+    "memory": ("hbm_gb_s", "GB/s of copies of 1 GiB"),
+    "all_reduce": ("all_reduce_gb_s", "GB/s of all_reduce of 64 MiB in a node"),
+}
 _LEVELS = ("flat", "two_level")
 
 Row = Mapping[str, Any]
@@ -95,9 +100,10 @@ def settings_from(result: BenchResult, source: Path) -> Found:
     settings = Found(result, source)
     handlers: dict[str, Callable[[BenchResult, Path, Found], None]] = {
         "collectives": _collectives,
-        "hbm": _hbm,
-        "gemm": _gemm,
+        "speed": _speed,
         "storage": _storage,
+        "kernels": _kernels,
+        "tuning": _tuning,
     }
     if (handler := handlers.get(result.benchmark)) is None:
         settings.lines.append(f"{source}: a result of {result.benchmark} has nothing for a profile")
@@ -159,10 +165,6 @@ def _collectives(result: BenchResult, source: Path, found: Found) -> None:
     _variables(result, found)
     if not found.values and not rising:
         found.lines.append(f"{source}: no reduce_scatter or all_reduce over four sizes; no bucket follows from it")
-    inside = [row for row in plain if row["scope"] == "node" and row["ranks"] == machine.gpus_per_node]
-    reduced = [row for row in inside if row["operation"] == "all_reduce" and row["bytes"] == _DOCTOR_REDUCE]
-    figures = [row["busbw_gb_s"] for row in reduced]
-    _threshold("all_reduce_gb_s", figures, "GB/s of all_reduce of 64 MiB in a node", result, found)
 
 
 def _is_whole(row: Row, ranks_per_node: int) -> bool:
@@ -254,30 +256,40 @@ def _ratio(ours: Mapping[Any, float], theirs: Mapping[Any, float]) -> float:
     return statistics.median(ours[point] / theirs[point] for point in ours)
 
 
-# --- thresholds, storage ----------------------------------------------------------------------------------------
+# --- thresholds, kernels, storage -------------------------------------------------------------------------------
 
 
-def _threshold(key: str, figures: list[float], what: str, result: BenchResult, found: Found) -> None:
-    if not figures or result.machine.device != "cuda":
+def _speed(result: BenchResult, source: Path, found: Found) -> None:
+    if result.machine.device != "cuda":
+        found.lines.append(f"{source}: of CPUs; nothing follows from it")
         return
-    median = statistics.median(figures)
-    threshold = _rounded(OF_MEDIAN * median)
-    found.add(f"doctor.{key}", threshold, statistics.stdev(figures) / median if len(figures) > 1 else None)
-    share = f"{100 * OF_MEDIAN:.0f} % of the median"
-    found.lines.append(f"doctor.{key}: {threshold:g}, {share} {median:.4g} {what}")
+    for row in result.rows:
+        key, what = _DOCTOR[row["what"]]
+        step = (
+            result.machine.ranks_per_node if row["what"] == "all_reduce" else 1
+        )  # a node's ranks have one figure
+        figures = row["ranks_rate"][::step]
+        median = statistics.median(figures)
+        threshold = _rounded(OF_MEDIAN * median)
+        found.add(f"doctor.{key}", threshold, statistics.stdev(figures) / median if len(figures) > 1 else None)
+        share = f"{100 * OF_MEDIAN:.0f} % of the median"
+        found.lines.append(f"doctor.{key}: {threshold:g}, {share} {median:.4g} {what}")
 
 
-def _hbm(result: BenchResult, source: Path, found: Found) -> None:
-    figures = [row["gb_s"] for row in result.rows if row["pattern"] == "copy" and row["bytes"] == _DOCTOR_COPY]
-    _threshold("hbm_gb_s", figures, "GB/s of copies of 1 GiB", result, found)
-    _nothing(source, found, "copies of 1 GiB on GPUs")
+def _kernels(result: BenchResult, source: Path, found: Found) -> None:
+    others = sum(row["fastest"] != "reference" for row in result.rows)
+    found.lines.append(f"another kernel than the reference is the fastest in {others} of {len(result.rows)} cases")
 
 
-def _gemm(result: BenchResult, source: Path, found: Found) -> None:
-    cubes = [row for row in result.rows if row["m"] == row["n"] == row["k"] == _DOCTOR_GEMM]
-    figures = [row["tflops"] for row in cubes if row["dtype"] == "bf16" and row["batch"] == 1]
-    _threshold("gemm_tflops", figures, "TFLOPS of bf16 products of 8192 x 8192 x 8192", result, found)
-    _nothing(source, found, "bf16 products of 8192 x 8192 x 8192 on GPUs")
+def _tuning(result: BenchResult, source: Path, found: Found) -> None:
+    gains = [row["gain"] for row in result.rows if row["kept"]]
+    if gains:
+        gain = f"{statistics.median(gains):.2f} times the default's speed, {max(gains):.2f} at most"
+        found.lines.append(f"{counted(len(gains), 'tuned product')}: {gain} (median)")
+    if not any(solution[2] != "Default" for row in result.rows for solution in row["solutions"]):
+        found.lines.append("torch's default is the fastest solution of every product: the table changes nothing")
+    for name in dict.fromkeys(row["product"] for row in result.rows if not row["kept"]):
+        found.lines.append(f"{name}: the fastest solution gives other results; torch's default stays")
 
 
 def _storage(result: BenchResult, source: Path, found: Found) -> None:
@@ -287,12 +299,8 @@ def _storage(result: BenchResult, source: Path, found: Found) -> None:
         found.add("storage_iops", _rounded(best["pages_per_s"]), best.get("spread"))
         what = f"pages of 4 KiB a second in random reads at depth {best['depth']}, {best['how']}"
         found.lines.append(f"storage_iops: {_rounded(best['pages_per_s']):,.0f} {what}")
-    _nothing(source, found, "random reads")
-
-
-def _nothing(source: Path, found: Found, what: str) -> None:
-    if not found.values:
-        found.lines.append(f"{source}: has no {what}; nothing follows from it")
+    else:
+        found.lines.append(f"{source}: has no random reads; nothing follows from it")
 
 
 def _rounded(value: float) -> float:

@@ -8,6 +8,7 @@ import secrets
 import shutil
 import tempfile
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -46,12 +47,13 @@ from zslurm.config.spec import RunSpec
 from zslurm.core.errors import ConfigError, NotFound
 from zslurm.hardware.gpus import read_gpus
 from zslurm.hardware.sysfs import sysroot
+from zslurm.submit.checks.gemm_tuning import calls_of
 from zslurm.submit.resolve import resolve_run
 from zslurm.submit.run_products import measured_products
 from zslurm.submit.size import most_sequences
 
 app = typer.Typer(
-    help="Measure links, memory, matrix products and storage.",
+    help="Measure links, memory, matrix products, kernels and storage.",
     no_args_is_help=True,
     **SETTINGS,
 )
@@ -64,6 +66,7 @@ _QUICK_PRODUCTS = {"m": [1024, 4096], "n": [1024, 4096], "k": [1024]}
 _LEAST_BYTES = 4 << 20
 _MOST_DEPTH = 1024
 _CPU_RANKS = 2
+SOLUTION_MS = 30
 _SECTIONS = {"model", "optim", "parallel", "metrics"}
 
 
@@ -338,6 +341,74 @@ def storage(
         run_benchmark("storage", options, measure)
     finally:
         shutil.rmtree(path / str(options["work"]), ignore_errors=True)
+
+
+@app.command()
+def speed(
+    cluster: Cluster = None,
+    nodes: Nodes = None,
+    nodelist: Nodelist = None,
+    ranks: Ranks = None,
+    minutes: Minutes = None,
+    out: Out = None,
+    apply: Apply = False,
+    json: Json = False,
+) -> None:
+    """Measure each GPU in seconds: matrix product, memory, all-reduce; `zslurm doctor --only speed` compares.
+
+    Example: zslurm bench speed --nodes 2
+    """
+    run_benchmark("speed", {}, Measure(cluster, nodes, nodelist, ranks, False, minutes, out, None, json, apply))
+
+
+@app.command()
+def kernels(
+    only: Annotated[
+        list[str] | None, Option(metavar="OPERATION", help="Measure only this operation (repeatable).")
+    ] = None,
+    cluster: Cluster = None,
+    nodes: Nodes = None,
+    nodelist: Nodelist = None,
+    minutes: Minutes = None,
+    out: Out = None,
+    apply: Apply = False,
+    json: Json = False,
+) -> None:
+    """Time every kernel of zslurm on one GPU. With --apply runs choose by it, for each size.
+
+    Example: zslurm bench kernels --nodes 1 --apply
+    """
+    measure = Measure(cluster, nodes, nodelist, 1, False, minutes, out, None, json, apply)
+    run_benchmark("kernels", {"only": only or []}, measure)
+
+
+@app.command()
+def tuning(
+    run: Annotated[str, Option(metavar="RUN", help="A run file or a recipe.")],
+    overrides: Set = None,
+    solution_ms: Annotated[
+        int, Option(metavar="MS", min=1, help="Longest time to measure one solution.")
+    ] = SOLUTION_MS,
+    cluster: Cluster = None,
+    nodes: Nodes = None,
+    nodelist: Nodelist = None,
+    minutes: Minutes = None,
+    out: Out = None,
+    apply: Apply = False,
+    json: Json = False,
+) -> None:
+    """Tune a run's matrix products on one GPU by torch's TunableOp. With --apply every rank gets the table.
+
+    Example: zslurm bench tuning --run run.yaml --nodes 1 --apply
+    """
+    measure = Measure(cluster, nodes, nodelist, 1, False, minutes, out, None, json, apply)
+    spec = run_named(run, cluster=cluster, overrides=overrides or [])
+    run_benchmark("tuning", tuning_options(spec, solution_ms), measure)
+
+
+def tuning_options(spec: RunSpec, solution_ms: int = SOLUTION_MS) -> dict[str, Any]:
+    """Return the options of the benchmark `tuning` for a run."""
+    return {"calls": [asdict(call) for call in calls_of(spec)], "solution_ms": solution_ms}
 
 
 app.command("compare")(compare_results)

@@ -14,6 +14,7 @@ from zslurm.bench.result import BenchResult, read_result
 from zslurm.bench.results.apply import Found, settings_from, usable_rows
 from zslurm.bench.results.compare import FigureChange, ResultComparison, compare
 from zslurm.bench.results.plots import draw
+from zslurm.bench.results.tables import keep_tables
 from zslurm.checkpoint_tools.quantities import show_bytes
 from zslurm.cli.options import Cluster, Json
 from zslurm.cli.terminal.table import print_table
@@ -152,6 +153,12 @@ def keep_measurements(
         for line in setting.lines:
             say(line)
         values |= setting.values
+    path = out or measured_path(name)
+    tables = [] if dry_run else [line for setting in found for line in keep_tables(setting.result, path)]
+    for line in tables:
+        say(line)
+    if not values and tables:
+        return
     if not values:
         raise CheckFailed("nothing in the results is for a cluster; the lines above have the reasons")
     if json:
@@ -160,7 +167,6 @@ def keep_measurements(
         print_measurements(values)
     if dry_run:
         return
-    path = out or measured_path(name)
     before = read_measurements(path, name) or Measurements(profile=name)
     write_measurements(path, before.with_values(values))
     say(f"wrote {path}; `zslurm cluster show {name} --measured` prints the whole")

@@ -24,6 +24,7 @@ _TITLES = {
     "algbw_gb_s": "alg GB/s", "busbw_gb_s": "bus GB/s", "bytes": "size", "from_storage": "disk",
     "gb_s": "GB/s", "least_gb_s": "least", "total_gb_s": "all GB/s", "mb_s": "MB/s", "p99_us": "p99 us",
     "per_s": "1/s", "pages_per_s": "pages/s", "seconds": "s", "tflops": "TFLOPS", "least_tflops": "least",
+    "least_rate": "least", "default_tflops": "default TFLOPS", "of_reference": "of the reference's",
     "tflops_per_rank": "TFLOPS each", "tokens_per_s": "tokens/s",
 }  # fmt: skip
 
@@ -32,6 +33,7 @@ _LEAST_NEEDED = (
     "nodes",
     "least_gb_s",
     "least_tflops",
+    "least_rate",
     "slowest",
     "spread",
     "us",

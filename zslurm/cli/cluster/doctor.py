@@ -47,9 +47,6 @@ def doctor(
         list[str] | None,
         Option(metavar="CHECK", help="Leave this check out (repeatable).", autocompletion=complete_checks),
     ] = None,
-    benchmark: Annotated[
-        bool, Option("--benchmark", help="Measure the GPUs too: matrix product, memory, all-reduce.")
-    ] = False,
     directory: Annotated[Path, Option(metavar="DIR", help="Where runs are written; shared by all nodes.")] = Path(
         "runs"
     ),
@@ -73,7 +70,7 @@ def doctor(
     if nodelist is not None and not expand(nodelist):
         raise ConfigError("--nodelist: names no node")
     wanted_checks = Wanted(
-        checks=chosen_checks(only or [], skip or [], benchmark=benchmark),
+        checks=chosen_checks(only or [], skip or []),
         count=nodes,
         nodelist=nodelist,
         directory=directory,
@@ -109,7 +106,7 @@ def _list_checks(*, as_json: bool) -> None:
         print_json([{key: getattr(check, name) for key, name in names.items()} for check in all_checks()])
         return
     rows = [
-        [check.name, check.group, check.where, check.about + (" (with --benchmark)" if check.on_request else "")]
+        [check.name, check.group, check.where, check.about + (" (with --only)" if check.on_request else "")]
         for check in all_checks()
     ]
     print_table(["check", Column("group", drop=1), Column("where", drop=2), Column("what", "text")], rows)

@@ -1,4 +1,4 @@
-"""Which products of a run `zslurm dev tune gemm` tunes, and which its cluster's table lacks."""
+"""Which products of a run `zslurm bench tuning` tunes, and which its cluster's table lacks."""
 
 from __future__ import annotations
 
@@ -38,5 +38,5 @@ def untuned(spec: RunSpec) -> list[str]:
         return []
     return [
         f"{path}: {missing} of {counted(len(products), 'product')} of this run are not in it; "
-        "`zslurm dev tune gemm` adds them"
+        "`zslurm calibrate` adds them"
     ]

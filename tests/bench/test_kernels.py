@@ -5,16 +5,21 @@ from __future__ import annotations
 import json
 import logging
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
+from benchmarks.gpu.figures import all_figures
+from tests.bench.alone import MACHINE, alone
+from tests.bench.synthetic import result
+from zslurm.bench import kernels
+from zslurm.bench.measurement import CannotMeasure
+from zslurm.bench.results.tables import keep_tables, kernel_rules, kernel_tables
 from zslurm.kernels import dispatch
-from zslurm.kernels.arch import CPU, GFX942, SM_90, meta_tensors_on
+from zslurm.kernels.arch import GFX942, SM_90, meta_tensors_on
 from zslurm.kernels.cache import table_file, write_table
 from zslurm.kernels.dispatch import forget_tables, operations
-from zslurm.kernels.harness.bench import MeasuredCase, bench_all, rules, tables, write_tables
-from zslurm.kernels.harness.figures import all_figures
 from zslurm.kernels.harness.timing import triad
 
 DEVICE = torch.device("cpu")
@@ -34,27 +39,29 @@ def forgotten() -> object:
     forget_tables()
 
 
-def measured(side: int, *, triton: float, dtype: str = "bfloat16", reference: float = 1.0) -> MeasuredCase:
-    return MeasuredCase(
-        operation="symmetric_product.product",
-        case=str(side),
-        axis="side",
-        sizes={"dtype": dtype, "side": side, "count": 1},
-        seconds={"reference": reference, "triton": triton},
-        flops=1.0,
-        bytes=1.0,
-    )
+def measured(side: int, *, triton: float, dtype: str = "bfloat16", architecture: str = "gfx942") -> dict[str, Any]:
+    return {
+        "operation": "symmetric_product.product",
+        "architecture": architecture,
+        "axis": "side",
+        "sizes": {"dtype": dtype, "side": side, "count": 1},
+        "fastest": "triton" if triton < kernels.WORTH else "reference",
+    }
 
 
 def test_every_implementation_is_timed_on_a_cpu() -> None:
-    found = list(bench_all(DEVICE, small=True, only=["muon"]))
-    assert {each.operation for each in found} == {"muon.momentum", "muon.update"}
-    for each in found:
-        assert each.seconds.keys() == {"reference", "hip", "torch"}
-        assert all(seconds > 0 for seconds in each.seconds.values())
-        assert each.fastest in each.seconds
-    (product, *_) = bench_all(DEVICE, small=True, only=["symmetric_product"])
-    assert product.missing == {"triton": "does not take operands on cpu"}
+    plan = kernels.points({"only": ["muon"]}, MACHINE)
+    rows = [row for point in plan.points if (row := kernels.run(point, alone())) is not None]
+    assert {row["operation"] for row in rows} == {"muon.momentum", "muon.update"}
+    for row in rows:
+        assert row["seconds_of"].keys() == {"reference", "hip", "torch"}
+        assert row["seconds"] == row["seconds_of"][row["fastest"]] > 0
+        assert row["of_reference"] < kernels.WORTH or row["fastest"] == "reference"
+    first = kernels.points({"only": ["symmetric_product"]}, MACHINE).points[0]
+    product = kernels.run(first, alone())
+    assert product is not None and product["missing"] == {"triton": "does not take operands on cpu"}
+    with pytest.raises(CannotMeasure, match="--only nix: no such operation, expected one of "):
+        kernels.points({"only": ["nix"]}, MACHINE)
 
 
 def test_comparisons_run_on_a_cpu() -> None:
@@ -64,26 +71,21 @@ def test_comparisons_run_on_a_cpu() -> None:
     assert triad(DEVICE) > 0
 
 
-def test_a_faster_implementation_must_be_clearly_faster() -> None:
-    assert measured(1, triton=0.97).fastest == "triton"
-    assert measured(1, triton=0.99).fastest == "reference"
-
-
 def test_between_two_sizes_the_reference_is_taken() -> None:
     sizes = [measured(4096, triton=0.6), measured(1024, triton=2), measured(2048, triton=1.5)]
-    assert rules(sizes) == [
+    assert kernel_rules(sizes) == [
         {"when": {"dtype": "bfloat16", "side": [0, 4095]}, "use": "reference"},
         {"when": {"dtype": "bfloat16", "side": [4096, 2**62]}, "use": "triton"},
     ]
     sizes = [measured(64, triton=0.5), measured(128, triton=0.5), measured(256, triton=3)]
-    assert rules(sizes) == [
+    assert kernel_rules(sizes) == [
         {"when": {"dtype": "bfloat16", "side": [0, 128]}, "use": "triton"},
         {"when": {"dtype": "bfloat16", "side": [129, 2**62]}, "use": "reference"},
     ]
 
 
 def test_formats_have_rules_of_their_own() -> None:
-    found = rules([measured(64, triton=0.5), measured(64, triton=2, dtype="float16")])
+    found = kernel_rules([measured(64, triton=0.5), measured(64, triton=2, dtype="float16")])
     assert [(rule["when"]["dtype"], rule["use"]) for rule in found] == [
         ("bfloat16", "triton"),
         ("float16", "reference"),
@@ -98,9 +100,10 @@ def test_dispatch_chooses_by_what_was_measured() -> None:
         return operation.choose(x_KSL, x_KSL).name
 
     found = [measured(512, triton=0.5), measured(1024, triton=2)]
-    (file,) = write_tables(found, GFX942)
-    assert file == table_file("gfx942", "symmetric_product")
-    assert json.loads(file.read_text()) == tables(found, GFX942)["symmetric_product"]
+    file = table_file("gfx942", "symmetric_product")
+    assert keep_tables(result("kernels", found), Path("lab.measured.json")) == [f"wrote {file}"]
+    forget_tables()
+    assert json.loads(file.read_text()) == kernel_tables(found)["symmetric_product"]
     assert list(file.parent.iterdir()) == [file]
     assert set(operation.table()) == {"gfx942"}
     with meta_tensors_on(
@@ -113,9 +116,12 @@ def test_dispatch_chooses_by_what_was_measured() -> None:
     assert operations()["symmetric_product.polynomial"].table() == {}
 
 
-def test_a_cpu_has_no_table() -> None:
-    with pytest.raises(ValueError, match="no table is kept for a CPU"):
-        write_tables([measured(512, triton=0.5)], CPU)
+def test_a_cpu_and_a_part_of_the_sizes_give_no_table() -> None:
+    of_cpu = result("kernels", [measured(512, triton=0.5, architecture="cpu")])
+    assert "on a CPU the choice of kernels is fixed" in keep_tables(of_cpu, Path("lab.measured.json"))[0]
+    partial = result("kernels", [measured(512, triton=0.5)], complete=False)
+    assert "not all sizes were measured" in keep_tables(partial, Path("lab.measured.json"))[0]
+    assert not table_file("gfx942", "symmetric_product").exists()
     write_table("cpu", "symmetric_product", {"product": {"cpu": [{"use": "reference"}]}})
     forget_tables()
     assert operations()["symmetric_product.product"].table() == {}
