@@ -35,8 +35,11 @@ __all__ = [
     "__version__",
     "classify",
     "env",
+    "keep",
     "load_run",
     "progress",
+    "recover",
+    "restore",
     "runs",
     "submit",
 ]
@@ -53,6 +56,7 @@ if TYPE_CHECKING:
     from zslurm.checkpoint_tools.errors import CheckpointError
     from zslurm.core.errors import ConfigError, NotFound, SlurmRefused, SlurmUnavailable, ZslurmError
     from zslurm.error import Error
+    from zslurm.recovering import keep, recover, restore
 
 _MODULES = {
     "Checkpoint": "zslurm.api.checkpoint",
@@ -67,8 +71,11 @@ _MODULES = {
     "ZslurmError": "zslurm.core.errors",
     "classify": "zslurm.api.faults",
     "env": "zslurm.api.environment",
+    "keep": "zslurm.recovering",
     "load_run": "zslurm.api.run",
     "progress": "zslurm",
+    "recover": "zslurm.recovering",
+    "restore": "zslurm.recovering",
     "runs": "zslurm.api.run",
     "submit": "zslurm",  # the package of that name, which can be called
 }

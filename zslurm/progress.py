@@ -23,6 +23,11 @@ VARIABLE = "ZSLURM_PROGRESS_FILE"
 MODULES_VARIABLE = "ZSLURM_MODULES_FILE"
 """Environment variable: the file for the names of the modules that the program has imported; see trainer.warm."""
 
+RECOVERY_VARIABLE = "ZSLURM_RECOVERY_FILE"
+"""Environment variable: what the names of the files begin with that a program shares with its rank to recover."""
+GENERATION_VARIABLE = "ZSLURM_GENERATION"
+"""Environment variable: the generation of the ranks that MASTER_PORT belongs to; see zslurm.recover."""
+
 _shown = ""
 _descriptor: tuple[int, str, int] | None = None
 _WIDTH = 1024

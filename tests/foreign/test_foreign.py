@@ -31,16 +31,19 @@ TORCHRUN = [
 
 @dataclass(frozen=True)
 class Foreign:
-    """A program: its script, what matches its checkpoints, and whether torchrun starts its processes."""
+    """A program: its script, what matches its checkpoints, who starts its processes, and whether it is warm."""
 
     script: str
     checkpoints: str
     torchrun: bool = False
+    warm: bool = False
     needs: str = "torch"
 
 
 PROGRAMS = {
     "ddp": Foreign("plain_ddp.py", "step-*.pt"),
+    "warm": Foreign("plain_ddp.py", "step-*.pt", warm=True),
+    "recovering": Foreign("recovering_ddp.py", "step-*.pt", warm=True),
     "transformers": Foreign("hf_trainer.py", "checkpoint-*/trainer_state.json", needs="accelerate"),
     "lightning": Foreign("lightning_fit.py", "step=*.ckpt", needs="lightning"),
     "torchrun": Foreign("plain_ddp.py", "step-*.pt", torchrun=True),
@@ -77,6 +80,7 @@ def submit(user: User, name: str, program: Foreign, fault: str) -> None:
             "checkpoints": f"{{output_dir}}/{program.checkpoints}",
             "steps": STEPS,
             "stop_s": 10,
+            "warm": program.warm,
         },
         "slurm": {"nodes": 2, "ranks_per_node": 1, "time": "20:00", "spares": 1 if fault == "node" else 0},
         "cluster": {"gpus_per_node": 0, "env": user.cluster.forking([*forked.OTHERS, *forked.PROGRAM_RANKS])},
@@ -88,10 +92,24 @@ def submit(user: User, name: str, program: Foreign, fault: str) -> None:
     user.zslurm("submit", path)
 
 
+def test_a_killed_rank_of_a_program_that_recovers_costs_no_step(user: User) -> None:
+    submit(user, "recovers", PROGRAMS["recovering"], "kill")
+    state = user.wait_for_state("recovers", "completed", "failed", deadline_s=DEADLINE_S)
+    story = json.dumps(user.events("recovers"), indent=1)[-6000:]
+    assert (state["state"], state["attempt"], state["step"]) == ("completed", 1, STEPS), story
+    steps = [row["step"] for row in user.steps("recovers")]
+    assert (sorted(set(steps)), len(steps) - len(set(steps)) <= 1) == (list(range(1, STEPS + 1)), True), steps
+    logs = user.directory / "runs/recovers/attempts/000001/logs"
+    assert "continues in generation 1" in (logs / "rank-00000.log").read_text()
+    assert "by signal 9; it is started again" in (logs / "rank-00001.log").read_text()
+
+
 @pytest.mark.parametrize("fault", ENDS)
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_a_foreign_trainer_ends_as_the_matrix_says(name: str, fault: str, user: User) -> None:
     program = PROGRAMS[name]
+    if (name, fault) == ("recovering", "kill"):
+        pytest.skip("no fault of the run: see above")
     if importlib.util.find_spec(program.needs) is None:
         pytest.skip(f"{program.needs} is not installed")
     run = f"{name}-{fault}"
@@ -109,6 +127,9 @@ def test_a_foreign_trainer_ends_as_the_matrix_says(name: str, fault: str, user: 
     if expected == "completed":
         assert (state["attempt"], state["step"], state["checkpoint_step"]) == (2, STEPS, STEPS), story
         assert min(row["step"] for row in user.steps(run) if row["attempt"] == 2) > AT - 10
+        if program.warm and fault != "node":
+            log = user.directory / f"runs/{run}/attempts/000002/logs/rank-00000.log"
+            assert "the program was started in a warm process" in log.read_text()
     if fault in ("kill", "oom"):
         log = user.zslurm("logs", run, "--errors", "--attempt", "1")
         assert "SIGKILL" in log or "Killed" in log or "memory" in log

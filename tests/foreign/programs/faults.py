@@ -20,6 +20,7 @@ def after_step(step: int) -> None:
         not rest
         or os.environ.get("ZSLURM_ATTEMPT", "1") != "1"
         or os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0"
+        or os.environ.get("ZSLURM_GENERATION", "0") != "0"
     ):
         return
     if rest != f"{step}:{os.environ['RANK']}":

@@ -16,7 +16,7 @@ SECRET = "5ec2e7"
 
 @pytest.fixture
 def address() -> dict[str, object]:
-    return {"host": "127.0.0.1", "stop_port": StopServer(4, SECRET).port, "secret": SECRET}
+    return {"host": "127.0.0.1", "stop_port": StopServer(4, SECRET, lambda: 4242).port, "secret": SECRET}
 
 
 def listener(address: dict[str, object]) -> threading.Event:

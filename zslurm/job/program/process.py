@@ -21,6 +21,7 @@ import psutil
 from zslurm.checkpoint_tools.quantities import counted
 from zslurm.config.trainer import TrainerSection
 from zslurm.job.program.progress import ProgramProgress
+from zslurm.job.program.recovery import ProgramRecovery
 from zslurm.job.program.warm_rank import WarmProcess, WarmSlot
 from zslurm.slurm.environment import step_id
 from zslurm.train.stop import StopRequest
@@ -38,7 +39,7 @@ class Program:
         trainer: TrainerSection,
         stop: StopRequest,
         pass_on: Callable[[], object],
-        warm: WarmSlot | None = None,
+        warm: Path | None = None,
     ) -> None:
         """Prepare; nothing runs yet.
 
@@ -46,20 +47,36 @@ class Program:
             trainer: what is run, and how it is asked to stop.
             stop: the request to stop.
             pass_on: called once if a signal asked only this rank: the other ranks are to stop too.
-            warm: where a process that has imported the program's modules waits.
+            warm: the socket at which a process that has imported the program's modules waits.
         """
-        self._trainer, self._stop, self._pass_on, self._warm = trainer, stop, pass_on, warm
+        self._trainer, self._stop, self._pass_on, self._warm_socket = trainer, stop, pass_on, warm
+        self._warm: WarmSlot | None = None
         self.killed_late = False
         """It did not end within trainer.stop_s of the request, and was killed."""
         self.left_behind: list[str] = []
         """Names of the processes that it left behind and that were ended."""
 
-    def run(self, command: list[str], environ: Mapping[str, str], watch: ProgramProgress, records: Path) -> int:
+    def run(
+        self,
+        command: list[str],
+        environ: Mapping[str, str],
+        watch: ProgramProgress,
+        records: Path,
+        recovery: ProgramRecovery | None = None,
+    ) -> int:
         """Run it; returns its exit code, negative for a signal.
+
+        Args:
+            command: the program and its arguments.
+            environ: its variables.
+            watch: follows its progress.
+            records: the directory of the rank's record.
+            recovery: shows when the program has to meet the other ranks again.
 
         Raises:
             OSError: it cannot be started.
         """
+        self._warm = None if self._warm_socket is None else WarmSlot(self._warm_socket)
         process = self._start(command, environ)
         watch.begin(records, process.pid)
         kill_at: float | None = None
@@ -67,6 +84,10 @@ class Program:
             watch.look()
             if self._warm is not None:
                 self._warm.look(stepped=watch.step >= 0)
+            if recovery is not None and recovery.is_new():
+                watch.set_up_again()
+            if recovery is not None and recovery.is_overdue():
+                self._signal(process.pid, signal.SIGKILL)
             if self._stop.asked and kill_at is None:
                 kill_at = time.monotonic() + self._trainer.stop_s
                 stop_signal = signal.Signals[f"SIG{self._trainer.stop_signal}"]
@@ -80,6 +101,8 @@ class Program:
                 self._signal(process.pid, signal.SIGKILL)
             time.sleep(_POLL_S)
         watch.close()
+        if self._warm is not None:
+            self._warm.close()
         self.left_behind = process.left_behind if isinstance(process, WarmProcess) else end_descendants()
         return code
 

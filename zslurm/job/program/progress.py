@@ -100,9 +100,16 @@ class ProgramProgress:
 
     def begin(self, directory: Path, pid: int) -> None:
         """Open the rank's record for the process of the program."""
+        if self._record is not None:
+            self._record.close()
         self._record = ProgressWriter(self._rank, self._attempt.number, str(directory), pid)
         watched = self._pattern is not None or self._grows is not None
         self._record.update(phase=Phase.SETUP if watched else Phase.UNOBSERVED)
+
+    def set_up_again(self) -> None:
+        """Show that the program meets the other ranks again, which may take as long as a start."""
+        if self._record is not None:
+            self._record.update(phase=Phase.SETUP)
 
     def look(self) -> None:
         """Take what is new."""

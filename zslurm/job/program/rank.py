@@ -21,9 +21,9 @@ from zslurm.job.program.ending import record_end, write_end
 from zslurm.job.program.environment import filled, program_environment
 from zslurm.job.program.process import Program, adopt_orphans
 from zslurm.job.program.progress import ProgramProgress
+from zslurm.job.program.recovery import ProgramRecovery
 from zslurm.job.program.rendezvous import rendezvous
 from zslurm.job.program.stop_channel import join, pass_on
-from zslurm.job.program.warm_rank import WarmSlot
 from zslurm.job.rank_setup import close_progress, map_environment, open_progress
 from zslurm.run.log_times import keep_times
 from zslurm.run.run_dir import AttemptDir, RunDir
@@ -49,22 +49,32 @@ def run_program(run: RunDir, attempt: AttemptDir, stop: StopRequest, environ: Mu
     open_progress(records, rank)
     shown = records / f"shown-{rank:05d}"
     address, _server = rendezvous(attempt, environ)
-    join(address, stop.ask)
+    recovery = ProgramRecovery(address, shown, int(environ["WORLD_SIZE"]))
+    join(address, stop.ask, recovery.take)
     variables = program_environment(spec, trainer, run, attempt, environ, shown)
     with contextlib.suppress(OSError):
         run.output.mkdir(exist_ok=True)
     adopt_orphans()
     watch = ProgramProgress(trainer, run, attempt, rank, int(environ["WORLD_SIZE"]), shown)
-    warm = WarmSlot(run.warm_socket(environ)) if trainer.warm else None
-    program = Program(trainer, stop, lambda: pass_on(address), warm)
+    program = Program(trainer, stop, lambda: pass_on(address), run.warm_socket(environ) if trainer.warm else None)
     try:
-        code = program.run(filled(trainer.command, variables), variables, watch, records)
+        while True:
+            variables |= recovery.start()
+            code = program.run(filled(trainer.command, variables), variables, watch, records, recovery)
+            for line in program.notes(code):
+                print(f"zslurm: {line}", flush=True)
+            if code == 0 or stop.asked or trainer.launcher == "node":
+                break
+            watch.begin(records, os.getpid())  # an agent reports a rank whose record names a process that is gone
+            if not recovery.again(watch.step):
+                break
+            how = f"by signal {-code}" if code < 0 else f"with exit code {code}"
+            print(f"zslurm: the program ended {how}; it is started again while the other ranks wait", flush=True)
     finally:
         with contextlib.suppress(OSError):
             shown.unlink(missing_ok=True)
+        recovery.close()
         close_progress(records, rank)
-    for line in program.notes(code):
-        print(f"zslurm: {line}", flush=True)
     return record_end(attempt, environ, code, watch.step, stop)
 
 

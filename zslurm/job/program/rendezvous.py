@@ -53,7 +53,7 @@ def rendezvous(attempt: AttemptDir, environ: MutableMapping[str, str]) -> tuple[
     if environ["RANK"] == "0":
         host = rendezvous_host(environ)
         secret = secrets.token_hex(16)
-        server = StopServer(int(environ["WORLD_SIZE"]), secret)
+        server = StopServer(int(environ["WORLD_SIZE"]), secret, lambda: free_port(host))
         address = {"host": host, "port": free_port(host), "takes_stop": True, "stop_port": server.port}
         publish(attempt.rendezvous, address | {"secret": secret})
     deadline = time.monotonic() + RENDEZVOUS_TIMEOUT_S

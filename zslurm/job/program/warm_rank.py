@@ -88,16 +88,17 @@ class WarmSlot:
             deadline = time.monotonic() + _PREPARES_S
             while not _is_readable(keeper, 0.1):
                 if over() or time.monotonic() > deadline:
-                    self._leave()
+                    self.close()
                     return None
             received = receive(keeper)
             if received is not None and "pid" in received[0]:
+                print("zslurm: the program was started in a warm process", flush=True)
                 return WarmProcess(int(received[0]["pid"]), keeper)
             if received is not None and received[0]["none"]:
                 print(f"zslurm: this rank starts without trainer.warm: {received[0]['none']}", flush=True)
             if received is not None:
                 return None
-        self._leave()
+        self.close()
         return None
 
     def look(self, *, stepped: bool) -> None:
@@ -109,7 +110,7 @@ class WarmSlot:
         try:
             send(keeper, {"steps": True})
         except OSError:
-            self._leave()
+            self.close()
             return
         self._told = True
 
@@ -126,7 +127,8 @@ class WarmSlot:
             self._keeper = keeper
         return self._keeper
 
-    def _leave(self) -> None:
+    def close(self) -> None:
+        """Leave the keeper, which kills a program of this rank that still runs."""
         if self._keeper is not None:
             self._keeper.close()
         self._keeper = None

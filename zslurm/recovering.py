@@ -1,0 +1,249 @@
+"""A program of your own continues after a lost rank: the other ranks keep their processes, and no step is lost.
+
+    import zslurm
+
+    def train():
+        dist.init_process_group("gloo")
+        model, optimizer = ...
+        state = {"model": model.module, "optimizer": optimizer}
+        step = zslurm.restore(state) or load_my_checkpoint(state)
+        while step < steps:
+            ...
+            step += 1
+            zslurm.keep(step, state)
+
+    zslurm.recover(train)
+
+`recover` calls the function. If a rank is killed, its program is started again, and in all others the function is
+left by an exception, its process group is aborted, and it is called again: it makes its groups and its model
+again. `keep` copies the state after a step to host memory; `restore` gives all ranks the newest step that all of
+them have, and the new process a copy of another rank's. Outside of a run of zslurm `recover` calls the function
+once, and nothing else happens.
+
+`keep` is for a state that every rank has in full, as with DDP.
+"""
+
+from __future__ import annotations
+
+import copy
+import gc
+import json
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
+
+from zslurm.progress import GENERATION_VARIABLE, RECOVERY_VARIABLE
+
+T = TypeVar("T")
+
+_LOOK_S = 0.03
+_WAIT_S = 60.0
+_LOST_PEER = ("gloo", "NCCL", "RCCL", "Connection", "Broken pipe", "Socket")
+"""Words by which an error of a collective or of the store is known."""
+_KEPT_STEPS = 2
+
+
+class Stateful(Protocol):
+    """A model, an optimizer, a schedule."""
+
+    def state_dict(self) -> Any:
+        """Return its state."""
+
+    def load_state_dict(self, state: Any, /) -> Any:
+        """Take a state."""
+
+
+# --- recover ----------------------------------------------------------------------------------------------------
+
+
+class _Generations:
+    """Watches the file of the ranks' generations in a thread, and aborts this process's groups for a new one."""
+
+    def __init__(self, files: Path, abort: Callable[[], None]) -> None:
+        self._file, self._joined = (
+            files.with_name(f"{files.name}.generation"),
+            files.with_name(f"{files.name}.joined"),
+        )
+        self._abort = abort
+        self.number = int(os.environ.get(GENERATION_VARIABLE, "0"))
+        threading.Thread(target=self._watch, name="zslurm-generations", daemon=True).start()
+
+    def newest(self) -> dict[str, Any]:
+        """Return the newest generation in the file; an empty one if there is none yet."""
+        try:
+            content: dict[str, Any] = json.loads(self._file.read_text())
+        except (OSError, ValueError):
+            return {}
+        return content
+
+    def _watch(self) -> None:
+        aborted = self.number
+        while True:
+            number = self.newest().get("generation", 0)
+            if number > max(aborted, self.number):
+                aborted = number
+                self._abort()
+            time.sleep(_LOOK_S)
+
+    def join(self) -> None:
+        """Show the rank that this process takes part in the generation."""
+        draft = self._joined.with_name(f"{self._joined.name}.{os.getpid()}")
+        draft.write_text(str(self.number))
+        draft.replace(self._joined)
+
+    def leave(self) -> None:
+        """Show the rank that this process takes part in no further one."""
+        self._joined.unlink(missing_ok=True)
+
+    def wait_for_next(self) -> bool:
+        """Wait for the next generation and take its address; returns whether one came."""
+        deadline = time.monotonic() + _WAIT_S
+        while time.monotonic() < deadline:
+            newest = self.newest()
+            if newest.get("generation", 0) > self.number:
+                self.number = int(newest["generation"])
+                os.environ.update(
+                    {"MASTER_ADDR": str(newest["host"]), "MASTER_PORT": str(newest["port"]),
+                     GENERATION_VARIABLE: str(self.number)}
+                )  # fmt: skip
+                return True
+            time.sleep(_LOOK_S)
+        return False
+
+
+def recover(train: Callable[[], T]) -> T:
+    """Call a function, and again each time that a rank is killed; returns what it returns.
+
+    The function has to make its process groups by itself, and everything that belongs to them.
+
+    Raises:
+        Exception: what the function raises, if no rank was killed; the supervisor then starts all ranks again.
+    """
+    files = os.environ.get(RECOVERY_VARIABLE)
+    if not files or int(os.environ.get("WORLD_SIZE", "1")) == 1:
+        return train()
+    import torch
+
+    from zslurm.train.recovery.abort import NCCL_VARIABLES, Abort, leave_groups, why_not
+
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    on_amd = device.type == "cuda" and torch.version.hip is not None
+    if why := "it has not been tried on AMD GPUs yet" if on_amd else why_not(device, untried=False):
+        if os.environ.get("RANK") == "0":
+            print(f"zslurm.recover: off, a lost rank restarts all of them: {why}", file=sys.stderr, flush=True)
+        return train()
+    os.environ.update(NCCL_VARIABLES)
+    abort = Abort(device, other_ports=set())
+    generations = _Generations(Path(files), abort)
+    _note_groups(abort)
+    try:
+        while True:
+            generations.join()
+            try:
+                return train()
+            except RuntimeError as error:
+                is_newer = generations.newest().get("generation", 0) > generations.number
+                if not is_newer and not any(word in str(error) for word in _LOST_PEER):
+                    raise
+                line = str(error).partition("\n")[0][:200]
+            abort()
+            leave_groups()
+            gc.collect()  # what the function held of the groups, in frames of its exception too
+            print(f"zslurm.recover: a rank was lost ({line})", flush=True)
+            if not generations.wait_for_next():
+                raise RuntimeError(f"no rank was replaced in {_WAIT_S:g} s: {line}")
+            abort.made()
+            print(f"zslurm.recover: continues in generation {generations.number}", flush=True)
+    finally:
+        generations.leave()
+
+
+def _note_groups(abort: Any) -> None:
+    """Have every group that torch makes from now on noted by `abort`, with its sockets."""
+    from torch.distributed import distributed_c10d
+
+    make = distributed_c10d._new_process_group_helper  # what both public functions call
+
+    def noting(*args: Any, **kwargs: Any) -> Any:
+        abort.add_port(int(os.environ["MASTER_PORT"]))
+        with abort.making_groups():
+            return make(*args, **kwargs)
+
+    distributed_c10d._new_process_group_helper = noting
+
+
+# --- keep -------------------------------------------------------------------------------------------------------
+
+_kept: dict[int, dict[str, Any]] = {}
+
+
+def keep(step: int, state: Mapping[str, Stateful]) -> None:
+    """Copy the state after a step to host memory; the copies of two steps are kept.
+
+    Args:
+        step: its number; all ranks keep the same steps.
+        state: what makes the state up, by name.
+
+    Raises:
+        TypeError: a part is sharded over the ranks.
+    """
+    _kept[step] = {name: _copied(stateful.state_dict()) for name, stateful in state.items()}
+    for old in sorted(_kept)[:-_KEPT_STEPS]:
+        del _kept[old]
+
+
+def restore(state: Mapping[str, Stateful]) -> int | None:
+    """Give every rank the state of the newest step that is kept; returns the step, None if there is none.
+
+    All ranks call it together, after they have made their process group. A rank whose process is new gets the copy
+    of another one. After a first start nothing is kept, and None is returned.
+
+    Raises:
+        RuntimeError: a rank was lost meanwhile.
+    """
+    import torch.distributed as dist
+
+    steps: list[list[int]] = [[] for _ in range(dist.get_world_size())]
+    dist.all_gather_object(steps, sorted(_kept))
+    survivors = [set(kept_steps) for kept_steps in steps if kept_steps]
+    common = set.intersection(*survivors) if survivors else set()
+    if not common:
+        _kept.clear()
+        return None
+    step = max(common)
+    source = next(rank for rank, kept_steps in enumerate(steps) if step in kept_steps)
+    if any(step not in kept_steps for kept_steps in steps):
+        shared = [_kept.get(step) if dist.get_rank() == source else None]
+        dist.broadcast_object_list(shared, src=source)
+        parts = _kept.get(step) or shared[0]
+    else:
+        parts = _kept[step]
+    assert parts is not None
+    _kept.clear()
+    _kept[step] = parts
+    for name, stateful in state.items():
+        stateful.load_state_dict(_copied(parts[name]))  # an optimizer takes the tensors that it is given
+    return step
+
+
+def _copied(value: Any) -> Any:
+    """Return a copy in host memory.
+
+    Raises:
+        TypeError: a tensor is sharded.
+    """
+    import torch
+
+    if isinstance(value, torch.Tensor):
+        if hasattr(value, "to_local"):
+            raise TypeError("zslurm.keep: the state has a sharded tensor (DTensor), which no other rank has")
+        return value.detach().to("cpu", copy=True)
+    if isinstance(value, Mapping):
+        return {name: _copied(item) for name, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_copied(item) for item in value]
+    return copy.deepcopy(value)
