@@ -27,6 +27,7 @@ from zslurm.aegis.core.messages import (
     WarmEnded,
     WeighFewer,
 )
+from zslurm.aegis.core.policy.shrinking import Weighed
 from zslurm.aegis.core.step import step
 from zslurm.aegis.fault_kinds import NODE_DEAD, RANK_KILLED, FaultKind
 from zslurm.aegis.types import Fault
@@ -57,6 +58,7 @@ class Site:
         self.store_alive, self.checks_end = True, True
         self.unfit: dict[str, str] = {}
         self.fewer: dict[int, str] = {}
+        self.weighed: dict[int, Weighed] = {}
         self.now = 1000.0
         settings = AegisSection.model_validate({"recovery": "memory", "recovery_s": 10} | aegis)
         ranks = [node for node in NODES for _ in range(PER_NODE)]
@@ -97,7 +99,8 @@ class Site:
                 reasons = {node: self.unfit.get(node, "") for node in action.nodes}
                 return [SparesChecked(reasons, action.round)] if self.checks_end else []
             case WeighFewer():
-                return [FewerWeighed(action.nodes, self.fewer.get(action.nodes, "aegis.min_nodes is not set"))]
+                reason = self.fewer.get(action.nodes, "aegis.min_nodes is not set")
+                return [FewerWeighed(action.nodes, reason, self.weighed.get(action.nodes))]
             case Regroup():
                 self.generations.append(action.generation)
                 return [] if self.store_alive else [StoreGone(move=False)]

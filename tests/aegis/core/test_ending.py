@@ -109,4 +109,5 @@ def test_ranks_that_survive_continue_on_fewer_nodes_if_that_is_allowed_possible_
     least: int | None, nodes: int, divides: bool, weighed: Weighed | None, why: str
 ) -> None:
     settings = AegisSection(min_nodes=least)
-    assert why_not_fewer(nodes, settings, (lambda: None) if divides else refuse, lambda: weighed) == why
+    found = why_not_fewer(nodes, settings, (lambda: None) if divides else refuse, lambda: weighed)
+    assert (found.reason, found.weighed) == (why, weighed)

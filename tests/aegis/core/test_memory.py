@@ -6,6 +6,7 @@ import pytest
 
 from tests.aegis.core.sites import PER_NODE, Site
 from zslurm.aegis.core.messages import NO_ANSWER, GiveUp, Paused, SparesChecked
+from zslurm.aegis.core.policy.shrinking import Weighed
 from zslurm.aegis.fault_kinds import GPU_RAS_UNCORRECTABLE, NODE_DEAD, RANK_HANG
 from zslurm.aegis.types import Fault
 
@@ -121,6 +122,14 @@ def test_without_a_spare_the_others_get_new_numbers_on_fewer_nodes(site: Site) -
     assert site.lose(3, step=9), "rank 3 is what was rank 5"
     assert site.generations[-1].members == ("n0/0", "n0/1", "n2/0", "n2/w3")
     site.recover(2, step=9)
+
+
+def test_what_fewer_nodes_were_weighed_against_is_recorded(site: Site) -> None:
+    site.memory.take_warm(["n3/w4", "n3/w5"])
+    site.fewer, site.weighed = {2: ""}, {2: Weighed(2, 1.5, 120.0, 600.0)}
+    assert site.lose(dead=("n1",), kind=NODE_DEAD)
+    (started,) = site.recorded("recovery_started")
+    assert (started["step_time_ratio"], started["lost_s"], started["expected_wait_s"]) == (1.5, 120.0, 600.0)
 
 
 def test_a_process_that_waited_on_a_node_that_died_before_takes_no_place(site: Site) -> None:

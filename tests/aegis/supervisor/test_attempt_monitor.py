@@ -22,6 +22,7 @@ from zslurm.aegis.core.detection.detector import Detector
 from zslurm.aegis.core.detection.early_exits import LINE
 from zslurm.aegis.core.messages import AskAbout, CoreEvent, Recovered, ReportReceived
 from zslurm.aegis.core.policy.attribution import attribute
+from zslurm.aegis.core.policy.shrinking import FewerNodes
 from zslurm.aegis.core.root_cause import roots_of
 from zslurm.aegis.protocol import AgentReport, Answer, ProgressReport, RankProgress, Stamp
 from zslurm.aegis.supervisor import stop_forwarder
@@ -462,7 +463,7 @@ def test_an_attempt_whose_store_has_ended_is_ended(tmp_path: Path, run: RunDir) 
     warm = SimpleNamespace(ended=list, end=lambda: None, runs=False)
     state = MemoryState.of_start(NODES, 1, ())
     memory = MemoryShell(
-        running.attempt, cast(StoreClient, store), cast(WarmPool, warm), state, NODES, lambda *_: ""
+        running.attempt, cast(StoreClient, store), cast(WarmPool, warm), state, NODES, lambda *_: FewerNodes()
     )
     outcome = _monitor(tmp_path, replace(running, memory=memory), Speakers({})).until_end()
     assert outcome.cause is not None

@@ -15,6 +15,7 @@ from zslurm.aegis.core.detection.nodes import NodeTable
 from zslurm.aegis.core.messages import GiveUp, ProgressRead, StopState
 from zslurm.aegis.core.policy.in_memory import InMemory
 from zslurm.aegis.core.policy.outcome import AttemptOutcome
+from zslurm.aegis.core.policy.shrinking import Weighed
 from zslurm.aegis.core.root_cause import roots_of
 from zslurm.aegis.fault_kinds import EARLY_EXIT, NODE_DEAD, SLURM_CANCELLED, STRAGGLER
 from zslurm.aegis.types import OF_STEP, Alarm, AttemptSummary, Fault, History
@@ -182,6 +183,7 @@ class MemoryState:
         check_round: a number of the checks: checks of earlier recoveries do not count.
         unfit: spares that a check found unfit.
         fewer: why the ranks must not continue on that number of nodes; empty if they may.
+        weighed: that number of nodes against a wait in the queue.
     """
 
     per_node: int
@@ -210,6 +212,7 @@ class MemoryState:
     check_round: int = 0
     unfit: set[str] = field(default_factory=set)
     fewer: dict[int, str] = field(default_factory=dict)
+    weighed: dict[int, Weighed] = field(default_factory=dict)
 
     @classmethod
     def of_start(cls, rank_nodes: Collection[str], per_node: int, spares: tuple[str, ...]) -> MemoryState:

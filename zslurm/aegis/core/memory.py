@@ -50,6 +50,7 @@ from zslurm.run.events import (
     RecoveryStarted,
     RecoveryUnavailable,
 )
+from zslurm.run.events.event import only_known
 from zslurm.run.exclusions import active_exclusions
 from zslurm.slurm.hostlist import compress
 from zslurm.slurm.topology import hostlist_in_order
@@ -125,7 +126,10 @@ def take_check(state: AttemptState, event: SparesChecked) -> None:
 
 def take_weighed(state: AttemptState, event: FewerWeighed) -> None:
     """Take why the ranks must not continue on that number of nodes."""
-    memory_of(state).fewer[event.nodes] = event.reason
+    memory = memory_of(state)
+    memory.fewer[event.nodes] = event.reason
+    if event.weighed is not None:
+        memory.weighed[event.nodes] = event.weighed
 
 
 def resume(state: AttemptState, event: MemoryResumed) -> list[CoreAction]:
@@ -374,18 +378,22 @@ def _publish(state: AttemptState, regrouping: Regrouping, plan: InMemory, now: f
     regrouping.plan, regrouping.awaits_warm = plan, False
     regrouping.deadline = now + recovery_s + _ANSWER_S
     lost = tuple(sorted(regrouping.lost))
+    weighed = memory.weighed.get(len(set(plan.nodes))) if plan.former else None
     started = RecoveryStarted(
         attempt=state.number,
         generation=memory.number,
         ranks=list(lost),
         members=None if plan.former else [plan.members[rank] for rank in lost],
+        step_time_ratio=None if weighed is None else round(weighed.step_time_ratio, 4),
+        lost_s=None if weighed is None else round(weighed.lost_s, 1),
+        expected_wait_s=None if weighed is None else weighed.expected_wait_s,
     )
     nodes_left = memory.left | memory.expelled.keys() | _leaving(memory, memory.number)
     generation = Generation(
         memory.number, plan.members, () if plan.former else lost, recovery_s, left=tuple(sorted(nodes_left)),
         former=plan.former, former_size=len(memory.members) if plan.former else 0,
     )  # fmt: skip
-    return [*_expel(state), Record(started), Regroup(generation), *_end_expelled(state)]
+    return [*_expel(state), Record(only_known(started)), Regroup(generation), *_end_expelled(state)]
 
 
 def _expel(state: AttemptState) -> list[CoreAction]:
@@ -462,7 +470,7 @@ def _bare(memory: MemoryState, nodes: Iterable[str]) -> tuple[str, ...]:
 
 def _forget_checks(memory: MemoryState) -> None:
     """Have each spare checked again before its next use, and fewer nodes weighed again."""
-    memory.checks, memory.fewer, memory.check_round = {}, {}, memory.check_round + 1
+    memory.checks, memory.fewer, memory.weighed, memory.check_round = {}, {}, {}, memory.check_round + 1
 
 
 def take_recovery(state: AttemptState, event: Recovered) -> None:

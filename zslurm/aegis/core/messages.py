@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 from zslurm.aegis.core.detection.flight_records import Culprits
 from zslurm.aegis.core.detection.witnesses import WitnessReport
+from zslurm.aegis.core.policy.shrinking import Weighed
 from zslurm.aegis.logs.name_lookups import FailedLookups
 from zslurm.aegis.protocol import Report
 from zslurm.aegis.types import Fault
@@ -309,6 +310,7 @@ class FewerWeighed:
 
     nodes: int
     reason: str
+    weighed: Weighed | None = None
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from typing import Any
 from zslurm.aegis.core.adopted_memory import KINDS as MEMORY_KINDS
 from zslurm.aegis.core.attempt import MemoryState
 from zslurm.aegis.core.policy.outcome import AttemptOutcome, Cause
-from zslurm.aegis.core.policy.shrinking import Weighed, expected_wait_s, weigh, why_not_fewer
+from zslurm.aegis.core.policy.shrinking import FewerNodes, Weighed, expected_wait_s, weigh, why_not_fewer
 from zslurm.aegis.core.starting import (
     PendingDecision,
     died_by_attempt,
@@ -247,8 +247,8 @@ class AttemptStarter:
             spec.aegis.recovery == "memory" or (spec.aegis.recovery == "auto" and can)
         )
 
-    def _why_not_fewer(self, count: int, in_use: int) -> str:
-        """Return why ranks on `in_use` nodes must not continue on `count` of them; empty if they may."""
+    def _why_not_fewer(self, count: int, in_use: int) -> FewerNodes:
+        """Return why ranks on `in_use` nodes must not continue on `count` of them, or that they may."""
         job, spec = self._job, self._job.spec
 
         def check() -> None:

@@ -43,12 +43,19 @@ class RanksExpelled(Event, name="ranks_expelled"):
 
 
 class RecoveryStarted(Event, name="recovery_started"):
-    """Ranks were lost, and the others regroup with warm processes in their place."""
+    """Ranks were lost, and the others regroup, with warm processes in their place or on fewer nodes.
+
+    Fewer nodes were weighed: a step takes `step_time_ratio` times as long, which costs `lost_s` seconds of work,
+    against `expected_wait_s` in the queue.
+    """
 
     attempt: int
     generation: int
     ranks: list[int]
     members: list[str] | None = None
+    step_time_ratio: float | None = None
+    lost_s: float | None = None
+    expected_wait_s: float | None = None
 
     def _sentence(self) -> str:
         by = f": {', '.join(self.members)} in place" if self.members else ""

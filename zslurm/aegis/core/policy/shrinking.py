@@ -53,6 +53,19 @@ class Weighed:
         )
 
 
+@dataclass(frozen=True)
+class FewerNodes:
+    """Whether ranks that survived may continue on fewer nodes.
+
+    Attributes:
+        reason: why not; empty if they may.
+        weighed: against a wait; None if that was not weighed.
+    """
+
+    reason: str = ""
+    weighed: Weighed | None = None
+
+
 def weigh(work: WorkLeft, fewer: int, all_nodes: int, in_use: int, expected_wait_s: float) -> Weighed:
     """Weigh `fewer` nodes now against `all_nodes` after a wait; `in_use` nodes have trained until now."""
     ratio = _most(work, fewer) / _most(work, all_nodes)
@@ -66,8 +79,8 @@ def weigh(work: WorkLeft, fewer: int, all_nodes: int, in_use: int, expected_wait
 
 def why_not_fewer(
     nodes: int, settings: AegisSection, check: Callable[[], None], weighed: Callable[[], Weighed | None]
-) -> str:
-    """Return why ranks that survived must not continue on a number of nodes; empty if they may.
+) -> FewerNodes:
+    """Return why ranks that survived must not continue on a number of nodes, or that they may.
 
     Args:
         nodes: on which they would.
@@ -77,13 +90,13 @@ def why_not_fewer(
     """
     if settings.min_nodes is None or nodes < settings.min_nodes:
         least = "is not set" if settings.min_nodes is None else f"is {settings.min_nodes}"
-        return f"aegis.min_nodes {least}"
+        return FewerNodes(f"aegis.min_nodes {least}")
     try:
         check()
     except ConfigError as error:
-        return str(error)
+        return FewerNodes(str(error))
     against = weighed()
-    return "" if against is None or against.shrinks else str(against)
+    return FewerNodes("" if against is None or against.shrinks else str(against), against)
 
 
 def expected_wait_s(history: History, settings: AegisSection) -> float:

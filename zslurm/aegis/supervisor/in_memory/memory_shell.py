@@ -33,6 +33,7 @@ from zslurm.aegis.core.messages import (
     WarmNotStarted,
     WeighFewer,
 )
+from zslurm.aegis.core.policy.shrinking import FewerNodes
 from zslurm.aegis.logs.signatures import Signatures
 from zslurm.aegis.supervisor.in_memory.warm_pool import WarmPool
 from zslurm.aegis.supervisor.job import Job
@@ -48,7 +49,7 @@ _ANSWERS_S = 10.0
 """Seconds that the server gets: it may have been started a moment ago, and import torch."""
 _AGAIN_S = 0.1
 
-WeighNodes = Callable[[int, int], str]
+WeighNodes = Callable[[int, int], FewerNodes]
 """Returns why ranks on a number of nodes (the second) must not continue on fewer (the first)."""
 
 
@@ -144,7 +145,8 @@ class MemoryShell:
                 if problem := self._warm.start(action.nodes, action.per_node):
                     yield WarmNotStarted(action, problem)
             case WeighFewer():
-                yield FewerWeighed(action.nodes, self._why_not_fewer(action.nodes, action.in_use))
+                verdict = self._why_not_fewer(action.nodes, action.in_use)
+                yield FewerWeighed(action.nodes, verdict.reason, verdict.weighed)
             case CheckSpare():
                 work = threading.Thread(target=self._check, args=(action,), name="spares", daemon=True)
                 work.start()
