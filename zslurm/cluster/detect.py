@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,6 +14,7 @@ from zslurm.cluster.profile_writer import Members, local_profile, slurm_profile
 from zslurm.core.errors import NotFound, SlurmRefused, SlurmUnavailable
 from zslurm.hardware.gpus import read_gpus
 from zslurm.slurm.client import SlurmClient
+from zslurm.slurm.hostlist import compress
 from zslurm.slurm.inventory import Node, SlurmPartition
 from zslurm.slurm.settings import read_settings
 from zslurm.slurm.topology import SlurmTopology
@@ -30,12 +32,16 @@ class Detected:
         text: the YAML of the profile.
         partition_choices: partitions that could have been meant, the best guess first; one if Slurm has a default.
         not_probed: why no node could be read, if the probe was optional.
+        not_found: keys that a node was asked for and could not answer.
+        others: nodes of other kinds in the partition, and what one of them answered; a line for each kind.
     """
 
     name: str
     text: str
     partition_choices: list[str]
     not_probed: str | None = None
+    not_found: tuple[str, ...] = ()
+    others: tuple[str, ...] = ()
 
 
 def detect(
@@ -53,7 +59,7 @@ def detect(
         name: name of the profile; default: Slurm's ClusterName, or `local`.
         partition: partition to describe; default: Slurm's default one, else the first with GPUs.
         account: account to charge, if the site wants one named.
-        probe_timeout_s: read a node's NICs and drivers too, and wait this long for its answer.
+        probe_timeout_s: read the NICs and drivers of a node of each kind too, and wait this long for the answers.
         probe_is_optional: describe the cluster without the node's facts if no node answers, and say so.
         waiting: called with the job's id while the probe waits in the queue.
 
@@ -83,18 +89,37 @@ def detect(
     settings = read_settings(config)
     cluster = name or settings.cluster or "slurm"
     members = Members.of_hidden(chosen) if nodes is None else Members.of(chosen, nodes)
+    kinds = Members.kinds(chosen, nodes or [])[1:]
     topology = _topology(client, chosen)
     option = _gpu_option(client, chosen, members, account)
     info, not_probed = None, None
+    others = [str(kind) for kind in kinds]
     if probe_timeout_s is not None:
+
+        def asked(kind: Members) -> Probe:
+            not_alike = [name for other in (members, *kinds) if other is not kind for name in other.names]
+            return _probe(chosen, kind, not_alike, account, probe_timeout_s, waiting, option)
+
+        with ThreadPoolExecutor(1 + len(kinds)) as executor:  # the kinds at once: each may wait in the queue
+            answers = [executor.submit(asked, kind) for kind in (members, *kinds)]
         try:
-            info = _probe(chosen, members, account, probe_timeout_s, waiting, option)
+            info = answers[0].result()
         except (SlurmRefused, SlurmUnavailable) as error:
             if not probe_is_optional:
                 raise
             not_probed = " ".join(str(error).split())
-    text = slurm_profile(cluster, chosen, members, settings, topology, account, info, not_probed, option)
-    return Detected(cluster, text, choices, not_probed)
+        others = [f"{kind}; {_answer(answer)}" for kind, answer in zip(kinds, answers[1:], strict=True)]
+    text = slurm_profile(cluster, chosen, members, settings, topology, account, info, not_probed, option, others)
+    return Detected(cluster, text, choices, not_probed, info.not_found if info else (), tuple(others))
+
+
+def _answer(answer: Future[Probe]) -> str:
+    """Return in a line what a node of another kind answered, or why it could not be asked."""
+    try:
+        info = answer.result()
+    except (SlurmRefused, SlurmUnavailable) as error:
+        return f"not asked: {' '.join(str(error).split())}"
+    return f"{info.notes[0]} Network: {info.network or 'not known'}."
 
 
 def _topology(client: SlurmClient, partition: SlurmPartition) -> SlurmTopology:
@@ -108,6 +133,7 @@ def _topology(client: SlurmClient, partition: SlurmPartition) -> SlurmTopology:
 def _probe(
     partition: SlurmPartition,
     members: Members,
+    not_alike: list[str],
     account: str | None,
     timeout_s: float,
     waiting: Callable[[str], None],
@@ -116,6 +142,7 @@ def _probe(
     from zslurm.cluster.probe import probe
 
     options = [f"--partition={partition.name}", "--time=5"]
+    options += [f"--exclude={compress(not_alike)}"] if not_alike else []
     options += [f"--account={account}"] if account else []
     if members.gpus:
         options.append(_gpu_request(members, option))

@@ -70,6 +70,21 @@ class Probe:
     scontrol: bool | None = None
     unknown_nics: bool = False
 
+    @property
+    def not_found(self) -> tuple[str, ...]:
+        """Return what the node's answer leaves open of what a run on GPUs needs, in words of the profile."""
+        if not self.gpus:
+            return ()
+        missing = {
+            "network": self.network is None,
+            "nics": not self.nics,
+            "gid_index": self.gid_index is None and self.network not in (None, "infiniband"),
+            "gpu_family": self.gpu_family is None,
+            "gpu_numa": not self.gpu_numa,
+            "rocm_version": self.rocm_version is None and self.extends != "h100-ib",
+        }
+        return tuple(f"cluster.{key}" for key, is_missing in missing.items() if is_missing)
+
 
 def probe(options: Sequence[str], timeout_s: float, waiting: Callable[[str], None] = lambda job_id: None) -> Probe:
     """Read one node, in a job with these options of srun; `timeout_s` includes its wait in the queue.

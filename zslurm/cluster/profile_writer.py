@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from zslurm.checkpoint_tools.quantities import counted
@@ -33,6 +34,7 @@ class Members:
     Attributes:
         hidden: Slurm does not show its nodes to users: GPUs and CPUs are the partition's, divided by its nodes. No
             GPUs may then be GPUs that Slurm does not count.
+        names: of the nodes that are alike.
     """
 
     n_nodes: int
@@ -41,14 +43,26 @@ class Members:
     gpu_type: str | None
     cpus: int
     hidden: bool = False
+    names: tuple[str, ...] = field(default=(), compare=False)
 
     @classmethod
     def of(cls, partition: SlurmPartition, nodes: list[Node]) -> Members:
         """Count the nodes of a partition, and describe its most common kind of node."""
+        return next(iter(cls.kinds(partition, nodes)), cls(0, 0, 0, None, 1))
+
+    @classmethod
+    def kinds(cls, partition: SlurmPartition, nodes: list[Node]) -> list[Members]:
+        """Return the kinds of nodes of a partition by GPUs, their type, and CPUs; the most common one first."""
         members = [node for node in nodes if partition.name in node.partitions]
-        kinds = Counter((node.gpus, node.gpu_type, node.cpus) for node in members)
-        (gpus, gpu_type, cpus), count = kinds.most_common(1)[0] if kinds else ((0, None, 1), 0)
-        return cls(len(members), count, gpus, gpu_type, cpus)
+        counts = Counter(map(_kind, members))
+        return [
+            cls(len(members), count, *kind, names=tuple(node.name for node in members if _kind(node) == kind))
+            for kind, count in counts.most_common()
+        ]
+
+    def __str__(self) -> str:
+        gpus = f"{counted(self.gpus, 'GPU')}{f' ({self.gpu_type})' if self.gpu_type else ''}"
+        return f"{compress(self.names)}: {gpus}, {counted(self.cpus, 'CPU')}"
 
     @classmethod
     def of_hidden(cls, partition: SlurmPartition) -> Members:
@@ -56,6 +70,10 @@ class Members:
         n_nodes = max(1, partition.n_nodes)
         gpus, cpus = (partition.gpus or 0) // n_nodes, max(1, partition.cpus // n_nodes)
         return cls(partition.n_nodes, partition.n_nodes, gpus, None, cpus, hidden=True)
+
+
+def _kind(node: Node) -> tuple[int, str | None, int]:
+    return node.gpus, node.gpu_type, node.cpus
 
 
 def slurm_profile(
@@ -68,11 +86,12 @@ def slurm_profile(
     found: Probe | None,
     not_probed: str | None = None,
     gpu_option: str = "gpus-per-node",
+    others: Sequence[str] = (),
 ) -> str:
     """Return the text of a profile: values for the keys of zslurm, comments for what a person should know.
 
     `not_probed` is why no node was read, in one line. `gpu_option` is the form of request for GPUs
-    that the site takes.
+    that the site takes. `others` are lines on the nodes of other kinds.
     """
     limits = [
         f"time limit {partition.max_time}" if partition.max_time else "no time limit",
@@ -89,6 +108,7 @@ def slurm_profile(
         *(_comment(line) for line in _topology_lines(topology)),
         *(_comment(note) for note in (found.notes if found else ())),
         *([_comment(f"The network is not known: {not_probed}.")] if not_probed else []),
+        *(_comment(f"Nodes of another kind, which this profile does not describe: {line}") for line in others),
         "cluster:",
         *([f"  extends: {found.extends}"] if found and found.extends else []),
         f"  name: {scalar(name)}",

@@ -49,7 +49,7 @@ def test_init_finds_the_network_without_being_asked_to(shell: Shell, slurm: Scri
     done = shell.zslurm("init", "--yes", "--name", "lab")
     assert done.code == 0, done.stderr
     assert "  extends: mi300x-pollara\n" in done.stdout
-    assert done.stderr.startswith("reading the network of one node in a short job, for 120 s at most (--no-probe")
+    assert done.stderr.startswith("reading one node of each kind in a short job, for 120 s at most (--no-probe")
     assert "not known" not in done.stderr
     shown = shell.zslurm("cluster", "env", "--cluster", "lab").stdout
     assert "export NCCL_IB_HCA='=ionic_0,ionic_1" in shown

@@ -21,8 +21,8 @@ def init(
         bool | None,
         Option(
             "--probe/--no-probe",
-            help="Read network, NICs and drivers of one node in a short job. Default: try it; with --probe, "
-            "fail if no node answers.",
+            help="Read network, NICs and drivers of one node of each kind in a short job. Default: try it; with "
+            "--probe, fail if no node answers.",
         ),
     ] = None,
     probe_timeout: Annotated[float, Option(metavar="SECONDS", min=1, help="Wait so long for that job.")] = 120.0,
@@ -45,7 +45,7 @@ def init(
     if probe or (probe is None and choices):
         if choices:
             optional = "" if probe else " (--no-probe: not now)"
-            say(f"reading the network of one node in a short job, for {probe_timeout:g} s at most{optional}")
+            say(f"reading one node of each kind in a short job, for {probe_timeout:g} s at most{optional}")
         detected = detect(
             name=name,
             partition=partition,
@@ -60,5 +60,13 @@ def init(
     if kept is not None:
         say(f"the profile that was there is kept as {kept}")
     say(f"wrote {path}; it is now the default cluster")
+    for line in detected.others:
+        say(f"note: nodes of another kind, for a profile of their own: {line}")
+    if detected.not_found:
+        keys = ", ".join(detected.not_found)
+        say(f"note: the node does not show {keys}; enter them with `zslurm cluster edit`, if runs need them")
+    if choices:
+        keys = "cluster.setup and cluster.fabric" if account else "slurm.account, cluster.setup and cluster.fabric"
+        say(f"note: neither Slurm nor a node shows {keys}; `zslurm cluster edit` enters them")
     if detected.not_probed is not None:
         say(f"note: the network is not known: {detected.not_probed}; try `zslurm init --probe` later")
