@@ -113,7 +113,7 @@ def _train(place: Path, name: str, at: list[float]) -> dict[str, Any]:
     run_dir = place / "runs" / name
     with (place / f"{name}.log").open("w") as log:
         process = subprocess.Popen(command, cwd=place, env=environment, stdout=log, stderr=log)
-        kills = []
+        kills: list[float] = []
         for share in at:
             _wait_for_step(run_dir, process, int(share * STEPS), attempt=len(kills) + 1)
             _ranks(run_dir)[-1].send_signal(signal.SIGKILL)

@@ -26,7 +26,7 @@ import torch.distributed.checkpoint as dcp
 
 from zslurm.checkpoint_tools import Checkpoint, Entry, Manifest, ShardReport, Tensor, assemble
 from zslurm.train.checkpointing.snapshot import HostSnapshot
-from zslurm.train.checkpointing.writer import CheckpointWriter, SaveState, WriteRequest
+from zslurm.train.checkpointing.writer import CheckpointWriter, SaveRequest, SaveState
 
 STATES = ("master", "exp_avg", "exp_avg_sq")
 COMPUTE_SIZE = 512
@@ -55,9 +55,12 @@ class Bench:
         generator = torch.Generator().manual_seed(rank)
         self.live = {name: torch.randn(settings.elements, generator=generator) for name in STATES}
         self.snapshot = HostSnapshot(self.live)
+        root.mkdir(parents=True, exist_ok=True)
+        connection = dist.TCPStore("127.0.0.1", port, is_master=False, wait_for_workers=False)
         self.writer = CheckpointWriter(
-            root / "ours", store.clone(), rank, ranks, self.snapshot, self._entries, nonce="bench", timeout_s=600
-        )
+            root / "ours", connection, rank, ranks, self.snapshot, self._entries, self._manifest,
+            nonce="bench", timeout_s=600,
+        )  # fmt: skip
         self.saves = 0
         self.future: Future[Any] | None = None
         self.a, self.b = torch.randn(COMPUTE_SIZE, COMPUTE_SIZE), torch.randn(COMPUTE_SIZE, COMPUTE_SIZE)
@@ -97,7 +100,7 @@ class Bench:
     def ours(self) -> None:
         self.writer.finish()
         self.saves += 1
-        self.writer.request(WriteRequest(self.saves, [], self._manifest))
+        self.writer.request(SaveRequest(self.saves, 0, {}, {}, []))
 
     def settle(self) -> None:
         """Wait for the save in the background, and remove what was saved."""
@@ -105,10 +108,12 @@ class Bench:
             self.future.result()
             self.future = None
         self.writer.finish()
-        assert all(reached.state is not SaveState.FAILED for reached in self.writer.poll())
+        failed = [reached.reason for reached in self.writer.poll() if reached.state is SaveState.FAILED]
+        assert not failed, failed
         dist.barrier()
         if self.rank == 0:
-            shutil.rmtree(self.root, ignore_errors=True)
+            for path in self.root.iterdir():  # the directory itself stays: a run that loses it saves no more
+                shutil.rmtree(path) if path.is_dir() else path.unlink()
         dist.barrier()
 
     # ----------------------------------------------------------- measurements
@@ -195,9 +200,9 @@ class Bench:
             Entry("flat", name, first, first + array.size, array) for name, array in self.snapshot.arrays.items()
         ]
 
-    def _manifest(self, reports: list[ShardReport]) -> Manifest:
+    def _manifest(self, request: SaveRequest, reports: list[ShardReport]) -> Manifest:
         table = [Tensor("flat", (self.ranks * self.settings.elements,), dict.fromkeys(STATES, "F32"))]
-        return assemble(reports, step=self.saves, tokens=0, model={}, cursor={}, state={}, tensors=table)
+        return assemble(reports, step=request.step, tokens=0, model={}, cursor={}, state={}, tensors=table)
 
 
 def measure(rank: int, ranks: int, port: int, root: Path, settings: Settings, answer: Any) -> None:

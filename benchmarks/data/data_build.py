@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import shutil
 import tempfile
+from functools import partial
 from pathlib import Path
 
 from benchmarks.common import alternate, write_result
@@ -47,8 +48,8 @@ def run(runs: int = 5, workers: int | None = None) -> None:
             tokens[source] = summary.tokens - summary.documents  # without end-of-document tokens
 
         names = {"build from text files": demo_corpus_sources(), "build from .jsonl": lines}
-        builds = {name: lambda source=source: built(source) for name, source in names.items()}
-        timings = alternate({"encode_batch_fast alone": alone} | builds, runs=runs)
+        builds = {name: partial(built, source) for name, source in names.items()}
+        timings = alternate({"encode_batch_fast alone": alone, **builds}, runs=runs)
     count = next(iter(tokens.values()))
     assert set(tokens.values()) == {count}
     peer = timings["encode_batch_fast alone"].median

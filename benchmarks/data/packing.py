@@ -17,6 +17,7 @@ documents by best-fit decreasing; a window is what is packed at once.
 
 from __future__ import annotations
 
+from functools import partial
 from importlib import metadata
 from pathlib import Path
 from types import SimpleNamespace
@@ -98,12 +99,16 @@ def run(documents: int = WINDOW, window: int = 4096, peer_documents: int = 2048,
         theirs = trl.pack_dataset(dataset, context + 1, strategy="bfd")
         timings = alternate(
             {
-                "zslurm, tokens": lambda same=same, context=context: packed(same, context),
-                "zslurm, index": lambda corpus=corpus, context=context: pack(corpus, context, "trim"),
-                "zslurm, index of fewer": lambda part=part, context=context: pack(part, context, "trim"),
-                "trl, as many": lambda whole=whole, context=context: _pack_bfd(whole, context + 1),
-                "trl.pack_dataset": lambda dataset=dataset, context=context: trl.pack_dataset(
-                    dataset, context + 1, strategy="bfd", map_kwargs={"load_from_cache_file": False}
+                "zslurm, tokens": partial(packed, same, context),
+                "zslurm, index": partial(pack, corpus, context, "trim"),
+                "zslurm, index of fewer": partial(pack, part, context, "trim"),
+                "trl, as many": partial(_pack_bfd, whole, context + 1),
+                "trl.pack_dataset": partial(
+                    trl.pack_dataset,
+                    dataset,
+                    context + 1,
+                    strategy="bfd",
+                    map_kwargs={"load_from_cache_file": False},
                 ),
             },
             runs=runs,

@@ -7,7 +7,6 @@ import json
 import os
 import platform
 import re
-import sys
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -76,4 +75,4 @@ def _driver() -> str | None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -147,7 +147,9 @@ def _mark(module: torch.nn.Module, part: str, stack: ExitStack) -> None:
     under_way: list[Any] = []
 
     def before(*_: object) -> None:
-        under_way.append(record_function(_PREFIX + part).__enter__())
+        mark = record_function(_PREFIX + part)
+        mark.__enter__()
+        under_way.append(mark)
 
     def behind(*_: object) -> None:
         under_way.pop().__exit__(None, None, None)
@@ -314,9 +316,9 @@ class _Nested:
         stack: list[dict[str, Any]] = []
         self._moments: list[float] = []
         self._tops: list[dict[str, Any] | None] = []
-        for moment, begins, _, event in sorted(edges, key=lambda edge: edge[:3]):
-            if begins and event is not None:
-                stack.append(event)
+        for moment, begins, _, begun in sorted(edges, key=lambda edge: edge[:3]):
+            if begins and begun is not None:
+                stack.append(begun)
             else:
                 while stack and stack[-1]["ts"] + stack[-1]["dur"] <= moment:
                     stack.pop()

@@ -134,7 +134,7 @@ def shares(body: Body) -> dict[str, dict[str, float]]:
 
 def statuses(body: Body) -> dict[str, str]:
     """Return what came of the checks and tests of a result, by part."""
-    found = {}
+    found: dict[str, str] = {}
     for part in ("build", "check", "tests"):
         rows, status = rows_of(body, part), body.get("parts", {}).get(part, {}).get("status")
         if status is None:

@@ -50,7 +50,7 @@ def run() -> None:
     names = sorted({operation.name for operation, _, _ in calls})
     times = {name: _times([call for call in calls if call[0].name == name]) for name in names}
     counts = Counter(operation.name for operation, _, _ in calls)
-    rows = [
+    rows: list[dict[str, Any]] = [
         {"operation": name, "calls": counts[name], "first_us": times[name][0], "later_us": times[name][1]}
         for name in names
     ]

@@ -99,7 +99,12 @@ def write_run(directory: Path, job_id: str, count: int) -> Story:
     with story.run.events.open("a") as file:
         for number in range(count):
             rank, when = number % 1024, story.clock + number / 10
-            fault = {"kind": "slow_rank", "role": "advisory", "scope": "rank", "source": "progress"}
+            fault: dict[str, Any] = {
+                "kind": "slow_rank",
+                "role": "advisory",
+                "scope": "rank",
+                "source": "progress",
+            }
             fault |= {"line": f"rank {rank} takes 1.4 times as long as its peers", "step": number, "rank": rank}
             ended = {"event": "ranks_ended", "ranks": [rank], "what": "Exited with exit code 1"}
             body = ended if number % 10 == 9 else {"event": "fault_detected", "fault_time": when, **fault}

@@ -39,7 +39,7 @@ def pace_links(bytes_s: float) -> None:
         known.update(opened)
         return exchange(operations)
 
-    dist.batch_isend_irecv = paced
+    vars(dist)["batch_isend_irecv"] = paced
 
 
 def _pace(descriptor: Path, bytes_s: int) -> None:
@@ -74,7 +74,7 @@ def slow_down(rate: float) -> None:
         *others, last = exchange(operations)
         return [*others, Late(last, began)]
 
-    dist.batch_isend_irecv = slower
+    vars(dist)["batch_isend_irecv"] = slower
 
 
 def main() -> None:
