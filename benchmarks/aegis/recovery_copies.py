@@ -75,7 +75,7 @@ def cost(new_run: Callable[[], Path], device_s: float) -> dict[str, Any]:
 
 def step_time(run: Path, *, copies: bool, device_s: float) -> float:
     """The median time of a step."""
-    cluster = Cluster(run, RANKS, warm=0, recovery=copies, device_s=device_s)
+    cluster = Cluster(run, RANKS, warm=0, recovery="memory" if copies else "restart", device_s=device_s)
     try:
         codes = cluster.finish()
         assert set(codes.values()) == {0}, codes
