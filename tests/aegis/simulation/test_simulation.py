@@ -123,6 +123,33 @@ def test_ranks_that_regroup_do_so_though_the_run_is_asked_to_stop() -> None:
     assert "recovered_in_memory" in kinds and "step_killed" not in kinds
 
 
+@pytest.mark.parametrize(
+    ("spares", "least", "harm", "actions"),
+    [
+        (1, None, (Happening(20, "ecc_error", 1),), ["ranks_expelled", "recovered_in_memory"]),
+        (1, None, (Happening(20, "nic_down", 1, 100),), ["ranks_expelled", "recovered_in_memory"]),
+        (0, 2, (Happening(20, "ecc_error", 1),), ["ranks_expelled", "recovered_in_memory"]),
+        (0, None, (Happening(20, "ecc_error", 1),), ["decision"]),
+        (2, None, (Happening(20, "ecc_error", 1), Happening(20, "ecc_error", 2)), ["decision"]),
+        (
+            1,
+            None,
+            (Happening(20, "ecc_error", 1), Happening(21, "rank_killed", 7)),
+            ["ranks_expelled", "recovered_in_memory"],
+        ),
+    ],
+    ids=["spare", "link", "fewer nodes", "no other node", "a node and its buddies' node", "and another rank"],
+)
+def test_a_fault_of_a_node_that_is_alive_costs_only_its_ranks(
+    spares: int, least: int | None, harm: tuple[Happening, ...], actions: list[str]
+) -> None:
+    run = play(Schedule(4, spares, 6, harm, in_memory=True, least=least)).run
+    kinds = ("ranks_expelled", "recovered_in_memory", "decision")
+    assert [row["event"] for row in run.rows if row["event"] in kinds][: len(actions)] == actions
+    assert all(row["rolled_back"] <= 1 for row in run.rows if row["event"] == "recovered_in_memory")
+    assert run.outcome == "completed"
+
+
 @pytest.mark.parametrize(("at", "committed"), [(27, -1), (32, 10)])
 def test_a_fault_during_a_save_loses_it(at: int, committed: int) -> None:
     rows = play(Schedule(3, 0, 5, (Happening(at, "rank_killed", 3),))).run.rows
