@@ -54,9 +54,12 @@ def healthy_nodes_are_never_excluded(run: Run, _: Schedule) -> Iterator[Violatio
 
 
 def few_nodes_are_excluded(run: Run, _: Schedule) -> Iterator[Violation | None]:
-    """At most `aegis.max_excluded` nodes are excluded at the same time."""
+    """At most `aegis.max_excluded` nodes are excluded at the same time, without those that a person asked to leave."""
+    asked: set[str] = set()
     for row in _rows(run, "nodes_excluded"):
-        if row and len(run.excluded_nodes) > MAX_EXCLUDED:
+        if row and row["reason"] == "the ranks moved off it: asked for":
+            asked |= set(row["nodes"])
+        if row and len(run.excluded_nodes - asked) > MAX_EXCLUDED:
             what = f"{len(run.excluded_nodes)} nodes are excluded"
             yield Violation("at most the allowed number of nodes is excluded", run.world.now, what)
         elif row is None:

@@ -108,7 +108,7 @@ def forgets_its_lease(patch: pytest.MonkeyPatch) -> None:
 
 
 def takes_no_answer_for_a_wish_of_a_person(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(SimulatedSupervisor, "_asks_who_stopped_them", lambda _: False)
+    patch.setattr(SimulatedSupervisor, "_asks_who_stopped_them", lambda *_: False)
 
 
 def requeues_without_a_record(patch: pytest.MonkeyPatch) -> None:

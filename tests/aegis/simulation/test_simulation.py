@@ -103,6 +103,16 @@ FOUND = {
         in_memory=True,
         least=1,
     ),
+    "a person has the ranks leave a node when as many are excluded as may be": Schedule(
+        8,
+        2,
+        12,
+        (
+            *(Happening(12, "ecc_error", 17, 1), Happening(15, "nic_down", 8, 20)),
+            *(Happening(15, "ecc_error", 21, 1), Happening(73, "move_asked", 15, 1)),
+        ),
+        in_memory=True,
+    ),
     "Slurm preempts the job while it does not answer for longer than a minute": Schedule(
         6, 0, 6, (Happening(5, "answers_unknown", 4, 100), Happening(12, "preempted", 5, 100))
     ),
