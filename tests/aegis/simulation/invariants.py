@@ -54,7 +54,7 @@ def healthy_nodes_are_never_excluded(run: Run, _: Schedule) -> Iterator[Violatio
 
 
 def few_nodes_are_excluded(run: Run, _: Schedule) -> Iterator[Violation | None]:
-    """At most `aegis.max_excluded` nodes are excluded at the same time, without those that a person asked to leave."""
+    """At most `aegis.max_excluded` nodes are excluded at a time, without those that a person asked to leave."""
     asked: set[str] = set()
     for row in _rows(run, "nodes_excluded"):
         if row and row["reason"] == "the ranks moved off it: asked for":
