@@ -124,12 +124,13 @@ def test_a_program_that_ignores_the_signal_is_killed(user: LocalUser) -> None:
 def test_a_launcher_on_each_node_gets_placeholders_and_leaves_nothing_behind(user: LocalUser) -> None:
     """A shell as launcher: it starts a process in another session, and ends without it."""
     script = (
-        "echo {nodes} {node_rank} {ranks_per_node} {world_size} {master_port} $NNODES; setsid sleep 9999 & exit 0"
+        "echo {nodes} {node_rank} {ranks_per_node} {world_size} {master_port} $NNODES"
+        " ${ZSLURM_RECOVERY_FILE-none}; setsid sleep 9999 & exit 0"
     )
     run = write(user, "node", ranks=4, trainer={"command": ["sh", "-c", script], "launcher": "node"})
     user.zslurm("submit", run, "--wait")
     words = user.zslurm("logs", "node").stdout.split()
-    assert words[:4] == ["1", "0", "4", "1"] and words[4].isdigit() and words[5] == "1"
+    assert words[:4] == ["1", "0", "4", "1"] and words[4].isdigit() and words[5:7] == ["1", "none"]
     wait_for(lambda: not user.processes(), "the process that was left behind to end")
     # The process has the name of setsid until it executes sleep.
     pattern = r"the program left 1 process behind, now killed: (sleep|setsid)\b"

@@ -79,11 +79,12 @@ class Program:
         self._warm = None if self._warm_socket is None else WarmSlot(self._warm_socket)
         process = self._start(command, environ)
         watch.begin(records, process.pid)
+        first_step = watch.step  # -1, or the last one of a program that was lost
         kill_at: float | None = None
         while (code := process.poll()) is None:
             watch.look()
             if self._warm is not None:
-                self._warm.look(stepped=watch.step >= 0)
+                self._warm.look(stepped=watch.step != first_step)
             if recovery is not None and recovery.is_new():
                 watch.set_up_again()
             if recovery is not None and recovery.is_overdue():

@@ -59,7 +59,8 @@ def run_program(run: RunDir, attempt: AttemptDir, stop: StopRequest, environ: Mu
     program = Program(trainer, stop, lambda: pass_on(address), run.warm_socket(environ) if trainer.warm else None)
     try:
         while True:
-            variables |= recovery.start()
+            if trainer.launcher == "rank":
+                variables |= recovery.start()
             code = program.run(filled(trainer.command, variables), variables, watch, records, recovery)
             for line in program.notes(code):
                 print(f"zslurm: {line}", flush=True)
