@@ -127,6 +127,7 @@ def test_everything_that_ships_is_valid_and_states_what_it_is_for(site: Path) ->
     shipped = [profile for profile in profiles() if profile.place == "shipped"]
     assert {profile.name for profile in shipped} == {
         "h100-ib", "local", "mi300x-broadcom", "mi300x-cx7", "mi300x-pollara",
+        "frontier", "lumi-g", "mi300a-slingshot", "setonix",
     }  # fmt: skip
     for profile in shipped:
         assert resolve_profile(profile.name).spec.cluster.name == profile.name

@@ -77,6 +77,13 @@ nccl-trainjob-node-0-0:172:172 [0] NCCL INFO NET/Plugin: Loaded net plugin Libfa
 nccl-trainjob-node-0-0:172:172 [0] NCCL INFO Using network AWS Libfabric
 """
 
+# The plugin on HPE Slingshot, with a channel in RCCL's form for its network.
+SLINGSHOT = """\
+nid005123:41510:41510 [0] NCCL INFO NET/Plugin: Loaded net plugin AWS Libfabric (v9)
+nid005123:41510:41510 [0] NCCL INFO Using network AWS Libfabric
+nid005123:41510:41602 [0] NCCL INFO Channel 00/0 : 0[0] -> 8[0] [send] via NET/AWS Libfabric/0/GDRDMA
+"""
+
 # NVIDIA's HPC-X plugin.
 HPCX = """\
 ubuntu:1482:1482 [0] NCCL INFO Plugin Path : /opt/hpcx/nccl_rdma_sharp_plugin/lib/libnccl-net.so

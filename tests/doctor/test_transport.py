@@ -18,6 +18,7 @@ from zslurm.doctor.checks.transport import RANK_VARIABLE, group_of
 from zslurm.doctor.transport import Opened, problems, read_log
 from zslurm.doctor.transport_rank import meet
 
+LUMI = {"network": "slingshot", "gpu_type": None, "gpu_family": "mi250x", "nics": (), "rails_only": False}
 IONIC = tuple(f"ionic_{index}" for index in range(8))
 
 
@@ -31,6 +32,7 @@ IONIC = tuple(f"ionic_{index}" for index in range(8))
         (logs.INFINIBAND, Opened("IB", None, ("mlx5_0",))),
         (logs.NO_DEVICE, Opened("Socket", trouble=("NET/IB : No device found.",))),
         (logs.LIBFABRIC, Opened("AWS Libfabric", "Libfabric")),
+        (logs.SLINGSHOT, Opened("AWS Libfabric", "AWS Libfabric", gpu_direct=True)),
         (logs.HPCX, Opened("IBext_v8", None, ("mlx5_0", "mlx5_1"))),
         ("a line of another program\n", Opened()),
         ("", Opened()),
@@ -76,6 +78,18 @@ H100 = {"gpu_type": "h100", "network": "infiniband", "nics": ["mlx5_0"], "gpu_ni
         ),
         (logs.SOCKET, {}, "fail RCCL opened TCP sockets, not RDMA (NET/Plugin: No plugin found"),
         (logs.NO_DEVICE, H100, "fail RCCL opened TCP sockets, not RDMA (NET/IB : No device found.)"),
+        # HPE Slingshot
+        (logs.SLINGSHOT, LUMI, ""),
+        (
+            logs.SLINGSHOT.replace("/GDRDMA", ""),
+            LUMI,
+            "warn RCCL opened AWS Libfabric without GPUDirect: messages",
+        ),
+        (
+            logs.SOCKET,
+            LUMI,
+            "fail RCCL opened TCP sockets, not AWS's plugin for libfabric (AWS Libfabric) (NET/Plugin",
+        ),
         # InfiniBand and RoCE elsewhere; a plugin is the site's choice.
         (logs.INFINIBAND, H100, ""),
         (logs.HPCX, H100, ""),

@@ -216,7 +216,7 @@ class ClusterSection(Section):
     gpu_family: Line | None = Field(
         None, description="family of the GPUs for the RCCL rules, e.g. mi300x or h100; default: gpu_type"
     )
-    network: Literal["pollara", "broadcom", "cx7", "infiniband", "other"] | None = Field(
+    network: Literal["pollara", "broadcom", "cx7", "infiniband", "slingshot", "other"] | None = Field(
         None,
         description="kind of the NICs between nodes, for the RCCL rules; other: none that the rules know",
     )
@@ -323,6 +323,13 @@ class ClusterSection(Section):
                 )
         if self.gpu_numa and len(self.gpu_numa) != self.gpus_per_node:
             raise ValueError(f"gpu_numa: {gpus} but {counted(len(self.gpu_numa), 'entry')}")
+        if self.network == "slingshot" and self.is_rails_network:
+            raise ValueError("network: slingshot joins all NICs; leave out rails_only and fabric.slices")
+        if self.network == "slingshot" and self.nics:
+            raise ValueError(
+                "nics: leave it out with network: slingshot, whose NICs are no RDMA devices; libfabric pairs them "
+                "with GPUs by NUMA domain"
+            )
         if not self.nics or not self.gpus_per_node:
             return self
         nics = counted(len(self.nics), "NIC")
@@ -341,8 +348,11 @@ class ClusterSection(Section):
 
     @property
     def rdma_network(self) -> Literal["pollara", "broadcom", "cx7", "infiniband"] | None:
-        """Return the network that the RCCL rules know; None if it is another, or not known."""
-        return None if self.network == "other" else self.network
+        """Return the RDMA network that the RCCL rules know; None if it is another, or not known.
+
+        HPE Slingshot is none: RCCL reaches it through libfabric, by a plugin.
+        """
+        return None if self.network == "other" or self.network == "slingshot" else self.network
 
     @property
     def has_rails(self) -> bool:
@@ -450,6 +460,22 @@ class RunSpec(TrainConfig):
         is_amd = (self.cluster.gpu_family or self.cluster.gpu_type or "").startswith("mi")
         is_expected = self.aegis.recovery == "memory" or not is_amd
         return self.trainer is None and self.world_size > 1 and self.aegis.recovers_in_memory and is_expected
+
+    @property
+    def network_request(self) -> str | None:
+        """Return what `--network` of sbatch and srun asks of the network; None for nothing.
+
+        With `alt_read`, HPE Slingshot's rendezvous protocol for RCCL, the driver must not answer reads by itself.
+        """
+        if (given := self.slurm.flags.get("network")) is not None:
+            return given if isinstance(given, str) else None
+        protocol = self.cluster.env.get("FI_CXI_RDZV_PROTO", "alt_read")
+        return "disable_rdzv_get" if self.cluster.network == "slingshot" and protocol == "alt_read" else None
+
+    @property
+    def srun_network_options(self) -> list[str]:
+        """Return srun's option for the network of the ranks' step."""
+        return [f"--network={self.network_request}"] if self.network_request else []
 
     @property
     def srun_cpu_bind(self) -> str:

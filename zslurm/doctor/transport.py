@@ -20,7 +20,7 @@ _NETWORK = re.compile(r"^Using network (.+?)\s*$")
 _PLUGIN = re.compile(r"^NET/Plugin ?: Loaded net plugin (.+?)(?: \(v\d+\))?\s*$")
 _DEVICES = re.compile(r"^NET/IB ?: Using\s(.*?)(?:; OOB .*)?$")
 _DEVICE = re.compile(r"\[\d+\]([^\s:]+):\d+/(?:RoCE|IB)")
-_CHANNEL = re.compile(r"^Channel \S+ ?: .* via NET/(\S+)")
+_CHANNEL = re.compile(r"^Channel \S+ ?: .* via NET/(.+)")
 _AINIC = "AINIC RoCEv2 optimizations enabled"
 _TROUBLE = re.compile(
     r"^(NET/IB ?: No device found|NET/IB ?: No IP interface found|Failed to open libibverbs|"
@@ -36,7 +36,7 @@ class Opened:
     """The network in a rank's log.
 
     Attributes:
-        network: such as `IB`, `IB-CAST`, `RCCL-ANP`, `Socket`; None if the log does not show it.
+        network: such as `IB`, `IB-CAST`, `RCCL-ANP`, `AWS Libfabric`, `Socket`; None if the log does not show it.
         plugin: the network plugin that was loaded.
         devices: RDMA devices in use.
         ainic: whether RCCL's own transport for AMD's NICs is on.
@@ -78,6 +78,8 @@ def expected(cluster: ClusterSection, given: Mapping[str, str]) -> str:
     """Return in words which network the profile's ranks should open."""
     if given.get("NCCL_NET", "").upper() not in ("", "SOCKET"):
         return f"NCCL_NET={given['NCCL_NET']}"
+    if cluster.network == "slingshot":
+        return "AWS's plugin for libfabric (AWS Libfabric)"
     return {
         "plugin": f"AMD's plugin {PLUGIN} (RCCL-ANP)",
         "builtin": "RCCL's own transport for AMD's NICs (IB-CAST)",

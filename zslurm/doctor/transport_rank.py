@@ -1,6 +1,7 @@
 """One rank of the doctor's test of the transport; its arguments are FILE RANK WORLD GPU SECONDS.
 
-The ranks meet at a store of rank 0, whose address is in FILE, and sum one buffer. RCCL's log goes to stdout.
+The ranks meet at a store of rank 0, whose address is in FILE, and sum one buffer, then another one in a second
+process group: some networks hang only there. RCCL's log goes to stdout.
 """
 
 from __future__ import annotations
@@ -75,10 +76,12 @@ def main(arguments: list[str]) -> int:
     store = meet(file, rank, world, timeout_s)
     torch.cuda.set_device(gpu)
     dist.init_process_group("nccl", store=store, rank=rank, world_size=world, timeout=timedelta(seconds=timeout_s))
-    buffer = torch.ones(_ELEMENTS, device="cuda")
-    dist.all_reduce(buffer)
-    torch.cuda.synchronize()
-    right = bool((buffer == world).all())
+    right = True
+    for group in (dist.group.WORLD, dist.new_group(list(range(world)))):
+        buffer = torch.ones(_ELEMENTS, device="cuda")
+        dist.all_reduce(buffer, group=group)
+        torch.cuda.synchronize()
+        right = right and bool((buffer == world).all())
     dist.destroy_process_group()
     if not right:
         print(f"the sum over {counted(world, 'rank')} is wrong", file=sys.stderr)

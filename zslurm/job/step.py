@@ -102,6 +102,7 @@ def slurm_step(
         "--input=none",
         f"--output={attempt.logs}/rank-%5t.log",
         *spec.cluster.srun_gpu_options(),
+        *spec.srun_network_options,
         *python.srun_options,
     ]
     # Slurm sends signals to every process of the step, at the start of a grace time for one. The ranks ignore them

@@ -174,7 +174,7 @@ def test_rules_that_wait_for_the_network_or_the_vendor_are_left_out_and_counted(
     needs = {rule.variable: rule.needs for rule in left_out(unknown)}
     for variable in ("NCCL_IB_HCA", "NCCL_IB_TIMEOUT", "NCCL_CROSS_NIC", "NCCL_NET_PLUGIN", "NCCL_DMABUF_ENABLE"):
         assert needs[variable] == "cluster.network"
-    assert (left_out_note(unknown) or "").startswith("19 variables of RCCL or NCCL are not set: profile lab ")
+    assert (left_out_note(unknown) or "").startswith("32 variables of RCCL or NCCL are not set: profile lab ")
     nameless = {
         rule.variable: rule.needs for rule in left_out(cluster(gpu_type=None, network=None, launcher="slurm"))
     }

@@ -31,6 +31,8 @@ def found(given: dict[str, str], **fields: Any) -> list[str]:
     return [f"{finding.level} {finding.line}" for finding in lint(given, cluster)]
 
 
+ON_SLINGSHOT = {"network": "slingshot", "nics": (), "rails_only": False, "gpu_type": "mi250x", "gpu_family": None}
+PROTOCOLS = {"NCCL_PROTO": "^LL128"}
 CASES: list[tuple[dict[str, str], dict[str, Any], str]] = [
     # names
     (
@@ -179,6 +181,41 @@ CASES: list[tuple[dict[str, str], dict[str, Any], str]] = [
     ({}, {"peermem": False, "rocm_version": "7.12"}, ""),
     ({"NCCL_DMABUF_ENABLE": "0"}, {"peermem": True}, ""),
     ({"NCCL_DMABUF_ENABLE": "1"}, {"peermem": False}, ""),
+    # HPE Slingshot
+    (
+        {"FI_MR_CACHE_MONITOR": "memhooks"} | PROTOCOLS,
+        ON_SLINGSHOT,
+        "fault FI_MR_CACHE_MONITOR=memhooks: with memhooks,",
+    ),
+    (
+        {"FI_MR_CACHE_MONITR": "userfaultfd"} | PROTOCOLS,
+        ON_SLINGSHOT,
+        "warning FI_MR_CACHE_MONITR=userfaultfd: nothing",
+    ),
+    (
+        {"NCCL_PROTO": "LL,LL128"},
+        ON_SLINGSHOT,
+        "fault NCCL_PROTO=LL,LL128: LL128 with GPUDirect has delivered wrong",
+    ),
+    ({}, ON_SLINGSHOT, "fault NCCL_PROTO: LL128 with GPUDirect has delivered wrong numbers"),
+    ({"NCCL_PROTO": "Simple"}, ON_SLINGSHOT, ""),
+    ({"NCCL_PROTO": "LL128", "NCCL_NET_GDR_LEVEL": "LOC"}, ON_SLINGSHOT, ""),
+    (
+        {"NCCL_CROSS_NIC": "0"} | PROTOCOLS,
+        ON_SLINGSHOT,
+        "warning NCCL_CROSS_NIC=0: 0 is for rails that nothing joins;",
+    ),
+    (
+        {"NCCL_NET": "IB"} | PROTOCOLS,
+        ON_SLINGSHOT,
+        "fault NCCL_NET=IB: the network is used through the plugin only",
+    ),
+    (
+        {"FI_CXI_RDZV_PROTO": "alt_read", "FI_CXI_RDZV_GET_MIN": "49152"} | PROTOCOLS,
+        ON_SLINGSHOT,
+        "warning FI_CXI_RDZV_GET_MIN=49152: alt_read needs 0",
+    ),
+    ({"FI_MR_CACHE_MONITOR": "memhooks"}, {}, ""),
     # what sets variables behind the lint's back
     (
         {"NCCL_ENV_PLUGIN": "corp"},
@@ -217,7 +254,20 @@ def test_faults_come_first() -> None:
     assert [line.split()[0] for line in lines] == ["fault", "fault", "warning", "warning"]
 
 
-@pytest.mark.parametrize("name", ["local", "h100-ib", "mi300x-cx7", "mi300x-broadcom", "mi300x-pollara"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "local",
+        "h100-ib",
+        "mi300x-cx7",
+        "mi300x-broadcom",
+        "mi300x-pollara",
+        "lumi-g",
+        "frontier",
+        "setonix",
+        "mi300a-slingshot",
+    ],
+)
 @pytest.mark.parametrize("rocm", ["6.2", "7.2.0", "7.2.1", "7.11", "7.14", "10.1"])
 @pytest.mark.parametrize("peermem", ["true", "false", "null"])
 def test_our_own_rules_pass(name: str, rocm: str, peermem: str) -> None:

@@ -29,6 +29,7 @@ GPU_NODE: dict[str, Any] = {"launcher": "slurm", "gpus_per_node": 8, "gpu_type":
 POLLARA: dict[str, Any] = {**GPU_NODE, "network": "pollara", "rails_only": True}
 BROADCOM: dict[str, Any] = {**GPU_NODE, "network": "broadcom"}
 COPY_ENGINES: dict[str, Any] = {**GPU_NODE, "copy_engines": True, "rccl_version": "2.28.3"}
+SLINGSHOT: dict[str, Any] = {**GPU_NODE, "gpu_type": "mi250x", "network": "slingshot"}
 INFINIBAND: dict[str, Any] = {**GPU_NODE, "gpu_type": "h100", "network": "infiniband"}
 NVIDIA: dict[str, Any] = {**GPU_NODE, "gpu_type": "h100"}
 NO_GPU: dict[str, Any] = {"launcher": "slurm"}
@@ -74,6 +75,20 @@ CASES: list[tuple[str, dict[str, Any], str, dict[str, Any]]] = [
     ("IONIC_LOCKFREE", POLLARA, "all", BROADCOM),
     ("NCCL_DMABUF_ENABLE", BROADCOM, "1", {**BROADCOM, "network": "cx7"}),
     ("NCCL_CUMEM_ENABLE", {**BROADCOM, "rccl_version": "2.27.7"}, "1", {**BROADCOM, "rccl_version": "2.26.6"}),
+    ("NCCL_NET", SLINGSHOT, "AWS Libfabric", BROADCOM),
+    ("FI_MR_CACHE_MONITOR", SLINGSHOT, "userfaultfd", BROADCOM),
+    ("FI_CXI_DISABLE_HOST_REGISTER", SLINGSHOT, "1", BROADCOM),
+    ("FI_CXI_DEFAULT_CQ_SIZE", SLINGSHOT, "131072", BROADCOM),
+    ("FI_CXI_DEFAULT_TX_SIZE", SLINGSHOT, "2048", BROADCOM),
+    ("FI_CXI_RX_MATCH_MODE", SLINGSHOT, "hybrid", BROADCOM),
+    ("FI_CXI_RDZV_PROTO", SLINGSHOT, "alt_read", BROADCOM),
+    ("FI_CXI_RDZV_EAGER_SIZE", SLINGSHOT, "0", BROADCOM),
+    ("FI_CXI_RDZV_THRESHOLD", SLINGSHOT, "0", BROADCOM),
+    ("FI_CXI_RDZV_GET_MIN", SLINGSHOT, "0", BROADCOM),
+    ("NCCL_CROSS_NIC", SLINGSHOT, "1", BROADCOM),
+    ("NCCL_NET_GDR_LEVEL", SLINGSHOT, "PHB", BROADCOM),
+    ("NCCL_PROTO", SLINGSHOT, "^LL128", BROADCOM),
+    ("HSA_FORCE_FINE_GRAIN_PCIE", SLINGSHOT, "1", {**SLINGSHOT, "gpu_type": "h100"}),
 ]
 
 
@@ -102,7 +117,7 @@ def test_every_rule_has_a_reason_and_a_source() -> None:
 
 def test_no_two_rules_for_a_variable_apply_at_once() -> None:
     """The order of the rules never decides: who reads one rule knows the value."""
-    for network in ("pollara", "broadcom", "cx7", "infiniband", None):
+    for network in ("pollara", "broadcom", "cx7", "infiniband", "slingshot", None):
         for vendor in ("mi300x", "h100"):
             versions = ("2.20.5", "2.27.7", "2.28.3", None)
             for rccl, peermem, engines in product(versions, (True, False, None), (True, False)):

@@ -20,6 +20,8 @@ from tests.cluster.rails.fabrics import published_form
 from tests.submit.specs import run_spec
 from zslurm.config.spec import RunSpec
 from zslurm.core.errors import ConfigError, NotFound
+from zslurm.job.preparation.interpreter import Interpreter
+from zslurm.job.step import slurm_step
 from zslurm.run.run_dir import RunDir
 from zslurm.slurm.sbatch_options import RESERVED
 from zslurm.submit.script.render import directives, job_environment, render
@@ -507,3 +509,41 @@ def test_gpus_that_the_ranks_cannot_share_evenly_have_no_request_per_task(tmp_pa
     spec = run_spec(tmp_path, slurm={"ranks_per_node": 3}, cluster=cluster)
     with pytest.raises(ConfigError, match=r"^cluster\.gpu_option: 8 GPUs cannot be divided by 3 ranks of a node"):
         directives(spec, run_dir(spec))
+
+
+SLINGSHOT = {
+    "name": "lumi-g",
+    "launcher": "slurm",
+    "gpus_per_node": 8,
+    "gpu_family": "mi250x",
+    "network": "slingshot",
+}
+
+
+@pytest.mark.parametrize(
+    ("cluster", "slurm", "network"),
+    [
+        ({}, {}, "disable_rdzv_get"),
+        ({}, {"flags": {"network": "job_vni"}}, "job_vni"),
+        ({}, {"flags": {"network": False}}, None),
+        ({"env": {"FI_CXI_RDZV_PROTO": None}}, {}, None),
+        ({"network": "other"}, {}, None),
+    ],
+)
+def test_a_job_on_slingshot_asks_the_network_for_what_rccls_protocol_needs(
+    tmp_path: Path, cluster: dict[str, Any], slurm: dict[str, Any], network: str | None
+) -> None:
+    spec = run_spec(tmp_path, cluster=SLINGSHOT | cluster, slurm={"nodes": 2, **slurm})
+    run = RunDir(tmp_path / "run")
+    assert dict(directives(spec, run)).get("network") == network
+    step = slurm_step(spec, run, run.attempt(1), Interpreter(("python",), {}), ["node0", "node1"])
+    options = [word for word in step.command if word.startswith("--network")]
+    assert options == ([] if network is None else [f"--network={network}"])
+
+
+def test_ranks_of_one_node_do_not_insist_on_the_plugin_of_the_network(tmp_path: Path) -> None:
+    def values(nodes: int) -> dict[str, str]:
+        return job_environment(run_spec(tmp_path, cluster=SLINGSHOT, slurm={"nodes": nodes}))
+
+    assert values(2)["NCCL_NET"] == "AWS Libfabric"
+    assert values(1) == {name: value for name, value in values(2).items() if name != "NCCL_NET"}

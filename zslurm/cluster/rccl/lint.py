@@ -25,7 +25,7 @@ from zslurm.cluster.rccl.rules import (
 )
 from zslurm.config.spec import ClusterSection
 
-OURS = ("NCCL_", "RCCL_", "TORCH_NCCL_", "TORCH_FR_", "HSA_", "MSCCL", "NET_OPTIONAL_RECV_COMPLETION")
+OURS = ("NCCL_", "RCCL_", "TORCH_NCCL_", "TORCH_FR_", "HSA_", "FI_", "MSCCL", "NET_OPTIONAL_RECV_COMPLETION")
 """What the names begin with that are looked at."""
 
 # RCCL's and NCCL's own defaults where a variable is not set.
@@ -132,6 +132,8 @@ def _first(known: Set[str], fits: Callable[[str], bool]) -> str | None:
 
 
 def _other_prefix(words: list[str], known: Set[str]) -> str | None:
+    if words[0] == "FI":  # libfabric has FI_LOG_LEVEL, as RCCL has RCCL_LOG_LEVEL
+        return None
     stem = "_".join(words[1:])
     return next((candidate for prefix in _PREFIXES if (candidate := f"{prefix}_{stem}") in known), None)
 

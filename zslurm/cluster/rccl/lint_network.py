@@ -132,4 +132,34 @@ def dmabuf_by_default(cluster: ClusterSection) -> bool:
     return in_range(cluster.rccl_version, ">2.28.3")
 
 
-CHECKS = (rails, gid, devices, network, transport, gpu_direct)
+def slingshot(given: Mapping[str, str], cluster: ClusterSection) -> Iterator[FindingFields]:
+    """Yield what hangs, corrupts or slows a run on HPE Slingshot."""
+    if cluster.network != "slingshot":
+        return
+    if given.get("FI_MR_CACHE_MONITOR") == "memhooks":
+        yield "fault", "FI_MR_CACHE_MONITOR", "with memhooks, a second process group hangs; set userfaultfd"
+    if _may_use_ll128(given.get("NCCL_PROTO")) and given.get("NCCL_NET_GDR_LEVEL") not in ("LOC", "0"):
+        message = "LL128 with GPUDirect has delivered wrong numbers on this network; set ^LL128"
+        yield "fault", "NCCL_PROTO", message
+    if given.get("NCCL_CROSS_NIC") == "0":
+        yield (
+            "warning",
+            "NCCL_CROSS_NIC",
+            "0 is for rails that nothing joins; here every NIC reaches every other: set 1",
+        )
+    if given.get("NCCL_NET", "").lower() in ("socket", "ib"):
+        yield "fault", "NCCL_NET", "the network is used through the plugin only: set AWS Libfabric"
+    proto, minimum = given.get("FI_CXI_RDZV_PROTO"), given.get("FI_CXI_RDZV_GET_MIN")
+    if proto == "alt_read" and minimum not in (None, "0"):
+        yield "warning", "FI_CXI_RDZV_GET_MIN", "alt_read needs 0"
+
+
+def _may_use_ll128(protocols: str | None) -> bool:
+    """Return whether a value of NCCL_PROTO lets LL128 be used; unset, the library may."""
+    if not protocols:
+        return True
+    names = {name.strip().upper() for name in protocols.removeprefix("^").split(",")}
+    return ("LL128" in names) != protocols.startswith("^")
+
+
+CHECKS = (rails, gid, devices, network, transport, gpu_direct, slingshot)

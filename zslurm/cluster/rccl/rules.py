@@ -19,7 +19,7 @@ from zslurm.config.spec import ClusterSection
 from zslurm.config.text import one_line
 from zslurm.train.sections.section import Section
 
-Network = Literal["pollara", "broadcom", "cx7", "infiniband"]
+Network = Literal["pollara", "broadcom", "cx7", "infiniband", "slingshot"]
 Vendor = Literal["amd", "nvidia"]
 Transport = Literal["plugin", "builtin", "generic"]
 Version = tuple[int, ...]

@@ -34,7 +34,7 @@ def transport(sources: Sources) -> CheckOutcome | None:
         return passed("no GPUs: ranks talk by gloo over TCP, RCCL is not used")
     if cluster.network is None:
         return unavailable("not checked: the profile does not give cluster.network")
-    if cluster.rdma_network is None:
+    if cluster.network == "other":
         return unavailable("not checked: the profile names a network (other) that RCCL's rules do not know")
     if cluster.container is not None:
         return unavailable("not checked: ranks run in a container, with another RCCL than this machine's")

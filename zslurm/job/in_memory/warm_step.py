@@ -62,6 +62,7 @@ def next_to_ranks(
         "--unbuffered",
         "--input=none",
         *spec.cluster.srun_gpu_options(),
+        *spec.srun_network_options,
         *python.srun_options,
     ]
 

@@ -19,7 +19,7 @@ from typing import Any
 
 import jinja2
 
-from zslurm.cluster.rccl.environment import Setting, environment
+from zslurm.cluster.rccl.environment import RULES, Setting, environment
 from zslurm.config.spec import RunSpec
 from zslurm.core.errors import ConfigError
 from zslurm.core.quoting import ShellWord, quote
@@ -106,6 +106,8 @@ def directives(spec: RunSpec, run: RunDir, *, start_over: bool = False) -> list[
         for option in OPTIONS
         if option.rendered
     ]
+    if "network" not in slurm.flags:
+        options.append(("network", spec.network_request))
     options += [(flag, value) for flag, value in slurm.flags.items() if value is not False]
     return _one_gpu_request([(flag, value) for flag, value in options if value is not None])
 
@@ -149,7 +151,10 @@ def job_settings(
         for name, (value, reason) in variables.items()
         if name not in spec.cluster.env
     ]
-    return settings + environment(spec.cluster, origin_of)
+    of_cluster = environment(spec.cluster, origin_of)
+    if spec.slurm.nodes + spec.slurm.spares == 1:  # ranks of one node need no plugin for the network between nodes
+        of_cluster = [setting for setting in of_cluster if (setting.name, setting.origin) != ("NCCL_NET", RULES)]
+    return settings + of_cluster
 
 
 def job_environment(spec: RunSpec) -> dict[str, str]:
