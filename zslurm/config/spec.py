@@ -467,8 +467,8 @@ class RunSpec(TrainConfig):
 
         With `alt_read`, HPE Slingshot's rendezvous protocol for RCCL, the driver must not answer reads by itself.
         """
-        if (given := self.slurm.flags.get("network")) is not None:
-            return given if isinstance(given, str) else None
+        if (flag := self.slurm.flags.get("network")) is not None:
+            return flag if isinstance(flag, str) else None
         protocol = self.cluster.env.get("FI_CXI_RDZV_PROTO", "alt_read")
         return "disable_rdzv_get" if self.cluster.network == "slingshot" and protocol == "alt_read" else None
 
