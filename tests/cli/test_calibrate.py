@@ -9,6 +9,7 @@ import pytest
 
 from tests.cli.commands import Shell
 from tests.cluster.test_measurements import stored
+from zslurm.bench.result import read_result
 from zslurm.cluster.measurements import Measurements, write_measurements
 from zslurm.cluster.profile import measured_path, profile_path
 from zslurm.core.errors import Exit
@@ -51,11 +52,23 @@ def test_the_parts_are_listed_with_their_time(shell: Shell) -> None:
         (("--local", "--only", "gpus"), Exit.USAGE, "--only gpus: expected one of nodes, memory, speed"),
         (("--local", "--time", "inf"), Exit.USAGE, "less than or equal to 10080"),
         (("--local", "--path", "nowhere", "--only", "storage"), Exit.USAGE, "nowhere: no such directory"),
+        (
+            ("--local", "--out", "lab.json"),
+            Exit.USAGE,
+            "lab.results: cannot be written: File exists; name another file with --out",
+        ),
+        (
+            ("--local", "--out", "of-lab.json"),
+            Exit.USAGE,
+            "of-lab.json: was measured with the profile lab, not with local; remove the file, and measure again",
+        ),
         (("zaya1-tny", "--local"), Exit.NOT_FOUND, "did you mean zaya1-tiny?"),
         ((), Exit.USAGE, "no cluster profile yet"),
     ],
 )
 def test_what_is_wrong_gets_one_line(shell: Shell, words: tuple[str, ...], code: Exit, why: str) -> None:
+    (shell.directory / "lab.results").touch()
+    write_measurements(shell.directory / "of-lab.json", Measurements(profile="lab"))
     done = shell.zslurm("calibrate", *words)
     assert (done.code, done.stdout) == (code, "")
     assert why in done.stderr and done.stderr.count("\n") == 1
@@ -76,6 +89,13 @@ def test_this_machine_is_measured_and_runs_and_plans_use_the_result(shell: Shell
     Path(store.with_suffix(""), "products.json").unlink()
     done = shell.zslurm.ok("plan", "size", "zaya1-tiny", "--cluster", "local")
     assert "measured rates" not in done.stderr
+
+
+def test_a_short_calibration_compares_nodes_at_enough_moments_to_see_a_slow_one(shell: Shell) -> None:
+    shell.zslurm.ok("calibrate", "zaya1-tiny", "--local", "--time", "1", "--only", "nodes")
+    result = read_result(measured_path("local").with_suffix("") / "nodes.json")
+    moments = [row["moments_s"] for row in result.rows]
+    assert [len(of_rank) for of_rank in moments] == [30, 30]
 
 
 def test_cpus_replace_no_measurement_of_gpus(shell: Shell) -> None:
