@@ -177,9 +177,7 @@ def test_init_asks_before_it_replaces_a_profile(shell: Shell, monkeypatch: pytes
     assert not path.read_text().endswith("# mine\n")
 
 
-@pytest.mark.parametrize(
-    "arguments", [["--help"], ["config", "schema"], ["config", "template", "show", "train"], ["foo"]]
-)
+@pytest.mark.parametrize("arguments", [["config", "schema"], ["foo"]])
 def test_a_reader_that_has_gone_ends_a_command_as_sigpipe_does(arguments: list[str]) -> None:
     """As in `zslurm config schema | head -1`; a command that prints nothing there is not concerned."""
     reader, writer = os.pipe()
@@ -197,7 +195,7 @@ def test_a_reader_that_has_gone_ends_a_command_as_sigpipe_does(arguments: list[s
 def test_a_closed_stream_is_no_reason_for_a_traceback() -> None:
     """As in `zslurm config recipes >&-`, from cron or a daemon."""
     command = f"{sys.executable} -m zslurm config recipes"
-    for closed, code in (("<&-", 0), (">&-", 0), ("2>&-", 0), ("<&- >&- 2>&-", 0), ("--foo 2>&-", 2)):
+    for closed, code in ((">&-", 0), ("<&- >&- 2>&-", 0), ("--foo 2>&-", 2)):
         shell = ["sh", "-c", f"{command} {closed}"]
         done = subprocess.run(shell, capture_output=True, text=True, env=clean_environment())
         assert (done.returncode, done.stderr) == (code, ""), closed

@@ -46,6 +46,8 @@ def test_every_command_survives_a_controller_that_is_away(user: User) -> None:
             ("cancel", "goes-on"),
             ("requeue", "goes-on"),
             ("exec", "goes-on", "--", "true"),
+            ("cluster", "check"),
+            ("init", "--yes"),
         )
         with ThreadPoolExecutor() as pool:  # each asks four times, with pauses, before it gives up
             ends = list(pool.map(lambda arguments: away(user, *arguments), commands))

@@ -203,7 +203,7 @@ class DataOrder:
     def changes(self, recorded: Mapping[str, Any], done: int) -> list[str]:
         """Describe what has changed in the data of a run that is resumed, a line for each change.
 
-        `recorded` is what `record` gave after the `done` steps; checkpoints of older versions lack parts of it.
+        `recorded` is what `record` gave after the `done` steps; an imported checkpoint has none of it.
 
         Raises:
             DataError: the tokenizer is another one.

@@ -169,24 +169,6 @@ def test_changed_data_are_named(corpora: dict[str, Corpus], tmp_path: Path) -> N
     ]
 
 
-def test_checkpoints_of_runs_before_there_were_mixtures_are_understood(
-    corpora: dict[str, Corpus], tmp_path: Path
-) -> None:
-    order = order_of({"": corpora["web"]}, [phase(8, 120)])
-    header = corpora["web"].header
-    old = {
-        "seed": 0,
-        "data_fingerprint": corpora["web"].fingerprint,
-        "tokenizer_sha256": header.tokenizer_sha256,
-    }
-    assert order.changes(old, 7) == []
-    other = numbered(tmp_path / "other", 999)
-    changed = order_of({"": other}, [phase(8, 120)])
-    assert changed.changes(old, 7) == [f"{other.path} is not the data that the checkpoint was trained on"]
-    with pytest.raises(DataError, match="made with another tokenizer than the checkpoint's run"):
-        order.changes(old | {"tokenizer_sha256": "ab"}, 7)
-
-
 # --------------------------------------------------------------------------- what is taken, and how often
 
 

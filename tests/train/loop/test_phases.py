@@ -100,10 +100,10 @@ def test_a_resume_is_bit_exact(whole: Path, tmp_path: Path, step: int) -> None:
         assert (resumed / "checkpoints" / "step-00000009" / shard.name).read_bytes() == shard.read_bytes()
 
 
-@pytest.mark.parametrize(("step", "ranks"), [(2, 3), (5, 1)])
-def test_another_number_of_ranks_goes_on_where_it_was(whole: Path, tmp_path: Path, step: int, ranks: int) -> None:
+def test_another_number_of_ranks_goes_on_where_it_was(whole: Path, tmp_path: Path) -> None:
+    step = 2
     resumed = as_after(whole, step, tmp_path / "run")
-    done = train_on(resumed, ranks)
+    done = train_on(resumed, 3)
     assert done.returncode == 0, done.stderr
     assert [row["tokens"] for row in steps_of(resumed)] == [row["tokens"] for row in steps_of(whole)][step:]
     assert [row["lr"] for row in steps_of(resumed)] == [row["lr"] for row in steps_of(whole)][step:]

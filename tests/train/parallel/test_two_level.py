@@ -6,7 +6,7 @@ import gc
 import math
 import weakref
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
@@ -16,7 +16,6 @@ import torch
 import torch.distributed as dist
 from numpy.typing import NDArray
 
-from tests.train.loop.curves import MODEL, Case, train
 from tests.train.ranks import in_group
 from tests.train.sharded import TABLE, Few, backward, by_tensor, shards_of
 from zslurm.train.config import MuonConfig, OptimConfig
@@ -170,23 +169,6 @@ def test_a_flat_ring_leaves_its_rail_at_the_last_rank_of_each_node() -> None:
     sent = 4 * 8 * 5
     found = in_group(ring_bytes, 6, Topology(2, 3))
     assert found == [{"off_rail": sent} if rank in (2, 5) else {"node": sent} for rank in range(6)]
-
-
-def curve(group: dist.ProcessGroup, case: Case, topology: Topology | None) -> list[float]:
-    """The loss of each step of the real model."""
-    if topology is not None:
-        levels = make_levels(topology, dist.get_rank(group))
-        case = replace(case, settings=case.settings | {"levels": levels})
-    return train(group, case)[0]
-
-
-def test_curves_are_those_of_flat_collectives_but_for_the_order_of_sums() -> None:
-    case = Case(steps=3, dtype=torch.float64)
-    flat, levels = (in_group(curve, 4, case, topology) for topology in (None, Topology(2, 2)))
-    assert all(losses == levels[0] for losses in levels)
-    np.testing.assert_allclose(levels[0], flat[0], rtol=1e-9)
-    assert levels[0][-1] < levels[0][0], "it learns"
-    assert MODEL.layers > 1
 
 
 def blamed(group: dist.ProcessGroup, topology: Topology, faults: dict[int, str]) -> tuple[str, int] | None:
