@@ -22,6 +22,7 @@ import pytest
 
 from tests.slurm.recordings import recorded
 from tests.submit.specs import run_spec
+from zslurm.aegis.core import ending
 from zslurm.aegis.core.attempt import AttemptState
 from zslurm.aegis.core.following import FollowEvent, FollowState
 from zslurm.aegis.core.messages import CoreEvent, Record, ReportReceived
@@ -299,7 +300,7 @@ class Site:
         monkeypatch.setattr(attempt_starter, "prepare", lambda *about: Interpreter.own(self.environ))
         monkeypatch.setattr(supervisor, "Agents", SilentAgents)
         monkeypatch.setattr(signal, "signal", lambda *_: None)
-        monkeypatch.setattr(fault_collector, "_RECORDS_S", 0.0)
+        monkeypatch.setattr(ending, "_RECORDS_S", 0.0)
         monkeypatch.setattr(teardown, "_FIRST_REPORT_S", 0.0)
         self._watch(monkeypatch)
 
