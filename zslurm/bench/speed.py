@@ -31,7 +31,7 @@ _MIB = 1 << 20
 def points(options: Options, machine: MeasuredMachine) -> MeasurementPlan:
     """Return the three points; without the all-reduce if a node has one rank."""
     names = ["product", "memory", *(["all_reduce"] if machine.ranks_per_node > 1 else [])]
-    return MeasurementPlan([Point({"what": name, **options}, 2 * _SECONDS) for name in names])
+    return MeasurementPlan([Point({"what": name, **options}, 1.5 * _SECONDS) for name in names])
 
 
 def run(point: Point, ranks: BenchRanks) -> Row | None:

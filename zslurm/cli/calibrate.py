@@ -47,10 +47,10 @@ _CPU_RANKS = 2
 _JOB_MARGIN_MIN = 10
 _LONGEST_MIN = 10_080.0
 """A week."""
-_MOMENTS = 30
-"""Moments at which the GPUs are compared; with much fewer nothing is seen."""
-_SHORT_MIN, _FEW_TOKENS = 10.0, 2048
-"""In less than ten minutes each moment is shorter: a step of fewer tokens."""
+_MOMENTS, _FEW_MOMENTS, _SHORT_MIN = 60, 30, 5.0
+"""Moments at which the GPUs are compared, and how many in less than five minutes: fewer show no slow one."""
+_FULL_MIN, _FEW_TOKENS = 30.0, 2048
+"""In less than half an hour each moment is shorter: a step of fewer tokens."""
 _FLAGSHIP = "zaya1-8b"
 
 Only = Annotated[
@@ -285,7 +285,10 @@ def _parts(spec: RunSpec, site: Site, run: str, minutes: float, *, has_gpus: boo
     return [
         Part(
             "nodes", "all GPUs compute at once, to find slow ones", 2.0, "mlp",
-            {"moments": _MOMENTS, "tokens": _FEW_TOKENS if has_gpus and minutes < _SHORT_MIN else None},
+            {
+                "moments": _MOMENTS if minutes >= _SHORT_MIN else _FEW_MOMENTS,
+                "tokens": _FEW_TOKENS if has_gpus and minutes < _FULL_MIN else None,
+            },
             keeps_values=False,
         ),
         Part(
@@ -296,7 +299,7 @@ def _parts(spec: RunSpec, site: Site, run: str, minutes: float, *, has_gpus: boo
                 "dtype": "fp64",
             },
         ),
-        Part("speed", "what the doctor compares nodes by", 0.5, "speed", {}),
+        Part("speed", "what the doctor compares nodes by", 1.0, "speed", {}),
         Part(
             "products", f"matrix products and parts of {run}", 4.0, "gemm",
             {
