@@ -166,7 +166,9 @@ def test_calls_that_do_not_fit_the_memory_are_left_out_and_cpus_have_nothing_to_
     plan = tuning.points({"calls": calls, "solution_ms": 30}, machine)
     assert [point.values for point in plan.points] == [CALL]
     assert [skipped.reason for skipped in plan.skipped] == ["its operands do not fit the GPU's memory"]
-    with pytest.raises(CannotMeasure, match="torch sees no GPU here"):
+    with pytest.raises(
+        CannotMeasure, match="torch sees no GPU on n0; --nodes 1 or --nodelist tunes on a node that has one"
+    ):
         tuning.points({"calls": calls, "solution_ms": 30}, MACHINE)
 
 

@@ -18,7 +18,9 @@ from zslurm.doctor.check import CheckOutcome, Status
 def test_the_cpu_is_measured_without_a_threshold(node: Node) -> None:
     """By processes that have torch behind them and measure shortly."""
     forks = forked.environment(forked.server(torch=True), ["zslurm.bench.run.rank"])
-    outcome = node.check("speed", environ=forks, gpus_per_node=0)
+    hidden = node.check("speed", environ=forks)
+    assert hidden.status is Status.UNAVAILABLE and "torch sees none of the 8 GPUs" in hidden.reason
+    outcome = node.check("speed", environ=forks, gpus_per_node=0, nics=(), rails_only=False)
     assert outcome.status is Status.PASS, outcome.reason
     assert outcome.reason.startswith("on the CPU, without a threshold: ")
     assert [len(outcome.data[name]) for name in ("product", "memory", "all_reduce")] == [2, 2, 2]

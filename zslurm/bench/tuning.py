@@ -24,7 +24,9 @@ _PASS_S = 5.0
 def points(options: Options, machine: MeasuredMachine) -> MeasurementPlan:
     """Return a point for each call of `F.linear` (train/plan/tunable.py), the largest first."""
     if machine.device != "cuda":
-        raise CannotMeasure("torch sees no GPU here; --nodes 1 tunes on a node of the cluster")
+        raise CannotMeasure(
+            f"torch sees no GPU on {machine.nodes[0]}; --nodes 1 or --nodelist tunes on a node that has one"
+        )
     planned: list[Point] = []
     skipped: list[Skipped] = []
     for call in sorted(options["calls"], key=lambda call: -call["rows"] * call["outputs"]):

@@ -12,7 +12,7 @@ from typing import Any
 
 from zslurm.checkpoint_tools.quantities import counted
 from zslurm.config.software import is_card
-from zslurm.doctor.check import CheckOutcome, check, failed, passed, warned, worst
+from zslurm.doctor.check import CheckOutcome, check, failed, passed, unavailable, warned, worst
 from zslurm.hardware.command import CommandHung
 from zslurm.hardware.node_sources import Sources
 
@@ -56,6 +56,9 @@ def speed(sources: Sources) -> CheckOutcome:
     data = {"device": device or "cpu"} | {what: row["ranks_rate"] for what, row in rows.items()}
     shown = ", ".join(f"{_figure(row['least_rate'])} {_UNITS[what]}" for what, row in rows.items())
     card = sources.cluster.gpu_family or sources.cluster.gpu_type
+    if device is None and sources.cluster.gpus_per_node:
+        gpus = counted(sources.cluster.gpus_per_node, "GPU")
+        return unavailable(f"torch sees none of the {gpus} (see torch-import); on the CPU: {shown}", data=data)
     if device is None:
         return passed(f"on the CPU, without a threshold: {shown}", data=data)
     if not is_card(card, device):
