@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -20,6 +21,7 @@ from tests.waiting import wait_for
 from zslurm.config.python_call import PythonCall, python_call
 from zslurm.config.spec import ProgramSpec
 from zslurm.config.trainer import TrainerSection
+from zslurm.job.program.warm_keeper import remove_stale
 from zslurm.job.program.warm_program import import_statements
 from zslurm.job.program.warm_rank import WarmProcess, WarmSlot
 from zslurm.run.run_dir import RunDir
@@ -215,3 +217,19 @@ def test_a_keeper_under_which_a_program_saves_stays_after_a_signal_to_the_job(no
     os.killpg(process.pid, signal.SIGTERM)
     assert ended(process) == -signal.SIGTERM
     assert node.keeper.wait(60) == 0
+
+
+def test_a_keeper_removes_what_killed_ones_left_and_nothing_of_those_that_live(node: Node, tmp_path: Path) -> None:
+    dead = RunDir(tmp_path / "dead").warm_socket(node.environ)
+    modules = RunDir(tmp_path / "dead").warm_modules(node.environ)
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(dead))
+        listener.listen(1)
+    modules.write_text("json")
+    try:
+        remove_stale(node.socket)
+        assert not dead.exists() and not modules.exists()
+        assert node.socket.exists()
+    finally:
+        dead.unlink(missing_ok=True)
+        modules.unlink(missing_ok=True)

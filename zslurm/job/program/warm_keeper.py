@@ -233,11 +233,14 @@ def main(argv: Sequence[str]) -> int:
         )
         call = python_call(filled(trainer.command, variables)) or call
         path = run.warm_socket(environ)
-        path.unlink(missing_ok=True)
+        remove_stale(path)
         with socket.socket(socket.AF_UNIX) as listener:
-            listener.bind(str(path))
-            path.chmod(0o600)
+            draft = path.with_suffix(".new")  # a socket of this name that refuses connections has no keeper
+            draft.unlink(missing_ok=True)
+            listener.bind(str(draft))
+            draft.chmod(0o600)
             listener.listen(4)
+            draft.rename(path)
 
             def start(channel: socket.socket) -> subprocess.Popen[bytes]:
                 return subprocess.Popen(
@@ -253,6 +256,25 @@ def main(argv: Sequence[str]) -> int:
         print(f"error: no program is kept warm: {error}", file=sys.stderr, flush=True)
         return 1
     return 0
+
+
+def remove_stale(path: Path) -> None:
+    """Remove what keepers of this user left in the directory of a socket: a job's end kills them.
+
+    Args:
+        path: the socket of this run's keeper.
+    """
+    for left_socket in path.parent.glob(f"zslurm-{os.getuid()}-*-warm-*"):
+        if left_socket.suffix or not left_socket.is_socket():
+            continue
+        with socket.socket(socket.AF_UNIX) as probe:
+            try:
+                probe.connect(str(left_socket))
+            except ConnectionRefusedError:
+                left_socket.unlink(missing_ok=True)
+                left_socket.with_suffix(".modules").unlink(missing_ok=True)
+            except OSError:  # it is gone, or another user's: nothing of ours is left there
+                continue
 
 
 def _keep(keeper: Keeper, run: RunDir, environ: Mapping[str, str], asked: Sequence[int]) -> None:
