@@ -132,7 +132,7 @@ def recover(train: Callable[[], T]) -> T:
 
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     on_amd = device.type == "cuda" and torch.version.hip is not None
-    if why := "it has not been tried on AMD GPUs yet" if on_amd else why_not(device, untried=False):
+    if why := "it has not been tried on AMD GPUs yet" if on_amd else why_not(device, untried=True):
         if os.environ.get("RANK") == "0":
             print(f"zslurm.recover: off, a lost rank restarts all of them: {why}", file=sys.stderr, flush=True)
         return train()

@@ -25,6 +25,7 @@ import torch
 from zslurm.train.parallel.store_connections import CONNECTIONS, sockets
 from zslurm.train.recovery.waits import WAITS
 
+UNTRIED = "it has not been tried on GPUs yet; aegis.recovery: memory allows it"
 _CRASHES = ((2, 28, 3), (2, 28, 8))
 NCCL_VARIABLES = {
     "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0",
@@ -43,8 +44,8 @@ def why_not(device: torch.device, *, untried: bool) -> str | None:
     """
     if device.type == "cpu":
         return None
-    if torch.version.hip is not None and not untried:
-        return "it has not been tried on AMD GPUs yet; aegis.recovery: memory allows it"
+    if not untried:
+        return UNTRIED
     return crashes(tuple(int(digit) for digit in torch.cuda.nccl.version()[:3]))
 
 

@@ -45,8 +45,8 @@ class StepCopies:
         self._may_copy = True
         self._done = 0
 
-    def check_fits(self, world: World) -> None:
-        """Make sure that copies fit into the memory of every node.
+    def check_fits(self, world: World, *, share: float = 1.0) -> None:
+        """Make sure that copies fit into a share of the free memory of every node.
 
         Raises:
             ConfigError: they do not fit into this node's memory, or into recovery.memory_gb.
@@ -54,7 +54,7 @@ class StepCopies:
         problem, limit = "", self._config.memory_gb
         if limit is not None and self.need > limit * 2**30:
             problem = f"recovery.memory_gb: {limit:g} GiB"
-        elif self.need > (free := available_memory()):
+        elif self.need > share * (free := available_memory()):
             problem = f"aegis.recovery: {show_bytes(free)} are free"
         if problem := _first(problem, world):
             raise ConfigError(

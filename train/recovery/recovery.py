@@ -79,6 +79,10 @@ def open_recovery(config: TrainConfig, generation: Generation | None = None) -> 
     return Recovery(config, device, generation)
 
 
+_AUTO_SHARE = 0.7
+"""Share of a node's free memory that copies take if nobody asked for them: loaders and page cache need some."""
+
+
 class Recovery:
     """Trains one rank and continues after other ranks are lost; takes part in each step (`StepCallback`)."""
 
@@ -149,10 +153,11 @@ class Recovery:
         world, membership = trainer.world, self._membership
         live = {state.name: state.values for state in trainer.optimizer.states}
         copying = StepCopies(self._config.recovery, live, world, saves=self._config.checkpoint.background)
+        is_optional = os.environ.get(RECOVERY_VARIABLE) == "auto" and not world.joined
         try:
-            copying.check_fits(world)
+            copying.check_fits(world, share=_AUTO_SHARE if is_optional else 1.0)
         except ConfigError as error:
-            if os.environ.get(RECOVERY_VARIABLE) != "auto" or world.joined:
+            if not is_optional:
                 raise
             self._turn_off(trainer, str(error))
             return

@@ -101,8 +101,8 @@ class AegisSection(Section):
         "auto",
         description="what a fault leads to first: recovery in `memory`, where the surviving ranks stay alive and "
         "lose a step at most, and a restart where that fails; `restart` of all ranks from a checkpoint; `auto`: "
-        "in memory where that is known to be safe (gloo, NCCL except 2.28.3 to 2.28.8, not AMD GPUs yet) and "
-        "the copies fit",
+        "in memory where that is known to be safe (on CPUs with gloo; not on GPUs yet, where it was not tried) "
+        "and the copies fit",
     )
     recovery_s: Positive = Field(
         10.0, description="seconds that a recovery in memory may take before the ranks are restarted instead"

@@ -456,9 +456,9 @@ class RunSpec(TrainConfig):
 
     @property
     def recovers_in_memory(self) -> bool:
-        """Return whether lost ranks are expected to be replaced in memory: with `auto` not yet on AMD GPUs."""
-        is_amd = (self.cluster.gpu_family or self.cluster.gpu_type or "").startswith("mi")
-        is_expected = self.aegis.recovery == "memory" or not is_amd
+        """Return whether lost ranks are expected to be replaced in memory: with `auto` not yet on GPUs."""
+        on_gpus = self.cluster.gpus_per_node > 0 and self.parallel.device != "cpu"
+        is_expected = self.aegis.recovery == "memory" or not on_gpus
         return self.trainer is None and self.world_size > 1 and self.aegis.recovers_in_memory and is_expected
 
     @property

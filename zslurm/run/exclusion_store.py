@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import getpass
 import hashlib
+import os
 import re
 import time
 from collections.abc import Collection, Iterable
@@ -79,9 +80,7 @@ class ExclusionStore:
             OSError: the directory is missing, or cannot be written.
         """
         for node in nodes:
-            exclusion = SharedExclusion(
-                node, self.cluster, getpass.getuser(), str(run.absolute()), reason, since, expires
-            )
+            exclusion = SharedExclusion(node, self.cluster, _user(), str(run.absolute()), reason, since, expires)
             path = self.directory / _file_name(node, run)
             write_atomically(path, msgspec.json.encode(exclusion).decode() + "\n")
             with contextlib.suppress(OSError):
@@ -111,6 +110,14 @@ class ExclusionStore:
             for exclusion in self.read().exclusions:
                 if exclusion.expires + _KEPT_S < now:
                     (self.directory / _file_name(exclusion.node, Path(exclusion.run))).unlink(missing_ok=True)
+
+
+def _user() -> str:
+    """Return the name of this process's user, or the number of one that no account has."""
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):
+        return str(os.getuid())
 
 
 def _file_name(node: str, run: Path) -> str:

@@ -86,3 +86,8 @@ def read_exclusions(run: RunDir) -> dict[str, Exclusion]:
 def active_exclusions(exclusions: Mapping[str, Exclusion], now: float) -> dict[str, Exclusion]:
     """Return the nodes that must not be used at `now` (UNIX seconds), each with its exclusion."""
     return {node: exclusion for node, exclusion in exclusions.items() if exclusion.is_active(now)}
+
+
+def excluded_by_run(exclusions: Mapping[str, Exclusion], now: float) -> set[str]:
+    """Return the nodes that count towards `aegis.max_excluded`: not those of other runs of the group."""
+    return {node for node, exclusion in active_exclusions(exclusions, now).items() if not exclusion.shared}

@@ -10,13 +10,13 @@ import statistics
 from collections.abc import Sequence
 
 from zslurm.checkpoint_tools.quantities import show_duration
-from zslurm.run.events import AttemptStarted, QueueOverdue, Requeued, RequeuedByUser, Submitted
+from zslurm.run.events import AttemptStarted, QueueOverdue, Released, Requeued, RequeuedByUser, Submitted
 from zslurm.run.events.event import Event, select
 from zslurm.run.run_dir import RunDir
 from zslurm.train.jsonl import read_jsonl
 
 _LEAST_S = 600.0
-_KINDS = (Submitted, Requeued, RequeuedByUser, AttemptStarted, QueueOverdue)
+_KINDS = (Submitted, Released, Requeued, RequeuedByUser, AttemptStarted, QueueOverdue)
 
 
 def read_waits(run: RunDir) -> list[Event]:

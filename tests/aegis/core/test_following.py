@@ -17,10 +17,19 @@ def test_a_requeued_job_may_use_the_nodes_again_that_were_allowed_or_whose_exclu
     recorder.event("nodes_excluded", nodes="node7", reason="of ann", expires=recorder.clock + 1000, shared=True)
     recorder.event("nodes_readmitted", nodes="node7")
     recorder.event("readmit", nodes="node[1-3]")
+    recorder.event("nodes_excluded", nodes="node[8-9]", reason="of ann", expires=recorder.clock + 1, shared=True)
+    recorder.event("readmit", nodes="node[8-9]")
+    recorder.event("requeue", excluded="node8")
     recorder.event("nodes_excluded", nodes="node2", reason="it died again", expires=recorder.clock + 1000)
-    state = FollowState(AegisSection(), 2, requeues=Decision("requeue", "no spare is left", exclude=("node3",)))
+    state = FollowState(
+        AegisSection(),
+        2,
+        unwanted=frozenset({"node9"}),
+        requeues=Decision("requeue", "no spare is left", exclude=("node3",)),
+    )
     history, wall = history_of(recorder.rows), recorder.clock + 100
     (action,) = follow(state, RunRead(history, ProgressRead(10, None), 1, wall))
     assert isinstance(action, Requeue)
     assert action.excluded == {"node2", "node3", "node4"}
+    # A person has excluded node8 again, and the run file node9.
     assert action.expired == {"node1", "node5", "node7"}

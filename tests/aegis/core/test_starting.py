@@ -31,7 +31,17 @@ def test_a_node_that_has_returned_is_a_spare_at_first(
     assert prefer_others(("n0", "n1", "n2"), returned, needed) == chosen
 
 
-def test_no_more_nodes_are_skipped_than_may_be_excluded() -> None:
+@pytest.mark.parametrize(
+    ("nodes", "needed", "allowed", "is_skipped"),
+    [
+        (8, 6, 3, True),
+        (8, 6, 2, False),  # none could be excluded for a fault to come
+        (8, 7, 3, False),  # a spare is lacking
+        (4, 2, 3, False),  # the site runs something on each
+    ],
+)
+def test_nodes_are_skipped_only_if_spares_and_exclusions_are_left(
+    nodes: int, needed: int, allowed: int, is_skipped: bool
+) -> None:
     held = {"n0": "held", "n1": "held"}
-    assert nodes_to_skip(held, 8, allowed=2) == held
-    assert nodes_to_skip(held, 8, allowed=1) == {}
+    assert nodes_to_skip(held, nodes, needed, allowed) == (held if is_skipped else {})

@@ -73,30 +73,31 @@ def test_a_spare_that_does_not_answer_is_not_unfit_if_this_node_is_cut_off(tmp_p
 
 
 @pytest.mark.parametrize(
-    ("held", "nodes", "skipped"),
+    ("held", "spares", "flags", "skipped"),
     [
-        ({"node1": "1 process holds GPU memory: 4242"}, 3, ["node1"]),
-        ({"node0": "1 process holds GPU memory: 4242"}, 1, ["node0"]),
-        ({}, 3, []),
-        (dict.fromkeys(("node0", "node1"), "1 process holds GPU memory: 12 exporter"), 3, []),
+        ({"node1": "1 process holds GPU memory: 4242"}, 1, {"exclusive": True}, ["node1"]),
+        ({"node1": "1 process holds GPU memory: 4242"}, 0, {"exclusive": True}, []),
+        ({"node1": "1 process holds GPU memory: 4242"}, 1, {}, []),  # another job may use the node
+        ({}, 1, {"exclusive": True}, []),
+        (dict.fromkeys(("node0", "node1"), "1 process holds GPU memory: 12 exporter"), 2, {"exclusive": True}, []),
     ],
 )
 def test_the_first_ranks_start_on_no_node_whose_gpu_memory_is_held(
-    tmp_path: Path, held: dict[str, str], nodes: int, skipped: list[str]
+    tmp_path: Path, held: dict[str, str], spares: int, flags: dict[str, bool], skipped: list[str]
 ) -> None:
-    """Memory that is held on most nodes is held by what the site runs on each."""
+    """Memory that is held on half of the nodes is held by what the site runs on each."""
     cluster = {"name": "lab", "launcher": "slurm", "gpus_per_node": 8}
-    spec = run_spec(tmp_path, slurm={"nodes": nodes}, cluster=cluster)
+    spec = run_spec(tmp_path, slurm={"nodes": 2, "spares": spares, "flags": flags}, cluster=cluster)
     run = RunDir(tmp_path / "runs" / "tiny")
     run.create(group_readable=False)
     told: list[dict[str, Any]] = []
     job = Job(run, spec, {}, "7", 0, lambda event: told.append(event.row))
-    names = [f"node{number}" for number in range(nodes)]
+    names = [f"node{number}" for number in range(2 + spares)]
     stamp = Stamp("node0", 1, 1.0, 1.0)
     answers = {name: Answer(stamp, 1, name not in held, held.get(name, ""), {}) for name in names}
     liveness = SimpleNamespace(never_heard=lambda _: [])
     agents = SimpleNamespace(over=False, liveness=liveness, ask=lambda *_, **__: answers)
-    every = SimpleNamespace(every=tuple(names))
+    every = SimpleNamespace(every=tuple(names), needed=2)
     recovery = Recovery(job, cast(Any, every), cast(Agents, agents), cast(Any, None))
     assert recovery.skip_unfit(names) is bool(skipped)
     assert [row["nodes"] for row in told] == skipped

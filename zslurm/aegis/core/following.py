@@ -40,6 +40,7 @@ class FollowState:
         settings: the section `aegis` of the run.
         ranks_per_node: of the run.
         required: nodes that the run insists on (`slurm.nodelist`): the job is never told to avoid them.
+        unwanted: nodes that the run's user excludes (`slurm.exclude`): they stay on the list of the job.
         attempt: the attempt that ended; None between attempts.
         outcome: how it ended; None if no attempt of this start of the job has ended yet.
         overdue: its ranks did not save and stop in time when asked to.
@@ -55,6 +56,7 @@ class FollowState:
     settings: AegisSection
     ranks_per_node: int
     required: frozenset[str] = frozenset()
+    unwanted: frozenset[str] = frozenset()
     attempt: AttemptState | None = None
     outcome: AttemptOutcome | None = None
     overdue: bool = False
@@ -339,7 +341,7 @@ def _take_run(state: FollowState, run: RunRead) -> list[FollowAction]:
     if state.requeues is not None:
         active = active_exclusions(run.history.exclusions, run.wall)
         excluded = frozenset({*active, *state.requeues.exclude} - state.required)
-        expired = run.history.readmitted.union(run.history.exclusions) - excluded
+        expired = run.history.readmitted.union(run.history.exclusions) - excluded - state.unwanted
         return [Requeue(state.requeues, excluded, expired)]
     if state.attempt is None:
         state.outcome = _interrupted(state, state.outcome)

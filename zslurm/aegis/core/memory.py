@@ -51,7 +51,7 @@ from zslurm.run.events import (
     RecoveryUnavailable,
 )
 from zslurm.run.events.event import only_known
-from zslurm.run.exclusions import active_exclusions
+from zslurm.run.exclusions import excluded_by_run
 from zslurm.slurm.hostlist import compress
 from zslurm.slurm.topology import hostlist_in_order
 from zslurm.train.recovery.generation import Generation, node_of
@@ -198,7 +198,9 @@ def _faulty_nodes(state: AttemptState, wall: float) -> dict[str, str]:
         for fault in reversed(roots)
         if fault.rule.in_memory == "node" and fault.node in exclude and fault.node in state.rank_nodes
     }
-    excluded = {*active_exclusions(state.history.exclusions, wall), *memory.left, *state.overcome_nodes}
+    excluded = {*excluded_by_run(state.history.exclusions, wall), *memory.left, *state.overcome_nodes}
+    if faulty.keys() >= set(state.rank_nodes):  # no rank would be left to continue
+        return {}
     allowed = len(excluded | faulty.keys()) <= most_excluded(settings, len(state.nodes))
     return {node: why for node, why in faulty.items() if node is not None} if allowed else {}
 
@@ -439,7 +441,9 @@ def _recover(
         memory.leave(node)
     if move is not None:
         memory.leave(move.off)
-        actions.append(Exclude((move.off,), f"the ranks moved off it: {move.reason}", state.number))
+        actions.append(
+            Exclude((move.off,), f"the ranks moved off it: {move.reason}", state.number, move.request is not None)
+        )
         moved = RanksMoved(
             attempt=state.number, generation=memory.number, off=move.off, ranks=list(move.ranks), step=step,
             rolled_back=rolled_back, seconds=seconds, nodes=nodes, reason=move.reason, request=move.request,

@@ -448,11 +448,15 @@ class EndRanks:
 
 @dataclass(frozen=True)
 class Exclude:
-    """Record that the run does not use some nodes from now on, until `aegis.exclude_for_s` is over."""
+    """Record that the run does not use some nodes from now on, until `aegis.exclude_for_s` is over.
+
+    With `is_private` they are not shared with the group: a person only asked this run to leave them.
+    """
 
     nodes: tuple[str, ...]
     reason: str
     attempt: int
+    is_private: bool = False
 
 
 @dataclass(frozen=True)

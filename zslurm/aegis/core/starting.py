@@ -66,15 +66,17 @@ HELD_S = 3600.0
 """Seconds for which a node is not used on which a former job's processes hold GPU memory."""
 
 
-def nodes_to_skip(held: Mapping[str, str], nodes: int, allowed: int) -> dict[str, str]:
+def nodes_to_skip(held: Mapping[str, str], nodes: int, needed: int, allowed: int) -> dict[str, str]:
     """Return the nodes that a job does not start on since a former job's processes hold GPU memory there.
 
     Args:
         held: nodes on which memory is held, with the reason.
-        nodes: of the job. If memory is held on most of them, the site runs something on each, and none is skipped.
-        allowed: how many may still be excluded.
+        nodes: of the job. If memory is held on half of them, the site runs something on each, and none is skipped.
+        needed: nodes of the ranks. Without a spare none is skipped: the memory may be free before ranks need it.
+        allowed: how many may still be excluded; one is left for a fault to come.
     """
-    return dict(held) if len(held) <= min(allowed, max(1, nodes // 2)) else {}
+    is_few = 2 * len(held) < nodes and nodes - len(held) >= needed and len(held) < allowed
+    return dict(held) if is_few else {}
 
 
 def died_by_attempt(events: Sequence[Event]) -> dict[int, set[str]]:

@@ -218,6 +218,8 @@ class AttemptStarter:
         reason = ""
         if not aegis.recovers_in_memory:
             reason = f"aegis.mode is {aegis.mode}, and lost ranks are replaced only where it is act"
+        elif aegis.recovery == "auto" and not job.spec.recovers_in_memory and len(ranks) > 1:
+            reason = "it has not been tried on GPUs yet; aegis.recovery: memory allows it"
         elif len(ranks) == 1:
             reason = "a single rank has no other one that could continue"
         elif python.srun_options:

@@ -191,7 +191,7 @@ class FaultCollector:
             case EndRanks() if self.agents is not None:
                 end_ranks(action.ranks, self.agents)
             case Exclude():
-                self.job.exclude(action.nodes, action.reason, action.attempt)
+                self.job.exclude(action.nodes, action.reason, action.attempt, is_private=action.is_private)
             case ForgetReplaced():
                 self._forget(action)
             case ReadLastWords():

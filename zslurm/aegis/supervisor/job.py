@@ -206,19 +206,28 @@ class Job:
             self.record(Requeued(excluded=excluded, reason=reason, restart=self.restart))
 
     def exclude(
-        self, nodes: Collection[str], reason: str, attempt: int | None = None, *, for_s: float | None = None
+        self,
+        nodes: Collection[str],
+        reason: str,
+        attempt: int | None = None,
+        *,
+        for_s: float | None = None,
+        is_private: bool = False,
     ) -> None:
         """Record that the run does not use some nodes for some time, by default for `aegis.exclude_for_s`.
 
-        What an earlier supervisor has recorded of the same attempt is not recorded again.
+        What an earlier supervisor has recorded of the same attempt is not recorded again, only shared with the
+        group: it may have died before that. With `is_private` the group does not hear of it.
         """
         recorded = select(read_jsonl(self.run.events), NodesExcluded) if attempt is not None else ()
-        if any((e.attempt, e.reason, e.nodes) == (attempt, reason, compress(nodes)) for e in recorded):
-            return
+        alike = (e for e in recorded if (e.attempt, e.reason, e.nodes) == (attempt, reason, compress(nodes)))
         expires = time.time() + (self.spec.aegis.exclude_for_s if for_s is None else for_s)
-        event = NodesExcluded(nodes=compress(nodes), reason=reason, expires=expires, attempt=attempt)
-        self.record(only_known(event))
-        if self.exclusion_store is not None:
+        if (before := next(alike, None)) is not None:
+            expires = before.expires or expires
+        else:
+            event = NodesExcluded(nodes=compress(nodes), reason=reason, expires=expires, attempt=attempt)
+            self.record(only_known(event))
+        if self.exclusion_store is not None and not is_private:
             try:
                 self.exclusion_store.write(self.run.path, nodes, reason, time.time(), expires)
             except OSError as error:
@@ -238,7 +247,8 @@ class Job:
         rows = [*read_jsonl(self.run.events), *read_jsonl(self.run.submissions)]
         events = select(rows, *EXCLUSION_EVENTS)
         for event in take_over(events, contents.exclusions, self.run.path, time.time()):
-            self.record(event)
+            if isinstance(event, NodesExcluded) or not contents.problems:  # a damaged file gives nothing up
+                self.record(event)
 
     def _report_store(self, problem: str) -> None:
         """Record a problem with the group's exclusions, once in the life of the run."""

@@ -54,6 +54,7 @@ from zslurm.aegis.types import Resources
 from zslurm.core.errors import ZslurmError
 from zslurm.run.events import AttemptEnded, AttemptStarted, ExclusionFailed, GpuTested, Requeued, WaitGivenUp
 from zslurm.run.events.event import select
+from zslurm.run.exclusions import excluded_by_run
 from zslurm.run.metrics.tail import last_step_at
 from zslurm.slurm.hostlist import compress, expand
 from zslurm.train.jsonl import read_jsonl
@@ -79,7 +80,8 @@ class Recovery:
         self.job, self.nodes, self.agents, self.recorder = job, nodes, agents, recorder
         self.settings = job.spec.aegis
         required = frozenset(expand(job.spec.slurm.nodelist or ""))
-        self._state = FollowState(job.spec.aegis, job.spec.ranks_per_node, required)
+        unwanted = frozenset(expand(job.spec.slurm.exclude or ""))
+        self._state = FollowState(job.spec.aegis, job.spec.ranks_per_node, required, unwanted)
 
     def after(
         self, attempt: AttemptState, outcome: AttemptOutcome, *, overdue: bool
@@ -244,6 +246,8 @@ class Recovery:
         if returned:
             self._await_agents(agents, sorted(returned), CHECK_S)
             unfit = {node: why for node, why in self._unfit(sorted(returned)).items() if why != NO_ANSWER}
+        room = max(0, self._may_exclude() - 1)  # one is left for a fault to come
+        unfit = dict(list(unfit.items())[:room])
         for node, why in unfit.items():
             self.job.exclude((node,), f"{node} was excluded before, and is not fit: {why}")
         others = [node for node in nodes if node not in unfit]
@@ -254,17 +258,22 @@ class Recovery:
 
         A node whose agent does not answer in time is used: nothing is known of it.
         """
-        job, settings = self.job, self.settings
-        if not job.spec.cluster.gpus_per_node or not nodes:
-            return False
+        job = self.job
+        is_alone = job.spec.needs_rails_alone or "exclusive" in job.spec.slurm.flags
+        if not (job.on_slurm and is_alone and job.spec.cluster.gpus_per_node and nodes):
+            return False  # on a node that is shared, the memory may be in use by another job
         self._await_agents(agents, nodes, HELD_CHECK_S)
         answers = agents.ask("gpus_idle", sorted(nodes), timeout_s=HELD_CHECK_S)
         held = {node: answer.why for node, answer in sorted(answers.items()) if not answer.ok}
-        allowed = most_excluded(settings, len(self.nodes.every)) - len(job.excluded())
-        skipped = nodes_to_skip(held, len(nodes), allowed)
+        skipped = nodes_to_skip(held, len(nodes), self.nodes.needed, self._may_exclude())
         for node, why in skipped.items():
             job.exclude((node,), f"it is not free: {why}", for_s=HELD_S)
         return bool(skipped)
+
+    def _may_exclude(self) -> int:
+        """Return how many nodes the run may still exclude."""
+        excluded = excluded_by_run(self.job.history().exclusions, time.time())
+        return most_excluded(self.settings, len(self.nodes.every)) - len(excluded)
 
     def check_spares(self, nodes: Sequence[str]) -> None:
         """Check the job's spares in a thread, as `_unfit` does when they are used, and record what is wrong.
@@ -282,9 +291,11 @@ class Recovery:
         self._unfit(nodes)
 
     def _await_agents(self, agents: Agents, nodes: Sequence[str], seconds: float) -> None:
-        """Wait until the agents of these nodes have reported, at most so long."""
+        """Wait until the agents of these nodes have reported, at most so long, and not if the run is to stop."""
         deadline = time.monotonic() + seconds
         while agents.liveness.never_heard(nodes) and time.monotonic() < deadline and not agents.over:
+            if self.job.stop.asked:
+                return
             time.sleep(_LOOK_S)
 
     def _unfit(self, nodes: Sequence[str]) -> dict[str, str]:

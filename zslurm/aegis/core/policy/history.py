@@ -13,18 +13,23 @@ from zslurm.aegis.types import Action, Fault, History, Incident, Role, Scope
 from zslurm.run.events import (
     AttemptStarted,
     Decided,
+    ExcludedByUser,
     FaultDetected,
     NodesExcluded,
     NodesReadmitted,
     Readmitted,
     Requeued,
+    RequeuedByUser,
 )
-from zslurm.run.events.event import select
+from zslurm.run.events.event import Event, select
 from zslurm.run.events.event_text import node_names
 from zslurm.run.exclusions import exclusions_in
 
 _ENDS: tuple[Action, ...] = ("finish", "stop")
 NOTHING_SAVED = -1
+_KINDS: tuple[type[Event], ...] = (
+    AttemptStarted, NodesExcluded, NodesReadmitted, Decided, Requeued, Readmitted, ExcludedByUser, RequeuedByUser,
+)  # fmt: skip
 
 
 def history_of(events: Iterable[Mapping[str, Any]]) -> History:
@@ -33,12 +38,13 @@ def history_of(events: Iterable[Mapping[str, Any]]) -> History:
     An incident is a decision that was acted on; without a `committed_step`, the one before it counts.
     """
     incidents: list[Incident] = []
-    readmitted: set[str] = set()
+    readmitted: dict[str, float] = {}
+    excluded_by_person: dict[str, float] = {}
     starts: list[float] = []
     waits: list[float] = []
     requeued: Requeued | None = None
     saved = NOTHING_SAVED
-    selected = list(select(events, AttemptStarted, NodesExcluded, NodesReadmitted, Decided, Requeued, Readmitted))
+    selected = list(select(events, *_KINDS))
     for event in selected:
         if "time" not in vars(event):  # damaged
             continue
@@ -50,7 +56,9 @@ def history_of(events: Iterable[Mapping[str, Any]]) -> History:
         elif isinstance(event, Requeued):
             requeued = event
         elif isinstance(event, Readmitted | NodesReadmitted):
-            readmitted.update(node_names(event.nodes))
+            readmitted |= dict.fromkeys(node_names(event.nodes), event.time)
+        elif isinstance(event, ExcludedByUser | RequeuedByUser) and event.excluded:
+            excluded_by_person |= dict.fromkeys(node_names(event.excluded), event.time)
         elif isinstance(event, Decided) and event.acted and event.action in get_args(Action):
             incident = _incident(event, saved)
             saved = incident.committed_step

@@ -26,7 +26,7 @@ from zslurm.aegis.types import Alarm, AttemptSummary, Decision, Fault, History, 
 from zslurm.checkpoint_tools.quantities import counted
 from zslurm.cluster.rails.fabric import Fabric
 from zslurm.config.aegis import AegisSection
-from zslurm.run.exclusions import active_exclusions
+from zslurm.run.exclusions import excluded_by_run
 from zslurm.slurm.hostlist import compress
 
 SLURM_REQUEUES = "Slurm puts the job back into the queue"
@@ -231,9 +231,8 @@ class _Case:
         return None if self.cause.exclude else self._budget_spent()
 
     def _excluded_by_run(self) -> int:
-        """Return how many nodes this run excludes; those that only its group does are not counted."""
-        active = active_exclusions(self.history.exclusions, self.attempt_state.now)
-        return sum(not exclusion.shared for exclusion in active.values())
+        """Return how many nodes this run excludes."""
+        return len(excluded_by_run(self.history.exclusions, self.attempt_state.now))
 
     def _failures(self) -> list[Fault | None]:
         """Return the roots of the failures since the newest checkpoint, this one's last."""
