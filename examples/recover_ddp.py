@@ -33,6 +33,8 @@ def train(steps: int, pace: float) -> None:
     on_gpu = torch.cuda.is_available()
     dist.init_process_group("nccl" if on_gpu else "gloo")
     device = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if on_gpu else torch.device("cpu")
+    if on_gpu:
+        torch.cuda.set_device(device)
     torch.manual_seed(0)
     model = DistributedDataParallel(torch.nn.Linear(8, 1).to(device))
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)

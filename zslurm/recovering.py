@@ -32,6 +32,7 @@ import os
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
@@ -136,6 +137,7 @@ def recover(train: Callable[[], T]) -> T:
         if os.environ.get("RANK") == "0":
             print(f"zslurm.recover: off, a lost rank restarts all of them: {why}", file=sys.stderr, flush=True)
         return train()
+    _is_on.append(True)
     os.environ.update(NCCL_VARIABLES)
     abort = Abort(device, other_ports=set())
     generations = _Generations(Path(files), abort)
@@ -149,6 +151,7 @@ def recover(train: Callable[[], T]) -> T:
                 is_newer = generations.newest().get("generation", 0) > generations.number
                 if not is_newer and not any(word in str(error) for word in _LOST_PEER):
                     raise
+                traceback.print_exc()  # it may be the program's, and is not kept: it holds the groups
                 line = str(error).partition("\n")[0][:200]
             abort()
             leave_groups()
@@ -178,11 +181,13 @@ def _note_groups(abort: Any) -> None:
 
 # --- keep -------------------------------------------------------------------------------------------------------
 
+_is_on: list[bool] = []
+"""Not empty while `recover` can replace a lost rank."""
 _kept: dict[int, dict[str, Any]] = {}
 
 
 def keep(step: int, state: Mapping[str, Stateful]) -> None:
-    """Copy the state after a step to host memory; the copies of two steps are kept.
+    """Copy the state after a step to host memory; the copies of two steps are kept. Without `recover` nothing is.
 
     Args:
         step: its number; all ranks keep the same steps.
@@ -191,6 +196,8 @@ def keep(step: int, state: Mapping[str, Stateful]) -> None:
     Raises:
         TypeError: a part is sharded over the ranks.
     """
+    if not _is_on:
+        return
     _kept[step] = {name: _copied(stateful.state_dict()) for name, stateful in state.items()}
     for old in sorted(_kept)[:-_KEPT_STEPS]:
         del _kept[old]
@@ -199,12 +206,15 @@ def keep(step: int, state: Mapping[str, Stateful]) -> None:
 def restore(state: Mapping[str, Stateful]) -> int | None:
     """Give every rank the state of the newest step that is kept; returns the step, None if there is none.
 
-    All ranks call it together, after they have made their process group. A rank whose process is new gets the copy
+    All ranks call it together, after they have made their process group and, on GPUs, called
+    `torch.cuda.set_device`. A rank whose process is new gets the copy
     of another one. After a first start nothing is kept, and None is returned.
 
     Raises:
         RuntimeError: a rank was lost meanwhile.
     """
+    if not _is_on:
+        return None
     import torch.distributed as dist
 
     steps: list[list[int]] = [[] for _ in range(dist.get_world_size())]

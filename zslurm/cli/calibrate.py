@@ -298,6 +298,7 @@ def _parts(spec: RunSpec, site: Site, run: str, minutes: float, *, has_gpus: boo
                 "sizes": [1 << 30, 4 << 30] if has_gpus else [16 << 20, 64 << 20],
                 "dtype": "fp64",
             },
+            keeps_values=False,
         ),
         Part("speed", "what the doctor compares nodes by", 1.0, "speed", {}),
         Part(

@@ -122,7 +122,8 @@ def test_a_node_whose_exclusion_has_expired_is_tested_before_it_is_used(
     answer = {"node1": Answer(stamp, 1, fit, "" if fit else "gpu-count: 7 of 8 GPUs are there", {})}
     liveness = SimpleNamespace(never_heard=lambda _: [], any_responding=lambda: True, hears_only=lambda _: False)
     agents = SimpleNamespace(over=False, liveness=liveness, ask=lambda *_, **__: answer)
-    recovery = Recovery(job, cast(Any, None), cast(Agents, agents), cast(Any, None))
+    every = SimpleNamespace(every=("node0", "node1"), needed=2)
+    recovery = Recovery(job, cast(Any, every), cast(Agents, agents), cast(Any, None))
     assert recovery.skip_unfit(["node0", "node1"]) is bool(excluded)
     assert [row["nodes"] for row in told if row["event"] == "nodes_excluded"] == excluded
     assert [row["ok"] for row in told if row["event"] == "spare_checked"] == ([fit] if expired else [])

@@ -21,8 +21,9 @@ from tests.waiting import wait_for
 from zslurm.config.python_call import PythonCall, python_call
 from zslurm.config.spec import ProgramSpec
 from zslurm.config.trainer import TrainerSection
+from zslurm.job.program import warm_program
 from zslurm.job.program.warm_keeper import remove_stale
-from zslurm.job.program.warm_program import import_statements
+from zslurm.job.program.warm_program import import_statements, receive, send
 from zslurm.job.program.warm_rank import WarmProcess, WarmSlot
 from zslurm.run.run_dir import RunDir
 
@@ -233,3 +234,45 @@ def test_a_keeper_removes_what_killed_ones_left_and_nothing_of_those_that_live(n
     finally:
         dead.unlink(missing_ok=True)
         modules.unlink(missing_ok=True)
+
+
+def outputs(directory: Path, kind: str, target: str, modules: str = "") -> tuple[str, str]:
+    """What a program prints with RANK 3: started as usual, and in a process that was prepared with RANK 7."""
+    environ = {**os.environ, "RANK": "3"}
+    words = [target] if kind == "script" else ["-m", target]
+    plain = subprocess.run(
+        [sys.executable, *words], cwd=directory, env=environ, capture_output=True, text=True, check=False
+    )
+    assert plain.returncode == 0, plain.stderr
+    (directory / "modules").write_text(modules)
+    ours, theirs = socket.socketpair()
+    arguments = [sys.executable, warm_program.__file__, str(theirs.fileno()), "modules", kind, target]
+    with ours, (directory / "out").open("w+b") as out:
+        process = subprocess.Popen(
+            arguments, cwd=directory, env=environ | {"RANK": "7"}, pass_fds=[theirs.fileno()], stderr=out
+        )
+        theirs.close()
+        assert receive(ours) is not None, (directory / "out").read_text()
+        send(ours, {"environ": environ, "arguments": []}, [out.fileno(), out.fileno()])
+        assert process.wait(60) == 0, (directory / "out").read_text()
+    return plain.stdout, (directory / "out").read_text()
+
+
+def test_a_warm_script_is_compiled_and_finds_its_modules_as_usual(tmp_path: Path) -> None:
+    (place := tmp_path / "prog").mkdir()
+    (place / "beside.py").write_text("import os\nRANK = os.environ['RANK']\n")
+    (place / "train.py").write_text(
+        "import dataclasses\n@dataclasses.dataclass\nclass C:\n    lr: float = 1.0\n"
+        "from beside import RANK\nprint(dataclasses.fields(C)[0].type, RANK, __name__)\n"
+    )
+    (tmp_path / "link.py").symlink_to(place / "train.py")
+    printed = "<class 'float'> 3 __main__\n"
+    assert outputs(tmp_path, "script", "link.py", "beside\nbeside.nothing\njson\n") == (printed, printed)
+
+
+def test_a_warm_module_imports_its_package_only_as_the_rank(tmp_path: Path) -> None:
+    (package := tmp_path / "pq").mkdir()
+    (package / "__init__.py").write_text("import os\nRANK = os.environ['RANK']\n")
+    (package / "inner.py").write_text("")
+    (package / "train.py").write_text("import json\nfrom pq import RANK\nprint(RANK, 'receive' in globals())\n")
+    assert outputs(tmp_path, "module", "pq.train", "pq\npq.inner\n") == ("3 False\n", "3 False\n")

@@ -135,14 +135,13 @@ def hbm(
     minutes: Minutes = None,
     out: Out = None,
     plot: Plot = None,
-    apply: Apply = False,
     json: Json = False,
 ) -> None:
     """Measure the memory of GPUs, or of this machine's CPUs, with BabelStream's patterns.
 
     Example: zslurm bench hbm --max 1GiB
     """
-    measure = Measure(cluster, nodes, nodelist, ranks, quick, minutes, out, plot, json, apply)
+    measure = Measure(cluster, nodes, nodelist, ranks, quick, minutes, out, plot, json)
     run_benchmark(
         "hbm",
         {
@@ -175,14 +174,13 @@ def gemm(
     minutes: Minutes = None,
     out: Out = None,
     plot: Plot = None,
-    apply: Apply = False,
     json: Json = False,
 ) -> None:
     """Measure matrix products: a sweep of M, N and K, or every product of a run, for `zslurm plan size --rates`.
 
     Example: zslurm bench gemm --run run.yaml --out gemm.json
     """
-    measure = Measure(cluster, nodes, nodelist, ranks, quick, minutes, out, plot, json, apply)
+    measure = Measure(cluster, nodes, nodelist, ranks, quick, minutes, out, plot, json)
     sizes = {"m": numbers("--m", m), "n": numbers("--n", n), "k": numbers("--k", k)}
     if quick:
         sizes = {name: listed or _QUICK_PRODUCTS[name] for name, listed in sizes.items()}

@@ -116,7 +116,7 @@ def apply(
 ) -> None:
     """Keep what follows from results for the runs of a cluster: buckets, levels, storage, the doctor's limits.
 
-    Example: zslurm bench apply collectives.json hbm.json
+    Example: zslurm bench apply collectives.json speed.json
     """
     results = [(read_result(path), path) for path in files]
     name = cluster or _cluster_of([result for result, _ in results])

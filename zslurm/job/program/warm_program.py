@@ -28,7 +28,7 @@ import struct
 import sys
 import time
 import types
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +36,7 @@ _HEADER = struct.Struct("=Q")
 _MOST_DESCRIPTORS = 3
 _LATE = (("torch", "torch._dynamo"),)
 """Packages, and what they import only when they are used: here by the first optimizer or DDP."""
+_MODULES_BEFORE: list[types.ModuleType] = []
 
 
 def send(channel: socket.socket, message: dict[str, Any], descriptors: Sequence[int] = ()) -> None:
@@ -146,6 +147,11 @@ def do_imports(kind: str, target: str) -> None:
     """
     file, package, root = Path(target), "", Path(sys.path[0] or ".")
     if kind == "module":
+        files = _files(root, f"{target}.__main__") or _files(root, target)
+        if files:  # find_spec would import the package
+            for each_file in files:
+                _import_all(import_statements(each_file, root), each_file)
+            return
         spec = importlib.util.find_spec(target)
         if spec is not None and spec.submodule_search_locations is not None:
             spec = importlib.util.find_spec(f"{target}.__main__")
@@ -153,21 +159,25 @@ def do_imports(kind: str, target: str) -> None:
             raise ModuleNotFoundError(f"No module named {target}")
         file = Path(spec.origin)
         package = "" if root.absolute() in file.absolute().parents else spec.parent or ""
-    for statement, of in import_statements(file, root, package):
-        code = compile(ast.Module([statement], []), str(file), "exec")
+    _import_all(import_statements(file, root, package), file)
+
+
+def _import_all(statements: Iterable[tuple[ast.stmt, str]], file: Path) -> None:
+    for statement, of in statements:
+        code = compile(ast.Module([statement], []), str(file), "exec", dont_inherit=True)
         exec(code, {"__name__": "zslurm_warm", "__package__": of or None})
 
 
 def import_known(names: Sequence[str], root: Path) -> None:
     """Import modules that a program has imported before, but not those next to it."""
     for name in names:
-        with contextlib.suppress(ImportError, AttributeError, ValueError):  # some are made by others, as six's
+        with contextlib.suppress(Exception, SystemExit):  # whatever they do; the program imports them anyway
             if name not in sys.modules and not _is_of_program(name, root):
                 importlib.import_module(name)
 
 
 def _is_of_program(name: str, root: Path) -> bool:
-    spec = importlib.util.find_spec(name)
+    spec = importlib.util.find_spec(name.partition(".")[0])  # of a submodule this would import its package
     if spec is None or spec.origin is None or not Path(spec.origin).is_absolute():
         return spec is None
     inside = Path(spec.origin).parent
@@ -199,6 +209,8 @@ def run(kind: str, target: str, arguments: Sequence[str]) -> None:
     """Run the program in this process's `__main__`, as Python itself would."""
     if kind == "module":
         sys.argv = ["-m", *arguments]
+        _MODULES_BEFORE.append(sys.modules["__main__"])  # its functions run until the program ends
+        sys.modules["__main__"] = types.ModuleType("__main__")
         runpy._run_module_as_main(target)  # type: ignore[attr-defined]  # what `python -m` calls
         return
     sys.argv = [target, *arguments]
@@ -209,14 +221,14 @@ def run(kind: str, target: str, arguments: Sequence[str]) -> None:
     main.__dict__["__cached__"] = None
     main.__loader__ = importlib.machinery.SourceFileLoader("__main__", path)
     sys.modules["__main__"] = main
-    exec(compile(Path(target).read_bytes(), path, "exec"), main.__dict__)
+    exec(compile(Path(target).read_bytes(), path, "exec", dont_inherit=True), main.__dict__)
 
 
 def main(argv: Sequence[str]) -> None:
     """Import, wait, and run."""
     descriptor, modules, kind, target = int(argv[0]), Path(argv[1]), argv[2], argv[3]
     if not getattr(sys.flags, "safe_path", False):
-        sys.path[0] = str(Path(target).parent.absolute()) if kind == "script" else str(Path.cwd())
+        sys.path[0] = str(Path(target).resolve().parent) if kind == "script" else str(Path.cwd())
     channel = socket.socket(fileno=descriptor)
     began = time.monotonic()
     do_imports(kind, target)

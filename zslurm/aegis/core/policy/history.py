@@ -63,7 +63,8 @@ def history_of(events: Iterable[Mapping[str, Any]]) -> History:
             incident = _incident(event, saved)
             saved = incident.committed_step
             incidents.append(incident)
-    return History(tuple(incidents), exclusions_in(selected), tuple(starts), tuple(waits), frozenset(readmitted))
+    allowed = {node for node, when in readmitted.items() if when > excluded_by_person.get(node, -1.0)}
+    return History(tuple(incidents), exclusions_in(selected), tuple(starts), tuple(waits), frozenset(allowed))
 
 
 def _incident(event: Decided, saved: int) -> Incident:
