@@ -31,7 +31,7 @@ unexport PYTHONPATH
 COMMA := ,
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test soak faults soak-slurm smoke-slurm lint format docs pictures site package bench gpu gpu-wheels slurm-up slurm-down clean
+.PHONY: help setup demo test soak faults soak-slurm smoke-slurm lint format docs pictures site package bench chaos gpu gpu-wheels slurm-up slurm-down clean
 
 help: ## list the commands
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -101,6 +101,9 @@ package: $(STAMP) ## build wheel and sdist in dist/, check both, and install the
 
 bench: $(STAMP) ## measure; results go to benchmarks/results/
 	$(BIN)/python -m benchmarks
+
+chaos: $(STAMP) ## compare training stacks under faults on the Slurm of the tests, two hours (root)
+	$(BIN)/python -m benchmarks chaos_table
 
 # For example `make gpu GPU_ARGS='kernels --results out'`; GPU_ARGS=--list shows the parts. The first Python with a torch
 # that finds a GPU is used, .venv first. It keeps the caller's PYTHONPATH, and nothing is downloaded then.

@@ -18,7 +18,7 @@ def modules() -> dict[str, str]:
     return {
         path.stem: f"benchmarks.{path.parent.name}.{path.stem}"
         for path in found
-        if path.stem not in _HELPERS and path.parent.name != "gpu"
+        if path.stem not in _HELPERS and path.parent.name not in ("gpu", "chaos")
     }
 
 

@@ -1,0 +1,145 @@
+"""A Slurm cluster: how a job is submitted, and who injects faults that a program cannot inject into itself."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from .plans import SITE
+
+
+class BadSite(Exception):
+    """The description of a site cannot be used."""
+
+
+@dataclass
+class Site:
+    """The cluster of the person who runs this.
+
+    Attributes:
+        directory: which all nodes share; every trial gets a directory in it.
+        python: that has torch and the contenders.
+        sbatch: options of every job, such as the partition and the account.
+        inject: for a fault that needs the site's help, the command that injects it; `{node}` and `{job}` are
+            replaced. A fault without one is listed as not tried.
+        mend: for such a fault, the command that undoes it.
+        environment: variables of every job.
+    """
+
+    directory: Path
+    python: str = sys.executable
+    sbatch: Sequence[str] = ()
+    inject: Mapping[str, str] = field(default_factory=dict)
+    mend: Mapping[str, str] = field(default_factory=dict)
+    environment: Mapping[str, str] = field(default_factory=dict)
+
+    @classmethod
+    def read(cls, path: Path) -> Site:
+        """Read the description of a site.
+
+        Raises:
+            BadSite: it cannot be read, or has something else than the attributes above.
+        """
+        try:
+            content: dict[str, Any] = json.loads(path.read_text())
+            site = cls(**content | {"directory": Path(content["directory"])})
+        except KeyError as error:
+            raise BadSite(f"{path}: no {error}: name a directory that all nodes share") from error
+        except (OSError, ValueError, TypeError) as error:
+            raise BadSite(f"{path}: {str(error).removeprefix('Site.__init__() ')}") from error
+        if unknown := {*site.inject, *site.mend} - {*SITE}:
+            raise BadSite(f"{path}: no fault is called {', '.join(sorted(unknown))}; there are {', '.join(SITE)}")
+        return site
+
+    def why_not(self, fault: str) -> str | None:
+        """Return why a fault cannot be injected here; None if it can."""
+        if fault not in SITE or fault in self.inject or fault in ("time_limit", "preemption"):
+            return None
+        return f"`inject.{fault}` of the site is not set"
+
+    def run(
+        self, argv: Sequence[str], *, cwd: Path | None = None, env: Mapping[str, str] | None = None
+    ) -> subprocess.CompletedProcess[str]:
+        """Run a command as the person who submits jobs."""
+        environment = {**os.environ, **self.environment, **(env or {})}
+        return subprocess.run(argv, cwd=cwd, env=environment, capture_output=True, text=True, check=False)
+
+    def prepare(self, directory: Path) -> None:
+        """Make the directory of a trial."""
+        directory.mkdir(parents=True)
+
+    def strike(self, fault: str, node: str, job: str) -> None:
+        """Inject a fault.
+
+        Raises:
+            RuntimeError: the site's command failed.
+        """
+        match fault:
+            case "time_limit" if fault not in self.inject:
+                self._do(["scontrol", "update", f"JobId={job}", f"TimeLimit={_minutes_used(self, job) + 1}"])
+            case "preemption" if fault not in self.inject:
+                self._do(["scontrol", "requeue", job])
+            case _:
+                self._do(shlex.split(self.inject[fault].format(node=shlex.quote(node), job=job)))
+
+    def undo(self, fault: str, node: str) -> None:
+        """Undo a fault, if the site has a command for that.
+
+        Raises:
+            RuntimeError: the site's command failed.
+        """
+        if command := self.mend.get(fault):
+            self._do(shlex.split(command.format(node=shlex.quote(node))))
+
+    def jobs(self) -> dict[str, str]:
+        """Return the state of every job of a trial.
+
+        Raises:
+            RuntimeError: Slurm does not answer.
+        """
+        done = self.run(["squeue", "--me", "--noheader", "--format=%A %T %j"])
+        if done.returncode:
+            raise RuntimeError(done.stderr.strip())
+        rows = [line.split(maxsplit=2) for line in done.stdout.splitlines()]
+        return {row[0]: row[1] for row in rows if len(row) == 3 and "chaos" in row[2]}
+
+    def clear(self, deadline_s: float = 120.0) -> None:
+        """Cancel every job that trials have submitted, and wait until none is left.
+
+        Raises:
+            RuntimeError: a job is left at the deadline.
+        """
+        end = time.monotonic() + deadline_s
+        while time.monotonic() < end:
+            try:
+                jobs = self.jobs()
+            except RuntimeError:
+                time.sleep(1.0)
+                continue
+            if not jobs:
+                return
+            self.run(["scancel", *jobs])
+            time.sleep(1.0)
+        raise RuntimeError("jobs of the last trial are still in the queue: `scancel` did not end them")
+
+    def _do(self, argv: Sequence[str]) -> None:
+        done = self.run(argv)
+        if done.returncode:
+            raise RuntimeError(f"{shlex.join(argv)}: {done.stderr.strip() or f'exit code {done.returncode}'}")
+
+
+def _minutes_used(site: Site, job: str) -> int:
+    """Return the whole minutes for which a job has run."""
+    text = site.run(["squeue", "--noheader", f"--jobs={job}", "--format=%M"]).stdout.strip()
+    days, _, clock = text.rpartition("-")
+    parts = [int(part) for part in clock.split(":")]
+    seconds = sum(part * 60**place for place, part in enumerate(reversed(parts)))
+    return (int(days or 0) * 86400 + seconds) // 60
