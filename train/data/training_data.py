@@ -22,8 +22,7 @@ from numpy.typing import NDArray
 from zslurm.checkpoint_tools.quantities import counted
 from zslurm.train.config import DataConfig
 from zslurm.train.data.bundle import Bundle, BundleHeader, Corpus
-from zslurm.train.data.packs.packs import LongDocuments, Packs
-from zslurm.train.data.packs.store import packs_of
+from zslurm.train.data.packs.packs import LongDocuments, Packs, pack
 from zslurm.train.data.sequences import PackedSequences, Sequences, Windows, joined
 from zslurm.train.errors import ConfigError, DataError
 
@@ -133,11 +132,11 @@ class TrainingData:
         """Return the packs of a source; found once.
 
         Raises:
-            DataError: see `packs_of`.
+            DataError: see `pack`.
         """
         if (name, context) not in self._packs:
             with _named(name):
-                self._packs[name, context] = packs_of(self.corpora[name], context, self.long_documents)
+                self._packs[name, context] = pack(self.corpora[name], context, self.long_documents)
         return self._packs[name, context]
 
     @cached_property

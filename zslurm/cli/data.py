@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import typer
 from typer import Argument, Option
@@ -21,10 +21,7 @@ from zslurm.train.data.build.encode import default_workers
 from zslurm.train.data.build.inspect import Preview, previews, unigram_entropy
 from zslurm.train.data.bundle import Corpus
 from zslurm.train.data.manifest import BuildManifest
-from zslurm.train.data.packs.packs import Counts
-from zslurm.train.data.packs.store import store
 from zslurm.train.errors import DataError
-from zslurm.train.sections.section import LARGEST
 
 Bundles = Annotated[Path, Argument(metavar="PATH", help="A bundle, or a directory of them.")]
 
@@ -143,49 +140,6 @@ def check_exists(path: Path) -> None:
         raise NotFound(f"{path}: no such file or directory; `zslurm data build` makes bundles")
 
 
-def pack(
-    path: Bundles,
-    context: Annotated[int, Option(min=2, max=LARGEST, help="Tokens of a sequence: the context of the phase.")],
-    long_documents: Annotated[
-        Literal["split", "trim", "refuse"], Option(help="What becomes of documents that are longer; as in data.*.")
-    ] = "split",
-    slurm: Slurm = False,
-    json: Json = False,
-) -> None:
-    """Pack whole documents into sequences, and store which go together next to the bundles.
-
-    A run with data.packing: best_fit needs this only if there are millions of documents.
-
-    Example: zslurm data pack data/chats --context 32768
-    """
-    run_locally_or_as_job(slurm)
-    check_exists(path)
-    with as_user_errors(), byte_bar(f"packing {path.name}") as report:
-        stored, counts = store(
-            Corpus.open(path), context, long_documents, lambda done, total: report(8 * done, 8 * total)
-        )
-    if json:
-        print_json({"path": str(stored), "filled": counts.filled, **asdict(counts)})
-    else:
-        print(f"{stored}: {describe(counts, context, long_documents)}")
-
-
-def describe(counts: Counts, context: int, long_documents: str) -> str:
-    """Describe in one line what became of the documents."""
-    packed = counts.documents - counts.empty
-    parts = [
-        f"{counted(packed, 'document')} in {counted(counts.packs, 'sequence')} of {context}, "
-        f"{100 * counts.filled:.2f} % full"
-    ]
-    if counts.long:
-        dropped = counted(counts.dropped_tokens, "token", shown=show_count(counts.dropped_tokens))
-        done = {"split": "split", "trim": f"trimmed by {dropped} in all"}
-        parts.append(f"{counted(counts.long, 'document')} longer than that {done[long_documents]}")
-    if counts.empty:
-        parts.append(f"{counted(counts.empty, 'empty document')} left out")
-    return "; ".join(parts)
-
-
 app = typer.Typer(help="Token bundles: what runs are trained on.", no_args_is_help=True)
-for command in (build, pack, show, verify):
+for command in (build, show, verify):
     app.command()(command)

@@ -181,39 +181,3 @@ def test_bad_requests_are_refused(shell: Shell, arguments: tuple[str, ...], code
     assert line.startswith("zslurm: ")
     assert message in line
     assert {path.name for path in shell.directory.iterdir()} == {"in", "tokens.h5"}
-
-
-def test_a_corpus_is_packed_and_how_full_that_is_is_printed(shell: Shell, pairs: Path) -> None:
-    done = shell.zslurm("data", "pack", "pairs", "--context", "64", "--json")
-    assert done.code == Exit.DONE, done.stderr
-    counts = json.loads(done.stdout)
-    assert (counts["documents"], counts["empty"], counts["long"]) == (20, 0, 0)
-    assert counts["filled"] == counts["tokens"] / (65 * counts["packs"])
-    assert Path(counts["path"]).is_file()
-    again = shell.zslurm("data", "pack", "pairs", "--context", "3", "--long-documents", "trim")
-    assert again.code == Exit.DONE
-    assert "packs-3-trim.h5: 20 documents in 20 sequences of 3, 100.00 % full; 20 documents longer than that" in (
-        again.stdout
-    )
-    assert shell.zslurm("data", "verify", "pairs").code == Exit.DONE, "packings do not disturb a corpus"
-
-
-@pytest.mark.parametrize(
-    ("arguments", "code", "message"),
-    [
-        (("nowhere", "--context", "8"), Exit.NOT_FOUND, "nowhere: no such file or directory"),
-        (
-            ("pairs", "--context", "3", "--long-documents", "refuse"),
-            Exit.USAGE,
-            "data.long_documents: document 0 of",
-        ),
-        (("pairs", "--context", "1"), Exit.USAGE, "--context': Input should be greater than or equal to 2"),
-    ],
-)
-def test_a_packing_that_cannot_be_is_one_line(
-    shell: Shell, pairs: Path, arguments: tuple[str, ...], code: Exit, message: str
-) -> None:
-    done = shell.zslurm("data", "pack", *arguments)
-    assert done.code == code
-    assert message in done.stderr
-    assert "Traceback" not in done.stderr

@@ -20,7 +20,6 @@ from zslurm.core.errors import Exit
 HEAVY = {
     "data build": "data build texts --out corpus --vocab-size 512 --workers 2",
     "data verify": "data verify corpus --workers 2",
-    "data pack": "data pack corpus --context 64",
     "verify": "checkpoint verify runs/first --workers 2",
     "diff": "checkpoint diff runs/first/checkpoints/step-00000040 runs/first/checkpoints/step-00000040",
     "show --tensor": "checkpoint show runs/first --tensor embedding.weight",

@@ -13,14 +13,14 @@ padding.
 
 All of it is counted. What is packed together follows only from the lengths and the context: the seed of a run
 only shuffles the packs (train/data/sampler.py). Time: see benchmarks/data/packing.py; memory: 12 bytes a document
-and 8 a pack, mapped from a file if there is one (`store.py`).
+and 8 a pack.
 
 What it does not do: it does not move a document to another window, so the last pack of each may be half empty.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Literal, NamedTuple
 
@@ -35,8 +35,6 @@ from zslurm.train.errors import DataError
 
 WINDOW = 1 << 16
 """Documents that are packed together."""
-LARGEST_IN_MEMORY = 10_000_000
-"""Documents of a corpus that is packed whenever a run starts; the packing of a larger one is stored beforehand."""
 
 LongDocuments = Literal["split", "trim", "refuse"]
 
@@ -136,19 +134,14 @@ def ranges(starts: NDArray[np.int64], sizes: NDArray[np.int64]) -> NDArray[np.in
     return np.repeat(starts - before, sizes) + np.arange(int(sizes.sum()))
 
 
-def pack(
-    corpus: Corpus,
-    context: int,
-    long_documents: LongDocuments,
-    report: Callable[[int, int], None] = lambda done, total: None,
-) -> Packs:
-    """Pack a corpus, in memory; `report` gets the documents done and in all.
+def pack(corpus: Corpus, context: int, long_documents: LongDocuments) -> Packs:
+    """Pack a corpus, in memory.
 
     Raises:
         DataError: a document is longer than a pack and refused; or none has anything to learn.
     """
     parts, checksum = [], 0
-    for window in pack_windows(corpus, context, long_documents, report):
+    for window in _pack_windows(corpus, context, long_documents):
         parts.append(window)
         checksum = window.checksum(checksum)
     sizes = np.concatenate([window.sizes for window in parts])
@@ -162,9 +155,7 @@ def pack(
     )
 
 
-def pack_windows(
-    corpus: Corpus, context: int, long_documents: LongDocuments, report: Callable[[int, int], None]
-) -> Iterator[PackWindow]:
+def _pack_windows(corpus: Corpus, context: int, long_documents: LongDocuments) -> Iterator[PackWindow]:
     """Yield the packs of each window of documents, as `pack`."""
     done, packs = 0, 0
     for starts, lengths in _windows(corpus):
@@ -172,7 +163,6 @@ def pack_windows(
             raise DataError(_refusal(corpus, context, done, lengths))
         window = _pack_window(starts, lengths, context, long_documents)
         done, packs = done + len(lengths), packs + len(window.sizes)
-        report(done, corpus.document_count)
         yield window
     if not packs:
         raise DataError(f"{corpus.path}: none of its {counted(done, 'document')} has a token to learn; add text")

@@ -11,10 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.train.data.packs.documents import corpus_of
-from zslurm.train.data.bundle import Corpus
-from zslurm.train.data.packs import packs, store
+from zslurm.train.data.packs import packs
 from zslurm.train.data.packs.packs import Counts, LongDocuments, Packs, pack
-from zslurm.train.data.training_data import ALONE, TrainingData
+from zslurm.train.data.training_data import TrainingData
 from zslurm.train.errors import DataError
 
 LENGTHS = st.lists(st.integers(1, 40), min_size=1, max_size=30)
@@ -135,60 +134,3 @@ def test_what_is_read_are_the_documents_side_by_side(
     assert found.bounds().tolist() == [*starts, len(draws) * context]
     part = found.part(min(1, len(draws) - 1), 3)
     assert np.array_equal(data.read(part), rows[min(1, len(draws) - 1) : 3])
-
-
-# --------------------------------------------------------------------------- stored
-
-
-def test_a_stored_packing_is_the_same_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(packs, "WINDOW", 3)
-    monkeypatch.setattr(store, "WINDOW", 3)
-    corpus = corpus_of(tmp_path / "corpus", [11, 3, 4, 9, 2], [30, 1, 6])
-    made = pack(corpus, 8, "split")
-    path, counts = store.store(corpus, 8, "split")
-    assert path == corpus.path / "packs-8-split.h5"
-    monkeypatch.setattr(store, "pack", None)  # what is stored is not packed again
-    found = store.packs_of(corpus, 8, "split")
-    assert counts == found.counts == made.counts
-    assert pieces_of(found) == pieces_of(made)
-    assert found.crc32 == made.crc32
-    assert sorted(path.name for path in corpus.path.iterdir()) == [
-        "packs-8-split.h5",
-        "tokens-00000-of-00002.h5",
-        "tokens-00001-of-00002.h5",
-    ]
-
-
-def test_a_large_corpus_is_packed_beforehand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(store, "LARGEST_IN_MEMORY", 2)
-    corpus = corpus_of(tmp_path / "corpus", [3, 4, 5])
-    with pytest.raises(
-        DataError, match=r"store it once: zslurm data pack .*corpus --context 8 --long-documents tri"
-    ):
-        TrainingData({ALONE: corpus}, "trim").packs(ALONE, 8)
-    store.store(corpus, 8, "trim")
-    assert len(TrainingData({ALONE: corpus}, "trim").packs(ALONE, 8)) == 2
-
-
-def test_a_packing_of_other_bundles_is_refused(tmp_path: Path) -> None:
-    corpus, other = corpus_of(tmp_path / "corpus", [3, 4, 5]), corpus_of(tmp_path / "other", [3, 4, 6])
-    path, _ = store.store(other, 8, "split")
-    path.rename(corpus.path / path.name)
-    with pytest.raises(
-        DataError, match=r"packs-8-split\.h5: is not the packing of .*corpus \(fingerprint .*make it a"
-    ):
-        store.packs_of(corpus, 8, "split")
-    (corpus.path / path.name).write_bytes(b"nothing of that kind")
-    with pytest.raises(DataError, match="is not an HDF5 file"):
-        store.packs_of(corpus, 8, "split")
-
-
-def test_a_failed_packing_leaves_nothing(tmp_path: Path) -> None:
-    corpus = corpus_of(tmp_path / "corpus", [3, 40])
-    with pytest.raises(DataError, match="document 1 "):
-        store.store(corpus, 8, "refuse")
-    assert [path.name for path in corpus.path.iterdir()] == ["tokens-00000-of-00001.h5"]
-    single = Corpus.open(corpus.bundles[0].path)
-    path, _ = store.store(single, 8, "trim")
-    assert path.name == "tokens-00000-of-00001.packs-8-trim.h5"
-    assert len(store.packs_of(single, 8, "trim")) == 2
