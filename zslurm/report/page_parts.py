@@ -1,4 +1,4 @@
-"""What a report is made of, apart from how it is written: the HTML page and the Markdown show the same parts."""
+"""The parts of a report, which the template of the page shows."""
 
 from __future__ import annotations
 
@@ -35,10 +35,9 @@ class PageTable:
 
 @dataclass(frozen=True)
 class Drawing:
-    """A plot: as HTML, and what Markdown has in its place (empty: nothing)."""
+    """A plot as HTML."""
 
     html: Markup
-    text: str = ""
 
 
 @dataclass(frozen=True)

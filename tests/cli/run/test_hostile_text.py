@@ -43,7 +43,6 @@ def run(shell: Shell) -> RunDir:
         ["logs", "--events", "RUN", "--all"],
         ["logs", "--events", "RUN", "--json"],
         ["logs", "RUN", "--errors"],
-        ["report", "RUN", "--format", "md", "-o", "-"],
         ["report", "RUN", "-o", "-"],
         ["why", "LOG"],
     ],
