@@ -313,6 +313,16 @@ class RecoveryConfig(Section):
     )
 
 
+class IntegrityConfig(Section):
+    """Whether what is computed, sent and kept is right (docs/integrity.md)."""
+
+    every_steps: Whole = Field(
+        0,
+        description="optimizer steps between two checks, in which another rank computes a microbatch again and "
+        "weights and gradients are compared over ranks; masters and moments are checked in every step; 0: never",
+    )
+
+
 def _kind_and_folder(value: str | None) -> str | None:
     if value is not None and not re.fullmatch(r"(hf|ckpt):.+", value):
         expected = "hf:DIR (a folder in transformers' format) or ckpt:DIR (a checkpoint)"
@@ -344,6 +354,7 @@ class TrainConfig(Section):
     parallel: ParallelConfig = ParallelConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
     recovery: RecoveryConfig = RecoveryConfig()
+    integrity: IntegrityConfig = IntegrityConfig()
     metrics: MetricsConfig = MetricsConfig()
     evaluation: EvaluationConfig = EvaluationConfig()
 

@@ -62,3 +62,27 @@ class HubError(TrainError):
 
 class HubIOError(TrainError):
     """The operating system refused to read or write a folder of weights."""
+
+
+class NumbersWrong(TrainError):
+    """Numbers of one rank are not what they must be; the message names the rank as `on rank N`.
+
+    Attributes:
+        verified: the last step whose numbers were found right.
+    """
+
+    def __init__(self, message: str, verified: int) -> None:
+        super().__init__(message)
+        self.verified = verified
+
+
+class WrongProduct(NumbersWrong):
+    """A GPU computed something else than others from the same numbers."""
+
+
+class ChangedMemory(NumbersWrong):
+    """Numbers changed in memory where nothing wrote them."""
+
+
+class WrongTransfer(NumbersWrong):
+    """What arrived is not what was sent."""

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from zslurm.checkpoint_tools.quantities import counted
 from zslurm.train.checkpointing.checkpointer import Checkpointer
@@ -24,9 +25,11 @@ from zslurm.train.checkpointing.save_schedule import SaveSchedule
 from zslurm.train.config import TrainConfig
 from zslurm.train.context.context_parallel import ContextParallel
 from zslurm.train.cursor import cursor_of
-from zslurm.train.data.loader import Loader
+from zslurm.train.data.loader import Loader, Microbatch
 from zslurm.train.data.order import DataOrder
+from zslurm.train.errors import NumbersWrong
 from zslurm.train.evaluation.evaluations import Evaluations
+from zslurm.train.integrity.checks import Integrity
 from zslurm.train.model.zaya import Zaya
 from zslurm.train.optim.balance import BalanceState, balance_over
 from zslurm.train.optim.sharded import ShardedOptimizer
@@ -74,6 +77,7 @@ class Trainer:
     balance: BalanceState
     guard: StepGuard
     checkpointer: Checkpointer
+    integrity: Integrity
     observers: Observers = field(init=False)
     saves: SaveSchedule = field(init=False)
     callbacks: list[StepCallback] = field(default_factory=list)
@@ -98,7 +102,11 @@ class Trainer:
         """Take the next step with what is due after it; return how training ended, or None if steps follow."""
         if self.step >= self.plan.total_steps:
             return self._complete()
-        position, result = self.take_step()
+        try:
+            position, result = self.take_step()
+        except NumbersWrong as error:
+            self._go_back_to(error.verified)
+            raise
         last = self.step == self.plan.total_steps
         if self.evaluator.is_due(self.step, last=last, stop=result.stop):
             self._evaluate(position, last=last)
@@ -115,6 +123,14 @@ class Trainer:
         _LOG.info("stopped as asked after step %d; start again to continue", self.step)
         return Ending.INTERRUPTED
 
+    def _go_back_to(self, verified: int) -> None:
+        """Let no restart continue from a checkpoint after the last step whose numbers were right."""
+        self.checkpointer.give_up_save()
+        if self.world.is_first:
+            kept = self.checkpointer.abandon_after(verified)
+            repeated = counted(self.step - kept, "step")
+            _LOG.warning("integrity: the run goes back to step %d, and trains %s again", kept, repeated)
+
     def _complete(self) -> Ending:
         self.checkpointer.close()
         self.checkpointer.forget_copies()
@@ -130,6 +146,7 @@ class Trainer:
             self.wait_for_weights()
             leave_out_together(self.world.group, self.world.device)
             self.kernels_ran = result.taken  # those of the update run in no step that is skipped
+            self.integrity.start_over(self.step)
         self.stop.renew()
         self.step += 1
         self.progress.update(phase=Phase.STEP, step=self.step, work_ns=self.work_ns)
@@ -143,14 +160,19 @@ class Trainer:
     def train_step(self, here: Position) -> StepResult:
         """Compute a step: forward and backward of this rank's microbatches, reduction, update."""
         optim = self.config.optim
+        self._check_numbers(here)
         sums = self._forward_and_backward(here)
         self.progress.update(waiting=True)
         self.clock.enter(StepPart.REDUCE)
         self.shards.reduce_gradients()
+        self.integrity.finish(self.observers.record)
         signals = StepSignals(float(sums.targets), float(self.stop.asked))
         for callback in self.callbacks:
             signals = callback.add_signals(signals)
-        totals = torch.cat([sums.losses, to_device(signals, self.world.device)])
+        numbers = to_device(signals, self.world.device)
+        if (changed := self.integrity.changed()) is not None:
+            numbers[-1] = changed
+        totals = torch.cat([sums.losses, numbers])
         self.shards.comm.all_reduce(totals)
         self.shards.comm.all_reduce(sums.counts_MLC)
         if self.order.masked(here.phase_index):
@@ -164,6 +186,8 @@ class Trainer:
         self.clock.settle()
         ce_sum, z_sum, *others = totals.tolist()
         signals = StepSignals(*others)
+        if signals.changed:
+            self.integrity.raise_changed(self.step, changed=changed is not None and bool(changed))
         for callback in self.callbacks:
             callback.agree(signals)
         loss, z_loss = ce_sum / max(1, signals.targets), z_sum / max(1, signals.targets)
@@ -176,6 +200,7 @@ class Trainer:
                 callback.before_update()
             self.clock.enter(StepPart.OPTIMIZER)
             self.optimizer.step(here.lr)
+            self.integrity.rest()
             self.shards.start_gathering(rounded=self.optimizer.rounds)
             self.clock.enter(StepPart.OTHER)
             self.set_balance(balance_over(self.balance, sums.counts_MLC, lr=optim.balance_lr))
@@ -190,25 +215,41 @@ class Trainer:
         counts_MLC = torch.zeros((shares, *self.balance.bias.shape), dtype=torch.int64, device=device)
         targets, context = 0, self.contexts.get(here.phase.context_parallel)
         self.clock.enter(StepPart.DATA)
-        for microbatch in self.loader.microbatches(self.step):
-            self.clock.enter(StepPart.FORWARD)
-            losses, counts_LC = self.model.losses(
-                microbatch.tokens_BS,
-                microbatch.targets_BS,
-                rope_base=here.phase.rope_base,
-                z_weight=optim.z_loss,
-                valid_BS=microbatch.valid_BS,
-                document_BS=microbatch.document_BS,
-                bounds_N=microbatch.bounds_N,
-                context=context,
-            )
-            self.clock.enter(StepPart.BACKWARD)
-            (losses.objective / here.step_tokens).backward()
-            losses_2 += torch.stack([losses.cross_entropy, losses.z_loss])
+        for index, microbatch in enumerate(self.loader.microbatches(self.step)):
+            losses, counts_LC = self._compute(microbatch, here)
+            losses_2 += losses
+            if index == 0 and self.integrity.wants_first:
+                self.integrity.note(losses)
             counts_MLC[microbatch.number % shares] += counts_LC
             targets += microbatch.targets if context is None or context.rank == 0 else 0
             self.clock.enter(StepPart.DATA)
         return MicrobatchSums(losses_2, counts_MLC, targets)
+
+    def _compute(self, microbatch: Microbatch, position: Position) -> tuple[Tensor, Tensor]:
+        """Run a microbatch forward and backward; return cross-entropy and z-loss, [2], and routers' choices."""
+        self.clock.enter(StepPart.FORWARD)
+        losses, counts_LC = self.model.losses(
+            microbatch.tokens_BS,
+            microbatch.targets_BS,
+            rope_base=position.phase.rope_base,
+            z_weight=self.config.optim.z_loss,
+            valid_BS=microbatch.valid_BS,
+            document_BS=microbatch.document_BS,
+            bounds_N=microbatch.bounds_N,
+            context=self.contexts.get(position.phase.context_parallel),
+        )
+        self.clock.enter(StepPart.BACKWARD)
+        (losses.objective / position.step_tokens).backward()
+        return torch.stack([losses.cross_entropy, losses.z_loss]), counts_LC
+
+    def _check_numbers(self, position: Position) -> None:
+        """Begin a check of this step, if one is due."""
+        if self.kernels_ran and self.integrity.is_due(self.step):
+            self.wait_for_weights()
+            with self.clock.within(StepPart.OTHER):
+                self.integrity.begin(
+                    self.step, position, lambda microbatch: self._compute(microbatch, position)[0]
+                )
 
     def wait_for_weights(self, module: str | None = None) -> None:
         """Wait for a module's weights, all by default; waiting for peers is no work of this rank's."""
@@ -240,6 +281,7 @@ class Trainer:
         best, keep = self.evaluator.will_save(self.step), self.observers.checkpoints_in_use()
         if best is not None:
             keep.add(best.step)
+        keep |= self.integrity.to_keep(self.step)
         cursor = cursor_of(self.step, self.order, self.guard, best, self.config)
         self.observers.checkpoint_requested(self.step)
         with self.clock.within(StepPart.CHECKPOINT):

@@ -28,6 +28,7 @@ from zslurm.train.data.order import DataOrder
 from zslurm.train.data.training_data import TrainingData
 from zslurm.train.evaluation.evaluate import Best
 from zslurm.train.evaluation.evaluations import Evaluations
+from zslurm.train.integrity.checks import Integrity
 from zslurm.train.loop import Trainer
 from zslurm.train.model.zaya import Zaya
 from zslurm.train.optim.balance import BalanceState
@@ -108,6 +109,9 @@ def build(
     model, shards, facts = assemble(config, world, model, facts)
     optimizer = ShardedOptimizer(shards, config.optim)
     checkpointer = Checkpointer(run_dir / "checkpoints", world, config, shards, optimizer, attempt=attempt)
+    integrity = Integrity(config, world, shards, optimizer, order, local=facts.local)
+    if config.integrity.every_steps:
+        _LOG.info(integrity.describe())
     for note in notes:
         _LOG.info("note: %s", note)
     return Trainer(
@@ -129,6 +133,7 @@ def build(
         balance=BalanceState.initial(config.model, world.device),
         guard=StepGuard(config.optim),
         checkpointer=checkpointer,
+        integrity=integrity,
     )
 
 

@@ -32,6 +32,7 @@ class StepSignals(NamedTuple):
         failed_saves: saves that failed in a row, as rank 0 counts.
         copying: ranks whose last copy for recovery in memory is not complete.
         moving: ranks that know of a planned move.
+        changed: ranks whose masters or moments changed in memory.
     """
 
     targets: float
@@ -41,6 +42,7 @@ class StepSignals(NamedTuple):
     failed_saves: float = 0.0
     copying: float = 0.0
     moving: float = 0.0
+    changed: float = 0.0
 
 
 class StepCallback(Protocol):

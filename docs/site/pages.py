@@ -32,7 +32,10 @@ SECTIONS: tuple[tuple[str, tuple[str, ...]], ...] = (
             "bench-storage.md",
         ),
     ),
-    ("Fault tolerance", ("aegis.md", "policy.md", "recovery.md", "classify.md", "troubleshooting.md")),
+    (
+        "Fault tolerance",
+        ("aegis.md", "policy.md", "recovery.md", "integrity.md", "classify.md", "troubleshooting.md"),
+    ),
     ("Clusters", ("bring-up.md", "zaya1-8b.md", "clusters.md", "doctor.md", "rails.md", "rccl.md")),
     ("Training", ("model.md", "training.md", "context.md", "data.md", "mixtures.md", "kernels.md")),
     ("Checkpoints", ("checkpoints.md", "interop.md", "evaluation.md")),

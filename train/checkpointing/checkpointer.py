@@ -340,7 +340,7 @@ class Checkpointer(Hooks):
             if restored is not None:
                 self.gather_and_compare()
                 if asked is not None and path == Path(asked) and self.world.is_first:
-                    self._abandon_after(restored.step)
+                    self.abandon_after(restored.step)
                 return restored
             _LOG.info("checkpoint %s is passed over: %s", path.name, problem)
             problems.append(problem)
@@ -398,15 +398,25 @@ class Checkpointer(Hooks):
         except CheckpointError:
             return False
 
-    def _abandon_after(self, step: int) -> None:
-        """Rename the checkpoints of later steps: the run will train these steps again."""
+    def abandon_after(self, step: int) -> int:
+        """Rename the checkpoints of later steps: the run will train these steps again.
+
+        Returns:
+            The step of the newest complete checkpoint that is left; 0 if there is none.
+        """
+        if self._writer is not None:
+            self.finish()
+        newest = 0
         for listing in list_checkpoints(self.root):
-            if listing.step > step:
+            if listing.step <= step:
+                newest = max(newest, listing.step if listing.complete else 0)
+            else:
                 aside = self.root / f"abandoned-{self.nonce}-{listing.path.name}"
                 listing.path.rename(aside)
                 _LOG.info(
                     "note: %s is now %s: the run continues from step %d", listing.path.name, aside.name, step
                 )
+        return newest
 
     def _try_load(self, path: Path) -> tuple[Restored | None, str]:
         restored, problem = None, ""

@@ -83,6 +83,7 @@ class ZeroShards:
         flat_weights: this rank's share of the flat space's weights, laid out like the chunk's first elements.
         position: the number of this rank's chunk in the layout: its rank, unless collectives are in two levels.
         extents: what the chunk is made of.
+        reduce_dtype: the format in which gradients are summed over ranks.
         comm: the ranks, and the bytes that were sent.
     """
 
@@ -117,8 +118,8 @@ class ZeroShards:
         self.layout = partition(table, self.world_size)
         self.extents: tuple[Extent, ...] = self.layout.extents(self.position)
         self._sum_dtype = torch.float64 if exact else gradient_dtype
-        self._reduce_dtype = torch.float64 if exact else reduce_dtype or gradient_dtype
-        self._space = MatrixSpace(table, self.layout, int(bucket_bytes / self._reduce_dtype.itemsize))
+        self.reduce_dtype = torch.float64 if exact else reduce_dtype or gradient_dtype
+        self._space = MatrixSpace(table, self.layout, int(bucket_bytes / self.reduce_dtype.itemsize))
         self._buckets = self._space.buckets if self.world_size > 1 else ()  # one rank has nothing to reduce
 
         length = self.layout.flat_length + self._space.length
@@ -128,7 +129,7 @@ class ZeroShards:
         master_dtype = torch.promote_types(first.dtype, torch.float32)
         self.master = torch.zeros(self.layout.chunk(self.position), dtype=master_dtype, device=device)
         self.master_gradient = torch.zeros_like(self.master)
-        self._parameters = tuple(parameters.values())
+        self._named, self._parameters = parameters, tuple(parameters.values())
         self._hooks: list[RemovableHandle] = []
         self._places = self._adopt(parameters)
         self._take_masters(parameters)
@@ -223,6 +224,29 @@ class ZeroShards:
         self.comm.all_reduce(first, dist.ReduceOp.MIN)
         index, rank = divmod(int(first.item()), self.world_size)
         return None if index >= len(self._places) else (self._places[index].name, rank)
+
+    def totals(self) -> list[tuple[str, Tensor]]:
+        """Return this rank's sum of each gradient by the parameter's name, as far as it is added up.
+
+        In the order of backward; without elements if nothing was added.
+        """
+        return [
+            (summed.name, summed.total if summed.begun else summed.total.new_zeros(0)) for summed in self._places
+        ]
+
+    def buckets_of_weights(self) -> list[Tensor]:
+        """Return the weights of the flat space and of each bucket; all of them must be there."""
+        matrices = self.weights[self.layout.flat_length :]
+        buckets = [matrices[bucket.start : bucket.stop] for bucket in self._buckets]
+        return [self.weights[: self.layout.flat_length], *buckets]
+
+    def unlike_masters(self) -> str | None:
+        """Return the name of the first parameter whose weights are not the rounded masters of this rank."""
+        for extent in self.extents:
+            rounded = self.master[extent.in_chunk].to(self.weights.dtype)
+            if not torch.equal(self._named[extent.tensor].data.flatten()[extent.start : extent.stop], rounded):
+                return extent.tensor
+        return None
 
     def gather_weights(self) -> None:
         """Round every rank's masters to the weights' format and collect all of them."""
@@ -372,21 +396,21 @@ class ZeroShards:
         device, alone = self.master.device, self.world_size == 1
         self.flat_weights = self.weights[self.position * share : (self.position + 1) * share]
         self._flat_gradient = self.master_gradient[:share]
-        same = alone or self._reduce_dtype == self.master_gradient.dtype
+        same = alone or self.reduce_dtype == self.master_gradient.dtype
         self._flat_sum = (
-            self._flat_gradient if same else torch.empty(share, dtype=self._reduce_dtype, device=device)
+            self._flat_gradient if same else torch.empty(share, dtype=self.reduce_dtype, device=device)
         )
-        converts = not alone and self._reduce_dtype != self._sum_dtype
+        converts = not alone and self.reduce_dtype != self._sum_dtype
         staged = stage_elements(self._space, length) if converts else 0
-        self._stage = torch.empty(staged, dtype=self._reduce_dtype, device=device)
+        self._stage = torch.empty(staged, dtype=self.reduce_dtype, device=device)
 
         between = between_elements(self._space, length, self._topology)
-        self.comm.reserve(torch.empty(between, dtype=self._reduce_dtype, device=device))
+        self.comm.reserve(torch.empty(between, dtype=self.reduce_dtype, device=device))
         self._exchange = Exchange(
             self._space,
             self.comm,
             device,
-            gradients=self._reduce_dtype,
+            gradients=self.reduce_dtype,
             weights=self.weights.dtype,
             topology=self._topology,
         )

@@ -131,6 +131,10 @@ GPU_TEST_FAILED = new_kind("gpu_test_failed", FaultRule(
     "root", "gpu", "a GPU computes wrong numbers", while_running="give up", exclude_after=1, in_memory="node",
     certain=True, must_leave=True,
 ))
+NUMBERS_WRONG = new_kind("numbers_wrong", FaultRule(
+    "root", "gpu", "a GPU computed other numbers than two others", while_running="give up", exclude_after=1,
+    certain=True, in_kernel_log=False,
+))
 NODE_DEAD = new_kind("node_dead", FaultRule(
     "root", "node", "the node is dead", while_running="give up", exclude_after=1, certain=True,
     in_memory="rank",
@@ -174,6 +178,14 @@ NIC_FAULT = new_kind("nic_fault", FaultRule(
     of_network=True, reports_end=True, may_pass=True,
     advice="A NIC or its path failed. Tolerate it once; if it repeats, exclude the node that the lines have "
     "in common.",
+))
+MEMORY_CHANGED = new_kind("memory_changed", FaultRule(
+    "root", "gpu", "the training state changed in memory", while_running="give up", exclude_after=2,
+    in_kernel_log=False,
+))
+TRANSFER_WRONG = new_kind("transfer_wrong", FaultRule(
+    "root", "nic", "a rank received other numbers than were sent", while_running="give up", exclude_after=2,
+    in_kernel_log=False,
 ))
 PCIE_ERROR = new_kind("pcie_error", FaultRule(
     "root", "gpu", "error on the PCIe bus", exclude_after=2, in_memory="node",

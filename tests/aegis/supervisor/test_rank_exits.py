@@ -85,6 +85,20 @@ def test_a_diverged_loss_is_blamed_on_the_rank_where_it_began() -> None:
     assert (fault.kind, fault.rank, fault.node) == ("nan_loss", 2, "node1")
 
 
+@pytest.mark.parametrize(
+    ("error", "kind", "scope"),
+    [
+        ("WrongProduct", "numbers_wrong", "gpu"),
+        ("ChangedMemory", "memory_changed", "gpu"),
+        ("WrongTransfer", "transfer_wrong", "nic"),
+    ],
+)
+def test_wrong_numbers_are_blamed_on_the_rank_that_all_ranks_name(error: str, kind: str, scope: str) -> None:
+    message = "step 6: a microbatch has another result on rank 3 than on two others, first in layers.0.w"
+    fault = fault_of_end(end(error=error, message=message), NODES, Signatures.load())
+    assert (fault.kind, fault.scope, fault.rank, fault.node) == (kind, scope, 3, "node1")
+
+
 def test_the_last_words_of_a_killed_rank_explain_it(tmp_path: Path) -> None:
     attempt = attempt_in(tmp_path)
     attempt.rank_log(3).write_text(

@@ -46,6 +46,7 @@ def rows(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
         steps=12,
         optim={"z_loss": 1e-4, "spike_factor": 1.0001, "spike_window": 1, "skip_limit": 12},
         metrics={"log_every": 2},
+        integrity={"every_steps": 1},
         evaluation={"data": str(corpus), "sequences": 2, "command": "true", "command_every_steps": 2},
     )
     done = train_on(run, ranks=1)

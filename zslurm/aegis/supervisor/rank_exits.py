@@ -19,7 +19,9 @@ from zslurm.aegis.core.step import OF_RANKS
 from zslurm.aegis.fault_kinds import (
     CONFIG_ERROR,
     EARLY_EXIT,
+    MEMORY_CHANGED,
     NAN_LOSS,
+    NUMBERS_WRONG,
     PEER_LOST,
     RANK_EXIT,
     RANK_KILLED,
@@ -27,8 +29,10 @@ from zslurm.aegis.fault_kinds import (
     SLURM_LAUNCH_CONFIG,
     SLURM_STEP_REFUSED,
     STORAGE_FULL,
+    TRANSFER_WRONG,
     USER_ERROR,
     FaultKind,
+    rule_of,
 )
 from zslurm.aegis.logs.scanner import faults_in
 from zslurm.aegis.logs.signatures import Signatures
@@ -46,7 +50,14 @@ _FULL_BYTES = 1 << 20
 _MOST_LOGS = 64
 """Logs that are read after an attempt: of a thousand ranks that lost a peer, the first few show as much as all."""
 
-_DIVERGED_ON = re.compile(r"first in \S+ on rank (\d+)")
+_ON_RANK = re.compile(r"\bon rank (\d+)")
+_OF_NUMBERS = {
+    "Diverged": NAN_LOSS,
+    "WrongProduct": NUMBERS_WRONG,
+    "ChangedMemory": MEMORY_CHANGED,
+    "WrongTransfer": TRANSFER_WRONG,
+}
+"""Errors of the trainer that every rank reports, and that name the rank on which they began."""
 
 
 def rank_ends(attempt: AttemptDir) -> list[dict[str, Any]]:
@@ -81,12 +92,12 @@ def faults_of_failure(
 def fault_of_end(end: Mapping[str, Any], rank_nodes: Sequence[str], signatures: Signatures) -> Fault:
     """Return as a fault what a rank recorded when it ended badly.
 
-    When the loss diverges every rank reports it, and names the rank on which it began: that one is meant.
+    When the loss diverges or numbers are wrong, every rank names the rank on which it began: that one is meant.
     """
     line = f"{end['error']}: {end['message']}" if end.get("error") else f"exit code {end['exit_code']}"
     kind, role, scope = _meaning(end, line, signatures)
     step, rank, node = int(end.get("step", -1)), int(end["rank"]), str(end["node"])
-    began = _DIVERGED_ON.search(line) if kind == NAN_LOSS else None
+    began = _ON_RANK.search(line) if kind in _OF_NUMBERS.values() else None
     if began is not None and int(began[1]) < len(rank_nodes):
         rank = int(began[1])
         node = rank_nodes[rank]
@@ -114,8 +125,8 @@ def _meaning(end: Mapping[str, Any], line: str, signatures: Signatures) -> tuple
         return RANK_KILLED, "root", "unknown"
     if end["exit_code"] == Exit.USAGE:
         return CONFIG_ERROR, "root", "user"
-    if error == "Diverged":
-        return NAN_LOSS, "root", "user"
+    if (kind := _OF_NUMBERS.get(error)) is not None:
+        return kind, "root", rule_of(kind).scope
     if reports_lost_peer(end):
         return PEER_LOST, "cascade", "fabric"
     match = signatures.match(line)

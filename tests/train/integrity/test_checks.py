@@ -1,0 +1,108 @@
+"""Runs with `integrity.every_steps`: nothing is reported in a sound one, and a flipped bit names its rank."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.train.integrity.flips import TENSOR, inject
+from tests.train.ranks import train_on
+from tests.train.runs import losses_of, make_corpus, make_run
+from zslurm.checkpoint_tools import list_checkpoints
+from zslurm.train.jsonl import read_jsonl
+
+EVERY_3 = {"integrity": {"every_steps": 3}, "checkpoint": {"every_steps": 2, "keep_last": 9}}
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_corpus(tmp_path_factory.mktemp("data") / "tokens.h5")
+
+
+def rows(run: Path, kind: str) -> list[dict[str, Any]]:
+    return [row for row in read_jsonl(run / "metrics.jsonl") if row["kind"] == kind]
+
+
+def saved(run: Path) -> list[int]:
+    return [listing.step for listing in list_checkpoints(run / "checkpoints")]
+
+
+@pytest.mark.parametrize(
+    ("ranks", "local", "sections"),
+    [
+        (1, 1, {}),
+        (2, 2, {"parallel": {"dtype": "bf16", "reduce_dtype": "bf16"}}),
+        (4, 2, {"parallel": {"collectives": "two_level"}}),
+        (4, 4, {"phase": {"context_parallel": 2}}),
+    ],
+)
+def test_a_sound_run_is_as_without_checks(
+    tmp_path: Path, corpus: Path, ranks: int, local: int, sections: dict[str, Any]
+) -> None:
+    checked = make_run(tmp_path / "checked", corpus, steps=7, **EVERY_3, **sections)
+    plain = make_run(tmp_path / "plain", corpus, steps=7, **sections)
+    for run in (checked, plain):
+        done = train_on(run, ranks, local_size=local)
+        assert done.returncode == 0, done.stderr
+    assert losses_of(checked) == losses_of(plain)
+    assert [row["step"] for row in rows(checked, "integrity") if row["products"]] == [2, 3, 6]
+    assert not rows(plain, "integrity")
+    assert not rows(checked, "integrity_off")
+
+
+def test_a_rank_that_computes_other_numbers_is_named_and_its_steps_are_trained_again(
+    tmp_path: Path, corpus: Path
+) -> None:
+    """The rank is wrong from step 5 on: the checkpoint of step 4, after the last check, is not trusted either."""
+    run = make_run(tmp_path / "run", corpus, steps=8, **EVERY_3)
+    done = train_on(run, 4, partial(inject, "product", 2, range(5, 9)), local_size=2)
+    assert done.returncode == 1
+    line = (
+        f"error: step 6: a microbatch has another result on rank 2 than on two others, first in {TENSOR}; "
+        "the numbers were last found right in step 3, 3 steps before"
+    )
+    assert done.stderr.splitlines().count(line) == 4
+    assert "integrity: the run goes back to step 2, and trains 3 steps again" in done.stdout + done.stderr
+    assert saved(run) == [2]
+    assert train_on(run, 4, local_size=2).returncode == 0
+    clean = make_run(tmp_path / "clean", corpus, steps=8)
+    assert train_on(clean, 4, local_size=2).returncode == 0
+    assert losses_of(run)[-6:] == losses_of(clean)[-6:]
+
+
+def test_two_ranks_that_always_differ_are_reported_once_and_train_on(tmp_path: Path, corpus: Path) -> None:
+    run = make_run(tmp_path / "run", corpus, steps=7, **EVERY_3)
+    done = train_on(run, 2, partial(inject, "product", 1, range(2, 9)))
+    assert done.returncode == 0, done.stderr
+    (off,) = rows(run, "integrity_off")
+    assert (off["step"], off["first"], off["reason"]) == (2, TENSOR, "two ranks differ, and there is no third")
+    assert [row["products"] for row in rows(run, "integrity")] == [False] * 3
+    assert (done.stdout + done.stderr).count("the results of a microbatch do not repeat") == 1
+
+
+@pytest.mark.parametrize(
+    ("target", "words"),
+    [
+        ("received", "that arrived on rank 1 is not the sum of what all ranks sent"),
+        ("weights", "the weights on rank 1 are not what their owners sent, or changed in memory"),
+        ("masters", "masters or moments on rank 1 changed in memory after step 5"),
+        ("moments", "masters or moments on rank 1 changed in memory after step 5"),
+    ],
+)
+def test_a_bit_that_flips_names_its_rank(tmp_path: Path, corpus: Path, target: str, words: str) -> None:
+    run = make_run(tmp_path / "run", corpus, steps=8, **EVERY_3)
+    done = train_on(run, 3, partial(inject, target, 1, range(6, 7)))
+    assert done.returncode == 1
+    assert done.stderr.count(words) == 3
+    assert "Traceback" not in done.stderr
+
+
+def test_the_checkpoint_to_go_back_to_is_kept(tmp_path: Path, corpus: Path) -> None:
+    """Checks are rarer here than checkpoints: the one of step 2 is the last that is known to be right."""
+    checkpoint = {"every_steps": 1, "keep_last": 2}
+    run = make_run(tmp_path / "run", corpus, steps=7, integrity={"every_steps": 50}, checkpoint=checkpoint)
+    assert train_on(run, 1).returncode == 0
+    assert saved(run) == [7, 6, 2]

@@ -1,0 +1,319 @@
+"""The checks of one rank, and when they are made.
+
+    every K-th step   weights     a digest of each bucket is equal on all ranks, and this rank's masters round to
+      (and the second             its part of them
+      of each phase   products    a microbatch is computed again by another rank: equal loss, equal gradients
+      and start)      transfers   the reduced gradients fit checksums of what was sent (sums.py)
+    every step        memory      masters and moments are before an update what they were after the last one
+
+All are made before the optimizer takes the step. What is wrong raises on all ranks together, and names the rank:
+the run restarts from a checkpoint that is not after the last step that was checked. If no rank is in the minority
+(votes.py), the program does not repeat its results: that is reported once, and products are no longer compared.
+
+Cost: in every K-th step one microbatch more for each rank, some passes over gradients and weights, and collectives
+of a few kilobytes; in every step two passes over what this rank keeps of masters and moments. No memory but these
+digests.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from zslurm.checkpoint_tools.quantities import counted
+from zslurm.train.config import TrainConfig
+from zslurm.train.data.loader import Loader, Microbatch
+from zslurm.train.data.order import DataOrder
+from zslurm.train.errors import ChangedMemory, WrongProduct, WrongTransfer
+from zslurm.train.integrity.digest import digests, mixed
+from zslurm.train.integrity.sums import wrong_sum
+from zslurm.train.integrity.votes import Verdict, agree, checked_within, judge, shifts_of
+from zslurm.train.jsonl import Record
+from zslurm.train.optim.sharded import ShardedOptimizer
+from zslurm.train.parallel.comm import all_gather_into
+from zslurm.train.parallel.world import World
+from zslurm.train.parallel.zero import ZeroShards
+from zslurm.train.schedule import Position
+
+_LOG = logging.getLogger(__name__)
+_LOSS = "the loss"
+
+Compute = Callable[[Microbatch], Tensor]
+"""Runs a microbatch forward and backward, and returns its losses."""
+
+
+class _Check(NamedTuple):
+    """A check under way: the step that it checks (from 0), how ranks compute again, and the results."""
+
+    step: int
+    position: Position
+    shifts: tuple[int, ...]
+    compute: Compute
+    results: list[Tensor]  # digests of loss and gradients, one row for each round
+    began: float
+
+
+class Integrity:
+    """The checks of one rank; without `integrity.every_steps` it does nothing.
+
+    Attributes:
+        verified: steps that were done when the numbers were last found right.
+    """
+
+    def __init__(
+        self,
+        config: TrainConfig,
+        world: World,
+        shards: ZeroShards,
+        optimizer: ShardedOptimizer,
+        order: DataOrder,
+        *,
+        local: int,
+    ) -> None:
+        """Check every `integrity.every_steps` steps; `local` is the number of ranks of a node."""
+        self.every, self.verified = config.integrity.every_steps, -1
+        self._config, self._world, self._shards, self._optimizer = config, world, shards, optimizer
+        self._order, self._local = order, local
+        self._fresh = self._repeats = True
+        self._saved: list[int] = []
+        self._check: _Check | None = None
+        self._at_rest: tuple[int, Tensor] | None = None
+
+    def describe(self) -> str:
+        """Return a line on what is checked and what it costs."""
+        phase, ranks = self._config.phases[0], self._world.size
+        together = phase.context_parallel
+        share = max(1, phase.segments[0].global_batch // phase.micro_batch // (ranks // together))
+        how = (
+            "by the same device, which does not show one that is always wrong"
+            if ranks == together
+            else f"by another rank, by every possible one within {counted(self._turns(together), 'step')}"
+        )
+        cost = 100 / (self.every * share)
+        return (
+            f"integrity: every {counted(self.every, 'step')} a microbatch of each rank is computed again {how}; "
+            f"{cost:.2g} % of forward and backward"
+        )
+
+    def _turns(self, together: int) -> int:
+        return self.every * checked_within(self._world.size, self._local, together)
+
+    def start_over(self, step: int) -> None:
+        """Check the next step and compare products in it: after `step` steps kernels or shapes are other ones."""
+        if self.verified < 0:
+            self._saved = [step]
+        self.verified = step if self.verified < 0 else min(self.verified, step)
+        self._fresh = self._repeats = True
+
+    def to_keep(self, step: int) -> set[int]:
+        """Return the checkpoint to go back to if the next check fails, now that one is saved after `step`."""
+        right = [saved for saved in self._saved if saved <= self.verified]
+        self._saved = [*right[-1:], *(saved for saved in self._saved if saved > self.verified), step]
+        return set(right[-1:]) if self.every else set()
+
+    # ---------------------------------------------------------------------------------------- in a checked step
+
+    def is_due(self, step: int) -> bool:
+        """Return whether a step (from 0) is to be checked."""
+        self._check = None
+        return bool(self.every) and (self._fresh or (step + 1) % self.every == 0)
+
+    def begin(self, step: int, position: Position, compute: Compute) -> None:
+        """Begin the check of a step before its gradients; all weights are there.
+
+        Raises:
+            WrongTransfer: the weights of a rank are not those of the others.
+        """
+        self._fresh = False
+        number, together = (step + 1) // self.every, position.phase.context_parallel
+        shifts = shifts_of(number, self._world.size, self._local, together)
+        self._check = _Check(step, position, shifts, compute, [], time.monotonic())
+        self._compare_weights(step)
+        if self._repeats:
+            results = self._compute_again(self._check, shifts[0])
+            self._check.results.extend([torch.zeros_like(results), results])
+
+    @property
+    def wants_first(self) -> bool:
+        """Whether the first microbatch of this step is to be noted once its gradients are there."""
+        return self._check is not None and bool(self._check.results)
+
+    def note(self, losses: Tensor) -> None:
+        """Note the results of this rank's first microbatch, whose gradients are all that was added up."""
+        assert self._check is not None
+        self._check.results[0] = self._results(losses)
+
+    def finish(self, record: Record) -> None:
+        """End the check of this step, whose gradients are reduced.
+
+        Raises:
+            WrongTransfer: what a rank received is not the sum of what was sent.
+            WrongProduct: a rank computed something else than others.
+        """
+        check = self._check
+        if check is None:
+            return
+        self._check = None
+        tensor = wrong_sum(self._shards)
+        if rank := self._first_rank(tensor is not None):
+            name = self._told(tensor or "", rank - 1)
+            raise WrongTransfer(
+                f"step {check.step + 1}: the gradient of {name} that arrived on rank {rank - 1} is not the sum of "
+                f"what all ranks sent{self._back(check.step)}",
+                self.verified,
+            )
+        if check.results:
+            self._compare_products(check, record)
+        self.verified = check.step + 1
+        record(
+            "integrity",
+            step=check.step + 1,
+            products=self._repeats,
+            again=0 if not check.results else check.shifts[0],
+            seconds=time.monotonic() - check.began,
+        )
+
+    def _compare_products(self, check: _Check, record: Record) -> None:
+        rounds = self._gathered(torch.stack([mixed(results) for results in check.results])).T.tolist()
+        if agree(rounds, check.shifts):
+            return
+        first = self._first_difference(check)
+        for shift in check.shifts[1:]:
+            result = mixed(self._compute_again(check, shift))
+            rounds.append(self._gathered(result.view(1)).flatten().tolist())
+        verdict = judge(rounds, check.shifts)
+        if verdict.node(self._local) is not None:
+            rank = verdict.wrong[0]
+            raise WrongProduct(
+                f"step {check.step + 1}: a microbatch has another result on rank {rank} than on two others, "
+                f"first in {first}{self._back(check.step)}",
+                self.verified,
+            )
+        self._repeats = False
+        why = _why_undecided(verdict, self._world.size)
+        record("integrity_off", step=check.step + 1, first=first, reason=why)
+        if self._world.is_first:
+            _LOG.warning(
+                "integrity: the results of a microbatch do not repeat, first in %s: %s. Products are no longer "
+                "compared; with parallel.deterministic: true torch's operations repeat",
+                first, why,
+            )  # fmt: skip
+
+    def _first_difference(self, check: _Check) -> str:
+        """Return the first of loss and gradients, in the order of backward, that differs between two ranks."""
+        names = [_LOSS, *(name for name, _ in self._shards.totals())]
+        first, second = (self._gathered(results) for results in check.results[:2])
+        differs = (first != second.roll(-check.shifts[0], 0)).any(0)
+        return names[int(differs.nonzero()[0])] if bool(differs.any()) else _LOSS
+
+    def _compute_again(self, check: _Check, shift: int) -> Tensor:
+        """Return the digests of the first microbatch of the rank that is `shift` before this one."""
+        rank = (self._world.rank - shift) % self._world.size
+        loader = Loader(
+            self._order,
+            rank=rank,
+            world_size=self._world.size,
+            device=self._world.device,
+            prefetch=0,
+            isolate_documents=self._config.data.isolate_documents,
+        )
+        losses = torch.zeros(2, dtype=torch.float64, device=self._world.device)
+        self._shards.begin_step(backwards=2)  # one more than follow: nothing is reduced
+        if loader.share(check.position):
+            losses = check.compute(next(loader.microbatches(check.step)))
+        return self._results(losses)
+
+    def _results(self, losses: Tensor) -> Tensor:
+        return digests([losses, *(total for _, total in self._shards.totals())])
+
+    def _compare_weights(self, step: int) -> None:
+        shards = self._shards
+        wrong = ""
+        if shards.world_size > 1:
+            buckets = digests(shards.buckets_of_weights())
+            extremes = torch.cat([buckets, ~buckets])
+            shards.comm.all_reduce(extremes, dist.ReduceOp.MAX)
+            if bool((extremes[: len(buckets)] != ~extremes[len(buckets) :]).any()):
+                common = self._gathered(buckets).mode(0).values
+                wrong = "the weights" if bool((buckets != common).any()) else ""
+        changed = self.changed()
+        if not wrong and not (changed is not None and bool(changed)):  # which this step will find
+            wrong = shards.unlike_masters() or ""
+        if rank := self._first_rank(bool(wrong)):
+            raise WrongTransfer(
+                f"step {step + 1}: {self._told(wrong, rank - 1)} on rank {rank - 1} are not what their owners "
+                f"sent, or changed in memory{self._back(step)}",
+                self.verified,
+            )
+
+    # --------------------------------------------------------------------------------------------- in each step
+
+    def rest(self) -> None:
+        """Note masters and moments as they are after an update."""
+        if self.every:
+            self._at_rest = (self._optimizer.steps, self._digest_of_state())
+
+    def changed(self) -> Tensor | None:
+        """Return 1 if masters or moments of this rank changed since the last update, else 0; None: not known."""
+        if self._at_rest is None or self._at_rest[0] != self._optimizer.steps:
+            return None
+        return (self._digest_of_state() != self._at_rest[1]).any().to(torch.float64)
+
+    def raise_changed(self, step: int, *, changed: bool) -> None:
+        """Raise on all ranks if some rank's state changed in memory before `step`; all of them call it then.
+
+        Raises:
+            ChangedMemory: always, with the first of these ranks.
+        """
+        rank = self._first_rank(changed) - 1
+        raise ChangedMemory(
+            f"step {step + 1}: masters or moments on rank {rank} changed in memory after step {step}; "
+            f"they were right after step {step - 1}",
+            step - 1,
+        )
+
+    def _digest_of_state(self) -> Tensor:
+        return digests([state.values for state in self._optimizer.states])
+
+    # ------------------------------------------------------------------------------------------------- the ranks
+
+    def _first_rank(self, wrong: bool) -> int:
+        """Return 1 + the first rank on which something is wrong; 0 if nothing is. All ranks call it together."""
+        size = self._world.size
+        code = torch.tensor(size - self._world.rank if wrong else 0, device=self._world.device)
+        self._shards.comm.all_reduce(code, dist.ReduceOp.MAX)
+        return 1 + size - int(code) if int(code) else 0
+
+    def _told(self, text: str, rank: int) -> str:
+        """Return the text of one rank on all ranks."""
+        texts = [text]
+        dist.broadcast_object_list(texts, src=rank, group=self._world.group)
+        return texts[0]
+
+    def _gathered(self, values: Tensor) -> Tensor:
+        """Return the numbers of all ranks, [ranks, n]."""
+        table = values.new_empty(self._world.size * len(values))
+        all_gather_into(table, values, group=self._world.group)
+        return table.view(self._world.size, -1)
+
+    def _back(self, step: int) -> str:
+        """Agree on the last step that was found right, which a process that came later does not know."""
+        verified = torch.tensor(self.verified, device=self._world.device)
+        self._shards.comm.all_reduce(verified, dist.ReduceOp.MIN)
+        self.verified = int(verified)
+        ago = counted(step + 1 - self.verified, "step")
+        return f"; the numbers were last found right in step {self.verified}, {ago} before"
+
+
+def _why_undecided(verdict: Verdict, ranks: int) -> str:
+    if verdict.wrong and not verdict.undecided:
+        return f"ranks of several nodes differ from a majority ({', '.join(map(str, verdict.wrong[:8]))})"
+    if ranks == 2:
+        return "two ranks differ, and there is no third"
+    return f"no two of three computations of the microbatch of rank {verdict.undecided[0]} are equal"
