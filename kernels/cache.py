@@ -2,18 +2,19 @@
 
 $ZSLURM_KERNEL_CACHE, or $XDG_CACHE_HOME/zslurm/kernels, or ~/.cache/zslurm/kernels
     muon-gfx942-3f09c1e2b7a85d64.code       builds: hip/build.py
-    tables/gfx942/symmetric_product.json    what `zslurm bench kernels` measured: dispatch.py reads it
+
+$ZSLURM_KERNEL_TABLES names the file of what `zslurm bench kernels` measured on a cluster: dispatch.py reads it.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import secrets
 from pathlib import Path
 from typing import Any
 
 CACHE_VARIABLE = "ZSLURM_KERNEL_CACHE"
+TABLES_VARIABLE = "ZSLURM_KERNEL_TABLES"
 
 
 def cache_directory() -> Path:
@@ -25,24 +26,24 @@ def cache_directory() -> Path:
     return Path(directory) if not directory.startswith("~") else Path(os.devnull, "zslurm-kernels")
 
 
-def table_file(arch: str, folder: str) -> Path:
-    """Return the file of what was measured of an operation's folder on this user's GPUs of an architecture."""
-    return cache_directory() / "tables" / arch / f"{folder}.json"
+def measured_tables() -> Path | None:
+    """Return the file of what was measured of the kernels on this cluster's GPUs; None if none is named."""
+    name = os.environ.get(TABLES_VARIABLE)
+    return Path(name) if name else None
 
 
-def write_table(arch: str, folder: str, table: dict[str, Any]) -> Path:
-    """Write what was measured, so that the file is whole whenever it is there.
+def with_tables(file: Path, tables: dict[str, Any]) -> dict[str, Any]:
+    """Return the content of a file of measured tables with newer ones; what they do not have stays.
 
     Raises:
-        OSError: the directory cannot be written.
+        OSError: the file is there and cannot be read.
+        ValueError: it is no JSON.
     """
-    file = table_file(arch, folder)
-    file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    partial = file.with_name(f".{file.name}.{os.getpid()}-{secrets.token_hex(4)}")
-    try:
-        partial.write_text(json.dumps(table, indent=2) + "\n")
-        partial.replace(file)
-    except OSError:
-        partial.unlink(missing_ok=True)
-        raise
-    return file
+    merged: dict[str, Any] = _merged(json.loads(file.read_text()) if file.exists() else {}, tables)
+    return merged
+
+
+def _merged(old: Any, new: Any) -> Any:
+    if not (isinstance(old, dict) and isinstance(new, dict)):
+        return new
+    return old | {key: _merged(old.get(key), value) for key, value in new.items()}

@@ -19,9 +19,9 @@ The choice depends on the operands, the architecture, the tables and on what can
 same one: they choose by the tables of rank 0 (`choose_by`), and what one of them cannot start is left out by all
 (train/parallel/kernel_agreement.py).
 
-Of a GPU's architecture that the user has measured with `zslurm bench kernels`, the table in their cache
-directory (cache.py) holds instead of the one in the folder; one that cannot be read is left out with a warning. A
-CPU has no such table: its choices are fixed, so that runs repeat bit by bit.
+Of a GPU's architecture that was measured on the cluster with `zslurm bench kernels`, the table in the file that
+$ZSLURM_KERNEL_TABLES names (cache.py) holds instead of the one in the folder; one that cannot be read is left out
+with a warning. A CPU has no such table: its choices are fixed, so that runs repeat bit by bit.
 
 A table is measured by a benchmark and is a list of rules per architecture, of which the first that fits holds:
 
@@ -43,14 +43,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache
 from importlib import resources
-from importlib.resources.abc import Traversable
 from subprocess import SubprocessError
 from typing import Any
 
 import torch
 
 from zslurm.kernels.arch import CPU, Arch, arch_of
-from zslurm.kernels.cache import cache_directory
+from zslurm.kernels.cache import measured_tables
 
 _log = logging.getLogger(__name__)
 
@@ -312,20 +311,16 @@ def choose_by(found: Mapping[str, Table]) -> None:
 def _table_of(operation: str, implementations: frozenset[str]) -> dict[str, list[dict[str, Any]]]:
     folder = operation.partition(".")[0]
     file = resources.files("zslurm.kernels") / folder / "table.json"
-    table = _rules_in(file, operation, implementations) if file.is_file() else {}
-    for path in sorted(cache_directory().glob(f"tables/*/{folder}.json")):
-        arch = path.parent.name
-        if arch == CPU.name:
-            continue
-        try:
-            table |= {arch: _rules_in(path, operation, implementations)[arch]}
-        except KeyError:  # of other operations of the folder only
-            continue
-        except (OSError, ValueError, TypeError, AttributeError) as error:
-            _log.warning(
-                f"{path} is no table of {operation} and is left out ({error}): measure again or remove it"
-            )
-    return table
+    shipped = _rules_in(json.loads(file.read_text()), operation, implementations) if file.is_file() else {}
+    path = measured_tables()
+    if path is None:
+        return shipped
+    try:
+        measured = _rules_in(json.loads(path.read_text()).get(folder, {}), operation, implementations)
+    except (OSError, ValueError, TypeError, AttributeError) as error:
+        _log.warning(f"{path} has no table of {operation} that can be used ({error}): measure again or remove it")
+        return shipped
+    return shipped | {arch: rules for arch, rules in measured.items() if arch != CPU.name}
 
 
 def forget_tables() -> None:
@@ -336,23 +331,20 @@ def forget_tables() -> None:
     _table_of.cache_clear()
 
 
-def _rules_in(
-    file: Traversable, operation: str, implementations: frozenset[str]
-) -> dict[str, list[dict[str, Any]]]:
-    """Return the rules of an operation by architecture.
+def _rules_in(of_folder: Any, operation: str, implementations: frozenset[str]) -> dict[str, list[dict[str, Any]]]:
+    """Return the rules of an operation by architecture, from what was measured of its folder.
 
     Raises:
-        ValueError: the file is no table, or names an implementation that the operation does not have.
+        ValueError: it is no table, or names an implementation that the operation does not have.
     """
     suffix = operation.partition(".")[2]
-    everything_measured = json.loads(file.read_text())
-    table: dict[str, list[dict[str, Any]]] = everything_measured.get(suffix, {}) if suffix else everything_measured
+    table: dict[str, list[dict[str, Any]]] = of_folder.get(suffix, {}) if suffix else of_folder
     for arch, rules in table.items():
         if not all(_is_rule(rule) for rule in rules):
-            raise ValueError(f"{file}: {arch}: expected a list of rules, as kernels/dispatch.py describes them")
+            raise ValueError(f"{arch}: expected a list of rules, as kernels/dispatch.py describes them")
         unknown = {str(rule.get("use")) for rule in rules} - implementations
         if unknown:
-            raise ValueError(f"{file}: {arch}: {operation} has no implementation {', '.join(sorted(unknown))}")
+            raise ValueError(f"{arch}: {operation} has no implementation {', '.join(sorted(unknown))}")
     return table
 
 

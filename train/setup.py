@@ -43,7 +43,7 @@ from zslurm.train.telemetry import log
 from zslurm.train.telemetry.metrics_file import last_attempt
 from zslurm.train.telemetry.observers import Observers, check_observers
 from zslurm.train.telemetry.timing import StepClock
-from zslurm.train.tuned_products import use_tuned_products
+from zslurm.train.tuned_products import use_kernel_tables, use_tuned_products
 
 _LOG = logging.getLogger(__name__)
 
@@ -84,6 +84,7 @@ def build(
     if world.device.type == "cuda":
         warn_of_builds()
     use_tuned_products(run_dir, world.device)
+    use_kernel_tables(run_dir)
     # All ranks connect before one may refuse the run: if one exits earlier, the others fail to connect.
     local = world.local_size if world.joined else common_local_size(world)
     check_observers(config)

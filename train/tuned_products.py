@@ -13,11 +13,13 @@ from typing import Any
 
 import torch
 
+from zslurm.kernels.cache import TABLES_VARIABLE
+from zslurm.kernels.dispatch import forget_tables
 from zslurm.kernels.tunable_op import ENABLED, use_table
 from zslurm.train.errors import ConfigError
 from zslurm.train.plan.gemm_table import load_table
 
-TABLE, CSV = "gemm-table.json", "gemm-table.csv"
+TABLE, CSV, KERNELS = "gemm-table.json", "gemm-table.csv", "kernel-tables.json"
 _LOG = logging.getLogger(__name__)
 
 
@@ -45,3 +47,10 @@ def use_tuned_products(run_dir: Path, device: torch.device, tunable: Any = torch
         return False
     _LOG.info("%d tuned products of %s are in use; nothing is tuned", len(table.results), table.device)
     return True
+
+
+def use_kernel_tables(run_dir: Path) -> None:
+    """Choose kernels by what was measured on the run's cluster, if submission put it into the run directory."""
+    if (file := run_dir / KERNELS).is_file():
+        os.environ[TABLES_VARIABLE] = str(file)
+        forget_tables()

@@ -5,7 +5,7 @@ as soon as the row is measured, and takes at most its share of the time. When th
 and marked, and parts that did not start are named. A result of the same card, driver and versions, in the folder
 of results or in benchmarks/results, is continued: so two calls make one result.
 
-Tables of crossovers go into the cache of kernels as soon as they are measured, where later parts read them, and
+Tables of crossovers go into a file as soon as they are measured, where later parts read them, and
 into the result, from which a later call takes them.
 
 Nothing is downloaded. Missing packages are taken from the folder wheels/, which `make gpu-wheels` fills on a
@@ -33,8 +33,9 @@ from typing import Any
 from benchmarks.common import RESULTS, ROOT, machine
 from benchmarks.gpu.page import page_of
 from benchmarks.gpu.parts import GROUPS, PARTS
+from zslurm.core.files import write_atomically
 from zslurm.kernels.arch import CPU
-from zslurm.kernels.cache import write_table
+from zslurm.kernels.cache import TABLES_VARIABLE, cache_directory, measured_tables, with_tables
 from zslurm.train.allocator import DEFAULT, VARIABLES, set_allocator
 
 NO_GPU = 3
@@ -184,14 +185,16 @@ def _earlier_parts(file: Path, about: dict[str, Any]) -> dict[str, Any]:
 
 
 def _keep_tables(part: dict[str, Any]) -> None:
-    """Write the tables of a part's rows into the cache of kernels; a CPU has none."""
+    """Write the tables of a part's rows where later parts read them; a CPU has none."""
+    file = measured_tables() or cache_directory() / "kernel-tables.json"
+    os.environ[TABLES_VARIABLE] = str(file)
     for row in part["rows"]:
         if row.get("architecture") not in (None, CPU.name):
-            for folder, table in row["tables"].items():
-                try:
-                    write_table(row["architecture"], folder, table)
-                except OSError as error:
-                    print(f"the table of {folder} cannot be kept: {error}", file=sys.stderr)
+            try:
+                file.parent.mkdir(parents=True, exist_ok=True)
+                write_atomically(file, json.dumps(with_tables(file, row["tables"])))
+            except OSError as error:
+                print(f"{file}: the tables cannot be kept: {error}", file=sys.stderr)
 
 
 def run_part(

@@ -15,10 +15,10 @@ from tests.bench.alone import MACHINE, alone
 from tests.bench.synthetic import result
 from zslurm.bench import kernels
 from zslurm.bench.measurement import CannotMeasure
-from zslurm.bench.results.tables import keep_tables, kernel_rules, kernel_tables
+from zslurm.bench.results.tables import keep_tables, kernel_rules
 from zslurm.kernels import dispatch
 from zslurm.kernels.arch import GFX942, SM_90, meta_tensors_on
-from zslurm.kernels.cache import table_file, write_table
+from zslurm.kernels.cache import measured_tables
 from zslurm.kernels.dispatch import forget_tables, operations
 from zslurm.kernels.harness.timing import triad
 
@@ -26,9 +26,9 @@ DEVICE = torch.device("cpu")
 
 
 @pytest.fixture(autouse=True)
-def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def own_tables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Tables of this test."""
-    monkeypatch.setenv("ZSLURM_KERNEL_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("ZSLURM_KERNEL_TABLES", str(tmp_path / "lab.measured" / "kernel-tables.json"))
     forget_tables()
     monkeypatch.setattr(dispatch, "forced_names", {})
 
@@ -37,6 +37,15 @@ def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def forgotten() -> object:
     yield
     forget_tables()
+
+
+def write(tables: Any) -> Path:
+    file = measured_tables()
+    assert file is not None
+    file.parent.mkdir(parents=True)
+    file.write_text(tables if isinstance(tables, str) else json.dumps(tables))
+    forget_tables()
+    return file
 
 
 def measured(side: int, *, triton: float, dtype: str = "bfloat16", architecture: str = "gfx942") -> dict[str, Any]:
@@ -92,7 +101,7 @@ def test_formats_have_rules_of_their_own() -> None:
     ]
 
 
-def test_dispatch_chooses_by_what_was_measured() -> None:
+def test_dispatch_chooses_by_what_was_measured(tmp_path: Path) -> None:
     operation = operations()["symmetric_product.product"]
     small, large = (torch.empty(1, side, side, dtype=torch.bfloat16, device="meta") for side in (512, 8192))
 
@@ -100,12 +109,17 @@ def test_dispatch_chooses_by_what_was_measured() -> None:
         return operation.choose(x_KSL, x_KSL).name
 
     found = [measured(512, triton=0.5), measured(1024, triton=2)]
-    file = table_file("gfx942", "symmetric_product")
-    assert keep_tables(result("kernels", found), Path("lab.measured.json")) == [f"wrote {file}"]
+    file, store = tmp_path / "lab.measured" / "kernel-tables.json", tmp_path / "lab.measured.json"
+    assert keep_tables(result("kernels", found), store, dry_run=True) == [f"would write {file}"]
+    assert not file.exists()
+    of_another = measured(512, triton=0.5, architecture="gfx90a")
+    for rows in ([of_another], found):
+        assert keep_tables(result("kernels", rows), store) == [f"wrote {file}"]
     forget_tables()
-    assert json.loads(file.read_text()) == kernel_tables(found)["symmetric_product"]
+    of_both = {"gfx90a": kernel_rules([of_another]), "gfx942": kernel_rules(found)}
+    assert json.loads(file.read_text()) == {"symmetric_product": {"product": of_both}}, "what it lacks stays"
     assert list(file.parent.iterdir()) == [file]
-    assert set(operation.table()) == {"gfx942"}
+    assert set(operation.table()) == {"gfx90a", "gfx942"}
     with meta_tensors_on(
         GFX942
     ):  # no implementation takes tensors of this device: what the table has is looked at
@@ -116,33 +130,31 @@ def test_dispatch_chooses_by_what_was_measured() -> None:
     assert operations()["symmetric_product.polynomial"].table() == {}
 
 
-def test_a_cpu_and_a_part_of_the_sizes_give_no_table() -> None:
+def test_a_cpu_and_a_part_of_the_sizes_give_no_table(tmp_path: Path) -> None:
+    store = tmp_path / "lab.measured.json"
     of_cpu = result("kernels", [measured(512, triton=0.5, architecture="cpu")])
-    assert "on a CPU the choice of kernels is fixed" in keep_tables(of_cpu, Path("lab.measured.json"))[0]
+    assert "on a CPU the choice of kernels is fixed" in keep_tables(of_cpu, store)[0]
     partial = result("kernels", [measured(512, triton=0.5)], complete=False)
-    assert "not all sizes were measured" in keep_tables(partial, Path("lab.measured.json"))[0]
-    assert not table_file("gfx942", "symmetric_product").exists()
-    write_table("cpu", "symmetric_product", {"product": {"cpu": [{"use": "reference"}]}})
-    forget_tables()
+    assert "not all sizes were measured" in keep_tables(partial, store)[0]
+    assert list(tmp_path.iterdir()) == []
+    write({"symmetric_product": {"product": {"cpu": [{"use": "reference"}]}}})
     assert operations()["symmetric_product.product"].table() == {}
 
 
 @pytest.mark.parametrize(
-    ("text", "cause"),
+    ("content", "cause"),
     [
-        ("{", "Expecting property name"),
+        ("[", "Expecting value"),
         ("[]", "has no attribute"),
-        ('{"product": {"gfx942": [{"use": "tritno"}]}}', "has no implementation tritno"),
-        ('{"product": {"gfx942": ["triton"]}}', "expected a list of rules"),
-        ('{"product": {"gfx942": [{"when": {"side": [1]}, "use": "triton"}]}}', "expected a list of rules"),
+        ({"gfx942": [{"use": "tritno"}]}, "has no implementation tritno"),
+        ({"gfx942": ["triton"]}, "expected a list of rules"),
+        ({"gfx942": [{"when": {"side": [1]}, "use": "triton"}]}, "expected a list of rules"),
     ],
 )
 def test_a_damaged_table_is_left_out_with_a_warning(
-    text: str, cause: str, caplog: pytest.LogCaptureFixture
+    content: Any, cause: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    file = table_file("gfx942", "symmetric_product")
-    file.parent.mkdir(parents=True)
-    file.write_text(text)
+    file = write(content if isinstance(content, str) else {"symmetric_product": {"product": content}})
     operation = operations()["symmetric_product.product"]
     with caplog.at_level(logging.WARNING):
         assert [operation.table(), operation.table()] == [{}, {}]
@@ -152,10 +164,7 @@ def test_a_damaged_table_is_left_out_with_a_warning(
 
 
 def test_rules_about_sizes_that_are_gone_do_not_hold() -> None:
-    write_table(
-        "gfx942", "symmetric_product", {"product": {"gfx942": [{"when": {"rows": [0, 9]}, "use": "triton"}]}}
-    )
-    forget_tables()
+    write({"symmetric_product": {"product": {"gfx942": [{"when": {"rows": [0, 9]}, "use": "triton"}]}}})
     operation = operations()["symmetric_product.product"]
     x_KSL = torch.empty(1, 4, 4, device="meta")
     assert operation.measured(GFX942, operation.sizes(x_KSL, x_KSL)) is None

@@ -16,7 +16,7 @@ from benchmarks.gpu import command
 from benchmarks.gpu.muon_step import shares
 from benchmarks.gpu.parts import GROUPS, PARTS, files_of_tests, rows_of_report
 from tests.checkout import ROOT
-from zslurm.kernels.cache import table_file
+from zslurm.kernels.cache import measured_tables
 from zslurm.train.allocator import DEFAULT, VARIABLES
 
 CARD = {"card": "Simulated MI300X (1/8)", "driver": "6.12.12", "torch": "2.13.0"}
@@ -123,18 +123,19 @@ def test_groups_have_a_time_limit_each(tmp_path: Path, monkeypatch: pytest.Monke
 def test_measured_tables_are_kept_for_later_parts_and_calls(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In the cache that the dispatch reads; a later call writes them there from the result."""
+    """In the file that the dispatch reads; a later call writes them there from the result."""
     table = {"gfx942": [{"use": "triton"}]}
     rows = [{"operation": "symmetric_product"}, {"tables": {"symmetric_product": table}, "architecture": "gfx942"}]
 
     def run_part(name: str, device: str, limit_s: float, keep: Any) -> dict[str, Any]:
         if name == "figures":
-            assert json.loads(table_file("gfx942", "symmetric_product").read_text()) == table
+            file = measured_tables()
+            assert file is not None and json.loads(file.read_text()) == {"symmetric_product": table}
         return {"status": "done", "rows": rows if name == "products" else [], "seconds": 0.0}
 
     monkeypatch.setattr(command, "run_part", run_part)
     for machine, names in (("first", ["products", "figures"]), ("second", ["figures"])):
-        monkeypatch.setenv("ZSLURM_KERNEL_CACHE", str(tmp_path / machine))
+        monkeypatch.setenv("ZSLURM_KERNEL_TABLES", str(tmp_path / machine / "tables.json"))
         command.run_parts(names, "gpu", 600, tmp_path / "result.json", CARD)
 
 
@@ -215,7 +216,7 @@ def test_tests_are_collected_where_the_mark_is_alone() -> None:
 
 def test_parts_run_on_a_cpu_and_no_table_of_it_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The real ones, with small sizes, each in its process."""
-    monkeypatch.setenv("ZSLURM_KERNEL_CACHE", str(tmp_path))
+    monkeypatch.setenv("ZSLURM_KERNEL_TABLES", str(tmp_path / "tables"))
     asked = ["gpu", "--device", "cpu", "--results", str(tmp_path), "--only", "muon_step", "--only", "products"]
     assert main(asked) == 0
     assert not (tmp_path / "tables").exists()

@@ -12,6 +12,7 @@ from tests.cli.commands import PHASE, Shell
 from zslurm.bench import train
 from zslurm.bench.result import read_result
 from zslurm.cli.bench.measurements import run_named
+from zslurm.cli.bench.run import Measure
 from zslurm.core.errors import Exit
 
 
@@ -70,7 +71,7 @@ def test_a_runs_step_is_measured_with_its_parts(
 
 
 def test_a_phase_that_does_not_fit_is_skipped() -> None:
-    spec = run_named("zaya1-8b", cluster=None, overrides=[])
+    spec = run_named("zaya1-8b", Measure())
     sections = spec.model_dump(mode="json", include={"model", "optim", "parallel", "metrics"})
     phases = [each.model_dump(mode="json") for each in spec.phases]
     counts = dict.fromkeys((each.name for each in spec.phases), 1)

@@ -10,7 +10,9 @@ import pytest
 
 from tests.bench.synthetic import collective, result, write
 from tests.cli.commands import Shell
-from zslurm.cluster.profile import measured_path, profile_path
+from zslurm.cli.bench.measurements import run_named
+from zslurm.cli.bench.run import Measure
+from zslurm.cluster.profile import measured_path, profile_path, set_default
 from zslurm.cluster.site import load_site
 from zslurm.core.errors import Exit
 
@@ -165,6 +167,44 @@ def test_without_measurements_there_is_one_line(shell: Shell, profile: Path) -> 
     done = shell.zslurm.ok("cluster", "show", "ours", "--measured")
     assert done.stdout == "" and done.stderr.startswith("nothing was measured with the profile ours")
     assert shell.zslurm("cluster", "show", "theirs", "--measured").code == Exit.NOT_FOUND
+
+
+@pytest.mark.parametrize("benchmark", ["kernels", "tuning"])
+def test_a_dry_run_names_the_table_that_would_be_written(shell: Shell, profile: Path, benchmark: str) -> None:
+    row = {
+        "operation": "muon.update", "architecture": "gfx942", "axis": "side", "fastest": "hip",
+        "sizes": {"dtype": "float32", "side": 64}, "gain": 1.2, "kept": True, "solutions": [], "validators": {},
+        "product": "o", "pass": "forward", "dtype": "bf16", "m": 1, "n": 1, "k": 1,
+        "default_tflops": 1.0, "tflops": 1.2,
+    }  # fmt: skip
+    write(shell.directory / "b.json", result(benchmark, [row]))
+    done = shell.zslurm.ok("bench", "apply", "b.json", "--dry-run")
+    table = "kernel-tables.json" if benchmark == "kernels" else "gemm-table.json"
+    path = measured_path("ours").with_suffix("") / table
+    assert f"would write {path}" in done.stderr and not path.exists()
+    shell.zslurm.ok("bench", "apply", "b.json")
+    assert path.exists()
+
+
+def test_what_cannot_be_kept_is_refused_before_it_is_measured(
+    shell: Shell, profile: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def measure(*_: object) -> None:
+        raise AssertionError("nothing is to be measured")
+
+    monkeypatch.setattr("zslurm.cli.bench.run.launch", measure)
+    measured_path("ours").with_suffix("").touch()
+    done = shell.zslurm("bench", "speed", "--cluster", "ours", "--apply")
+    assert done.code == Exit.USAGE and "ours.measured: cannot be written: File exists" in done.stderr
+
+
+def test_the_products_of_a_recipe_are_those_of_the_cluster_that_is_measured(
+    shell: Shell, profile: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    profile.write_text("cluster: {gpus_per_node: 8, gpu_type: mi300x}\n")
+    set_default("ours")
+    assert run_named("zaya1-tiny", Measure(nodes=1)).cluster.name == "ours"
+    assert run_named("zaya1-tiny", Measure()).cluster.name == "local"
 
 
 def test_what_has_nothing_for_a_profile_is_refused(shell: Shell, profile: Path) -> None:

@@ -16,7 +16,7 @@ from zslurm.core.errors import Exit
 from zslurm.run.run_dir import RunDir
 from zslurm.submit.checks.gemm_tuning import untuned
 from zslurm.submit.resolve import resolve_run
-from zslurm.submit.submit import write_gemm_table
+from zslurm.submit.submit import write_tables
 from zslurm.train.plan.gemm_table import load_table
 
 PT = {"PT_VERSION": "0.0.1"}
@@ -93,15 +93,20 @@ def test_a_run_on_cpus_has_no_use_for_a_table(shell: Shell, run_file: Path) -> N
 
 def test_a_submission_puts_the_table_into_the_run_for_ranks_to_read(shell: Shell, run_file: Path) -> None:
     path = put(table(validators={}).model_dump_json())
+    kernels = path.with_name("kernel-tables.json")
+    kernels.write_text('{"muon": {}}')
     spec = resolve_run(run_file, cluster="amd").spec
     run = RunDir(shell.directory / "run")
     run.path.mkdir()
-    write_gemm_table(spec, run)
+    write_tables(spec, run)
     assert run.gemm_csv.read_text() == table(validators={}).csv()
     assert stat.S_IMODE(run.gemm_csv.stat().st_mode) == 0o440
     assert load_table(run.gemm_table) == load_table(path)
+    assert run.kernel_tables.read_text() == '{"muon": {}}'
     path.unlink()
-    write_gemm_table(spec, run)
+    kernels.unlink()
+    write_tables(spec, run)
+    assert not run.kernel_tables.exists()
     assert not run.gemm_table.exists() and not run.gemm_csv.exists(), "that of an earlier submission goes"
 
 

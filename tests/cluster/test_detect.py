@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import signal
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from threading import Barrier, main_thread
 
 import pytest
 from typer.testing import CliRunner
@@ -119,3 +122,39 @@ def test_init_says_what_no_node_could_show(
     asked.clear()
     shown = CliRunner().invoke(app, ["init", "--yes", "--name", "lab", "--no-probe"]).stderr
     assert asked == [] and "old[0-1]: 4 GPUs (mi250x), 64 CPUs\n" in shown
+
+
+def test_a_kind_whose_nodes_are_all_down_is_not_asked(
+    asked: list[list[str]], site: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nodes = Client().nodes_if_shown()
+    down = [replace(member, state="down") if member.name in SMALL else member for member in nodes]
+    monkeypatch.setattr(Client, "nodes_if_shown", lambda self: down)
+    found = detect(name="lab", probe_timeout_s=5.0)
+    assert len(asked) == 1 and "  extends: mi300x-pollara" in found.text.splitlines()
+    assert found.others == ("old[0-1]: 4 GPUs (mi250x), 64 CPUs; not asked: none of old[0-1] is up",)
+
+
+def test_ctrl_c_ends_the_jobs_that_wait_for_nodes(
+    asked: list[list[str]], site: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    barrier = Barrier(2)
+    ended: list[str] = []
+
+    def probe(options: Sequence[str], timeout_s: float, waiting: Callable[[str], None]) -> Probe:
+        barrier.wait()
+        if options[2] == "--exclude=n[0-2]":
+            time.sleep(0.3)  # until the main thread waits
+            signal.pthread_kill(main_thread().ident or 0, signal.SIGINT)  # as Ctrl-C
+        try:
+            while True:
+                waiting("7")
+                time.sleep(0.01)
+        except KeyboardInterrupt:  # upon which the real one ends its srun
+            ended.append(options[2])
+            raise
+
+    monkeypatch.setattr(probing, "probe", probe)
+    with pytest.raises(KeyboardInterrupt):
+        detect(name="lab", probe_timeout_s=5.0)
+    assert sorted(ended) == ["--exclude=n[0-2]", "--exclude=old[0-1]"]

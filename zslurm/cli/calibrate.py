@@ -24,7 +24,7 @@ from zslurm.bench.run.work_directory import PREFIX
 from zslurm.bench.storage_space import refusal
 from zslurm.checkpoint_tools.quantities import counted, show_duration
 from zslurm.cli.bench.measurements import run_named, tuning_options
-from zslurm.cli.bench.run import BenchShown, sizes_between
+from zslurm.cli.bench.run import BenchShown, Measure, sizes_between
 from zslurm.cli.options import Cluster, Json, complete_recipes
 from zslurm.cli.planned_run import trains_on_cpus
 from zslurm.cli.values import print_measurements
@@ -108,7 +108,7 @@ def calibrate(
         raise ConfigError("--nodes and --nodelist exclude each other")
     if site.cluster.launcher == "local" and not local:
         raise ConfigError(f"the profile {name} is of this machine: give --local, or a cluster's with --cluster")
-    spec = run_named(run, cluster=name, overrides=[])
+    spec = run_named(run, Measure(cluster=name))
     file = (out or measured_path(name)).absolute()
     if not list_parts:
         before = read_measurements(file, name)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from concurrent import futures
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from threading import Event
 from typing import TYPE_CHECKING
 
 from zslurm.cluster.profile import profile_path
@@ -95,13 +97,26 @@ def detect(
     info, not_probed = None, None
     others = [str(kind) for kind in kinds]
     if probe_timeout_s is not None:
+        usable, interrupted = {node.name for node in nodes or [] if node.is_usable}, Event()
+
+        def waits(job_id: str) -> None:
+            if interrupted.is_set():
+                raise KeyboardInterrupt  # in the thread that waits for srun, which then cancels its job
+            waiting(job_id)
 
         def asked(kind: Members) -> Probe:
+            if kind.names and not usable & set(kind.names):
+                raise SlurmRefused(f"none of {compress(kind.names)} is up")
             not_alike = [name for other in (members, *kinds) if other is not kind for name in other.names]
-            return _probe(chosen, kind, not_alike, account, probe_timeout_s, waiting, option)
+            return _probe(chosen, kind, not_alike, account, probe_timeout_s, waits, option)
 
         with ThreadPoolExecutor(1 + len(kinds)) as executor:  # the kinds at once: each may wait in the queue
-            answers = [executor.submit(asked, kind) for kind in (members, *kinds)]
+            try:
+                answers = [executor.submit(asked, kind) for kind in (members, *kinds)]
+                futures.wait(answers)
+            except BaseException:
+                interrupted.set()
+                raise
         try:
             info = answers[0].result()
         except (SlurmRefused, SlurmUnavailable) as error:

@@ -18,6 +18,8 @@ from zslurm.train.errors import ConfigError as TrainConfigError
 from zslurm.train.plan.gemm_table import ROCM, TORCH, GemmTable, load_table
 
 FILE = "gemm-table.json"
+KERNEL_TABLES = "kernel-tables.json"
+"""Which kernel is the fastest for which sizes: `zslurm bench kernels --apply`; in the same folder."""
 _KEY = "cluster.gemm_table"
 
 
@@ -39,11 +41,19 @@ def find_table(spec: RunSpec) -> Path | None:
         if not Path(choice).is_file():
             raise NotFound(f"{_KEY}: {choice}: no such file; `zslurm bench tuning` makes a table")
         return Path(choice)
-    places = (
-        own_table_path(spec.cluster.name),
-        results_folder(SITE_PROFILES / f"{spec.cluster.name}{SUFFIX}") / FILE,
-    )
-    return next((path for path in places if path.is_file()), None)
+    return _beside_profile(spec.cluster.name, FILE)
+
+
+def find_kernel_tables(spec: RunSpec) -> Path | None:
+    """Return the file of what was measured of the kernels on a run's cluster; None if nothing was."""
+    on_gpus = spec.cluster.gpus_per_node and spec.parallel.device != "cpu"
+    return _beside_profile(spec.cluster.name, KERNEL_TABLES) if on_gpus else None
+
+
+def _beside_profile(name: str, file: str) -> Path | None:
+    """Return a file of this user's results for a profile, else the site's; None if there is neither."""
+    places = (measured_path(name), SITE_PROFILES / f"{name}{SUFFIX}")
+    return next((path for place in places if (path := results_folder(place) / file).is_file()), None)
 
 
 def table_of(spec: RunSpec) -> tuple[Path, GemmTable] | None:

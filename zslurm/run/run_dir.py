@@ -161,6 +161,8 @@ class RunDir:
     """The cluster's table of tuned matrix products at submission, if it has one."""
     gemm_csv = _Below("gemm-table.csv")
     """The same as torch's TunableOp reads it; nothing writes to it."""
+    kernel_tables = _Below("kernel-tables.json")
+    """Which kernels the cluster's measurements found to be the fastest, if it has such."""
     secrets = _Below("secrets.env")
     """The secret variables of the job, only for its owner."""
     script = _Below("script.sh")
@@ -261,7 +263,7 @@ class RunDir:
         if not self.path.is_dir():
             return []
         files = (self.code, self.code_diff, self.config, self.script, self.secrets, self.submissions)
-        tables = (self.gemm_table, self.gemm_csv)
+        tables = (self.gemm_table, self.gemm_csv, self.kernel_tables)
         folders = (self.code_copy, self.logs, self.submitit, self.attempts, self.checkpoints, self.output)
         own_names = {path.name for path in (*files, *tables, *folders)}
         return [path.name for path in self.path.iterdir() if path.name not in own_names and path.name[0] != "."]

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 
-from zslurm.cluster.gemm_tables import table_of
+from zslurm.cluster.gemm_tables import find_kernel_tables, table_of
 from zslurm.cluster.rccl.environment import left_out_note
 from zslurm.config.load import load_spec
 from zslurm.config.spec import RunSection, RunSpec
@@ -173,7 +173,7 @@ def _write_files(prepared: Prepared, tokenizer_sha256: str | None) -> None:
     """Write what the job and the next submission read."""
     run = prepared.run
     body, diff = code_version(Path.cwd())
-    write_gemm_table(prepared.spec, run)
+    write_tables(prepared.spec, run)
     run.write_text(run.code, json.dumps({**body, "tokenizer_sha256": tokenizer_sha256}, indent=1) + "\n")
     run.write_text(run.code_diff, diff)
     run.write_text(run.config, json.dumps(without_secrets(prepared.spec).model_dump(mode="json"), indent=1) + "\n")
@@ -181,12 +181,17 @@ def _write_files(prepared: Prepared, tokenizer_sha256: str | None) -> None:
     run.write_text(run.script, prepared.script.text)
 
 
-def write_gemm_table(spec: RunSpec, run: RunDir) -> None:
-    """Put the cluster's table of tuned products into the run, or remove the table of an earlier submission.
+def write_tables(spec: RunSpec, run: RunDir) -> None:
+    """Put the cluster's tables of kernels and tuned products into the run, or remove an earlier submission's.
 
     Raises:
         ConfigError, NotFound: see `table_of`.
     """
+    kernels = find_kernel_tables(spec)
+    if kernels is None:
+        run.kernel_tables.unlink(missing_ok=True)
+    else:
+        run.write_text(run.kernel_tables, kernels.read_text(encoding="utf-8"))
     tuned = table_of(spec)
     if tuned is None:
         run.gemm_table.unlink(missing_ok=True)
@@ -200,7 +205,7 @@ def write_gemm_table(spec: RunSpec, run: RunDir) -> None:
 @contextmanager
 def _restored_on_error(run: RunDir) -> Iterator[None]:
     """Put the files of the last accepted submission back if the launcher refuses this one."""
-    files = (run.code, run.code_diff, run.config, run.script, run.gemm_table, run.gemm_csv)
+    files = (run.code, run.code_diff, run.config, run.script, run.gemm_table, run.gemm_csv, run.kernel_tables)
     before = {path: path.read_text(encoding="utf-8") for path in files if path.exists()}
     secrets = read_secrets(run.secrets)
     try:

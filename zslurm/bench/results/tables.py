@@ -2,11 +2,12 @@
 
 tuning     gemm-table.json in the folder of the cluster's results (cluster/gemm_tables.py); `submit` gives it to
            every rank. A newer result of the same card and versions adds to it, others replace it
-kernels    tables in the user's cache, by architecture (kernels/cache.py); ranks choose by those of rank 0
+kernels    kernel-tables.json in the same folder, by operation and architecture; ranks choose by those of rank 0
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
@@ -16,11 +17,11 @@ from pydantic import ValidationError
 
 from zslurm.bench.result import BenchResult
 from zslurm.checkpoint_tools.quantities import counted
-from zslurm.cluster.gemm_tables import FILE
+from zslurm.cluster.gemm_tables import FILE, KERNEL_TABLES
 from zslurm.cluster.measurements import results_folder
 from zslurm.core.errors import ConfigError, ZslurmError
 from zslurm.core.files import write_atomically
-from zslurm.kernels.cache import write_table
+from zslurm.kernels.cache import with_tables
 from zslurm.train.errors import ConfigError as TrainConfigError
 from zslurm.train.plan.gemm_table import SCHEMA, GemmTable, TunedProduct, load_table
 
@@ -31,28 +32,45 @@ _CPU = "cpu"
 Row = Mapping[str, Any]
 
 
-def keep_tables(result: BenchResult, store: Path) -> list[str]:
-    """Write the tables that follow from a result, and return what was written or not, a line each.
+def keep_tables(result: BenchResult, store: Path, *, dry_run: bool = False) -> list[str]:
+    """Write the table that follows from a result, and return what was written or not, a line each.
 
     Args:
         result: of any benchmark; most have no table.
         store: the file of the cluster's measurements.
+        dry_run: write nothing, and return what would be written.
 
     Raises:
         ConfigError: the rows are damaged.
         ZslurmError: a table cannot be written.
     """
+    folder = results_folder(store)
     try:
         if result.benchmark == "tuning" and result.rows:
-            return _keep_tuned(gemm_table(result), results_folder(store) / FILE)
-        if result.benchmark == "kernels" and result.rows:
-            return _keep_kernels(result)
+            path = folder / FILE
+            text, lines = _tuned(gemm_table(result), path)
+        elif result.benchmark == "kernels" and result.rows:
+            if result.rows[0]["architecture"] == _CPU:
+                return ["on a CPU the choice of kernels is fixed: nothing was written"]
+            if not result.complete:
+                return ["the tables of kernels stay as they are: not all sizes were measured"]
+            path = folder / KERNEL_TABLES
+            text, lines = json.dumps(with_tables(path, kernel_tables(result.rows)), indent=1), []
+        else:
+            return []
+        if not dry_run:
+            folder.mkdir(parents=True, exist_ok=True)
+            write_atomically(path, text + "\n")
     except OSError as error:
         raise ZslurmError(f"{error.filename}: cannot be written: {error.strerror}") from error
-    return []
+    except ValueError as error:
+        raise ConfigError(f"{path}: no tables of kernels ({error}); remove the file, and measure again") from error
+    written = f"{'would write' if dry_run else 'wrote'} {path}"
+    return [*lines[:-1], ": ".join([written, *lines[-1:]])]
 
 
-def _keep_tuned(table: GemmTable, path: Path) -> list[str]:
+def _tuned(table: GemmTable, path: Path) -> tuple[str, list[str]]:
+    """Return a table merged with the one that is in a file, and what is to be said of it."""
     lines = []
     try:
         older = load_table(path)
@@ -63,9 +81,8 @@ def _keep_tuned(table: GemmTable, path: Path) -> list[str]:
     except TrainConfigError as error:
         if path.exists():
             lines.append(f"replaced: {error}")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(path, table.model_dump_json(indent=1) + "\n")
-    return [*lines, f"wrote {path}: {counted(len(table.results), 'result')} for {table.device}, {table.runtime}"]
+    lines.append(f"{counted(len(table.results), 'result')} for {table.device}, {table.runtime}")
+    return table.model_dump_json(indent=1), lines
 
 
 def gemm_table(result: BenchResult) -> GemmTable:
@@ -98,16 +115,6 @@ def gemm_table(result: BenchResult) -> GemmTable:
         )  # fmt: skip
     except ValidationError as error:
         raise ConfigError(f"torch's results are unexpected: {error.errors()[0]['msg']}; measure again") from error
-
-
-def _keep_kernels(result: BenchResult) -> list[str]:
-    architecture = result.rows[0]["architecture"]
-    if architecture == _CPU:
-        return ["on a CPU the choice of kernels is fixed: nothing was written"]
-    if not result.complete:
-        return ["the tables of kernels stay as they are: not all sizes were measured"]
-    written = [write_table(architecture, name, table) for name, table in kernel_tables(result.rows).items()]
-    return [f"wrote {file}" for file in written]
 
 
 def kernel_tables(rows: Sequence[Row]) -> dict[str, dict[str, Any]]:

@@ -8,7 +8,7 @@ import secrets
 import shutil
 import tempfile
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -20,17 +20,10 @@ from zslurm.bench.storage_space import refusal
 from zslurm.cli.bench.results import apply as apply_results
 from zslurm.cli.bench.results import compare_results, plot_result
 from zslurm.cli.bench.run import (
-    Apply,
     Measure,
-    Minutes,
-    Nodelist,
-    Nodes,
-    Out,
-    Plot,
-    Quick,
-    Ranks,
     chosen,
     format_of,
+    measuring,
     numbers,
     run_benchmark,
     size_of,
@@ -38,7 +31,7 @@ from zslurm.cli.bench.run import (
 )
 from zslurm.cli.bench.tables import environments, show_products
 from zslurm.cli.commands import SETTINGS
-from zslurm.cli.options import Cluster, Json, Set
+from zslurm.cli.options import Set
 from zslurm.cli.planned_run import trains_on_cpus
 from zslurm.cluster.profile import LOCAL
 from zslurm.config.layers import Override
@@ -71,6 +64,7 @@ _SECTIONS = {"model", "optim", "parallel", "metrics"}
 
 
 @app.command()
+@measuring()
 def collectives(
     operation: Annotated[
         list[str] | None,
@@ -88,30 +82,21 @@ def collectives(
         str | None,
         Option(metavar="NAME=A,B", help="Measure under both values of a variable, and show them side by side."),
     ] = None,
-    cluster: Cluster = None,
-    nodes: Nodes = None,
-    nodelist: Nodelist = None,
-    ranks: Ranks = None,
-    quick: Quick = False,
-    minutes: Minutes = None,
-    out: Out = None,
-    plot: Plot = None,
-    apply: Apply = False,
-    json: Json = False,
+    *,
+    measure: Measure,
 ) -> None:
     """Measure collectives between GPUs: bandwidth, latency, and whether the data is right.
 
     Example: zslurm bench collectives --nodes 2 --minutes 10
     """
-    measure = Measure(cluster, nodes, nodelist, ranks, quick, minutes, out, plot, json, apply)
     run_benchmark(
         "collectives",
         {
             "operations": chosen("--operation", operation, OPERATIONS),
             "scopes": chosen("--scope", scope, SCOPES),
             "levels": ["flat", "two_level"],
-            "sizes": sizes_between(smallest, largest or "16GiB", factor=16 if quick else 2),
-            "quick": quick and largest is None,
+            "sizes": sizes_between(smallest, largest or "16GiB", factor=16 if measure.quick else 2),
+            "quick": measure.quick and largest is None,
         },
         measure,
         environments=environments(env),
@@ -119,6 +104,7 @@ def collectives(
 
 
 @app.command()
+@measuring("apply")
 def hbm(
     pattern: Annotated[
         list[str] | None,
@@ -127,26 +113,18 @@ def hbm(
     smallest: Annotated[str, Option("--min", metavar="SIZE", help="Bytes of each array, the smallest.")] = "1MiB",
     largest: Annotated[str, Option("--max", metavar="SIZE", help="The largest.")] = "8GiB",
     dtype: Annotated[str, Option(metavar="NAME", help=f"Format: {' or '.join(_HBM_FORMATS)}.")] = "fp64",
-    cluster: Cluster = None,
-    nodes: Nodes = None,
-    nodelist: Nodelist = None,
-    ranks: Ranks = None,
-    quick: Quick = False,
-    minutes: Minutes = None,
-    out: Out = None,
-    plot: Plot = None,
-    json: Json = False,
+    *,
+    measure: Measure,
 ) -> None:
     """Measure the memory of GPUs, or of this machine's CPUs, with BabelStream's patterns.
 
     Example: zslurm bench hbm --max 1GiB
     """
-    measure = Measure(cluster, nodes, nodelist, ranks, quick, minutes, out, plot, json)
     run_benchmark(
         "hbm",
         {
             "patterns": chosen("--pattern", pattern, PATTERNS),
-            "sizes": sizes_between(smallest, largest, factor=16 if quick else 2),
+            "sizes": sizes_between(smallest, largest, factor=16 if measure.quick else 2),
             "dtype": format_of(dtype, _HBM_FORMATS),
         },
         measure,
@@ -154,6 +132,7 @@ def hbm(
 
 
 @app.command()
+@measuring("apply")
 def gemm(
     run: Annotated[
         str | None, Option(metavar="RUN", help="Measure every product of this run file or recipe instead.")
@@ -166,31 +145,23 @@ def gemm(
         Option(metavar="NAME", help=f"Format: {', '.join(_GEMM_FORMATS)}; default: bf16, or the run's."),
     ] = None,
     overrides: Set = None,
-    cluster: Cluster = None,
-    nodes: Nodes = None,
-    nodelist: Nodelist = None,
-    ranks: Ranks = None,
-    quick: Quick = False,
-    minutes: Minutes = None,
-    out: Out = None,
-    plot: Plot = None,
-    json: Json = False,
+    *,
+    measure: Measure,
 ) -> None:
     """Measure matrix products: a sweep of M, N and K, or every product of a run, for `zslurm plan size --rates`.
 
     Example: zslurm bench gemm --run run.yaml --out gemm.json
     """
-    measure = Measure(cluster, nodes, nodelist, ranks, quick, minutes, out, plot, json)
     sizes = {"m": numbers("--m", m), "n": numbers("--n", n), "k": numbers("--k", k)}
-    if quick:
+    if measure.quick:
         sizes = {name: listed or _QUICK_PRODUCTS[name] for name, listed in sizes.items()}
     products, run_format = None, "bf16"
     if run is None and overrides:
         raise ConfigError("--set changes a run: name one with --run")
     if run is not None:
-        if m or n or k or quick:
+        if m or n or k or measure.quick:
             raise ConfigError("--run has its own sizes: leave out --m, --n, --k and --quick")
-        spec = run_named(run, cluster=cluster, overrides=overrides or [])
+        spec = run_named(run, measure, overrides or [])
         on_cpu, run_format = trains_on_cpus(spec), spec.parallel.dtype
         products = measured_products(spec, on_cpu=on_cpu)
     run_benchmark(
@@ -202,6 +173,7 @@ def gemm(
 
 
 @app.command()
+@measuring("apply")
 def mlp(
     layers: Annotated[
         int | None, Option(metavar="N", min=1, help="Layers of the stack; default: 8, on CPUs 2.")
@@ -217,33 +189,26 @@ def mlp(
         str | None,
         Option(metavar="NAME", help=f"Format: {' or '.join(_MLP_FORMATS)}; default: bf16, on CPUs fp32."),
     ] = None,
-    cluster: Cluster = None,
-    nodes: Nodes = None,
-    nodelist: Nodelist = None,
-    ranks: Ranks = None,
-    quick: Quick = False,
-    minutes: Minutes = None,
-    out: Out = None,
-    plot: Plot = None,
-    json: Json = False,
+    *,
+    measure: Measure,
 ) -> None:
     """Let all GPUs compute at once, forward and backward through MLPs, and name the slow ones.
 
     Example: zslurm bench mlp --nodes 16
     """
-    measure = Measure(cluster, nodes, nodelist, ranks, quick, minutes, out, plot, json)
     options: dict[str, Any] = {
         "layers": layers,
         "hidden": hidden,
         "inner": inner,
         "tokens": tokens,
         "dtype": None if dtype is None else format_of(dtype, _MLP_FORMATS),
-        "moments": 20 if quick else None,
+        "moments": 20 if measure.quick else None,
     }
     run_benchmark("mlp", options, measure)
 
 
 @app.command()
+@measuring("apply")
 def train(
     run: Annotated[str, Option(metavar="RUN", help="A run file or a recipe.")],
     phase: Annotated[
@@ -254,22 +219,14 @@ def train(
         int, Option(metavar="N", min=1, max=10_000, help="Microbatches of a rank in a step, at most.")
     ] = 4,
     overrides: Set = None,
-    cluster: Cluster = None,
-    nodes: Nodes = None,
-    nodelist: Nodelist = None,
-    ranks: Ranks = None,
-    quick: Quick = False,
-    minutes: Minutes = None,
-    out: Out = None,
-    plot: Plot = None,
-    json: Json = False,
+    *,
+    measure: Measure,
 ) -> None:
     """Measure a run's training step with its parts, on synthetic tokens.
 
     Example: zslurm bench train --run zaya1-1b --ranks 8
     """
-    measure = Measure(cluster, nodes, nodelist, ranks, quick, minutes, out, plot, json)
-    spec = run_named(run, cluster=cluster, overrides=overrides or [])
+    spec = run_named(run, measure, overrides or [])
     phase_names = [phase_config.name for phase_config in spec.phases]
     if unknown := [name for name in phase or [] if name not in phase_names]:
         raise ConfigError(f"--phase {unknown[0]}: the run's phases are {', '.join(phase_names)}")
@@ -286,7 +243,7 @@ def train(
             "run": run,
             "sections": spec.model_dump(mode="json", include=_SECTIONS),
             "phases": [phase_config.model_dump(mode="json") for phase_config in chosen_phases],
-            "steps": min(steps, 5) if quick else steps,
+            "steps": min(steps, 5) if measure.quick else steps,
             "microbatches": {name: min(count, microbatches) for name, count in has.items()},
         },
         measure,
@@ -294,6 +251,7 @@ def train(
 
 
 @app.command()
+@measuring()
 def storage(
     path: Annotated[
         Path, Option(metavar="DIR", help="Directory to measure; on a cluster one that the nodes see.")
@@ -305,36 +263,26 @@ def storage(
         Option(metavar="N", min=1, max=_MOST_DEPTH, help="Random reads at a time on each rank (repeatable)."),
     ] = None,
     files: Annotated[int, Option(metavar="N", min=10, max=10**6, help="Empty files that each rank makes.")] = 1000,
-    cluster: Cluster = None,
-    nodes: Nodes = None,
-    nodelist: Nodelist = None,
-    ranks: Ranks = None,
-    quick: Quick = False,
-    minutes: Minutes = None,
-    out: Out = None,
-    plot: Plot = None,
-    apply: Apply = False,
-    json: Json = False,
+    *,
+    measure: Measure,
 ) -> None:
     """Measure storage: random and sequential reads, writes, saves of checkpoints, operations on names.
 
     Example: zslurm bench storage --path /scratch/ada --nodes 8
     """
-    measure = Measure(cluster, nodes, nodelist, ranks, quick, minutes, out, plot, json, apply)
-    most = 1 << 26 if quick else 1 << 62
+    most = 1 << 26 if measure.quick else 1 << 62
     options = {
         "path": str(path.absolute()),
         "work": PREFIX + secrets.token_hex(6),
         "size": min(_size("--size", size), most),
         "checkpoint": min(_size("--checkpoint-size", checkpoint_size), most),
-        "depths": sorted(set(depth or ([1, 16] if quick else [1, 4, 16, 64]))),
-        "files": min(files, 200) if quick else files,
-        "seconds": 0.5 if quick else 3.0,
-        "saves": 1 if quick else 3,
+        "depths": sorted(set(depth or ([1, 16] if measure.quick else [1, 4, 16, 64]))),
+        "files": min(files, 200) if measure.quick else files,
+        "seconds": 0.5 if measure.quick else 3.0,
+        "saves": 1 if measure.quick else 3,
     }
-    is_local = nodes is None and nodelist is None
-    if is_local or path.exists():  # else it may be a disk that only the nodes have
-        _check(path, options, ranks or _CPU_RANKS, nodes or 1)
+    if not measure.on_cluster or path.exists():  # else it may be a disk that only the nodes have
+        _check(path, options, measure.ranks or _CPU_RANKS, measure.nodes or 1)
     try:
         run_benchmark("storage", options, measure)
     finally:
@@ -342,66 +290,51 @@ def storage(
 
 
 @app.command()
+@measuring("quick", "plot")
 def speed(
-    cluster: Cluster = None,
-    nodes: Nodes = None,
-    nodelist: Nodelist = None,
-    ranks: Ranks = None,
-    minutes: Minutes = None,
-    out: Out = None,
-    apply: Apply = False,
-    json: Json = False,
+    *,
+    measure: Measure,
 ) -> None:
     """Measure each GPU in seconds: matrix product, memory, all-reduce; `zslurm doctor --only speed` compares.
 
     Example: zslurm bench speed --nodes 2
     """
-    run_benchmark("speed", {}, Measure(cluster, nodes, nodelist, ranks, False, minutes, out, None, json, apply))
+    run_benchmark("speed", {}, measure)
 
 
 @app.command()
+@measuring("ranks", "quick", "plot")
 def kernels(
     only: Annotated[
         list[str] | None, Option(metavar="OPERATION", help="Measure only this operation (repeatable).")
     ] = None,
-    cluster: Cluster = None,
-    nodes: Nodes = None,
-    nodelist: Nodelist = None,
-    minutes: Minutes = None,
-    out: Out = None,
-    apply: Apply = False,
-    json: Json = False,
+    *,
+    measure: Measure,
 ) -> None:
     """Time every kernel of zslurm on one GPU. With --apply runs choose by it, for each size.
 
     Example: zslurm bench kernels --nodes 1 --apply
     """
-    measure = Measure(cluster, nodes, nodelist, 1, False, minutes, out, None, json, apply)
-    run_benchmark("kernels", {"only": only or []}, measure)
+    run_benchmark("kernels", {"only": only or []}, replace(measure, ranks=1))
 
 
 @app.command()
+@measuring("ranks", "quick", "plot")
 def tuning(
     run: Annotated[str, Option(metavar="RUN", help="A run file or a recipe.")],
     overrides: Set = None,
     solution_ms: Annotated[
         int, Option(metavar="MS", min=1, help="Longest time to measure one solution.")
     ] = SOLUTION_MS,
-    cluster: Cluster = None,
-    nodes: Nodes = None,
-    nodelist: Nodelist = None,
-    minutes: Minutes = None,
-    out: Out = None,
-    apply: Apply = False,
-    json: Json = False,
+    *,
+    measure: Measure,
 ) -> None:
     """Tune a run's matrix products on one GPU by torch's TunableOp. With --apply every rank gets the table.
 
     Example: zslurm bench tuning --run run.yaml --nodes 1 --apply
     """
-    measure = Measure(cluster, nodes, nodelist, 1, False, minutes, out, None, json, apply)
-    spec = run_named(run, cluster=cluster, overrides=overrides or [])
-    run_benchmark("tuning", tuning_options(spec, solution_ms), measure)
+    spec = run_named(run, measure, overrides or [])
+    run_benchmark("tuning", tuning_options(spec, solution_ms), replace(measure, ranks=1))
 
 
 def tuning_options(spec: RunSpec, solution_ms: int = SOLUTION_MS) -> dict[str, Any]:
@@ -430,8 +363,8 @@ def _size(option: str, text: str) -> int:
     return size // _LEAST_BYTES * _LEAST_BYTES
 
 
-def run_named(name: str, *, cluster: str | None, overrides: Sequence[Override]) -> RunSpec:
-    """Return a run: of a file, or a recipe's.
+def run_named(name: str, measure: Measure, overrides: Sequence[Override] = ()) -> RunSpec:
+    """Return a run: of a file, or a recipe's on the cluster that is measured.
 
     Raises:
         NotFound: neither a file nor a recipe has this name, or there is no such profile.
@@ -439,13 +372,13 @@ def run_named(name: str, *, cluster: str | None, overrides: Sequence[Override]) 
     """
     path = Path(name)
     if path.is_file():
-        return resolve_run(path, cluster=cluster, overrides=overrides).spec
+        return resolve_run(path, cluster=measure.cluster, overrides=overrides).spec
     recipe_names = recipes()
     if name not in recipe_names:
         near = difflib.get_close_matches(name, recipe_names, n=1)
         hint = f"did you mean {near[0]}?" if near else f"recipes: {', '.join(recipe_names)}"
         raise NotFound(f"--run {name}: no file and no recipe has this name; {hint}")
-    cluster = cluster or LOCAL
+    cluster = measure.profile
     body: dict[str, object] = {"extends": name, "data": {"path": "tokens.h5"}}
     if cluster == LOCAL and read_gpus(sysroot()):
         body["parallel"] = {"device": "cuda"}

@@ -154,7 +154,7 @@ def keep_measurements(
             say(line)
         values |= setting.values
     path = out or measured_path(name)
-    tables = [] if dry_run else [line for setting in found for line in keep_tables(setting.result, path)]
+    tables = [line for setting in found for line in keep_tables(setting.result, path, dry_run=dry_run)]
     for line in tables:
         say(line)
     if not values and tables:

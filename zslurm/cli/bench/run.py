@@ -8,13 +8,16 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from functools import wraps
+from inspect import Parameter, Signature, signature
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, get_type_hints
 
 import typer
 from typer import Option
 
+from zslurm.bench.calibration import check_writable
 from zslurm.bench.result import BenchResult, ResultWriter, default_path
 from zslurm.bench.results.apply import settings_from
 from zslurm.bench.results.plots import NoPlots
@@ -24,8 +27,10 @@ from zslurm.bench.run.request import BenchProgress, BenchRequest
 from zslurm.checkpoint_tools.quantities import counted, show_duration
 from zslurm.cli.bench.results import draw_plots, keep_measurements
 from zslurm.cli.bench.tables import show_side_by_side, show_table
-from zslurm.cluster.profile import LOCAL, default_name
-from zslurm.cluster.site import Site, load_site
+from zslurm.cli.options import Cluster, Json
+from zslurm.cluster.measurements import read_measurements
+from zslurm.cluster.profile import LOCAL, default_name, find_profile, measured_path
+from zslurm.cluster.site import load_site
 from zslurm.core import log
 from zslurm.core.console import print_json, say
 from zslurm.core.errors import ConfigError, Exit
@@ -35,39 +40,73 @@ from zslurm.slurm.hostlist import compress
 _MOST = 1 << 20
 _DIGITS = 20
 
-Nodes = Annotated[
-    int | None, Option(metavar="N", min=1, help="As a Slurm job on N nodes; default: on this machine.")
-]
-Nodelist = Annotated[str | None, Option(metavar="LIST", help="As a Slurm job on these nodes.")]
-Ranks = Annotated[
-    int | None, Option(metavar="R", min=1, help="Ranks on each node; default: one for each GPU, two on CPUs.")
-]
-Quick = Annotated[bool, Option("--quick", help="Measure a few points only.")]
-Minutes = Annotated[
-    float | None,
-    Option(metavar="M", min=0.01, help="Measure what fits into so many minutes, the shortest points first."),
-]
-Out = Annotated[
-    Path | None, Option(metavar="FILE", help="Write the result here; default: in the user's state directory.")
-]
-Plot = Annotated[Path | None, Option(metavar="DIR", help="Draw plots of the result there (SVG and PNG).")]
-Apply = Annotated[bool, Option("--apply", help="Keep what follows from the result for runs on the cluster.")]
-
 
 @dataclass(frozen=True)
 class Measure:
-    """Where to measure, for how long, and what becomes of the result: the values of the options above."""
+    """Where to measure, for how long, and what becomes of the result: the options that all measurements share."""
 
-    cluster: str | None
-    nodes: int | None
-    nodelist: str | None
-    ranks: int | None
-    quick: bool
-    minutes: float | None
-    out: Path | None
-    plot: Path | None
-    json: bool
-    apply: bool = False
+    cluster: Cluster = None
+    nodes: Annotated[
+        int | None, Option(metavar="N", min=1, help="As a Slurm job on N nodes; default: on this machine.")
+    ] = None
+    nodelist: Annotated[str | None, Option(metavar="LIST", help="As a Slurm job on these nodes.")] = None
+    ranks: Annotated[
+        int | None, Option(metavar="R", min=1, help="Ranks on each node; default: one for each GPU, two on CPUs.")
+    ] = None
+    quick: Annotated[bool, Option("--quick", help="Measure a few points only.")] = False
+    minutes: Annotated[
+        float | None,
+        Option(metavar="M", min=0.01, help="Measure what fits into so many minutes, the shortest points first."),
+    ] = None
+    out: Annotated[
+        Path | None, Option(metavar="FILE", help="Write the result here; default: in the user's state directory.")
+    ] = None
+    plot: Annotated[Path | None, Option(metavar="DIR", help="Draw plots of the result there (SVG and PNG).")] = (
+        None
+    )
+    apply: Annotated[
+        bool, Option("--apply", help="Keep what follows from the result for runs on the cluster.")
+    ] = False
+    json: Json = False
+
+    @property
+    def on_cluster(self) -> bool:
+        """Return whether nodes of a cluster are asked for."""
+        return self.nodes is not None or self.nodelist is not None
+
+    @property
+    def profile(self) -> str:
+        """Return the name of the profile: this machine's, if no node and no profile is named."""
+        return self.cluster or (default_name() if self.on_cluster else LOCAL)
+
+
+def measuring(*left_out: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Give a command the options of `Measure`, which it gets as its argument `measure`, without those left out."""
+    hints = get_type_hints(Measure, include_extras=True)
+    shared = [
+        Parameter(option.name, Parameter.KEYWORD_ONLY, default=option.default, annotation=hints[option.name])
+        for option in fields(Measure)
+        if option.name not in left_out
+    ]
+
+    def decorate(command: Callable[..., None]) -> Callable[..., None]:
+        annotations = get_type_hints(command, include_extras=True)
+        parameters = [
+            parameter.replace(annotation=annotations[name])
+            for name, parameter in signature(command).parameters.items()
+            if name != "measure"
+        ]
+
+        @wraps(command)
+        def with_measure(**values: Any) -> None:
+            measure = Measure(**{option.name: values.pop(option.name) for option in shared})
+            command(**values, measure=measure)
+
+        with_measure.__signature__ = Signature([*parameters, *shared])  # type: ignore[attr-defined]
+        with_measure.__annotations__ = {option.name: option.annotation for option in (*parameters, *shared)}
+        return with_measure
+
+    return decorate
 
 
 def chosen(option: str, given: list[str] | None, known: Sequence[str]) -> list[str]:
@@ -140,19 +179,6 @@ _MOST_SKIPPED = 4
 _LINE_EVERY_S = 60.0
 
 
-def site_of(common: Measure) -> Site:
-    """Return the profile: of this machine, if no node of a cluster is asked for and no profile is named.
-
-    Raises:
-        ConfigError, NotFound, NoProfile: there is none, or it is not valid.
-    """
-    if common.nodes is not None and common.nodelist is not None:
-        raise ConfigError("--nodes and --nodelist exclude each other")
-    if common.cluster is None and common.nodes is None and common.nodelist is None:
-        return load_site(LOCAL)
-    return load_site(common.cluster)
-
-
 def run_benchmark(
     name: str,
     options: dict[str, Any],
@@ -174,7 +200,13 @@ def run_benchmark(
         typer.Exit: always: 0, 5 if data was wrong, 75 if it was interrupted and a part was kept.
         ZslurmError: nothing was measured.
     """
-    site = site_of(common)
+    if common.nodes is not None and common.nodelist is not None:
+        raise ConfigError("--nodes and --nodelist exclude each other")
+    site = load_site(common.profile)
+    if common.apply:  # before minutes of measuring
+        find_profile(common.profile)
+        read_measurements(store := measured_path(common.profile), common.profile)
+        check_writable(store)
     path = (common.out or default_path(name, site.cluster.name)).absolute()
     request = BenchRequest(
         benchmark=name,
@@ -199,11 +231,11 @@ def run_benchmark(
     for line in summary(result):
         say(line)
     say(f"result: {path}")
-    _use(result, path, site, common)
+    _use(result, path, common)
     raise typer.Exit(exit_code(result))
 
 
-def _use(result: BenchResult, path: Path, site: Site, common: Measure) -> None:
+def _use(result: BenchResult, path: Path, common: Measure) -> None:
     """Print others' figures with the result, draw it, and keep what follows from it for runs, as asked.
 
     Raises:
@@ -217,8 +249,7 @@ def _use(result: BenchResult, path: Path, site: Site, common: Measure) -> None:
         except NoPlots as error:
             say(str(error))
     if common.apply:
-        name = LOCAL if site.cluster.launcher == "local" else common.cluster or default_name()
-        keep_measurements(name, [settings_from(result, path)])
+        keep_measurements(common.profile, [settings_from(result, path)])
 
 
 def exit_code(result: BenchResult) -> Exit:
