@@ -74,7 +74,7 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Processes]
 
 
 def contender(site: Processes, shell: str = "{program}") -> Contender:
-    return Contender("processes", "here", lambda start: site.start(start, shell), nodes=1)
+    return Contender("processes", "here", lambda start: site.start(start, shell), needs="json", nodes=1)
 
 
 def plan_of(fault: str, again: bool = False) -> Plan:
