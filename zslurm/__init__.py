@@ -56,7 +56,8 @@ if TYPE_CHECKING:
     from zslurm.checkpoint_tools.errors import CheckpointError
     from zslurm.core.errors import ConfigError, NotFound, SlurmRefused, SlurmUnavailable, ZslurmError
     from zslurm.error import Error
-    from zslurm.recovering import keep, recover, restore
+    from zslurm.keeping import keep, restore
+    from zslurm.recovering import recover
 
 _MODULES = {
     "Checkpoint": "zslurm.api.checkpoint",
@@ -71,11 +72,11 @@ _MODULES = {
     "ZslurmError": "zslurm.core.errors",
     "classify": "zslurm.api.faults",
     "env": "zslurm.api.environment",
-    "keep": "zslurm.recovering",
+    "keep": "zslurm.keeping",
     "load_run": "zslurm.api.run",
     "progress": "zslurm",
     "recover": "zslurm.recovering",
-    "restore": "zslurm.recovering",
+    "restore": "zslurm.keeping",
     "runs": "zslurm.api.run",
     "submit": "zslurm",  # the package of that name, which can be called
 }

@@ -16,16 +16,12 @@
 
 `recover` calls the function. If a rank is killed, its program is started again, and in all others the function is
 left by an exception, its process group is aborted, and it is called again: it makes its groups and its model
-again. `keep` copies the state after a step to host memory; `restore` gives all ranks the newest step that all of
-them have, and the new process a copy of another rank's. Outside of a run of zslurm `recover` calls the function
-once, and nothing else happens.
-
-`keep` is for a state that every rank has in full, as with DDP.
+again. `keep` and `restore` (keeping.py) copy the state to host memory and back. Outside of a run of zslurm
+`recover` calls the function once, and nothing else happens.
 """
 
 from __future__ import annotations
 
-import copy
 import gc
 import json
 import os
@@ -33,10 +29,11 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
+from zslurm.keeping import switch_on
 from zslurm.progress import GENERATION_VARIABLE, RECOVERY_VARIABLE
 
 T = TypeVar("T")
@@ -45,20 +42,6 @@ _LOOK_S = 0.03
 _WAIT_S = 60.0
 _LOST_PEER = ("gloo", "NCCL", "RCCL", "Connection", "Broken pipe", "Socket")
 """Words by which an error of a collective or of the store is known."""
-_KEPT_STEPS = 2
-
-
-class Stateful(Protocol):
-    """A model, an optimizer, a schedule."""
-
-    def state_dict(self) -> Any:
-        """Return its state."""
-
-    def load_state_dict(self, state: Any, /) -> Any:
-        """Take a state."""
-
-
-# --- recover ----------------------------------------------------------------------------------------------------
 
 
 class _Generations:
@@ -137,7 +120,7 @@ def recover(train: Callable[[], T]) -> T:
         if os.environ.get("RANK") == "0":
             print(f"zslurm.recover: off, a lost rank restarts all of them: {why}", file=sys.stderr, flush=True)
         return train()
-    _is_on.append(True)
+    switch_on()
     os.environ.update(NCCL_VARIABLES)
     abort = Abort(device, other_ports=set())
     generations = _Generations(Path(files), abort)
@@ -177,83 +160,3 @@ def _note_groups(abort: Any) -> None:
             return make(*args, **kwargs)
 
     distributed_c10d._new_process_group_helper = noting
-
-
-# --- keep -------------------------------------------------------------------------------------------------------
-
-_is_on: list[bool] = []
-"""Not empty while `recover` can replace a lost rank."""
-_kept: dict[int, dict[str, Any]] = {}
-
-
-def keep(step: int, state: Mapping[str, Stateful]) -> None:
-    """Copy the state after a step to host memory; the copies of two steps are kept. Without `recover` nothing is.
-
-    Args:
-        step: its number; all ranks keep the same steps.
-        state: what makes the state up, by name.
-
-    Raises:
-        TypeError: a part is sharded over the ranks.
-    """
-    if not _is_on:
-        return
-    _kept[step] = {name: _copied(stateful.state_dict()) for name, stateful in state.items()}
-    for old in sorted(_kept)[:-_KEPT_STEPS]:
-        del _kept[old]
-
-
-def restore(state: Mapping[str, Stateful]) -> int | None:
-    """Give every rank the state of the newest step that is kept; returns the step, None if there is none.
-
-    All ranks call it together, after they have made their process group and, on GPUs, called
-    `torch.cuda.set_device`. A rank whose process is new gets the copy
-    of another one. After a first start nothing is kept, and None is returned.
-
-    Raises:
-        RuntimeError: a rank was lost meanwhile.
-    """
-    if not _is_on:
-        return None
-    import torch.distributed as dist
-
-    steps: list[list[int]] = [[] for _ in range(dist.get_world_size())]
-    dist.all_gather_object(steps, sorted(_kept))
-    survivors = [set(kept_steps) for kept_steps in steps if kept_steps]
-    common = set.intersection(*survivors) if survivors else set()
-    if not common:
-        _kept.clear()
-        return None
-    step = max(common)
-    source = next(rank for rank, kept_steps in enumerate(steps) if step in kept_steps)
-    if any(step not in kept_steps for kept_steps in steps):
-        shared = [_kept.get(step) if dist.get_rank() == source else None]
-        dist.broadcast_object_list(shared, src=source)
-        parts = _kept.get(step) or shared[0]
-    else:
-        parts = _kept[step]
-    assert parts is not None
-    _kept.clear()
-    _kept[step] = parts
-    for name, stateful in state.items():
-        stateful.load_state_dict(_copied(parts[name]))  # an optimizer takes the tensors that it is given
-    return step
-
-
-def _copied(value: Any) -> Any:
-    """Return a copy in host memory.
-
-    Raises:
-        TypeError: a tensor is sharded.
-    """
-    import torch
-
-    if isinstance(value, torch.Tensor):
-        if hasattr(value, "to_local"):
-            raise TypeError("zslurm.keep: the state has a sharded tensor (DTensor), which no other rank has")
-        return value.detach().to("cpu", copy=True)
-    if isinstance(value, Mapping):
-        return {name: _copied(item) for name, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_copied(item) for item in value]
-    return copy.deepcopy(value)

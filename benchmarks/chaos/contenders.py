@@ -201,6 +201,6 @@ CONTENDERS = (
         _by_zslurm("ddp_zslurm.py", warm=True),
         needs="zslurm",
         nodes=NODES + 1,
-        note="one spare node; the program calls `zslurm.recover` and `keep`; the optimizer is not sharded",
+        note="one spare node; the program calls `zslurm.recover` and `keep`",
     ),
 )

@@ -1,4 +1,4 @@
-"""A DDP program that calls `zslurm.recover` loses a rank, and neither its other processes nor a step."""
+"""A program that calls `zslurm.recover` loses a rank, and neither its other processes nor a step."""
 
 from __future__ import annotations
 
@@ -15,11 +15,12 @@ import psutil
 import pytest
 import torch
 
+from examples import recover_fsdp2
 from tests.checkout import ROOT
 from tests.submit.local_runs import LocalUser
 from tests.waiting import wait_for
 
-SCRIPT = ROOT / "examples" / "recover_ddp.py"
+DDP, FSDP2 = "recover_ddp.py", "recover_fsdp2.py"
 STEPS, RANKS = 30, 3
 _STEP = re.compile(r"^step (\d+) loss \S+ pid (\d+)$", re.MULTILINE)
 
@@ -31,8 +32,10 @@ def user(tmp_path: Path) -> Iterator[LocalUser]:
     person.close()
 
 
-def submit(user: LocalUser, name: str, retries: int = 3, ranks: int = RANKS, **trainer: Any) -> None:
-    command = [sys.executable, str(SCRIPT), "--steps", str(STEPS), "--pace", "0.1"]
+def submit(
+    user: LocalUser, name: str, script: str = DDP, retries: int = 3, ranks: int = RANKS, **trainer: Any
+) -> None:
+    command = [sys.executable, str(ROOT / "examples" / script), "--steps", str(STEPS), "--pace", "0.1"]
     body = {
         "run": {"name": name},
         "trainer": {"command": command, "env": {"OMP_NUM_THREADS": "1"}, **trainer},
@@ -59,18 +62,20 @@ def weights(user: LocalUser, name: str) -> float:
     return float(log(user, name, 0).partition("weights ")[2].partition(" ")[0])
 
 
-def expected_weights() -> float:
-    """What the example comes to without DDP, in one process."""
+def expected_weights(script: str) -> float:
+    """What the example comes to in one process, whose batch is that of all ranks."""
     torch.manual_seed(0)
-    model = torch.nn.Linear(8, 1)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+    line, network = torch.nn.Linear(8, 1), recover_fsdp2.make_model()
+    model = line if script == DDP else network
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1 if script == DDP else 0.01)
     for step in range(1, STEPS + 1):
         optimizer.zero_grad()
         for rank in range(RANKS):
             inputs = torch.randn(32, 8, generator=torch.Generator().manual_seed(step * 1000 + rank))
             ((model(inputs) - inputs.sum(1, keepdim=True)).square().mean() / RANKS).backward()
         optimizer.step()
-    return float(model.weight.detach().double().sum().item())
+    parameters = [line.weight] if script == DDP else list(network.parameters())
+    return sum(float(parameter.detach().double().sum().item()) for parameter in parameters)
 
 
 def kill(user: LocalUser, name: str, rank: int, step: int) -> None:
@@ -80,8 +85,9 @@ def kill(user: LocalUser, name: str, rank: int, step: int) -> None:
     wait_for(lambda: not psutil.pid_exists(made[-1]), "its end")
 
 
-def test_a_killed_rank_costs_no_step_and_no_other_process(user: LocalUser) -> None:
-    submit(user, "killed")
+@pytest.mark.parametrize("script", [DDP, FSDP2])
+def test_a_killed_rank_costs_no_step_and_no_other_process(script: str, user: LocalUser) -> None:
+    submit(user, "killed", script)
     kill(user, "killed", 1, 5)
     wait_for(lambda: steps(user, "killed", 1)[-1][0] > 12, "more steps")
     kill(user, "killed", 0, 13)  # rank 0 too, which hosts the store
@@ -94,7 +100,7 @@ def test_a_killed_rank_costs_no_step_and_no_other_process(user: LocalUser) -> No
     numbers = [step for step, _ in steps(user, "killed", 2)]
     assert sorted(set(numbers)) == list(range(1, STEPS + 1))
     assert len(numbers) <= STEPS + 2, "at most the step under way is made again"
-    assert weights(user, "killed") == pytest.approx(expected_weights(), rel=1e-5)
+    assert weights(user, "killed") == pytest.approx(expected_weights(script), rel=1e-5)
 
 
 def test_a_program_that_fails_by_itself_is_left_to_the_supervisor(user: LocalUser) -> None:

@@ -1,7 +1,4 @@
-"""The program in a function that `zslurm.recover` calls, with a copy of its state on every rank.
-
-The optimizer is not sharded: `zslurm.keep` copies a state that every rank has in full.
-"""
+"""The program in a function that `zslurm.recover` calls, with a copy of its shard on the next rank."""
 
 from __future__ import annotations
 
@@ -13,6 +10,7 @@ import torch
 import torch.distributed as dist
 from ddp import SAVE_EVERY, batch_of, model_of, spoil
 from injector import Injector
+from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.nn.parallel import DistributedDataParallel
 
 import zslurm
@@ -31,9 +29,9 @@ def train() -> None:
     dist.init_process_group("gloo")
     rank = dist.get_rank()
     model = DistributedDataParallel(model_of())
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    optimizer = ZeroRedundancyOptimizer(model.parameters(), torch.optim.AdamW, lr=1e-3)
     options.out.mkdir(parents=True, exist_ok=True)
-    state = {"model": model.module, "optimizer": optimizer}
+    state = {"model": model.module, "optimizer": optimizer.optim}
     last = zslurm.restore(state) or 0
     if not last and (saved := sorted(options.out.glob("step-*.pt"))):
         loaded = torch.load(saved[-1])
@@ -46,14 +44,18 @@ def train() -> None:
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
-        zslurm.keep(step, state)
+        zslurm.keep(step, state, sharded=True)
         progress.step(step, loss=loss.item())
-        if step % SAVE_EVERY == 0 and rank == 0:
-            injector.before_save(step)
-            draft = options.out / f"draft-{os.getpid()}"
-            content = {"step": step, "model": model.module.state_dict(), "optimizer": optimizer.state_dict()}
-            torch.save(content, draft)
-            draft.rename(options.out / f"step-{step:06d}.pt")
+        if step % SAVE_EVERY == 0:
+            optimizer.consolidate_state_dict(to=0)
+            if rank == 0:
+                injector.before_save(step)
+                draft = options.out / f"draft-{os.getpid()}"
+                content = {
+                    "step": step, "model": model.module.state_dict(), "optimizer": optimizer.state_dict()
+                }  # fmt: skip
+                torch.save(content, draft)
+                draft.rename(options.out / f"step-{step:06d}.pt")
         injector.after_step(step, loss.item(), lambda: spoil(model))
     dist.destroy_process_group()
 
