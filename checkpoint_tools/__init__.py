@@ -78,7 +78,7 @@ from zslurm.checkpoint_tools.format.partition import (
 from zslurm.checkpoint_tools.listing import Listing, list_checkpoints, prunable, prune
 from zslurm.checkpoint_tools.local_tier import forget_copies, keep_copy, local_tier
 from zslurm.checkpoint_tools.lock import Holder, Lock, acquire, holder_of
-from zslurm.checkpoint_tools.offline.compare import Comparison, Difference, compare
+from zslurm.checkpoint_tools.offline.compare import Comparison, Difference, Statistics, compare, statistics
 from zslurm.checkpoint_tools.offline.reshape import ReshapePlan, plan_reshape, reshape
 from zslurm.checkpoint_tools.offline.verify import Damage, Verification, verify
 from zslurm.checkpoint_tools.read import Checkpoint

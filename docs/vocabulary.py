@@ -26,6 +26,7 @@ WORDS = {
     r"undead|outlasts?": "unkillable; wait for exit",
     r"leftover process(es)?": "orphaned process",
     r"whereabouts": "location",
+    r"at-once": "max-concurrent",
     r"couriers?|errands?|tellers?": "delivery queue, notifier",
     r"deeds?": "command",
     r"fell silent|silence": "missed heartbeat",

@@ -3,7 +3,7 @@
     python examples/sweep.py                       # on this machine
     python examples/sweep.py --cluster mi300x      # on the cluster of that profile
 
-docs/submit.md has the loop of a shell that does so for a run of zslurm's own trainer.
+`zslurm submit run.yaml --sweep phases.0.lr=1e-4,3e-4` does so from a terminal for a run of zslurm's own trainer.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""Templates of the scripts that start a run's job. `zslurm config template ls` lists them."""
+"""Templates of the scripts that start a run's job. `zslurm config template ls|show` prints them."""

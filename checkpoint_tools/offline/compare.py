@@ -1,9 +1,10 @@
-"""How the numbers in two checkpoints differ.
+"""The numbers in a checkpoint: what one tensor's values look like, and how two checkpoints differ.
 
-Elements are read in chunks of CHUNK, widened to fp64 and summed there, so memory is a few chunks
+Both stream: elements are read in chunks of CHUNK, widened to fp64 and summed there, so memory is a few chunks
 whatever the size of the tensors. Every byte that is looked at is checked against its checksum on the way.
 
-numpy has no bfloat16, so its bits are widened by hand; float8 values are compared bit by bit.
+numpy has no bfloat16, so its bits are widened by hand; float8 values are compared bit by bit, and have no
+statistics here.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from zslurm.checkpoint_tools.errors import Mismatch
 from zslurm.checkpoint_tools.format.shard_header import DTYPES
 from zslurm.checkpoint_tools.read import Checkpoint
 
@@ -27,6 +29,24 @@ CHUNK = 1 << 20
 """Elements that are looked at at once."""
 
 _BITS_ONLY = {"F8_E4M3", "F8_E5M2"}
+
+
+@dataclass(frozen=True, slots=True)
+class Statistics:
+    """One state of one tensor. `minimum` to `rms` are over its finite elements; NaN if there are none."""
+
+    tensor: str
+    state: str
+    dtype: str
+    elements: int
+    minimum: float
+    maximum: float
+    mean: float
+    std: float
+    rms: float
+    zeros: int
+    nans: int
+    infinities: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +91,52 @@ class Comparison:
     def same_values(self) -> bool:
         """Return whether both hold the same tensors and buffers, bit for bit, whatever else they hold."""
         return not (self.only_first or self.only_second or self.differences or self.buffers)
+
+
+def statistics(checkpoint: Checkpoint, tensor: str, state: str) -> Statistics:
+    """Return what the values of a tensor's state look like.
+
+    Raises:
+        Mismatch: the checkpoint does not have it, or its dtype has no statistics.
+        Damaged, ReadFailed: as `Checkpoint.read`.
+    """
+    import numpy as np
+
+    dtype = checkpoint.dtype(tensor, state)
+    if dtype in _BITS_ONLY:
+        raise Mismatch(f"tensor {tensor!r}, state {state!r}: {dtype} values are not interpreted here")
+    elements = math.prod(checkpoint.shape(tensor))
+    minimum, maximum = math.inf, -math.inf
+    finite = zeros = nans = infinities = 0
+    total = squares = 0.0
+    with np.errstate(invalid="ignore", over="ignore"):  # a signalling NaN, a huge value: they are counted
+        for bits in _chunks(checkpoint, tensor, state):
+            values = _widened(bits, dtype)
+            nans += int(np.isnan(values).sum())
+            infinities += int(np.isinf(values).sum())
+            values = values[np.isfinite(values)]
+            zeros += int((values == 0).sum())
+            if values.size:
+                finite += values.size
+                minimum, maximum = min(minimum, float(values.min())), max(maximum, float(values.max()))
+                total += float(values.sum())
+                squares += float(np.square(values).sum())
+    mean = total / finite if finite else math.nan
+    square = squares / finite if finite else math.nan
+    return Statistics(
+        tensor=tensor,
+        state=state,
+        dtype=dtype,
+        elements=elements,
+        minimum=minimum if finite else math.nan,
+        maximum=maximum if finite else math.nan,
+        mean=mean,
+        std=math.sqrt(max(0.0, square - mean * mean)),
+        rms=math.sqrt(square),
+        zeros=zeros,
+        nans=nans,
+        infinities=infinities,
+    )
 
 
 def compare(

@@ -69,6 +69,7 @@ def test_the_promised_commands_are_there() -> None:
         ("config", "show"),
         ("config", "schema"),
         ("config", "template", "ls"),
+        ("config", "template", "show"),
         ("data", "build"),
         ("data", "verify"),
     ]

@@ -1,4 +1,4 @@
-"""`zslurm config template`: copy one, change it, and check it."""
+"""`zslurm config template`: copy one, change it, check it, and see what it changes."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 
 from tests.cli.commands import Shell
 from zslurm.core.errors import Exit
-from zslurm.submit.script.templates import shipped_templates, user_templates_dir
+from zslurm.submit.script.templates import user_templates_dir
 
 
 def copied(shell: Shell, *arguments: str) -> Path:
@@ -27,12 +27,29 @@ def test_a_copy_is_short_extends_the_shipped_one_and_changes_nothing_that_runs(s
     assert len(text.splitlines()) < 15
     done = shell.zslurm("config", "template", "check", "train")
     assert (done.code, done.stdout, done.stderr) == (0, "", f"{path}: in order\n")
+    added = [
+        line[1:]
+        for line in shell.zslurm("config", "template", "diff", "train").stdout.splitlines()
+        if line[0] in "+-"
+    ]
+    assert [line for line in added if line.strip() and not line.startswith(("++", "--", "#"))] == []
 
 
 def test_the_full_copy_is_the_shipped_text(shell: Shell) -> None:
     path = copied(shell, "train", "--full")
-    assert path.read_text() == shipped_templates()["train"].source
+    shown = shell.zslurm("config", "template", "show", "train").stdout
+    assert path.read_text() == shown
+    assert shell.zslurm("config", "template", "diff", "train").stdout == ""
     assert shell.zslurm("config", "template", "check", "train").code == 0
+
+
+def test_an_edit_shows_in_the_scripts_diff(shell: Shell) -> None:
+    path = copied(shell, "train")
+    path.write_text(path.read_text().replace("{{ super() }}", "{{ super() }}\nmodule load site"))
+    lines = shell.zslurm("config", "template", "diff", "train").stdout.splitlines()
+    assert lines[:2] == ["--- sbatch_templates/train.sbatch.j2", f"+++ {path}"]
+    assert "+module load site" in lines
+    assert "+{% extends" in shell.zslurm("config", "template", "diff", "train", "--source").stdout
 
 
 def test_a_file_that_is_there_is_not_overwritten(shell: Shell) -> None:
@@ -81,8 +98,14 @@ def test_a_check_can_take_the_users_own_run(shell: Shell) -> None:
     assert "not valid shell" in done.stdout
 
 
-@pytest.mark.parametrize("command", [("copy",), ("check",)])
+@pytest.mark.parametrize("command", [("copy",), ("check",), ("diff",), ("show",)])
 def test_what_is_not_there_is_not_found(shell: Shell, command: tuple[str, ...]) -> None:
     code, line = shell.fails("config", "template", *command, "nonesuch")
     assert code == Exit.NOT_FOUND
     assert "no template and no file has this name" in line
+
+
+def test_a_shipped_template_has_nothing_to_compare_with(shell: Shell) -> None:
+    code, line = shell.fails("config", "template", "diff", "train")
+    assert code == Exit.NOT_FOUND
+    assert "`zslurm config template copy train`" in line

@@ -169,6 +169,16 @@ def test_an_error_reaches_slurm_wait_why_and_what_depends_on_the_run(user: User)
     assert user.wait_for_state("after", "cancelled", "completed")["state"] == "cancelled"
 
 
+def test_a_sweep_of_programs_runs_one_after_the_other(user: User) -> None:
+    command = ["sh", "-c", 'echo "lr=$LR into {output_dir}"; touch {output_dir}/done-$LR']
+    run = write(user, "swept", command, nodes=1)
+    user.zslurm("submit", run, "--sweep", "trainer.env.LR=1e-3,3e-4", "--max-concurrent", "1")
+    for name, value in (("swept-LR1e-3", "0.001"), ("swept-LR3e-4", "0.0003")):
+        assert user.wait_for_state(name, "completed", "failed")["state"] == "completed"
+        assert f"lr={value}" in user.zslurm("logs", name)
+        assert (user.directory / "runs" / name / "output" / f"done-{value}").exists()
+
+
 def test_a_program_runs_in_a_container(user: User) -> None:
     apptainer, cluster = container(user)
     user.zslurm("submit", write(user, "inside", toy(user, STEPS), forked_ranks=False, cluster=cluster))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Iterator
 from typing import Any
@@ -45,6 +46,17 @@ def test_a_run_waits_for_the_one_before_and_then_starts(user: User) -> None:
     gate.touch()
     assert user.wait_for_state("first", "completed", "failed")["state"] == "completed"
     assert user.wait_for_state("second", "completed", "failed")["state"] == "completed"
+
+
+def test_a_sweep_runs_one_member_after_the_other(user: User) -> None:
+    run_file = user.write_run("sweep", steps=4, nodes=1)
+    arguments = ("--sweep", "run.seed=1,2,3", "--max-concurrent", "1", "--json")
+    rows = json.loads(user.zslurm("submit", run_file, *arguments))
+    assert [row["run"] for row in rows] == ["sweep-seed1", "sweep-seed2", "sweep-seed3"]
+    for before, row in itertools.pairwise(rows):
+        assert f"afterany:{before['job_id']}" in job(user, row["job_id"])["Dependency"]
+    for row in rows:
+        assert user.wait_for_state(row["run"], "completed", "failed")["state"] == "completed"
 
 
 def test_a_job_with_a_spare_outlives_a_node_that_the_ranks_do_not_use(user: User) -> None:

@@ -43,7 +43,7 @@ def test_an_option_that_zslurm_sets_is_refused(flag: str) -> None:
 
 
 def test_the_refusal_says_what_to_use_instead() -> None:
-    with pytest.raises(ConfigError, match="use a loop over `zslurm submit`"):
+    with pytest.raises(ConfigError, match="use --sweep KEY=VALUE,VALUE"):
         sbatch_flags(["--array=1-4"])
 
 

@@ -72,6 +72,25 @@ def complete_checks(incomplete: str) -> list[tuple[str, str]]:
     return [(check.name, check.about) for check in all_checks() if check.name.startswith(incomplete)]
 
 
+def complete_tensors(incomplete: str) -> list[str]:
+    """Return the tensors of the checkpoint that is typed already.
+
+    Typer has read no argument if the last word is an option without its value: so the words are read.
+    """
+    from zslurm.checkpoint_tools import Checkpoint as Opened
+    from zslurm.checkpoint_tools import CheckpointError
+    from zslurm.core.errors import ZslurmError
+    from zslurm.run.checkpoints import find_newest
+
+    words = (os.environ.get("_TYPER_COMPLETE_ARGS") or os.environ.get("COMP_WORDS", "")).split()
+    typed = [word for word in words[words.index("show") + 1 :] if word[0] != "-"] if "show" in words else []
+    try:
+        with Opened.open(find_newest(typed[0]), check_files=False) as opened:
+            return [tensor.name for tensor in opened.manifest.tensors if tensor.name.startswith(incomplete)]
+    except (IndexError, OSError, ZslurmError, CheckpointError):
+        return []
+
+
 def complete_keys(incomplete: str) -> list[tuple[str, str]]:
     """Return the keys of a run file with what they are, each with `=`; for those of phases the first phase's."""
     from zslurm.config.load import run_file_schema

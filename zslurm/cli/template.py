@@ -1,7 +1,8 @@
-"""`zslurm config template`: list, copy and check the templates of job scripts."""
+"""`zslurm config template`: list, copy, check and compare the templates of job scripts."""
 
 from __future__ import annotations
 
+import difflib
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
@@ -14,10 +15,11 @@ from zslurm.cli.options import Cluster, Json, complete_templates
 from zslurm.cli.terminal.table import Column, print_table
 from zslurm.config.spec import RunSpec
 from zslurm.core.console import print_json, say
-from zslurm.core.errors import CheckFailed, ConfigError, ZslurmError
+from zslurm.core.errors import CheckFailed, ConfigError, NotFound, ZslurmError
 from zslurm.core.files import write_atomically
 from zslurm.core.paths import expand
 from zslurm.submit.resolve import resolve_run
+from zslurm.submit.script.render import render
 from zslurm.submit.script.sample_run import sample_run
 from zslurm.submit.script.template_check import check_template
 from zslurm.submit.script.templates import (
@@ -72,6 +74,15 @@ def list_(json: Json = False) -> None:
         return
     rows = [[t.name, t.owner, t.place, "" if used[t.name] == t else "hidden by yours"] for t in shown]
     print_table(["name", "owner", Column("place", "text"), ""], rows)
+
+
+@app.command()
+def show(name: Name) -> None:
+    """Print a template.
+
+    Example: zslurm config template show train
+    """
+    print(find_template(name).source, end="")
 
 
 @app.command()
@@ -144,6 +155,36 @@ def check(name: Name, run_file: RunFile = None, cluster: Cluster = None, json: J
     if errors:
         raise CheckFailed(f"{template.place}: {counted(len(errors), 'error')}; it would not be submitted")
     say(f"{template.place}: in order" + (f", {counted(len(findings), 'warning')}" if findings else ""))
+
+
+@app.command()
+def diff(
+    name: Name,
+    source: Annotated[bool, typer.Option("--source", help="Compare the templates, not their scripts.")] = False,
+    run_file: RunFile = None,
+    cluster: Cluster = None,
+) -> None:
+    """Show how your template's script differs from the shipped one's.
+
+    Example: zslurm config template diff train
+    """
+    own_template = find_template(name)
+    shipped = shipped_templates().get(own_template.name, shipped_templates()["train"])
+    if own_template == shipped:
+        raise NotFound(
+            f"{name}: there is no template of your own with this name; `zslurm config template copy {name}`"
+        )
+    if source:
+        before, after = shipped.source, own_template.source
+    else:
+        spec = _run_for(own_template, run_file, cluster)
+        before, after = (
+            render(spec, run_dir_of(spec), template=template).text for template in (shipped, own_template)
+        )
+    for line in difflib.unified_diff(
+        before.splitlines(), after.splitlines(), shipped.place, own_template.place, lineterm=""
+    ):
+        print(line)
 
 
 def _run_for(template: Template, run_file: Path | None, cluster: str | None) -> RunSpec:

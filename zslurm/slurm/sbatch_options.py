@@ -164,7 +164,7 @@ OPTIONS = (
     SbatchOption(
         "array",
         rendered=False,
-        instead="a loop over `zslurm submit`",
+        instead="--sweep KEY=VALUE,VALUE",
         of_submitit="use map_array or executor.batch(), and slurm_array_parallelism",
     ),
     SbatchOption("wrap", rendered=False, of_submitit="the script runs the function"),

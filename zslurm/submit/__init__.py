@@ -1,4 +1,4 @@
-"""What runs on the login node: submission, control, the Slurm and the local launcher.
+"""What runs on the login node: submission, sweeps, control, the Slurm and the local launcher.
 
 `zslurm.submit(...)` submits a run: see `zslurm.api.submission.submit`, which this package calls when it is called.
 """

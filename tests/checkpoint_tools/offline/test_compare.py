@@ -1,4 +1,4 @@
-"""Differences between checkpoints, against numpy on the whole arrays."""
+"""Statistics of a tensor, and differences between checkpoints, against numpy on the whole arrays."""
 
 from __future__ import annotations
 
@@ -16,12 +16,14 @@ from zslurm.checkpoint_tools import (
     Checkpoint,
     Damaged,
     Entry,
+    Mismatch,
     Tensor,
     assemble,
     begin,
     commit,
     compare,
     partition,
+    statistics,
     write_shard,
 )
 from zslurm.checkpoint_tools.offline import compare as compare_module
@@ -63,6 +65,44 @@ def write(root: Path, arrays: Arrays, *, ranks: int = 1, seed: int = 0, bf16: bo
 
 def normal(size: int, seed: int = 0) -> np.ndarray[Any, Any]:
     return np.random.default_rng(seed).normal(3, 2, size).astype(np.float32)
+
+
+def test_statistics_are_numpy_s(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compare_module, "CHUNK", 100)
+    values = normal(1234)
+    values[5:9] = 0
+    path = write(tmp_path, {("w", "master"): values}, ranks=3)
+    with Checkpoint.open(path) as checkpoint:
+        found = statistics(checkpoint, "w", "master")
+    assert (found.elements, found.zeros, found.nans, found.infinities) == (1234, 4, 0, 0)
+    assert (found.minimum, found.maximum) == (values.min(), values.max())
+    wide = values.astype(np.float64)
+    assert found.mean == pytest.approx(wide.mean())
+    assert found.std == pytest.approx(wide.std())
+    assert found.rms == pytest.approx(math.sqrt(np.square(wide).mean()))
+
+
+def test_what_is_not_finite_is_counted_apart(tmp_path: Path) -> None:
+    values = np.array([1, np.nan, -3, np.inf, -np.inf], np.float32)
+    path = write(tmp_path, {("w", "master"): values, ("v", "master"): np.full(2, np.nan, np.float32)})
+    with Checkpoint.open(path) as checkpoint:
+        found = statistics(checkpoint, "w", "master")
+        nothing = statistics(checkpoint, "v", "master")
+    assert (found.nans, found.infinities, found.minimum, found.maximum, found.mean) == (1, 2, -3, 1, -1)
+    assert nothing.nans == 2
+    assert math.isnan(nothing.minimum)
+
+
+def test_bfloat16_is_widened_and_float8_refused(tmp_path: Path) -> None:
+    bits = np.array([0x3F80, 0xC000, 0x7F80], np.uint16)  # 1, -2, infinity
+    path = write(tmp_path, {("w", "master"): bits, ("v", "master"): np.zeros(3, np.uint8)})
+    with Checkpoint.open(path) as checkpoint:
+        found = statistics(checkpoint, "w", "master")
+        assert (found.minimum, found.maximum, found.infinities) == (-2, 1, 1)
+        with pytest.raises(Mismatch, match="F8_E4M3 values are not interpreted"):
+            statistics(checkpoint, "v", "master")
+        with pytest.raises(Mismatch, match="no tensor 'u'"):
+            statistics(checkpoint, "u", "master")
 
 
 def test_the_same_values_at_another_world_size_are_the_same(tmp_path: Path) -> None:

@@ -149,6 +149,7 @@ def here(place: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (place / "lines.jsonl").write_text('{"text": "a"}\n' * 50)
     with gzip.open(place / "packed.jsonl.gz", "wt") as file:
         file.write('{"text": "a"}\n' * 50)
+    (place / "sweep.txt").write_text("optim.weight_decay=0.1\noptim.weight_decay=0.2\n")
     return place
 
 
@@ -180,6 +181,7 @@ CKPT = [
     "checkpoint reshape first out-{n} --dp 2",
     "checkpoint export first out-{n}",
     "checkpoint prune first --dry-run",
+    "checkpoint show first --tensor embedding.weight",
     "generate first -p x -n 1",
 ]
 HUB = ["checkpoint import {d} out-{n}", "checkpoint export {d} out2-{n}", "generate {d} -p x -n 1"]
@@ -198,6 +200,7 @@ READ_BY: dict[str, list[str]] = {
         "cluster env --cluster lab",
         "cluster rails --cluster lab --here",
     ],
+    "sweep.txt": ["submit sent.yaml --sweep-file sweep.txt --dry-run"],
     "runs/sent/config.json": RUN,
     "runs/sent/submissions.jsonl": RUN,
     "runs/sent/events.jsonl": RUN,

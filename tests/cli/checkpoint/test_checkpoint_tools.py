@@ -41,6 +41,15 @@ def test_show_lists_every_tensor_with_its_owners(zslurm: Zslurm, checkpoint: Pat
     assert lines[2] == f"layers.0.experts.up\t3 x 11 x 5\tmaster F32 momentum F64\t{ranks}"
 
 
+def test_show_of_a_tensor_gives_statistics_of_each_of_its_states(zslurm: Zslurm, checkpoint: Path) -> None:
+    rows = zslurm.ok("checkpoint", "show", checkpoint, "--tensor", "layers.0.experts.up", "--json").json
+    assert [(row["state"], row["elements"]) for row in rows] == [("master", 165), ("momentum", 165)]
+    assert rows[0]["minimum"] < rows[0]["mean"] < rows[0]["maximum"]
+    refused = zslurm("checkpoint", "show", checkpoint, "--tensor", "embed.weigth")
+    assert (refused.code, refused.stdout) == (2, "")
+    assert "did you mean embed.weight?" in refused.stderr
+
+
 def test_show_works_where_a_shard_is_lost(zslurm: Zslurm, checkpoint: Path) -> None:
     next(checkpoint.glob("shard-*")).unlink()
     assert "embed.weight" in zslurm.ok("checkpoint", "show", checkpoint).stdout

@@ -137,13 +137,16 @@ def test_lines_since_a_time(story: Story, capsys: pytest.CaptureFixture[str], si
     assert printed(story, capsys, since=since) == text
 
 
-def test_an_attempt_and_the_last_lines_by_command(
+def test_the_previous_attempt_and_the_last_lines_by_command(
     story: Story, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     zslurm = Zslurm(monkeypatch, capsys)
     run = story.run.path
-    assert zslurm.ok("logs", run, "--attempt", "1").stdout == "first attempt\n"
+    assert zslurm.ok("logs", run, "--previous").stdout == "first attempt\n"
     assert zslurm.ok("logs", run, "--tail", "1").stdout == "three\n"
     assert zslurm.ok("logs", run, "--since", "2999-01-01").stdout == ""
     merged = zslurm.ok("logs", run, "--rank", "all", "--since", "2000-01-01").stdout
     assert [line.split(": ", 1)[1] for line in merged.splitlines()] == ["one", "two", "three"]
+    assert "leave --attempt" in zslurm("logs", run, "--previous", "--attempt", "1").stderr
+    fresh = Story(run.parent / "fresh").submitted().started().run.path
+    assert "no attempt before the newest" in zslurm("logs", fresh, "--previous").stderr

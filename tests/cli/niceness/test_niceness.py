@@ -22,6 +22,7 @@ HEAVY = {
     "data verify": "data verify corpus --workers 2",
     "verify": "checkpoint verify runs/first --workers 2",
     "diff": "checkpoint diff runs/first/checkpoints/step-00000040 runs/first/checkpoints/step-00000040",
+    "show --tensor": "checkpoint show runs/first --tensor embedding.weight",
     "reshape": "checkpoint reshape runs/first reshaped --dp 3 --workers 2",
     "export hf": "checkpoint export runs/first hf",
     "import hf": "checkpoint import hf imported",

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.checkpoint_tools.saves import save
 from tests.cli.commands import Shell, fresh_zslurm, separate_zslurm
 from tests.slurm.recordings import recorded
 from tests.submit.scripted_slurm import ScriptedSlurm
@@ -34,10 +35,17 @@ def test_the_shell_completes_keys_recipes_templates_checks_and_states(shell: She
     assert "phases[0].lr=" in _completed(shell, "zslurm submit run.yaml --set phases[0].l")
     assert _completed(shell, "zslurm config show run.yaml --set slurm.node") == ["slurm.nodes=", "slurm.nodelist="]
     assert _completed(shell, "zslurm new --recipe zaya1-1") == ["zaya1-100m", "zaya1-1b"]
-    assert _completed(shell, "zslurm config template check tr") == ["train"]
+    assert _completed(shell, "zslurm config template show tr") == ["train"]
     assert _completed(shell, "zslurm doctor --only gpu-e") == ["gpu-ecc"]
     assert _completed(shell, "zslurm status --state failed,com") == ["failed,completing", "failed,completed"]
     assert _completed(shell, "zslurm cluster use loc") == ["local"]
+
+
+def test_the_shell_completes_tensors_of_the_checkpoint(shell: Shell) -> None:
+    save(shell.directory, 400)
+    found = _completed(shell, "zslurm checkpoint show step-00000400 --tensor layers.0.e")
+    assert found == ["layers.0.experts.up"]
+    assert _completed(shell, "zslurm checkpoint show none --tensor lay") == []
 
 
 def test_the_shell_completes_commands_runs_and_clusters(shell: Shell) -> None:

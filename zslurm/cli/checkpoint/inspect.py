@@ -5,20 +5,21 @@ from __future__ import annotations
 import math
 import time
 from dataclasses import asdict
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated, Any
 
-from typer import Argument
+from typer import Argument, Option
 
 from zslurm import checkpoint_tools
-from zslurm.checkpoint_tools import Comparison, Manifest, compare
+from zslurm.checkpoint_tools import Comparison, Manifest, Statistics, compare, statistics
 from zslurm.checkpoint_tools.quantities import counted, show_bytes, show_count, show_duration
 from zslurm.cli.checkpoint.checkpoint_options import Checkpoint, Checkpoints, Threads
 from zslurm.cli.errors import as_user_errors
-from zslurm.cli.options import Json, Slurm, run_locally_or_as_job
+from zslurm.cli.options import Json, Slurm, complete_tensors, run_locally_or_as_job
 from zslurm.cli.terminal.table import Column, print_table
 from zslurm.core.console import print_json, say
-from zslurm.core.errors import CheckFailed
+from zslurm.core.errors import CheckFailed, ConfigError
 from zslurm.core.progress_bar import byte_bar
 from zslurm.run.checkpoints import find_checkpoint, find_checkpoints, find_newest
 
@@ -81,14 +82,27 @@ def _size_and_age(path: Path) -> dict[str, Any]:
 
 def show(
     checkpoint: Checkpoint,
+    tensor: Annotated[
+        list[str] | None,
+        Option(
+            metavar="NAME",
+            help="Statistics of this tensor's values instead (repeatable).",
+            autocompletion=complete_tensors,
+        ),
+    ] = None,
     json: Json = False,
 ) -> None:
     """Show the tensors of a checkpoint. Shape, what is kept of each, and which ranks wrote it.
 
-    Example: zslurm checkpoint show my-run
+    Example: zslurm checkpoint show my-run --tensor embedding.weight
     """
+    if tensor:  # reads their values
+        run_locally_or_as_job(False)
     with as_user_errors(), checkpoint_tools.Checkpoint.open(find_newest(checkpoint), check_files=False) as opened:
-        _show_tensors(opened.manifest, opened.path, as_json=json)
+        if tensor:
+            _show_statistics(opened, tensor, as_json=json)
+        else:
+            _show_tensors(opened.manifest, opened.path, as_json=json)
 
 
 def _show_tensors(manifest: Manifest, path: Path, *, as_json: bool) -> None:
@@ -151,6 +165,26 @@ def _ranks(ranks: set[int]) -> str:
     if shown == list(range(shown[0], shown[-1] + 1)):
         return f"{shown[0]}-{shown[-1]}"
     return f"{shown[0]} .. {shown[-1]} ({len(shown)})"
+
+
+def _show_statistics(checkpoint: checkpoint_tools.Checkpoint, tensors: list[str], *, as_json: bool) -> None:
+    all_statistics: list[Statistics] = []
+    states = {tensor.name: tensor.states for tensor in checkpoint.manifest.tensors}
+    for name in tensors:
+        if name not in states:
+            near = get_close_matches(name, states, 1)
+            hint = f"; did you mean {near[0]}?" if near else "; `zslurm checkpoint show` lists them"
+            raise ConfigError(f"--tensor {name}: {checkpoint.path} has no such tensor{hint}")
+        all_statistics += [statistics(checkpoint, name, state) for state in states[name]]
+    if as_json:
+        print_json([_without_nan(asdict(state_statistics)) for state_statistics in all_statistics])
+        return
+    columns = ["tensor", "state", "dtype", "elements", "min", "max", "mean", "std", "rms", "zeros", "nan", "inf"]
+    shown = (
+        [f"{v:.4g}" if isinstance(v, float) else str(v) for v in asdict(state_statistics).values()]
+        for state_statistics in all_statistics
+    )
+    print_table(columns, [*shown])
 
 
 def _without_nan(row: dict[str, Any]) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from zslurm.aegis.fault_kinds import EARLY_EXIT, SLURM_CANCELLED
 from zslurm.aegis.types import OF_STEP
 from zslurm.checkpoint_tools.plain import shorten
 from zslurm.cli.logs.events import MOST, print_events
-from zslurm.cli.logs.rank_log import chosen_attempt, no_log, print_logs, print_merged
+from zslurm.cli.logs.rank_log import chosen_attempt, no_log, previous_attempt, print_logs, print_merged
 from zslurm.cli.options import TIMES, Follow, Json, complete_runs, parse_since
 from zslurm.cli.terminal.table import Column, print_table
 from zslurm.core.console import harmless, print_json, say
@@ -63,6 +63,7 @@ def logs(
     ] = False,
     tail: Annotated[int | None, Option("-n", "--tail", metavar="N", min=0, help="Only the last N lines.")] = None,
     since: Annotated[str | None, Option(metavar="TIME", help=f"Only lines or events since: {TIMES}.")] = None,
+    previous: Annotated[bool, Option("--previous", help="The attempt before the newest.")] = False,
     json: Json = False,
 ) -> None:
     """Print the output of ranks, or what happened to runs.
@@ -75,8 +76,8 @@ def logs(
     Example: zslurm logs --events my-run --since 12h
     """
     if events:
-        if rank != "0" or attempt is not None or errors or supervisor:
-            raise ConfigError("--events: leave --rank, --attempt, --errors and --supervisor out")
+        if rank != "0" or attempt is not None or errors or supervisor or previous:
+            raise ConfigError("--events: leave --rank, --attempt, --previous, --errors and --supervisor out")
         print_events(runs or [], follow=follow, tail=tail, every=every, since=since, json=json)
         return
     if every:
@@ -86,6 +87,10 @@ def logs(
     ranks = parse_ranks(rank)
     earliest = None if since is None else parse_since(since)
     run_dir = find(runs[0])
+    if previous:
+        if attempt is not None or follow or supervisor:
+            raise ConfigError("--previous is an attempt that is over; leave --attempt, -f and --supervisor out")
+        attempt = previous_attempt(run_dir).number
     if errors:
         if follow or supervisor:
             raise ConfigError("--errors looks at an attempt as it is; leave -f and --supervisor out")

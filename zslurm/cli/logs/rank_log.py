@@ -42,6 +42,18 @@ def chosen_attempt(run: RunDir, number: int | None) -> AttemptDir | None:
     raise NotFound(f"{run.name}: there is no attempt {number}")
 
 
+def previous_attempt(run: RunDir) -> AttemptDir:
+    """Return the attempt before the newest.
+
+    Raises:
+        NotFound: there is none.
+    """
+    attempts = run.attempt_dirs()
+    if len(attempts) < 2:
+        raise NotFound(f"{run.name}: there is no attempt before the {'newest' if attempts else 'first'}")
+    return attempts[-2]
+
+
 def ranks_with_logs(run: RunDir, attempt: AttemptDir, ranks: Sequence[int] | None) -> list[int]:
     """Return the ranks that have a log, of those asked for.
 

@@ -1,4 +1,4 @@
-"""Submit a run as `zslurm submit` asks, or show what would be submitted.
+"""Submit one run, or a sweep of runs, as `zslurm submit` asks; or show what would be submitted.
 
 Options become overrides of the run: everything that a run needs is in its configuration.
 """
@@ -7,24 +7,27 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import typer
 
+from zslurm.checkpoint_tools.quantities import counted
 from zslurm.cli.run.dry_run import describe
 from zslurm.cli.run.follow import follow
+from zslurm.cli.terminal.table import Column, print_table
 from zslurm.config.layers import Override
 from zslurm.config.load import Resolved
 from zslurm.core.console import print_json, say
-from zslurm.core.errors import ConfigError
+from zslurm.core.errors import ConfigError, SlurmUnavailable, ZslurmError
 from zslurm.run.checkpoints import find_checkpoint
 from zslurm.run.index import find_run
 from zslurm.run.state.run_state import last_job
 from zslurm.slurm.sbatch_options import BY_NAME, OPTIONS, RESERVED
 from zslurm.submit.resolve import resolve_run
-from zslurm.submit.submit import submit
+from zslurm.submit.submit import Prepared, prepare, submit, submit_prepared
+from zslurm.submit.sweep import SweepMember, member_name, members
 
 _KEYS = {option.name: option.run_key for option in OPTIONS if option.typed} | {
     "spares": "slurm.spares",
@@ -125,6 +128,115 @@ def submit_run(request: Request, *, new: bool, dry_run: bool, wait: bool, quiet:
             say(line)
     if wait:
         raise typer.Exit(follow(done.run, done.job_id))
+
+
+def submit_sweep(
+    request: Request,
+    sweeps: Sequence[str],
+    file: Path | None,
+    *,
+    max_concurrent: int | None,
+    new: bool,
+    dry_run: bool,
+    quiet: bool,
+    as_json: bool,
+) -> None:
+    """Submit every member of a sweep, or show all of them, and print what became of each.
+
+    Raises:
+        ConfigError: a member is not valid; none was submitted then.
+        ZslurmError: some were not submitted.
+    """
+    outcomes = _submit_members(
+        members(sweeps, file), request, max_concurrent=max_concurrent, new=new, dry_run=dry_run
+    )
+    _show_sweep(outcomes, quiet=quiet, as_json=as_json)
+
+
+@dataclass(frozen=True)
+class SubmissionOutcome:
+    """What became of a member."""
+
+    run: str
+    values: dict[str, str]
+    run_dir: Path
+    job_id: str | None = None
+    error: str | None = None
+
+
+def _submit_members(
+    found: Sequence[SweepMember], request: Request, *, max_concurrent: int | None, new: bool, dry_run: bool
+) -> list[SubmissionOutcome]:
+    """Submit every member, with `new` each from the start, with `dry_run` none.
+
+    One that fails does not keep the others back; without an answer from Slurm all stop. Of `max_concurrent`
+    members that may run at the same time, each waits until the one that many before it has ended.
+
+    Raises:
+        ConfigError: a member is not valid; none was submitted then.
+    """
+    base = request.resolve(found[0].overrides).spec.run.name
+    named = [
+        (member, [*member.overrides, Override(("run", "name"), member_name(base, member), "--sweep")])
+        for member in found
+    ]
+    specs = [request.resolve(overrides).spec for _, overrides in named]
+    if max_concurrent is not None and specs[0].cluster.launcher == "local":
+        raise ConfigError(
+            "--max-concurrent: only jobs of Slurm can wait for one another; here all members start at once"
+        )
+    ready = [prepare(spec, new=new) for spec in specs]
+    outcomes: list[SubmissionOutcome] = []
+    jobs: list[str] = []
+    stopped: str | None = None
+    for (member, overrides), prepared in zip(named, ready, strict=True):
+        outcome = SubmissionOutcome(prepared.run.name, member.values, prepared.run.path, error=stopped)
+        if not dry_run and stopped is None:
+            try:
+                if max_concurrent is not None and len(jobs) >= max_concurrent:
+                    prepared = _after(jobs[-max_concurrent], prepared, request, overrides)
+                jobs.append(submit_prepared(prepared).job_id)
+                outcome = replace(outcome, job_id=jobs[-1])
+            except ZslurmError as error:
+                stopped = "not tried: Slurm does not answer" if isinstance(error, SlurmUnavailable) else None
+                outcome = replace(outcome, error=str(error))
+        outcomes.append(outcome)
+    return outcomes
+
+
+def _after(job_id: str, prepared: Prepared, request: Request, overrides: Sequence[Override]) -> Prepared:
+    """Return the run, made to wait for the end of a job."""
+    dependency = prepared.spec.slurm.flags.get("dependency")
+    waits = f"{dependency},afterany:{job_id}" if isinstance(dependency, str) else f"afterany:{job_id}"
+    waiting = Override(("slurm", "flags", "dependency"), waits, "--max-concurrent")
+    return prepare(request.resolve([*overrides, waiting]).spec, new=prepared.start_over)
+
+
+def _show_sweep(outcomes: Sequence[SubmissionOutcome], *, quiet: bool, as_json: bool) -> None:
+    """Print every member with its job.
+
+    Raises:
+        ZslurmError: some were not submitted.
+    """
+    if as_json:
+        print_json([vars(outcome) | {"run_dir": str(outcome.run_dir)} for outcome in outcomes])
+    elif quiet:
+        for outcome in outcomes:
+            if outcome.job_id is not None:
+                print(outcome.job_id)
+    else:
+        keys = list(dict.fromkeys(key for outcome in outcomes for key in outcome.values))
+        rows = [
+            [o.run, o.job_id or "-", *(o.values.get(key, "-") for key in keys), o.error or ""] for o in outcomes
+        ]
+        print_table(["run", "job", *keys, Column("error", "below")], rows)
+    failed = [f"{outcome.run}: {outcome.error}" for outcome in outcomes if outcome.error is not None]
+    if failed:
+        more = f"; and {len(failed) - 3} more" if len(failed) > 3 else ""
+        raise ZslurmError(
+            f"{len(failed)} of {counted(len(outcomes), 'member')} {'was' if len(failed) == 1 else 'were'} not "
+            f"submitted: {'; '.join(failed[:3])}{more}"
+        )
 
 
 _DEPENDENCIES = "after afterany afterok afternotok afterburstbuffer aftercorr".split()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Any
 
-from typer import Argument, Context, Option
+from typer import Argument, BadParameter, Context, Option
 
 from zslurm.cli.options import Cluster, Json, Set
 from zslurm.slurm.sbatch_options import BY_NAME
@@ -71,6 +71,16 @@ def submit(
         ),
     ] = None,
     overrides: Set = None,
+    sweep: Annotated[
+        list[str] | None,
+        Option(metavar="KEY=A,B,...", help="A run for each value; several give every combination."),
+    ] = None,
+    sweep_file: Annotated[
+        Path | None, Option(metavar="FILE", help="A run for each line KEY=VALUE KEY=VALUE ...")
+    ] = None,
+    max_concurrent: Annotated[
+        int | None, Option(metavar="N", min=1, help="Members of a sweep that run side by side.")
+    ] = None,
     checkpoint: Annotated[
         str | None, Option(metavar="CKPT", help="Continue from this checkpoint, and no other.")
     ] = None,
@@ -91,7 +101,7 @@ def submit(
 
     Example: zslurm submit run.yaml --nodes 4 --set phases.0.lr=3e-4
     """
-    from zslurm.cli.run.submission import Request, submit_run  # the whole of the submission
+    from zslurm.cli.run.submission import Request, submit_run, submit_sweep  # the whole of the submission
 
     options = {
         "nodes": nodes,
@@ -116,4 +126,20 @@ def submit(
         flags=sbatch_options or [],
         dependencies=dependency or [],
     )
+    if sweep or sweep_file is not None:
+        if wait:
+            raise BadParameter("--wait follows one run; `zslurm status` shows a sweep's")
+        submit_sweep(
+            request,
+            sweep or [],
+            sweep_file,
+            max_concurrent=max_concurrent,
+            new=new,
+            dry_run=dry_run,
+            quiet=quiet,
+            as_json=json,
+        )
+        return
+    if max_concurrent is not None:
+        raise BadParameter("--max-concurrent limits a sweep; there is no --sweep here")
     submit_run(request, new=new, dry_run=dry_run, wait=wait, quiet=quiet, as_json=json)
