@@ -13,6 +13,8 @@ from tests.on_slurm.cluster.user import User, at_work
 from tests.on_slurm.test_programs import write
 from tests.waiting import wait_for
 from zslurm.core.errors import Exit
+from zslurm.slurm.accounting import FORMAT, StepUsage, parse_usage
+from zslurm.slurm.jobs import FIELD_END
 
 pytestmark = pytest.mark.slurm
 
@@ -61,3 +63,18 @@ def test_a_forgotten_job_without_accounting_is_shown_by_its_recorded_outcome(use
     # sacct is not on this PATH, as on a site without accounting
     shown = user.cluster.zslurm("status", "short", cwd=user.directory, env={"PATH": str(tools)}).stdout
     assert shown.startswith(f"short: completed (job {job_id}")
+
+
+def test_the_steps_of_a_job_are_read_from_accounting(user: User) -> None:
+    """What the report takes for ranks that were killed and left no record of their own."""
+    job = user.zslurm("submit", "-q", user.write_run("measured", nodes=1))
+    user.wait_for_state("measured", "completed")
+    options = ["--duplicates", "--noheader", "--noconvert", "--parsable2", f"--delimiter={FIELD_END}"]
+
+    def ranks() -> list[StepUsage]:
+        asked = ["sacct", *options, f"--jobs={job}", f"--format={FORMAT}"]
+        return [step for step in parse_usage(user.cluster.run(asked).stdout) if step.name == "attempt-1"]
+
+    (step,) = wait_for(ranks, "the step of the ranks in accounting", every_s=COMMAND_EVERY_S)
+    assert (step.job_id, step.step.isdecimal(), step.tasks, step.nodes) == (job, True, 1, 1)
+    assert "| CPU cores" in user.zslurm("report", "measured", "--out", "-", "--format", "md")

@@ -10,8 +10,11 @@ import pytest
 
 from tests.report.runs import TimedStory, failed_once, step_row, submitted_at_zero
 from zslurm.job.rank import own_usage
-from zslurm.report.efficiency import Efficiency
+from zslurm.report.efficiency import Efficiency, efficiency
 from zslurm.report.run_facts import read_runs
+from zslurm.report.timeline import timeline
+from zslurm.run.metrics.columns import read_metrics
+from zslurm.slurm.accounting import StepUsage
 from zslurm.train.jsonl import JsonLinesWriter
 
 GIB = 1 << 30
@@ -139,3 +142,33 @@ def test_a_rank_knows_what_it_used() -> None:
     assert after["wall_s"] >= before["wall_s"] > 0
     assert after["max_rss_bytes"] > 10 << 20
     assert after["cores"] >= 1
+
+
+def _step(name: str, **figures: float) -> StepUsage:
+    given = {"elapsed_s": 100, "cpu_s": 200, "max_rss": GIB, "tasks": 4, "cores": 16, "nodes": 2, "energy_j": 0}
+    return StepUsage("7", name, "0" if name.startswith("attempt") else "", **(given | figures))  # type: ignore[arg-type]
+
+
+def _accounted(story: TimedStory, *steps: StepUsage) -> Efficiency:
+    config = json.loads(story.run.config.read_text())
+    config["slurm"] |= {"cpus_per_task": 4, "mem": "8G"}
+    metrics = read_metrics(story.run.path)
+    return efficiency(story.run, config, metrics, timeline([], metrics), [], steps)
+
+
+def test_accounting_answers_where_all_ranks_were_killed(tmp_path: Path) -> None:
+    story = failed_once(tmp_path / "run")
+    steps = (_step("first", energy_j=7.2e6), _step("attempt-1"), _step("attempt-2", elapsed_s=1, cpu_s=1))
+    found = _accounted(story, *steps, _step("agents", elapsed_s=200))
+    assert share(found, "CPU cores") == pytest.approx(2 / 16), "of the longest attempt"
+    assert share(found, "memory") == pytest.approx(2 / 8), "two ranks a node"
+    (energy,) = [use for use in found.uses if use.resource == "energy"]
+    assert energy.used == "2 kWh (Slurm's accounting)"
+
+
+def test_what_ranks_recorded_wins_over_accounting(tmp_path: Path) -> None:
+    story = failed_once(tmp_path / "run")
+    ended_ranks(story, cpu_s=400, max_rss=GIB)
+    found = _accounted(story, _step("attempt-1"))
+    assert share(found, "CPU cores") == pytest.approx(8 / 8)
+    assert not any("accounting" in use.used for use in found.uses)

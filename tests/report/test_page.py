@@ -11,6 +11,7 @@ import pytest
 
 from tests.report.runs import LAYERS, TimedStory, failed_once, routed, step_row, submitted_at_zero
 from tests.run.stories import Holder
+from zslurm.report.markdown import as_markdown
 from zslurm.report.page import as_html
 from zslurm.report.run_facts import read_runs
 from zslurm.report.sections import build
@@ -19,6 +20,10 @@ from zslurm.train.jsonl import JsonLinesWriter
 
 def html_of(*stories: TimedStory) -> str:
     return as_html(build(read_runs([story.run for story in stories])))
+
+
+def markdown_of(*stories: TimedStory) -> str:
+    return as_markdown(build(read_runs([story.run for story in stories])))
 
 
 def text_of(page: str) -> str:
@@ -49,10 +54,23 @@ def test_a_run_that_failed_once_is_shown_from_its_goodput_to_its_configuration(t
     assert "NaN" not in text
 
 
+def test_markdown_has_the_same_sections_and_tables(tmp_path: Path) -> None:
+    story = failed_once(tmp_path / "run")
+    markdown, page = markdown_of(story), html_of(story)
+    sections = re.findall(r"^## (.+)$", markdown, re.MULTILINE)
+    assert sections == re.findall(r"<h2>(.+?)</h2>", page)
+    assert "| kept steps | 5m 20s | 71.9 % |" in markdown
+    tables = [block for block in markdown.split("\n\n") if block.startswith("| ")]
+    for block in tables:
+        widths = {len(re.findall(r"(?<!\\)\|", line)) for line in block.splitlines()}
+        assert len(widths) == 1, block
+
+
 def test_text_of_users_is_no_markup(tmp_path: Path) -> None:
     story = failed_once(tmp_path / "run")
     story.event("run_ended", outcome="failed", exit_code=1, cause={"message": "<script>alert(1)</script> | `x`"})
     assert "<script>alert" not in html_of(story)
+    assert "<script>" not in markdown_of(story).replace("\\<script\\>", "")
 
 
 def test_secrets_of_the_configuration_are_not_in_it(tmp_path: Path) -> None:
@@ -60,7 +78,8 @@ def test_secrets_of_the_configuration_are_not_in_it(tmp_path: Path) -> None:
     config = json.loads(story.run.config.read_text())
     config["cluster"]["env"] = {"WANDB_API_KEY": "0123456789abcdef0123456789abcdef01234567"}
     story.run.config.write_text(json.dumps(config))
-    assert "0123456789abcdef" not in html_of(story)
+    for written in (html_of(story), markdown_of(story)):
+        assert "0123456789abcdef" not in written
 
 
 def test_runs_stand_side_by_side_with_what_differs(tmp_path: Path) -> None:
@@ -129,7 +148,7 @@ def test_a_run_that_goes_on_and_attempts_without_records_are_noted(tmp_path: Pat
 
 def test_the_router_is_drawn_by_time_class_and_pair(tmp_path: Path) -> None:
     story = routed(failed_once(tmp_path / "run"))
-    page = html_of(story)
+    page, markdown = html_of(story), markdown_of(story)
     for title in (
         "Load of each expert over time, layer 0",
         f"Load of each expert over time, layer {LAYERS - 1}",
@@ -139,7 +158,8 @@ def test_the_router_is_drawn_by_time_class_and_pair(tmp_path: Path) -> None:
         "Overlap of the experts, layer 0, where it is largest (mean 0.400)",
     ):
         assert title in page
-    assert "mutual information" in text_of(page) and "mean distance" in text_of(page)
+    assert "| bytes |" in markdown and "mean distance" in markdown
+    assert "mutual information" in text_of(page) and "mutual information" in markdown
 
 
 @pytest.mark.parametrize(
@@ -173,9 +193,10 @@ def test_sources_are_a_table_and_curves(tmp_path: Path) -> None:
             }
             lines.append({"kind": "sources", "attempt": 1, "step": step, "sources": sources, "time": 1.0})
         lines.append({"kind": "sources", "attempt": 1, "step": 40, "sources": {"web": 3}, "time": 1.0})
-    text = text_of(html_of(story))
-    assert "Epochs of each source" in text
-    assert "web 90k 75.0 % 0.75" in text
+    assert "Epochs of each source" in html_of(story)
+    markdown = markdown_of(story)
+    assert "## Data" in markdown
+    assert "| web | 90k | 75.0 % | 0.75 |" in markdown
 
 
 def test_a_page_of_many_steps_is_small_and_keeps_the_one_spike(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from zslurm.report.plots import SIZE, Curve, Marker, Plot, PlotBlock, band, draw, heat_map
+from zslurm.report.plots import SIZE, Curve, Marker, Plot, PlotBlock, band, draw, heat_map, sparkline
 from zslurm.report.thinning import column_means, keep_extremes, smooth
 
 values = st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=3000)
@@ -64,6 +64,7 @@ def test_without_a_point_there_is_no_plot() -> None:
     nothing = np.full(3, np.nan)
     assert str(draw(Plot("a", "", [Curve("c", np.arange(3.0), nothing)]))) == ""
     assert str(band([], 0, 1, [])) == ""
+    assert sparkline(nothing) == ""
 
 
 def test_names_are_no_markup() -> None:
@@ -84,3 +85,8 @@ def test_a_heat_map_is_a_picture_of_its_values() -> None:
     assert pixels[0, 0].tolist() == pixels[1, 2].tolist() == [68, 1, 84, 255]
     assert pixels[0, 2, :3].tolist() == [253, 231, 37]
     assert pixels[1, 0, 3] == 0, "no value is no colour"
+
+
+def test_a_line_of_blocks_rises_with_its_values() -> None:
+    assert sparkline(np.arange(8.0), 8) == "▁▂▃▄▅▆▇█"
+    assert len(sparkline(np.arange(10_000.0))) == 48

@@ -1,4 +1,4 @@
-"""The sizing rules: exactly the faults that are put into drawn runs, and better values that help."""
+"""The sizing rules: exactly the faults that are put into drawn runs, better values that help, and proposals."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 
 from zslurm.config.spec import RunSpec
-from zslurm.submit.size import Card, RunSize, card_of, run_size
+from zslurm.submit.size import Card, RunSize, card_of, proposals, run_size
 from zslurm.train.plan.rates import Rates
+from zslurm.train.shapes import parameter_counts
 
 FAULTS = (
     "vocabulary",
@@ -207,3 +208,33 @@ def test_a_card_is_known_by_its_name() -> None:
     assert card_of(spec, None, "NVIDIA GH200 480GB") == Card(989.4e12, None)
     assert card_of(spec, None, "Frobnicator") == Card(None, None)
     assert card_of(spec, None, "", on_cpu=True) == Card(None, None)
+
+
+@pytest.mark.parametrize("parameters", [1e9, 3e9, 2e10])
+def test_proposals_are_near_keep_the_rules_and_are_the_same_each_time(parameters: float) -> None:
+    spec, card = draw(random.Random(0), set()).spec(), Card(None, None)
+    found, broken = proposals(spec, parameters, card, on_cpu=False)
+    if not found:
+        assert parameters == 1e9  # too few for products that fill a GPU
+        assert {finding.rule for finding in broken} <= {"small_product", "small_k"}
+        return
+    assert not broken
+    assert proposals(spec, parameters, card, on_cpu=False)[0] == found
+    distances = [abs(shape.parameters - parameters) for shape in found]
+    assert distances == sorted(distances)
+    assert distances[-1] <= 0.1 * parameters
+    for shape in found:
+        counts = parameter_counts(shape.model)
+        assert (counts.total, counts.active) == (shape.parameters, shape.active)
+    for shape in (found[0], found[-1]):
+        rules = {finding.rule for finding in sized(spec.model_copy(update={"model": shape.model})).findings}
+        assert rules <= {"memory"}  # which was not asked for
+
+
+def test_proposals_fit_into_the_card() -> None:
+    spec = draw(random.Random(0), set()).spec()
+    card = card_of(spec, 120, "")
+    for shape in proposals(spec, 3e9, card, on_cpu=False)[0]:
+        assert not run_size(
+            spec.model_copy(update={"model": shape.model}), card, Rates(None, on_cpu=False), on_cpu=False
+        ).findings

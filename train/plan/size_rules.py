@@ -31,6 +31,11 @@ ENOUGH_FLOPS = 200e9
 ENOUGH_TERMS = 1024
 LARGE_SHARE = 0.02
 
+SHAPE_RULES = frozenset(
+    ("hidden_size", "head_dim", "expert_hidden_size", "expert_rows", "small_product", "small_k", "memory")
+)
+"""Those that another shape of the model can keep, with the same vocabulary and microbatches."""
+
 
 @dataclass(frozen=True)
 class SizeFinding:

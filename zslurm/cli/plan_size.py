@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from dataclasses import asdict
 from pathlib import Path
@@ -9,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from zslurm.checkpoint_tools.quantities import counted
+from zslurm.checkpoint_tools.quantities import counted, show_count
 from zslurm.cli.options import Cluster, Json, RunFile, Set
 from zslurm.cli.planned_run import planned_run, trains_on_cpus
 from zslurm.cli.terminal.table import Column, print_table
@@ -17,7 +18,7 @@ from zslurm.config.spec import RunSpec
 from zslurm.core.console import print_json, say
 from zslurm.core.errors import ConfigError, Exit
 from zslurm.submit.calibrated_rates import calibrated_rates
-from zslurm.submit.size import Card, PhaseSize, RunSize, card_of, run_size
+from zslurm.submit.size import Card, PhaseSize, RunSize, card_of, proposals, run_size
 from zslurm.train.context.layout import check_phases
 from zslurm.train.errors import ConfigError as TrainConfigError
 from zslurm.train.plan.gpu_parts import Gain, PartOfMicrobatch, largest_gains, parts_of_microbatch
@@ -25,9 +26,11 @@ from zslurm.train.plan.matmuls import Matmul
 from zslurm.train.plan.memory import largest_head_chunk
 from zslurm.train.plan.newton_schulz import matrix_batches
 from zslurm.train.plan.rates import ASSUMED_MEMORY_GB_S, ASSUMED_TFLOPS, Rates, RateTable, load_rates
+from zslurm.train.plan.shape_search import ShapeProposal
 from zslurm.train.plan.step_time import PARTS_OF_A_STEP
 
 _GAINS = 3
+FEWEST_PARAMETERS, MOST_PARAMETERS = 1e5, 1e13
 
 
 def size(
@@ -45,6 +48,10 @@ def size(
         float | None,
         typer.Option(metavar="GIB", min=1, max=1e6, help="Memory of a GPU; default: by the GPUs' name, if known."),
     ] = None,
+    search: Annotated[
+        float | None,
+        typer.Option(metavar="PARAMS", help="Propose shapes with about this many parameters, e.g. 3e9."),
+    ] = None,
     strict: Annotated[bool, typer.Option("--strict", help="Exit with 5 if a rule is broken.")] = False,
     overrides: Set = None,
     json: Json = False,
@@ -58,6 +65,9 @@ def size(
     table, origin = _table(rates, spec, on_cpu=on_cpu)
     _check_contexts(spec)
     card = card_of(spec, gpu_memory, table.device if table else "", on_cpu=on_cpu)
+    if search is not None:
+        _search(spec, search, card, on_cpu=on_cpu, json=json)
+        return
     known_rates = Rates(table, on_cpu=on_cpu)
     run_sizes = run_size(spec, card, known_rates, on_cpu=on_cpu)
     assumptions = _assumptions(spec, run_sizes, card, known_rates, origin, on_cpu=on_cpu)
@@ -284,3 +294,38 @@ def _product_facts(product: Matmul, size: PhaseSize, rates: Rates) -> dict[str, 
         "tflops": None if rate is None else rate.tflops,
         "rate": None if rate is None else rate.origin,
     }
+
+
+def _search(spec: RunSpec, parameters: float, card: Card, *, on_cpu: bool, json: bool) -> None:
+    """Print shapes near a number of parameters.
+
+    Raises:
+        ConfigError: that is no number of parameters, or there is no such shape.
+    """
+    if not math.isfinite(parameters) or not FEWEST_PARAMETERS <= parameters <= MOST_PARAMETERS:
+        raise ConfigError(
+            f"--search {parameters:g}: must be a number of parameters from {FEWEST_PARAMETERS:g} to "
+            f"{MOST_PARAMETERS:g}, such as 3e9"
+        )
+    shapes, broken = proposals(spec, parameters, card, on_cpu=on_cpu)
+    if not shapes:
+        why = f"the nearest breaks a rule: {broken[0].line}" if broken else "none is near with this vocabulary"
+        raise ConfigError(f"--search {parameters:g}: no shape within 10 % breaks no rule; {why}")
+    if json:
+        print_json({"parameters": parameters, "shapes": [_shape_facts(shape) for shape in shapes]})
+        return
+    columns = ["parameters", "active", "hidden_size", "layers", "experts", "expert_hidden_size", "query_heads"]
+    columns += ["kv_heads", "head_dim"]
+    rows = []
+    for shape in shapes:
+        facts = _shape_facts(shape)
+        counts = [show_count(shape.parameters), show_count(shape.active)]
+        rows.append([*counts, *(str(facts["model"][name]) for name in columns[2:])])
+    print_table(columns, rows)
+    say("note: parameters include the embedding, active ones do not; all else of `model` is the run's")
+
+
+def _shape_facts(shape: ShapeProposal) -> dict[str, Any]:
+    names = ("hidden_size", "layers", "experts", "expert_hidden_size", "query_heads", "kv_heads", "head_dim")
+    model = {name: getattr(shape.model, name) for name in names}
+    return {"parameters": shape.parameters, "active": shape.active, "model": model}

@@ -7,4 +7,5 @@ comparison.py   how two runs differ: configuration, curves, throughput, faults
 thinning.py     fewer points that keep the extremes
 plots.py        curves, bands and heat maps as inline SVG
 page.py         the HTML page (templates/)
+markdown.py     the same as Markdown
 """

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from zslurm.checkpoint_tools.quantities import counted
 from zslurm.report.page_parts import Drawing, Item, PageSection, PageTable, Text
-from zslurm.report.plots import Curve, Marker, Plot, draw, heat_map, show_number
+from zslurm.report.plots import Curve, Marker, Plot, draw, heat_map, show_number, sparkline
 from zslurm.report.routing import load_over_time, routing_items
 from zslurm.report.run_facts import RunFacts
 from zslurm.report.thinning import column_means, smooth
@@ -29,6 +29,20 @@ _FIGURES = (
 """Columns of the metrics that several runs are compared by, with their titles and units."""
 
 
+def drawing(plot: Plot, of: NDArray[np.float64] | None = None) -> Drawing:
+    """Return a plot for the page, and for text a sparkline of a column with its range."""
+    if of is None:
+        of = plot.curves[0].y
+    line = sparkline(of)
+    if not line:
+        return Drawing(draw(plot))
+    import numpy as np
+
+    ends = [show_number(float(value)) for value in (np.nanmin(of), np.nanmax(of))]
+    unit = f" {plot.unit}" if plot.unit else ""
+    return Drawing(draw(plot), f"{plot.name}: `{line}` {ends[0]} to {ends[1]}{unit}")
+
+
 def curve_sections(facts: RunFacts) -> Iterator[PageSection]:
     """Yield the sections of one run's curves."""
     metrics = facts.metrics
@@ -38,7 +52,7 @@ def curve_sections(facts: RunFacts) -> Iterator[PageSection]:
         yield PageSection("Training", [Text(f"{why}.")])
         return
     marks = restarts(facts)
-    items: list[Item] = [Drawing(draw(plot)) for plot in _of_training(metrics, marks)]
+    items: list[Item] = [drawing(plot, metrics.steps.get(name)) for name, plot in _of_training(metrics, marks)]
     if marks:
         items.append(Text("Dashed lines are the steps at which an attempt began."))
     yield PageSection("Training", items)
@@ -56,7 +70,7 @@ def restarts(facts: RunFacts) -> list[Marker]:
     ]
 
 
-def _of_training(metrics: Metrics, marks: Sequence[Marker]) -> Iterator[Plot]:
+def _of_training(metrics: Metrics, marks: Sequence[Marker]) -> Iterator[tuple[str, Plot]]:
     steps = metrics.steps["step"]
     if "loss" in metrics.steps:
         loss = metrics.steps["loss"]
@@ -66,15 +80,18 @@ def _of_training(metrics: Metrics, marks: Sequence[Marker]) -> Iterator[Plot]:
         ]
         curves += _evaluations(metrics)
         cut, note = _cut(loss)
-        yield Plot("Loss", "nats", curves, markers=marks, cut=cut, note=note)
+        yield "loss", Plot("Loss", "nats", curves, markers=marks, cut=cut, note=note)
     if "lr" in metrics.steps:
         curve = Curve("learning rate", steps, metrics.steps["lr"], 2)
-        yield Plot("Learning rate", "", [curve], markers=marks, from_zero=True)
+        yield "lr", Plot("Learning rate", "", [curve], markers=marks, from_zero=True)
     if "grad_norm" in metrics.steps:
         norm = metrics.steps["grad_norm"]
         cut, note = _cut(norm)
         curve = Curve("gradient norm", steps, norm, 3)
-        yield Plot("Gradient norm", "before clipping", [curve], markers=marks, from_zero=True, cut=cut, note=note)
+        yield (
+            "grad_norm",
+            Plot("Gradient norm", "before clipping", [curve], markers=marks, from_zero=True, cut=cut, note=note),
+        )
 
 
 def _span(steps: NDArray[np.float64]) -> float:
@@ -113,16 +130,16 @@ def _throughput(metrics: Metrics, marks: Sequence[Marker]) -> Iterator[Item]:
     if "tokens_per_s" in metrics.steps:
         rate = metrics.steps["tokens_per_s"]
         curve = Curve("tokens/s", steps, rate, 1)
-        yield Drawing(draw(Plot("Throughput", "tokens/s", [curve], markers=marks, from_zero=True)))
+        yield drawing(Plot("Throughput", "tokens/s", [curve], markers=marks, from_zero=True), rate)
     if "mfu" in metrics.steps and _any(metrics.steps["mfu"]):
         mfu = metrics.steps["mfu"]
         curve = Curve("MFU", steps, mfu, 2)
-        plot = Plot("MFU", "share of the peak", [curve], markers=marks, from_zero=True, percent=True)
-        yield Drawing(draw(plot))
+        yield drawing(Plot("MFU", "share of the peak", [curve], markers=marks, from_zero=True, percent=True), mfu)
     split = [name for name in _PARTS if f"time_split_s.{name}" in metrics.steps]
     if not split:
         return
     curves, rows, below = [], [], None
+    total = metrics.steps.get("step_time_s")
     sums = {name: _sum(metrics.steps[f"time_split_s.{name}"]) for name in split}
     all_seconds = sum(sums.values()) or 1.0
     for index, name in enumerate(split):
@@ -132,7 +149,7 @@ def _throughput(metrics: Metrics, marks: Sequence[Marker]) -> Iterator[Item]:
         curves.append(Curve(name, x, y, index % 8 + 1, area=True))
         rows.append((name, f"{sums[name] / len(steps):.4g}", f"{100 * sums[name] / all_seconds:.1f} %"))
     plot = Plot("Time of a step", "s, parts on top of each other", curves, markers=marks, from_zero=True)
-    yield Drawing(draw(plot))
+    yield drawing(plot, total)
     yield PageTable(("part", "s in a step", "share"), rows, numbers=("s in a step", "share"))
 
 
@@ -160,7 +177,7 @@ def _routing(metrics: Metrics, marks: Sequence[Marker]) -> Iterator[Item]:
     if not curves:
         return
     plot = Plot("Load of the experts", "1 is even, of the least even layer", curves, markers=marks, percent=False)
-    yield Drawing(draw(plot))
+    yield drawing(plot, curves[0].y)
     by_step = {row.step: row for row in metrics.load}
     rows = [by_step[step] for step in sorted(by_step)]
     rows = [row for row in rows if len(row.entropy) == len(rows[-1].entropy)]
@@ -218,4 +235,5 @@ def curves_together(runs: Sequence[RunFacts]) -> Iterator[Item]:
         plot = Plot(
             name, f"{unit}{smoothed}".strip(", "), curves, from_zero=column != "loss", percent=column == "mfu"
         )
-        yield Drawing(draw(plot))
+        lines = [f"{curve.name} `{sparkline(curve.y, 32)}`" for curve in curves]
+        yield Drawing(draw(plot), f"{name}: " + ", ".join(lines))

@@ -1,8 +1,9 @@
 """What a job used of what it asked for, and advice for the next submission.
 
-Sources: the record that each rank leaves when it ends (processor time, highest memory), the metrics of rank 0
-(memory, GPU memory, MFU, the parts of a step), the timeline, and the configuration for what was asked. What was
-not measured is not shown: there is no row for GPUs on a machine without any.
+Sources: the record that each rank leaves when it ends (processor time, highest memory), Slurm's accounting if
+all ranks were killed and left none, the metrics of rank 0 (memory, GPU memory, MFU, the parts of a step), the
+timeline, and the configuration for what was asked. What was not measured is not shown: there is no row for GPUs on
+a machine without any.
 """
 
 from __future__ import annotations
@@ -16,12 +17,15 @@ from typing import Any
 
 from zslurm.checkpoint_tools.quantities import counted, show_bytes, show_duration
 from zslurm.core.files import read_json
+from zslurm.job.step import step_name
 from zslurm.report.timeline import Timeline
 from zslurm.run.metrics.columns import Metrics
 from zslurm.run.run_dir import RunDir
+from zslurm.slurm.accounting import StepUsage
 from zslurm.slurm.jobs import time_limit
 
 _GIB = 1 << 30
+_ACCOUNTING = " (Slurm's accounting)"
 _LOST_S = 300
 """Seconds of lost steps from which on the report advises another interval between saves: in a short run, one fault
 says nothing about how often faults come."""
@@ -54,7 +58,7 @@ class Efficiency:
 
 @dataclass(frozen=True)
 class _Ranks:
-    """What the ranks of the newest attempt that left records used; zeros without any."""
+    """What the ranks of the newest attempt that left records used, or accounting's longest; zeros without any."""
 
     count: int = 0
     cpu_s: float = 0.0
@@ -62,6 +66,7 @@ class _Ranks:
     cores: float = 0.0
     max_rss: int = 0
     on_fullest_node: int = 0
+    by_accounting: bool = False
 
 
 def efficiency(
@@ -70,6 +75,7 @@ def efficiency(
     metrics: Metrics,
     line: Timeline,
     checkpoints: Sequence[int],
+    accounting: Sequence[StepUsage] = (),
 ) -> Efficiency:
     """Compare what a job used with what it asked for.
 
@@ -79,9 +85,10 @@ def efficiency(
         metrics: of it.
         line: its timeline.
         checkpoints: bytes of each checkpoint that is kept.
+        accounting: what Slurm's accounting has of the steps of its jobs.
     """
     slurm, cluster = _section(config, "slurm"), _section(config, "cluster")
-    ranks = _ranks(run, slurm, cluster) or _Ranks()
+    ranks = _ranks(run, slurm, cluster) or _accounted(run, accounting) or _Ranks()
     uses: list[Use] = []
     advice: list[str] = []
     for use_and_advice in (
@@ -90,6 +97,7 @@ def efficiency(
         _gpu(metrics),
         _gpu_memory(metrics),
         _disk(run, checkpoints),
+        _energy(accounting),
         _time(line, slurm),
     ):
         if use_and_advice is not None:
@@ -134,6 +142,24 @@ def _ranks(run: RunDir, slurm: Mapping[str, Any], cluster: Mapping[str, Any]) ->
     return None
 
 
+def _accounted(run: RunDir, accounting: Sequence[StepUsage]) -> _Ranks | None:
+    """Return what the longest attempt used by Slurm's accounting; the fullest node as if its tasks were alike."""
+    attempts = {step_name(attempt) for attempt in run.attempt_dirs()}
+    steps = [step for step in accounting if step.step and step.name in attempts and step.tasks and step.cpu_s]
+    if not steps:
+        return None
+    step = max(steps, key=lambda job_step: job_step.elapsed_s)
+    return _Ranks(
+        count=step.tasks,
+        cpu_s=step.cpu_s,
+        wall_s=step.elapsed_s,
+        cores=step.cores,
+        max_rss=step.max_rss,
+        on_fullest_node=step.max_rss * math.ceil(step.tasks / max(1, step.nodes)),
+        by_accounting=True,
+    )
+
+
 def _of(usage: Mapping[str, Any], name: str) -> float:
     value = usage.get(name)
     return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else 0.0
@@ -149,11 +175,9 @@ def _cpu(ranks: _Ranks, slurm: Mapping[str, Any]) -> _Found:
     busy = ranks.cpu_s / ranks.wall_s
     share = busy / ranks.cores
     per_rank = ranks.cores / ranks.count
+    whence = " (Slurm's accounting)" if ranks.by_accounting else ""
     use = Use(
-        "CPU cores",
-        f"{busy:.1f} busy on average",
-        f"{ranks.cores:g} for {counted(ranks.count, 'rank')}",
-        share,
+        "CPU cores", f"{busy:.1f} busy on average{whence}", f"{ranks.cores:g} for {_ranks_text(ranks)}", share
     )
     needed = max(1, math.ceil(1.5 * busy / ranks.count))
     asked = bool(slurm.get("cpus_per_task"))
@@ -164,8 +188,14 @@ def _cpu(ranks: _Ranks, slurm: Mapping[str, Any]) -> _Found:
     return use, ""
 
 
+def _ranks_text(ranks: _Ranks) -> str:
+    return counted(ranks.count, "rank")
+
+
 def _memory(ranks: _Ranks, metrics: Metrics, slurm: Mapping[str, Any]) -> _Found:
     used, where = ranks.on_fullest_node, "at most, by the ranks of one node"
+    if ranks.by_accounting:
+        where = "at most, if every rank of a node was as large as the largest" + _ACCOUNTING
     if not used and "memory_rss_bytes" in metrics.all_steps:
         used, where = int(_highest(metrics, "memory_rss_bytes")), "at most, by rank 0"
     if not used:
@@ -255,6 +285,12 @@ def _disk(run: RunDir, checkpoints: Sequence[int]) -> _Found:
             "lower `checkpoint.keep_last`, or make room."
         )
     return use, ""
+
+
+def _energy(accounting: Sequence[StepUsage]) -> _Found:
+    """Return the energy of all jobs, if the site measures it."""
+    joules = sum(job.energy_j for job in accounting if not job.step)
+    return (Use("energy", f"{joules / 3.6e6:.3g} kWh{_ACCOUNTING}"), "") if joules else None
 
 
 def _time(line: Timeline, slurm: Mapping[str, Any]) -> _Found:

@@ -1,4 +1,4 @@
-"""The parts of a report, which the template of the page shows."""
+"""What a report is made of, apart from how it is written: the HTML page and the Markdown show the same parts."""
 
 from __future__ import annotations
 
@@ -35,9 +35,10 @@ class PageTable:
 
 @dataclass(frozen=True)
 class Drawing:
-    """A plot as HTML."""
+    """A plot: as HTML, and what Markdown has in its place (empty: nothing)."""
 
     html: Markup
+    text: str = ""
 
 
 @dataclass(frozen=True)

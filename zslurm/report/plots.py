@@ -264,3 +264,18 @@ def _png(values: NDArray[np.float64], low: float, high: float) -> bytes:
     header = struct.pack(">IIBBBBB", width, height, 8, 6, 0, 0, 0)
     body = chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(lines, 9)) + chunk(b"IEND", b"")
     return b"\x89PNG\r\n\x1a\n" + body
+
+
+_BLOCKS = "▁▂▃▄▅▆▇█"
+
+
+def sparkline(y: NDArray[np.float64], width: int = 48) -> str:
+    """Return a curve as a line of blocks, for text; empty without two points."""
+    import numpy as np
+
+    y = y[np.isfinite(y)]
+    if len(y) < 2:
+        return ""
+    means = [float(chunk.mean()) for chunk in np.array_split(y, min(width, len(y)))]
+    low, high = min(means), max(means)
+    return "".join(_BLOCKS[min(7, int(8 * (value - low) / ((high - low) or 1)))] for value in means)

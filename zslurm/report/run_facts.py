@@ -13,6 +13,7 @@ from typing import Any
 
 from zslurm.checkpoint_tools.format.layout import MANIFEST, step_of
 from zslurm.config.spec import RunSpec
+from zslurm.core.console import say
 from zslurm.core.errors import ZslurmError
 from zslurm.core.files import read_json
 from zslurm.core.redact import redact, redact_mapping
@@ -37,6 +38,8 @@ from zslurm.run.events.event_text import describe_cause
 from zslurm.run.metrics.columns import Metrics, read_metrics
 from zslurm.run.run_dir import RunDir
 from zslurm.run.state.run_state import RunState, look_all
+from zslurm.slurm.accounting import StepUsage
+from zslurm.slurm.client import SlurmClient
 from zslurm.train.jsonl import parse_line
 from zslurm.train.sections.section import Section
 
@@ -155,10 +158,24 @@ def _read(run: RunDir, state: RunState) -> RunFacts:
         changed=dict(_not_default(RunSpec, config)),
         code=read_json(run.code) or {},
         routing=read_json(run.routing) or {},
-        efficiency=efficiency(run, config, metrics, line, [save.bytes for save in saved if save.kept]),
+        efficiency=efficiency(
+            run, config, metrics, line, [save.bytes for save in saved if save.kept], _accounting(state, line)
+        ),
         damaged_events=damaged,
         scored=[event for event in events if isinstance(event, Scored)],
     )
+
+
+def _accounting(state: RunState, line: Timeline) -> list[StepUsage]:
+    """Return what Slurm's accounting has of a run's jobs; nothing if there is none, or it does not answer."""
+    if state.launcher != "slurm" or state.state == "copied":
+        return []
+    jobs = sorted({attempt.job_id for attempt in line.attempts if attempt.job_id})
+    try:
+        return SlurmClient().usage(jobs)
+    except ZslurmError as error:
+        say(f"report: the figures of Slurm's accounting are left out: {error}")
+        return []
 
 
 def _events(run: RunDir) -> tuple[list[Event], int]:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
-from zslurm.report.page_parts import Drawing, Item, PageSection, PageTable, Text
-from zslurm.report.plots import Curve, Plot, draw
+from zslurm.report.page_parts import Item, PageSection, PageTable, Text
+from zslurm.report.plots import Curve, Plot
 from zslurm.report.run_facts import RunFacts
 
 _MOST_CURVES = 12
@@ -49,13 +49,15 @@ def _curves(scored: list[_Scored]) -> Iterator[Item]:
     """Yield a plot for each score that was made at several steps; a step that was taken again counts once."""
     import numpy as np
 
+    from zslurm.report.curves import drawing
+
     names = list(dict.fromkeys(name for evaluation in scored for name in evaluation.scores))
     for name in names[:_MOST_CURVES]:
         points = {evaluation.step: evaluation.scores.get(name) for evaluation in scored}
         sound = {step: float(y) for step, y in sorted(points.items()) if isinstance(y, float | int)}
         if len(sound) > 1:
             curve = Curve(name, np.array(list(sound), float), np.array(list(sound.values())), 4)
-            yield Drawing(draw(Plot(name, "", [curve])))
+            yield drawing(Plot(name, "", [curve]))
 
 
 def _newest(scored: list[_Scored]) -> Iterator[tuple[str, ...]]:

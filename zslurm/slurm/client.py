@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Literal
 
 from zslurm.core.errors import NotFound, SlurmRefused, SlurmUnavailable, ZslurmError
-from zslurm.slurm import inventory, jobs
+from zslurm.slurm import accounting, inventory, jobs
+from zslurm.slurm.accounting import StepUsage
 from zslurm.slurm.hostlist import compress
 from zslurm.slurm.jobs import FIELD_END, JobRecord
 from zslurm.slurm.run_command import HIDDEN, UNKNOWN_JOB, SlurmCommands, message_of
@@ -214,6 +215,14 @@ class SlurmClient(SlurmCommands):
         """Return every run of the jobs, oldest first: a requeued job has several. Empty without accounting."""
         answer = self._ask_accounting(job_ids, jobs.HISTORY_FORMAT, "--allocations")
         return {} if answer is None else jobs.parse_history(answer)
+
+    def usage(self, job_ids: Sequence[str]) -> list[StepUsage]:
+        """Return what the steps of the jobs used, those of earlier runs of a requeued job too.
+
+        It is empty without accounting; a step that is running has no figures yet.
+        """
+        answer = self._ask_accounting(job_ids, accounting.FORMAT, "--noconvert")
+        return [] if answer is None else accounting.parse_usage(answer)
 
     def _ask_accounting(self, job_ids: Sequence[str], fields: str, *options: str) -> str | None:
         """Return sacct's answer about jobs; None if no job is asked for, or the site has no accounting."""

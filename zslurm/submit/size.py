@@ -8,12 +8,14 @@ from dataclasses import dataclass
 from zslurm.cluster.xgmi import xgmi_costs
 from zslurm.config.spec import RunSpec
 from zslurm.submit.phase_plan import Communication
-from zslurm.train.config import TrainConfig
+from zslurm.train.config import ModelConfig, TrainConfig
 from zslurm.train.errors import ConfigError
 from zslurm.train.plan.matmuls import Matmul, MicrobatchShape, matmuls
 from zslurm.train.plan.memory import MemoryPlan, plan_memory, with_least_recompute
 from zslurm.train.plan.rates import Rates
+from zslurm.train.plan.shape_search import ShapeProposal, nearest_shapes, search_shapes
 from zslurm.train.plan.size_rules import (
+    SHAPE_RULES,
     SizeFinding,
     batch_findings,
     memory_findings,
@@ -157,3 +159,46 @@ def _findings(
     if card.memory is not None:
         findings += memory_findings(config, memory, card.memory, local=local)
     return findings
+
+
+def proposals(
+    spec: RunSpec, parameters: float, card: Card, *, on_cpu: bool
+) -> tuple[list[ShapeProposal], list[SizeFinding]]:
+    """Return shapes near a number of parameters that keep the rules: on CPUs only the rules of widths.
+
+    If there are none, the second list has what the nearest shape breaks; it is empty if no shape is near.
+    """
+
+    def broken(model: ModelConfig) -> list[SizeFinding]:
+        return _width_broken(spec, model) if on_cpu else _broken_by(spec, model, card)
+
+    shapes = search_shapes(spec.model, parameters, lambda model: not broken(model))
+    if shapes:
+        return shapes, []
+    nearest = nearest_shapes(spec.model, parameters)[:1]
+    return [], broken(nearest[0].model) if nearest else []
+
+
+def _width_broken(spec: RunSpec, model: ModelConfig) -> list[SizeFinding]:
+    findings = width_findings(spec.model_copy(update={"model": model}))
+    return [finding for finding in findings if finding.rule in SHAPE_RULES]
+
+
+def _broken_by(spec: RunSpec, model: ModelConfig, card: Card) -> list[SizeFinding]:
+    """Return the rules that a shape breaks in the run's microbatches; memory, which takes longest, comes last."""
+    changed = spec.model_copy(update={"model": model})
+    if not isinstance(changed.parallel.recompute, str) and changed.parallel.recompute > model.layers:
+        parallel = changed.parallel.model_copy(update={"recompute": True})
+        changed = changed.model_copy(update={"parallel": parallel})
+    findings = list(width_findings(changed))
+    for index, phase in enumerate(spec.phases):
+        sequences = most_sequences(spec, phase)
+        products = matmuls(changed, MicrobatchShape.of(phase, sequences), 0, on_cpu=False)
+        findings += batch_findings(changed, index, sequences, products)
+    findings = [finding for finding in findings if finding.rule in SHAPE_RULES]
+    if findings or card.memory is None:
+        return findings
+    local, ranks = spec.ranks_per_node, spec.world_size
+    config = with_least_recompute(changed, ranks, card.memory, on_cpu=False, local=local)
+    memory = plan_memory(config, ranks, on_cpu=False, local=local)
+    return list(memory_findings(config, memory, card.memory, local=local))

@@ -122,8 +122,9 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     os.environ["ZSLURM_NICE"] = "0"
     os.chdir(directory)
     for command in (
-        "checkpoint export runs/first hf",
-        "checkpoint export runs/first sharded --max-shard-size 20KB",
+        "checkpoint export runs/first hf --to hf",
+        "checkpoint export runs/first sharded --to hf --max-shard-size 20KB",
+        "checkpoint export runs/first dcp --to dcp",
         "data build texts --out built --vocab-size 512",
     ):
         done = zslurm(*command.split())
@@ -179,7 +180,8 @@ CKPT = [
     "checkpoint verify first",
     "checkpoint diff first first",
     "checkpoint reshape first out-{n} --dp 2",
-    "checkpoint export first out-{n}",
+    "checkpoint export first out-{n} --to hf",
+    "checkpoint export first out-{n} --to dcp",
     "checkpoint prune first --dry-run",
     "checkpoint show first --tensor embedding.weight",
     "generate first -p x -n 1",
@@ -227,6 +229,7 @@ READ_BY: dict[str, list[str]] = {
     "hf/tokenizer_config.json": HUB,
     "hf/generation_config.json": HUB,
     "sharded/model.safetensors.index.json": HUB,
+    "dcp/.metadata": HUB,
     "built/tokenizer.json": [*DATA, "data build texts --out again-{n} --tokenizer built/tokenizer.json"],
     "lines.jsonl": ["data build lines.jsonl --out again-{n} --vocab-size 512"],
     "packed.jsonl.gz": ["data build packed.jsonl.gz --out again-{n} --vocab-size 512"],

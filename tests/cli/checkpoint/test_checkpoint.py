@@ -50,7 +50,7 @@ def test_ls_shows_what_is_whole_and_what_is_not(zslurm: Zslurm, run: Path, tmp_p
 def test_an_export_of_a_run_by_name_is_a_model_and_a_tokenizer_for_transformers(
     zslurm: Zslurm, run: Path, tmp_path: Path
 ) -> None:
-    done = zslurm.ok("checkpoint", "export", "first", tmp_path / "hf", "--dtype", "fp32")
+    done = zslurm.ok("checkpoint", "export", "first", "--to", "hf", tmp_path / "hf", "--dtype", "fp32")
     assert done.stdout.strip() == str(tmp_path / "hf")
     assert "note" not in done.stderr
     model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "hf")

@@ -145,6 +145,17 @@ def test_reshape_of_a_damaged_checkpoint_fails_and_names_it(zslurm: Zslurm, chec
     assert not Path("new").exists()
 
 
+def test_export_to_dcp_and_import_give_the_same_checkpoint(
+    zslurm: Zslurm, checkpoint: Path, tmp_path: Path
+) -> None:
+    assert zslurm.ok("checkpoint", "export", "a", "--to", "dcp", "dcp").stdout == "dcp\n"
+    assert zslurm.ok("checkpoint", "import", "dcp", "b").stdout == "b/step-00000400\n"
+    zslurm.ok("checkpoint", "diff", "a", "b")
+    again = zslurm("checkpoint", "export", "a", "--to", "dcp", "dcp")
+    assert (again.code, again.stdout) == (2, "")
+    assert zslurm("checkpoint", "import", "dcp", "b").code == 2
+
+
 def test_prune_removes_what_nothing_keeps(zslurm: Zslurm, tmp_path: Path) -> None:
     for step in (100, 200, 250, 300, 400):
         save(tmp_path / "a", step)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import shutil
 import sys
 from pathlib import Path
@@ -139,8 +138,9 @@ def test_scores_are_among_the_events_and_in_the_report_of_the_run(
     assert (event["action"], event["checkpoint"], event["step"]) == ("score", "step-00000080", 80)
     assert event["scores"] == {"choice/acc": 1.0, "choice/acc_norm": 1.0}
     assert "step-00000080 was scored by " in zslurm.ok("logs", "--events", "first").stdout
-    page = zslurm.ok("report", "first", "--out", "-").stdout
-    assert re.search(r"choice/acc</td>.*?1\.0000</td>.*?80</td>.*?zslurm eval</td>", page)
+    zslurm.ok("report", "first", "--out", tmp_path / "report.md")
+    lines = (tmp_path / "report.md").read_text().splitlines()
+    assert "| choice/acc | 1.0000 | 0.0000 | 80 | zslurm eval |" in lines
 
 
 def test_without_the_harness_one_line_says_what_to_install(

@@ -24,8 +24,10 @@ HEAVY = {
     "diff": "checkpoint diff runs/first/checkpoints/step-00000040 runs/first/checkpoints/step-00000040",
     "show --tensor": "checkpoint show runs/first --tensor embedding.weight",
     "reshape": "checkpoint reshape runs/first reshaped --dp 3 --workers 2",
-    "export hf": "checkpoint export runs/first hf",
+    "export hf": "checkpoint export runs/first hf --to hf",
     "import hf": "checkpoint import hf imported",
+    "export dcp": "checkpoint export runs/first dcp --to dcp",
+    "import dcp": "checkpoint import dcp from-dcp",
     "generate": "generate runs/first --prompt The --max-tokens 3",
 }
 

@@ -113,9 +113,22 @@ def test_ranks_on_cpus_have_products_and_no_times(shell: Shell) -> None:
     assert "step times need --rates FILE" in done.stderr
 
 
+def test_proposals(shell: Shell, zaya1: Path) -> None:
+    found = shell.zslurm.ok("plan", "size", zaya1, "--search", "3e9", "--json").json["shapes"]
+    assert found
+    assert all(abs(shape["parameters"] / 3e9 - 1) <= 0.1 for shape in found)
+    columns, *rows = shell.zslurm.ok("plan", "size", zaya1, "--search", "3e9").stdout.splitlines()
+    assert columns.split("\t")[2:5] == ["hidden_size", "layers", "experts"]
+    assert len(rows) == len(found)
+
+
 @pytest.mark.parametrize(
     ("arguments", "why"),
     [
+        (["--search", "0"], "--search 0: must be a number of parameters"),
+        (["--search", "nan"], "--search nan: must be a number of parameters"),
+        (["--search", "many"], "--search"),
+        (["--search", "2e5"], "no shape within 10 % breaks no rule"),
         (["--rates", "none.json"], "--rates: none.json: cannot be read: No such file"),
         (["--gpu-memory", "0"], "--gpu-memory"),
         (["--set", "model.vocab=3"], "model.vocab"),

@@ -43,6 +43,7 @@ def run(shell: Shell) -> RunDir:
         ["logs", "--events", "RUN", "--all"],
         ["logs", "--events", "RUN", "--json"],
         ["logs", "RUN", "--errors"],
+        ["report", "RUN", "--format", "md", "-o", "-"],
         ["report", "RUN", "-o", "-"],
         ["why", "LOG"],
     ],

@@ -37,29 +37,33 @@ def _in_a_directory_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.chdir(tmp_path)
 
 
-def test_a_report_is_a_file_or_printed(runs: tuple[Path, Path], tmp_path: Path, zslurm: Zslurm) -> None:
+def test_a_report_is_written_as_its_name_says(runs: tuple[Path, Path], tmp_path: Path, zslurm: Zslurm) -> None:
     run = runs[0]
-    done = zslurm.ok("report", run, "--out", tmp_path / "x.html")
-    assert str(tmp_path / "x.html") in done.stderr
+    done = zslurm.ok("report", run, "--out", tmp_path / "x.md")
+    assert str(tmp_path / "x.md") in done.stderr
+    assert (tmp_path / "x.md").read_text().startswith("# first\n")
     zslurm.ok("report", run, "--out", tmp_path)
     assert (tmp_path / "first-report.html").read_text().startswith("<!DOCTYPE html>")
-    assert zslurm.ok("report", *runs, "--out", "-").stdout.startswith("<!DOCTYPE html>")
+    assert zslurm.ok("report", *runs, "--out", "-", "--format", "md").stdout.startswith("# first, second\n")
 
 
 def test_a_locale_without_the_characters_is_no_error(runs: tuple[Path, Path]) -> None:
     ascii_only = {"PYTHONIOENCODING": "ascii", "PYTHONUTF8": "0"}
-    done = fresh_zslurm("report", runs[0], "--out", "-", **ascii_only)
+    done = fresh_zslurm("report", runs[0], "--out", "-", "--format", "md", **ascii_only)
     assert (done.code, done.stderr) == (0, "")
-    assert "charset" in done.stdout
+    assert "█" in done.stdout, "UTF-8, as the file would be"
     assert fresh_zslurm("report", *runs, **ascii_only).code == 0
 
 
+@pytest.mark.parametrize(
+    ("out", "problem"), [("x.pdf", "end it with .html or .md"), ("none/x.html", "cannot be written")]
+)
 def test_a_report_that_cannot_be_written_is_one_line(
-    runs: tuple[Path, Path], tmp_path: Path, zslurm: Zslurm
+    runs: tuple[Path, Path], tmp_path: Path, zslurm: Zslurm, out: str, problem: str
 ) -> None:
-    done = zslurm("report", runs[0], "--out", tmp_path / "none/x.html")
+    done = zslurm("report", runs[0], "--out", tmp_path / out)
     assert done.code == 2
-    assert "cannot be written" in done.stderr
+    assert problem in done.stderr
     assert len(done.stderr.splitlines()) == 1
 
 

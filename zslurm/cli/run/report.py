@@ -1,10 +1,11 @@
-"""`zslurm report`: runs as one HTML page, and how two of them differ."""
+"""`zslurm report`: runs as one page, HTML or Markdown, and how two of them differ."""
 
 from __future__ import annotations
 
 import io
 import sys
 from collections.abc import Iterator, Sequence
+from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -27,6 +28,21 @@ if TYPE_CHECKING:
 _MOST_FAULTS = 10
 
 
+class ReportFormat(StrEnum):
+    """How a report is written."""
+
+    HTML = "html"
+    MARKDOWN = "md"
+
+
+_ENDINGS = {
+    ".html": ReportFormat.HTML,
+    ".htm": ReportFormat.HTML,
+    ".md": ReportFormat.MARKDOWN,
+    ".markdown": ReportFormat.MARKDOWN,
+}
+
+
 def report(
     runs: Runs,
     out: Annotated[
@@ -34,6 +50,9 @@ def report(
         typer.Option(
             "-o", "--out", metavar="FILE", help="The file to write, `-` for stdout; default: RUN-report.html."
         ),
+    ] = None,
+    format: Annotated[
+        ReportFormat | None, typer.Option("--format", help="html or md; default: by the ending of --out.")
     ] = None,
     json: Annotated[
         bool, typer.Option("--json", help="Print how two runs differ as JSON; no page without --out.")
@@ -54,29 +73,32 @@ def report(
     run_dirs = find_all(runs)
     if json and len(run_dirs) != 2:
         raise ConfigError("--json prints how two runs differ: name two")
+    chosen = format or _by_ending(out)
     from zslurm.report.run_facts import read_runs
 
     facts = read_runs(run_dirs)
     if len(run_dirs) == 2 and str(out) != "-":
         _show_difference(facts, [run.name for run in run_dirs], as_json=json)
     if not json or out is not None:
-        _write_page(facts, [run.name for run in run_dirs], out)
+        _write_page(facts, [run.name for run in run_dirs], out, chosen)
 
 
-def _write_page(facts: Sequence[RunFacts], names: Sequence[str], out: Path | None) -> None:
+def _write_page(facts: Sequence[RunFacts], names: Sequence[str], out: Path | None, format: ReportFormat) -> None:
     """Write the page, or print it if `out` is `-`.
 
     Raises:
         ConfigError: it cannot be written.
     """
+    from zslurm.report.markdown import as_markdown
     from zslurm.report.page import as_html
     from zslurm.report.sections import build
 
     name = names[0] if len(names) == 1 else f"{names[0]}-and-{len(names) - 1}-more"
-    path = out if out is not None else Path(f"{name}-report.html")
+    path = out if out is not None else Path(f"{name}-report.{format}")
     if path.is_dir():
-        path = path / f"{name}-report.html"
-    text = as_html(build(facts))
+        path = path / f"{name}-report.{format}"
+    built = build(facts)
+    text = as_html(built) if format is ReportFormat.HTML else as_markdown(built)
     if str(path) == "-":
         if isinstance(sys.stdout, io.TextIOWrapper):
             sys.stdout.reconfigure(encoding="utf-8")  # as a file has it, whatever the locale
@@ -111,6 +133,19 @@ def _show_difference(facts: Sequence[RunFacts], given: Sequence[str], *, as_json
         if facts_of_run.metrics.damaged:
             damaged = counted(facts_of_run.metrics.damaged, "damaged line was", "damaged lines were")
             say(f"{facts_of_run.metrics.path}: {damaged} left out")
+
+
+def _by_ending(out: Path | None) -> ReportFormat:
+    """Return the format that a file's name means.
+
+    Raises:
+        ConfigError: it means none.
+    """
+    if out is None or str(out) == "-" or out.is_dir():
+        return ReportFormat.HTML
+    if out.suffix.lower() not in _ENDINGS:
+        raise ConfigError(f"--out {out}: end it with .html or .md, or add --format")
+    return _ENDINGS[out.suffix.lower()]
 
 
 def _distinct(first: str, second: str, index: int) -> str:
