@@ -99,20 +99,28 @@ class Trainer:
         return ending
 
     def advance(self) -> Ending | None:
-        """Take the next step with what is due after it; return how training ended, or None if steps follow."""
-        if self.step >= self.plan.total_steps:
-            return self._complete()
+        """Take the next step with what is due after it; return how training ended, or None if steps follow.
+
+        Raises:
+            NumbersWrong: no restart will continue from a checkpoint after the last step whose numbers were right.
+        """
         try:
-            position, result = self.take_step()
+            return self._advance()
         except NumbersWrong as error:
             self._go_back_to(error.verified)
             raise
+
+    def _advance(self) -> Ending | None:
+        if self.step >= self.plan.total_steps:
+            return self._complete()
+        position, result = self.take_step()
         last = self.step == self.plan.total_steps
         if self.evaluator.is_due(self.step, last=last, stop=result.stop):
             self._evaluate(position, last=last)
         due = self.saves.is_due(self.step, taken=result.taken, needed=self.observers.need_checkpoint())
         if last or result.stop:
             self._save(wait=True)
+            self.integrity.check_at_rest(self.step)
         elif due and self.saves.may_start():
             self._save(wait=False)
         if last:
@@ -124,7 +132,7 @@ class Trainer:
         return Ending.INTERRUPTED
 
     def _go_back_to(self, verified: int) -> None:
-        """Let no restart continue from a checkpoint after the last step whose numbers were right."""
+        """Set the checkpoints after the last step aside whose numbers were right."""
         self.checkpointer.give_up_save()
         if self.world.is_first:
             kept = self.checkpointer.abandon_after(verified)
@@ -244,7 +252,7 @@ class Trainer:
 
     def _check_numbers(self, position: Position) -> None:
         """Begin a check of this step, if one is due."""
-        if self.kernels_ran and self.integrity.is_due(self.step):
+        if self.integrity.is_due(self.step) and self.kernels_ran:
             self.wait_for_weights()
             with self.clock.within(StepPart.OTHER):
                 self.integrity.begin(

@@ -265,6 +265,18 @@ class Integrity:
             return None
         return (self._digest_of_state() != self._at_rest[1]).any().to(torch.float64)
 
+    def check_at_rest(self, step: int) -> None:
+        """Check masters and moments once more, after a save that no step follows; all ranks call it together.
+
+        Raises:
+            ChangedMemory: those of some rank changed.
+        """
+        if not self.every:
+            return
+        changed = (tensor := self.changed()) is not None and bool(tensor)
+        if self._first_rank(changed):
+            self.raise_changed(step, changed=changed)
+
     def raise_changed(self, step: int, *, changed: bool) -> None:
         """Raise on all ranks if some rank's state changed in memory before `step`; all of them call it then.
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 from unittest.mock import patch
 
@@ -25,30 +27,9 @@ def flip(values: Tensor, element: int, bit: int) -> None:
     flat[element % len(flat)] ^= mask - (1 << bits) if mask == 1 << (bits - 1) else mask
 
 
-def inject(target: str, rank: int, steps: range, element: int = 12345, bit: int = 29) -> None:
-    """Flip a bit in one of PLACES of a rank, in these steps (from 1): a `prepare` of ranks."""
-    train_step = Trainer.train_step
-
-    def flipping(self: Trainer, here: Position) -> Any:
-        if self.step + 1 not in steps or self.world.rank != rank:
-            return train_step(self, here)
-        if target == "product":
-            hook = self.model.get_parameter(TENSOR).register_hook(spoiled)
-            try:
-                return train_step(self, here)
-            finally:
-                hook.remove()
-        if target == "received":
-            with patch.object(ZeroShards, "reduce_gradients", receiving):
-                return train_step(self, here)
-        if target == "weights":
-            self.wait_for_weights()
-            flip(self.shards.weights[: self.shards.layout.flat_length], element, bit)
-        elif target == "masters":
-            flip(self.shards.master, element, bit)
-        else:
-            flip(self.optimizer.states[1].values, element, bit)
-        return train_step(self, here)
+@contextmanager
+def flipped(trainer: Trainer, target: str, element: int, bit: int, tensor: str = TENSOR) -> Iterator[None]:
+    """Flip a bit in one of PLACES for the step that the block takes; a product is the gradient of `tensor`."""
 
     def spoiled(gradient: Tensor) -> Tensor:
         copy = gradient.clone()
@@ -60,5 +41,31 @@ def inject(target: str, rank: int, steps: range, element: int = 12345, bit: int 
     def receiving(self: ZeroShards) -> None:
         reduce_gradients(self)
         flip(self.master_gradient, element, bit)
+
+    if target == "product":
+        hook = trainer.model.get_parameter(tensor).register_hook(spoiled)
+        try:
+            yield
+        finally:
+            hook.remove()
+    elif target == "received":
+        with patch.object(ZeroShards, "reduce_gradients", receiving):
+            yield
+    else:
+        trainer.wait_for_weights()
+        states = {"masters": trainer.shards.master, "moments": trainer.optimizer.states[1].values}
+        flip(states.get(target, trainer.shards.weights), element, bit)
+        yield
+
+
+def inject(target: str, rank: int, steps: range, element: int = 12345, bit: int = 29) -> None:
+    """Flip a bit in one of PLACES of a rank, in these steps (from 1): a `prepare` of ranks."""
+    train_step = Trainer.train_step
+
+    def flipping(self: Trainer, here: Position) -> Any:
+        if self.step + 1 not in steps or self.world.rank != rank:
+            return train_step(self, here)
+        with flipped(self, target, element, bit):
+            return train_step(self, here)
 
     Trainer.train_step = flipping  # type: ignore[method-assign]

@@ -8,11 +8,14 @@ from typing import Any
 
 import pytest
 
-from tests.train.integrity.flips import TENSOR, inject
+from tests.train.integrity.flips import TENSOR, flip, inject
 from tests.train.ranks import train_on
+from tests.train.recovery.cluster import Cluster
+from tests.train.recovery.test_recovery import all_output, losses, recover_once, showing
 from tests.train.runs import losses_of, make_corpus, make_run
 from zslurm.checkpoint_tools import list_checkpoints
 from zslurm.train.jsonl import read_jsonl
+from zslurm.train.loop import Trainer
 
 EVERY_3 = {"integrity": {"every_steps": 3}, "checkpoint": {"every_steps": 2, "keep_last": 9}}
 
@@ -106,3 +109,46 @@ def test_the_checkpoint_to_go_back_to_is_kept(tmp_path: Path, corpus: Path) -> N
     run = make_run(tmp_path / "run", corpus, steps=7, integrity={"every_steps": 50}, checkpoint=checkpoint)
     assert train_on(run, 1).returncode == 0
     assert saved(run) == [7, 6, 2]
+
+
+def _flip_while_saving() -> None:
+    """Flip a bit of rank 1's moments just before the last save; a `prepare` of ranks."""
+    save = Trainer._save
+
+    def flipping(self: Trainer, *, wait: bool) -> None:
+        if wait and self.world.rank == 1:
+            flip(self.optimizer.states[1].values, 77, 3)
+        save(self, wait=wait)
+
+    Trainer._save = flipping  # type: ignore[method-assign]
+
+
+def test_a_bit_that_flips_before_the_last_save_is_found_and_the_checkpoint_set_aside(
+    tmp_path: Path, corpus: Path
+) -> None:
+    run = make_run(tmp_path / "run", corpus, steps=4, **EVERY_3)
+    done = train_on(run, 2, _flip_while_saving)
+    assert done.returncode == 1
+    assert done.stderr.count("masters or moments on rank 1 changed in memory after step 4") == 2
+    assert saved(run) == [2]
+
+
+@pytest.mark.parametrize("shrinks", [False, True])
+def test_a_recovery_in_memory_and_fewer_ranks_raise_no_alarm(
+    tmp_path: Path, corpus: Path, *, shrinks: bool
+) -> None:
+    """A process that joins knows no digests, and the ranks that stay go back behind theirs."""
+    sections = {"integrity": {"every_steps": 2}, "checkpoint": {"every_steps": 4, "background": True}}
+    expected, run = (make_run(tmp_path / name, corpus, steps=12, **sections) for name in ("undisturbed", "run"))
+    assert train_on(expected, 3, local_size=1).returncode == 0
+    cluster = Cluster(run, 3, warm=0 if shrinks else 1, faults={"1": "reduce_scatter:20:KILL"})
+    with showing(cluster):
+        if shrinks:
+            cluster.shrink(cluster.wait_lost())
+            assert cluster.outcome()["event"] == "recovered"
+        else:
+            assert recover_once(cluster)["event"] == "recovered"
+        assert set(cluster.finish().values()) == {0}, all_output(cluster)
+    assert losses(run) == pytest.approx(losses(expected), rel=1e-3 if shrinks else 0)
+    assert rows(run, "integrity")[-1]["step"] == 12
+    assert not rows(run, "integrity_off")
