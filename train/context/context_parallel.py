@@ -145,10 +145,10 @@ class ContextParallel:
 
     def reduce_scatter(self, whole: Tensor) -> Tensor:
         """Sum `whole` [size, ...] over all ranks and return this rank's part of it."""
-        part = torch.empty_like(whole[0])
-        self._count("reduce_scatter", part, self.size - 1)
-        _reduce_scatter(part.view(-1), whole.view(-1), group=self.group)
-        return part
+        reduced = torch.empty_like(whole[0])
+        self._count("reduce_scatter", reduced, self.size - 1)
+        _reduce_scatter(reduced.view(-1), whole.view(-1), group=self.group)
+        return reduced
 
     def _count(self, operation: str, sent: Tensor, times: int = 1) -> None:
         self.sent[operation] += sent.numel() * sent.element_size() * times

@@ -106,8 +106,8 @@ def _packed_inputs(planned: _Planned) -> list[PackedInputs] | None:
     if not isinstance(sequences, PackedSequences):
         return None
     for size in planned.sizes:
-        part = sequences.part(first, first + size)
-        inputs.append(PackedInputs(part.bounds(), np.minimum(part.filled, part.context)))
+        packs = sequences.part(first, first + size)
+        inputs.append(PackedInputs(packs.bounds(), np.minimum(packs.filled, packs.context)))
         first += size
     return inputs
 
