@@ -13,8 +13,8 @@ from .contenders import Contender, Start
 from .plans import PROGRAM, Plan
 from .site import Site
 
-LIMIT_S = 210.0
-"""Seconds for a trial of one fault; a plan with more steps gets as many times more."""
+LIMIT_S, HANG_LIMIT_S = 210.0, 420.0
+"""Seconds for a trial of one fault, and of one that is noticed late; a longer plan gets as many times more."""
 _USER_S, _ACTIONS = 10.0, 2
 """Seconds after which a user submits a job again that ended too early, and how often at most."""
 _EVERY_S = 0.2
@@ -83,7 +83,8 @@ def play(site: Site, contender: Contender, plan: Plan, directory: Path, port: in
     start = Start(site, plan, directory, port)
     record = _Record(directory / "record.jsonl")
     trial.rows = record.rows
-    limit_s = LIMIT_S * max(1.0, plan.steps / 60)
+    is_silent = any(fault.fault == "hang" for fault in plan.faults)
+    limit_s = (HANG_LIMIT_S if is_silent else LIMIT_S) * max(1.0, plan.steps / 60)
     outside = [fault for fault in plan.faults if fault.fault not in PROGRAM]
     mending: list[tuple[float, str, str]] = []
     left_since: float | None = None

@@ -101,7 +101,7 @@ def test_a_contender_that_starts_its_program_again_survives(site: Processes) -> 
 
 
 def test_a_contender_that_hangs_is_ended(site: Processes, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(trials, "LIMIT_S", 2.0)
+    monkeypatch.setattr(trials, "HANG_LIMIT_S", 2.0)
     figures = score(play(site, contender(site), plan_of("hang"), site.directory / "1", 1))
     assert (figures["outcome"], figures["kept_steps"], figures.get("first_new_step_s")) == ("hangs", 5, None)
 
