@@ -22,6 +22,7 @@ CLUSTER: dict[str, Any] = {
     "gpu_type": "mi300x",
     "network": "pollara",
     "rails_only": True,
+    "traffic_class": 104,
     "nics": [f"ionic_{index}" for index in range(RAILS)],
 }
 
@@ -69,6 +70,12 @@ class Node:
         )
         self.libraries([f"ionic_{index}" for index in range(RAILS)])
         self.rccl_log(rccl_logs.PLUGIN)
+        self.products(*[2e-5] * RAILS)
+        self.program("nicctl", f"printf '%s' {shlex.quote(samples.NICCTL_QOS)}")
+
+    def products(self, *seconds: float) -> None:
+        """What a small product takes on each GPU, by a stand-in for the Python that has torch."""
+        self.program("torch-python", f"echo '{json.dumps(seconds)}'")
 
     def rccl_log(self, log: str) -> None:
         """What RCCL prints in the ranks that the doctor starts here, which a script stands in for."""

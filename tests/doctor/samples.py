@@ -101,3 +101,31 @@ IBV_ABI_WARNING = (
     "/sys/class/infiniband/ionic_0"
 )
 """The warning of linux-rdma/rdma-core, libibverbs/init.c, with the versions of AMD-AGI/Primus#887."""
+
+NICCTL_QOS = """\
+NIC : 42424650-4c32-3433-3530-303030000000 (0000:06:00.0)
+
+Port : 04908130-7af8-4242-4242-000011010000
+  Classification type             : DSCP
+  DSCP-to-priority :
+    DSCP                          : 0-25, 27-47, 49-63 ==> priority : 0
+    DSCP                          : 26 ==> priority : 3
+    DSCP                          : 48 ==> priority : 6
+  PFC :
+    PFC no-drop priorities        : 3
+"""
+"""As AMD documents it; a stand-in, not recorded on a node."""
+
+DCB_PFC = "prio-pfc 0:off 1:off 2:off 3:off 4:on 5:off 6:off 7:off"
+DCB_APP = "dscp-prio 26:3 34:4"
+MLNX_QOS = """\
+DCBX mode: OS controlled
+Priority trust state: dscp
+dscp2prio mapping:
+	prio:0 dscp:07,06,05,04,03,02,01,00,
+	prio:3 dscp:31,30,29,28,27,26,25,24,
+	prio:6 dscp:55,54,53,52,51,50,49,48,
+PFC configuration:
+	priority    0   1   2   3   4   5   6   7
+	enabled     0   0   0   1   0   0   0   0
+"""

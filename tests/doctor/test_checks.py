@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -86,6 +87,21 @@ def no_peermem(symbols: str | None) -> Callable[[Node], None]:
     return take_away
 
 
+def tools(*, dcb: bool, enabled: str = "") -> Callable[[Node], None]:
+    """Let the tools of other NICs answer instead of AMD's: dcb, or mlnx_qos with this row of priorities."""
+
+    def put(node: Node) -> None:
+        node.program("nicctl", "exit 1")
+        qos = re.sub("enabled .*", f"enabled     {enabled}", samples.MLNX_QOS)
+        if dcb:
+            answers = f'pfc) echo "{samples.DCB_PFC}";; app) echo "{samples.DCB_APP}";;'
+            node.program("dcb", f'case "$2" in {answers} esac')
+        else:
+            node.program("mlnx_qos", f"printf '%s' {shlex.quote(qos)}")
+
+    return put
+
+
 def leave_in_shm(node: Node) -> None:
     (node.root / "dev/shm/torch_1234").write_bytes(b"x" * (4 << 20))
 
@@ -110,6 +126,12 @@ FAULTS: list[tuple[str, Callable[[Node], object], dict[str, Any], Status, str]] 
     ("gpu-pages", put_pages("un_res"), {}, Status.FAIL, "GPU 2: bad pages: 3 unreservable"),
     ("gpu-pages", put_pages("retired"), {}, Status.WARN, "GPU 2: 3 retired pages"),
     ("gpu-pages", lambda node: node.smi(**{"bad-pages": ""}), {}, Status.UNAVAILABLE, "0 of 8 GPUs show"),
+    ("small-product", lambda node: node.products(2e-5, 2e-5, 0.2, 2e-5), {}, Status.FAIL,
+     "GPU 2 2e+02 ms for a small product, the others 0.02 ms"),
+    ("small-product", lambda node: node.products(0.6, 0.6), {}, Status.FAIL, "takes 600 ms"),
+    ("small-product", lambda node: node.products(), {}, Status.UNAVAILABLE, "torch sees no GPU"),
+    ("small-product", lambda node: node.program("torch-python", "echo no torch >&2; exit 1"), {},
+     Status.UNAVAILABLE, "torch cannot multiply here: no torch"),
     ("gpu-idle", hold_memory, {}, Status.FAIL, "1 process holds GPU memory: 4242"),
     ("gpu-idle", lambda node: node.smi(process=samples.PROCESS_FLAT), {}, Status.FAIL, "4242 python"),
     ("gpu-idle", lambda node: node.rows(gpu5={"used_mb": 2048}), {}, Status.FAIL,
@@ -122,6 +144,15 @@ FAULTS: list[tuple[str, Callable[[Node], object], dict[str, Any], Status, str]] 
     ("nics", no_tree("sys"), {}, Status.UNAVAILABLE, "cannot be read"),
     ("rails", lambda node: None, {"gpu_nics": (1, 0, 2, 3, 4, 5, 6, 7)}, Status.WARN, "ionic_0 is closer on PCIe"),
     ("gid-index", lambda node: None, {"gid_index": 0}, Status.FAIL, "index 0 is IB/RoCE v1"),
+    ("lossless", lambda node: None, {"traffic_class": 96}, Status.WARN,
+     "the lossless class is 104, and NCCL_IB_TC is 96"),
+    ("lossless", lambda node: None, {"traffic_class": None}, Status.WARN, "and NCCL_IB_TC is not set"),
+    ("lossless", lambda node: node.program("nicctl", "exit 1"), {}, Status.UNAVAILABLE,
+     "neither nicctl nor dcb nor mlnx_qos shows a user the class"),
+    ("lossless", tools(dcb=True), {}, Status.WARN, "the lossless class is 136, and NCCL_IB_TC is 104"),
+    ("lossless", tools(dcb=False, enabled="0 0 0 0 0 0 0 0"), {}, Status.WARN, "every class may be dropped"),
+    ("compiler-caches", lambda node: None, {"env": {"TRITON_CACHE_DIR": "/shared/ada/triton"}}, Status.WARN,
+     "TRITON_CACHE_DIR: /shared/ada/triton is on nfs4"),
     ("transport", lambda node: node.rccl_log(rccl_logs.SOCKET), {}, Status.FAIL,
      "RCCL opened TCP sockets, not RDMA"),
     ("peermem", no_peermem("0000000000000000 T ib_register_device"), {}, Status.FAIL,
@@ -248,6 +279,24 @@ def test_a_profile_that_uses_some_of_the_xgmi_links_is_warned_about(
     outcome = node.check("xgmi", task=task, **cluster)
     assert outcome.status is status
     assert words in outcome.reason
+
+
+def test_the_class_of_mlnx_qos_is_read(node: Node) -> None:
+    tools(dcb=False, enabled="0 0 0 1 0 0 0 0")(node)
+    assert node.check("lossless").reason == "NCCL_IB_TC=104 is lossless"
+
+
+def test_a_lock_that_no_process_holds_is_named(node: Node, tmp_path: Path) -> None:
+    lock = tmp_path / "caches" / "aiter" / "lock_module_moe"
+    lock.parent.mkdir(parents=True)
+    lock.touch()
+    options = {"env": {"AITER_JIT_DIR": str(lock.parent)}}
+    assert node.check("compiler-caches", **options).status is Status.PASS, "it may be new"
+    os.utime(lock, (0, 0))
+    assert f"1 lock that no process here holds: {lock}" in node.check("compiler-caches", **options).reason
+    (node.root / "proc/4242/fd").mkdir(parents=True)
+    (node.root / "proc/4242/fd/3").symlink_to(lock)
+    assert node.check("compiler-caches", **options).status is Status.PASS
 
 
 def test_rules_that_the_profile_leaves_out_are_warned_about(node: Node) -> None:

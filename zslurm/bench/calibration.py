@@ -195,9 +195,10 @@ class CalibrationRun:
             for part in self.parts:
                 if part.needs_gpu and not self.place.has_gpus:
                     progress.skipped(part, "it needs a GPU")
-            left = self.left
-            for index, part in enumerate(left):
-                self._measure_and_keep(part, left[index:], len(self.parts) - len(left) + index + 1, progress)
+            remaining = self.left
+            first = len(self.parts) - len(remaining) + 1
+            for index, part in enumerate(remaining):
+                self._measure_and_keep(part, remaining[index:], first + index, progress)
         return not self.left
 
     @contextmanager
@@ -217,8 +218,8 @@ class CalibrationRun:
     def _measure_and_keep(
         self, part: Part, remaining: Sequence[Part], number: int, progress: CalibrationProgress
     ) -> None:
-        left_minutes = self.minutes - (self._clock() - self._began) / 60
-        minutes = left_minutes * part.share / sum(later.share for later in remaining)
+        minutes_left = self.minutes - (self._clock() - self._began) / 60
+        minutes = minutes_left * part.share / sum(later.share for later in remaining)
         if minutes < part.least_minutes:
             progress.failed(part, NO_TIME)
             return
@@ -275,9 +276,9 @@ class CalibrationRun:
                 draft.replace(file)
         if not part.keeps_values:
             return result, None
-        found = settings_from(result, file)
-        found.lines += keep_tables(result, self.path)
-        return result, found
+        derived = settings_from(result, file)
+        derived.lines += keep_tables(result, self.path)
+        return result, derived
 
     def _keep(self, part: Part, took: CalibrationPart, values: Mapping[str, StoredValue]) -> None:
         """Add a part and its values to what is in the file by now, which `bench apply` may have written."""

@@ -52,6 +52,7 @@ class Probe:
         peermem: see `NodeFacts`.
         scontrol: whether jobs find scontrol on their nodes; None is unknown.
         unknown_nics: whether the node has NICs, and the RCCL rules know the driver of none.
+        traffic_class: the lossless one, if all NICs that show theirs have the same.
     """
 
     extends: str | None
@@ -69,6 +70,7 @@ class Probe:
     peermem: bool | None = None
     scontrol: bool | None = None
     unknown_nics: bool = False
+    traffic_class: int | None = None
 
     @property
     def not_found(self) -> tuple[str, ...]:
@@ -136,6 +138,7 @@ def probe_of(facts: NodeFacts) -> Probe:
         peermem=facts.peermem if network is not None else None,
         scontrol=facts.scontrol,
         unknown_nics=network is None and any(nic.pci and nic.driver for nic in facts.nics),
+        traffic_class=classes.pop() if len(classes := set(facts.traffic_classes.values())) == 1 else None,
     )
 
 

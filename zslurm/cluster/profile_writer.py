@@ -197,6 +197,8 @@ def _probed_lines(members: Members, found: Probe) -> list[str]:
             f"  # nics: not filled in: Slurm counts {counted(members.gpus, 'GPU')}, the node's kernel {found.gpus}"
         )
     lines += [f"  gid_index: {found.gid_index}   # RoCE v2"] if found.gid_index is not None else []
+    if found.traffic_class is not None:
+        lines.append(f"  traffic_class: {found.traffic_class}   # in which the NICs drop nothing")
     if found.gpu_numa and found.gpus == members.gpus:
         lines.append(f"  gpu_numa: [{', '.join(map(str, found.gpu_numa))}]   # ranks are bound to its cores")
     if found.rocm_version:

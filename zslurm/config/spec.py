@@ -226,6 +226,9 @@ class ClusterSection(Section):
         (), description="for each GPU the index of its NIC in `nics`; default: GPU i uses NIC i"
     )
     gid_index: Whole | None = Field(None, description="GID index of RoCE v2; default: the network's usual one")
+    traffic_class: Whole | None = Field(
+        None, description="class of RoCE packets that switches never drop, four times its DSCP, e.g. 104"
+    )
     gpu_numa: tuple[Whole, ...] = Field(
         (), description="for each GPU its NUMA node; default: what sysfs of the node has when the ranks start"
     )

@@ -1,22 +1,25 @@
 """What a node is: its GPUs, RDMA NICs, kernel and drivers, as sysfs and procfs have them.
 
 Nothing is run and nothing is asked of a driver's library, so this works for any user, in a job or outside, and
-takes a few milliseconds. What cannot be read is None, never a guess. No name of a NIC is ever taken for granted:
-the same card is `ionic_3`, `rdma3`, `rocep195s0` or `roce_ai3`, as the site likes it.
+takes a few milliseconds. Only the program below asks the NICs' tools for the class of RoCE. What cannot be read is
+None, never a guess. No name of a NIC is ever taken for granted: the same card is `ionic_3`, `rdma3`,
+`rocep195s0` or `roce_ai3`, as the site likes it.
 
 `python -m zslurm.hardware.facts` answers `zslurm.slurm.on_nodes.run_on_nodes`.
 """
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
 from zslurm.core.files import read_text
+from zslurm.hardware.command import CommandResult, run
 from zslurm.hardware.gpus import Gpu, read_gpus
 from zslurm.hardware.nics import Nic, read_nics
 from zslurm.hardware.sysfs import names, read_int, sysroot
@@ -49,6 +52,7 @@ class NodeFacts:
         modules: kernel modules that are loaded; None if /proc/modules cannot be read.
         module_versions: of those that carry a version.
         scontrol: whether a job on this node finds scontrol, without which it cannot requeue itself.
+        traffic_classes: see `lossless.read_classes`; only if this module runs as a program.
     """
 
     node: str
@@ -65,6 +69,7 @@ class NodeFacts:
     modules: tuple[str, ...] | None = None
     module_versions: Mapping[str, str] = field(default_factory=dict)
     scontrol: bool | None = None
+    traffic_classes: Mapping[str, int | None] = field(default_factory=dict)
 
     @property
     def iommu_passthrough(self) -> bool | None:
@@ -132,7 +137,14 @@ def from_json(value: Any) -> NodeFacts:
     return TypeAdapter(NodeFacts).validate_python(value)
 
 
+def _run(program: str, *arguments: str, timeout_s: float) -> CommandResult | None:
+    path = shutil.which(program)
+    return None if path is None else run([path, *arguments], os.environ, timeout_s)
+
+
 if __name__ == "__main__":
+    from zslurm.hardware.lossless import read_classes
     from zslurm.slurm.on_nodes.run_on_nodes import answer
 
-    answer(asdict(read_facts()))
+    facts = read_facts()
+    answer(asdict(replace(facts, traffic_classes=read_classes(_run, facts.nics, 5.0))))

@@ -28,7 +28,7 @@ from zslurm.core.files import read_json, write_atomically
 from zslurm.core.redact import redact
 from zslurm.job.numa_bind import bind
 from zslurm.job.own_address import rendezvous_host
-from zslurm.job.rank_setup import close_progress, map_environment, open_progress
+from zslurm.job.rank_setup import close_progress, open_progress, set_up
 from zslurm.job.stop_request import StopListener, address_of, publish
 from zslurm.kernels.prepared import use_prepared
 from zslurm.run.log_times import keep_times
@@ -253,7 +253,7 @@ def main(argv: list[str]) -> int:
     stop = StopRequest()  # listens before torch is imported: a request in that long time must not kill the rank
     stop.install()
     run = RunDir(Path(argv[0]))
-    map_environment(os.environ)
+    set_up(os.environ)
     return run_rank(run, run.attempt(int(argv[1])), stop)
 
 

@@ -6,8 +6,36 @@ import contextlib
 from collections.abc import MutableMapping
 from pathlib import Path
 
+from zslurm.hardware import compiler_caches
+from zslurm.hardware.gpus import read_gpus
+from zslurm.hardware.sysfs import sysroot
 from zslurm.slurm.environment import step_info
 from zslurm.train.progress import record_path
+
+_VISIBLE = ("ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL")
+"""What hides AMD's GPUs from a process, the outermost first: each counts among those that the ones before show."""
+
+
+def set_up(environ: MutableMapping[str, str]) -> None:
+    """Give a rank its environment before it imports anything that reads it, and print what a user should know.
+
+    Raises:
+        SlurmUnavailable: see `map_environment`.
+    """
+    map_environment(environ)
+    notes = [*keep_one_of_visible(environ), *compiler_caches.ready(environ)]
+    for note in notes if environ.get("LOCAL_RANK") == "0" else ():
+        print(note, flush=True)
+
+
+def keep_one_of_visible(environ: MutableMapping[str, str], root: Path | None = None) -> list[str]:
+    """Leave one of the variables that hide AMD's GPUs: several of Slurm and the user's shell may leave no GPU."""
+    present = [name for name in _VISIBLE if environ.get(name)]
+    if len(present) < 2 or {gpu.kind for gpu in read_gpus(root or sysroot(environ))} != {"amd"}:
+        return []
+    for name in present[1:]:
+        del environ[name]
+    return [f"{', '.join(present[1:])}: not used, as {present[0]}={environ[present[0]]} is set too"]
 
 
 def map_environment(environ: MutableMapping[str, str]) -> None:

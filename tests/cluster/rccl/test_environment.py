@@ -10,11 +10,15 @@ from zslurm.cluster.rccl.environment import RULES, environment, left_out, left_o
 from zslurm.cluster.site import resolve_profile
 from zslurm.config.layers import Override
 from zslurm.config.spec import ClusterSection
+from zslurm.hardware.compiler_caches import node_directory
 
 # What every cluster with GPUs gets.
 GPUS = {
     "TORCH_NCCL_ENABLE_MONITORING": "1",
     "TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC": "600",
+    "TRITON_CACHE_DIR": f"{node_directory()}/triton",
+    "TORCH_EXTENSIONS_DIR": f"{node_directory()}/torch_extensions",
+    "TORCHINDUCTOR_CACHE_DIR": f"{node_directory()}/inductor",
     "NCCL_DEBUG": "WARN",
     "TORCH_NCCL_DUMP_ON_TIMEOUT": "1",
     "TORCH_NCCL_TRACE_BUFFER_SIZE": "2000",
@@ -28,6 +32,9 @@ MI300X = {
     "GPU_MAX_HW_QUEUES": "4",
     "TORCH_NCCL_HIGH_PRIORITY": "1",
     "NCCL_P2P_NET_CHUNKSIZE": "524288",
+    "AITER_JIT_DIR": f"{node_directory()}/aiter",
+    "MIOPEN_USER_DB_PATH": f"{node_directory()}/miopen",
+    "MIOPEN_CUSTOM_CACHE_DIR": f"{node_directory()}/miopen",
 }
 EXPECTED: dict[str, dict[str, str]] = {
     "local": {},
@@ -174,7 +181,7 @@ def test_rules_that_wait_for_the_network_or_the_vendor_are_left_out_and_counted(
     needs = {rule.variable: rule.needs for rule in left_out(unknown)}
     for variable in ("NCCL_IB_HCA", "NCCL_IB_TIMEOUT", "NCCL_CROSS_NIC", "NCCL_NET_PLUGIN", "NCCL_DMABUF_ENABLE"):
         assert needs[variable] == "cluster.network"
-    assert (left_out_note(unknown) or "").startswith("32 variables of RCCL or NCCL are not set: profile lab ")
+    assert (left_out_note(unknown) or "").startswith("34 variables of RCCL or NCCL are not set: profile lab ")
     nameless = {
         rule.variable: rule.needs for rule in left_out(cluster(gpu_type=None, network=None, launcher="slurm"))
     }

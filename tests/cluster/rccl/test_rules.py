@@ -22,6 +22,8 @@ from zslurm.cluster.rccl.rules import (
 )
 from zslurm.config.aegis import AegisSection
 from zslurm.config.spec import ClusterSection
+from zslurm.hardware.compiler_caches import DEFAULTS, node_directory
+from zslurm.kernels.prepared import PREPARED_VARIABLE
 from zslurm.train.config import ParallelConfig
 
 NICS = tuple(f"ionic_{i}" for i in range(8))
@@ -41,10 +43,18 @@ CASES: list[tuple[str, dict[str, Any], str, dict[str, Any]]] = [
     ("NCCL_IB_HCA", {**POLLARA, "nics": NICS}, "=" + ",".join(NICS), POLLARA),
     ("NCCL_IB_GID_INDEX", POLLARA, "1", INFINIBAND),
     ("NCCL_IB_ROCE_VERSION_NUM", BROADCOM, "2", INFINIBAND),
+    ("NCCL_IB_TC", {**BROADCOM, "traffic_class": 104}, "104", BROADCOM),
+    ("NCCL_IB_FIFO_TC", {**POLLARA, "traffic_class": 96}, "192", POLLARA),
     ("NCCL_IB_TIMEOUT", INFINIBAND, "21", NVIDIA),
     ("NCCL_IB_RETRY_CNT", INFINIBAND, "7", NVIDIA),
     ("TORCH_NCCL_ENABLE_MONITORING", GPU_NODE, "1", NO_GPU),
     ("TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC", GPU_NODE, "600", NO_GPU),
+    ("TRITON_CACHE_DIR", GPU_NODE, f"{node_directory()}/triton", NO_GPU),
+    ("TORCH_EXTENSIONS_DIR", GPU_NODE, f"{node_directory()}/torch_extensions", NO_GPU),
+    ("TORCHINDUCTOR_CACHE_DIR", {**NVIDIA, "stage_env": "/local"}, f"{node_directory('/local')}/inductor", NO_GPU),
+    ("AITER_JIT_DIR", {**GPU_NODE, "env": {PREPARED_VARIABLE: "/local/mine"}}, "/local/mine/aiter", NVIDIA),
+    ("MIOPEN_USER_DB_PATH", GPU_NODE, f"{node_directory()}/miopen", NVIDIA),
+    ("MIOPEN_CUSTOM_CACHE_DIR", GPU_NODE, f"{node_directory()}/miopen", NVIDIA),
     ("NCCL_DEBUG", GPU_NODE, "WARN", NO_GPU),
     ("TORCH_NCCL_DUMP_ON_TIMEOUT", GPU_NODE, "1", NO_GPU),
     ("TORCH_NCCL_TRACE_BUFFER_SIZE", GPU_NODE, "2000", NO_GPU),
@@ -237,7 +247,7 @@ def test_no_name_is_known_twice_or_both_real_and_misspelt() -> None:
 
 
 def test_every_variable_of_a_rule_is_known() -> None:
-    others = {"GLOO_SOCKET_IFNAME", "GPU_MAX_HW_QUEUES", "IONIC_LOCKFREE"}
+    others = {"GLOO_SOCKET_IFNAME", "GPU_MAX_HW_QUEUES", "IONIC_LOCKFREE", *DEFAULTS}
     assert {rule.variable for rule in rules().rules} - others <= variables().names
 
 

@@ -41,7 +41,9 @@ from zslurm.bench.run.messages import (
 from zslurm.bench.run.store import StoreNotStarted, host_store
 from zslurm.checkpoint_tools.quantities import counted
 from zslurm.core.errors import ZslurmError
+from zslurm.hardware import compiler_caches
 from zslurm.job.own_address import rendezvous_host
+from zslurm.job.rank_setup import keep_one_of_visible
 
 
 class CannotJoin(Exception):
@@ -181,6 +183,8 @@ def _end_with_node() -> None:
 def main() -> int:
     """Measure; returns the exit code."""
     task = Task.model_validate_json(os.environ[TASK_VARIABLE])
+    keep_one_of_visible(os.environ)
+    compiler_caches.ready(os.environ)
     try:
         ranks = join(task)
         threading.Thread(target=_end_with_node, daemon=True).start()

@@ -80,6 +80,8 @@ def variables_of(cluster: ClusterSection) -> dict[str, str]:
 FIND_OUT = "by `zslurm init --probe`, or by hand what a node does not show"
 """How a user completes a profile."""
 _NOT_PROBED = "cluster.interface"
+_READ_BY_DOCTOR = "cluster.traffic_class"
+"""The doctor's check `lossless` reports it: many sites show users no class."""
 
 
 @dataclass(frozen=True)
@@ -141,7 +143,8 @@ def left_out(cluster: ClusterSection) -> list[LeftOut]:
             continue
         needs = rule.when.unknown(cluster)
         if needs is None and rule.when.holds(cluster):
-            needs = " and ".join(f"cluster.{key}" for key in rule.missing(cluster)) or None
-        if needs is not None:
+            keys = (key.removeprefix("control_") for key in rule.missing(cluster))
+            needs = " and ".join(f"cluster.{key}" for key in keys) or None
+        if needs is not None and needs != _READ_BY_DOCTOR:
             by_name[rule.variable] = LeftOut(rule.variable, needs, rule.reason)
     return list(by_name.values())

@@ -17,6 +17,8 @@ from pydantic import AfterValidator, Field
 from zslurm.config import yaml12
 from zslurm.config.spec import ClusterSection
 from zslurm.config.text import one_line
+from zslurm.hardware.compiler_caches import node_directory
+from zslurm.kernels.prepared import PREPARED_VARIABLE
 from zslurm.train.sections.section import Section
 
 Network = Literal["pollara", "broadcom", "cx7", "infiniband", "slingshot"]
@@ -32,7 +34,10 @@ BUILT_IN_ROCM = "7.2.1"
 """The first ROCm whose RCCL has Pollara's transport built in."""
 PLUGIN = "librccl-anp.so"
 """AMD's network plugin for Pollara NICs, which older RCCL needs."""
-_FIELDS = frozenset(("nics", "interface", "gid_index", "ib_timeout", "ib_retries", "heartbeat_s"))
+_FIELDS = frozenset((
+    *("nics", "interface", "gid_index", "ib_timeout", "ib_retries", "heartbeat_s", "node_cache"),
+    *("traffic_class", "control_traffic_class"),
+))  # fmt: skip
 _COMPARISONS = {"<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge, "==": operator.eq}
 _RANGE = re.compile(r"(<=|>=|<|>|==)\s*(\d+(?:\.\d+)*)")
 # Families and types of GPUs as Slurm, sysfs and people write them: mi300x, nvidia_h100_80gb_hbm3, amd_mi250.
@@ -152,6 +157,7 @@ class Limits(Section):
     network_patience_s: Annotated[int, Field(gt=0)]
     ib_retries: Annotated[int, Field(ge=1, le=7)]
     heartbeat_s: Annotated[int, Field(gt=0)]
+    control_traffic_class: Annotated[int, Field(gt=0)]
 
     @property
     def ib_timeout(self) -> int:
@@ -277,6 +283,9 @@ def _fields_of(cluster: ClusterSection) -> dict[str, Any]:
         "ib_timeout": limits.ib_timeout,
         "ib_retries": limits.ib_retries,
         "heartbeat_s": limits.heartbeat_s,
+        "node_cache": cluster.env.get(PREPARED_VARIABLE) or node_directory(cluster.stage_env),
+        "traffic_class": cluster.traffic_class,
+        "control_traffic_class": None if cluster.traffic_class is None else limits.control_traffic_class,
     }
 
 

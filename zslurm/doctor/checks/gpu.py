@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import statistics
+import sys
 from collections import Counter
 
 from zslurm.checkpoint_tools.quantities import counted, show_bytes
@@ -9,6 +12,7 @@ from zslurm.cluster.rccl.rules import vendor_of
 from zslurm.cluster.xgmi import group_cost
 from zslurm.doctor.check import CheckOutcome, Status, check, failed, first_few, passed, unavailable, warned, worst
 from zslurm.hardware import ras
+from zslurm.hardware.command import CommandHung
 from zslurm.hardware.gpu_health import USED_BYTES, GpuHealth
 from zslurm.hardware.job_processes import process
 from zslurm.hardware.node_sources import Sources
@@ -173,3 +177,52 @@ def xgmi(sources: Sources) -> CheckOutcome | None:
         remedy = "set cluster.gpus_per_node to all GPUs of the node, and slurm.ranks_per_node to 8 or 1"
         return warned(cost, remedy)
     return passed(f"{counted(ranks, 'rank')} on each node")
+
+
+_PRODUCT = """
+import json, time, torch
+seconds = []
+for number in range(torch.cuda.device_count()):
+    a = torch.ones(1024, 1024, dtype=torch.bfloat16, device=f"cuda:{number}")
+    best = float("inf")
+    for _ in range(6):
+        torch.cuda.synchronize(number)
+        began = time.perf_counter()
+        a @ a
+        torch.cuda.synchronize(number)
+        best = min(best, time.perf_counter() - began)
+    seconds.append(best)
+print(json.dumps(seconds))
+"""
+_SLOW_PRODUCT_S, _LEAST_S, _TIMES = 0.1, 1e-3, 3.0
+PYTHON = sys.executable
+"""The Python that has torch."""
+
+
+@check("gpu", "one small bf16 product on each GPU", "node")
+def small_product(sources: Sources) -> CheckOutcome | None:
+    """Time a product of 1024 x 1024 matrices, which takes much less than a millisecond.
+
+    On a MI300A with ROCm 7.1 any product of some sizes took 600 ms (ROCm/rocm-systems#4084).
+    """
+    if not sources.has_gpus:
+        return None
+    try:
+        done = sources.run(PYTHON, "-c", _PRODUCT, timeout_s=sources.limits.check_s)
+    except CommandHung as error:
+        return failed(f"a product of small matrices: {error}", "exclude the node")
+    if done is None or done.code != 0:
+        message = (done and done.message) or "no message"
+        return unavailable(f"torch cannot multiply here: {message}", "see `zslurm doctor --only torch-import`")
+    seconds: list[float] = json.loads(done.out.splitlines()[-1])
+    if not seconds:
+        return unavailable("torch sees no GPU", "see `zslurm doctor --only torch-import`")
+    usual = statistics.median(seconds)
+    slow = {gpu: took for gpu, took in enumerate(seconds) if took > max(_LEAST_S, _TIMES * usual)}
+    if usual > _SLOW_PRODUCT_S:
+        remedy = "torch's BLAS is wrong for these GPUs: take another ROCm, or TORCH_BLAS_PREFER_HIPBLASLT=0"
+        return failed(f"a product of small matrices takes {1e3 * usual:.0f} ms", remedy)
+    if slow:
+        listed = ", ".join(f"GPU {gpu} {1e3 * took:.2g} ms" for gpu, took in slow.items())
+        return failed(f"{listed} for a small product, the others {1e3 * usual:.2g} ms", "exclude the node")
+    return passed(f"{1e3 * max(seconds):.2g} ms at most")

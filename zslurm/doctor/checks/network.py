@@ -15,9 +15,10 @@ from zslurm.cluster.rccl.environment import FIND_OUT, left_out_lines, variables_
 from zslurm.cluster.rccl.finding import RcclFinding
 from zslurm.cluster.rccl.lint import concerns_us, lint, overridden
 from zslurm.cluster.rccl.lint_network import dmabuf_by_default
-from zslurm.cluster.rccl.rules import vendor_of
+from zslurm.cluster.rccl.rules import ROCE, vendor_of
 from zslurm.doctor.check import CheckOutcome, Status, check, failed, passed, unavailable, warned, worst
 from zslurm.hardware.command import CommandHung
+from zslurm.hardware.lossless import read_classes
 from zslurm.hardware.node_sources import Sources
 from zslurm.hardware.routes import addresses, reverse_lookup_s
 from zslurm.slurm.hostlist import compress
@@ -128,6 +129,29 @@ def gid_index(sources: Sources) -> CheckOutcome | None:
     indexes = sorted({rail.gid_index for rail in rails.rails if rail.gid_index is not None})
     listed = ", ".join(map(str, indexes))
     return worst(problems, f"RoCE v2 at GID index {listed}", must_match={"GID index of RoCE v2": listed or None})
+
+
+@check("network", "RCCL sends in the class in which the RoCE fabric drops nothing", "node")
+def lossless(sources: Sources) -> CheckOutcome | None:
+    """Read the lossless class from the NICs' tools; in another class a run is slow, and nothing says why."""
+    if sources.cluster.network not in ROCE or not sources.facts.nics:
+        return None
+    classes = read_classes(sources.run, sources.facts.nics, sources.limits.canary_s)
+    used = (variables_of(sources.cluster) | dict(sources.environ)).get("NCCL_IB_TC")
+    facts = {"lossless class": ", ".join(sorted({str(read) for read in classes.values()})) or None}
+    if not classes:
+        reason = "neither nicctl nor dcb nor mlnx_qos shows a user the class"
+        return unavailable(reason, "ask the site, and set cluster.traffic_class: 4 x DSCP", must_match=facts)
+    problems = []
+    for name, read in classes.items():
+        if read is None:
+            remedy = "have flow control turned on for the priority of RoCE"
+            problems.append(warned(f"{name}: every class may be dropped", remedy))
+        elif used != str(read):
+            sends = f"NCCL_IB_TC is {used or 'not set'}"
+            remedy = f"set cluster.traffic_class: {read} in the profile"
+            problems.append(warned(f"{name}: the lossless class is {read}, and {sends}", remedy))
+    return worst(problems, f"NCCL_IB_TC={used} is lossless", must_match=facts)
 
 
 @check("network", "GPU i uses the NIC of rail i, on every node", "node")

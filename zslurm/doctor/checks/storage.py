@@ -11,8 +11,21 @@ from pathlib import Path
 
 from zslurm.checkpoint_tools.quantities import counted, show_bytes
 from zslurm.cluster.rails.map import rail_map
+from zslurm.cluster.rccl.environment import variables_of
 from zslurm.core.files import read_text
-from zslurm.doctor.check import CheckOutcome, NodeData, Status, check, failed, passed, unavailable, warned, worst
+from zslurm.doctor.check import (
+    CheckOutcome,
+    NodeData,
+    Status,
+    check,
+    failed,
+    first_few,
+    passed,
+    unavailable,
+    warned,
+    worst,
+)
+from zslurm.hardware.compiler_caches import directories, stale_locks
 from zslurm.hardware.mounts import mount_of
 from zslurm.hardware.node_sources import Sources
 from zslurm.hardware.routes import addresses, interface_to
@@ -145,3 +158,22 @@ def _is_address(text: str) -> bool:
     except ValueError:
         return False
     return True
+
+
+@check("storage", "compilers of kernels write to the node, and no lock of them is stale", "node")
+def compiler_caches(sources: Sources) -> CheckOutcome | None:
+    """Look at the directories of Triton, AITER, torch, Inductor and MIOpen that a job on this node gets."""
+    if not sources.has_gpus:
+        return None
+    environ = dict(sources.environ) | variables_of(sources.cluster)
+    problems = []
+    for name, directory in directories(environ).items():
+        mount = mount_of(str(directory.resolve()), sources.root)
+        if mount is not None and mount.is_networked:
+            reason = f"{name}: {directory} is on {mount.kind}: the ranks of all nodes wait for each other's locks"
+            problems.append(warned(reason, f"name a directory on the nodes for {name} in cluster.env"))
+    if locks := stale_locks(environ, sources.root / "proc"):
+        listed = first_few([str(lock) for lock in locks])
+        reason = f"{counted(len(locks), 'lock')} that no process here holds: {listed}"
+        problems.append(warned(reason, "remove them, unless a job on another node compiles there now"))
+    return worst(problems, "no directory is shared, no lock is stale")

@@ -9,12 +9,12 @@ What fails is recorded, and the ranks start: they compile then, and warn of it.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from zslurm.config.spec import RunSpec
 from zslurm.core.errors import ZslurmError
+from zslurm.hardware.compiler_caches import node_directory
 from zslurm.job.preparation.interpreter import Interpreter
 from zslurm.kernels.prepared import PREPARED_VARIABLE
 from zslurm.run.events import KernelsPrepared
@@ -39,7 +39,7 @@ def builds_kernels(spec: RunSpec) -> bool:
 
 def _directory(spec: RunSpec, environ: Mapping[str, str]) -> str:
     """Return the directory of this user's kernels on each node, which cluster.env may name."""
-    return environ.get(PREPARED_VARIABLE) or f"{spec.cluster.stage_env or '/tmp'}/zslurm-kernels-{os.getuid()}"
+    return environ.get(PREPARED_VARIABLE) or node_directory(spec.cluster.stage_env)
 
 
 def with_kernels(spec: RunSpec, python: Interpreter) -> Interpreter:

@@ -24,7 +24,7 @@ from zslurm.job.program.progress import ProgramProgress
 from zslurm.job.program.recovery import ProgramRecovery
 from zslurm.job.program.rendezvous import rendezvous
 from zslurm.job.program.stop_channel import join, pass_on
-from zslurm.job.rank_setup import close_progress, map_environment, open_progress
+from zslurm.job.rank_setup import close_progress, open_progress, set_up
 from zslurm.run.log_times import keep_times
 from zslurm.run.run_dir import AttemptDir, RunDir
 from zslurm.train.stop import StopRequest
@@ -88,7 +88,7 @@ def main(argv: list[str]) -> int:
     stop.install()
     run = RunDir(Path(argv[0]))
     attempt = run.attempt(int(argv[1]))
-    map_environment(os.environ)
+    set_up(os.environ)
     try:
         code = run_program(run, attempt, stop, os.environ)
     except (OSError, RuntimeError, ZslurmError) as error:

@@ -42,7 +42,7 @@ from zslurm.job.program import warm_program
 from zslurm.job.program.environment import filled, program_environment
 from zslurm.job.program.process import adopt_orphans, end_descendants, prepare_child
 from zslurm.job.program.warm_program import receive, send
-from zslurm.job.rank_setup import map_environment
+from zslurm.job.rank_setup import set_up
 from zslurm.run.run_dir import RunDir
 from zslurm.slurm.environment import own_job_id
 
@@ -219,7 +219,7 @@ def main(argv: Sequence[str]) -> int:
 
     signal.signal(signal.SIGTERM, ask)
     environ = os.environ
-    map_environment(environ)
+    set_up(environ)
     try:
         trainer = load_spec(run.config).trainer
         call = None if trainer is None else python_call(trainer.command)
