@@ -395,17 +395,3 @@ def test_an_empty_name_and_an_endless_number(shell: Shell, command: tuple[str, .
     assert code == Exit.USAGE
     assert message in line
     assert not list(shell.directory.glob(".*partial*"))
-
-
-@pytest.mark.parametrize("context", ["1", "9" * 25])
-def test_packing_into_an_impossible_context(shell: Shell, context: str) -> None:
-    code, line = shell.fails(
-        "data", "pack", str(make_corpus(shell.directory / "tokens.h5")), f"--context={context}"
-    )
-    assert code == Exit.USAGE
-    assert "--context" in line and "should be" in line
-
-
-def test_packing_into_the_longest_context(shell: Shell) -> None:
-    corpus = make_corpus(shell.directory / "tokens.h5")
-    assert " in 1 sequence of " in shell.zslurm.ok("data", "pack", corpus, f"--context={2**53}").stdout
