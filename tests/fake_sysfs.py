@@ -58,6 +58,7 @@ MI300X = Card(0x1002, 0x74A1, 0x120000, "amdgpu")
 H100 = Card(0x10DE, 0x2330, 0x030200, "nvidia")
 POLLARA = Card(0x1DD8, 0x1002, 0x020000, "ionic")
 MLX5 = Card(0x15B3, 0x1021, 0x020700, "mlx5_core")
+CASSINI = Card(0x17DB, 0x0501, 0x020000, "cxi_ss1")
 
 
 # A real MI300X node: `lspci -PP` of its GPUs and of its ConnectX-7 (elsewhere on the page the NICs at the same
@@ -288,4 +289,20 @@ def h100_mlx5(root: Path) -> FakeNode:
         node.nvidia_gpu(gpu, numa)
         node.nic(f"mlx5_{index}", nic, numa, card=MLX5, link_layer="InfiniBand", gid_types=("IB/RoCE v1",))
     node.nic("mlx5_8", ("pci0000:f0", "0000:f0:03.1", "0000:f1:00.0"), 1, card=MLX5, netdev="storage0")
+    return node
+
+
+def slingshot(root: Path, *, gpus: int, model: str) -> FakeNode:
+    """GPUs of AMD and four Cassini NICs of HPE Slingshot, each below the bridge of its GPUs; four NUMA nodes."""
+    node = FakeNode(root)
+    for index in range(4):
+        top = (f"pci0000:{0xC0 - 0x40 * index:02x}", f"0000:{0xC0 - 0x40 * index:02x}:01.1")
+        bus, numa = 0xC0 - 0x40 * index, 3 - index
+        for gpu in range(gpus // 4):
+            node.amd_gpu((*top, f"0000:{bus + 1 + 4 * gpu:02x}:00.0"), numa, model)
+        nic = (*top, f"0000:{bus + 0x10:02x}:00.0")
+        device = node.pci(nic, CASSINI, numa)
+        node.write(f"{device}/net/hsn{index}/operstate", "up")
+        node.link(f"{device}/cxi/cxi{index}/device", device)
+        node.link(f"sys/class/cxi/cxi{index}", f"{device}/cxi/cxi{index}")
     return node

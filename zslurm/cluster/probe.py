@@ -15,7 +15,7 @@ from typing import Literal
 from zslurm.checkpoint_tools.quantities import show_bytes
 from zslurm.cluster.rails.map import rail_map
 from zslurm.cluster.rails.types import RailMap
-from zslurm.cluster.rccl.rules import BUILT_IN_ROCM, PLUGIN, Network, Transport, in_range, rules, version
+from zslurm.cluster.rccl.rules import BUILT_IN_ROCM, PLUGIN, ROCE, Network, Transport, in_range, rules, version
 from zslurm.config.spec import ClusterSection
 from zslurm.core.errors import SlurmRefused
 from zslurm.hardware.facts import NodeFacts, from_json
@@ -52,6 +52,7 @@ class Probe:
         peermem: see `NodeFacts`.
         scontrol: whether jobs find scontrol on their nodes; None is unknown.
         unknown_nics: whether the node has NICs, and the RCCL rules know the driver of none.
+        interface: the first one of Slingshot, on which ranks can meet; None on other networks.
         traffic_class: the lossless one, if all NICs that show theirs have the same.
     """
 
@@ -71,6 +72,7 @@ class Probe:
     scontrol: bool | None = None
     unknown_nics: bool = False
     traffic_class: int | None = None
+    interface: str | None = None
 
     @property
     def not_found(self) -> tuple[str, ...]:
@@ -79,8 +81,8 @@ class Probe:
             return ()
         missing = {
             "network": self.network is None,
-            "nics": not self.nics,
-            "gid_index": self.gid_index is None and self.network not in (None, "infiniband"),
+            "nics": not self.nics and self.network != "slingshot",
+            "gid_index": self.gid_index is None and self.network in ROCE,
             "gpu_family": self.gpu_family is None,
             "gpu_numa": not self.gpu_numa,
             "rocm_version": self.rocm_version is None and self.extends != "h100-ib",
@@ -138,6 +140,7 @@ def probe_of(facts: NodeFacts) -> Probe:
         peermem=facts.peermem if network is not None else None,
         scontrol=facts.scontrol,
         unknown_nics=network is None and any(nic.pci and nic.driver for nic in facts.nics),
+        interface=next(iter(sorted(name for nic in facts.cxi for name in nic.netdevs)), None),
         traffic_class=classes.pop() if len(classes := set(facts.traffic_classes.values())) == 1 else None,
     )
 
@@ -149,10 +152,10 @@ def _plugin_is_missing(facts: NodeFacts, network: Network | None, rocm: str | No
 
 
 def _network(facts: NodeFacts) -> Network | None:
-    """By the driver that most of the hardware NICs have."""
+    """By the driver that most of the hardware NICs have; Slingshot's are of a class of their own."""
     hardware = [nic for nic in facts.nics if nic.pci and nic.driver in _DRIVERS]
     if not hardware:
-        return None
+        return "slingshot" if facts.cxi else None
     driver, _ = Counter(str(nic.driver) for nic in hardware).most_common(1)[0]
     network = _DRIVERS[driver]
     links = Counter(nic.link_layer for nic in hardware if nic.driver == driver)
@@ -181,7 +184,7 @@ def _notes(facts: NodeFacts) -> list[str]:
     models = Counter(gpu.model or f"{gpu.kind} GPU" for gpu in facts.gpus)
     gpus = ", ".join(f"{count} x {model}" for model, count in models.items()) or "no GPUs"
     notes = [f"Probed {facts.node}: {gpus}."]
-    drivers = Counter((nic.driver, nic.firmware) for nic in facts.nics if nic.pci)
+    drivers = Counter((nic.driver, nic.firmware) for nic in (*facts.nics, *facts.cxi) if nic.pci)
     notes += [
         f"NICs: {count} x {driver or 'unknown driver'}, firmware {firmware or 'unknown'}."
         for (driver, firmware), count in drivers.items()

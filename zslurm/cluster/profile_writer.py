@@ -119,7 +119,7 @@ def slurm_profile(
         f"  cpus_per_node: {members.cpus}",
         *_switch_lines(topology),
         *(_probed_lines(members, found) if found else _unprobed_lines(not_probed)),
-        "  # interface: eth0         # management network, for rendezvous; needed if a node has several",
+        _interface_line(found),
         "  # setup:                  # shell lines that run in every job first",
         "  #   - module load rocm",
         "slurm:",
@@ -177,6 +177,12 @@ def _unprobed_lines(reason: str | None) -> list[str]:
     return [
         f"  # network:                # not known{why}: `zslurm init --probe` reads NICs and drivers of a node"
     ]
+
+
+def _interface_line(found: Probe | None) -> str:
+    if found is not None and found.interface is not None:
+        return f"  interface: {scalar(found.interface)}          # of the network itself, as HPE advises"
+    return "  # interface: eth0         # management network, for rendezvous; needed if a node has several"
 
 
 def _probed_lines(members: Members, found: Probe) -> list[str]:

@@ -21,7 +21,7 @@ from typing import Any, Literal
 from zslurm.core.files import read_text
 from zslurm.hardware.command import CommandResult, run
 from zslurm.hardware.gpus import Gpu, read_gpus
-from zslurm.hardware.nics import Nic, read_nics
+from zslurm.hardware.nics import Nic, read_cxi, read_nics
 from zslurm.hardware.sysfs import names, read_int, sysroot
 from zslurm.slurm.environment import node_name
 
@@ -40,6 +40,7 @@ class NodeFacts:
 
     Attributes:
         node: its name in Slurm, or the host's.
+        cxi: NICs of HPE Slingshot.
         kernel: release of the running kernel.
         command_line: of that kernel.
         numa_balancing: kernel.numa_balancing; 0 is off.
@@ -58,6 +59,7 @@ class NodeFacts:
     node: str
     gpus: tuple[Gpu, ...] = ()
     nics: tuple[Nic, ...] = ()
+    cxi: tuple[Nic, ...] = ()
     kernel: str | None = None
     command_line: str | None = None
     numa_balancing: int | None = None
@@ -90,6 +92,7 @@ def read_facts(root: Path | None = None) -> NodeFacts:
         node=node_name(),
         gpus=gpus,
         nics=tuple(read_nics(root)),
+        cxi=tuple(read_cxi(root)),
         kernel=read_text(proc / "sys/kernel/osrelease"),
         command_line=read_text(proc / "cmdline"),
         numa_balancing=read_int(proc / "sys/kernel/numa_balancing"),

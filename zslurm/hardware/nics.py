@@ -1,4 +1,4 @@
-"""The RDMA devices of a node, from /sys/class/infiniband. No name is assumed."""
+"""The RDMA devices of a node (/sys/class/infiniband), and Slingshot's (/sys/class/cxi). No name is assumed."""
 
 from __future__ import annotations
 
@@ -64,6 +64,27 @@ def read_nics(root: Path) -> list[Nic]:
     """Return every RDMA device, by name."""
     abis = _abis(root)
     return [_nic(root, device, abis.get(device)) for device in names(root / "sys/class/infiniband")]
+
+
+def read_cxi(root: Path) -> list[Nic]:
+    """Return every NIC of HPE Slingshot, by name: its driver registers no RDMA device."""
+    nics = []
+    for device in names(root / "sys/class/cxi"):
+        entry = root / "sys/class/cxi" / device
+        path = pci_path(root, entry)
+        address = path[-1] if path else None
+        nics.append(
+            Nic(
+                device=device,
+                pci=address,
+                path=path,
+                numa=None if address is None else numa_node(root, address),
+                netdevs=tuple(names(entry / "device" / "net")),
+                driver=None if address is None else target_name(root / "sys/bus/pci/devices" / address / "driver"),
+                pci_id=None if address is None else pci_id(root, address),
+            )
+        )
+    return nics
 
 
 def _nic(root: Path, device: str, abi: int | None) -> Nic:
