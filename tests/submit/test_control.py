@@ -144,3 +144,18 @@ def test_a_held_run_is_released_by_a_requeue(
     _asks(slurm, monkeypatch)
     assert control.requeue(run, now=now).action == "release"
     assert [deed[:2] for deed in slurm.done] == [("release", "12"), ("update", "12")][: 1 + now]
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_a_job_that_is_held_after_a_failed_launch_avoids_the_node(
+    run: RunDir, monkeypatch: pytest.MonkeyPatch, known: bool
+) -> None:
+    slurm = _Slurm(hides_nodes=False)
+    slurm.record = replace(slurm.record, reason="launch failed requeued held")
+    runs = [replace(RECORD, nodes=nodes) for nodes in ("node[1-2]", "node[4-5]")] if known else []
+    monkeypatch.setattr(slurm, "history", lambda ids: {"12": runs}, raising=False)
+    _asks(slurm, monkeypatch)
+    done = control.requeue(run)
+    assert done.action == "release" and slurm.done[-1] == ("release", "12")
+    assert slurm.done[:-1] == ([("update", "12", "ExcNodeList=node[4,8]")] if known else [])
+    assert ("could not be started on node4, which it avoids" in done.note) == known and done.note

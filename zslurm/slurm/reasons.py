@@ -48,7 +48,7 @@ _MEANINGS = {
     "SystemFailure": "Slurm, a file system or the network failed",
     "OutOfMemory": "it ran out of memory",
     "job requeued in held state": "requeued and held; `zslurm requeue` lets it start",
-    "launch failed requeued held": "could not be started and is held; `zslurm requeue` lets it try again",
+    "launch failed requeued held": "could not be started and is held; `zslurm requeue` tries again on other nodes",
 }
 _FAMILIES = (
     (re.compile(r"AssocGrp(\w+)"), "the account has reached its common limit ({})"),

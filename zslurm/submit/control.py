@@ -161,6 +161,8 @@ class RequeueResult(NamedTuple):
 def requeue(run: RunDir, *, now: bool = False, exclude: str | None = None) -> RequeueResult:
     """Start the run's job again: it continues from its last checkpoint. A job that is held is released.
 
+    If Slurm holds it because it could not be started on a node, that node is excluded first.
+
     With `now` without the pause that Slurm makes before a requeued job may start, also if the job was requeued
     before. `exclude` is a hostlist of
     nodes that it must not use from now on, besides those excluded already.
@@ -198,6 +200,7 @@ def requeue(run: RunDir, *, now: bool = False, exclude: str | None = None) -> Re
     held = record.state is JobState.REQUEUE_HOLD or re.search("held|hold", record.reason.lower()) is not None
     held = held and record.state.is_waiting
     if exclude is None and held:
+        note = _avoid_failed_launch(client, record, run, spec)
         action = "release"
         client.release(job_id)
         record_action(run, Released(job_id=job_id), spec)
@@ -255,6 +258,25 @@ def readmit(run: RunDir, nodes: str) -> list[str]:
         client.update(job_id, ExcNodeList=compress(node for node in listed if node not in removed))
     record_action(run, Readmitted(job_id=job_id, nodes=compress(removed)), spec_of(run))
     return removed
+
+
+def _avoid_failed_launch(client: SlurmClient, record: JobRecord, run: RunDir, spec: RunSpec) -> str:
+    """Exclude the node on which a job that is held could not be started, and return what a user should know.
+
+    It is the first node of the job's last run, by Slurm's accounting: the batch script starts there.
+    """
+    if "launch failed" not in record.reason.lower().replace("_", " "):
+        return ""
+    nodes = [
+        node for past in client.history([record.job_id]).get(record.job_id, ()) for node in expand(past.nodes)[:1]
+    ]
+    if not nodes or nodes[-1] in expand(spec.slurm.nodelist or ""):
+        return "the node on which it could not be started is not known, or asked for by name: it may get it again"
+    done = exclude_requeued(client, record.job_id, nodes[-1:])
+    if done.problem:
+        return f"{done.problem}; the job may get {nodes[-1]} again, on which it could not be started"
+    record_action(run, ExcludedByUser(job_id=record.job_id, excluded=nodes[-1]), spec)
+    return f"it could not be started on {nodes[-1]}, which it avoids from now on"
 
 
 def _nodes_to_exclude(client: SlurmClient, exclude: str, spec: RunSpec) -> tuple[list[str], str]:
