@@ -95,7 +95,7 @@ def run(documents: int = WINDOW, window: int = 4096, peer_documents: int = 2048,
         inputs = pa.table({"input_ids": [np.full(length, 5, np.int32) for length in few.tolist()]})
         dataset, whole = Dataset(inputs), _zero_width(lengths[:window])
         corpus, part, same = corpus_of(lengths), corpus_of(lengths[:window]), corpus_of(few)
-        ours = pack(corpus, context, "trim").counts
+        ours = pack(corpus, context, "trim")
         theirs = trl.pack_dataset(dataset, context + 1, strategy="bfd")
         timings = alternate(
             {
@@ -126,7 +126,7 @@ def run(documents: int = WINDOW, window: int = 4096, peer_documents: int = 2048,
                 "documents": name,
                 "context": context,
                 "median_tokens": int(np.median(lengths)),
-                "filled": round(ours.filled, 5),
+                "filled": round(int(ours.tokens.sum()) / (len(ours) * (context + 1)), 5),
                 "filled_trl": round(float(few.sum()) / (len(theirs) * (context + 1)), 5),
                 "cut_by_windows": round(cut_share(lengths, context), 3),
                 "timings": [

@@ -9,8 +9,10 @@ NAME absent or complete; what is left is called NAME.spool, NAME.targets.spool a
 from __future__ import annotations
 
 from array import array
+from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,11 +22,35 @@ from zslurm.checkpoint_tools.durable import replace_durably, sync
 from zslurm.checkpoint_tools.quantities import counted
 from zslurm.train.data.hdf5 import create_hdf5, write_text
 from zslurm.train.data.schema import BLOCK_TOKENS, FORMAT, UNMASKED_VERSION, VERSION, BundleHeader, bundle_name
-from zslurm.train.data.spool import Spool
 from zslurm.train.errors import DataError
 
 BUNDLE_BYTES = 2 << 30
 OFFSET_BYTES = 8  # of a document in /documents
+
+
+class Spool:
+    """A raw file that grows by arrays and is read back once, in blocks."""
+
+    def __init__(self, path: Path) -> None:
+        """Make the file, or empty it."""
+        self._path = path
+        self._file: BinaryIO = path.open("w+b")
+
+    def append(self, elements: NDArray[Any]) -> None:
+        """Add the bytes of an array."""
+        self._file.write(elements.tobytes())
+
+    def read(self, block_bytes: int) -> Iterator[bytes]:
+        """Yield what was added, in blocks."""
+        self._file.seek(0)  # flushes
+        while block := self._file.read(block_bytes):
+            yield block
+
+    def discard(self) -> None:
+        """Remove the file."""
+        with suppress(OSError):  # what was not flushed is not wanted
+            self._file.close()
+        self._path.unlink(missing_ok=True)
 
 
 class BundleWriter:

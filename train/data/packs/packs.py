@@ -11,9 +11,8 @@ padding.
     long        one with more tokens than a pack is split as windows are (every target once: consecutive parts
                 share a token), trimmed to its beginning, or refused, by data.long_documents
 
-All of it is counted. What is packed together follows only from the lengths and the context: the seed of a run
-only shuffles the packs (train/data/sampler.py). Time: see benchmarks/data/packing.py; memory: 12 bytes a document
-and 8 a pack.
+What is packed together follows only from the lengths and the context: the seed of a run only shuffles the packs
+(train/data/sampler.py). Time: see benchmarks/data/packing.py; memory: 12 bytes a document and 8 a pack.
 
 What it does not do: it does not move a document to another window, so the last pack of each may be half empty.
 """
@@ -21,7 +20,7 @@ What it does not do: it does not move a document to another window, so the last 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -39,37 +38,6 @@ WINDOW = 1 << 16
 LongDocuments = Literal["split", "trim", "refuse"]
 
 
-@dataclass(frozen=True)
-class Counts:
-    """What became of the documents.
-
-    Attributes:
-        documents: of the corpus.
-        empty: left out, for they have nothing to learn.
-        long: longer than a pack.
-        dropped_tokens: of long documents that were trimmed.
-        packs: sequences.
-        tokens: in the packs; a token that two parts of a split document share counts twice.
-        places: in the packs, context + 1 in each.
-    """
-
-    documents: int = 0
-    empty: int = 0
-    long: int = 0
-    dropped_tokens: int = 0
-    packs: int = 0
-    tokens: int = 0
-    places: int = 0
-
-    @property
-    def filled(self) -> float:
-        """Return the share of the places that tokens fill."""
-        return self.tokens / self.places if self.places else 0.0
-
-    def __add__(self, other: Counts) -> Counts:
-        return Counts(*(getattr(self, name) + value for name, value in asdict(other).items()))
-
-
 class PackWindow(NamedTuple):
     """The packs of one window.
 
@@ -77,13 +45,11 @@ class PackWindow(NamedTuple):
         starts: of each piece in the corpus's stream of tokens, int64 [pieces], pack after pack.
         tokens: how many it has, int32 [pieces].
         sizes: pieces of each pack, int64 [packs].
-        counts: what became of the window's documents.
     """
 
     starts: NDArray[np.int64]
     tokens: NDArray[np.int32]
     sizes: NDArray[np.int64]
-    counts: Counts
 
     def checksum(self, before: int) -> int:
         """Return the CRC32 of all windows up to this one."""
@@ -101,7 +67,6 @@ class Packs:
         ends: the start of the pieces of each pack and, last, the number of pieces; int64 [packs + 1].
         starts: of each piece in the stream, int64 [pieces].
         tokens: how many it has, int32 [pieces].
-        counts: what became of the documents.
         crc32: of the packs of each window in turn: another one if anything is packed differently.
     """
 
@@ -109,7 +74,6 @@ class Packs:
     ends: NDArray[np.int64]
     starts: NDArray[np.int64]
     tokens: NDArray[np.int32]
-    counts: Counts
     crc32: int
 
     def __len__(self) -> int:
@@ -150,7 +114,6 @@ def pack(corpus: Corpus, context: int, long_documents: LongDocuments) -> Packs:
         np.append(0, np.cumsum(sizes)),
         np.concatenate([window.starts for window in parts]),
         np.concatenate([window.tokens for window in parts]),
-        sum((window.counts for window in parts), Counts()),
         checksum,
     )
 
@@ -193,10 +156,7 @@ def _pack_window(
     starts: NDArray[np.int64], lengths: NDArray[np.int64], context: int, long_documents: LongDocuments
 ) -> PackWindow:
     room = context + 1
-    empty, long = int((lengths < 2).sum()), lengths > room
-    dropped = 0
     if long_documents == "trim":
-        dropped = int((lengths[long] - room).sum())
         lengths = np.minimum(lengths, room)
     pieces = np.maximum(0, -(-(lengths - 1) // context))  # of each document; parts share a token
     inside = ranges(np.zeros_like(pieces), pieces) * context
@@ -204,9 +164,8 @@ def _pack_window(
     tokens = np.minimum(room, np.repeat(lengths, pieces) - inside)
     bins, packs = best_fit_decreasing(tokens, room)
     order = stable_order(bins, packs)
-    counts = Counts(len(lengths), empty, int(long.sum()), dropped, packs, int(tokens.sum()), packs * room)
     sizes = np.bincount(bins, minlength=packs)
-    return PackWindow(piece_starts[order], tokens[order].astype(np.int32), sizes, counts)
+    return PackWindow(piece_starts[order], tokens[order].astype(np.int32), sizes)
 
 
 def _refusal(corpus: Corpus, context: int, before: int, lengths: NDArray[np.int64]) -> str:
