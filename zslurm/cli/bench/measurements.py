@@ -18,7 +18,7 @@ from typer import Option
 from zslurm.bench.run.work_directory import PREFIX
 from zslurm.bench.storage_space import refusal
 from zslurm.cli.bench.results import apply as apply_results
-from zslurm.cli.bench.results import compare_results, plot_result
+from zslurm.cli.bench.results import compare_results
 from zslurm.cli.bench.run import (
     Measure,
     chosen,
@@ -29,7 +29,7 @@ from zslurm.cli.bench.run import (
     size_of,
     sizes_between,
 )
-from zslurm.cli.bench.tables import environments, show_products
+from zslurm.cli.bench.tables import environments
 from zslurm.cli.commands import SETTINGS
 from zslurm.cli.options import Set
 from zslurm.cli.planned_run import trains_on_cpus
@@ -168,7 +168,6 @@ def gemm(
         "gemm",
         {"run": run, "products": products, **sizes, "dtype": format_of(dtype or run_format, _GEMM_FORMATS)},
         measure,
-        show=show_products,
     )
 
 
@@ -290,7 +289,7 @@ def storage(
 
 
 @app.command()
-@measuring("quick", "plot")
+@measuring("quick")
 def speed(
     *,
     measure: Measure,
@@ -303,7 +302,7 @@ def speed(
 
 
 @app.command()
-@measuring("ranks", "quick", "plot")
+@measuring("ranks", "quick")
 def kernels(
     only: Annotated[
         list[str] | None, Option(metavar="OPERATION", help="Measure only this operation (repeatable).")
@@ -319,7 +318,7 @@ def kernels(
 
 
 @app.command()
-@measuring("ranks", "quick", "plot")
+@measuring("ranks", "quick")
 def tuning(
     run: Annotated[str, Option(metavar="RUN", help="A run file or a recipe.")],
     overrides: Set = None,
@@ -343,7 +342,6 @@ def tuning_options(spec: RunSpec, solution_ms: int = SOLUTION_MS) -> dict[str, A
 
 
 app.command("compare")(compare_results)
-app.command("plot")(plot_result)
 app.command("apply")(apply_results)
 
 
