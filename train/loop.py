@@ -15,11 +15,13 @@ import logging
 import math
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from zslurm.checkpoint_tools.quantities import counted
+from zslurm.train.checkpointing.chain import CHAIN, code_digest, digest_of, settings_of, software
 from zslurm.train.checkpointing.checkpointer import Checkpointer
 from zslurm.train.checkpointing.save_schedule import SaveSchedule
 from zslurm.train.config import TrainConfig
@@ -30,6 +32,7 @@ from zslurm.train.data.order import DataOrder
 from zslurm.train.errors import NumbersWrong
 from zslurm.train.evaluation.evaluations import Evaluations
 from zslurm.train.integrity.checks import Integrity
+from zslurm.train.integrity.digest import digest_of_weights
 from zslurm.train.model.zaya import Zaya
 from zslurm.train.optim.balance import BalanceState, balance_over
 from zslurm.train.optim.sharded import ShardedOptimizer
@@ -259,6 +262,24 @@ class Trainer:
                     self.step, position, lambda microbatch: self._compute(microbatch, position)[0]
                 )
 
+    def _made_by(self) -> dict[str, Any]:
+        """Return what the next checkpoint's link records of this run, but for its place in the chain."""
+        data, device = self.order.record(self.step), self.world.device
+        on_gpu = device.type == "cuda"
+        return {
+            "weights": digest_of_weights(self.model),
+            "data": digest_of(data),
+            "corpus": data["data_fingerprint"],
+            "config": settings_of(self.config),
+            "code": code_digest(),
+            "software": software(torch.__version__),
+            "device": torch.cuda.get_device_name(device) if on_gpu else "cpu",
+            "kernels": digest_of([dict(self.facts.tables), dict(self.facts.missing)]),
+            "ranks": self.world.size,
+            "local": self.facts.local,
+            "threads": 0 if on_gpu else torch.get_num_threads(),
+        }
+
     def wait_for_weights(self, module: str | None = None) -> None:
         """Wait for a module's weights, all by default; waiting for peers is no work of this rank's."""
         if self.shards.is_gathering(module):
@@ -291,6 +312,8 @@ class Trainer:
             keep.add(best.step)
         keep |= self.integrity.to_keep(self.step)
         cursor = cursor_of(self.step, self.order, self.guard, best, self.config)
+        if self.world.is_first:
+            cursor[CHAIN] = self._made_by()
         self.observers.checkpoint_requested(self.step)
         with self.clock.within(StepPart.CHECKPOINT):
             tokens = self.plan.tokens_after(self.step)

@@ -52,6 +52,7 @@ from zslurm.checkpoint_tools import (
 )
 from zslurm.checkpoint_tools.checksum import crc32
 from zslurm.checkpoint_tools.quantities import counted, show_bytes
+from zslurm.train.checkpointing import chain
 from zslurm.train.checkpointing.init_weights import open_init
 from zslurm.train.checkpointing.load_weights import load_extents
 from zslurm.train.checkpointing.same_run import check_same_model, check_same_optimizer
@@ -119,6 +120,9 @@ class Checkpointer(Hooks):
         self._alone = world.joined  # the other ranks train already
         self._takes_over = world.joined or world.resized  # the lock of a rank 0 that is gone, perhaps
         self._copy: Path | None = None  # this rank's newest shard on its node
+        self._previous: str | None = None  # the link before the next one, on rank 0
+        self._knows_previous = False
+        self._link: dict[str, Any] = {}
         self._lock = self._acquire_lock()
 
     def _acquire_lock(self) -> Lock | None:
@@ -248,12 +252,14 @@ class Checkpointer(Hooks):
 
     def _manifest(self, request: SaveRequest, reports: list[ShardReport]) -> Manifest:
         dtype = _NUMPY_DTYPE[self.shards.master.dtype]
+        previous = self._previous if self._knows_previous else chain.newest_before(self.root, request.step)
+        self._link = {**request.cursor.get(chain.CHAIN, {}), "step": request.step, "previous": previous}
         return assemble(
             reports,
             step=request.step,
             tokens=request.tokens,
             model=self.model.model_dump(mode="json"),
-            cursor=request.cursor,
+            cursor={**request.cursor, chain.CHAIN: self._link},
             state=request.state,
             tensors=[
                 Tensor(row.name, row.shape, dict.fromkeys(states_of(row), dtype), row.whole)
@@ -271,8 +277,13 @@ class Checkpointer(Hooks):
                 _LOG.warning("note: checkpoint.local_dir: %s", error)
 
     def retain(self, request: SaveRequest) -> None:
-        """Remove the checkpoints that need not stay."""
+        """Add the new checkpoint to the chain, and remove those that need not stay."""
         config = self.config
+        self._previous, self._knows_previous = chain.name_of(self._link), True
+        try:
+            chain.append(self.root, self._link)
+        except OSError as error:  # the link is in the checkpoint as well
+            _LOG.warning("note: the chain of checkpoints lacks a line: %s", error)
         try:
             prune(self.root, config.keep_last, keep_every=config.keep_every, keep=request.keep)
         except CheckpointError as error:  # the new one is there
@@ -339,6 +350,11 @@ class Checkpointer(Hooks):
             restored, problem = self._try_load(path)
             if restored is not None:
                 self.gather_and_compare()
+                link = restored.cursor.get(chain.CHAIN)
+                self._previous = chain.UNLINKED if link is None else chain.name_of(link)
+                self._knows_previous = True
+                if self.world.is_first and link is not None and path.parent == self.root:
+                    chain.repair(self.root, link)
                 if asked is not None and path == Path(asked) and self.world.is_first:
                     self.abandon_after(restored.step)
                 return restored

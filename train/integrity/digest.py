@@ -12,10 +12,11 @@ The cost is one pass over the memory; nothing is copied but the last few element
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 ROW = 1024
 """64-bit words of a row: 8 KiB."""
@@ -35,6 +36,17 @@ def digest(values: Tensor) -> Tensor:
 def digests(tensors: Sequence[Tensor]) -> Tensor:
     """Return the digest of each tensor, int64 [n]."""
     return torch.stack([digest(values) for values in tensors])
+
+
+def digest_of_weights(model: nn.Module) -> str:
+    """Return the digest of a model's parameters, which all must be there: the same on any number of ranks."""
+    weights = sorted(model.named_parameters())
+    return digest_of_tensors([parameter for _, parameter in weights])
+
+
+def digest_of_tensors(tensors: Sequence[Tensor]) -> str:
+    """Return one digest of tensors in their order, as text."""
+    return hashlib.sha256(digests(tensors).cpu().numpy().tobytes()).hexdigest()[:32]
 
 
 def mixed(sums: Tensor) -> Tensor:

@@ -63,6 +63,7 @@ _COMMANDS = (
     CommandLine(
         "checkpoint", "checkpoint.checkpoint", "Checkpoints: list, show, verify, compare, reshape, convert."
     ),
+    CommandLine("audit", "checkpoint.audit", "Show the chain of a run's checkpoints, with its gaps."),
     CommandLine("eval", "checkpoint.eval", "Score a model on tasks of lm-evaluation-harness."),
     CommandLine("generate", "checkpoint.generate", "Continue a text with a model."),
     CommandLine("plan", "plan", "What a run will take, before it is submitted."),
@@ -85,7 +86,7 @@ HEADINGS = {
 """The commands in the order of `zslurm --help`."""
 
 FURTHER_HEADINGS = {
-    "Models": "generate",
+    "Models": "generate audit",
     "Before a run": "plan config bench",
     "More": "exec aegis completion dev help",
 }

@@ -18,6 +18,7 @@ RUN/
   job-ID.exit           exit code of the run, once job ID is over        supervisor
   logs/job-ID.log       output of the batch script and supervisor        the job
   metrics.jsonl         loss, speed, checkpoints, evaluations            rank 0
+  chain.jsonl           the links of its checkpoints, also of deleted ones   rank 0
   routing.json          the router in the last evaluation                rank 0
   tensorboard/          the same for TensorBoard, if asked for        rank 0
   profile/              traces, if asked for                          rank 0
