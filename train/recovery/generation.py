@@ -47,6 +47,10 @@ FACTS = PREFIX + "facts"
 OFF = PREFIX + "off"
 
 
+NEW = -1
+"""The former rank of a process that had none: the number of ranks grows by it."""
+
+
 def member_name(node: str, slot: int | str) -> str:
     """Return the name of a process among the members; the slot is a local rank, or `w` and a number."""
     return f"{node}/{slot}"
@@ -115,7 +119,7 @@ class Generation:
         number: counts from 0, the start of the attempt.
         members: the processes by rank.
         lost: ranks whose process is another one than in the generation before.
-        former: if the number of ranks changes, the rank that each member had before; else empty.
+        former: if the number of ranks changes, the rank that each member had before, or NEW; else empty.
         former_size: how many ranks there were before; 0 if their number stays.
         deadline_s: seconds after which a recovery that is not complete has failed.
         left: nodes that the ranks leave as planned: processes there that are no members end in order.
@@ -149,8 +153,11 @@ class Generation:
             raise ValueError("members must be names, each once")
         if any(not 0 <= rank < len(members) for rank in lost):
             raise ValueError(f"lost must be ranks below {len(members)}, the number of members")
-        if former and not (len(set(former)) == len(members) and set(former) <= set(range(former_size))):
-            raise ValueError("former must be a rank below former_size for each member")
+        had_one = [rank for rank in former if rank != NEW]
+        if former and not (len(former) == len(members) and len(set(had_one)) == len(had_one) > 0):
+            raise ValueError("former must be another rank for each member, or -1")
+        if not set(had_one) <= set(range(former_size)):
+            raise ValueError("former must be ranks below former_size")
         return cls(number, members, lost, deadline_s, former, former_size, former_nodes)
 
     @classmethod
@@ -173,6 +180,11 @@ class Generation:
     def resizes(self) -> bool:
         """Whether there is another number of ranks than before."""
         return bool(self.former)
+
+    @property
+    def grows(self) -> bool:
+        """Whether processes join that take no rank's place."""
+        return NEW in self.former
 
     def rank_of(self, member: str) -> int | None:
         """Return the rank of a process; None if it is not a member."""

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import logging
 import os
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -32,7 +33,7 @@ from zslurm.train.errors import CannotRecover, ConfigError, TrainError
 from zslurm.train.loop import Trainer
 from zslurm.train.model.zaya import Zaya
 from zslurm.train.parallel.facts import AgreedFacts
-from zslurm.train.parallel.world import choose_device, open_world, regroup
+from zslurm.train.parallel.world import World, choose_device, open_world, regroup
 from zslurm.train.recovery.abort import NCCL_VARIABLES, leave_groups, why_not
 from zslurm.train.recovery.copies.agreement import is_intact, shared_crc, whole_step, why_none
 from zslurm.train.recovery.copying import StepCopies
@@ -122,10 +123,14 @@ class Recovery:
         """
         config, making_groups = self._config, self._membership.making_groups
         with open_world(config.parallel, making_groups, self._enter(), self.fence) as world:
-            trainer = setup.build(run_dir, config, world, stop, model=model, facts=self._facts)
-            if not world.joined:
-                setup.load(trainer)
-            self._begin(trainer)
+            joins = self._membership.joins
+            if joins is not None and joins.resizes:
+                trainer = self._join_more(run_dir, stop, model, world, joins)
+            else:
+                trainer = setup.build(run_dir, config, world, stop, model=model, facts=self._facts)
+                if not world.joined:
+                    setup.load(trainer)
+                self._begin(trainer)
             while (ending := self._run(trainer)) is None:
                 resizing, handed_over = self._resizing, hand_over(trainer)
                 assert resizing is not None
@@ -141,6 +146,23 @@ class Recovery:
                 self._resizing, self._save = None, False
             self._close()
         return trainer, ending
+
+    def _join_more(
+        self, run_dir: Path, stop: StopRequest, model: Zaya | None, world: World, joins: Generation
+    ) -> Trainer:
+        """Return the trainer of a rank by which their number grows, filled from the copies of the others.
+
+        Raises:
+            CannotRecover: that is not possible.
+        """
+        resizing = Resizing(joins, self._membership, None, time.monotonic())
+        with resizing.joining(world):
+            trainer = setup.build(run_dir, self._config, world, stop, model=model)
+            save = resizing.refill(trainer, None)
+            self._begin(trainer)
+            trainer.saves.regroup(pending=save)
+        self._membership.joins = None
+        return trainer
 
     def _begin(self, trainer: Trainer) -> None:
         """Get ready to copy masters and optimizer state, and to save; all ranks together, but for one that joins.
@@ -391,7 +413,7 @@ class Recovery:
         parts.end("return")
         go_back(trainer, slot, save=any(info["save"] for info in infos))
         parts.end("restore")
-        trainer.checkpointer.gather_and_compare(shared_crc(slot))
+        trainer.checkpointer.gather_and_compare(shared_crc(slot.step, slot.cursor, slot.extras))
         parts.end("compare")
         self._save = False
         buddy = buddies[world.rank]

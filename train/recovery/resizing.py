@@ -5,17 +5,26 @@
     make        the next trainer divides the model again, as at the start of a run, and the loader with it
     refill      its masters and its optimizer's state come from the copies of the former ranks (resplit.py)
 
+The number shrinks if ranks are lost that nobody replaces, and grows at a step's boundary by processes that join
+(`NEW` in Generation.former): these hold no copies, and learn from rank 0 what the former ranks owned.
+
 The model stays as it is, and so does what was compiled of it. The copies of the former ranks are given up once
-they were used; the first new ones are whole a step later. What goes wrong in between ends the recovery.
+they were used; the first new ones are whole a step later. If members do not come, the next generation is tried
+with the same copies; what goes wrong after they have met ends the recovery.
 """
 
 from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import torch.distributed as dist
+from torch import Tensor
 
 from zslurm.checkpoint_tools.quantities import counted
 from zslurm.train.config import ParallelConfig
@@ -23,15 +32,17 @@ from zslurm.train.errors import CannotRecover, TrainError
 from zslurm.train.loop import Trainer
 from zslurm.train.parallel.world import World, regroup
 from zslurm.train.recovery.abort import leave_groups
-from zslurm.train.recovery.copies.agreement import is_intact, shared_crc
+from zslurm.train.recovery.copies.agreement import is_intact, shared_crc, shared_extras
 from zslurm.train.recovery.copies.buddy_copies import ChangedInMemory
 from zslurm.train.recovery.copying import StepCopies
 from zslurm.train.recovery.generation import Generation, failed, recovered
 from zslurm.train.recovery.membership import BROKEN, Membership
-from zslurm.train.recovery.resplit import Arrays, Holding, exchange, givers, newest_whole, why_none
+from zslurm.train.recovery.resplit import Arrays, Holding, Owned, exchange, givers, newest_whole, why_none
 from zslurm.train.recovery.trainer_state import HandedOver, continue_from, owned_by
 
 _LOG = logging.getLogger(__name__)
+_NOTHING: dict[str, Any] = {"own": [], "ward": None, "held": [], "done": -1, "save": False}
+"""What a process has that had no rank; see `StepCopies.exchange`."""
 
 
 @dataclass
@@ -57,60 +68,100 @@ class Resizing:
 
     @contextmanager
     def new_ranks(self, handed_over: HandedOver, config: ParallelConfig) -> Iterator[World]:
-        """Meet the members that are left, and yield their world, in which the block makes a trainer and fills it.
+        """Meet the other members, and yield their world, in which the block makes a trainer and fills it.
 
         Raises:
-            CannotRecover: that is not possible, or a further rank was lost: its copies are of the former ranks.
+            CannotRecover: that is not possible, or a rank was lost after the members had met.
         """
-        generation, membership = self.generation, self.membership
         self.save = handed_over.save or self.save
-        try:
-            self._check()
-            leave_groups()
-            membership.take_rank(generation)
-            membership.check_in(generation)
-            world = replace(
-                handed_over.world, rank=membership.rank, size=membership.size, joined=False, resized=True
-            )
-            regroup(
-                world,
-                config,
-                generation.number,
-                lambda: membership.connecting(generation),
-                membership.making_groups,
-            )
+        with self._reporting():
+            world = self._meet(handed_over.world, config)
             yield world
+        self._report_recovered(world)
+
+    @contextmanager
+    def joining(self, world: World) -> Iterator[None]:
+        """In a process that had no rank, which has met the others: make a trainer and fill it in the block.
+
+        Raises:
+            CannotRecover: that is not possible, or a rank was lost meanwhile.
+        """
+        world.joined, world.resized = False, True
+        with self._reporting():
+            yield
+        self._report_recovered(world)
+
+    @contextmanager
+    def _reporting(self) -> Iterator[None]:
+        membership = self.membership
+        try:
+            yield
             membership.groups_made()
         except (*BROKEN, TrainError) as error:
             reason = f"while the number of ranks changed: {str(error).splitlines()[0]}"
-            newest = membership.newest or generation
+            newest = self.generation if membership.joins is not None else membership.newest or self.generation
             membership.report(failed(newest.number, membership.rank, reason))
             raise CannotRecover(f"recovery: {reason}") from None
+
+    def _report_recovered(self, world: World) -> None:
         seconds = time.monotonic() - self.started
         if world.is_first:
-            membership.report(recovered(generation.number, self.step, self.rolled_back, seconds))
+            self.membership.report(recovered(self.generation.number, self.step, self.rolled_back, seconds))
         _LOG.info(
             "recovery: generation %d trains on from step %d (%s back) on %s after %.3f s",
-            generation.number, self.step, counted(self.rolled_back, "step"), counted(world.size, "rank"), seconds,
+            self.generation.number, self.step, counted(self.rolled_back, "step"), counted(world.size, "rank"),
+            seconds,
         )  # fmt: skip
 
-    def _check(self) -> None:
-        """Make sure that the generation follows on the one that this process is in.
+    def _meet(self, before: World, config: ParallelConfig) -> World:
+        """Make the group of all members; if some do not come, that of the generation after it.
+
+        Raises:
+            CannotRecover: there is none, or it does not follow on the ranks whose copies are here.
+        """
+        membership = self.membership
+        former = membership.rank, membership.size
+        while True:
+            generation = self.generation
+            self._check(*former)
+            leave_groups()
+            try:
+                membership.take_rank(generation)
+                membership.check_in(generation)
+                world = replace(before, rank=membership.rank, size=membership.size, joined=False, resized=True)
+                regroup(
+                    world,
+                    config,
+                    generation.number,
+                    partial(membership.connecting, generation),
+                    membership.making_groups,
+                )
+                return world
+            except BROKEN as error:
+                membership.wait_for_next(error, generation)
+            newest = membership.newest
+            assert newest is not None
+            membership.adopt(newest)
+            self.generation = newest
+
+    def _check(self, rank: int, size: int) -> None:
+        """Make sure that the generation follows on the one in which this process was a rank of so many.
 
         Raises:
             CannotRecover: it does not.
         """
-        generation, membership = self.generation, self.membership
-        rank = generation.rank_of(membership.member)
-        former = None if rank is None else generation.former[rank]
-        if (former, generation.former_size) != (membership.rank, membership.size):
-            raise CannotRecover(
-                f"generation {generation.number} does not follow on that of rank {membership.rank} of "
-                f"{membership.size}"
-            )
+        generation = self.generation
+        now = generation.rank_of(self.membership.member)
+        former = None if now is None or not generation.resizes else generation.former[now]
+        if (former, generation.former_size) != (rank, size):
+            raise CannotRecover(f"generation {generation.number} does not follow on that of rank {rank} of {size}")
 
-    def refill(self, trainer: Trainer, handed_over: HandedOver) -> bool:
+    def refill(self, trainer: Trainer, handed_over: HandedOver | None) -> bool:
         """Fill a new trainer from the copies of the former ranks, and give these copies up.
+
+        Args:
+            trainer: the new one.
+            handed_over: what the former trainer has left; None in a process that had no rank.
 
         Returns:
             Whether a save was due, or in progress, on some rank.
@@ -119,9 +170,12 @@ class Resizing:
             CannotRecover: the copies are not whole.
             TrainError: the ranks do not hold the same weights.
         """
-        copying, generation, rank = self.copying, self.generation, trainer.world.rank
-        assert copying is not None
-        infos = copying.exchange(trainer, save=self.save)
+        copying, generation, world = self.copying, self.generation, trainer.world
+        infos: list[Any] = [None] * world.size
+        if copying is None:
+            dist.all_gather_object(infos, _NOTHING, group=world.group)
+        else:
+            infos = copying.exchange(trainer, save=self.save)
         members = [
             Holding(before, info["own"], info["ward"], info["held"])
             for before, info in zip(generation.former, infos, strict=True)
@@ -129,24 +183,39 @@ class Resizing:
         self.step = step = newest_whole(members, generation.former_size)
         if step < 0:
             raise CannotRecover(f"recovery: {why_none(members, generation.former_size)}")
-        slot, me = copying.staging.of_step(step), members[rank]
-        assert slot is not None
-        if not is_intact(slot):
-            raise CannotRecover(f"recovery: a copy of step {step} has changed in memory: its CRC32 differs")
         given_by = [giver for giver in givers(members, generation.former_size, step) if giver is not None]
-        own_arrays: dict[int, Arrays] = {me.former: slot.snapshot.arrays}
-        if me.ward is not None and given_by[me.ward] == rank:
-            sizes = {name: stop - start for name, (start, stop) in handed_over.owned(me.ward).spans.items()}
-            try:
-                own_arrays[me.ward] = copying.state_of_ward(step, sizes)
-            except ChangedInMemory as error:
-                raise CannotRecover(f"recovery: the copy of rank {me.ward}'s state: {error}") from error
-        now = owned_by(trainer.shards, trainer.world)
-        exchange(trainer.optimizer.states, own_arrays, given_by, handed_over.owned, now, trainer.world.group)
+        slot = None if copying is None else copying.staging.of_step(step)
+        if slot is not None and not is_intact(slot):
+            raise CannotRecover(f"recovery: a copy of step {step} has changed in memory: its CRC32 differs")
+        owned_before: list[Owned] = []
+        cursor: Mapping[str, Any] = {}
+        extras: Mapping[str, Tensor] = {}
+        if handed_over is not None and slot is not None:
+            owned_before = [handed_over.owned(former) for former in range(generation.former_size)]
+            cursor, extras = slot.cursor, slot.extras
+        if generation.grows:  # those that had no rank have the last numbers now: rank 0 had one
+            shared = [(owned_before, cursor, shared_extras(extras))]
+            dist.broadcast_object_list(shared, src=0, group=world.group)
+            owned_before, cursor, extras = shared[0] if slot is None else (owned_before, cursor, extras)
+        own_arrays: dict[int, Arrays] = {}
+        me = members[world.rank]
+        if copying is not None and slot is not None:
+            own_arrays[me.former] = slot.snapshot.arrays
+            if me.ward is not None and given_by[me.ward] == world.rank:
+                sizes = {name: stop - start for name, (start, stop) in owned_before[me.ward].spans.items()}
+                try:
+                    own_arrays[me.ward] = copying.state_of_ward(step, sizes)
+                except ChangedInMemory as error:
+                    raise CannotRecover(f"recovery: the copy of rank {me.ward}'s state: {error}") from error
+        now = owned_by(trainer.shards, world)
+        states = trainer.optimizer.states
+        exchange(states, own_arrays, given_by, owned_before.__getitem__, now, world.group)
         self.rolled_back = max(info["done"] for info in infos) - step
-        copying.copies.close()
+        if copying is not None:
+            copying.copies.close()
         self.copying = None
-        continue_from(trainer, slot.cursor, slot.extras)
-        trainer.checkpointer.gather_and_compare(shared_crc(slot))
-        trainer.checkpointer.wait_for(handed_over.writers)
+        continue_from(trainer, cursor, extras)
+        trainer.checkpointer.gather_and_compare(shared_crc(step, cursor, extras))
+        if handed_over is not None:
+            trainer.checkpointer.wait_for(handed_over.writers)
         return any(info["save"] for info in infos)

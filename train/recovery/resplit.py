@@ -71,7 +71,7 @@ class Holding:
     """What one member can give.
 
     Attributes:
-        former: the rank that it had.
+        former: the rank that it had; -1 if it had none.
         own: steps of which it has its own copy.
         ward: the former rank whose copies it holds; None if it holds none.
         held: steps of these.
@@ -90,14 +90,14 @@ def givers(members: Sequence[Holding], size: int, step: int) -> list[int | None]
         if member.ward is not None and step in member.held:
             number_of_giver[member.ward] = number
     for number, member in enumerate(members):
-        if step in member.own:
+        if member.former >= 0 and step in member.own:
             number_of_giver[member.former] = number
     return number_of_giver
 
 
 def newest_whole(members: Sequence[Holding], size: int) -> int:
-    """Return the newest step that every member has, and someone of every former rank; -1 if there is none."""
-    common = set.intersection(*(set(member.own) for member in members))
+    """Return the newest step of every member that had a rank, and of every former rank; -1 if there is none."""
+    common = set.intersection(*(set(member.own) for member in members if member.former >= 0))
     return max((step for step in common if None not in givers(members, size, step)), default=-1)
 
 

@@ -23,7 +23,7 @@ from zslurm.config.aegis import Recovery
 from zslurm.core.files import write_atomically
 from zslurm.job.in_memory.store_server import StoreServer
 from zslurm.train.progress import STACK_SIGNAL, dump_stacks_on_signal
-from zslurm.train.recovery.generation import Generation
+from zslurm.train.recovery.generation import NEW, Generation
 
 POINTS = {
     "forward": ("zslurm.train.model.zaya", "Zaya.losses"),
@@ -170,11 +170,24 @@ class Cluster:
         size = len(self.members)
         former = tuple(rank for rank in range(size) if rank not in lost)
         self.members = [self.members[rank] for rank in former]
+        self._plan_number_of_ranks("generation", former, size, deadline_s)
+
+    def stay(self, size: int, *, deadline_s: float = 60) -> None:
+        """Publish a generation of the first `size` ranks alone, after processes that were to join were lost."""
+        self.members = self.members[:size]
+        self._plan_number_of_ranks("generation", tuple(range(size)), size, deadline_s)
+
+    def grow(self, by: list[str], *, deadline_s: float = 60) -> None:
+        """Plan that warm processes join at the next boundary, as ranks after the present ones."""
+        size = len(self.members)
+        self.members = [*self.members, *by]
+        self._plan_number_of_ranks("move", (*range(size), *[NEW] * len(by)), size, deadline_s)
+
+    def _plan_number_of_ranks(self, how: str, former: tuple[int, ...], size: int, deadline_s: float) -> None:
         self.generation += 1
-        published = Generation(
-            self.generation, tuple(self.members), deadline_s=deadline_s, former=former, former_size=size
-        )
-        assert self.server.take(json.dumps({"op": "generation", **json.loads(published.to_json())}))
+        members = tuple(self.members)
+        planned = Generation(self.generation, members, deadline_s=deadline_s, former=former, former_size=size)
+        assert self.server.take(json.dumps({"op": how, **json.loads(planned.to_json())}))
 
     def is_whole(self) -> bool:
         """Whether every rank's buddy has had a whole copy in this generation: from then on any one may be lost."""

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
+from typing import Any
 
 import torch.distributed as dist
+from torch import Tensor
 
 from zslurm.checkpoint_tools.checksum import crc32
 from zslurm.train.recovery.copies.staging import Slot
@@ -61,12 +63,16 @@ def is_intact(slot: Slot) -> bool:
     return crc == slot.crc
 
 
-def shared_crc(slot: Slot) -> int:
+def shared_extras(extras: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return those small arrays of a copy that are the same on every rank."""
+    return {name: extras[name] for name in sorted(extras) if not name.startswith("rng")}
+
+
+def shared_crc(step: int, cursor: Mapping[str, Any], extras: Mapping[str, Tensor]) -> int:
     """Return a CRC32 of all of a copy that must be the same on every rank."""
-    crc = crc32(json.dumps([slot.step, slot.cursor], sort_keys=True).encode())
-    for name in sorted(slot.extras):
-        if not name.startswith("rng"):
-            crc = crc32(slot.extras[name].contiguous().numpy().tobytes(), crc)
+    crc = crc32(json.dumps([step, cursor], sort_keys=True).encode())
+    for value in shared_extras(extras).values():
+        crc = crc32(value.contiguous().numpy().tobytes(), crc)
     return crc
 
 
