@@ -130,10 +130,13 @@ def actions(run: FaultRun, *, on_faults: bool = False) -> list[str]:
 
 
 def nothing_is_left(run: FaultRun) -> None:
-    """Ranks and agents are gone; those of each attempt were before the next began."""
+    """Ranks, agents and helper jobs are gone; ranks of each attempt were before the next began."""
     left: Any = [(event["attempt"], event["left"]) for event in run.events("attempt_cleared") if event["left"]]
     assert not left, f"processes were left when the next attempt began: {left}"
     wait_for(lambda: not run.left_over(), f"processes of {run.name} to be gone")
+    if helpers := [event["helper"] for event in run.events("helper_queued")]:
+        queue = run.cluster.run(["squeue", "--noheader", "-o", "%i", f"--jobs={','.join(helpers)}"], check=False)
+        assert not queue.stdout.strip(), f"helper jobs are left in the queue: {queue.stdout}"
 
 
 # --- of two faults at a time ------------------------------------------------------------------------------

@@ -157,6 +157,15 @@ class FaultRun:
 
         return wait_for(recovered, f"recovery {count} of {self.name}", deadline_s=_DEADLINE_S)
 
+    def wait_until_joined(self, count: int = 1) -> dict[str, Any]:
+        """Wait until ranks have joined for the `count`-th time."""
+
+        def joined() -> dict[str, Any] | None:
+            assert self.ended() is None, f"{self.name} ended before ranks joined it {count} times"
+            return next(iter(self.events("ranks_joined")[count - 1 :]), None)
+
+        return wait_for(joined, f"ranks to join {self.name}", deadline_s=_DEADLINE_S)
+
     def lift_time_limit(self, since: float) -> None:
         """Give the job as long as it needs once it was requeued for its limit, which was to happen once."""
 

@@ -101,6 +101,23 @@ def wake_node(run: FaultRun) -> None:
     assert "is no member of generation 1: another process has taken its place" in log, log[-2000:]
 
 
+def wait_for_helper(run: FaultRun) -> None:
+    """A helper job brings a node in the dead one's place, and the run is on as many nodes as before."""
+    joined = run.wait_until_joined()
+    assert joined["world_size"] == 3 and joined["rolled_back"] == 0
+    kinds = ("helper_requested", "helper_queued", "helper_joined", "ranks_joined")
+    assert [event["event"] for event in run.events(*kinds)] == list(kinds)
+
+
+def cancel_helper(run: FaultRun) -> None:
+    """Somebody cancels the helper job: the run loses its node, and gets another one in the same way."""
+    run.wait_until_joined()
+    run.wait_for_step(run.events("ranks_joined")[0]["step"] + 2)
+    run.cluster.run(["scancel", run.events("helper_queued")[0]["helper"]])
+    run.wait_until_recovered(2)
+    run.wait_until_joined(2)
+
+
 def spare_was_checked_twice(run: FaultRun) -> None:
     """A spare is checked when the job starts, and again before it takes the ranks of the dead node."""
     used = [event for event in run.events("spare_checked") if event["ok"]]
@@ -205,6 +222,15 @@ MEMORY_ROWS = (
     replace(
         _in_memory(4, **VICTIM_REPLACED), number=51, fault="node freezes and wakes up after it was replaced",
         inject=freeze_node, after=wake_node, pace_s=0.3,
+    ),
+    replace(
+        _in_memory(4, **VICTIM_REPLACED), number=54, fault="node dies, and a helper job brings another",
+        slurm={}, aegis={"heal": "helper"}, after=wait_for_helper, pace_s=1.0, same_size=False,
+    ),
+    replace(
+        _in_memory(4, **VICTIM_REPLACED), number=55, fault="helper job is cancelled after its node has joined",
+        slurm={}, aegis={"heal": "helper"}, after=cancel_helper, pace_s=1.5, same_size=False,
+        recovered=((VICTIM,), (2,)),
     ),
     replace(
         _in_memory(5), number=52, fault="two nodes die together that are no pair", inject=kill_nodes(1, 3),

@@ -171,6 +171,12 @@ class AegisSection(Section):
         description="fewest nodes to continue with, at the same global batch, where no spare is left and a wait "
         "for another node would cost more; default: as many as the run has, so the job is requeued",
     )
+    heal: Literal["auto", "helper"] = Field(
+        "auto",
+        description="what replaces a node that is lost if no spare is left: auto: fewer nodes (min_nodes) or a "
+        "requeue, whichever costs less; helper: the others continue on fewer nodes, and a helper job brings the "
+        "missing ones into the run, which is not requeued for them",
+    )
     expected_wait_s: Positive | None = Field(
         None,
         description="seconds that a requeued job is expected to wait for its nodes, against which fewer nodes "
@@ -183,6 +189,11 @@ class AegisSection(Section):
     straggler: StragglerLimits = Field(StragglerLimits(), description="when a rank counts as slow")
     sensors: SensorSettings = Field(SensorSettings(), description="what each node looks at")
     notify: NotifySettings = Field(NotifySettings(), description="who hears of events")
+
+    @property
+    def fewest_nodes(self) -> int | None:
+        """Return the fewest nodes to continue with; None if they are as many as the run has."""
+        return 1 if self.min_nodes is None and self.heal == "helper" else self.min_nodes
 
     @property
     def recovers_in_memory(self) -> bool:

@@ -454,7 +454,7 @@ class RunSpec(TrainConfig):
     @property
     def outlives_nodes(self) -> bool:
         """Return whether the job continues when a node dies: there are spares, or fewer nodes will do."""
-        least = self.aegis.min_nodes
+        least = self.aegis.fewest_nodes
         return bool(self.slurm.spares) or (least is not None and least < self.slurm.nodes)
 
     @property
@@ -507,6 +507,8 @@ class ProgramSpec(RunSpec):
                 raise ValueError(f"{name}: belongs to zslurm's own trainer; leave it out, or trainer")
         if self.aegis.recovery == "memory":
             raise ValueError("aegis.recovery: memory needs zslurm's own trainer; leave it out")
+        if self.aegis.heal == "helper":
+            raise ValueError("aegis.heal: helper needs zslurm's own trainer; leave it out")
         if self.trainer is not None and self.trainer.stop_s >= self.aegis.save_s:
             raise ValueError(
                 f"trainer.stop_s ({self.trainer.stop_s:g} s) must be less than aegis.save_s "

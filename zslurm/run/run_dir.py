@@ -192,6 +192,13 @@ class RunDir:
         """The name of the run."""
         return self.path.name
 
+    helpers = _Below("helpers")
+    """The directory of the scripts of helper jobs, and of what these report."""
+
+    def helper_report(self, helper: str) -> Path:
+        """Return the path of what a helper job reports when it starts."""
+        return self.helpers / f"{helper}.json"
+
     def job_exit(self, job_id: str) -> Path:
         """Return the path of the exit code that the supervisor leaves for the script of a job."""
         return self.path / f"job-{job_id}.exit"

@@ -79,6 +79,14 @@ def step_environment(environ: Mapping[str, str]) -> dict[str, str]:
     }
 
 
+def in_job(command: list[str], job_id: str | None) -> list[str]:
+    """Return an srun command for a step of another job; None is the job of this process.
+
+    Its environment is to be `scrubbed`, then: it must name no other job.
+    """
+    return command if job_id is None else [command[0], f"--jobid={job_id}", *command[1:]]
+
+
 JOB_VARIABLE = "SLURM_JOB_ID"
 NODE_VARIABLE = "SLURMD_NODENAME"
 RANK_VARIABLE = "SLURM_PROCID"

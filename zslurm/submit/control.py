@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import shlex
 import signal
@@ -53,6 +54,9 @@ def cancel(run: RunDir, *, wait: bool = False) -> str | None:
         if state.successor is not None:  # first: it would start where the other ends
             cancel_successor(client, state.successor)
         client.cancel(state.job_id)
+        for helper in state.aegis.helpers:  # its supervisor does so as well, if it lives
+            with contextlib.suppress(NotFound):
+                client.cancel(helper["helper"])
     else:
         _stop_local(run)
     record_action(run, Cancelled(job_id=state.job_id), spec)

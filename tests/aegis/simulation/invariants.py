@@ -85,13 +85,13 @@ def nothing_is_recorded_twice(run: Run, _: Schedule) -> Iterator[Violation | Non
     """
     seen: set[object] = set()
     recoveries = 0
-    for row in _rows(run, "ranks_ended", "decision", "recovered_in_memory", "ranks_moved"):
+    for row in _rows(run, "ranks_ended", "decision", "recovered_in_memory", "ranks_moved", "ranks_joined"):
         if row is None:
             yield None
             continue
         number = row.get("generation", recoveries if row["event"] == "ranks_ended" else run.starts)
         key = (row["event"], row["attempt"], str(row.get("ranks")), row.get("what", row.get("action")), number)
-        recoveries += row["event"] in ("recovered_in_memory", "ranks_moved")
+        recoveries += row["event"] in ("recovered_in_memory", "ranks_moved", "ranks_joined")
         if key in seen:
             yield Violation("nothing is recorded twice", run.world.now, f"{key}")
         seen.add(key)
@@ -231,6 +231,21 @@ def what_is_recoverable_costs_no_restart(run: Run, schedule: Schedule) -> Iterat
             yield Violation("what is recoverable in memory costs no restart", run.world.now, what)
 
 
+def helper_jobs_end_with_the_run(run: Run, _: Schedule) -> Iterator[Violation | None]:
+    """Nothing of a run that is over is left in the queue, or on nodes; and one helper job waits at a time."""
+    while True:
+        left = [helper for helper in run.helpers if not helper.over]
+        waiting = [helper for helper in left if not helper.nodes]
+        what, most = "", run.needed - 1
+        if run.phase == "over" and left:
+            what = f"{len(left)} left when the run is over"
+        elif len(waiting) > 1:
+            what = f"{len(waiting)} wait in the queue"
+        elif any(helper.count > most for helper in waiting):
+            what = f"{waiting[0].count} nodes are asked for"
+        yield Violation("helper jobs end with the run", run.world.now, what) if what else None
+
+
 INVARIANTS: tuple[Check, ...] = (
     healthy_ranks_are_not_killed_alone,
     no_attempt_runs_that_is_requeued,
@@ -244,6 +259,7 @@ INVARIANTS: tuple[Check, ...] = (
     nothing_is_decided_by_an_unknown_answer,
     runs_that_wait_have_recorded_why,
     only_the_owner_acts,
+    helper_jobs_end_with_the_run,
     nobody_interrupts_a_run,
 )
 """That every run ends is checked by `play`."""

@@ -28,6 +28,9 @@ SETTINGS = AegisSection.model_validate(
 
 IN_MEMORY = SETTINGS.model_copy(update={"recovery": "memory", "recovery_s": 15.0})
 
+OF_HELPERS: tuple[What, ...] = ("helper_refused", "helper_ends")
+"""What happens only to runs with helper jobs."""
+
 TOTAL_STEPS = 40
 """Steps of a run."""
 
@@ -43,6 +46,7 @@ class Schedule:
         happenings: what happens.
         in_memory: the run recovers in memory.
         least: `aegis.min_nodes`: it may continue on so many nodes.
+        helped: `aegis.heal: helper`: helper jobs bring missing nodes.
     """
 
     needed: int
@@ -51,6 +55,7 @@ class Schedule:
     happenings: tuple[Happening, ...]
     in_memory: bool = False
     least: int | None = None
+    helped: bool = False
 
 
 def drawn(seed: int, *, fewest_nodes: int = 1, most_nodes: int = 8) -> Schedule:
@@ -62,7 +67,7 @@ def drawn(seed: int, *, fewest_nodes: int = 1, most_nodes: int = 8) -> Schedule:
     needed = dice.randint(fewest_nodes, max(fewest_nodes, most_nodes - 2))
     spares = dice.choice([0, 0, 1, 2])
     partition = needed + spares + dice.choice([0, 1, 2])
-    kinds: tuple[What, ...] = get_args(What)
+    kinds = tuple(kind for kind in get_args(What) if kind not in OF_HELPERS)
     moments = [dice.randint(1, 90) for _ in range(dice.randint(1, 3))]
     happenings = []
     for _ in range(dice.choice([1, 2, 2, 3, 3, 4, 6])):
@@ -77,8 +82,18 @@ def drawn(seed: int, *, fewest_nodes: int = 1, most_nodes: int = 8) -> Schedule:
             where = dice.randrange(2 * partition)
         happenings.append(Happening(at, what, where, lasts))
     in_memory, least = dice.random() < 0.5, dice.choice([None, None, max(1, needed - dice.randint(1, 3))])
+    helped = in_memory and dice.random() < 0.3
+    if helped:
+        harm = ("node_dies", *OF_HELPERS)
+        moments = [dice.randint(20, 70) for _ in harm]
+        kept = [kind for kind in harm if kind == "node_dies" or dice.random() < 0.3]
+        happenings += [
+            Happening(at, kind, dice.randrange(partition), dice.choice([1, 10, 40]))
+            for at, kind in zip(moments, kept, strict=False)
+        ]
+        partition += dice.choice([0, 1, 2])
     happenings.sort(key=lambda each: each.at)
-    return Schedule(needed, spares, partition, tuple(happenings), in_memory, least)
+    return Schedule(needed, spares, partition, tuple(happenings), in_memory, least, helped)
 
 
 def shortest(schedule: Schedule, is_bad: Callable[[Schedule], bool]) -> Schedule:

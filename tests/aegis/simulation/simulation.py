@@ -49,6 +49,8 @@ def play(schedule: Schedule, *, tell: bool = False, every_second: bool = False) 
     settings = IN_MEMORY if schedule.in_memory else SETTINGS
     if schedule.least is not None:
         settings = settings.model_copy(update={"min_nodes": schedule.least})
+    if schedule.helped:
+        settings = settings.model_copy(update={"heal": "helper"})
     played = Played(run := Run(world, settings, schedule.needed, schedule.spares))
     last = max((each.at + each.lasts for each in schedule.happenings), default=0)
     checks = [check(run, schedule) for check in INVARIANTS]

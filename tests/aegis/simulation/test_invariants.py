@@ -103,6 +103,10 @@ def counts_no_answer_as_no_node(patch: pytest.MonkeyPatch) -> None:
     )
 
 
+def leaves_helper_jobs_in_the_queue(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Run, "end_helpers", lambda _: None)
+
+
 def forgets_its_lease(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(SimulatedSupervisor, "has_run", True)
 
@@ -128,6 +132,8 @@ def hurt(nodes: int) -> Schedule:
 
 
 LINK_DOWN = Schedule(3, 0, 5, (Happening(20, "nic_down", 1, 100),))
+RANK_KILLED = Schedule(3, 1, 5, (Happening(20, "rank_killed", 3),), in_memory=True)
+HELPED = Schedule(3, 0, 5, (Happening(20, "node_dies", 1),), in_memory=True, helped=True)
 CUT_OFF = Schedule(3, 0, 7, (Happening(20, "cut_off", 0, 200),))
 
 DEFECTS: dict[str, tuple[Plant, Sequence[Schedule]]] = {
@@ -139,11 +145,12 @@ DEFECTS: dict[str, tuple[Plant, Sequence[Schedule]]] = {
     "a bug stops the run within its limit of restarts": (restarts_bugs_for_ever, ()),
     "a healthy rank is not killed alone": (kills_every_rank_that_waits, ()),
     "no attempt runs that is requeued": (requeues_before_the_ranks_have_ended, (LINK_DOWN,)),
-    "what is recoverable in memory costs no restart": (never_recovers_in_memory, ()),
+    "what is recoverable in memory costs no restart": (never_recovers_in_memory, (RANK_KILLED,)),
     "every run ends": (forgets_to_decide, ()),
     "nothing is decided by an unknown answer": (counts_no_answer_as_no_node, ()),
     "a run waits only for what its events say": (requeues_without_a_record, ()),
     "no action by a supervisor that no longer has the run": (forgets_its_lease, (CUT_OFF,)),
+    "helper jobs end with the run": (leaves_helper_jobs_in_the_queue, (HELPED,)),
     "a run that nobody stops is not interrupted": (takes_no_answer_for_a_wish_of_a_person, ()),
 }
 """Each invariant by its name, with a defect that violates it, and what is played beside drawn schedules."""

@@ -160,6 +160,35 @@ def test_a_fault_of_a_node_that_is_alive_costs_only_its_ranks(
     assert run.outcome == "completed"
 
 
+@pytest.mark.parametrize(
+    ("partition", "harm", "joined"),
+    [
+        (5, (Happening(20, "node_dies", 1),), 1),
+        (5, (Happening(20, "node_dies", 1), Happening(21, "helper_refused", 0, 40)), 0),
+        (5, (Happening(20, "node_dies", 1), Happening(56, "helper_ends")), 2),
+        (5, (Happening(20, "node_dies", 1), Happening(40, "helper_ends")), 1),
+        (5, (Happening(20, "node_dies", 1), Happening(50, "node_dies", 3)), 2),
+        (5, (Happening(20, "node_dies", 1), Happening(43, "warm_killed", 3)), 1),
+        (5, (Happening(20, "node_dies", 1), Happening(30, "supervisor_killed", 0)), 1),
+        (5, (Happening(20, "node_dies", 1), Happening(47, "supervisor_killed", 1)), 1),
+        (3, (Happening(20, "node_dies", 1),), 0),
+    ],
+    ids=[
+        *("a node dies", "the helper is refused", "it is cancelled later", "it is cancelled before it joins"),
+        *("its node dies", "a process of it dies while it joins", "the supervisor is killed while it waits"),
+        *("the supervisor is killed when it has joined", "it never starts"),
+    ],
+)
+def test_a_helper_job_brings_a_node_and_the_run_is_never_requeued(
+    partition: int, harm: tuple[Happening, ...], joined: int
+) -> None:
+    played = play(Schedule(3, 0, partition, harm, in_memory=True, helped=True))
+    kinds = [row["event"] for row in played.run.rows]
+    assert (played.violation, played.run.outcome, played.run.starts) == (None, "completed", 1)
+    assert kinds.count("ranks_joined") == joined and "decision" not in kinds
+    assert all(row["rolled_back"] <= 1 for row in played.run.rows if "rolled_back" in row)
+
+
 @pytest.mark.parametrize(("at", "committed"), [(27, -1), (32, 10)])
 def test_a_fault_during_a_save_loses_it(at: int, committed: int) -> None:
     rows = play(Schedule(3, 0, 5, (Happening(at, "rank_killed", 3),))).run.rows

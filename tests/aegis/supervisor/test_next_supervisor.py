@@ -244,7 +244,7 @@ def _supervise(successor: Successor, detector: Any, agents: Any = None, **attemp
     """Have a supervisor see one attempt to its end."""
     supervisor = Supervisor(successor.run, JOB)
     supervisor.job, supervisor.nodes, supervisor.agents = successor.job, successor.nodes, agents
-    supervisor.detector = detector
+    supervisor.detector, supervisor.helpers = detector, cast(Any, None)
     process: Any = None
     supervisor.watch_attempt(RunningAttempt(successor.run.attempt(2), process, ("node0", "node1"), **attempt))
 

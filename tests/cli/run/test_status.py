@@ -188,6 +188,7 @@ def test_as_json_everything_is_there(tmp_path: Path) -> None:
         "restarts_in_place": 0,
         "recovered_in_memory": 0,
         "planned_moves": 0,
+        "helpers": [],
         "preempted": None,
         "postponed": None,
     }

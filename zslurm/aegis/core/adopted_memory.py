@@ -19,6 +19,7 @@ from zslurm.run.events import (
     HangingRanksEnded,
     MovePlanned,
     RanksExpelled,
+    RanksJoined,
     RanksMoved,
     RecoveredInMemory,
     RecoveryFailed,
@@ -28,8 +29,8 @@ from zslurm.run.events.event import Event
 from zslurm.train.recovery.generation import Generation, node_of
 
 KINDS: tuple[type[Event], ...] = (
-    FaultDetected, HangingRanksEnded, MovePlanned, RanksExpelled, RanksMoved, RecoveredInMemory, RecoveryFailed,
-    RecoveryUnavailable,
+    FaultDetected, HangingRanksEnded, MovePlanned, RanksExpelled, RanksJoined, RanksMoved, RecoveredInMemory,
+    RecoveryFailed, RecoveryUnavailable,
 )  # fmt: skip
 """The events that matter here."""
 
@@ -117,7 +118,9 @@ def found_memory(report: Mapping[str, Any], first: Sequence[str], events: Sequen
     newest, before, planned = (_generation(report.get(name)) for name in ("newest", "before", "move"))
     recoveries = [event for event in events if isinstance(event, RecoveredInMemory)]
     moves = [event for event in events if isinstance(event, RanksMoved)]
-    recorded = {event.generation for event in recoveries} | {event.generation for event in moves}
+    joins = [event for event in events if isinstance(event, RanksJoined)]
+    done: list[RecoveredInMemory | RanksMoved | RanksJoined] = [*recoveries, *moves, *joins]
+    recorded = {event.generation for event in done}
     pending = None if newest is None or newest.number in recorded else newest
     current = before if pending is not None else newest
     members = tuple(first) if current is None else current.members
@@ -132,7 +135,7 @@ def found_memory(report: Mapping[str, Any], first: Sequence[str], events: Sequen
     }
     nodes_left = {event.off for event in moves} | (expelled.keys() - set(at))
     number = 0 if newest is None else newest.number
-    after = max((event.time for event in (*recoveries, *moves)), default=0.0)
+    after = max((event.time for event in done), default=0.0)
     hung = [event for event in events if isinstance(event, HangingRanksEnded) and event.time >= after]
     asked = [event for event in events if isinstance(event, MovePlanned)]
     moving = pending if pending is not None else planned
@@ -160,6 +163,10 @@ def _move(
     generation: Generation, at: Sequence[str], left: set[str], planned: Sequence[MovePlanned]
 ) -> Move | None:
     """Return the planned move that a generation makes; None if it makes none."""
+    if generation.grows:
+        at_nodes = tuple(map(node_of, generation.members))
+        plan = InMemory(generation.members, at_nodes, generation.former)
+        return Move("", plan, (), generation.number, "a helper job has brought its nodes")
     off = next((node for node in generation.left if node not in left), None)
     asked = [event for event in planned if event.off == off]
     if off is None or not asked:

@@ -55,10 +55,10 @@ class HangState:
 
 @dataclass(frozen=True)
 class Move:
-    """A planned move of the ranks of a node.
+    """A planned move of the ranks of a node, or ranks that join.
 
     Attributes:
-        off: the node that they leave.
+        off: the node that they leave; empty if ranks join.
         plan: who continues as them.
         ranks: which they are.
         number: of the generation in which they do.
@@ -133,6 +133,7 @@ class Regrouping:
         awaits_check: the spare that a plan needs is being checked.
         plan_again: something else has changed than the ranks that are lost: plan with what there is now.
         replacements_lost: processes that were lost on their way in.
+        resizes: a generation of it has another number of ranks than the last one that trained.
     """
 
     began: float
@@ -144,6 +145,7 @@ class Regrouping:
     awaits_check: bool = False
     plan_again: bool = False
     replacements_lost: int = 0
+    resizes: bool = False
 
     @property
     def planned_members(self) -> tuple[str, ...]:
@@ -184,6 +186,11 @@ class MemoryState:
         unfit: spares that a check found unfit.
         fewer: why the ranks must not continue on that number of nodes; empty if they may.
         weighed: that number of nodes against a wait in the queue.
+        wanted: nodes that the ranks should have: those that are missing are asked of a helper job; 0: none is.
+        helpers: helper jobs that have started, with their nodes.
+        awaits_helper: one is asked for, and has not started yet.
+        ask_at: when the next one may be asked for (monotonic seconds).
+        ended_helpers: nodes of helper jobs that are over.
     """
 
     per_node: int
@@ -213,6 +220,11 @@ class MemoryState:
     unfit: set[str] = field(default_factory=set)
     fewer: dict[int, str] = field(default_factory=dict)
     weighed: dict[int, Weighed] = field(default_factory=dict)
+    wanted: int = 0
+    helpers: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    awaits_helper: bool = False
+    ask_at: float = 0.0
+    ended_helpers: set[str] = field(default_factory=set)
 
     @classmethod
     def of_start(cls, rank_nodes: Collection[str], per_node: int, spares: tuple[str, ...]) -> MemoryState:
@@ -224,6 +236,15 @@ class MemoryState:
     def active(self) -> bool:
         """Whether the ranks regroup now, so that nothing else must be done about them."""
         return self.regrouping is not None
+
+    def ready_or_coming(self, node: str) -> int:
+        """Return how many processes wait on a node, or are being started there."""
+        return len(self.waiting.get(node, ())) + self.coming[node]
+
+    @property
+    def nodes_of_helpers(self) -> list[str]:
+        """The nodes of helper jobs."""
+        return [node for nodes in self.helpers.values() for node in nodes]
 
     def leave(self, node: str) -> None:
         """Note that the ranks have left a node: processes that wait there end by themselves."""

@@ -366,7 +366,8 @@ def _find_nodes(state: FollowState, run: RunRead) -> FindNodes:
     excluded, attempt = frozenset(active_exclusions(run.history.exclusions, run.wall)), state.attempt
     summary = _summary(state, run)
     look = bool(excluded) or any(fault.role == "root" and fault.scope != "user" for fault in summary.faults)
-    weighs = look and attempt is not None and state.settings.min_nodes is not None
+    settings = state.settings
+    weighs = look and attempt is not None and settings.fewest_nodes is not None and settings.heal == "auto"
     in_use = () if attempt is None else attempt.nodes
     return FindNodes(excluded, in_use, look, summary.committed_step if weighs else None)
 

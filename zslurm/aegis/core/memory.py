@@ -11,6 +11,7 @@ longer than aegis.recovery_s, leaves the attempt as it would have been without: 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from zslurm.aegis.core.attempt import AttemptState, HangState, MemoryState, Move, Regrouping
@@ -43,6 +44,7 @@ from zslurm.aegis.types import Alarm, Fault
 from zslurm.run.events import (
     MovePlanned,
     RanksExpelled,
+    RanksJoined,
     RanksMoved,
     RecoveredInMemory,
     RecoveryFailed,
@@ -54,7 +56,7 @@ from zslurm.run.events.event import only_known
 from zslurm.run.exclusions import excluded_by_run
 from zslurm.slurm.hostlist import compress
 from zslurm.slurm.topology import hostlist_in_order
-from zslurm.train.recovery.generation import Generation, node_of
+from zslurm.train.recovery.generation import NEW, Generation, node_of
 
 _ANSWER_S = 1.0
 """Seconds beyond the deadline that the store server gets to report that it has passed."""
@@ -139,14 +141,15 @@ def resume(state: AttemptState, event: MemoryResumed) -> list[CoreAction]:
         return []
     if (generation := event.pending) is not None:
         nodes = tuple(node_of(member) for member in generation.members)
-        left_out = set(range(generation.former_size)).difference(generation.former)
-        lost = left_out or set(generation.lost)
+        replaced = {rank for rank in range(generation.former_size) if rank not in generation.former}
+        lost = replaced or set(generation.lost)
         memory.regrouping = Regrouping(
             event.now,
             event.now + state.settings.recovery_s + _ANSWER_S,
             lost=lost,
             dead={state.rank_nodes[rank] for rank in lost} & event.died,
             plan=InMemory(generation.members, nodes, generation.former),
+            resizes=generation.resizes,
         )
     return announce(state)
 
@@ -170,8 +173,8 @@ def tend(state: AttemptState, now: float, wall: float, broken: str) -> list[Core
         actions += give_up(state, "the store server of the ranks has ended")
     if state.detector.step >= 0 and not (memory.warm_started or memory.given_up or memory.active):
         actions += [
-            *_start_warm(memory, _bare(memory, dict.fromkeys(state.rank_nodes)), first=True),
-            *_start_warm(memory, _bare(memory, memory.spares), memory.per_node, first=True),
+            *start_warm(memory, _bare(memory, dict.fromkeys(state.rank_nodes)), first=True),
+            *start_warm(memory, _bare(memory, memory.spares), memory.per_node, first=True),
         ]
     return [*actions, *_consider(state, now, wall)]
 
@@ -232,7 +235,7 @@ def _consider(state: AttemptState, now: float, wall: float) -> list[CoreAction]:
         regrouping.plan_again = True
     elif plan.waits:
         regrouping.awaits_warm = True
-        actions += [action for node, count in plan.start.items() for action in _start_warm(memory, (node,), count)]
+        actions += [action for node, count in plan.start.items() for action in start_warm(memory, (node,), count)]
     elif plan.possible:
         actions += _publish(state, regrouping, plan, now)
     else:
@@ -245,12 +248,13 @@ def _step(state: AttemptState) -> int:
     return max(state.detector.step, memory_of(state).trained)
 
 
-def _ranks(
+def ranks_now(
     state: AttemptState, *, lost: Collection[int] = (), unusable: Collection[str] = (), tries: int = 0, **more: Any
 ) -> Ranks:
     """Return the ranks as the policy decides on them."""
     memory = memory_of(state)
-    unusable = frozenset(state.overcome_nodes | memory.left | memory.expelled.keys()).union(unusable)
+    nodes_left = memory.left | memory.ended_helpers | memory.expelled.keys()
+    unusable = frozenset(state.overcome_nodes | nodes_left).union(unusable)
     return Ranks(
         tuple(memory.members), tuple(state.rank_nodes), memory.per_node, frozenset(lost), unusable,
         memory.waiting, memory.coming, _step(state), tries, **more,
@@ -269,7 +273,7 @@ def _plan(state: AttemptState, regrouping: Regrouping, actions: list[CoreAction]
 
     fit: bool | None = False
     while fit is False:
-        ranks = _ranks(
+        ranks = ranks_now(
             state,
             lost=regrouping.lost,
             unusable=regrouping.dead | memory.unfit | _leaving(memory, memory.number),
@@ -318,7 +322,7 @@ def why_not(state: AttemptState, lost: Collection[int]) -> str:
     """Return why ranks could not be replaced if they were lost now; empty if they could."""
     if state.memory is None:
         return "this attempt has no recovery in memory"
-    ranks = _ranks(state, lost=lost, tries=state.memory.tries, ended=frozenset(lost))
+    ranks = ranks_now(state, lost=lost, tries=state.memory.tries, ended=frozenset(lost))
     return plan_in_memory(ranks, state.faults, most_tries=_most_tries(state)).reason
 
 
@@ -350,9 +354,10 @@ def _turn_off(state: AttemptState, reason: str) -> list[CoreAction]:
     return [Record(RecoveryUnavailable(attempt=state.number, reason=reason))]
 
 
-def _start_warm(
+def start_warm(
     memory: MemoryState, nodes: tuple[str, ...], per_node: int = 1, *, first: bool = False
 ) -> list[CoreAction]:
+    """Have a number of warm processes started on each of these nodes."""
     memory.warm_started = True
     if not nodes or per_node < 1:
         return []
@@ -377,6 +382,10 @@ def _publish(state: AttemptState, regrouping: Regrouping, plan: InMemory, now: f
         memory.overtaken, memory.move = memory.move, None
     memory.held_in_vain = False
     memory.number += 1
+    regrouping.resizes |= bool(plan.former)
+    if regrouping.resizes and not plan.former:  # ranks that may be at it continue from the same copies
+        former = tuple(NEW if rank in regrouping.lost else rank for rank in range(len(plan.members)))
+        plan = replace(plan, former=former)
     regrouping.plan, regrouping.awaits_warm = plan, False
     regrouping.deadline = now + recovery_s + _ANSWER_S
     lost = tuple(sorted(regrouping.lost))
@@ -423,9 +432,10 @@ def _recover(
     """Take that the newest generation trains: its processes are the ranks now."""
     memory, plan, lost = memory_of(state), regrouping.plan, frozenset(regrouping.lost)
     step, rolled_back = int(report.get("step", -1)), int(report.get("rolled_back", 0))
-    resized, size = bool(plan.former), len(memory.members)
-    if not resized:
-        memory.take_warm({plan.members[rank] for rank in lost})
+    size = len(memory.members)
+    resized = len(plan.members) != size
+    joined = list(range(size, len(plan.members)))
+    memory.take_warm(set(plan.members).difference(memory.members))
     memory.members = list(plan.members)
     memory.spares = tuple(node for node in memory.spares if node not in plan.nodes)
     seconds, nodes = round(now - regrouping.began, 3), hostlist_in_order(tuple(dict.fromkeys(plan.nodes)))
@@ -435,11 +445,17 @@ def _recover(
     if dead:
         how = "the ranks of the others continue" if resized else "its ranks continue on a spare"
         actions.append(Exclude(tuple(sorted(dead)), f"{compress(dead)} died, and {how}", state.number))
+    if joined:
+        joining = RanksJoined(
+            attempt=state.number, generation=memory.number, ranks=joined, step=step, rolled_back=rolled_back,
+            world_size=len(memory.members), seconds=seconds, nodes=nodes,
+        )  # fmt: skip
+        actions.append(Record(joining))
     for node in sorted(memory.expelled.keys() & {state.rank_nodes[rank] for rank in lost}):
         how = "the ranks of the others continue" if resized else "its ranks continue on a spare"
         actions.append(Exclude((node,), f"{node}: {memory.expelled[node]}, and {how}", state.number))
         memory.leave(node)
-    if move is not None:
+    if move is not None and move.off:
         memory.leave(move.off)
         actions.append(
             Exclude((move.off,), f"the ranks moved off it: {move.reason}", state.number, move.request is not None)
@@ -449,10 +465,11 @@ def _recover(
             rolled_back=rolled_back, seconds=seconds, nodes=nodes, reason=move.reason, request=move.request,
         )  # fmt: skip
         actions.append(Record(moved))
-    if by_fault := sorted(lost.difference(() if move is None else move.ranks)):
+    by_fault = sorted(lost.difference(() if move is None else move.ranks))
+    if by_fault or not (joined or (move is not None and move.off)):  # processes that were to join may be lost
         recovered = RecoveredInMemory(
             attempt=state.number, generation=memory.number, ranks=by_fault, step=step, rolled_back=rolled_back,
-            seconds=seconds, nodes=nodes, world_size=len(memory.members) if resized else None,
+            seconds=seconds, nodes=nodes, world_size=len(memory.members) if resized and not joined else None,
         )  # fmt: skip
         actions.append(Record(recovered))
     members = dict.fromkeys(range(size) if resized else lost, "")
@@ -463,8 +480,9 @@ def _recover(
     _forget_checks(memory)
     memory.recovered_at, memory.tries, memory.announced = step, memory.tries + 1, False
     take_recovery(state, Recovered(lost, dead, frozenset(memory.left), resized, plan.nodes, now))
-    used = {} if resized else dict.fromkeys(plan.nodes[rank] for rank in sorted(lost))
-    return [*actions, *_start_warm(memory, _bare(memory, used))]
+    replaced = [*sorted(lost), *joined] if joined or not resized else []
+    used = dict.fromkeys(plan.nodes[rank] for rank in replaced)
+    return [*actions, *start_warm(memory, _bare(memory, used))]
 
 
 def _bare(memory: MemoryState, nodes: Iterable[str]) -> tuple[str, ...]:
@@ -519,27 +537,37 @@ def take_recovery(state: AttemptState, event: Recovered) -> None:
 
 def _leaving(memory: MemoryState, number: int) -> set[str]:
     """Return the node that ranks leave in generations up to `number`."""
-    return {memory.move.off} if memory.move is not None and memory.move.number <= number else set()
+    move = memory.move
+    return {move.off} if move is not None and move.off and move.number <= number else set()
 
 
 def plan_of_move(state: AttemptState, off: str, unfit: Collection[str]) -> InMemory:
     """Return who would continue as the ranks of a node, or why that is not possible now."""
-    return plan_move(_ranks(state), off, unfit=unfit)
+    return plan_move(ranks_now(state), off, unfit=unfit)
 
 
 def hold_for_move(
     state: AttemptState, off: str, plan: InMemory, reason: str, request: str | None
 ) -> list[CoreAction]:
     """Have the ranks of a node move at the next step's boundary."""
-    memory = memory_of(state)
-    _forget_checks(memory)
     ranks = tuple(rank for rank, node in enumerate(state.rank_nodes) if node == off)
-    memory.move = move = Move(off, plan, ranks, memory.number + 1, reason, request)
+    move = Move(off, plan, ranks, memory_of(state).number + 1, reason, request)
     planned = MovePlanned(
         attempt=state.number, off=off, to=plan.nodes[ranks[0]], ranks=list(ranks), reason=reason, request=request
     )
-    generation = Generation(move.number, plan.members, ranks, state.settings.recovery_s, left=(off,))
-    return [Record(planned), HoldForMove(generation)]
+    return [Record(planned), *hold(state, move)]
+
+
+def hold(state: AttemptState, move: Move) -> list[CoreAction]:
+    """Have the ranks regroup at the next step's boundary: some move, or others join."""
+    memory, plan = memory_of(state), move.plan
+    _forget_checks(memory)
+    memory.move = move
+    generation = Generation(
+        move.number, plan.members, move.ranks, state.settings.recovery_s, left=(move.off,) if move.off else (),
+        former=plan.former, former_size=len(memory.members) if plan.former else 0,
+    )  # fmt: skip
+    return [HoldForMove(generation)]
 
 
 def _begin_move(state: AttemptState, number: object, now: float) -> None:
@@ -554,4 +582,5 @@ def _begin_move(state: AttemptState, number: object, now: float) -> None:
     regrouping.plan_again = faulty is not None  # at the same moment: one more generation has both
     if memory.move is not None:
         memory.number, regrouping.plan, regrouping.deadline = move.number, move.plan, deadline
+    regrouping.resizes |= bool(move.plan.former)
     memory.move = move

@@ -331,6 +331,34 @@ class DrainsRead:
     wall: float
 
 
+@dataclass(frozen=True)
+class HelperAsked:
+    """A helper job waits in the queue; or none does, and none is asked for before `again_at` (monotonic seconds).
+
+    See `AskForHelper`.
+    """
+
+    waits: bool
+    again_at: float = 0.0
+
+
+@dataclass(frozen=True)
+class HelperStarted:
+    """A helper job has started on these nodes, and its agents are on their way."""
+
+    helper: str
+    nodes: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class HelperEnded:
+    """A helper job is over: its nodes are gone; none if it had not started."""
+
+    helper: str
+    nodes: tuple[str, ...]
+    now: float
+
+
 CoreEvent = (
     Resumed
     | StopChanged
@@ -360,6 +388,9 @@ CoreEvent = (
     | FewerWeighed
     | MoveRequested
     | DrainsRead
+    | HelperAsked
+    | HelperStarted
+    | HelperEnded
 )
 
 
@@ -491,6 +522,21 @@ class WeighFewer:
 
 
 @dataclass(frozen=True)
+class AskForHelper:
+    """Submit a helper job for a number of nodes; answered by `HelperAsked`."""
+
+    nodes: int
+
+
+@dataclass(frozen=True)
+class DismissHelper:
+    """End a helper job of which no node can be used; answered by `HelperEnded`."""
+
+    helper: str
+    reason: str
+
+
+@dataclass(frozen=True)
 class Regroup:
     """Have the ranks regroup as a generation; answered by `StoreGone` if that fails."""
 
@@ -533,6 +579,8 @@ CoreAction = (
     | StartWarm
     | CheckSpare
     | WeighFewer
+    | AskForHelper
+    | DismissHelper
     | Regroup
     | HoldForMove
     | ForgetReplaced

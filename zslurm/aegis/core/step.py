@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from zslurm.aegis.core import hanging, memory, moves
+from zslurm.aegis.core import hanging, helpers, memory, moves
 from zslurm.aegis.core.attempt import GONE, AttemptState
 from zslurm.aegis.core.detection.attempt_progress import GONE_S
 from zslurm.aegis.core.messages import (
@@ -29,6 +29,9 @@ from zslurm.aegis.core.messages import (
     FewerWeighed,
     GiveUp,
     HangExamined,
+    HelperAsked,
+    HelperEnded,
+    HelperStarted,
     LookForCancel,
     LookForPreemption,
     LookupsFailed,
@@ -67,6 +70,7 @@ from zslurm.run.events import (
     FaultDetected,
     RanksEnded,
     RanksExpelled,
+    RanksJoined,
     RanksMoved,
     RecoveredInMemory,
     StepKilled,
@@ -145,6 +149,12 @@ def step(state: AttemptState, event: CoreEvent) -> tuple[AttemptState, list[Core
             memory.take_weighed(state, event)
         case MoveRequested():
             moves.take_request(state, event)
+        case HelperAsked() if state.memory is not None:
+            helpers.take_asked(state, event)
+        case HelperStarted() if state.memory is not None:
+            helpers.take_start(state, event)
+        case HelperEnded() if state.memory is not None:
+            helpers.take_end(state, event)
         case DrainsRead():
             actions = note(state, moves.drains(state, event))
     if actions and isinstance(given_up := actions[-1], GiveUp):
@@ -161,6 +171,7 @@ def _tick(state: AttemptState, event: Tick) -> list[CoreAction]:
         if state.memory.active:
             return actions
     actions += moves.tend_moves(state, event.now, event.wall)
+    actions += helpers.tend_helpers(state, event.now)
     if (given_up := _why_give_up(state, event)) is not None:
         actions += memory.recover_without(state, event.now, event.wall)
         if state.memory is not None and state.memory.active:
@@ -173,7 +184,9 @@ def _take_store_gone(state: AttemptState, event: StoreGone) -> list[CoreAction]:
     """Take that the store server did not take a generation."""
     if not event.move:
         return memory.give_up(state, "the store server of the ranks is gone")
-    memory.memory_of(state).move = None
+    move, memory.memory_of(state).move = memory.memory_of(state).move, None
+    if move is not None and not move.off:
+        return memory.give_up(state, "the store server of the ranks is gone")
     return moves.refuse(state, state.moves.wishes[0], "the store server is gone")
 
 
@@ -372,6 +385,8 @@ def _resume(state: AttemptState, event: Resumed) -> list[CoreAction]:
                 by_agents, explained, by_agent = [], True, None
             case RanksExpelled():
                 expelled |= set(recorded.nodes or ())
+            case RanksJoined():
+                memory.take_recovery(state, Recovered(frozenset(), left_out=True))
             case RanksMoved():
                 memory.take_recovery(state, Recovered(frozenset(recorded.ranks), left=frozenset([recorded.off])))
             case RanksEnded():

@@ -85,7 +85,7 @@ def _quiet_s(world: World, run: Run) -> int:
         or run.former is not None
     )
     is_busy = is_busy or supervisor.moves_read < len(world.moves_asked) or bool(state.moves.wishes)
-    if until <= now or settled >= now or is_busy or not _is_memory_quiet(world, state):
+    if until <= now or settled >= now or is_busy or not _is_memory_quiet(world, run, state):
         return 0
     if any(rank.ended is not None or rank.hangs for rank in attempt.ranks):
         return 0
@@ -95,11 +95,13 @@ def _quiet_s(world: World, run: Run) -> int:
     return until - now if is_quiet else 0
 
 
-def _is_memory_quiet(world: World, state: AttemptState) -> bool:
+def _is_memory_quiet(world: World, run: Run, state: AttemptState) -> bool:
     """Return whether no recovery in memory is under way, and none is about to begin."""
     store, memory = world.store, state.memory
     if store is None or memory is None:
         return True
+    if len(set(state.rank_nodes)) < memory.wanted or any(not helper.over for helper in run.helpers):
+        return False
     is_idle = not (store.is_regrouping or store.move or store.coming or store.reports or store.ends)
     return is_idle and not (memory.active or memory.move or any(memory.coming.values()) or world.drained_until)
 

@@ -45,6 +45,7 @@ class Run(RunRecord):
         if self.outcome or world.is_suspended:
             return
         self._let_former_act()
+        self.tend_helpers()
         if self.supervisor is None:
             self._wait_in_queue()
             return
@@ -103,6 +104,7 @@ class Run(RunRecord):
         self.starts += 1
         for name in self.allocated:
             world.by_name[name].is_new, world.by_name[name].signalled = True, False
+        self.end_helpers()  # those of the start before it
         self.supervisor = SimulatedSupervisor(self)
 
     def _leaves_nodes(self, supervisor: SimulatedSupervisor) -> bool:

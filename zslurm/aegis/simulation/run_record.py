@@ -15,6 +15,33 @@ REQUEUE_S, PREEMPTED_S = 5, 20
 """Seconds for which a requeued job waits at least, and for which a preempted one does."""
 
 
+HELPER_S, LAPSED_S = 12, 30
+"""Seconds for which a helper job waits at least, and after which one ends that no supervisor has any more."""
+
+
+@dataclass
+class HelperTruth:
+    """A helper job.
+
+    Attributes:
+        name: its number in the queue.
+        count: nodes that it asks for.
+        start: the start of the run's job that it helps.
+        due: when it may start.
+        nodes: that it has; none before it starts.
+        over: it has ended.
+        lost_at: since when no supervisor has it; None while one does.
+    """
+
+    name: str
+    count: int
+    start: int
+    due: int
+    nodes: tuple[str, ...] = ()
+    over: bool = False
+    lost_at: int | None = None
+
+
 class Killed(Exception):
     """The supervisor is killed."""
 
@@ -71,6 +98,8 @@ class RunRecord:
         """Slurm itself has put the job back last."""
         self.dead: set[str] = set()
         """Nodes that have died since the job started."""
+        self.helpers: list[HelperTruth] = []
+        """All helper jobs so far."""
         self.recorded_at = 0
         """When the last event was written."""
         self.moments = 0
@@ -120,6 +149,43 @@ class RunRecord:
         self.excluded = self.excluded if excluded is None else excluded
         self.asked = self.asked if n_nodes is None else n_nodes
         self.put_back(REQUEUE_S, why)
+
+    def submit_helper(self, count: int) -> None:
+        """Submit a helper job."""
+        due = self.world.now + HELPER_S
+        self.helpers.append(HelperTruth(f"h{len(self.helpers)}", count, self.starts, due))
+
+    def end_helper(self, helper: HelperTruth) -> None:
+        """End a helper job, and every process on its nodes."""
+        helper.over = True
+        self.world.agents_on -= set(helper.nodes)
+        self.world.kill_on(helper.nodes)
+
+    def end_helpers(self) -> None:
+        """End every helper job."""
+        for helper in self.helpers:
+            if not helper.over:
+                self.end_helper(helper)
+
+    def tend_helpers(self) -> None:
+        """Start helper jobs that are due, and end those that somebody cancels or no supervisor has any more."""
+        world = self.world
+        if world.ends_helpers:
+            world.ends_helpers = False
+            self.end_helpers()
+        has_supervisor = self.supervisor is not None and self.alive
+        for helper in [helper for helper in self.helpers if not helper.over]:
+            helper.lost_at = None if has_supervisor else helper.lost_at or world.now
+            if helper.nodes and helper.lost_at is not None and world.now >= helper.lost_at + LAPSED_S:
+                self.end_helper(helper)
+            elif not helper.nodes and world.slurm_works and world.now >= helper.due:
+                used = {node for other in self.helpers if not other.over for node in other.nodes}
+                usable = world.usable_in_partition(self.excluded_nodes.union(self.allocated, used))
+                if len(usable) >= helper.count:
+                    helper.nodes = tuple(usable[: helper.count])
+                    world.agents_on |= set(helper.nodes)
+                    for name in helper.nodes:
+                        world.by_name[name].is_new, world.by_name[name].signalled = True, False
 
     def end(self, outcome: str, why: str) -> None:
         """End the run."""

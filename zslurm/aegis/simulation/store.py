@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -59,6 +59,15 @@ class StoreTruth:
     def is_regrouping(self) -> bool:
         """Whether the ranks of the newest generation do not train yet."""
         return self.newest is not None and self.outcome is None
+
+    def waiting_on(self, names: Collection[str]) -> list[RankTruth]:
+        """Return the processes that wait on some nodes; those that are being started there do not get ready."""
+        self.coming = [coming for coming in self.coming if coming[2].name not in names]
+        return [
+            process
+            for name, process in self.processes.items()
+            if process.node.name in names and process.ended is None and name not in self.members
+        ]
 
     # --- what the supervisor does -------------------------------------------------------------------------------
 

@@ -41,10 +41,12 @@ from zslurm.aegis.core.following import (
 from zslurm.aegis.core.messages import (
     NO_ANSWER,
     AskAbout,
+    AskForHelper,
     CheckSpare,
     Cleared,
     CoreAction,
     CoreEvent,
+    DismissHelper,
     DrainsRead,
     EndRead,
     ExamineHang,
@@ -53,6 +55,9 @@ from zslurm.aegis.core.messages import (
     FewerWeighed,
     GiveUp,
     HangExamined,
+    HelperAsked,
+    HelperEnded,
+    HelperStarted,
     HoldForMove,
     KillRanks,
     LookForPreemption,
@@ -91,6 +96,7 @@ from zslurm.run.events import (
     FaultDetected,
     RanksEnded,
     RanksExpelled,
+    RanksJoined,
     RanksMoved,
     RecoveredInMemory,
     StepKilled,
@@ -101,10 +107,14 @@ from zslurm.train.recovery.generation import member_name
 
 DRAINS_S = 30
 """Seconds between two questions which nodes Slurm drains."""
+HELPER_AGAIN_S = 60
+"""Seconds after which a helper job is asked for again that was refused."""
 _PAUSED_S = 3
 _ASK_AGAIN_S = 5
 """Seconds between two questions whether Slurm preempts the job."""
-_RESUMED = (FaultDetected, RanksEnded, StepKilled, StopAsked, RecoveredInMemory, RanksExpelled, RanksMoved)
+_RESUMED = (
+    FaultDetected, RanksEnded, StepKilled, StopAsked, RecoveredInMemory, RanksExpelled, RanksJoined, RanksMoved,
+)  # fmt: skip
 
 Phase = Literal["starting", "watching", "clearing", "requeuing", "leaving"]
 
@@ -139,6 +149,8 @@ class SimulatedSupervisor:
         self._next_nodes: list[str] = []
         self._given_up: GiveUp | None = None
         self._found: FoundMemory | None = None
+        self._helpers_told: dict[str, str] = {}
+        """What the core was last told of each helper job."""
         self._requeues: Requeue | None = None
         self._stop_by: float | None = None
         """Until when the ranks may save; None while nothing asks them to stop."""
@@ -264,7 +276,7 @@ class SimulatedSupervisor:
         """Return the nodes on which ranks may start: without excluded ones, unless too few would be left."""
         living = [node for node in self.run.allocated if node not in self.run.dead]
         usable = [node for node in living if node not in self.run.excluded_nodes]
-        return usable if len(usable) >= min(self._needed, self.settings.min_nodes or self._needed) else living
+        return usable if len(usable) >= min(self._needed, self.settings.fewest_nodes or self._needed) else living
 
     def _offered(self) -> NodesOffered:
         """Return the nodes that Slurm has chosen, on which ranks are about to start."""
@@ -313,6 +325,9 @@ class SimulatedSupervisor:
             self.state.memory = MemoryState.of_start(rank_nodes, 2, idle)
         if self.state.memory is not None:
             self.state.memory.checks_spares = True
+        if self.state.memory is not None and self.settings.heal == "helper":
+            self.state.memory.wanted = self.run.needed
+        self._helpers_told = dict[str, str]()
         self._given_up = None
 
     def tell(self, event: CoreEvent) -> None:
@@ -359,7 +374,7 @@ class SimulatedSupervisor:
             case StartWarm() if store is not None:
                 store.start([self.world.by_name[n] for n in action.nodes], action.per_node, self.world.now)
             case WeighFewer():
-                least = self.settings.min_nodes
+                least = self.settings.fewest_nodes
                 reason = "aegis.min_nodes is not set" if least is None else f"aegis.min_nodes: {least}"
                 return [FewerWeighed(action.nodes, "" if least is not None and action.nodes >= least else reason)]
             case CheckSpare():
@@ -369,6 +384,13 @@ class SimulatedSupervisor:
                 store.publish(action.generation, self.world.now)
             case HoldForMove() if store is not None:
                 store.move = action.generation
+            case AskForHelper():
+                return [self._ask_for_helper(action.nodes)]
+            case DismissHelper():
+                self._act("dismiss a helper")
+                for helper in self.run.helpers:
+                    if helper.name == action.helper:
+                        self.run.end_helper(helper)
             case AskAbout():
                 return [NodeAskedAbout(action.node, self._witnesses(action))]
             case ReadEnd():
@@ -376,6 +398,29 @@ class SimulatedSupervisor:
             case ReadLastWords():
                 return [FaultsFound(tuple(self._last_word(attempt, rank) for rank in action.failure.ranks))]
         return []
+
+    def _ask_for_helper(self, count: int) -> HelperAsked:
+        now = self.world.now
+        if not self._slurm_answers or now < self.world.refuses_helper_until:
+            self.record("helper_refused", reason="Job violates accounting/QOS policy")
+            return HelperAsked(waits=False, again_at=float(now + HELPER_AGAIN_S))
+        self._act("submit a helper")
+        self.run.submit_helper(count)
+        return HelperAsked(waits=True)
+
+    def _tell_helpers(self) -> None:
+        """Report which helper jobs have started, and which are over."""
+        for helper in [helper for helper in self.run.helpers if helper.start == self.run.starts]:
+            state = "over" if helper.over else "started" if helper.nodes else "queued"
+            if not self._slurm_answers or self._helpers_told.get(helper.name) == state:
+                continue
+            self._helpers_told[helper.name] = state
+            if state == "over":
+                self.tell(HelperEnded(helper.name, helper.nodes, float(self.world.now)))
+            elif state == "started":
+                self.tell(HelperStarted(helper.name, helper.nodes))
+            else:
+                self.tell(HelperAsked(waits=True))
 
     def _answers(self, node: str) -> bool:
         """Return whether the agent of a node answers."""
@@ -442,6 +487,7 @@ class SimulatedSupervisor:
             self.tell(RanksFailed(failure, asked, float(world.now)))
         if self.phase == "watching" and attempt.over is None:
             self._tell_memory()
+            self._tell_helpers()
         booted = self.wall - world.now
         for when, report in world.take_reports(self.host, is_former=self.run.former is self):
             self.tell(ReportReceived(report, float(when), booted + when))
@@ -613,6 +659,7 @@ class SimulatedSupervisor:
             self._tell_follow(RequeueTried("Requested operation not supported"))
             return
         self._act("requeue")
+        self.run.end_helpers()
         why, excluded = action.decision.reason, set(action.excluded)
         self.record("requeued", excluded=sorted(excluded), reason=why)
         takes = world.now >= world.refuses_exclusion_until
@@ -626,5 +673,6 @@ class SimulatedSupervisor:
             self.run.foreign.append(f"{what}, by the supervisor on {self.host}")
 
     def _end(self, outcome: str, why: str) -> None:
+        self.run.end_helpers()
         self.record("run_ended", outcome=outcome)
         self.run.end(outcome, why)

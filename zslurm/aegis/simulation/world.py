@@ -60,6 +60,8 @@ What = Literal[
     "answers_late",
     "called_down",
     "cut_off",
+    "helper_refused",
+    "helper_ends",
 ]
 """What may happen."""
 
@@ -136,6 +138,9 @@ class World:
         self.preempted_until: int | None = None
         """When the grace time of a preemption is over; None while Slurm does not preempt the job."""
         self.refuses_requeue_until = self.refuses_exclusion_until = 0
+        self.refuses_helper_until = 0
+        self.ends_helpers = False
+        """Somebody cancels every helper job."""
         self.unknown_until = 0
         """Until when every question to Slurm, and about the port of a node, is answered with "unknown"."""
         self.answers_from = 0
@@ -214,7 +219,7 @@ class World:
             "slurm_away",
             "supervisor_killed",
             *("job_suspended", "user_bug", "preempted", "requeue_refused", "exclusion_refused"),
-            *("answers_unknown", "answers_late", "time_is_up"),
+            *("answers_unknown", "answers_late", "time_is_up", "helper_refused", "helper_ends"),
         ):
             return
         match it.what:
@@ -256,6 +261,10 @@ class World:
                 self._preempt(it.lasts)
             case "requeue_refused":
                 self.refuses_requeue_until = max(self.refuses_requeue_until, self.now + it.lasts)
+            case "helper_refused":
+                self.refuses_helper_until = max(self.refuses_helper_until, self.now + it.lasts)
+            case "helper_ends":
+                self.ends_helpers = True
             case "exclusion_refused":
                 self.refuses_exclusion_until = max(self.refuses_exclusion_until, self.now + it.lasts)
             case "answers_unknown":
@@ -532,6 +541,17 @@ class World:
             self.store.coming.clear()
         if not unless_on:
             self.attempt.over = self.attempt.over or self.now
+
+    def kill_on(self, names: Collection[str]) -> None:
+        """Kill every process of the attempt on some nodes, whose job ends."""
+        if self.attempt is None or self.attempt.over is not None:
+            return
+        for rank in self.attempt.ranks:
+            if rank.node.name in names and rank.node.died is None:
+                self._end(rank, "Killed", "rank_killed")
+        if self.store is not None:
+            for process in self.store.waiting_on(names):
+                self._end(process, "Killed", "rank_killed")
 
     def usable_in_partition(self, excluded: set[str]) -> list[str]:
         """Return the nodes that Slurm would give to a job now, for all that it knows."""

@@ -21,6 +21,7 @@ from zslurm.aegis.core.starting import (
     prefer_others,
     why_lost,
 )
+from zslurm.aegis.supervisor.helper_jobs import HelperOf
 from zslurm.aegis.supervisor.in_memory.memory_shell import MemoryShell
 from zslurm.aegis.supervisor.in_memory.warm_pool import WarmPool
 from zslurm.aegis.supervisor.job import Job
@@ -95,9 +96,9 @@ def _why_lost(job: Job, last: AttemptDir, events: Sequence[Event]) -> str:
 class AttemptStarter:
     """Starts attempts in one start of the job."""
 
-    def __init__(self, job: Job, nodes: Nodes) -> None:
-        """Prepare; no node was looked at yet."""
-        self._job, self._nodes = job, nodes
+    def __init__(self, job: Job, nodes: Nodes, helper_of: HelperOf = dict) -> None:
+        """Prepare; no node was looked at yet. `helper_of` returns the helper job of each node that has one."""
+        self._job, self._nodes, self._helper_of = job, nodes, helper_of
         self._python: Interpreter | None = None
         self._store: StoreClient | None = None  # of the last attempt
         self.warm = WarmPrograms(job)
@@ -136,7 +137,7 @@ class AttemptStarter:
     def candidates(self) -> tuple[str, ...]:
         """Return the nodes on which ranks may be started: without excluded ones, unless too few would be left."""
         usable, every = self._nodes.usable(self._job.excluded()), self._nodes.usable(())
-        return nodes_to_start_on(usable, every, self._nodes.needed, self._job.spec.aegis.min_nodes)
+        return nodes_to_start_on(usable, every, self._nodes.needed, self._job.spec.aegis.fewest_nodes)
 
     def start(self, nodes: tuple[str, ...]) -> RunningAttempt:
         """Begin the next attempt on these nodes. Call `blocking_reason` first.
@@ -239,7 +240,9 @@ class AttemptStarter:
             return None
         spares = tuple(node for node in self._nodes.usable(job.excluded()) if node not in nodes)
         state = MemoryState.of_start(ranks, job.spec.ranks_per_node, spares)
-        return MemoryShell(attempt, store, WarmPool(job, attempt, python), state, ranks, self._why_not_fewer)
+        return MemoryShell(
+            attempt, store, WarmPool(job, attempt, python, self._helper_of), state, ranks, self._why_not_fewer
+        )
 
     def _wants_memory(self, nodes: int) -> bool:
         """Return whether recovery in memory is wanted on a number of nodes, or its absence is to be explained."""
@@ -312,7 +315,7 @@ class AttemptStarter:
             return None, ""
         python = prepared(job.spec, job.run, job.job_id, job.environ)
         try:
-            usable, warm = self._nodes.usable(job.excluded()), WarmPool(job, attempt, python)
+            usable, warm = self._nodes.usable(job.excluded()), WarmPool(job, attempt, python, self._helper_of)
             memory = MemoryShell.adopt(job, attempt, nodes, events, warm, usable, self._why_not_fewer)
         except ZslurmError as error:
             reason = f"the supervisor that started the attempt is gone, and {error}"

@@ -19,8 +19,10 @@ from zslurm.aegis.core.detection.early_exits import early_exits
 from zslurm.aegis.core.ending import awaits_records, looks_at_disk, looks_at_step_log, may_have_early_exits
 from zslurm.aegis.core.messages import (
     AskAbout,
+    AskForHelper,
     CoreAction,
     CoreEvent,
+    DismissHelper,
     DumpStacks,
     EndRanks,
     EndRead,
@@ -53,6 +55,7 @@ from zslurm.aegis.logs.signatures import Signatures
 from zslurm.aegis.supervisor.agents.agents import Agents
 from zslurm.aegis.supervisor.attempt_starter import RunningAttempt
 from zslurm.aegis.supervisor.hanging_ranks import dump_stacks, end_ranks, examine_hang, kill_ranks
+from zslurm.aegis.supervisor.helper_jobs import HelperJobs
 from zslurm.aegis.supervisor.in_memory.move_requests import MoveRequests
 from zslurm.aegis.supervisor.job import Job
 from zslurm.aegis.supervisor.rank_exits import (
@@ -76,6 +79,7 @@ from zslurm.run.events import (
     FaultDetected,
     RanksEnded,
     RanksExpelled,
+    RanksJoined,
     RanksMoved,
     RecoveredInMemory,
     StepKilled,
@@ -115,6 +119,7 @@ class FaultCollector:
         detector: Detector,
         reported: set[tuple[str, bool]] | None = None,
         spares: int = 0,
+        helpers: HelperJobs | None = None,
     ) -> None:
         """Begin; for `reported` and `spares` see `AttemptState`."""
         self.job, self.running, self.agents = job, running, agents
@@ -139,6 +144,9 @@ class FaultCollector:
             memory=memory.state if memory is not None else None,
             moves=MovesState(self._requests.answered()),
         )
+        if memory is not None and job.spec.aegis.heal == "helper" and helpers is not None:
+            memory.state.wanted = job.spec.slurm.nodes
+        self._helpers = helpers
         self.signalled = False
         self.given_up: GiveUp | None = None
         # Without agents no thread ticks, and a look may take long by itself.
@@ -188,6 +196,10 @@ class FaultCollector:
             case KillRanks():
                 reason = kill_ranks(action.ranks, self.state, self.agents)
                 yield RanksKilled(action.ranks, reason, time.monotonic())
+            case AskForHelper() if self._helpers is not None:
+                yield from self._helpers.ask(action.nodes)
+            case DismissHelper() if self._helpers is not None:
+                self._helpers.dismiss(action.helper)
             case EndRanks() if self.agents is not None:
                 end_ranks(action.ranks, self.agents)
             case Exclude():
@@ -235,7 +247,10 @@ class FaultCollector:
 
     def resume(self) -> None:
         """Take over what an earlier supervisor has noticed and recorded."""
-        kinds = (FaultDetected, RanksEnded, StepKilled, StopAsked, RecoveredInMemory, RanksExpelled, RanksMoved)
+        kinds = (
+            FaultDetected, RanksEnded, StepKilled, StopAsked, RecoveredInMemory, RanksExpelled, RanksJoined,
+            RanksMoved,
+        )  # fmt: skip
         events = select(read_jsonl(self.job.run.events), *kinds)
         recorded = tuple(event for event in events if event.row.get("attempt") == self.attempt.number)
         in_log, ends = tuple(task_failures(read_step_log(self.attempt))), {}
@@ -246,6 +261,8 @@ class FaultCollector:
         memory = self.running.memory
         if memory is not None and memory.resumed is not None:
             self.tell(memory.resumed)
+        for event in self._helpers.begin_attempt() if self._helpers is not None else ():
+            self.tell(event)
 
     def tell_pause(self) -> None:
         """Report a time in which this process was stopped, before what came after it: that must not be excused."""
@@ -266,7 +283,7 @@ class FaultCollector:
         if self.state.memory is not None and self.running.memory is not None:
             for event in self.running.memory.events(self.state.memory.members):
                 self.tell(event)
-        for event in self._requests.events():
+        for event in (*(self._helpers.events() if self._helpers else ()), *self._requests.events()):
             self.tell(event)
         self.given_up = None
         self.collect_from_nodes(log=log, broken=broken)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from zslurm.aegis.core.attempt import AttemptState
 from zslurm.aegis.core.ending import awaits_slurm, gives_up_slurm
@@ -75,8 +75,16 @@ _LOOK_S = 0.2
 class Recovery:
     """Carries out what follows each attempt in one start of the job."""
 
-    def __init__(self, job: Job, nodes: Nodes, agents: Agents | None, recorder: Recorder) -> None:
-        """Prepare; no attempt has ended yet."""
+    def __init__(
+        self,
+        job: Job,
+        nodes: Nodes,
+        agents: Agents | None,
+        recorder: Recorder,
+        before_requeue: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Prepare; no attempt has ended yet. `before_requeue` is called before the job is put back."""
+        self._before_requeue = before_requeue
         self.job, self.nodes, self.agents, self.recorder = job, nodes, agents, recorder
         self.settings = job.spec.aegis
         required = frozenset(expand(job.spec.slurm.nodelist or ""))
@@ -208,6 +216,7 @@ class Recovery:
             ZslurmError: Slurm refused.
         """
         self.recorder.flush()
+        self._before_requeue()
         reason = action.decision.reason
         done = requeue_job(
             self.job, action.decision, excluded=action.excluded, expired=action.expired, dead=self.nodes.dead,

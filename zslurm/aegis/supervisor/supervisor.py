@@ -29,6 +29,7 @@ from zslurm.aegis.supervisor.agents.agents import Agents
 from zslurm.aegis.supervisor.attempt_monitor import AttemptMonitor
 from zslurm.aegis.supervisor.attempt_starter import AttemptStarter, RunningAttempt
 from zslurm.aegis.supervisor.fault_collector import FaultCollector
+from zslurm.aegis.supervisor.helper_jobs import HelperJobs
 from zslurm.aegis.supervisor.job import TIME_IS_UP, Job
 from zslurm.aegis.supervisor.node_pool import Nodes
 from zslurm.aegis.supervisor.recovery import Recovery
@@ -127,14 +128,17 @@ class Supervisor:
                 self.recorder.record(SuccessorEnded(reason=reason))
                 return self._end(Exit.DONE)
             self.nodes = Nodes(job.spec, job.environ)
-            self.starter = AttemptStarter(job, self.nodes)
+            self.helpers = HelperJobs(job, self.nodes)
+            self.starter = AttemptStarter(job, self.nodes, self.helpers.job_of)
             self.detector = Detector(self.settings)
             left_over = self.starter.left_over()
             adopted = left_over.attempt.number if isinstance(left_over, RunningAttempt) else 0
             with self._agents(adopted) as self.agents:
-                self.recovery = Recovery(job, self.nodes, self.agents, self.recorder)
+                self.helpers.use(self.agents)
+                self.recovery = Recovery(job, self.nodes, self.agents, self.recorder, self.helpers.close)
                 outcome = self.run_attempts(left_over)
                 self.starter.warm.end()
+                self.helpers.close()
             job.record(RunEnded(**outcome.fields()))
             clear_up(job.spec, job.job_id, self.nodes.usable(()), job.environ)
         if outcome.outcome in ("completed", "failed"):
@@ -286,7 +290,9 @@ class Supervisor:
             step_times = recent_step_times(self.job.run, number) if running.adopted else ()
             self.detector.begin(number, ranks, time.monotonic(), adopted=running.adopted, step_times=step_times)
         spares = len(self._spares(running))
-        collected = FaultCollector(self.job, running, self.agents, self.detector, self.reported, spares)
+        collected = FaultCollector(
+            self.job, running, self.agents, self.detector, self.reported, spares, self.helpers
+        )
         monitor = AttemptMonitor(collected)
         outcome = monitor.until_end()
         self._restore_config()

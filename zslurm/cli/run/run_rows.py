@@ -91,6 +91,7 @@ def as_json(state: RunState) -> dict[str, Any]:
         "reason_words": explain(state.reason or "") if waits else None,
         **vars(state.aegis),
         "excluded": list(state.aegis.excluded),
+        "helpers": list(state.aegis.helpers),
     }
 
 

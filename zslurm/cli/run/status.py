@@ -217,6 +217,8 @@ def _facts(state: RunState, excluded: str | None) -> Iterator[tuple[str, str | N
         yield "restarts", f"{aegis.restarts_in_place} in place, {state.restarts} by Slurm"
     if times := aegis.recovered_in_memory:
         yield "recovered", f"{'once' if times == 1 else f'{times} times'} in memory, without a restart"
+    for helper in aegis.helpers:
+        yield "helper", f"{_when(helper)}{describe(helper)}"
     if times := aegis.planned_moves:
         yield (
             "moved",

@@ -4,19 +4,22 @@ It has torch imported, the configuration read and the model made, and waits at t
 that names it (train/recovery). From then on it is that rank: it writes to the rank's log, keeps the rank's
 progress, and ends as a rank does. ZSLURM_MEMBER is its name among the members, NODE/SLOT; by default NODE/w0.
 
-It ends with 0 when it is asked to stop, or when the store is gone, for then there is no place left to take. On a
-GPU node it holds no GPU before it has a place: which one it gets depends on the rank.
+In a helper job SIGTERM ends it at once: Slurm ends that job, and the run loses its node. It ends with 0 when it is
+asked to stop, or when the store is gone, for then there is no place left to take. On a GPU node it holds no GPU
+before it has a place: which one it gets depends on the rank.
 """
 
 from __future__ import annotations
 
 import os
+import signal
 import socket
 import sys
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+from zslurm.job.in_memory.warm_step import HELPER_VARIABLE
 from zslurm.job.rank import log_as, rendezvous, run_rank
 from zslurm.run.run_dir import AttemptDir, RunDir
 from zslurm.slurm.environment import task_node
@@ -33,9 +36,11 @@ def main(argv: list[str]) -> int:
     if len(argv) != 2 or not argv[1].isdigit():
         print("usage: python -m zslurm.job.in_memory.warm_rank RUN_DIR ATTEMPT", file=sys.stderr)
         return 2
-    stop = StopRequest()
-    stop.install()
-    environ = os.environ
+    stop, environ = StopRequest(), os.environ
+    if environ.get(HELPER_VARIABLE):  # a signal is meant for the helper job, and not for the run
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    else:
+        stop.install()
     node = task_node(environ) or socket.gethostname()
     environ.setdefault(MEMBER_VARIABLE, member_name(node, "w0"))
     environ.setdefault(RECOVERY_VARIABLE, "memory")

@@ -16,9 +16,12 @@ from zslurm.job.numa_bind import bind_variable
 from zslurm.job.preparation.interpreter import Interpreter
 from zslurm.job.step import ATTEMPT_VARIABLE, StepPlan, attempt_mark, step_name
 from zslurm.run.run_dir import AttemptDir, RunDir
-from zslurm.slurm.environment import NODE_VARIABLE, RANK_VARIABLE, step_environment
+from zslurm.slurm.environment import NODE_VARIABLE, RANK_VARIABLE, in_job, scrubbed, step_environment
 from zslurm.slurm.hostlist import compress
 from zslurm.train.recovery.generation import MEMBER_VARIABLE, RECOVERY_VARIABLE, member_name
+
+HELPER_VARIABLE = "ZSLURM_HELPER"
+"""Environment variable of warm processes with the helper job that they are in."""
 
 # As for ranks: a signal to the whole job must not end what has no handlers yet.
 _NAMED = (
@@ -76,8 +79,12 @@ def warm_slurm_step(
     *,
     per_node: int,
     first: int,
+    helper: str | None = None,
 ) -> StepPlan:
-    """Return a step with `per_node` warm processes on each of these nodes, next to whatever runs there."""
+    """Return a step with `per_node` warm processes on each of these nodes, next to whatever runs there.
+
+    With `helper` the nodes are those of that helper job.
+    """
     command = [
         *next_to_ranks(spec, python, nodes, per_node=per_node, name=step_name(attempt)),
         f"--output={attempt.logs}/warm-{first:05d}-%t.log",
@@ -88,8 +95,11 @@ def warm_slurm_step(
         str(first),
         *_command(run, attempt, python),
     ]
+    environ = step_environment(python.environ)
+    if helper is not None:
+        environ = scrubbed(python.environ) | {HELPER_VARIABLE: helper}
     return StepPlan(
-        command, step_environment(python.environ) | bind_variable(spec) | {RECOVERY_VARIABLE: spec.aegis.recovery}
+        in_job(command, helper), environ | bind_variable(spec) | {RECOVERY_VARIABLE: spec.aegis.recovery}
     )
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from zslurm.checkpoint_tools.quantities import counted
+from zslurm.checkpoint_tools.quantities import counted, show_duration
+from zslurm.core.units import show_time
 from zslurm.run.events.event import Event
 from zslurm.run.events.event_text import rank_list
 
@@ -129,3 +130,78 @@ class MoveRefused(Event, name="move_refused"):
     off: str
     reason: str
     request: str | None = None
+
+
+class HelperRequested(Event, name="helper_requested", changes_state=True):
+    """Ranks train on fewer nodes than they should: a helper job for the missing ones is submitted by a script."""
+
+    TEXT = "{event.count} missing: a helper job is submitted for them, and the run trains on meanwhile"
+    number: int
+    script: str
+    restart: int = 0
+
+    @property
+    def count(self) -> str:
+        """The missing nodes, as words."""
+        return counted(self.number, "node is", "nodes are")
+
+
+class HelperQueued(Event, name="helper_queued", changes_state=True):
+    """A helper job is in the queue, and the run trains on; `expected_start` is Slurm's own estimate."""
+
+    helper: str
+    number: int
+    script: str = ""
+    restart: int = 0
+    expected_start: float | None = None
+
+    def _sentence(self) -> str:
+        when = (
+            ""
+            if self.expected_start is None
+            else f"; Slurm expects it to start at {show_time(self.expected_start)}"
+        )
+        return f"helper job {self.helper} waits for {counted(self.number, 'node')}{when}"
+
+
+class HelperRefused(Event, name="helper_refused", changes_state=True):
+    """No helper job could be submitted: the run trains on with the nodes that it has."""
+
+    TEXT = "no helper job: {event.reason}; the run trains on with the nodes that it has"
+    reason: str
+
+
+class HelperJoined(Event, name="helper_joined", changes_state=True):
+    """A helper job has started, after `waited_s` seconds: its nodes get ready to join the run."""
+
+    helper: str
+    waited_s: float | None = None
+
+    def _sentence(self) -> str:
+        after = "" if self.waited_s is None else f" after {show_duration(self.waited_s)}"
+        return f"helper job {self.helper} has started{self.on_nodes}{after}: they get ready to join the run"
+
+
+class HelperOver(Event, name="helper_over", changes_state=True):
+    """A helper job is over."""
+
+    TEXT = "helper job {event.helper} is over{event.because}"
+    helper: str
+
+
+class RanksJoined(Event, name="ranks_joined", changes_state=True):
+    """Ranks have joined at a step's boundary; `nodes` are those that all ranks are on now."""
+
+    attempt: int
+    generation: int
+    ranks: list[int]
+    step: int
+    world_size: int
+    rolled_back: int = 0
+    seconds: float | None = None
+
+    def _sentence(self) -> str:
+        lost = f"{counted(self.rolled_back, 'step')} lost" if self.rolled_back else "no step lost"
+        took = "" if self.seconds is None else f", a pause of {self.seconds:.2f} s"
+        who = f"{rank_list(self.ranks)} joined after step {self.step}"
+        return f"{who}, {lost}{took}: {counted(self.world_size, 'rank')} continue{self.on_nodes}"

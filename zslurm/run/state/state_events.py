@@ -12,7 +12,7 @@ from __future__ import annotations
 import contextlib
 import json
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -23,6 +23,9 @@ from zslurm.run.events import (
     AttemptStarted,
     Decided,
     Ended,
+    HelperJoined,
+    HelperOver,
+    HelperQueued,
     Preempted,
     RanksMoved,
     RecoveredInMemory,
@@ -148,6 +151,7 @@ class AegisView:
         restarts_in_place: how often the ranks were started again without Slurm's queue, in this job.
         recovered_in_memory: how often lost ranks were replaced while the others continued, in this job.
         planned_moves: how often ranks moved off a node at a step's boundary, in this job.
+        helpers: the newest event, `helper_queued` or `helper_joined`, of each helper job that is not over.
     """
 
     last_cause: dict[str, Any] | None = None
@@ -158,6 +162,7 @@ class AegisView:
     restarts_in_place: int = 0
     recovered_in_memory: int = 0
     planned_moves: int = 0
+    helpers: tuple[dict[str, Any], ...] = ()
 
 
 def aegis_view(
@@ -178,7 +183,19 @@ def aegis_view(
         restarts_in_place=sum(decision.acted and decision.action in IN_PLACE for decision in decisions),
         recovered_in_memory=sum(isinstance(event, RecoveredInMemory) for event in own_events),
         planned_moves=sum(isinstance(event, RanksMoved) for event in own_events),
+        helpers=_present_helpers(own_events),
     )
+
+
+def _present_helpers(events: Iterable[Event]) -> tuple[dict[str, Any], ...]:
+    """Return the newest event of each helper job that is not over."""
+    present: dict[str, dict[str, Any]] = {}
+    for event in events:
+        if isinstance(event, HelperQueued | HelperJoined):
+            present[event.helper] = event.row
+        elif isinstance(event, HelperOver):
+            present.pop(event.helper, None)
+    return tuple(present.values())
 
 
 def _preempted(events: Sequence[Event]) -> dict[str, Any] | None:

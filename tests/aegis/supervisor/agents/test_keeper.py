@@ -63,7 +63,9 @@ def test_only_a_supervisor_that_was_not_stopped_gives_silent_agents_up(
     keeper_time = SimpleNamespace(monotonic=lambda: clock[0])
     monkeypatch.setattr("zslurm.aegis.supervisor.agents.keeper.time", keeper_time)
     told, liveness, over = list[CoreEvent](), Liveness(8.0), Over(clock)
-    launcher = SimpleNamespace(over=over, on_slurm=False, generation="g", start=lambda *_: Link(clock[0]))
+    launcher = SimpleNamespace(
+        over=over, on_slurm=False, generation="g", helper_of={}, start=lambda *_: Link(clock[0])
+    )
     keeper = AgentKeeper(
         AegisSection(),
         liveness,

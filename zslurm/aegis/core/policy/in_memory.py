@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from zslurm.aegis.fault_kinds import GPU_MEMORY_FAULT, RANK_HANG, FaultKind
 from zslurm.aegis.types import Fault
 from zslurm.checkpoint_tools.quantities import counted
-from zslurm.train.recovery.generation import buddy_of, node_of
+from zslurm.train.recovery.generation import NEW, buddy_of, node_of
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ class InMemory:
     Attributes:
         members: of the next generation, by rank; empty if the recovery is not possible.
         nodes: of them, by rank.
-        former: the rank that each of them had; empty if the number of ranks stays.
+        former: the rank that each of them had, or NEW; empty if the number of ranks stays.
         reason: why it is not possible; empty if it is, or may be later.
         start: processes to start, by node: there are too few, and the ranks that survived wait for them.
         waits: whether processes that are being started, or are to be, are waited for.
@@ -156,6 +156,14 @@ def plan_move(ranks: Ranks, node: str, *, unfit: Collection[str] = ()) -> InMemo
     for rank in moved:
         members[rank], nodes[rank] = free[target].pop(0), target
     return InMemory(tuple(members), tuple(nodes))
+
+
+def plan_growth(ranks: Ranks, nodes: Sequence[str]) -> InMemory:
+    """Return the ranks with those of some nodes after them, on which enough processes wait."""
+    joining = [member for node in nodes for member in ranks.warm[node][: ranks.per_node]]
+    members = (*ranks.members, *joining)
+    at = (*ranks.nodes, *map(node_of, joining))
+    return InMemory(members, at, (*range(len(ranks.members)), *[NEW] * len(joining)))
 
 
 def _kept(ranks: Ranks, free: dict[str, list[str]]) -> dict[int, str]:

@@ -265,7 +265,7 @@ class _Case:
         """Return the cheapest way to continue."""
         if self.cause.rule.then == "requeue":
             return self._requeue()
-        resources, least = self.resources, self.settings.min_nodes
+        resources, least = self.resources, self.settings.fewest_nodes
         gone = {*self.cause.exclude, *self.bad_spares()}
         usable = [node for node in resources.nodes if node not in gone]
         remaining = set(usable)
@@ -360,7 +360,7 @@ class _Case:
         without = f" without {compress(exclude)}" if exclude else ""
         if available >= asked:
             return Decision("requeue", self._reason(f"requeue{without}"), self.cause.root, exclude)
-        if available >= min(resources.needed, self.settings.min_nodes or resources.needed):
+        if available >= min(resources.needed, self.settings.fewest_nodes or resources.needed):
             how = f"requeue on {counted(available, 'node')}{without}"
             return Decision("requeue", self._reason(how), self.cause.root, exclude, n_nodes=available)
         if not exclude:

@@ -88,14 +88,15 @@ def why_not_fewer(
         check: raises a ConfigError if the phases cannot be trained on as many ranks.
         weighed: returns fewer nodes against a requeue; None if the job cannot be requeued.
     """
-    if settings.min_nodes is None or nodes < settings.min_nodes:
-        least = "is not set" if settings.min_nodes is None else f"is {settings.min_nodes}"
+    fewest = settings.fewest_nodes
+    if fewest is None or nodes < fewest:
+        least = "is not set" if fewest is None else f"is {fewest}"
         return FewerNodes(f"aegis.min_nodes {least}")
     try:
         check()
     except ConfigError as error:
         return FewerNodes(str(error))
-    against = weighed()
+    against = weighed() if settings.heal == "auto" else None
     return FewerNodes("" if against is None or against.shrinks else str(against), against)
 
 

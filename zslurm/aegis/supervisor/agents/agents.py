@@ -102,6 +102,7 @@ class Agents:
         self._unreadable: Counter[tuple[str, bool]] = Counter()
         self._over = threading.Event()
         self._inquiry: Inquiry | None = None
+        self._helper_of: dict[str, str] = {}
 
     # --- start and end --------------------------------------------------------------------------------------
 
@@ -121,7 +122,7 @@ class Agents:
         """
         self._run = run
         self._launcher = AgentLauncher(
-            spec, run, job_id, dict(environ), self.generation, self._program, self._over
+            spec, run, job_id, dict(environ), self.generation, self._program, self._over, self._helper_of
         )
         self._keeper = AgentKeeper(
             self._settings,
@@ -143,6 +144,13 @@ class Agents:
                 self._in_thread("addresses", self._inquiry.find_addresses)
             self._in_thread("renew", self._renew)
             self._in_thread("end-older", self._launcher.end_older)
+
+    def add(self, nodes: Sequence[str], helper: str) -> None:
+        """Have an agent on each of these nodes as well, which belong to a helper job."""
+        self._helper_of |= dict.fromkeys(nodes, helper)
+        self.liveness.add(nodes)
+        if self._inquiry is not None:
+            self._inquiry.add(nodes)
 
     def _record(self, event: Event) -> None:
         """Keep an event for the next call of `news`, whichever thread this is."""

@@ -51,6 +51,11 @@ class Inquiry:
         self._nodes, self._client, self._ask, self._tell, self._over = nodes, client, ask, tell, over
         self._addresses: dict[str, Address] = {}
 
+    def add(self, nodes: Sequence[str]) -> None:
+        """Ask about these nodes as well; their addresses are found in a thread."""
+        self._nodes = [*self._nodes, *nodes]
+        threading.Thread(target=self.find_addresses, daemon=True, name="addresses").start()
+
     def begin(self, question: AskAbout) -> None:
         """Ask about a node, in a thread."""
         name = f"inquire-{question.node}"

@@ -141,7 +141,14 @@ class AgentKeeper:
     # --- links --------------------------------------------------------------------------------------------------
 
     def _start_step(self, nodes: list[str]) -> None:
-        if not nodes or self._launcher.over.is_set():
+        parts: dict[str | None, list[str]] = {}
+        for node in nodes:
+            parts.setdefault(self._launcher.helper_of.get(node), []).append(node)
+        for nodes_of_job in parts.values():
+            self._start_step_in_job(nodes_of_job)
+
+    def _start_step_in_job(self, nodes: list[str]) -> None:
+        if self._launcher.over.is_set():
             return
         agents = self._liveness.nodes
         # Agents before these have seen how an attempt began; the first of all see it themselves.

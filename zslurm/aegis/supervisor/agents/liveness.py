@@ -33,6 +33,12 @@ class Liveness:
         with self.lock:
             self.nodes = {node: NodeAgent() for node in nodes}
 
+    def add(self, nodes: Iterable[str]) -> None:
+        """Expect an agent on these nodes as well."""
+        with self.lock:
+            for node in nodes:
+                self.nodes.setdefault(node, NodeAgent())
+
     def forget(self, nodes: Iterable[str]) -> None:
         """Expect no agent on these nodes any more: they are dead or excluded."""
         with self.lock:

@@ -9,7 +9,7 @@ import contextlib
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from threading import Event
 
@@ -20,7 +20,7 @@ from zslurm.core.errors import SlurmUnavailable, ZslurmError
 from zslurm.core.processes import ProcessRecord
 from zslurm.run.run_dir import RunDir
 from zslurm.slurm.client import SlurmClient
-from zslurm.slurm.environment import step_environment, task_node
+from zslurm.slurm.environment import in_job, scrubbed, step_environment, task_node
 from zslurm.slurm.on_nodes.run_on_nodes import beside_ranks
 from zslurm.slurm.run_command import Retries
 from zslurm.slurm.version import why_not_shared
@@ -48,6 +48,7 @@ class AgentLauncher:
         generation: of the supervisor.
         program: the command of one agent; the run's directory and options follow.
         over: set when the supervisor ends its agents: nothing is started or waited for any more.
+        helper_of: the helper job of each node that belongs to one.
     """
 
     spec: RunSpec
@@ -57,6 +58,7 @@ class AgentLauncher:
     generation: str
     program: tuple[str, ...]
     over: Event
+    helper_of: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def on_slurm(self) -> bool:
@@ -85,7 +87,7 @@ class AgentLauncher:
         """Start an agent on each of these nodes, by one command.
 
         Args:
-            nodes: where.
+            nodes: where; all of them in the same job.
             number: of the command, counted from 1.
             attempt: that earlier agents have watched from its beginning; 0: none.
             on_line: called with each line of output, in a thread of the link.
@@ -96,9 +98,10 @@ class AgentLauncher:
         name = f"{STEP_PREFIX}{self.generation}" + (f"-{number}" if number > 1 else "")
         command = [*self.program, str(self.run.path), f"--generation={self.generation}", f"--attempt={attempt}"]
         env = dict(self.environ)
+        helper = self.helper_of.get(nodes[0])
         if self.on_slurm:
-            command = agent_step(self.spec, nodes, name) + command
-            env = step_environment(self.environ)
+            command = in_job(agent_step(self.spec, nodes, name), helper) + command
+            env = step_environment(self.environ) if helper is None else scrubbed(self.environ)
         env[BATCH_NODE] = task_node(self.environ) or ""
         link = AgentLink(command, env, nodes, name, on_line)
         if not self.on_slurm:
@@ -139,7 +142,8 @@ class AgentLauncher:
         """Have Slurm end these steps; returns false if it did not answer."""
         try:
             for name in names:
-                self.client().kill_step(self.job_id, name)
+                for job_id in dict.fromkeys((self.job_id, *self.helper_of.values())):
+                    self.client().kill_step(job_id, name)
         except SlurmUnavailable:
             return False
         except ZslurmError:

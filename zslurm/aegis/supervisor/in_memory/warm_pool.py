@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from zslurm.aegis.supervisor.helper_jobs import HelperOf, by_job
 from zslurm.aegis.supervisor.job import Job
 from zslurm.core.files import read_json, write_atomically
 from zslurm.core.processes import DetachedProcess
@@ -26,19 +27,20 @@ from zslurm.slurm.on_nodes.srun_output import TaskFailure, task_failures
 
 @dataclass
 class _Step:
-    """One step: its process, the number of its first member, and how many ends of it were seen."""
+    """One step: its process, the number of its first member, how many ends were seen, and its helper job."""
 
     process: DetachedProcess
     first: int
     seen: int = 0
+    helper: str | None = None
 
 
 class WarmPool:
     """Starts warm processes, and notices their ends."""
 
-    def __init__(self, job: Job, attempt: AttemptDir, python: Interpreter) -> None:
+    def __init__(self, job: Job, attempt: AttemptDir, python: Interpreter, helper_of: HelperOf = dict) -> None:
         """Prepare; no process is started yet."""
-        self._job, self._attempt, self._python = job, attempt, python
+        self._job, self._attempt, self._python, self._helper_of = job, attempt, python, helper_of
         self._steps: list[_Step] = []
         self._next = 1
 
@@ -49,16 +51,23 @@ class WarmPool:
 
     def start(self, nodes: Sequence[str], per_node: int = 1) -> str:
         """Start a number on each of these nodes; return why that failed, empty if it did not."""
-        if not nodes or per_node < 1:
+        if per_node < 1:
             return ""
+        problems = [self._start(at, per_node, helper) for helper, at in by_job(nodes, self._helper_of())]
+        return next(filter(None, problems), "")
+
+    def _start(self, nodes: Sequence[str], per_node: int, helper: str | None) -> str:
+        """Start a number on each of these nodes, in a step of a helper job, or of this one."""
         job, attempt, first = self._job, self._attempt, self._next
         if job.on_slurm:
-            plan = warm_slurm_step(job.spec, job.run, attempt, self._python, nodes, per_node=per_node, first=first)
+            plan = warm_slurm_step(
+                job.spec, job.run, attempt, self._python, nodes, per_node=per_node, first=first, helper=helper
+            )
         else:
             plan = warm_local_step(
                 job.spec, job.run, attempt, self._python, nodes[0], per_node=per_node, first=first
             )
-        described = {"first": first, "nodes": list(nodes), "per_node": per_node}
+        described = {"first": first, "nodes": list(nodes), "per_node": per_node, "helper": helper}
         try:
             write_atomically(attempt.path / f"warm-{first:05d}.step", json.dumps(described) + "\n")
             process = DetachedProcess.start(
@@ -70,7 +79,7 @@ class WarmPool:
             )
         except OSError as error:
             return f"{error.filename or 'the step'}: {error.strerror}"
-        self._note(_Step(process, first), len(nodes) * per_node)
+        self._note(_Step(process, first, helper=helper), len(nodes) * per_node)
         return ""
 
     def _note(self, step: _Step, count: int) -> None:
@@ -85,7 +94,8 @@ class WarmPool:
             described, process = read_json(record.with_suffix(".step")), DetachedProcess.adopt(record, exit_file)
             if described is not None and process is not None:
                 nodes, per_node = described["nodes"], described["per_node"]
-                self._note(_Step(process, described["first"]), len(nodes) * per_node)
+                step = _Step(process, described["first"], helper=described.get("helper"))
+                self._note(step, len(nodes) * per_node)
                 started.update(dict.fromkeys(nodes, per_node))
         return started
 
@@ -110,6 +120,6 @@ class WarmPool:
         for step in self._steps:
             if step.process.poll() is None:
                 if self._job.on_slurm:
-                    kill_step(step.process, self._attempt, self._job.slurm_id)
+                    kill_step(step.process, self._attempt, step.helper or self._job.slurm_id)
                 step.process.signal_group(signal.SIGKILL)
             step.process.reap()

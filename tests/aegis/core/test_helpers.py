@@ -1,0 +1,110 @@
+"""Helper jobs: when one is asked for, and how ranks on its nodes join."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.aegis.core.sites import PER_NODE, Site
+from zslurm.aegis.core.messages import AskForHelper, DismissHelper, HelperAsked, HelperEnded, HelperStarted
+from zslurm.aegis.fault_kinds import NODE_DEAD
+from zslurm.train.recovery.generation import NEW
+
+
+@pytest.fixture
+def site() -> Site:
+    """Two of three nodes are left, and no spare."""
+    site = Site(heal="helper")
+    site.memory.wanted, site.memory.spares, site.memory.waiting = 3, (), {"n0": ["n0/w1"], "n2": ["n2/w3"]}
+    site.fewer = {2: ""}
+    assert site.lose(dead=("n1",), kind=NODE_DEAD)
+    site.recover(1)
+    return site
+
+
+def asked(site: Site) -> list[int]:
+    return [action.nodes for action in site.actions if isinstance(action, AskForHelper)]
+
+
+def join(site: Site, *names: str) -> None:
+    """Let a helper job start, and processes get ready on its node."""
+    site.tell(HelperStarted("h1", ("n7",)))
+    site.tick(7)
+    site.reports(*({"event": "warm", "member": name} for name in names), step=7)
+
+
+def test_one_helper_job_is_asked_for_and_no_second_one_while_it_waits(site: Site) -> None:
+    assert asked(site) == [1]
+    site.tell(HelperAsked(waits=True))
+    site.tick(8)
+    assert asked(site) == [1]
+
+
+def test_one_that_was_refused_is_asked_for_again_later(site: Site) -> None:
+    site.tell(HelperAsked(waits=False, again_at=site.now + 600))
+    site.tick(8)
+    assert asked(site) == [1]
+    site.now += 600
+    site.tick(9)
+    assert asked(site) == [1, 1]
+
+
+def test_ranks_join_at_a_boundary_once_every_process_of_a_node_is_ready(site: Site) -> None:
+    join(site, "n7/w8")
+    assert (("n7",), PER_NODE) in site.asked and site.held == []
+    site.reports({"event": "warm", "member": "n7/w9"}, step=7)
+    (generation,) = site.held
+    assert generation.members == ("n0/0", "n0/1", "n2/0", "n2/1", "n7/w8", "n7/w9")
+    assert (generation.former, generation.former_size, generation.left) == ((0, 1, 2, 3, NEW, NEW), 4, ())
+    site.reports({"event": "boundary", "number": 2, "step": 8}, step=8)
+    site.recover(2, step=8)
+    (joined,) = site.recorded("ranks_joined")
+    assert (joined["ranks"], joined["world_size"], joined["nodes"]) == ([4, 5], 6, "n[0,2,7]")
+    assert site.state.rank_nodes == ["n0", "n0", "n2", "n2", "n7", "n7"]
+    site.tick(9)
+    assert asked(site) == [1], "nothing is missing any more"
+
+
+def test_the_ranks_continue_without_a_process_that_is_lost_while_it_joins(site: Site) -> None:
+    join(site, "n7/w8", "n7/w9")
+    site.reports({"event": "boundary", "number": 2, "step": 8}, step=8)
+    site.end_warm("n7/w9")
+    site.tick(8)
+    generation = site.generations[-1]
+    assert (generation.number, generation.members) == (3, ("n0/0", "n0/1", "n2/0", "n2/1"))
+    assert (generation.former, generation.former_size) == ((0, 1, 2, 3), 4), "from the copies that they have"
+    site.recover(3, step=8)
+    assert site.recorded("recovery_failed") == [] and not site.memory.active
+    assert len(site.state.rank_nodes) == 4
+
+
+def test_a_node_that_is_not_fit_does_not_join_and_its_helper_job_is_ended(site: Site) -> None:
+    site.check_spares(n7="gpus: 7 of 8")
+    join(site, "n7/w8", "n7/w9")
+    assert site.held == [] and site.memory.unfit == {"n7"}
+    assert site.recorded("nodes_excluded")[-1]["reason"] == "spare n7 is not fit: gpus: 7 of 8"
+    assert DismissHelper("h1", "no node of it is fit to train") in site.actions
+    site.tell(HelperEnded("h1", ("n7",), site.now))
+    site.tick(9)
+    assert asked(site) == [1, 1]
+
+
+def test_ranks_of_a_helper_job_that_ends_are_left_out_again(site: Site) -> None:
+    join(site, "n7/w8", "n7/w9")
+    site.reports({"event": "boundary", "number": 2, "step": 8}, step=8)
+    site.recover(2, step=8)
+    site.tick(9)
+    site.tell(HelperEnded("h1", ("n7",), site.now))
+    site.tick(9)
+    assert site.generations[-1].members == ("n0/0", "n0/1", "n2/0", "n2/1")
+    site.recover(3, step=9)
+    assert site.state.rank_nodes == ["n0", "n0", "n2", "n2"]
+
+
+def test_fewer_nodes_than_wanted_join_only_if_the_batch_allows_it(site: Site) -> None:
+    site.memory.wanted = 4
+    site.fewer = {3: "the batch of 4 cannot be divided among 6 ranks"}
+    join(site, "n7/w8", "n7/w9")
+    assert site.held == []
+    site.fewer, site.memory.fewer = {3: ""}, {}
+    site.tick(8)
+    assert len(site.held) == 1
