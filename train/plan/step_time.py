@@ -11,6 +11,8 @@
                     written; the optimizer's state, weights and gradients are read and written once a step; and
                     Muon's Newton-Schulz steps on the rank with most of them, in the time that was measured for
                     matrices of their shape and format, else as fast as all measured products together
+    checks          with integrity.every_steps: K, a microbatch more in every K-th step, in which gradients are
+                    read three times and weights twice; in every step masters and moments are read twice
 
 Times add up: only communication overlaps with anything else. Waiting for data, evaluation and saves are left
 out; so is the start of kernels if parts were not measured. Nothing of this was measured on an MI300X.
@@ -35,7 +37,7 @@ from zslurm.train.shapes import owned_table
 _TERA, _GIGA = 1e12, 1e9
 
 
-PARTS_OF_A_STEP = ("products", "attention", "other operations", "exposed communication", "optimizer")
+PARTS_OF_A_STEP = ("products", "attention", "other operations", "exposed communication", "optimizer", "checks")
 """What users read, in the order of the fields of `StepTime`."""
 
 
@@ -48,11 +50,12 @@ class StepTime:
     operations: float
     communication: float
     optimizer: float
+    checks: float
 
     @property
     def seconds(self) -> float:
         """Return the time of the step."""
-        return self.products + self.attention + self.operations + self.communication + self.optimizer
+        return self.products + self.attention + self.operations + self.communication + self.optimizer + self.checks
 
 
 def step_time(
@@ -104,6 +107,7 @@ def step_time(
         operations=operations * microbatches,
         communication=exposed,
         optimizer=optimizer,
+        checks=_checks_s(config, memory, rates, dense + attention + operations),
     )
 
 
@@ -135,6 +139,18 @@ def _newton_schulz_s(config: TrainConfig, memory: MemoryPlan, rates: Rates, tflo
         seconds += batch.count * (batch.flops / (tflops * _TERA) if measured is None else measured)
     uneven = memory.balance.cost / memory.balance.cost_mean if memory.balance.cost else 1.0
     return seconds / memory.ranks * uneven
+
+
+def _checks_s(config: TrainConfig, memory: MemoryPlan, rates: Rates, microbatch_s: float) -> float:
+    """Return the seconds of a step that `integrity` takes: a microbatch in every K-th, and what is read."""
+    every = config.integrity.every_steps
+    if not every:
+        return 0.0
+    elements = sum(row.numel for row in owned_table(config.model, config.optim))
+    kept = sum(memory.resident.get(name, 0) for name in ("master weights", "optimizer state"))
+    read = 3 * ITEMSIZE[config.parallel.gradient_dtype] + 2 * ITEMSIZE[config.parallel.dtype]
+    moved = 2 * kept + elements * read / every
+    return microbatch_s / every + moved / (rates.memory_gb_s or math.inf) / _GIGA
 
 
 def _optimizer_bytes(config: TrainConfig, memory: MemoryPlan, microbatches: float) -> float:

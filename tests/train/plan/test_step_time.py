@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.train.plan.test_matmuls import PHASE, config, of_a_microbatch
-from zslurm.train.config import OptimConfig, TrainConfig
+from zslurm.train.config import IntegrityConfig, OptimConfig, TrainConfig
 from zslurm.train.errors import ConfigError
 from zslurm.train.plan.communication import RankGroup, step_traffic
 from zslurm.train.plan.matmuls import MicrobatchShape
@@ -49,8 +49,8 @@ def test_without_a_table_a_gpu_has_the_assumed_rate_and_a_cpu_none() -> None:
     assert Rates(None, on_cpu=True).of(product) is None
 
 
-def times(rates: Rates, ranks: int = 1, sequences: int = 8) -> StepTime | None:
-    run = config()
+def times(rates: Rates, ranks: int = 1, sequences: int = 8, checked_every: int = 0) -> StepTime | None:
+    run = config().model_copy(update={"integrity": IntegrityConfig(every_steps=checked_every)})
     memory = plan_memory(run, ranks, on_cpu=False)
     traffic = step_traffic(run, RankGroup.of(ranks, 8, "flat"))
     kept = memory.microbatches[0].layers
@@ -67,6 +67,19 @@ def test_products_and_attention_take_their_flops_over_their_rates() -> None:
     assert time.products == pytest.approx(2 * others / 100e12)
     assert time.communication == pytest.approx(0, abs=1e-12)  # of a single rank
     assert time.seconds == time.products + time.attention + time.operations + time.optimizer
+
+
+def test_checks_take_a_microbatch_in_every_kth_step_and_read_the_state_in_each() -> None:
+    rates = Rates(table(TINY, attention_tflops=50.0), on_cpu=False)
+    plain, often, rarely = (times(rates, checked_every=every) for every in (0, 10, 1000))
+    assert plain is not None
+    assert often is not None
+    assert rarely is not None
+    assert plain.checks == 0
+    microbatch = (plain.products + plain.attention + plain.operations) / 2
+    assert often.checks - rarely.checks > (1 / 10 - 1 / 1000) * microbatch
+    assert 0 < rarely.checks < often.checks
+    assert often.seconds == pytest.approx(plain.seconds + often.checks)
 
 
 def test_several_ranks_wait_for_communication_and_update_less() -> None:

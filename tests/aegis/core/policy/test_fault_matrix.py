@@ -97,6 +97,9 @@ def row(
             [fault("nan_loss", rank=5), fault("gpu_test_failed", ago=0)],
             "swap", "node1",
         ),
+        row("a GPU computes other numbers than two others", [fault("numbers_wrong", rank=5)], "swap", "node1"),
+        row("masters of a rank change in memory", [fault("memory_changed", rank=5)], "restart"),
+        row("a rank receives other numbers than were sent", [fault("transfer_wrong", rank=5)], "restart"),
     ],
 )  # fmt: skip
 def test_fault_matrix(
@@ -107,6 +110,14 @@ def test_fault_matrix(
     assert (decision.action, decision.exclude) == (action, exclude), decision.reason
     assert decision.reason
     assert "\n" not in decision.reason
+
+
+@pytest.mark.parametrize("kind", ["memory_changed", "transfer_wrong"])
+def test_wrong_numbers_of_the_same_node_exclude_it_the_second_time(kind: str) -> None:
+    first = fault(kind, rank=5, step=40, source="rank")
+    again = fault(kind, rank=5, step=90, source="rank")
+    decision = decided(again, past=history(incident(first)))
+    assert decision.exclude == ("node1",), decision.reason
 
 
 def test_fault_matrix_9_a_glitch_of_20_s_restarts_nothing() -> None:
