@@ -16,13 +16,14 @@ from zslurm.cli.errors import as_user_errors
 from zslurm.cli.help import MORE
 from zslurm.cli.options import Json, Slurm, run_locally_or_as_job
 from zslurm.core.console import print_json, say
-from zslurm.core.errors import NotFound
+from zslurm.core.errors import ConfigError, NotFound
 from zslurm.core.progress_bar import byte_bar
 from zslurm.core.units import parse_size
 from zslurm.train.data.build import build as bundles
 from zslurm.train.data.build.encode import default_workers
 from zslurm.train.data.build.source_reader import Fields
 from zslurm.train.data.build.sources import MissingSource
+from zslurm.train.data.build.tokenized import import_tokens, is_tokenized
 from zslurm.train.data.build.trim import Trimming
 from zslurm.train.data.manifest import BuildSummary
 
@@ -45,7 +46,9 @@ def build(
     sources: Annotated[
         list[Path],
         Argument(
-            metavar="SOURCE...", help="Texts, .jsonl (also .gz, .zst) and .parquet files, or directories of them."
+            metavar="SOURCE...",
+            help="Texts, .jsonl (also .gz, .zst) and .parquet files, or directories of them; or tokens: "
+            "Megatron's .idx, directories of MDS.",
         ),
     ],
     out: Annotated[Path, Option("--out", "-o", help="The directory to make.")],
@@ -94,6 +97,14 @@ def build(
     max_document: Annotated[
         str, Option(metavar="SIZE", help="Refuse documents that are larger.", rich_help_panel=MORE)
     ] = "32MiB",
+    mds_column: Annotated[
+        str,
+        Option(
+            metavar="NAME[:TYPE]",
+            help="MDS: the column of the tokens; its type if it has bytes.",
+            rich_help_panel=MORE,
+        ),
+    ] = "tokens",
     workers: Workers = None,
     slurm: Slurm = False,
     json: Json = False,
@@ -103,6 +114,18 @@ def build(
     Example: zslurm data build ~/texts --glob '*.txt' --vocab-size 32768 --out data/texts
     """
     run_locally_or_as_job(slurm)
+    if tokenized := [source for source in sources if is_tokenized(source)]:
+        if len(tokenized) < len(sources) or tokenizer is None or vocab_size is not None:
+            raise ConfigError(
+                f"{tokenized[0]} has tokens: give --tokenizer, their own, and no texts or --vocab-size"
+            )
+        with as_user_errors():
+            summary = import_tokens(
+                sources, out, tokenizer, column=mds_column, end_token=end_token,
+                bundle_bytes=parse_size(bundle_size), note=say,
+            )  # fmt: skip
+        _show(summary, json=json)
+        return
     summary = make_bundle(
         sources,
         out,
@@ -117,6 +140,10 @@ def build(
         max_document_bytes=parse_size(max_document),
         workers=workers,
     )
+    _show(summary, json=json)
+
+
+def _show(summary: BuildSummary, *, json: bool) -> None:
     if json:
         print_json({**asdict(summary), "path": str(summary.path)})
     else:
