@@ -109,12 +109,13 @@ def test_ddp(user: LocalUser) -> None:
     assert b"on 2 ranks" in user.run_dir("ddp").attempt(1).rank_log(0).read_bytes()
 
 
-def test_recover_ddp(user: LocalUser) -> None:
+@pytest.mark.parametrize("example", ["recover_ddp.py", "recover_fsdp2.py"])
+def test_recovering_programs(user: LocalUser, example: str) -> None:
     """One rank outside of a run: it only trains. With lost ranks: tests/submit/test_recovering.py."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     rank = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     user.environment |= rank
-    lines = printed(user, "recover_ddp.py", "--steps", 3)
+    lines = printed(user, example, "--steps", "3")
     assert [line.partition(" loss ")[0] for line in lines[:3]] == ["step 1", "step 2", "step 3"]
     assert re.fullmatch(r"weights \S+ after 3 steps on 1 ranks", lines[3])

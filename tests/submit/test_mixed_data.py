@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import pytest
 
-from tests.submit.specs import run_spec
+from tests.submit.specs import run_spec, saved
 from tests.train.runs import make_corpus
-from zslurm.checkpoint_tools import Entry, Tensor, assemble, begin, commit, write_shard
 from zslurm.config.spec import RunSpec
 from zslurm.core.errors import ConfigError
-from zslurm.run.run_dir import RunDir
 from zslurm.submit.checks.run import check_data, check_steps
 from zslurm.submit.submit import run_dir_of
 
@@ -53,24 +49,6 @@ def test_every_source_is_opened_and_wrong_ones_are_named(tmp_path: Path, web: Pa
         check_data(mixed_spec(tmp_path, web=web, code=tiny))
     with pytest.raises(ConfigError, match=r"^phases\[0\]\.mix: code has less than one sequence in 1,048,576"):
         check_data(mixed_spec(tmp_path, mix={"web": 1, "code": 1e-8}, web=web, code=code))
-
-
-def saved(run: RunDir, step: int, cursor: dict[str, Any]) -> None:
-    """A checkpoint of the run after `step`, as far as its manifest goes."""
-    run.checkpoints.mkdir(parents=True, exist_ok=True)
-    directory = begin(run.checkpoints, step, "test")
-    report = write_shard(directory, 0, 1, [Entry("w", "master", 0, 2, np.zeros(2, np.float32))], [])
-    manifest = assemble(
-        [report],
-        step=step,
-        tokens=96 * step,
-        model={},
-        cursor=cursor,
-        state={},
-        tensors=[Tensor("w", (2,), {"master": "F32"})],
-        buffers=[],
-    )
-    commit(run.checkpoints, directory, manifest)
 
 
 def test_a_run_that_continues_on_changed_data_or_mixes_is_reported_when_it_is_submitted(

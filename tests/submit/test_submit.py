@@ -7,7 +7,6 @@ import stat
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from tests.submit.scripted_slurm import (
@@ -19,10 +18,9 @@ from tests.submit.scripted_slurm import (
     TOO_MANY_NODES,
     ScriptedSlurm,
 )
-from tests.submit.specs import run_spec
+from tests.submit.specs import run_spec, saved
 from tests.train.hub.models import MemoryWeights, random_weights
 from tests.train.runs import MODEL, make_corpus
-from zslurm.checkpoint_tools import Entry, Tensor, assemble, begin, commit, write_shard
 from zslurm.config.load import load_spec
 from zslurm.config.spec import RunSpec
 from zslurm.core.errors import ConfigError, Exit, RunActive, SlurmRefused, SlurmUnavailable
@@ -295,24 +293,6 @@ def contents(directory: Path) -> dict[str, bytes]:
 # --------------------------------------------------------------------------- phases, and what a run starts from
 
 
-def saved(run: RunDir, step: int, phases: tuple[PhaseConfig, ...]) -> None:
-    """A checkpoint of the run after `step`, as far as its manifest goes."""
-    run.checkpoints.mkdir(parents=True, exist_ok=True)
-    directory = begin(run.checkpoints, step, "test")
-    report = write_shard(directory, 0, 1, [Entry("w", "master", 0, 2, np.zeros(2, np.float32))], [])
-    manifest = assemble(
-        [report],
-        step=step,
-        tokens=96 * step,
-        model={},
-        cursor={"plan": Plan(phases).record()},
-        state={},
-        tensors=[Tensor("w", (2,), {"master": "F32"})],
-        buffers=[],
-    )
-    commit(run.checkpoints, directory, manifest)
-
-
 def longer(directory: Path, tokens: int) -> RunSpec:
     spec = spec_of(directory)
     return spec.model_copy(update={"phases": (spec.phases[0].model_copy(update={"tokens": tokens}),)})
@@ -324,7 +304,7 @@ def test_phases_that_change_ahead_are_reported_and_steps_that_are_done_do_not_mo
     spec = spec_of(tmp_path)
     first = submit(spec)
     assert first.notes == []
-    saved(first.run, 8, spec.phases)
+    saved(first.run, 8, {"plan": Plan(spec.phases).record()})
     slurm.gives(CANCELLED)
     again = submit(longer(tmp_path, 1920))
     assert again.changed == ["phases[0].tokens: 960 -> 1920"]
@@ -425,7 +405,7 @@ def test_a_run_that_has_a_checkpoint_needs_the_weights_no_more(tmp_path: Path, s
     slurm.gives(CANCELLED)
     with pytest.raises(ConfigError, match="gone is not a directory"):
         submit(spec)
-    saved(run, 3, spec.phases)
+    saved(run, 3, {"plan": Plan(spec.phases).record()})
     assert submit(spec).changed == [f'init: null -> "ckpt:{tmp_path}/gone"']
     with pytest.raises(ConfigError, match="gone is not a directory"):
         submit(spec, new=True)

@@ -9,6 +9,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from zslurm.train.parallel.levels import make_levels
+from zslurm.train.parallel.topology import Topology
 from zslurm.train.parallel.zero import ZeroShards
 from zslurm.train.shapes import TensorInfo, TensorKind
 
@@ -74,3 +76,18 @@ def by_tensor(shards: ZeroShards, chunk: Tensor) -> dict[str, Tensor]:
     for extent in shards.extents:
         found[extent.tensor][extent.start : extent.stop] = chunk[extent.in_chunk]
     return {row.name: found[row.name].view(row.shape) for row in shards.table}
+
+
+def blamed(
+    group: dist.ProcessGroup, faults: dict[int, str], topology: Topology | None = None
+) -> tuple[str, int] | None:
+    """Who is named when the gradients of these ranks' tensors are not finite; with a topology in two levels."""
+    rank, model = dist.get_rank(group), Few()
+    shards = shards_of(model, group, levels=None if topology is None else make_levels(topology, rank))
+    shards.begin_step(backwards=1)
+    if rank in faults:
+        model.get_parameter(faults[rank]).register_hook(lambda gradient: gradient * math.nan)
+    backward(model, 1)
+    shards.reduce_gradients()
+    assert bool(torch.isfinite(shards.clip_gradients(1.0))) == (not faults)
+    return shards.first_nonfinite()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -22,15 +21,6 @@ from zslurm.train.parallel.zero import ZeroShards
 
 CONFIG = OptimConfig(betas=(0.8, 0.95), eps=1e-6, weight_decay=0.3, muon=MuonConfig(dtype="fp32"))
 RATES = (1e-2, 3e-2, 2e-2)
-
-
-@pytest.fixture(scope="module")
-def alone() -> Iterator[dist.ProcessGroup]:
-    """A group of this process only."""
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    assert dist.group.WORLD is not None
-    yield dist.group.WORLD
-    dist.destroy_process_group()
 
 
 def train(model: Few, shards: ZeroShards, optimizer: ShardedOptimizer, steps: range) -> None:

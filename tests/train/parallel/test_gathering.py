@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -19,15 +19,6 @@ from zslurm.train.model.zaya import build
 from zslurm.train.optim.sharded import ShardedOptimizer
 from zslurm.train.parallel.zero import ZeroShards
 from zslurm.train.shapes import owned_table
-
-
-@pytest.fixture(scope="module")
-def alone() -> Iterator[dist.ProcessGroup]:
-    """A group of this process only."""
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    assert dist.group.WORLD is not None
-    yield dist.group.WORLD
-    dist.destroy_process_group()
 
 
 def prefetched_steps(group: dist.ProcessGroup, ahead: bool) -> tuple[list[float], NDArray[np.int16], int]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import math
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -17,7 +16,7 @@ import torch.distributed as dist
 from numpy.typing import NDArray
 
 from tests.train.ranks import in_group
-from tests.train.sharded import TABLE, Few, backward, by_tensor, shards_of
+from tests.train.sharded import TABLE, Few, backward, blamed, by_tensor, shards_of
 from zslurm.train.config import MuonConfig, OptimConfig
 from zslurm.train.optim.sharded import ShardedOptimizer
 from zslurm.train.parallel.chain import Chain
@@ -171,24 +170,10 @@ def test_a_flat_ring_leaves_its_rail_at_the_last_rank_of_each_node() -> None:
     assert found == [{"off_rail": sent} if rank in (2, 5) else {"node": sent} for rank in range(6)]
 
 
-def blamed(group: dist.ProcessGroup, topology: Topology, faults: dict[int, str]) -> tuple[str, int] | None:
-    """Who is named when the gradients of these ranks' tensors are not finite."""
-    rank, model = dist.get_rank(group), Few()
-    shards = shards_of(model, group, levels=make_levels(topology, rank))
-    shards.begin_step(backwards=1)
-    if rank in faults:
-        model.get_parameter(faults[rank]).register_hook(lambda gradient: gradient * math.nan)
-    backward(model, 1)
-    shards.reduce_gradients()
-    assert bool(torch.isfinite(shards.clip_gradients(1.0))) == (not faults)
-    found: tuple[str, int] | None = shards.first_nonfinite()
-    return found
-
-
 def test_the_tensor_and_the_rank_that_failed_first_are_named() -> None:
     """By its rank, not by its position: rank 1 has position 3 here."""
     faults = {0: "matrix", 4: "second", 1: "second"}
-    assert in_group(blamed, 6, Topology(3, 2), faults) == [("second", 1)] * 6
+    assert in_group(blamed, 6, faults, Topology(3, 2)) == [("second", 1)] * 6
 
 
 class Fails:

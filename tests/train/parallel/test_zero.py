@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -13,20 +12,11 @@ import torch.distributed as dist
 from numpy.typing import NDArray
 
 from tests.train.ranks import in_group
-from tests.train.sharded import TABLE, Few, backward, by_tensor, gradient_of, shards_of, values_of
+from tests.train.sharded import TABLE, Few, backward, blamed, by_tensor, gradient_of, shards_of, values_of
 from zslurm.train.config import MuonConfig, OptimConfig
 from zslurm.train.optim.sharded import ShardedOptimizer
 from zslurm.train.parallel.zero import squares_in_one_pass
 from zslurm.train.shapes import TensorInfo, TensorKind
-
-
-@pytest.fixture(scope="module")
-def alone() -> Iterator[dist.ProcessGroup]:
-    """A group of this process only."""
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    assert dist.group.WORLD is not None
-    yield dist.group.WORLD
-    dist.destroy_process_group()
 
 
 def test_parameters_become_views_of_one_buffer_and_keep_their_values(alone: dist.ProcessGroup) -> None:
@@ -343,21 +333,6 @@ def test_a_step_sends_two_reductions_worth_and_a_share_of_the_matrices(ranks: in
         assert sent["all_to_all"] <= held * 4 + owned * dtype.itemsize
         assert sent["all_reduce"] == round(2 * 8 * away), "the norm"
         assert set(sent) == {"reduce_scatter", "all_gather", "all_to_all", "all_reduce"}
-
-
-def blamed(group: dist.ProcessGroup, faults: dict[int, str]) -> tuple[str, int] | None:
-    """Who is named when the gradients of these ranks' tensors are not finite."""
-    model = Few()
-    shards = shards_of(model, group)
-    shards.begin_step(backwards=1)
-    rank = dist.get_rank(group)
-    if rank in faults:
-        model.get_parameter(faults[rank]).register_hook(lambda gradient: gradient * math.nan)
-    backward(model, 1)
-    shards.reduce_gradients()
-    assert bool(torch.isfinite(shards.clip_gradients(1.0))) == (not faults)
-    found: tuple[str, int] | None = shards.first_nonfinite()
-    return found
 
 
 @pytest.mark.parametrize(

@@ -180,15 +180,6 @@ def _free(done: Tensor) -> None:
     done.grad = None
 
 
-@pytest.fixture
-def alone() -> Iterator[dist.ProcessGroup]:
-    """A group of this process only."""
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    assert dist.group.WORLD is not None
-    yield dist.group.WORLD
-    dist.destroy_process_group()
-
-
 def test_the_start_needs_the_models_own_weights_too(alone: dist.ProcessGroup) -> None:
     optim = OptimConfig()
     kept: list[ZeroShards] = []
