@@ -1,8 +1,9 @@
-"""`zslurm bench compare` and `apply`: output, exit codes, and what is wrong with what was given."""
+"""`zslurm bench compare`, `plot` and `apply`: output, exit codes, and what is wrong with what was given."""
 
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 
 import pytest
@@ -62,13 +63,13 @@ def test_results_of_different_machines_are_compared_with_a_warning(shell: Shell,
         ("[]", Exit.USAGE, "not a result of `zslurm bench`"),
     ],
 )
-@pytest.mark.parametrize("command", ["compare a.json", "apply"])
+@pytest.mark.parametrize("command", ["compare a.json", "apply", "plot"])
 def test_a_missing_damaged_or_newer_result_gets_one_line(
     shell: Shell, collectives: Path, text: str | None, code: Exit, why: str, command: str
 ) -> None:
     if text is not None:
         (shell.directory / "b.json").write_text(text)
-    done = shell.zslurm("bench", *command.split(), "b.json")
+    done = shell.zslurm("bench", *command.split(), "b.json", *(["plots"] if command == "plot" else []))
     assert (done.code, done.stdout) == (code, "")
     assert why in done.stderr and done.stderr.count("\n") == 1
 
@@ -218,6 +219,18 @@ def test_results_of_several_clusters_need_the_profiles_name(
     write(shell.directory / "b.json", result("speed", COPIES, machine={"cluster": "theirs"}))
     done = shell.zslurm("bench", "apply", "a.json", "b.json")
     assert done.code == Exit.USAGE and "results of several clusters (ours, theirs)" in done.stderr
+
+
+def test_plots_are_named_and_without_matplotlib_there_is_one_line(
+    shell: Shell, collectives: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("matplotlib")
+    done = shell.zslurm.ok("bench", "plot", "a.json", "plots")
+    assert (shell.directory / "plots" / "collectives-reduce_scatter.svg").exists()
+    assert done.stderr.count("plot: ") == 2
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    done = shell.zslurm("bench", "plot", "a.json", "plots")
+    assert done.code == Exit.FAILED and done.stderr.count("\n") == 1 and "zslurm-train[plots]" in done.stderr
 
 
 def test_env_shows_what_was_measured_here(shell: Shell, profile: Path) -> None:

@@ -9,6 +9,7 @@ import pytest
 from tests.bench.synthetic import collective, result
 from zslurm.bench.result import BenchResult
 from zslurm.bench.results.compare import compare
+from zslurm.bench.results.published import lines_for, published
 from zslurm.core.errors import ConfigError
 
 
@@ -71,3 +72,15 @@ def test_results_of_different_benchmarks_or_without_a_common_row_are_refused() -
         compare(collectives(), result("collectives", []))
     with pytest.raises(ConfigError, match="knows no such benchmark"):
         compare(result("dance", []), result("dance", []))
+
+
+def test_figures_of_others_have_their_source_and_stand_beside_rows_of_their_kind() -> None:
+    assert all(figure.source and figure.what for figure in published())
+    reduced = result("collectives", collective(1, 2e-5, 3e11, operation="all_reduce"))
+    (line,) = lines_for(reduced)
+    assert line == (
+        "others' figure: all_reduce of 4 GiB among the 8 MI300X of a node: 312.9 GB/s of bus bandwidth "
+        "(stas00/ml-engineering)"
+    )
+    assert lines_for(collectives()) == [], "a reduce_scatter is no all_reduce"
+    assert lines_for(result("hbm", [{}], machine={"device": "cpu", "gpu": None})) == []

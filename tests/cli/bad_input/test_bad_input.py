@@ -385,7 +385,7 @@ def test_a_separate_process_refuses_alike(shell: Shell, arguments: tuple[str, ..
     ("command", "message"),
     [
         (("bench", "compare", "", "other.json"), ".: cannot be read: Is a directory"),
-        (("bench", "apply", ""), ".: cannot be read: Is a directory"),
+        (("bench", "plot", "", "plots"), ".: cannot be read: Is a directory"),
         (("bench", "gemm", "--quick", "--out="), ": the result cannot be written: it is a directory"),
         (("bench", "gemm", f"--m={'9' * 5000}"), f"--m {'9' * 40}: expected numbers from 1 to 1,048,576"),
     ],

@@ -18,7 +18,7 @@ from typer import Option
 from zslurm.bench.run.work_directory import PREFIX
 from zslurm.bench.storage_space import refusal
 from zslurm.cli.bench.results import apply as apply_results
-from zslurm.cli.bench.results import compare_results
+from zslurm.cli.bench.results import compare_results, plot_result
 from zslurm.cli.bench.run import (
     Measure,
     chosen,
@@ -29,7 +29,7 @@ from zslurm.cli.bench.run import (
     size_of,
     sizes_between,
 )
-from zslurm.cli.bench.tables import environments
+from zslurm.cli.bench.tables import environments, show_products
 from zslurm.cli.commands import SETTINGS
 from zslurm.cli.options import Set
 from zslurm.cli.planned_run import trains_on_cpus
@@ -168,6 +168,7 @@ def gemm(
         "gemm",
         {"run": run, "products": products, **sizes, "dtype": format_of(dtype or run_format, _GEMM_FORMATS)},
         measure,
+        show=show_products,
     )
 
 
@@ -289,7 +290,7 @@ def storage(
 
 
 @app.command()
-@measuring("quick")
+@measuring("quick", "plot")
 def speed(
     *,
     measure: Measure,
@@ -302,7 +303,7 @@ def speed(
 
 
 @app.command()
-@measuring("ranks", "quick")
+@measuring("ranks", "quick", "plot")
 def kernels(
     only: Annotated[
         list[str] | None, Option(metavar="OPERATION", help="Measure only this operation (repeatable).")
@@ -318,7 +319,7 @@ def kernels(
 
 
 @app.command()
-@measuring("ranks", "quick")
+@measuring("ranks", "quick", "plot")
 def tuning(
     run: Annotated[str, Option(metavar="RUN", help="A run file or a recipe.")],
     overrides: Set = None,
@@ -342,6 +343,7 @@ def tuning_options(spec: RunSpec, solution_ms: int = SOLUTION_MS) -> dict[str, A
 
 
 app.command("compare")(compare_results)
+app.command("plot")(plot_result)
 app.command("apply")(apply_results)
 
 

@@ -1,4 +1,4 @@
-"""`zslurm bench compare` and `apply`: what results show, and what follows from them for the profile."""
+"""`zslurm bench compare`, `plot` and `apply`: what results show, and what follows from them for the profile."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from zslurm.bench.measurement import BENCHMARKS
 from zslurm.bench.result import BenchResult, read_result
 from zslurm.bench.results.apply import Found, settings_from, usable_rows
 from zslurm.bench.results.compare import FigureChange, ResultComparison, compare
+from zslurm.bench.results.plots import draw
 from zslurm.bench.results.tables import keep_tables
 from zslurm.checkpoint_tools.quantities import show_bytes
 from zslurm.cli.options import Cluster, Json
@@ -22,6 +23,8 @@ from zslurm.cluster.measurements import Measurements, StoredValue, read_measurem
 from zslurm.cluster.profile import default_name, find_profile, measured_path
 from zslurm.core.console import print_json, say
 from zslurm.core.errors import CheckFailed, ConfigError, Exit
+
+File = Annotated[Path, Argument(metavar="FILE", help="A result of `zslurm bench`.")]
 
 
 def compare_results(
@@ -75,6 +78,31 @@ def _row(change: FigureChange, names: list[str]) -> list[str]:
 
 def _cell(name: str, value: Any) -> str:
     return "-" if value is None else show_bytes(value) if name == "bytes" else str(value)
+
+
+def plot_result(
+    file: File, folder: Annotated[Path, Argument(metavar="DIR", help="Where the plots go; it is made.")]
+) -> None:
+    """Draw a result as SVG and PNG: bandwidth over size, heat maps of matrix products, memory, peers.
+
+    Example: zslurm bench plot collectives.json plots
+    """
+    draw_plots(read_result(file), file, folder)
+
+
+def draw_plots(result: BenchResult, file: Path, folder: Path) -> None:
+    """Draw a result, which is in `file`, and name the plots on stderr.
+
+    Raises:
+        ConfigError: its rows are damaged.
+        ZslurmError: matplotlib is not installed, or the folder cannot be written.
+    """
+    with usable_rows(file):
+        written = draw(result, folder)
+    for path in written:
+        say(f"plot: {path}")
+    if not written:
+        say(f"no plots: there are none of {result.benchmark}, or the result has no rows")
 
 
 def apply(

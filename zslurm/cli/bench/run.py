@@ -20,10 +20,12 @@ from typer import Option
 from zslurm.bench.calibration import check_writable
 from zslurm.bench.result import BenchResult, ResultWriter, default_path
 from zslurm.bench.results.apply import settings_from
+from zslurm.bench.results.plots import NoPlots
+from zslurm.bench.results.published import lines_for
 from zslurm.bench.run.launch import launch
 from zslurm.bench.run.request import BenchProgress, BenchRequest
 from zslurm.checkpoint_tools.quantities import counted, show_duration
-from zslurm.cli.bench.results import keep_measurements
+from zslurm.cli.bench.results import draw_plots, keep_measurements
 from zslurm.cli.bench.tables import show_side_by_side, show_table
 from zslurm.cli.options import Cluster, Json
 from zslurm.cluster.measurements import read_measurements
@@ -183,6 +185,7 @@ def run_benchmark(
     common: Measure,
     *,
     environments: Sequence[Mapping[str, str]] = ({},),
+    show: Callable[[BenchResult], None] | None = None,
 ) -> None:
     """Measure, print, write, and leave with the documented exit code.
 
@@ -191,6 +194,7 @@ def run_benchmark(
         options: of it, as JSON has them.
         common: the options that all share.
         environments: see `BenchRequest`.
+        show: prints the result on a terminal; default: a table of the benchmark's columns.
 
     Raises:
         typer.Exit: always: 0, 5 if data was wrong, 75 if it was interrupted and a part was kept.
@@ -223,13 +227,29 @@ def run_benchmark(
     if common.json:
         print_json(result.model_dump(mode="json"))
     else:
-        (show_side_by_side if len(environments) > 1 else show_table)(result)
+        (show_side_by_side if len(environments) > 1 else show or show_table)(result)
     for line in summary(result):
         say(line)
     say(f"result: {path}")
+    _use(result, path, common)
+    raise typer.Exit(exit_code(result))
+
+
+def _use(result: BenchResult, path: Path, common: Measure) -> None:
+    """Print others' figures with the result, draw it, and keep what follows from it for runs, as asked.
+
+    Raises:
+        ZslurmError: the measurements or the plots cannot be written.
+    """
+    for line in lines_for(result):
+        say(line)
+    if common.plot is not None:
+        try:
+            draw_plots(result, path, common.plot)
+        except NoPlots as error:
+            say(str(error))
     if common.apply:
         keep_measurements(common.profile, [settings_from(result, path)])
-    raise typer.Exit(exit_code(result))
 
 
 def exit_code(result: BenchResult) -> Exit:
