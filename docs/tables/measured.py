@@ -132,8 +132,35 @@ def host_time() -> str:
     return table(("what", "a layer", "40 layers"), rows)
 
 
+def integrity_flips() -> str:
+    """Return how many flipped bits the checks of a run found, and with the right rank."""
+    body = json.loads((RESULTS / "integrity.json").read_text(encoding="utf-8"))
+    rows = (
+        (target, flips["flips"], flips["found"], flips.get("right_rank", "-"), flips.get("steps_at_most") or "-")
+        for target, flips in body["flips"].items()
+    )
+    return table(("a bit of", "flips", "found", "right rank", "within steps"), rows)
+
+
+def integrity_clean() -> str:
+    """Return the steps of sound runs without and with an alarm."""
+    body = json.loads((RESULTS / "integrity.json").read_text(encoding="utf-8"))
+    rows = (
+        (
+            shape["ranks"],
+            shape["ranks_of_a_node"],
+            ", ".join(f"{name} {value}" for name, value in shape["parallel"].items()),
+            *(shape[name] for name in ("steps", "checks", "alarms")),
+        )
+        for shape in body["clean"]
+    )
+    return table(("ranks", "of a node", "parallel", "steps", "checks", "alarms"), rows)
+
+
 TABLES = (
     code_objects,
+    integrity_flips,
+    integrity_clean,
     host_time,
     gpu_figures,
     gpu_parts,
