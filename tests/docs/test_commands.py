@@ -141,6 +141,7 @@ def test_the_readmes_local_run_completes(local: Path) -> None:
     assert list((local / "runs" / "first" / "checkpoints").glob("step-*"))
 
 
+@pytest.mark.soak
 def test_the_readmes_run_learns_more_than_frequencies(data: Path, programs: dict[str, str]) -> None:
     command = "zslurm submit run.yaml --cluster local --wait --set run.name=learns"
     command += " --set phases.0.tokens=60000"  # half of README's, which is enough to see it

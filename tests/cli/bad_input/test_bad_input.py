@@ -275,30 +275,6 @@ def test_a_broken_list_of_nodes_is_usage(shell: Shell, command: tuple[str, ...],
     assert shell.fails(*command, "--cluster", "local", "--nodelist", nodes)[0] == Exit.USAGE
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (("--vocab-size", "512", "--glob", ""), "the pattern of files (--glob '') is empty; leave it out"),
-        (
-            ("--vocab-size", "512", "--glob", "/a"),
-            "the pattern of files (--glob /a) begins with /, and is matched",
-        ),
-        ((), "give the size of a vocabulary to train, or a tokenizer to use"),
-        (
-            ("--vocab-size", "512", "--tokenizer", "t.json"),
-            "give the size of a vocabulary to train or a tokenizer",
-        ),
-    ],
-)
-def test_what_to_build_is_asked_for_in_one_line(shell: Shell, options: tuple[str, ...], message: str) -> None:
-    (shell.directory / "texts").mkdir()
-    (shell.directory / "texts" / "a.txt").write_text("text")
-    code, line = shell.fails("data", "build", "texts", "--out", "x", *options)
-    assert code == Exit.USAGE
-    assert line.startswith(f"zslurm: {message}")
-    assert line.endswith("not both") == (len(options) == 4 and "--tokenizer" in options)
-
-
 def test_a_vocabulary_that_is_smaller_than_asked_says_why(shell: Shell) -> None:
     (shell.directory / "few.txt").write_text("the same few words, the same few words\n" * 3)
     done = shell.zslurm("data", "build", "few.txt", "--out", "few", "--vocab-size", "4096")

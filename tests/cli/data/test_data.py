@@ -153,6 +153,8 @@ BUILD = ("data", "build", "in", "--out", "out", "--vocab-size", "512")
             "none: no such file or",
         ),
         ((*BUILD, "--glob", "*.rst"), Exit.USAGE, "in: no file matches '*.rst'"),
+        ((*BUILD, "--glob", ""), Exit.USAGE, "the pattern of files (--glob '') is empty; leave it out"),
+        ((*BUILD, "--glob", "/a"), Exit.USAGE, "the pattern of files (--glob /a) begins with /, and is matched"),
         ((*BUILD, "--tokenizer", "none"), Exit.USAGE, "not both"),
         (
             ("data", "build", "in", "--out", "out"),

@@ -93,7 +93,7 @@ def fold(line: Line, width: int) -> Iterator[Line]:
     """Break a line between its pieces or, if a piece is too long, between its words: never inside one."""
     text_of_line = "".join(text for text, _ in line).rstrip()
     if len(text_of_line) <= width:
-        yield _without_end(line)
+        yield without_end(line)
         return
     indent = len(text_of_line) - len(text_of_line.lstrip()) + 4
     current: Line = []
@@ -102,14 +102,14 @@ def fold(line: Line, width: int) -> Iterator[Line]:
         fits = indent + len(text.rstrip()) <= width
         for piece in [text] if fits else _WORDS.findall(text):
             if current and used + len(piece.rstrip()) > width:
-                yield _without_end(current)
+                yield without_end(current)
                 current, used, piece = [(" " * indent, "")], indent, piece.lstrip()
             current.append((piece, style))
             used += len(piece)
-    yield _without_end(current)
+    yield without_end(current)
 
 
-def _without_end(line: Line) -> Line:
+def without_end(line: Line) -> Line:
     """Return the line without spaces at its end."""
     kept = list(line)
     while kept and not kept[-1][0].strip():

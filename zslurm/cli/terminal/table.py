@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from textwrap import wrap
 from typing import Literal
 
-from zslurm.cli.terminal.screen import Line, columns_of_terminal, print_lines, shorten_to
+from zslurm.cli.terminal.screen import Line, columns_of_terminal, print_lines, shorten_to, without_end
 from zslurm.core.console import harmless
 
 _GAP = "  "
@@ -171,7 +171,7 @@ def _block(shown: Sequence[_Shown], below: Sequence[_Shown], rows: int, width: i
                 text = cell[line_number] if line_number < len(cell) else ""
                 style = _style(fitted, row)
                 line += [(_pad(text, size, right=fitted.right), style), (_GAP, "")]
-            lines.append(_rstrip(line))
+            lines.append(without_end(line))
         style = next((_state_style(fitted.cells[row]) for fitted in shown if fitted.column.kind == "state"), "")
         for fitted in below:
             lines += _below(fitted, row, width, labelled=labelled, style=style)
@@ -222,12 +222,4 @@ def _pad(text: str, width: int, *, right: bool) -> str:
 
 
 def _line(cells: Sequence[str], style: str) -> Line:
-    return _rstrip([piece for cell in cells for piece in ((cell, style), (_GAP, ""))])
-
-
-def _rstrip(line: Line) -> Line:
-    """Return the line without spaces at its end."""
-    kept = list(line)
-    while kept and not kept[-1][0].strip():
-        kept.pop()
-    return [*kept[:-1], (kept[-1][0].rstrip(), kept[-1][1])] if kept else []
+    return without_end([piece for cell in cells for piece in ((cell, style), (_GAP, ""))])
