@@ -109,6 +109,14 @@ def wait_for_helper(run: FaultRun) -> None:
     assert [event["event"] for event in run.events(*kinds)] == list(kinds)
 
 
+def kill_supervisor_with_helper(run: FaultRun) -> None:
+    """The supervisor is killed while a helper job's node is one of the run's: the next one keeps it."""
+    joined = run.wait_until_joined()
+    run.kill_supervisor()
+    run.wait_for_step(joined["step"] + 8)
+    assert not run.events("helper_over")
+
+
 def cancel_helper(run: FaultRun) -> None:
     """Somebody cancels the helper job: the run loses its node, and gets another one in the same way."""
     run.wait_until_joined()
@@ -231,6 +239,10 @@ MEMORY_ROWS = (
         _in_memory(4, **VICTIM_REPLACED), number=55, fault="helper job is cancelled after its node has joined",
         slurm={}, aegis={"heal": "helper"}, after=cancel_helper, pace_s=1.5, same_size=False,
         recovered=((VICTIM,), (2,)),
+    ),
+    replace(
+        _in_memory(4, **VICTIM_REPLACED), number=56, fault="supervisor killed after a helper job has joined",
+        slurm={}, aegis={"heal": "helper"}, after=kill_supervisor_with_helper, pace_s=1.0, same_size=False,
     ),
     replace(
         _in_memory(5), number=52, fault="two nodes die together that are no pair", inject=kill_nodes(1, 3),
