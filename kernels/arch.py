@@ -1,7 +1,7 @@
 """Name the architecture that a tensor is on, and what a kernel has to know of it. No torch at import.
 
 An implementation is chosen, measured and compiled per architecture: `cpu`, or what the compilers call the GPU, as
-gfx942 (AMD MI300X, MI300A, MI325X) and sm_90 (NVIDIA H100, H200).
+gfx942 (AMD MI300X, MI300A, MI325X), gfx90a (MI250X, each of its two devices) and sm_90 (NVIDIA H100, H200).
 """
 
 from __future__ import annotations
@@ -45,8 +45,9 @@ class Arch:
 
 CPU = Arch("cpu", wave_size=1, lds_bytes=0, compute_units=1)
 GFX942 = Arch("gfx942", wave_size=64, lds_bytes=64 * 1024, compute_units=304)
+GFX90A = Arch("gfx90a", wave_size=64, lds_bytes=64 * 1024, compute_units=110)
 SM_90 = Arch("sm_90", wave_size=32, lds_bytes=227 * 1024, compute_units=132)
-KNOWN = {arch.name: arch for arch in (CPU, GFX942, SM_90)}
+KNOWN = {arch.name: arch for arch in (CPU, GFX942, GFX90A, SM_90)}
 """Those that kernels are compiled for and checked on; others run what their compiler makes of it."""
 
 

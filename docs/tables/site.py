@@ -22,9 +22,8 @@ def pages_for_programs() -> str:
 def _item(page: str) -> str:
     path = _path(page)
     title, _, text = path.read_text(encoding="utf-8").partition("\n")
-    paragraph = next(
-        block for block in text.split("\n\n") if block.strip()[:1] not in ("", "#", "|", "<", "`", "!")
-    )
+    prose = re.sub(r"```.*?```", "", text, flags=re.DOTALL)
+    paragraph = next(block for block in prose.split("\n\n") if block.strip()[:1] not in ("", "#", "|", "<", "!"))
     plain = re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", " ".join(paragraph.split()))
     sentence = re.split(r"(?<=[.:])\s", plain)[0].rstrip(":.")
     return f"- [{title.strip('# ').rstrip()}]({path.relative_to(ROOT)}): {sentence}\n"

@@ -64,7 +64,7 @@ def test_build_without_a_compiler(shell: Shell, monkeypatch: pytest.MonkeyPatch,
 def test_an_unknown_architecture(shell: Shell) -> None:
     done = shell.zslurm("dev", "kernels", "build", "--arch", "gfx943")
     assert done.code == Exit.USAGE
-    assert done.stderr == "zslurm: --arch gfx943: unknown, expected one of cpu, gfx942, sm_90\n"
+    assert done.stderr == "zslurm: --arch gfx943: unknown, expected one of cpu, gfx942, gfx90a, sm_90\n"
 
 
 def test_a_cache_that_cannot_be_written(shell: Shell, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

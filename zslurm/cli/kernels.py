@@ -35,7 +35,7 @@ Only = Annotated[
 def build(
     arch: Annotated[
         list[str] | None,
-        typer.Option(metavar="ARCH", help="gfx942, sm_90 or cpu (repeatable); default: this machine's."),
+        typer.Option(metavar="ARCH", help="gfx942, gfx90a, sm_90 or cpu (repeatable); default: this machine's."),
     ] = None,
     json: Json = False,
 ) -> None:

@@ -12,12 +12,10 @@ from tests.bench.results.noise import NOISES, members, peers, rates
 from zslurm.bench.results.peers import (
     FLOOR,
     PeerComparison,
-    compare_pairs,
     compare_peers,
-    exclude_line,
     fewest_moments,
-    nodes_of,
     rounds,
+    slow_pairs,
 )
 
 
@@ -135,29 +133,18 @@ def _sweep(members: int, speed: Callable[[str, str], float]) -> dict[tuple[str, 
     }
 
 
-def test_a_slow_node_is_named_and_not_its_partners() -> None:
-    found = compare_pairs(_sweep(8, lambda a, b: 0.7 if "n5" in (a, b) else 1.0))
-    assert [each.name for each in found.members] == ["n5"]
-    assert found.pairs == ()
-    assert exclude_line(nodes_of(found.members, {"n5": "n5"})) == "--exclude=n5"
+def test_a_slow_node_explains_its_pairs() -> None:
+    assert slow_pairs(_sweep(8, lambda a, b: 0.7 if "n5" in (a, b) else 1.0)) == []
+    assert slow_pairs(_sweep(8, lambda a, b: 1.0)) == []
 
 
 def test_a_slow_link_is_named_as_a_pair() -> None:
-    found = compare_pairs(_sweep(8, lambda a, b: 0.5 if {a, b} == {"n2", "n6"} else 1.0))
-    assert found.members == ()
-    assert [set(pair) for pair, _ in found.pairs] == [{"n2", "n6"}]
-    assert found.line("node").startswith("slow pairs: n")
+    found = slow_pairs(_sweep(8, lambda a, b: 0.5 if {a, b} == {"n2", "n6"} else 1.0))
+    assert [set(pair) for pair, _ in found] == [{"n2", "n6"}]
 
 
 def test_two_slow_nodes_and_a_slow_link_beside_them() -> None:
     def speed(a: str, b: str) -> float:
         return 0.7 if {"n1", "n9"} & {a, b} else 0.6 if {a, b} == {"n3", "n4"} else 1.0
 
-    found = compare_pairs(_sweep(12, speed))
-    assert {each.name for each in found.members} == {"n1", "n9"}
-    assert [set(pair) for pair, _ in found.pairs] == [{"n3", "n4"}]
-
-
-def test_equal_pairs_are_not_named() -> None:
-    found = compare_pairs(_sweep(8, lambda a, b: 1.0))
-    assert found.line("node") == "no node and no pair is slower than its peers"
+    assert [set(pair) for pair, _ in slow_pairs(_sweep(12, speed))] == [{"n3", "n4"}]

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from zslurm.kernels import symmetric_product
-from zslurm.kernels.arch import CPU, GFX942, SM_90
+from zslurm.kernels.arch import CPU, GFX90A, GFX942, SM_90, Arch
 from zslurm.kernels.code_object import KernelLaunch
 from zslurm.kernels.harness import builds
 from zslurm.kernels.harness.builds import build_all, cache_problem
@@ -23,26 +23,29 @@ def test_a_cpu_gets_the_hip_sources_as_host_code() -> None:
         assert code_of(each.file) is not None
 
 
-def test_a_gpu_gets_triton_too_and_what_fails_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+@pytest.mark.parametrize("arch", [GFX942, GFX90A], ids=lambda arch: arch.name)
+def test_a_gpu_gets_triton_too_and_what_fails_is_named(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, arch: Arch
+) -> None:
     pytest.importorskip("triton")
     monkeypatch.setenv("PATH", str(tmp_path))  # no compiler there; Triton brings its own
 
-    def launches(folder: str, arch: object) -> list[KernelLaunch]:
+    def launches(folder: str, built_for: object) -> list[KernelLaunch]:
         if folder == "grouped_gemm":
             raise ImportError("no module named triton")
-        first = next(original(folder, GFX942))
+        first = next(original(folder, arch))
         return [first, KernelLaunch("broken", lambda: 1 / 0)]
 
     original = builds.launches_of
     monkeypatch.setattr(builds, "launches_of", launches)
     monkeypatch.setattr(builds, "implementation_files", lambda: ["grouped_gemm", "symmetric_product"])
-    by_name = {each.kernel: each for each in build_all(GFX942)}
+    by_name = {each.kernel: each for each in build_all(arch)}
     assert by_name["muon"].file is None
     assert "no hipcc in PATH" in str(by_name["muon"].problem)
     assert by_name["grouped_gemm"].problem == "needs triton: no module named triton"
     assert by_name["symmetric_product, broken"].problem == "ZeroDivisionError: division by zero"
     (code,) = [each.code for each in by_name.values() if each.code is not None]
-    assert code.lds_bytes <= GFX942.lds_bytes
+    assert code.lds_bytes <= arch.lds_bytes
     assert code.matrix_instructions
 
 

@@ -12,7 +12,7 @@ from statistics import mean, median
 from typing import Any
 
 from zslurm.bench.result import BenchResult, MeasuredMachine
-from zslurm.bench.results.peers import Pair, PeerComparison, Slow, compare_pairs, compare_peers, exclude_line
+from zslurm.bench.results.peers import Pair, PeerComparison, Slow, compare_peers, exclude_line, slow_pairs
 from zslurm.checkpoint_tools.quantities import counted
 
 Row = dict[str, Any]
@@ -113,7 +113,7 @@ def _of_pairs(samples: dict[Pair, list[float]], kind: str, under: str) -> Findin
     names = [peer.name for _, compared in comparisons for peer in compared.slow]
     for group, _ in comparisons:
         others = {pair: values for pair, values in group.items() if not set(names) & set(pair)}
-        for (a, b), share in compare_pairs(others).pairs if others else ():
+        for (a, b), share in slow_pairs(others) if others else ():
             lines.append(f"slow pair{under}: {a} and {b} ({100 * (1 - share):.0f} % slower)")
     return Findings(tuple(lines), (*sorted(rails), *names), tuple(name.split(" ")[0] for name in names))
 

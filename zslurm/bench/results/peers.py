@@ -36,7 +36,8 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from statistics import median
@@ -224,11 +225,6 @@ def _deviation(values: Sequence[float]) -> float:
     return _TO_SIGMA * median(abs(value - middle) for value in values)
 
 
-def nodes_of(slow: Iterable[Slow], node_of: Mapping[str, str]) -> list[str]:
-    """Return the nodes of slow peers, in natural order."""
-    return sorted({node_of[peer.name] for peer in slow}, key=natural_key)
-
-
 def exclude_line(nodes: Sequence[str]) -> str:
     """Return how Slurm is asked to leave nodes out."""
     return f"--exclude={compress(nodes)}"
@@ -250,50 +246,23 @@ def rounds(members: Sequence[str]) -> list[list[Pair]]:
     return pairs_by_round
 
 
-@dataclass(frozen=True)
-class PairFindings:
-    """What a sweep of pairs found: members that are slow with most partners, and other slow pairs."""
+def slow_pairs(samples: Mapping[Pair, Sequence[float]]) -> list[tuple[Pair, float]]:
+    """Name the slow pairs of a sweep, by rates, each with its share of the usual rate; the slowest first.
 
-    members: tuple[Slow, ...]
-    pairs: tuple[tuple[Pair, float], ...]
-
-    def line(self, kind: str) -> str:
-        """Return the result in a line; `kind` is what a member is, such as "node"."""
-        parts = []
-        if self.members:
-            parts.append(f"slow with most partners: {', '.join(peer.text for peer in self.members[:_MOST_NAMED])}")
-        if self.pairs:
-            named = [f"{a} and {b} ({100 * (1 - share):.0f} % slower)" for (a, b), share in self.pairs]
-            parts.append(f"slow pairs: {', '.join(named[:_MOST_NAMED])}")
-        return "; ".join(parts) or f"no {kind} and no pair is slower than its peers"
-
-
-def compare_pairs(samples: Mapping[Pair, Sequence[float]], *, better: Better = "higher") -> PairFindings:
-    """Name slow members and slow pairs of a sweep.
-
-    Args:
-        samples: figures of each pair; the same number of each.
-        better: as in `compare_peers`.
+    Pairs of a member that is slow with most of its partners are left out: the member is at fault, not they.
 
     Raises:
         ValueError: as `compare_peers`.
     """
     names = {"\0".join(pair): pair for pair in samples}
-    comparison = compare_peers({name: samples[pair] for name, pair in names.items()}, better=better)
-    shares = {names[peer.name]: peer.share for peer in comparison.slow}
-    degree: dict[str, int] = {}
-    for pair in samples:
-        for member in pair:
-            degree[member] = degree.get(member, 0) + 1
-    slow: list[Slow] = []
-    remaining = dict(shares)
+    comparison = compare_peers({name: samples[pair] for name, pair in names.items()})
+    remaining = {names[peer.name]: peer.share for peer in comparison.slow}
+    degree = Counter(member for pair in samples for member in pair)
     while remaining:
         # The member with most slow pairs first: what it explains is not counted against its partners.
-        of_member = {member: [share for pair, share in remaining.items() if member in pair] for member in degree}
-        worst = max(of_member, key=lambda member: len(of_member[member]) / degree[member])
-        if 2 * len(of_member[worst]) <= degree[worst] or len(of_member[worst]) < 2:
+        slow = Counter(member for pair in remaining for member in pair)
+        worst = max(slow, key=lambda member: slow[member] / degree[member])
+        if 2 * slow[worst] <= degree[worst] or slow[worst] < 2:
             break
-        slow.append(Slow(worst, median(of_member[worst])))
         remaining = {pair: share for pair, share in remaining.items() if worst not in pair}
-    pairs = sorted(remaining.items(), key=lambda item: item[1])
-    return PairFindings(tuple(sorted(slow, key=lambda peer: peer.share)), tuple(pairs))
+    return sorted(remaining.items(), key=lambda item: item[1])
