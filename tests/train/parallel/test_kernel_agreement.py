@@ -14,7 +14,7 @@ import torch.distributed as dist
 from tests.train.ranks import in_group, train_on
 from tests.train.runs import make_corpus, make_run, steps_of
 from zslurm.kernels import dispatch
-from zslurm.kernels.cache import CACHE_VARIABLE
+from zslurm.kernels.cache import TABLES_VARIABLE
 from zslurm.kernels.dispatch import operations
 from zslurm.train.optim.stability import StepGuard
 from zslurm.train.parallel.kernel_agreement import leave_out_together, share_tables
@@ -23,14 +23,12 @@ CPU = torch.device("cpu")
 PRODUCT = "symmetric_product.product"
 
 
-def tables_in(directory: Path, use: str) -> None:
-    folder = directory / "tables" / "gfx942"
-    folder.mkdir(parents=True)
-    (folder / "symmetric_product.json").write_text(json.dumps({"product": {"gfx942": [{"use": use}]}}))
+def tables_in(file: Path, use: str) -> None:
+    file.write_text(json.dumps({"symmetric_product": {"product": {"gfx942": [{"use": use}]}}}))
 
 
 def tables_before_and_after(group: dist.ProcessGroup, base: str) -> list[Any]:
-    os.environ[CACHE_VARIABLE] = f"{base}/{dist.get_rank(group)}"
+    os.environ[TABLES_VARIABLE] = f"{base}/{dist.get_rank(group)}"
     dispatch.forget_tables()
     found = [dict(operations()[PRODUCT].table())]
     share_tables(group, CPU)
