@@ -43,9 +43,9 @@ class ChangedNumber:
 
 
 def recompute(
-    run_dir: Path, checkpoint: Path, link: Mapping[str, Any], step: int, folder: Path
+    run_dir: Path, checkpoint: Path | None, link: Mapping[str, Any], step: int, folder: Path
 ) -> tuple[str, int, list[ChangedNumber]]:
-    """Compute the steps after a checkpoint until `step` again, in `folder`.
+    """Compute the steps after a checkpoint until `step` again, in `folder`; without one, those from the start.
 
     Returns:
         The digest of the weights after it, how many steps were compared with metrics.jsonl, and what differs.
@@ -64,7 +64,9 @@ def recompute(
     config = {name: section for name, section in config.items() if name not in _LEFT_OUT}
     device = "cpu" if link["device"] == "cpu" else "cuda"
     config["parallel"] = {**config.get("parallel", {}), "device": device, "threads": int(link["threads"])}
-    config["checkpoint"] = {"resume_from": str(checkpoint), "every_steps": 2**40, "background": False}
+    config["checkpoint"] = {"every_steps": 2**40, "background": False}
+    if checkpoint is not None:
+        config["checkpoint"]["resume_from"] = str(checkpoint)
     (folder / "config.json").write_text(json.dumps(config))
     _run_ranks(folder, step, ranks, local)
     recorded, computed = (

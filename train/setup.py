@@ -112,7 +112,7 @@ def build(
     checkpointer = Checkpointer(run_dir / "checkpoints", world, config, shards, optimizer, attempt=attempt)
     integrity = Integrity(config, world, shards, optimizer, order, local=facts.local)
     if config.integrity.every_steps:
-        _LOG.info(integrity.describe())
+        _LOG.log(logging.WARNING if integrity.is_costly() else logging.INFO, integrity.describe())
     for note in notes:
         _LOG.info("note: %s", note)
     return Trainer(

@@ -43,6 +43,8 @@ from zslurm.train.schedule import Position
 
 _LOG = logging.getLogger(__name__)
 _LOSS = "the loss"
+COSTLY = 0.01
+"""Share of forward and backward above which the start of a run warns."""
 
 Compute = Callable[[Microbatch], Tensor]
 """Runs a microbatch forward and backward, and returns its losses."""
@@ -85,21 +87,29 @@ class Integrity:
         self._check: _Check | None = None
         self._at_rest: tuple[int, Tensor] | None = None
 
+    def is_costly(self) -> bool:
+        """Return whether computing microbatches again takes more than COSTLY of forward and backward."""
+        return self._share() > COSTLY
+
     def describe(self) -> str:
         """Return a line on what is checked and what it costs."""
-        phase, ranks = self._config.phases[0], self._world.size
-        together = phase.context_parallel
-        share = max(1, phase.segments[0].global_batch // phase.micro_batch // (ranks // together))
+        together = self._config.phases[0].context_parallel
         how = (
             "by the same device, which does not show one that is always wrong"
-            if ranks == together
+            if self._world.size == together
             else f"by another rank, by every possible one within {counted(self._turns(together), 'step')}"
         )
-        cost = 100 / (self.every * share)
+        advice = "; a larger integrity.every_steps costs less" if self.is_costly() else ""
         return (
             f"integrity: every {counted(self.every, 'step')} a microbatch of each rank is computed again {how}; "
-            f"{cost:.2g} % of forward and backward"
+            f"{100 * self._share():.2g} % of forward and backward{advice}"
         )
+
+    def _share(self) -> float:
+        """Return the share of the first phase's microbatches that are computed again."""
+        phase = self._config.phases[0]
+        groups = self._world.size // phase.context_parallel
+        return 1 / (self.every * max(1, phase.segments[0].global_batch // phase.micro_batch // groups))
 
     def _turns(self, together: int) -> int:
         return self.every * checked_within(self._world.size, self._local, together)

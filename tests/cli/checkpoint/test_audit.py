@@ -30,9 +30,11 @@ def test_a_run_is_one_chain_and_a_step_computes_as_it_did(zslurm: Zslurm, run: P
     differs = zslurm("audit", copy / "checkpoints", "--recompute", "43")
     assert differs.code == 5
     assert "step 42: grad_norm was " in differs.stderr
-    unknown = zslurm("audit", copy / "checkpoints", "--recompute", "7")
+    first = zslurm.ok("audit", copy / "checkpoints", "--recompute", "3")
+    assert "step 3: computed again from step 0, 3 steps bit for bit" in first.stderr
+    unknown = zslurm("audit", copy / "checkpoints", "--recompute", "81")
     assert unknown.code == 2
-    assert "--recompute 7: needs a checkpoint before the step" in unknown.stderr
+    assert "--recompute 81: needs a checkpoint before the step" in unknown.stderr
 
 
 def test_a_gap_is_named(zslurm: Zslurm, run: Path, tmp_path: Path) -> None:

@@ -70,18 +70,18 @@ def _recompute(root: Path, entries: list[ChainEntry], step: int) -> list[str]:
     """Return in what a step differs if it is computed again, a line each."""
     from zslurm.train.recompute import recompute  # imports torch
 
-    before = [entry for entry in entries if entry.path is not None and entry.step < step]
+    before: list[tuple[int, Path | None]] = [(0, None)] if entries[0].link["previous"] is None else []
+    before += [(entry.step, entry.path) for entry in entries if entry.path is not None and entry.step < step]
     after = [entry for entry in entries if entry.step >= step]
-    if not before or not after:
+    if step < 1 or not before or not after:
         saved = ", ".join(str(entry.step) for entry in entries if entry.path is not None)
         raise ConfigError(
             f"--recompute {step}: needs a checkpoint before the step, and one at it or after it; there are those "
             f"of steps {saved}"
         )
-    start, end = before[-1], after[0]
-    assert start.path is not None
+    (start, path), end = before[-1], after[0]
     with tempfile.TemporaryDirectory() as folder:
-        weights, steps, differences = recompute(root.parent, start.path, end.link, step, Path(folder))
+        weights, steps, differences = recompute(root.parent, path, end.link, step, Path(folder))
     lines = [
         f"step {difference.step}: {difference.name} was {difference.recorded!r}, and is {difference.computed!r}"
         for difference in differences
@@ -90,5 +90,5 @@ def _recompute(root: Path, entries: list[ChainEntry], step: int) -> list[str]:
         lines.append(f"step {step}: the weights are other ones than the checkpoint's link records")
     if not lines:
         compared = " and the weights" if end.step == step else ""
-        say(f"step {step}: computed again from step {start.step}, {counted(steps, 'step')}{compared} bit for bit")
+        say(f"step {step}: computed again from step {start}, {counted(steps, 'step')}{compared} bit for bit")
     return lines
