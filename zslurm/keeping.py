@@ -231,8 +231,8 @@ def _made_again(value: Any, meshes: Mapping[tuple[Any, ...], Any]) -> Any:
 
 
 def _key(mesh: Any) -> tuple[Any, ...]:
-    """Return what a mesh has in common with the one of another process group."""
-    return tuple(mesh.mesh.shape), mesh.mesh_dim_names
+    """Return what a mesh has in common with the one of another process group: ranks and names."""
+    return tuple(mesh.mesh.shape), tuple(mesh.mesh.flatten().tolist()), mesh.mesh_dim_names
 
 
 def _dtensors(state: Mapping[str, Stateful]) -> Iterator[Any]:

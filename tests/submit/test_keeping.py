@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Shard
 
 from tests.train.ranks import in_group
 from zslurm import keeping
@@ -56,6 +59,24 @@ def test_nothing_is_restored_if_the_copy_of_a_shard_is_lost_too(new: tuple[int, 
 @pytest.mark.parametrize("new", [(), (0,), (0, 1)], ids=str)
 def test_one_process_that_is_left_has_all_of_a_state_in_full(new: tuple[int, ...]) -> None:
     assert in_group(_restored, RANKS, new, False) == [(3, 30)] * 3
+
+
+def _ranks_of_restored(_: Any) -> list[list[int]]:
+    """Restore tensors on two meshes of the same size, as of two kinds of parallelism, and return their ranks."""
+    keeping._copies = keeping._Copies(is_on=True)
+    tensors = {
+        name: DTensor.from_local(torch.ones(2), DeviceMesh("cpu", ranks), [Shard(0)])
+        for name, ranks in (("first", [0, 1]), ("second", [1, 0]))
+    }
+    restored: dict[str, Any] = {}
+    state = SimpleNamespace(state_dict=lambda: tensors, load_state_dict=restored.update)
+    keeping.keep(1, {"tensors": state})
+    assert keeping.restore({"tensors": state}) == 1
+    return [restored[name].device_mesh.mesh.tolist() for name in tensors]
+
+
+def test_a_sharded_tensor_is_restored_on_its_mesh() -> None:
+    assert in_group(_ranks_of_restored, 2) == [[[0, 1], [1, 0]]] * 2
 
 
 def test_the_newest_step_that_all_have_is_restored() -> None:
