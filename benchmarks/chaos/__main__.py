@@ -16,7 +16,8 @@ from .table import contender_named, measure
 
 def main(arguments: list[str] | None = None) -> int:
     """Run a command; returns its exit code: 0, or 2 if what was asked for cannot be done."""
-    parser = argparse.ArgumentParser(prog="slurm-chaos", description=__doc__)
+    text = "Compare ways to run a training program on Slurm under the same faults."
+    parser = argparse.ArgumentParser(prog="slurm-chaos", description=text)
     commands = parser.add_subparsers(dest="command", required=True)
     run = commands.add_parser("run", help="play faults and write a table")
     run.add_argument("site", type=Path, help="JSON file that describes the cluster, see the README")
@@ -27,7 +28,7 @@ def main(arguments: list[str] | None = None) -> int:
     run.add_argument("--note", default="", help="a sentence about the machines, for the page")
     run.add_argument("--out", type=Path, default=Path("chaos.json"), help="the table (default: chaos.json)")
     show = commands.add_parser("page", help="write the page of a table")
-    show.add_argument("table", type=Path)
+    show.add_argument("table", type=Path, help="the JSON file that `run` wrote")
     show.add_argument("--out", type=Path, default=Path("chaos.html"), help="the page (default: chaos.html)")
     commands.add_parser("list", help="show the plans and the contenders")
     asked = parser.parse_args(arguments)
@@ -39,7 +40,7 @@ def main(arguments: list[str] | None = None) -> int:
                 asked.out.write_text(page(read(asked.table)))
             case _:
                 return _run(asked)
-    except (BadSite, BadTable) as error:
+    except (BadSite, BadTable, OSError, RuntimeError) as error:
         print(error, file=sys.stderr)
         return 2
     return 0
@@ -57,6 +58,9 @@ def _run(asked: argparse.Namespace) -> int:
         except KeyError:
             print(f"no plan is called {name}; `slurm-chaos list` shows them", file=sys.stderr)
             return 2
+    if asked.turns < 1 or not asked.out.parent.is_dir():  # before hours of trials
+        print("--turns is at least 1, and --out is in a directory that exists", file=sys.stderr)
+        return 2
     chosen = [contender_named(name) for name in asked.contender or contenders]
     table = measure(Site.read(asked.site), chosen, plans, asked.turns, asked.minutes, asked.note)
     asked.out.write_text(json.dumps(table, indent=1) + "\n")

@@ -49,10 +49,12 @@ class Train(submitit.helpers.Checkpointable):
 executor = submitit.SlurmExecutor({folder!r})
 executor.update_parameters(
     nodes={nodes}, ntasks_per_node=1, time=30, job_name="chaos", exclusive=True,
-    additional_parameters={{"requeue": True}},
+    additional_parameters={{"requeue": True, **{options!r}}},
 )
 executor.submit(Train())
 """
+_KEYS = ("partition", "account", "qos", "constraint", "nodelist", "exclude", "mem", "time")
+"""Options of sbatch for which a run file of zslurm has a key; others are `slurm.flags`."""
 
 
 @dataclass(frozen=True)
@@ -100,7 +102,9 @@ class Contender:
     def why_not(self, site: Site) -> str | None:
         """Return the error of an import that the contender needs; None if there is none."""
         done = site.run([site.python, "-c", f"import {self.needs}"])
-        return None if done.returncode == 0 else done.stderr.strip().splitlines()[-1]
+        if done.returncode == 0:
+            return None
+        return done.stderr.strip().rpartition("\n")[2] or f"its import ends with exit code {done.returncode}"
 
 
 def _by_script(body: str, program: str = "ddp.py") -> Callable[[Start], None]:
@@ -118,21 +122,31 @@ def _by_submitit(given: Start) -> None:
 export MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
 """
     command = given.fill(variables + _RANK, "ddp.py")
-    script = _SUBMITIT.format(command=command, folder=str(given.directory / "submitit"), nodes=NODES)
+    folder = str(given.directory / "submitit")
+    script = _SUBMITIT.format(command=command, folder=folder, nodes=NODES, options=given.site.options())
     _run(given, [given.site.python, "-c", script])
 
 
-def _by_zslurm(program: str, *options: str, warm: bool = False) -> Callable[[Start], None]:
+def _by_zslurm(program: str, *arguments: str, warm: bool = False) -> Callable[[Start], None]:
     def start(given: Start) -> None:
+        options = given.site.options()
+        flags = {name: value for name, value in options.items() if name not in _KEYS}
         run = {
             "run": {"name": f"chaos-{given.directory.name}"},
             "trainer": {
-                "command": [given.site.python, *given.program(program).split(), *options],
+                "command": [given.site.python, *given.program(program).split(), *arguments],
                 "env": {"CHAOS_DIR": str(given.directory), "OMP_NUM_THREADS": "1"},
                 "checkpoints": f"{given.directory}/out/step-*.pt",
                 "warm": warm,
             },
-            "slurm": {"nodes": NODES, "ranks_per_node": 1, "spares": 1, "time": "30"},
+            "slurm": {
+                "nodes": NODES,
+                "ranks_per_node": 1,
+                "spares": 1,
+                "time": "30",
+                "flags": flags,
+                **{name: value for name, value in options.items() if name not in flags},
+            },
             "cluster": {"gpus_per_node": 0},
         }
         (given.directory / "run.yaml").write_text(json.dumps(run))

@@ -14,7 +14,7 @@ import jsonschema
 _HERE = Path(__file__).parent
 _KINDS = {
     "survived": "survived", "stopped": "stopped", "survived with help": "help", "hangs": "hangs",
-    "ended": "hangs", "restarts for ever": "ever",
+    "ended": "hangs", "not a number": "hangs", "restarts for ever": "ever",
 }  # fmt: skip
 
 

@@ -33,10 +33,11 @@ def score(trial: Trial) -> dict[str, Any]:
         if later["step"] == row["step"] + 1 and later["pid"] == row["pid"]
     ]
     kept = max(by_step, default=0)
+    losses = [row["loss"] for row in by_step.get(kept, [])]
     figures: dict[str, Any] = {
         "contender": trial.contender.name,
         "plan": trial.plan.name,
-        "outcome": _outcome(trial, starts),
+        "outcome": _outcome(trial, starts, all(map(math.isfinite, losses))),
         "kept_steps": kept,
         "steps_lost": sum(max(0, _times(rows) - 1) for rows in by_step.values()),
         "user_actions": trial.actions,
@@ -50,17 +51,18 @@ def score(trial: Trial) -> dict[str, Any]:
         figures["ettr"] = round(min(1.0, kept * statistics.median(gaps) / (end - steps[0]["time"])), 3)
     if struck and trial.plan.completes:
         figures |= _ways_back(steps, max(struck))
-    losses = [row["loss"] for row in by_step.get(kept, [])]
     figures["final_loss"] = next((loss for loss in losses if math.isfinite(loss)), None)
     figures["is_finite"] = all(map(math.isfinite, losses)) if losses else None
     return figures | {"error": trial.error, "not_injected": trial.not_injected}
 
 
-def _outcome(trial: Trial, starts: Sequence[dict[str, Any]]) -> str:
+def _outcome(trial: Trial, starts: Sequence[dict[str, Any]], is_finite: bool) -> str:
     if trial.error:
         return "not started"
     if trial.not_injected:
         return "not tried"
+    if trial.over and not is_finite:
+        return "not a number"
     if trial.over:
         return "survived" if not trial.actions else "survived with help"
     if not starts:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shlex
 import subprocess
 import sys
@@ -14,6 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from .plans import SITE
+
+_JOB = re.compile("chaos(-trial-.*)?")
+"""The names of the jobs of trials: no other job of the user is ever cancelled."""
 
 
 class BadSite(Exception):
@@ -50,11 +54,19 @@ class Site:
         """
         try:
             content: dict[str, Any] = json.loads(path.read_text())
+            if not isinstance(content, dict):
+                raise BadSite(f"{path}: expected an object with `directory`, as in the README")
             site = cls(**content | {"directory": Path(content["directory"])})
         except KeyError as error:
             raise BadSite(f"{path}: no {error}: name a directory that all nodes share") from error
         except (OSError, ValueError, TypeError) as error:
             raise BadSite(f"{path}: {str(error).removeprefix('Site.__init__() ')}") from error
+        lists = {"sbatch": list, "inject": dict, "mend": dict, "environment": dict, "python": str}
+        for name, kind in lists.items():
+            if name in content and not isinstance(content[name], kind):
+                raise BadSite(f"{path}: {name} is not as in the README")
+        if short := [option for option in site.sbatch if not option.startswith("--")]:
+            raise BadSite(f"{path}: sbatch: {short[0]}: write it as --NAME=VALUE")
         if unknown := {*site.inject, *site.mend} - {*SITE}:
             raise BadSite(f"{path}: no fault is called {', '.join(sorted(unknown))}; there are {', '.join(SITE)}")
         return site
@@ -65,12 +77,20 @@ class Site:
             return None
         return f"`inject.{fault}` of the site is not set"
 
+    def options(self) -> dict[str, str | bool]:
+        """Return the options of sbatch by name, without dashes; true stands for one without a value."""
+        pairs = [option.removeprefix("--").partition("=") for option in self.sbatch]
+        return {name: value if sign else True for name, sign, value in pairs}
+
     def run(
         self, argv: Sequence[str], *, cwd: Path | None = None, env: Mapping[str, str] | None = None
     ) -> subprocess.CompletedProcess[str]:
-        """Run a command as the person who submits jobs."""
+        """Run a command as the person who submits jobs; the exit code is 127 if there is no such program."""
         environment = {**os.environ, **self.environment, **(env or {})}
-        return subprocess.run(argv, cwd=cwd, env=environment, capture_output=True, text=True, check=False)
+        try:
+            return subprocess.run(argv, cwd=cwd, env=environment, capture_output=True, text=True, check=False)
+        except FileNotFoundError as error:
+            return subprocess.CompletedProcess(argv, 127, "", str(error))
 
     def prepare(self, directory: Path) -> None:
         """Make the directory of a trial."""
@@ -88,7 +108,7 @@ class Site:
             case "preemption" if fault not in self.inject:
                 self._do(["scontrol", "requeue", job])
             case _:
-                self._do(shlex.split(self.inject[fault].format(node=shlex.quote(node), job=job)))
+                self._do(_command(self.inject[fault], node, job))
 
     def undo(self, fault: str, node: str) -> None:
         """Undo a fault, if the site has a command for that.
@@ -97,7 +117,7 @@ class Site:
             RuntimeError: the site's command failed.
         """
         if command := self.mend.get(fault):
-            self._do(shlex.split(command.format(node=shlex.quote(node))))
+            self._do(_command(command, node))
 
     def jobs(self) -> dict[str, str]:
         """Return the state of every job of a trial.
@@ -109,7 +129,7 @@ class Site:
         if done.returncode:
             raise RuntimeError(done.stderr.strip())
         rows = [line.split(maxsplit=2) for line in done.stdout.splitlines()]
-        return {row[0]: row[1] for row in rows if len(row) == 3 and "chaos" in row[2]}
+        return {row[0]: row[1] for row in rows if len(row) == 3 and _JOB.fullmatch(row[2])}
 
     def clear(self, deadline_s: float = 120.0) -> None:
         """Cancel every job that trials have submitted, and wait until none is left.
@@ -136,9 +156,20 @@ class Site:
             raise RuntimeError(f"{shlex.join(argv)}: {done.stderr.strip() or f'exit code {done.returncode}'}")
 
 
+def _command(text: str, node: str, job: str = "") -> list[str]:
+    """Return a command of the site for a node and a job; braces that name neither stay."""
+    return [word.replace("{node}", node).replace("{job}", job) for word in shlex.split(text)]
+
+
 def _minutes_used(site: Site, job: str) -> int:
-    """Return the whole minutes for which a job has run."""
+    """Return the whole minutes for which a job has run.
+
+    Raises:
+        RuntimeError: Slurm does not say.
+    """
     text = site.run(["squeue", "--noheader", f"--jobs={job}", "--format=%M"]).stdout.strip()
+    if not re.fullmatch(r"(\d+-)?[\d:]+", text):
+        raise RuntimeError(f"squeue does not show for how long job {job} has run")
     days, _, clock = text.rpartition("-")
     parts = [int(part) for part in clock.split(":")]
     seconds = sum(part * 60**place for place, part in enumerate(reversed(parts)))

@@ -23,10 +23,14 @@ def measure(
 ) -> dict[str, Any]:
     """Play every plan with every contender, `turns` times, until the time is over; returns the table.
 
+    After Ctrl-C, or if the site cannot be brought back to its state before a trial, the table has what was tried.
+
     Raises:
-        RuntimeError: the site cannot be brought back to its state before a trial.
+        RuntimeError: Slurm does not answer.
     """
-    end = time.monotonic() + minutes * 60
+    site.jobs()
+    began = time.strftime("%y%m%d-%H%M%S")  # a run of zslurm has the name of its trial: no two are alike
+    end, stopped = time.monotonic() + minutes * 60, ""
     not_tried, able = [], []
     for contender in contenders:
         if why := contender.why_not(site):
@@ -45,13 +49,20 @@ def measure(
     for turn in range(turns):
         for plan in possible:
             for contender in able:
-                if time.monotonic() > end:
-                    not_tried.append({"what": f"{plan.name}, {contender.name}", "why": "the time was over"})
+                if stopped or time.monotonic() > end:
+                    why = stopped or "the time was over"
+                    not_tried.append({"what": f"{plan.name}, {contender.name}", "why": why})
                     continue
                 count += 1
                 load = round(os.getloadavg()[0], 1)
-                directory = site.directory / f"trial-{count:04d}"
-                trial = play(site, contender, plan, directory, _FIRST_PORT + 4 * count)
+                directory = site.directory / f"trial-{began}-{count:04d}"
+                try:
+                    trial = play(site, contender, plan, directory, _FIRST_PORT + 4 * count)
+                except (KeyboardInterrupt, RuntimeError) as error:
+                    stopped = f"stopped: {str(error) or 'Ctrl-C'}"
+                    not_tried.append({"what": f"{plan.name}, {contender.name}", "why": stopped})
+                    print(stopped, file=sys.stderr, flush=True)
+                    continue
                 figures.append(score(trial) | {"turn": turn, "load": load})
                 print(_line(figures[-1]), file=sys.stderr, flush=True)
     return {

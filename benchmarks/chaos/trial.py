@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import re
 import time
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from .contenders import Contender, Start
-from .plans import PROGRAM, Plan
+from .plans import PROGRAM, Plan, PlannedFault
 from .site import Site
 
 LIMIT_S, HANG_LIMIT_S = 210.0, 420.0
@@ -90,43 +92,69 @@ def play(site: Site, contender: Contender, plan: Plan, directory: Path, port: in
     left_since: float | None = None
     look_at = 0.0
     try:
-        contender.start(start)
-    except RuntimeError as error:
-        trial.error = str(error)
-    while not trial.error and time.time() < trial.began + limit_s:
+        try:
+            contender.start(start)
+        except RuntimeError as error:
+            trial.error = str(error)
+        while not trial.error and time.time() < trial.began + limit_s:
+            record.read()
+            if any(row["moment"] == "done" for row in record.rows):
+                trial.over = True
+                break
+            while outside and (node := _node_after(record.rows, outside[0].rank, outside[0].step)) is not None:
+                fault = outside.pop(0)
+                try:
+                    site.strike(fault.fault, node, _job(site))
+                except RuntimeError as error:
+                    trial.not_injected[fault.fault] = str(error)
+                    continue
+                trial.struck.append({"fault": fault.fault, "node": node, "time": time.time()})
+                if fault.seconds:
+                    mending.append((time.time() + fault.seconds, fault.fault, node))
+            while mending and time.time() >= mending[0][0]:
+                _, name, node = mending.pop(0)
+                site.undo(name, node)
+            if time.time() >= look_at:
+                look_at = time.time() + _QUEUE_EVERY_S
+                left_since = _left_since(site, trial, left_since)
+                if left_since is not None and time.time() > left_since + _USER_S:
+                    trial.is_left = not plan.completes or trial.actions == _ACTIONS
+                    if trial.is_left:
+                        break
+                    trial.actions, left_since = trial.actions + 1, None
+                    with suppress(RuntimeError):  # Slurm is away: the next action tries again
+                        contender.start(start)
+            time.sleep(_EVERY_S)
+        trial.ended = time.time()
         record.read()
-        if any(row["moment"] == "done" for row in record.rows):
-            trial.over = True
-            break
-        while outside and (node := _node_after(record.rows, outside[0].rank, outside[0].step)) is not None:
-            fault = outside.pop(0)
-            try:
-                site.strike(fault.fault, node, _job(site))
-            except RuntimeError as error:
-                trial.not_injected[fault.fault] = str(error)
-                continue
-            trial.struck.append({"fault": fault.fault, "node": node, "time": time.time()})
-            if fault.seconds:
-                mending.append((time.time() + fault.seconds, fault.fault, node))
-        while mending and time.time() >= mending[0][0]:
-            _, name, node = mending.pop(0)
-            site.undo(name, node)
-        if time.time() >= look_at:
-            look_at = time.time() + _QUEUE_EVERY_S
-            left_since = _left_since(site, trial, left_since)
-            if left_since is not None and time.time() > left_since + _USER_S:
-                trial.is_left = not plan.completes or trial.actions == _ACTIONS
-                if trial.is_left:
-                    break
-                trial.actions, left_since = trial.actions + 1, None
-                contender.start(start)
-        time.sleep(_EVERY_S)
-    trial.ended = time.time()
-    record.read()
-    for _, name, node in mending:
-        site.undo(name, node)
-    site.clear()
+    finally:  # also after Ctrl-C: no node stays dead, no job in the queue
+        try:
+            for _, name, node in mending:
+                site.undo(name, node)
+        finally:
+            site.clear()
+    if trial.over:
+        trial.not_injected |= {
+            fault.fault: "the program was complete before it" for fault in _missed(trial, outside)
+        }
     return trial
+
+
+def _missed(trial: Trial, outside: Sequence[PlannedFault]) -> list[PlannedFault]:
+    """Return the faults of a trial that did not happen: a contender does not survive what it did not meet.
+
+    Args:
+        trial: that is over.
+        outside: faults that were not injected from outside.
+    """
+    happened = {row["number"] for row in trial.rows if row["moment"] == "fault"}
+    faults = enumerate(trial.plan.faults)
+    missed = [fault for number, fault in faults if fault.fault in PROGRAM and number not in happened]
+    for struck in trial.struck:
+        ended = any(row["moment"] == "start" and row["time"] > struck["time"] for row in trial.rows)
+        if struck["fault"] == "time_limit" and not ended:
+            missed += [fault for fault in trial.plan.faults if fault.fault == "time_limit"]
+    return [*missed, *outside]
 
 
 def _left_since(site: Site, trial: Trial, before: float | None) -> float | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import subprocess
 import sys
 import zipfile
@@ -14,7 +15,7 @@ import pytest
 
 from benchmarks.chaos import trial as trials
 from benchmarks.chaos.__main__ import main
-from benchmarks.chaos.contenders import PROGRAMS, Contender, Start
+from benchmarks.chaos.contenders import CONTENDERS, PROGRAMS, Contender, Start
 from benchmarks.chaos.plans import FAULTS, SITE, Plan, PlannedFault, drawn, named, pairs
 from benchmarks.chaos.report import BadTable, page, read
 from benchmarks.chaos.score import score, summary
@@ -115,6 +116,64 @@ def test_a_bug_of_the_program_is_to_stop_the_run(
     assert (figures["outcome"], figures["user_actions"]) == (outcome, 0)
 
 
+def test_what_a_program_did_not_meet_it_did_not_survive(site: Processes) -> None:
+    faults = (PlannedFault("process_killed", 5, rank=7), PlannedFault("node_killed", 50))
+    figures = score(play(site, contender(site), Plan("p", faults, steps=8, pace_s=0.01), site.directory / "1", 1))
+    assert (figures["outcome"], set(figures["not_injected"])) == ("not tried", {"process_killed", "node_killed"})
+
+
+def test_a_program_that_trains_on_nan_did_not_survive() -> None:
+    trial = _trial(("step", 1.0, 0, 1, 1), ("done", 2.0, 0, 1, 1), over=True)
+    trial.rows[0]["loss"] = math.nan
+    assert score(trial)["outcome"] == "not a number"
+
+
+def test_a_stopped_benchmark_has_the_trials_so_far_and_leaves_no_job(
+    site: Processes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(_: Site, trial: Trial, __: float | None) -> None:
+        if trial.plan.name == "hang":
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(trials, "_left_since", interrupted)
+    plans = [Plan("none", (), steps=8, pace_s=0.01), plan_of("hang"), plan_of("full_disk")]
+    table = measure(site, [contender(site)], plans, 1, 1.0, "")
+    assert [row["outcome"] for row in table["trials"]] == ["survived"]
+    assert [row["why"] for row in table["not_tried"]] == ["stopped: Ctrl-C"] * 2
+    assert not site.jobs()
+
+
+def test_options_of_the_site_reach_every_contender(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    site, calls = Site(tmp_path, sbatch=["--partition=debug", "--reservation=spring", "--no-kill"]), []
+
+    def run(argv: list[str], **_: Any) -> subprocess.CompletedProcess[str]:
+        calls.append(" ".join(argv))
+        return subprocess.CompletedProcess(argv, 0, "", "")
+
+    monkeypatch.setattr(site, "run", run)
+    for each in CONTENDERS:
+        each.start(Start(site, Plan("p", ()), tmp_path, 1))
+        if each.name.startswith("zslurm"):
+            slurm = json.loads((tmp_path / "run.yaml").read_text())["slurm"]
+            assert slurm["partition"] == "debug"
+            assert slurm["flags"] == {"reservation": "spring", "no-kill": True}
+        else:
+            assert "debug" in calls[-1] and "spring" in calls[-1] and "no-kill" in calls[-1]
+
+
+def test_only_jobs_of_trials_are_cancelled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = "1 RUNNING chaos\n2 RUNNING chaos-trial-261129-0001\n3 RUNNING chaos-monkey\n4 RUNNING my chaos\n"
+    site = Site(tmp_path)
+    monkeypatch.setattr(site, "run", lambda argv: subprocess.CompletedProcess(argv, 0, rows, ""))
+    assert set(site.jobs()) == {"1", "2"}
+
+
+def test_commands_of_the_site_keep_other_braces(tmp_path: Path) -> None:
+    site = Site(tmp_path, inject={"link_down": "sh -c 'echo {node} {x} >&2; exit 3'"})
+    with pytest.raises(RuntimeError, match=r"n1 \{x\}"):
+        site.strike("link_down", "n1", "7")
+
+
 def test_what_cannot_be_submitted_says_why(site: Processes) -> None:
     def refuse(_: Start) -> None:
         raise RuntimeError("sbatch: error: invalid account")
@@ -190,6 +249,9 @@ def test_a_table_is_as_its_schema_says_and_has_a_page(site: Processes, tmp_path:
             f"no fault is called node; there are {', '.join(SITE)}",
         ),
         ("{", "Expecting property name"),
+        ("[]", "expected an object with `directory`"),
+        ('{"directory": "/x", "sbatch": "--qos=a"}', "sbatch is not as in the README"),
+        ('{"directory": "/x", "sbatch": ["-p", "a"]}', "sbatch: -p: write it as --NAME=VALUE"),
     ],
 )
 def test_a_bad_site_is_named(content: str, message: str, tmp_path: Path) -> None:
@@ -204,6 +266,7 @@ def test_unknown_plans_and_contenders_are_refused(tmp_path: Path, capsys: pytest
     assert main(["run", str(tmp_path / "s.json"), "--plan", "fire"]) == 2
     assert main(["run", str(tmp_path / "s.json"), "--contender", "k8s"]) == 2
     assert main(["page", str(tmp_path / "no.json")]) == 2
+    assert main(["run", str(tmp_path / "s.json"), "--out", str(tmp_path / "no" / "table.json")]) == 2
     errors = capsys.readouterr().err
     assert "no plan is called fire" in errors and "no contender is called k8s; there are sbatch" in errors
     assert "no.json" in errors
