@@ -135,8 +135,8 @@ def nothing_is_left(run: FaultRun) -> None:
     assert not left, f"processes were left when the next attempt began: {left}"
     wait_for(lambda: not run.left_over(), f"processes of {run.name} to be gone")
     if helpers := [event["helper"] for event in run.events("helper_queued")]:
-        queue = run.cluster.run(["squeue", "--noheader", "-o", "%i", f"--jobs={','.join(helpers)}"], check=False)
-        assert not queue.stdout.strip(), f"helper jobs are left in the queue: {queue.stdout}"
+        command = ["squeue", "--noheader", "-o", "%i", f"--jobs={','.join(helpers)}"]
+        wait_for(lambda: not run.cluster.run(command, check=False).stdout.strip(), "helper jobs to be gone")
 
 
 # --- of two faults at a time ------------------------------------------------------------------------------
