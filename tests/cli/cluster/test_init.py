@@ -91,7 +91,7 @@ def test_submission_counts_the_variables_that_the_profile_leaves_open(shell: She
     assert done.code == 0, done.stderr
     (note,) = [line for line in done.stderr.splitlines() if "RCCL" in line]
     assert note == (
-        "note: 32 variables of RCCL or NCCL are not set: profile lab does not give cluster.network, "
+        "note: 34 variables of RCCL or NCCL are not set: profile lab does not give cluster.network, "
         "cluster.rccl_version or cluster.rocm_version; complete it by `zslurm init --probe`, or by hand what a "
         "node does not show (`zslurm cluster env --explain` lists the variables)"
     )
