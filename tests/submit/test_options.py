@@ -17,6 +17,7 @@ from zslurm.job.preparation.interpreter import Interpreter
 from zslurm.job.step import slurm_step
 from zslurm.run.run_dir import RunDir
 from zslurm.slurm.sbatch_options import RESERVED
+from zslurm.submit.checks.run import _check_heal
 from zslurm.submit.script.render import directives
 from zslurm.submit.slurm_launcher import check_slurm
 from zslurm.submit.submit import submit
@@ -175,6 +176,29 @@ def test_a_run_that_would_stop_as_soon_as_it_starts_is_refused(
         ConfigError, match=r"^slurm.time: 0:05:00 is not longer than slurm.save_margin_s \(300 s\)"
     ):
         submit(spec)
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"aegis": {"recovery": "restart"}}, "needs recovery in memory"),
+        ({"cluster": {"stage_env": "/opt/env"}}, "does not copy cluster.stage_env"),
+        ({"cluster": {"launcher": "local"}}, "needs Slurm"),
+        ({}, ""),
+    ],
+    ids=["no recovery", "staged environment", "this machine", "fine"],
+)
+def test_helper_jobs_that_could_not_bring_nodes_are_refused(
+    tmp_path: Path, changes: dict[str, dict[str, str]], why: str
+) -> None:
+    sections = {"slurm": {"nodes": 2}, "aegis": {"heal": "helper", "recovery": "memory"}}
+    sections |= {"cluster": {"launcher": "slurm"}}
+    spec = run_spec(tmp_path, **{name: section | changes.get(name, {}) for name, section in sections.items()})
+    if not why:
+        _check_heal(spec)
+        return
+    with pytest.raises(ConfigError, match=rf"^aegis.heal: helper {why}"):
+        _check_heal(spec)
 
 
 @pytest.mark.parametrize("export", ["ALL", "NONE", "HOME,PATH,MY_VAR"])

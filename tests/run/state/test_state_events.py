@@ -221,6 +221,16 @@ def test_only_what_was_done_in_this_job_is_a_restart_in_place() -> None:
     assert view(decided("restart", "observe"), decided("restart", job_id="6")).restarts_in_place == 0
 
 
+def test_helper_jobs_are_shown_until_they_are_over() -> None:
+    queued = {"event": "helper_queued", "helper": "8", "number": 1, "job_id": "7"}
+    joined = {"event": "helper_joined", "helper": "8", "nodes": "node3", "job_id": "7"}
+    over = {"event": "helper_over", "helper": "8", "reason": "Slurm calls it CANCELLED", "job_id": "7"}
+    assert [row["event"] for row in view(queued).helpers] == ["helper_queued"]
+    assert [row["event"] for row in view(queued, joined).helpers] == ["helper_joined"]
+    assert view(queued, joined, over).helpers == ()
+    assert view(queued | {"job_id": "6"}).helpers == (), "of an earlier job"
+
+
 def test_recoveries_in_memory_of_this_job_are_counted() -> None:
     once = {"event": "recovered_in_memory", "attempt": 1, "generation": 1, "ranks": [1], "step": 63, "job_id": "7"}
     assert view(once, once, once | {"job_id": "6"}).recovered_in_memory == 2
