@@ -141,6 +141,8 @@ class Trainer:
             kept = self.checkpointer.abandon_after(verified)
             repeated = counted(self.step - kept, "step")
             _LOG.warning("integrity: the run goes back to step %d, and trains %s again", kept, repeated)
+        # If a rank exits, Slurm may kill the others: none does before rank 0 has renamed the checkpoints.
+        self.shards.comm.all_reduce(torch.zeros(1, device=self.world.device))
 
     def _complete(self) -> Ending:
         self.checkpointer.close()

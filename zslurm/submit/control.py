@@ -54,12 +54,12 @@ def cancel(run: RunDir, *, wait: bool = False) -> str | None:
         if state.successor is not None:  # first: it would start where the other ends
             cancel_successor(client, state.successor)
         client.cancel(state.job_id)
-        for helper in state.aegis.helpers:  # its supervisor does so as well, if it lives
-            with contextlib.suppress(NotFound):
-                client.cancel(helper["helper"])
     else:
         _stop_local(run)
     record_action(run, Cancelled(job_id=state.job_id), spec)
+    for helper in state.aegis.helpers:  # the supervisor does so as well, if it lives
+        with contextlib.suppress(NotFound):
+            SlurmClient().cancel(helper["helper"])
     while wait and look(run).active:
         time.sleep(_POLL_S)
     return state.job_id

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import time
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from tests.train.integrity.flips import TENSOR, flip, inject
 from tests.train.ranks import train_on
@@ -14,8 +16,12 @@ from tests.train.recovery.cluster import Cluster
 from tests.train.recovery.test_recovery import all_output, losses, recover_once, showing
 from tests.train.runs import losses_of, make_corpus, make_run
 from zslurm.checkpoint_tools import list_checkpoints
+from zslurm.train.checkpointing.checkpointer import Checkpointer
+from zslurm.train.errors import NumbersWrong
 from zslurm.train.jsonl import read_jsonl
 from zslurm.train.loop import Trainer
+from zslurm.train.parallel.zero import ZeroShards
+from zslurm.train.stop import Ending
 
 EVERY_3 = {"integrity": {"every_steps": 3}, "checkpoint": {"every_steps": 2, "keep_last": 9}}
 
@@ -103,12 +109,59 @@ def test_a_bit_that_flips_names_its_rank(tmp_path: Path, corpus: Path, target: s
     assert "Traceback" not in done.stderr
 
 
+def test_a_gradient_that_arrives_as_nan_is_a_wrong_transfer(tmp_path: Path, corpus: Path) -> None:
+    run = make_run(tmp_path / "run", corpus, steps=3, **EVERY_3)
+    done = train_on(run, 2, _receive_nan)
+    assert done.returncode == 1
+    assert done.stderr.count("that arrived on rank 1 is not the sum of what all ranks sent") == 2
+
+
+def _receive_nan() -> None:
+    """Have rank 1 receive NaN from the second step on; a `prepare` of ranks."""
+    reduce_gradients, calls = ZeroShards.reduce_gradients, list[int]()
+
+    def receiving(self: ZeroShards) -> None:
+        reduce_gradients(self)
+        calls.append(len(calls))
+        if self.rank == 1 and calls[-1] > 0:
+            self.master_gradient[0] = torch.nan
+
+    ZeroShards.reduce_gradients = receiving  # type: ignore[method-assign]
+
+
 def test_the_checkpoint_to_go_back_to_is_kept(tmp_path: Path, corpus: Path) -> None:
     """Checks are rarer here than checkpoints: the one of step 2 is the last that is known to be right."""
     checkpoint = {"every_steps": 1, "keep_last": 2}
     run = make_run(tmp_path / "run", corpus, steps=7, integrity={"every_steps": 50}, checkpoint=checkpoint)
     assert train_on(run, 1).returncode == 0
     assert saved(run) == [7, 6, 2]
+
+
+def _show_checkpoints_of_wrong_numbers() -> None:
+    """Have rank 0 take its time for the renames, and all print what they leave; a `prepare` of ranks."""
+    inject("product", 2, range(5, 9))
+    advance, abandon_after = Trainer.advance, Checkpointer.abandon_after
+
+    def showing_end(self: Trainer) -> Ending | None:
+        try:
+            return advance(self)
+        except NumbersWrong:
+            steps = [listing.step for listing in list_checkpoints(self.checkpointer.root)]
+            print(f"rank {self.world.rank} exits with {steps}")
+            raise
+
+    def slow(self: Checkpointer, step: int) -> int:
+        time.sleep(0.5)
+        return abandon_after(self, step)
+
+    Trainer.advance, Checkpointer.abandon_after = showing_end, slow  # type: ignore[method-assign]
+
+
+def test_no_rank_exits_before_the_checkpoints_are_set_aside(tmp_path: Path, corpus: Path) -> None:
+    """Slurm may end rank 0 as soon as another one exits."""
+    run = make_run(tmp_path / "run", corpus, steps=8, **EVERY_3)
+    done = train_on(run, 4, _show_checkpoints_of_wrong_numbers, local_size=2)
+    assert [f"rank {rank} exits with [2]" in done.stdout for rank in range(4)] == [True] * 4
 
 
 def _flip_while_saving() -> None:
