@@ -121,7 +121,7 @@ class Checkpointer(Hooks):
         self._takes_over = world.joined or world.resized  # the lock of a rank 0 that is gone, perhaps
         self._copy: Path | None = None  # this rank's newest shard on its node
         self._previous: str | None = None  # the link before the next one, on rank 0
-        self._knows_previous = False
+        self._previous_step: int | None = None  # its step; None: that link is not known yet
         self._link: dict[str, Any] = {}
         self._lock = self._acquire_lock()
 
@@ -252,7 +252,9 @@ class Checkpointer(Hooks):
 
     def _manifest(self, request: SaveRequest, reports: list[ShardReport]) -> Manifest:
         dtype = _NUMPY_DTYPE[self.shards.master.dtype]
-        previous = self._previous if self._knows_previous else chain.newest_before(self.root, request.step)
+        previous = self._previous
+        if self._previous_step is None or self._previous_step >= request.step:  # it went back, with newer saves
+            previous = chain.newest_before(self.root, request.step)
         self._link = {**request.cursor.get(chain.CHAIN, {}), "step": request.step, "previous": previous}
         return assemble(
             reports,
@@ -279,7 +281,7 @@ class Checkpointer(Hooks):
     def retain(self, request: SaveRequest) -> None:
         """Add the new checkpoint to the chain, and remove those that need not stay."""
         config = self.config
-        self._previous, self._knows_previous = chain.name_of(self._link), True
+        self._previous, self._previous_step = chain.name_of(self._link), request.step
         try:
             chain.append(self.root, self._link)
         except OSError as error:  # the link is in the checkpoint as well
@@ -352,7 +354,7 @@ class Checkpointer(Hooks):
                 self.gather_and_compare()
                 link = restored.cursor.get(chain.CHAIN)
                 self._previous = chain.UNLINKED if link is None else chain.name_of(link)
-                self._knows_previous = True
+                self._previous_step = restored.step
                 if self.world.is_first and link is not None and path.parent == self.root:
                     chain.repair(self.root, link)
                 if asked is not None and path == Path(asked) and self.world.is_first:

@@ -12,6 +12,7 @@ from tests.train.ranks import train_on
 from tests.train.runs import make_corpus, make_run
 from zslurm.checkpoint_tools import CheckpointError
 from zslurm.train.checkpointing.chain import ChainEntry, chain_of
+from zslurm.train.loop import Trainer
 
 CHECKPOINT = {"every_steps": 2, "keep_last": 2}
 
@@ -94,4 +95,24 @@ def test_the_line_of_a_checkpoint_is_added_later_if_a_crash_came_between(trained
     assert train_on(run, 1).returncode == 0
     entries = chain_of(run / "checkpoints")
     assert [entry.step for entry in entries] == [2, 4, 6, 8, 9]
+    assert gaps(entries) == []
+
+
+def _save_twice() -> None:
+    """Save each step a second time, as ranks do that go back in memory behind a save; a `prepare` of ranks."""
+    save = Trainer._save
+
+    def twice(self: Trainer, *, wait: bool) -> None:
+        save(self, wait=True)
+        save(self, wait=wait)
+
+    Trainer._save = twice  # type: ignore[method-assign]
+
+
+def test_a_step_that_is_saved_again_is_no_gap(tmp_path: Path) -> None:
+    corpus = make_corpus(tmp_path / "tokens.h5")
+    run = make_run(tmp_path / "run", corpus, steps=6, checkpoint=CHECKPOINT)
+    assert train_on(run, 1, _save_twice).returncode == 0
+    entries = chain_of(run / "checkpoints")
+    assert [entry.step for entry in entries] == [2, 4, 6]
     assert gaps(entries) == []
