@@ -57,3 +57,22 @@ def test_a_directory_that_others_may_have_made_is_not_used(tmp_path: Path, kind:
     (note,) = compiler_caches.ready(environ)
     assert "cannot be used, or others may write to it" in note
     assert environ == {"TRITON_CACHE_DIR": "/own/place", "LOCAL_RANK": "0"}
+
+
+@pytest.mark.parametrize("built", [True, False])
+def test_an_aiter_with_built_kernels_keeps_its_place(
+    built: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With AITER_JIT_DIR it would import its modules from there alone, and compile all of them again."""
+    package = tmp_path / "site" / "aiter"
+    (package / "jit").mkdir(parents=True)
+    (package / "__init__.py").write_text("raise SystemExit('it is not to be imported')")
+    if built:
+        (package / "jit" / "module_norm.so").touch()
+    monkeypatch.syspath_prepend(str(package.parent))
+    environ = environ_of(Path(compiler_caches.node_directory(str(tmp_path))))
+    assert compiler_caches.ready(environ) == []
+    assert ("AITER_JIT_DIR" in environ) is not built
+    own_place = {"AITER_JIT_DIR": "/own/place"}
+    compiler_caches.ready(own_place)
+    assert own_place == {"AITER_JIT_DIR": "/own/place"}

@@ -6,6 +6,7 @@ nodes share, every rank waits for the lock of one, and a rank that was killed wh
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import time
 from collections.abc import Mapping, MutableMapping
@@ -57,6 +58,18 @@ def stale_locks(environ: Mapping[str, str], proc: Path = Path("/proc")) -> list[
     return sorted(lock for lock in locks if str(lock.resolve()) not in held)
 
 
+def has_built_kernels() -> bool:
+    """Return whether this Python has an AITER that was installed with built kernels, without importing it."""
+    spec = importlib.util.find_spec("aiter")
+    if spec is None or spec.origin is None:
+        return False
+    return any((Path(spec.origin).parent / "jit").glob("*.so"))
+
+
+def _is_by_rule(environ: Mapping[str, str], name: str) -> bool:
+    return Path(environ.get(name, "")).parent.name == Path(node_directory()).name
+
+
 def _age_s(path: Path) -> float:
     try:
         return time.time() - path.stat().st_mtime
@@ -77,9 +90,12 @@ def _open_files(proc: Path) -> set[str]:
 def ready(environ: MutableMapping[str, str]) -> list[str]:
     """Make the node's directory that the rules name, and remove stale locks there; returns notes for the user.
 
-    If the directory belongs to somebody else, whose code would run, the compilers keep their own places.
+    If the directory belongs to somebody else, whose code would run, the compilers keep their own places. So does
+    an AITER that was installed with built kernels: with `AITER_JIT_DIR` it would not find them.
     """
-    by_rule = [name for name in DEFAULTS if Path(environ.get(name, "")).parent.name == Path(node_directory()).name]
+    if _is_by_rule(environ, "AITER_JIT_DIR") and has_built_kernels():
+        del environ["AITER_JIT_DIR"]
+    by_rule = [name for name in DEFAULTS if _is_by_rule(environ, name)]
     notes = []
     for parent in {Path(environ[name]).parent for name in by_rule}:
         with suppress(OSError):

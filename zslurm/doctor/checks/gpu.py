@@ -210,7 +210,8 @@ def small_product(sources: Sources) -> CheckOutcome | None:
     try:
         done = sources.run(PYTHON, "-c", _PRODUCT, timeout_s=sources.limits.check_s)
     except CommandHung as error:
-        return failed(f"a product of small matrices: {error}", "exclude the node")
+        hint = "see `zslurm doctor --only torch-import`: if torch is imported in time, exclude the node"
+        return unavailable(f"a product of small matrices, with the import of torch: {error}", hint)
     if done is None or done.code != 0:
         message = (done and done.message) or "no message"
         return unavailable(f"torch cannot multiply here: {message}", "see `zslurm doctor --only torch-import`")
