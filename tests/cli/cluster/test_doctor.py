@@ -29,7 +29,7 @@ def test_this_machine_alone_is_checked(shell: Shell, machine: Node) -> None:
     assert (
         "gpu-ecc\tpass\t1\t(login)\tno uncorrectable error on 8 GPUs (0 correctable)" in done.stdout.splitlines()
     )
-    assert done.stderr.startswith("this machine: pass (")
+    assert done.stderr.startswith("this machine: unavailable (")
 
 
 def test_a_fault_is_exit_5_and_says_what_to_do(shell: Shell, machine: Node) -> None:
