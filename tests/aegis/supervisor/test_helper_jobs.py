@@ -16,7 +16,7 @@ from zslurm.aegis.supervisor.agents.agents import Agents
 from zslurm.aegis.supervisor.helper_jobs import HelperJobs, by_job
 from zslurm.aegis.supervisor.job import Job
 from zslurm.aegis.supervisor.node_pool import Nodes
-from zslurm.core.errors import SlurmRefused
+from zslurm.core.errors import SlurmRefused, SlurmUnavailable
 from zslurm.run.events.event import Event
 from zslurm.run.run_dir import RunDir
 from zslurm.slurm.states import JobState
@@ -29,6 +29,7 @@ class Site:
         self.run = RunDir(path)
         self.run.script.write_text("#!/bin/bash\n#SBATCH --partition=batch\n")
         self.refuses, self.cancelled, self.scripts = "", list[str](), list[str]()
+        self.unanswered = 0
         self.states: dict[str, JobState] = {}
         self.of_script: str | None = None
         self.left_s: float | None = 3600.0
@@ -84,6 +85,9 @@ class Site:
         return self.of_script
 
     def cancel(self, name: str) -> None:
+        if self.unanswered:
+            self.unanswered -= 1
+            raise SlurmUnavailable("scancel: no answer")
         self.cancelled.append(name)
         self.states[name] = JobState.CANCELLED
 
@@ -154,6 +158,17 @@ def test_one_that_never_joins_is_over(site: Site, reason: str) -> None:
     (over,) = [row for row in site.recorded if row["event"] == "helper_over"]
     assert over["reason"] == (reason or "Slurm calls it CANCELLED")
     assert "40" in site.cancelled, "its nodes are given back"
+
+
+def test_one_that_the_core_does_not_want_is_cancelled_once(site: Site) -> None:
+    jobs = site.jobs()
+    site.unanswered = 1
+    jobs.dismiss("40")
+    wait_for(lambda: site.unanswered == 0 and not jobs._dismissed, "the cancellation that Slurm does not answer")
+    for _ in range(20):
+        jobs.dismiss("40")
+    wait_for(lambda: site.cancelled, "the cancellation")
+    assert site.cancelled == ["40"]
 
 
 def test_one_that_is_cancelled_takes_its_nodes_away(site: Site) -> None:

@@ -73,6 +73,7 @@ class HelperJobs:
         self._agents: Agents | None = None
         self._client = SlurmClient(job.environ, timeout_s=10.0, retries=Retries(attempts=2))
         self._helpers: dict[str, _Helper] = {}
+        self._dismissed: set[str] = set()
         self._news: queue.SimpleQueue[tuple[Event | None, CoreEvent | None]] = queue.SimpleQueue()
         self._lock, self._closed = threading.Lock(), threading.Event()
         self._watcher: threading.Thread | None = None
@@ -102,7 +103,10 @@ class HelperJobs:
         threading.Thread(target=self._submit, args=(number, script), name="helper", daemon=True).start()
 
     def dismiss(self, helper: str) -> None:
-        """End a helper job; that it is over is reported later."""
+        """End a helper job, once; that it is over is reported later."""
+        if helper in self._dismissed:  # the core asks again until it hears that the job is over
+            return
+        self._dismissed.add(helper)
         threading.Thread(target=self._cancel, args=(helper,), name="dismiss", daemon=True).start()
 
     def begin_attempt(self) -> Iterator[CoreEvent]:
@@ -200,8 +204,10 @@ class HelperJobs:
         yield HelperAsked(waits=False, again_at=time.monotonic() + _AGAIN_S)
 
     def _cancel(self, name: str) -> None:
-        with contextlib.suppress(ZslurmError):  # it ends by itself, without a supervisor
+        try:
             self._client.cancel(name)
+        except ZslurmError:  # the core asks again; without a supervisor it ends by itself
+            self._dismissed.discard(name)
 
     def _watch(self) -> None:
         if self._watcher is None or not self._watcher.is_alive():
