@@ -12,10 +12,12 @@ from __future__ import annotations
 import argparse
 import os
 import time
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
 
 import zslurm
 
@@ -29,7 +31,7 @@ def main() -> None:
     zslurm.recover(lambda: train(options.steps, options.pace))
 
 
-def make_model() -> torch.nn.Module:
+def make_model() -> torch.nn.Sequential:
     """Return the model, with the same weights on every rank."""
     torch.manual_seed(0)
     return torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.Tanh(), torch.nn.Linear(16, 1))
@@ -47,7 +49,7 @@ def train(steps: int, pace: float) -> None:
         fully_shard(layer)
     fully_shard(model)
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
-    state = {"model": model, "optimizer": optimizer}
+    state: dict[str, Any] = {"model": model, "optimizer": optimizer}
     first = (zslurm.restore(state) or 0) + 1  # or the step of your newest checkpoint
     for step in range(first, steps + 1):
         data = torch.Generator().manual_seed(step * 1000 + dist.get_rank())  # a function of the step
@@ -60,7 +62,8 @@ def train(steps: int, pace: float) -> None:
         zslurm.progress.step(step, loss=loss.item())
         print(f"step {step} loss {loss.item():.6f} pid {os.getpid()}", flush=True)
         time.sleep(pace)
-    weights = sum(parameter.full_tensor().double().sum().item() for parameter in model.parameters())
+    shards = [parameter for parameter in model.parameters() if isinstance(parameter, DTensor)]
+    weights = sum(shard.full_tensor().double().sum().item() for shard in shards)
     if dist.get_rank() == 0:
         print(f"weights {weights!r} after {steps} steps on {dist.get_world_size()} ranks")
     dist.destroy_process_group()
