@@ -19,6 +19,7 @@ from typing import Any
 
 import torch
 
+from zslurm.checkpoint_tools.quantities import counted
 from zslurm.train.config import load_train_config
 from zslurm.train.errors import ConfigError, TrainError
 from zslurm.train.integrity.digest import digest_of_weights
@@ -57,7 +58,7 @@ def recompute(
     ranks, local = int(link["ranks"]), int(link["local"])
     if link["device"] != "cpu" and torch.cuda.device_count() < ranks:
         raise ConfigError(
-            f"step {step} was computed by {ranks} GPUs ({link['device']}), this machine has "
+            f"step {step} was computed by {counted(ranks, 'GPU')} ({link['device']}), this machine has "
             f"{torch.cuda.device_count()}: run the command where there are as many"
         )
     config = json.loads((run_dir / "config.json").read_bytes())

@@ -15,8 +15,9 @@ NODES = ("node0", "node1", "node2", "node3")
 SETTINGS = AegisSection()
 
 HARDWARE = ("gpu_ras_uncorrectable", "host_memory_error", "gpu_bad_pages", "gpu_init_fail", "gpu_test_failed",
-            "node_dead", "slurm_node_fail", "orphans", "gpu_hang_reset", "xgmi_error")  # fmt: skip
-NETWORK = ("nic_link_down", "nic_fault", "pcie_error")
+            "node_dead", "slurm_node_fail", "orphans", "gpu_hang_reset", "xgmi_error",
+            "numbers_wrong")  # fmt: skip
+NETWORK = ("nic_link_down", "nic_fault", "pcie_error", "memory_changed", "transfer_wrong")
 UNEXPLAINED = ("rank_killed", "rank_exit", "crash_segv", "rank_hang", "gpu_memory_fault")
 BLAMELESS = ("user_error", "early_exit", "user_import", "config_error", "slurm_launch_config", "gpu_oom",
              "host_oom", "memlock", "process_limit", "net_config", "port_collision", "storage_full",

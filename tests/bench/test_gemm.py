@@ -13,6 +13,7 @@ from zslurm.bench import gemm
 from zslurm.bench.measurement import Point
 from zslurm.bench.parts import BuiltPart
 from zslurm.cli.bench.measurements import run_named
+from zslurm.cli.bench.run import Measure
 from zslurm.config.layers import Override
 from zslurm.core.errors import NotFound
 from zslurm.submit.run_products import run_newton_schulz, run_parts, run_products
@@ -73,7 +74,7 @@ def test_attention_forward_and_backward_have_rates() -> None:
 
 @pytest.fixture
 def products() -> list[dict[str, Any]]:
-    spec = run_named("zaya1-tiny", cluster=None, overrides=[ON_CPU])
+    spec = run_named("zaya1-tiny", Measure(), [ON_CPU])
     return run_products(spec, on_cpu=True)
 
 
@@ -106,12 +107,12 @@ def test_a_sweep_has_every_combination() -> None:
 
 def test_a_recipe_that_does_not_exist_is_refused_with_the_nearest_name(tmp_path: Path) -> None:
     with pytest.raises(NotFound, match=r"no file and no recipe has this name; did you mean zaya1-8b\?"):
-        run_named("zaya-8b", cluster=None, overrides=[])
+        run_named("zaya-8b", Measure(), [])
 
 
 @pytest.mark.parametrize("part", PARTS)
 def test_the_parts_of_a_microbatch_run_with_right_numbers(part: str) -> None:
-    spec = run_named("zaya1-tiny", cluster=None, overrides=[ON_CPU])
+    spec = run_named("zaya1-tiny", Measure(), [ON_CPU])
     rows = [row for row in run_parts(spec, on_cpu=True) if row["product"] == part]
     assert [row["pass"] for row in rows] == ["forward", "forward and backward"]
     for row in rows:
@@ -123,14 +124,14 @@ def test_the_parts_of_a_microbatch_run_with_right_numbers(part: str) -> None:
 
 
 def test_parts_have_all_products_of_a_microbatch() -> None:
-    spec = run_named("zaya1-tiny", cluster=None, overrides=[ON_CPU])
+    spec = run_named("zaya1-tiny", Measure(), [ON_CPU])
     (size,) = run_size(spec, Card(None, None), Rates(None, on_cpu=True), on_cpu=True).phases
     both = [row for row in run_parts(spec, on_cpu=True) if row["pass"] == "forward and backward"]
     assert sum(row["flops"] * calls(spec.model, row["product"]) for row in both) == pytest.approx(size.flops)
 
 
 def test_muons_steps_are_measured_in_the_format_that_muon_multiplies_in() -> None:
-    spec = run_named("zaya1-tiny", cluster=None, overrides=[ON_CPU, Override.parse("parallel.dtype=fp32")])
+    spec = run_named("zaya1-tiny", Measure(), [ON_CPU, Override.parse("parallel.dtype=fp32")])
     found = run_newton_schulz(spec, on_cpu=True)
     assert {(row["dtype"], row["k"], row["kind"]) for row in found} == {("bf16", 5, "newton_schulz")}
     options = {"products": found, "dtype": "fp32", "m": None, "n": None, "k": None}

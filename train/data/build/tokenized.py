@@ -36,6 +36,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from zslurm.checkpoint_tools.durable import sync
+from zslurm.checkpoint_tools.quantities import counted
 from zslurm.train.data.build.bundle_writer import RollingWriter
 from zslurm.train.data.build.tokenizer import end_token_id, file_sha256, load_tokenizer, vocabulary_size
 from zslurm.train.data.build.unfinished import CORPUS, staging_directory
@@ -192,6 +193,6 @@ def import_tokens(
         )  # fmt: skip
         manifest.write(directory)
     if added:
-        note(f"{added} documents did not end with the end-of-document token ({end}), and got one")
+        note(f"{counted(added, 'document')} did not end with the end-of-document token ({end}), and got one")
     summary = manifest.summary(out, reused=False)
     return replace(summary, seconds=time.monotonic() - began)
