@@ -59,7 +59,7 @@ _KEYS = ("partition", "account", "qos", "constraint", "nodelist", "exclude", "me
 
 @dataclass(frozen=True)
 class Start:
-    """What a contender is given: where, which plan, and a port that nobody else uses."""
+    """One start of a contender: its site, plan and directory, and a port that nobody else uses."""
 
     site: Site
     plan: Plan
@@ -108,35 +108,35 @@ class Contender:
 
 
 def _by_script(body: str, program: str = "ddp.py") -> Callable[[Start], None]:
-    def start(given: Start) -> None:
-        script = given.directory / "job.sh"
-        script.write_text(given.fill(_HEAD + body, program))
-        options = [f"--chdir={given.directory}", *given.site.sbatch]
-        _run(given, ["sbatch", *options, str(script)])
+    def start(job: Start) -> None:
+        script = job.directory / "job.sh"
+        script.write_text(job.fill(_HEAD + body, program))
+        options = [f"--chdir={job.directory}", *job.site.sbatch]
+        _run(job, ["sbatch", *options, str(script)])
 
     return start
 
 
-def _by_submitit(given: Start) -> None:
+def _by_submitit(job: Start) -> None:
     variables = """export OMP_NUM_THREADS=1 CHAOS_DIR={directory} MASTER_PORT={port} WORLD_SIZE={nodes}
 export MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
 """
-    command = given.fill(variables + _RANK, "ddp.py")
-    folder = str(given.directory / "submitit")
-    script = _SUBMITIT.format(command=command, folder=folder, nodes=NODES, options=given.site.options())
-    _run(given, [given.site.python, "-c", script])
+    command = job.fill(variables + _RANK, "ddp.py")
+    folder = str(job.directory / "submitit")
+    script = _SUBMITIT.format(command=command, folder=folder, nodes=NODES, options=job.site.options())
+    _run(job, [job.site.python, "-c", script])
 
 
 def _by_zslurm(program: str, *arguments: str, warm: bool = False) -> Callable[[Start], None]:
-    def start(given: Start) -> None:
-        options = given.site.options()
+    def start(job: Start) -> None:
+        options = job.site.options()
         flags = {name: value for name, value in options.items() if name not in _KEYS}
         run = {
-            "run": {"name": f"chaos-{given.directory.name}"},
+            "run": {"name": f"chaos-{job.directory.name}"},
             "trainer": {
-                "command": [given.site.python, *given.program(program).split(), *arguments],
-                "env": {"CHAOS_DIR": str(given.directory), "OMP_NUM_THREADS": "1"},
-                "checkpoints": f"{given.directory}/out/step-*.pt",
+                "command": [job.site.python, *job.program(program).split(), *arguments],
+                "env": {"CHAOS_DIR": str(job.directory), "OMP_NUM_THREADS": "1"},
+                "checkpoints": f"{job.directory}/out/step-*.pt",
                 "warm": warm,
             },
             "slurm": {
@@ -149,14 +149,14 @@ def _by_zslurm(program: str, *arguments: str, warm: bool = False) -> Callable[[S
             },
             "cluster": {"gpus_per_node": 0},
         }
-        (given.directory / "run.yaml").write_text(json.dumps(run))
-        _run(given, [given.site.python, "-m", "zslurm", "submit", "run.yaml"])
+        (job.directory / "run.yaml").write_text(json.dumps(run))
+        _run(job, [job.site.python, "-m", "zslurm", "submit", "run.yaml"])
 
     return start
 
 
-def _run(given: Start, argv: list[str]) -> None:
-    done = given.site.run(argv, cwd=given.directory)
+def _run(job: Start, argv: list[str]) -> None:
+    done = job.site.run(argv, cwd=job.directory)
     if done.returncode:
         raise RuntimeError(done.stderr.strip() or done.stdout.strip())
 

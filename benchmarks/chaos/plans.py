@@ -59,7 +59,7 @@ class Plan:
     completes: bool = field(default=True)
 
     def content(self) -> dict[str, Any]:
-        """Return what the program reads."""
+        """Return the content of `plan.json`, from which the program takes its faults."""
         faults = [{**vars(each), "in_program": each.fault in PROGRAM} for each in self.faults]
         return {"steps": self.steps, "pace_s": self.pace_s, "faults": faults}
 
@@ -106,7 +106,7 @@ def named(name: str) -> Plan:
 
 
 def _events(fault: str, step: int, rank: int = 1) -> list[PlannedFault]:
-    """Return what makes up a fault."""
+    """Return the events of a fault, which may need another one to show."""
     match fault:
         case "slow_rank":
             return [PlannedFault(fault, step, rank, _SLOW_S)]

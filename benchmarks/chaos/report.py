@@ -53,7 +53,7 @@ def page(table: dict[str, Any]) -> str:
 
 
 def _cell(trials: Sequence[dict[str, Any]]) -> dict[str, str]:
-    """Return what a cell shows: the outcome that most trials had, and the median of its seconds."""
+    """Return the text of a cell: the outcome of most of its trials, and the median of their seconds."""
     if not trials:
         return {"kind": "not", "text": "", "small": ""}
     outcome = statistics.mode(trial["outcome"] for trial in trials)

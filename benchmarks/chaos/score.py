@@ -81,7 +81,7 @@ def _times(rows: Sequence[dict[str, Any]]) -> int:
 
 
 def _guilty(trial: Trial) -> set[str]:
-    """Return the nodes that had a fault of their own: their exclusion is right."""
+    """Return the nodes that had a fault, and whose exclusion is right."""
     slow = {row["node"] for row in trial.rows if row["moment"] == "fault" and row["fault"] in ("slow_rank", "nan")}
     return slow | {each["node"] for each in trial.struck if each["fault"] in ("node_killed", "link_down")}
 

@@ -41,6 +41,37 @@ def spoil(model: torch.nn.Module) -> None:
             parameter.fill_(math.nan)
 
 
+def load(out: Path, model: DistributedDataParallel, optimizer: ZeroRedundancyOptimizer) -> int:
+    """Take the newest checkpoint; return its step, 0 without one."""
+    saved = sorted(out.glob("step-*.pt"))
+    if not saved:
+        return 0
+    state = torch.load(saved[-1])
+    model.module.load_state_dict(state["model"])
+    optimizer.load_state_dict(state["optimizer"])
+    return int(state["step"])
+
+
+def save(
+    step: int, out: Path, model: DistributedDataParallel, optimizer: ZeroRedundancyOptimizer, injector: Injector
+) -> None:
+    """Write a checkpoint if one is due after this step; all ranks call it together.
+
+    Raises:
+        OSError: the disk is full, as the injector plays it.
+    """
+    if step % SAVE_EVERY:
+        return
+    optimizer.consolidate_state_dict(to=0)
+    if dist.get_rank() != 0:
+        return
+    injector.before_save(step)
+    out.mkdir(parents=True, exist_ok=True)
+    draft = out / f"draft-{os.getpid()}"
+    torch.save({"step": step, "model": model.module.state_dict(), "optimizer": optimizer.state_dict()}, draft)
+    draft.rename(out / f"step-{step:06d}.pt")
+
+
 def main() -> None:
     """Train."""
     parser = argparse.ArgumentParser()
@@ -56,13 +87,7 @@ def main() -> None:
     rank = dist.get_rank()
     model = DistributedDataParallel(model_of())
     optimizer = ZeroRedundancyOptimizer(model.parameters(), torch.optim.AdamW, lr=1e-3)
-    options.out.mkdir(parents=True, exist_ok=True)
-    first = 1
-    if saved := sorted(options.out.glob("step-*.pt")):
-        state = torch.load(saved[-1])
-        model.module.load_state_dict(state["model"])
-        optimizer.load_state_dict(state["optimizer"])
-        first = state["step"] + 1
+    first = load(options.out, model, optimizer) + 1
     for step in range(first, options.steps + 1):
         inputs, targets = batch_of(step, rank)
         loss = (model(inputs) - targets).pow(2).mean()
@@ -70,16 +95,7 @@ def main() -> None:
         loss.backward()
         optimizer.step()
         each_step(step)
-        if step % SAVE_EVERY == 0:
-            optimizer.consolidate_state_dict(to=0)
-            if rank == 0:
-                injector.before_save(step)
-                draft = options.out / f"draft-{os.getpid()}"
-                content = {
-                    "step": step, "model": model.module.state_dict(), "optimizer": optimizer.state_dict()
-                }  # fmt: skip
-                torch.save(content, draft)
-                draft.rename(options.out / f"step-{step:06d}.pt")
+        save(step, options.out, model, optimizer, injector)
         injector.after_step(step, loss.item(), lambda: spoil(model))
     dist.destroy_process_group()
 

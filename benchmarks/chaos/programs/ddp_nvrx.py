@@ -11,7 +11,7 @@ from pathlib import Path
 import nvidia_resiliency_ext.inprocess as inprocess
 import torch
 import torch.distributed as dist
-from ddp import SAVE_EVERY, batch_of, model_of, spoil
+from ddp import batch_of, load, model_of, save, spoil
 from injector import Injector
 from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.nn.parallel import DistributedDataParallel
@@ -33,13 +33,7 @@ def train(call_wrapper: inprocess.CallWrapper = None) -> None:
     dist.init_process_group("gloo", store=store, rank=rank, world_size=size)
     model = DistributedDataParallel(model_of())
     optimizer = ZeroRedundancyOptimizer(model.parameters(), torch.optim.AdamW, lr=1e-3)
-    options.out.mkdir(parents=True, exist_ok=True)
-    first = 1
-    if saved := sorted(options.out.glob("step-*.pt")):
-        state = torch.load(saved[-1])
-        model.module.load_state_dict(state["model"])
-        optimizer.load_state_dict(state["optimizer"])
-        first = state["step"] + 1
+    first = load(options.out, model, optimizer) + 1
     for step in range(first, options.steps + 1):
         inputs, targets = batch_of(step, rank)
         loss = (model(inputs) - targets).pow(2).mean()
@@ -47,16 +41,7 @@ def train(call_wrapper: inprocess.CallWrapper = None) -> None:
         loss.backward()
         optimizer.step()
         call_wrapper.ping()
-        if step % SAVE_EVERY == 0:
-            optimizer.consolidate_state_dict(to=0)
-            if rank == 0:
-                injector.before_save(step)
-                draft = options.out / f"draft-{os.getpid()}"
-                content = {
-                    "step": step, "model": model.module.state_dict(), "optimizer": optimizer.state_dict()
-                }  # fmt: skip
-                torch.save(content, draft)
-                draft.rename(options.out / f"step-{step:06d}.pt")
+        save(step, options.out, model, optimizer, injector)
         injector.after_step(step, loss.item(), lambda: spoil(model))
     dist.destroy_process_group()
 
