@@ -38,7 +38,8 @@ help: ## list the commands
 
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(PIP) $(INSTALL) --upgrade pip hatchling editables
+	@# Debian's setuptools cannot build the source archives that lm-eval depends on.
+	$(PIP) $(INSTALL) --upgrade pip setuptools hatchling editables
 	$(if $(TORCH_INDEX),$(PIP) $(INSTALL) --index-url $(TORCH_INDEX) torch)
 	@$(PIP) uninstall --quiet --yes zslurm 2>/dev/null # the former name of the distribution
 	$(PIP) $(INSTALL) --no-build-isolation -e '.[dev$(addprefix $(COMMA),$(EXTRAS))]'
