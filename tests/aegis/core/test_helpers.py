@@ -108,3 +108,53 @@ def test_fewer_nodes_than_wanted_join_only_if_the_batch_allows_it(site: Site) ->
     site.fewer, site.memory.fewer = {3: ""}, {}
     site.tick(8)
     assert len(site.held) == 1
+
+
+def test_the_next_helper_job_avoids_nodes_that_the_ranks_cannot_use_and_no_others(site: Site) -> None:
+    """Not those of one that was cancelled: they are fine."""
+    site.tell(HelperStarted("h1", ("n6",)))
+    site.tick(7)
+    site.tell(HelperEnded("h1", ("n6",), site.now))
+    site.check_spares(n7="gpus: 7 of 8")
+    join(site, "n7/w8", "n7/w9")
+    site.tell(HelperEnded("h1", ("n7",), site.now))
+    site.tick(9)
+    requests = [action for action in site.actions if isinstance(action, AskForHelper)]
+    assert requests[-1] == AskForHelper(1, ("n1", "n7"))
+
+
+def test_of_two_helper_jobs_at_once_the_one_that_is_not_needed_is_ended(site: Site) -> None:
+    """The submission of the second one got no answer, and the first one was found late."""
+    join(site, "n7/w8", "n7/w9")
+    site.tell(HelperStarted("h2", ("n8",)))
+    site.reports({"event": "boundary", "number": 2, "step": 8}, step=8)
+    site.recover(2, step=8)
+    site.tick(9)
+    ended = {action.helper: action.reason for action in site.actions if isinstance(action, DismissHelper)}
+    assert ended == {"h2": "no node is missing any more"}
+
+
+def test_ranks_train_on_while_a_helper_job_never_starts(site: Site) -> None:
+    site.tell(HelperAsked(waits=True))
+    for step in range(8, 40):
+        site.now += 3600
+        site.tick(step)
+    assert asked(site) == [1] and not site.memory.given_up and not site.memory.active
+    assert len(site.state.rank_nodes) == 4
+
+
+def test_a_helper_job_that_is_killed_while_its_ranks_hold_to_join_costs_only_these(site: Site) -> None:
+    join(site, "n7/w8", "n7/w9")
+    assert len(site.held) == 1
+    site.tell(HelperEnded("h1", ("n7",), site.now))
+    site.reports({"event": "boundary", "number": 2, "step": 8}, step=8)
+    assert (site.generations[-1].number, site.generations[-1].members) == (3, ("n0/0", "n0/1", "n2/0", "n2/1"))
+    site.recover(3, step=8)
+    assert site.recorded("recovery_failed") == [] and len(site.state.rank_nodes) == 4
+
+
+def test_a_process_that_is_lost_before_the_ranks_hold_does_not_join(site: Site) -> None:
+    join(site, "n7/w8", "n7/w9")
+    site.end_warm("n7/w9")
+    site.reports({"event": "boundary", "number": 2, "step": 8}, step=8)
+    assert (site.generations[-1].number, site.generations[-1].members) == (3, ("n0/0", "n0/1", "n2/0", "n2/1"))

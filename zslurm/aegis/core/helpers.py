@@ -63,11 +63,14 @@ def tend_helpers(state: AttemptState, now: float) -> list[CoreAction]:
     if memory is None or memory.given_up or memory.active or memory.move is not None or state.stop.asked:
         return []
     missing = memory.wanted - len(set(state.rank_nodes))
-    if state.detector.step < 0 or missing <= 0 or state.lost or memory.held_in_vain:
+    if state.detector.step < 0 or state.lost or memory.held_in_vain or not (missing > 0 or memory.helpers):
         return []
-    spares = _usable_spares(state, memory)
+    unusable = {*state.dead_nodes, *memory.left, *memory.unfit, *memory.ended_helpers}
+    spares = [node for node in memory.spares if node not in {*state.rank_nodes, *unusable}]
+    actions = _dismiss(state, memory, spares, missing)
+    if missing <= 0:
+        return actions
     late = [node for node in memory.nodes_of_helpers if node in spares]
-    actions = _dismiss(memory, spares)
     for node in late:
         actions += start_warm(memory, (node,), memory.per_node - memory.ready_or_coming(node))
     ready = [node for node in spares if len(memory.waiting.get(node, ())) >= memory.per_node][:missing]
@@ -75,22 +78,19 @@ def tend_helpers(state: AttemptState, now: float) -> list[CoreAction]:
         return [*actions, *_grow(state, memory, ready)]
     if missing > len(spares) and not memory.awaits_helper and now >= memory.ask_at:
         memory.awaits_helper = True
-        actions.append(AskForHelper(missing - len(spares)))
+        avoid = unusable - memory.ended_helpers  # a job may be over whose nodes are fine
+        actions.append(AskForHelper(missing - len(spares), tuple(sorted(avoid))))
     return actions
 
 
-def _usable_spares(state: AttemptState, memory: MemoryState) -> list[str]:
-    unusable = {*state.rank_nodes, *state.dead_nodes, *memory.left, *memory.unfit, *memory.ended_helpers}
-    return [node for node in memory.spares if node not in unusable]
-
-
-def _dismiss(memory: MemoryState, spares: list[str]) -> list[CoreAction]:
-    """End helper jobs of which every node was found unfit."""
-    unfit = memory.unfit - set(spares)
+def _dismiss(state: AttemptState, memory: MemoryState, spares: list[str], missing: int) -> list[CoreAction]:
+    """End helper jobs of which no node has ranks, and none can have or needs to have some."""
+    idle = {name: nodes for name, nodes in memory.helpers.items() if not set(nodes) & set(state.rank_nodes)}
+    unfit = {name for name, nodes in idle.items() if not set(nodes) & set(spares)}
     return [
-        DismissHelper(helper, "no node of it is fit to train")
-        for helper, nodes in memory.helpers.items()
-        if unfit.issuperset(nodes)
+        DismissHelper(name, "no node of it is fit to train" if name in unfit else "no node is missing any more")
+        for name in idle
+        if name in unfit or missing <= 0
     ]
 
 

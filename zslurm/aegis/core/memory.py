@@ -579,7 +579,8 @@ def _begin_move(state: AttemptState, number: object, now: float) -> None:
     faulty, deadline = memory.regrouping, now + state.settings.recovery_s + _ANSWER_S
     memory.regrouping = regrouping = faulty or Regrouping(now, deadline)
     regrouping.lost |= set(move.ranks)
-    regrouping.plan_again = faulty is not None  # at the same moment: one more generation has both
+    gone = set(move.plan.members).difference(memory.members, *memory.waiting.values())  # while the ranks held
+    regrouping.plan_again = faulty is not None or bool(gone)  # at the same moment: one more generation has both
     if memory.move is not None:
         memory.number, regrouping.plan, regrouping.deadline = move.number, move.plan, deadline
     regrouping.resizes |= bool(move.plan.former)

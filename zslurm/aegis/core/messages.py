@@ -523,14 +523,15 @@ class WeighFewer:
 
 @dataclass(frozen=True)
 class AskForHelper:
-    """Submit a helper job for a number of nodes; answered by `HelperAsked`."""
+    """Submit a helper job for a number of nodes, without some; answered by `HelperAsked`."""
 
     nodes: int
+    avoid: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
 class DismissHelper:
-    """End a helper job of which no node can be used; answered by `HelperEnded`."""
+    """End a helper job of which no node is used; answered by `HelperEnded`."""
 
     helper: str
     reason: str

@@ -389,7 +389,7 @@ class SimulatedSupervisor:
             case DismissHelper():
                 self._act("dismiss a helper")
                 for helper in self.run.helpers:
-                    if helper.name == action.helper:
+                    if helper.name == action.helper and not helper.over:
                         self.run.end_helper(helper)
             case AskAbout():
                 return [NodeAskedAbout(action.node, self._witnesses(action))]

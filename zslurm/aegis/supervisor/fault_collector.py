@@ -197,9 +197,9 @@ class FaultCollector:
                 reason = kill_ranks(action.ranks, self.state, self.agents)
                 yield RanksKilled(action.ranks, reason, time.monotonic())
             case AskForHelper() if self._helpers is not None:
-                yield from self._helpers.ask(action.nodes)
+                yield from self._helpers.ask(action)
             case DismissHelper() if self._helpers is not None:
-                self._helpers.dismiss(action.helper)
+                self._helpers.dismiss(action.helper, action.reason)
             case EndRanks() if self.agents is not None:
                 end_ranks(action.ranks, self.agents)
             case Exclude():

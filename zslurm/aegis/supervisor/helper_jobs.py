@@ -2,12 +2,19 @@
 
 What a helper job is for, and when one is asked for, is in core/helpers.py; what runs in it, in job/helper.py.
 Agents and warm processes on its nodes are started by this supervisor, in steps of the helper job (`srun --jobid`),
-as on the other nodes. An event precedes each submission: the next supervisor finds the job by its script.
+as on the other nodes.
+
+    requested -> submitted -> queued -> started -> over
+                      no answer -> looked for by its script -> queued, or not there
+
+An event precedes each submission, and one thread does all that Slurm is asked for. So a job whose submission got
+no answer, from this supervisor or an earlier one, is found by its script before another one is submitted.
 """
 
 from __future__ import annotations
 
 import contextlib
+import logging
 import queue
 import shlex
 import sys
@@ -17,11 +24,11 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from zslurm.aegis.core.messages import CoreEvent, HelperAsked, HelperEnded, HelperStarted
+from zslurm.aegis.core.messages import AskForHelper, CoreEvent, HelperAsked, HelperEnded, HelperStarted
 from zslurm.aegis.supervisor.agents.agents import Agents
 from zslurm.aegis.supervisor.job import Job
 from zslurm.aegis.supervisor.node_pool import Nodes
-from zslurm.core.errors import NotFound, ZslurmError
+from zslurm.core.errors import NotFound, SlurmUnavailable, ZslurmError
 from zslurm.core.files import read_json, write_atomically
 from zslurm.job.helper import software
 from zslurm.run.events import HelperJoined, HelperOver, HelperQueued, HelperRefused, HelperRequested
@@ -29,18 +36,29 @@ from zslurm.run.events.event import Event, only_known, select
 from zslurm.slurm.client import SlurmClient, SubmissionEnded
 from zslurm.slurm.helper_script import helper_script
 from zslurm.slurm.hostlist import compress, expand
+from zslurm.slurm.jobs import JobRecord
+from zslurm.slurm.reasons import explain
 from zslurm.slurm.run_command import Retries
 from zslurm.slurm.states import JobState
 from zslurm.train.jsonl import read_jsonl
 
-_AGAIN_S = 600.0
-"""Seconds after which a helper job is asked for again that was refused."""
+_LOG = logging.getLogger(__name__)
+_AGAIN_S, _AGAIN_UNANSWERED_S = 600.0, 60.0
+"""Seconds after which a helper job is asked for again: one that was refused, and one that got no answer."""
 _SHORTEST_S = 120.0
 """Seconds that a helper job should have left before the run's time limit."""
 _ENDS = (JobState.COMPLETING, JobState.REVOKED)
 """States of a job whose processes are being ended."""
 _LOOK_S, _ASK_SLURM_S = 0.5, 2.0
 """Seconds between two looks for what helper jobs report, and between two questions to Slurm about them."""
+_MOST_LOOKS = 7
+"""Times that Slurm shows no job of a submission that got no answer, before there is none: two minutes, as the
+pause between two looks doubles each time."""
+_LEAVE_S = 30.0
+"""Seconds that Slurm gets at the end to cancel helper jobs. What is left then ends by itself when it starts."""
+_NO_JOB = "its submission got no answer, and Slurm shows no job of it"
+_USUAL_REASONS = frozenset(["", "Priority", "Resources", "BeginTime", "SchedDefer", "Prolog", "Cleaning"])
+"""Why a helper job may wait that will start some time."""
 
 
 HelperOf = Callable[[], Mapping[str, str]]
@@ -49,19 +67,42 @@ HelperOf = Callable[[], Mapping[str, str]]
 
 @dataclass
 class _Helper:
-    """One helper job.
+    """One helper job, from its request on. After that only the thread `_work` changes it.
 
     Attributes:
         number: nodes that it asks for.
+        script: the path of its script, by which Slurm finds it.
         asked_at: when it was submitted (UNIX seconds).
+        is_own: it was requested by this start of the run's job.
+        is_sent: its submission has begun, perhaps by an earlier supervisor.
+        name: Slurm's; None as long as none is known.
         nodes: its nodes; none before it has reported them.
         over: why it is over; None while it is not.
+        to_end: why it is to be cancelled; empty if it is not.
+        is_cancelled: Slurm has taken the cancellation.
+        reason: why it waits, by Slurm.
+        unanswered: times that it was looked for in vain.
+        look_at: when it is looked for again (monotonic seconds).
     """
 
     number: int
+    script: str
     asked_at: float
+    is_own: bool = True
+    is_sent: bool = False
+    name: str | None = None
     nodes: tuple[str, ...] = ()
     over: str | None = None
+    to_end: str = ""
+    is_cancelled: bool = False
+    reason: str = ""
+    unanswered: int = 0
+    look_at: float = 0.0
+
+    @property
+    def waits(self) -> bool:
+        """Whether it may start yet, by all that is known."""
+        return self.over is None and not self.nodes and (self.name is not None or not self.unanswered)
 
 
 class HelperJobs:
@@ -72,53 +113,51 @@ class HelperJobs:
         self._job, self._nodes = job, nodes
         self._agents: Agents | None = None
         self._client = SlurmClient(job.environ, timeout_s=10.0, retries=Retries(attempts=2))
-        self._helpers: dict[str, _Helper] = {}
-        self._dismissed: set[str] = set()
+        self._helpers: list[_Helper] = []
         self._news: queue.SimpleQueue[tuple[Event | None, CoreEvent | None]] = queue.SimpleQueue()
-        self._lock, self._closed = threading.Lock(), threading.Event()
-        self._watcher: threading.Thread | None = None
+        self._closed = threading.Event()
+        self._worker: threading.Thread | None = None
         if job.on_slurm:
             self._adopt()
 
     def use(self, agents: Agents | None) -> None:
-        """Have these agents on the nodes of helper jobs."""
+        """Have these agents on the nodes of helper jobs, in place of those of an earlier supervisor."""
         self._agents = agents
-        for name, helper in self._helpers.items():
-            if agents is not None and helper.nodes and helper.over is None:
-                agents.add(helper.nodes, name)
+        for helper in self._present():
+            if agents is not None and helper.nodes and helper.name is not None:
+                agents.add(helper.nodes, helper.name, adopted=True)
 
     # --- what the core asks for ---------------------------------------------------------------------------------
 
-    def ask(self, number: int) -> Iterator[CoreEvent]:
+    def ask(self, wanted: AskForHelper) -> Iterator[CoreEvent]:
         """Submit a helper job in the background; the first event of it is recorded now."""
-        scripts = self._job.run.helpers
+        scripts, number = self._job.run.helpers, wanted.nodes
         try:
             scripts.mkdir(exist_ok=True)
             script = scripts / f"{len(list(scripts.glob('*.sh'))) + 1:04d}-{self._job.job_id}.sh"
-            write_atomically(script, self._script(number))
+            write_atomically(script, self._script(wanted))
         except (OSError, ZslurmError) as error:
-            yield from self._refused(str(error))
+            yield self._refused(str(error))
             return
         self._job.record(HelperRequested(number=number, script=str(script), restart=self._job.restart))
-        threading.Thread(target=self._submit, args=(number, script), name="helper", daemon=True).start()
+        self._helpers.append(_Helper(number, str(script), time.time()))
+        self._start_work()
 
-    def dismiss(self, helper: str) -> None:
-        """End a helper job, once; that it is over is reported later."""
-        if helper in self._dismissed:  # the core asks again until it hears that the job is over
-            return
-        self._dismissed.add(helper)
-        threading.Thread(target=self._cancel, args=(helper,), name="dismiss", daemon=True).start()
+    def dismiss(self, name: str, reason: str) -> None:
+        """End a helper job, once Slurm answers; that it is over is reported later."""
+        for helper in self._present():
+            if helper.name == name:
+                helper.to_end = reason
 
     def begin_attempt(self) -> Iterator[CoreEvent]:
         """Yield what an attempt that begins, or is adopted, must know."""
-        with self._lock:
-            for name, helper in self._helpers.items():
-                if helper.over is not None:
-                    yield HelperEnded(name, helper.nodes, time.monotonic())
-                elif helper.nodes:
-                    yield HelperStarted(name, helper.nodes)
-                else:
-                    yield HelperAsked(waits=True)
+        for helper in [helper for helper in self._helpers if helper.is_own]:
+            if helper.over is not None and helper.name is not None:
+                yield HelperEnded(helper.name, helper.nodes, time.monotonic())
+            elif helper.nodes and helper.name is not None:
+                yield HelperStarted(helper.name, helper.nodes)
+            elif helper.waits:
+                yield HelperAsked(waits=True)
 
     def events(self) -> Iterable[CoreEvent]:
         """Record what is new of helper jobs, and yield it for the core."""
@@ -134,20 +173,24 @@ class HelperJobs:
                 yield told
 
     def close(self) -> None:
-        """End every helper job: the run is over in this start of the job."""
+        """End every helper job: the run is over in this start of the job. Slurm gets `_LEAVE_S` for that."""
         self._closed.set()
+        if self._worker is not None:
+            self._worker.join(_LEAVE_S + 1.0)
         for _ in self.events():
             pass
-        with self._lock:
-            to_end = {name: helper for name, helper in self._helpers.items() if helper.over is None}
-        for name, helper in to_end.items():
-            self._cancel(name)
-            helper.over = "the run is over in its job, or is requeued"
-            self._job.record(HelperOver(helper=name, reason=helper.over))
+        for helper in self._present():
+            which = f"helper job {helper.name}" if helper.name else f"the helper job of {helper.script}"
+            _LOG.warning("%s may be in the queue: Slurm does not answer; it ends when it starts", which)
 
-    # --- the jobs -----------------------------------------------------------------------------------------------
+    def job_of(self) -> dict[str, str]:
+        """Return the helper job of each node that belongs to one."""
+        return {node: helper.name for helper in self._helpers if helper.name for node in helper.nodes}
 
-    def _script(self, number: int) -> str:
+    def _present(self) -> list[_Helper]:
+        return [helper for helper in self._helpers if helper.over is None]
+
+    def _script(self, wanted: AskForHelper) -> str:
         """Return the script of a helper job.
 
         Raises:
@@ -157,14 +200,15 @@ class HelperJobs:
         job, spec, left_s = self._job, self._job.spec, self._nodes.job_left_s()
         if left_s is not None and left_s < _SHORTEST_S:
             raise ZslurmError(f"the run's job ends in {left_s:.0f} s")
-        with self._lock:
-            used = [node for helper in self._helpers.values() for node in helper.nodes]
-        avoided = [*self._nodes.every, *used, *job.excluded(), *expand(spec.slurm.exclude or "")]
+        used = [node for helper in self._present() for node in helper.nodes]
+        avoided = [
+            *self._nodes.every, *used, *wanted.avoid, *job.excluded(), *expand(spec.slurm.exclude or ""),
+        ]  # fmt: skip
         command = [sys.executable, "-u", "-m", "zslurm.job.helper", str(job.run.path), job.job_id, software()]
         return helper_script(
             job.run.script.read_text(encoding="utf-8"),
             name=f"{spec.slurm.job_name or spec.run.name}-helper",
-            nodes=number,
+            nodes=wanted.nodes,
             exclude=compress(dict.fromkeys(avoided)),
             output=str(job.run.logs / "helper-%j.log"),
             left_s=left_s,
@@ -173,62 +217,148 @@ class HelperJobs:
             python_path=job.environ.get("PYTHONPATH", ""),
         )
 
-    def _submit(self, number: int, script: Path) -> None:
-        """Submit, in a thread."""
-        try:
-            name = self._client.submit(script)
-        except ZslurmError as error:
-            for told in self._refused(str(error)):
-                self._news.put((None, told))
-            return
-        with self._lock:
-            self._helpers[name] = _Helper(number, time.time())
-        if self._closed.is_set():  # the run has ended meanwhile
-            self._cancel(name)
-            return
-        self._news.put((self._queued(name, number, script), HelperAsked(waits=True)))
-        self._watch()
+    def _refused(self, reason: str, script: str | None = None, again_s: float = _AGAIN_S) -> HelperAsked:
+        """Record that there is no helper job, certainly none of `script`; return the event for the core."""
+        self._news.put((only_known(HelperRefused(reason=reason, script=script)), None))
+        return HelperAsked(waits=False, again_at=time.monotonic() + again_s)
 
-    def _queued(self, name: str, number: int, script: Path) -> HelperQueued:
-        expected: float | None = None
-        with contextlib.suppress(ZslurmError):
-            record = self._client.queue([name]).get(name)
-            expected = record.start_time.timestamp() if record is not None and record.start_time else None
-        queued = HelperQueued(
-            helper=name, number=number, script=str(script), restart=self._job.restart, expected_start=expected
-        )
-        return only_known(queued)
+    # --- the thread that asks Slurm -----------------------------------------------------------------------------
 
-    def _refused(self, reason: str) -> Iterator[CoreEvent]:
-        self._news.put((HelperRefused(reason=reason), None))
-        yield HelperAsked(waits=False, again_at=time.monotonic() + _AGAIN_S)
+    def _start_work(self) -> None:
+        if self._worker is None or not self._worker.is_alive():
+            self._worker = threading.Thread(target=self._work, name="helpers", daemon=True)
+            self._worker.start()
 
-    def _cancel(self, name: str) -> None:
-        try:
-            self._client.cancel(name)
-        except ZslurmError:  # the core asks again; without a supervisor it ends by itself
-            self._dismissed.discard(name)
-
-    def _watch(self) -> None:
-        if self._watcher is None or not self._watcher.is_alive():
-            self._watcher = threading.Thread(target=self._watch_all, name="helpers", daemon=True)
-            self._watcher.start()
-
-    def _watch_all(self) -> None:
+    def _work(self) -> None:
         asked = 0.0
         while not self._closed.wait(_LOOK_S):
-            with self._lock:
-                present = {name: helper for name, helper in self._helpers.items() if helper.over is None}
-            if not present:
-                return
-            for name, helper in present.items():
-                if not helper.nodes:
-                    self._look_for_report(name, helper)
+            for helper in self._present():
+                if helper.name is None:
+                    self._find_job(helper)
+                elif helper.to_end:
+                    self._end_unwanted(helper)
+                elif not helper.nodes:
+                    self._look_for_report(helper, helper.name)
             if time.monotonic() - asked >= _ASK_SLURM_S:
                 asked = time.monotonic()
-                self._ask_slurm(present)
+                self._ask_slurm()
+        deadline = time.monotonic() + _LEAVE_S
+        while self._leave() and time.monotonic() < deadline:
+            time.sleep(_LOOK_S)
 
-    def _look_for_report(self, name: str, helper: _Helper) -> None:
+    def _find_job(self, helper: _Helper) -> None:
+        """Submit a helper job, or look for one of which it is not known whether it was."""
+        if helper.is_sent:
+            self._look_for_job(helper)
+        elif self._may_submit(helper):
+            self._submit(helper)
+
+    def _may_submit(self, helper: _Helper) -> bool:
+        """Return whether no earlier one waits, those included whose submissions got no answer."""
+        for other in [other for other in self._present() if other.is_sent and other.name is None]:
+            try:
+                self._take_job(other, self._client.job_of_script(other.script))
+            except SubmissionEnded:
+                pass
+            except ZslurmError as error:
+                self._fail(helper, f"it is not known whether an earlier one waits: {error}", _AGAIN_UNANSWERED_S)
+                return False
+            other.over = None if other.name is not None else _NO_JOB
+        if any(o.is_own and o.name is not None and not (o.nodes or o.to_end) for o in self._present()):
+            helper.over = "an earlier one waits"
+        return helper.over is None
+
+    def _submit(self, helper: _Helper) -> None:
+        helper.is_sent = True
+        try:
+            name = self._client.submit(Path(helper.script))
+        except SlurmUnavailable as error:
+            _LOG.warning("a helper job was submitted, and it is not known whether it arrived: %s", error)
+        except ZslurmError as error:
+            self._fail(helper, str(error), _AGAIN_S)
+        else:
+            self._take_job(helper, name)
+
+    def _fail(self, helper: _Helper, reason: str, again_s: float) -> None:
+        """Take that there is no job of a request, and will be none."""
+        helper.over = reason
+        self._news.put((None, self._refused(reason, helper.script, again_s)))
+
+    def _look_for_job(self, helper: _Helper) -> None:
+        """Look for the job of a submission that got no answer; the controller may take it late."""
+        if time.monotonic() < helper.look_at:
+            return
+        try:
+            name = self._client.job_of_script(helper.script)
+        except SubmissionEnded as error:
+            self._fail(helper, str(error), _AGAIN_UNANSWERED_S)
+            return
+        except ZslurmError:
+            helper.look_at = time.monotonic() + _ASK_SLURM_S
+            return
+        self._take_job(helper, name)
+        if name is None:
+            helper.look_at = time.monotonic() + _ASK_SLURM_S * 2.0**helper.unanswered
+            helper.unanswered += 1
+            if helper.unanswered == 1 and helper.is_own:
+                self._news.put((None, self._refused(_NO_JOB, again_s=_AGAIN_UNANSWERED_S)))
+            elif helper.unanswered == _MOST_LOOKS:
+                helper.over = _NO_JOB
+
+    def _take_job(self, helper: _Helper, name: str | None) -> None:
+        """Take the job of a helper, if there is one."""
+        if name is None:
+            return
+        helper.name = name
+        record: JobRecord | None = None
+        with contextlib.suppress(ZslurmError):
+            record = self._client.queue([name]).get(name)
+        waits = HelperAsked(waits=True) if helper.is_own else None
+        self._news.put((self._queued(helper, record), waits))
+
+    def _queued(self, helper: _Helper, record: JobRecord | None) -> HelperQueued:
+        starts = record.start_time.timestamp() if record is not None and record.start_time is not None else None
+        queued = HelperQueued(
+            helper=helper.name or "", number=helper.number, script=helper.script, restart=self._job.restart,
+            expected_start=starts, reason=explain(helper.reason) if helper.reason else None,
+        )  # fmt: skip
+        return only_known(queued)
+
+    def _cancel(self, helper: _Helper) -> bool:
+        """Cancel a helper job; return false if Slurm does not answer."""
+        try:
+            if helper.name is not None and not helper.is_cancelled:
+                self._client.cancel(helper.name)
+        except NotFound:
+            pass
+        except ZslurmError:
+            return False
+        helper.is_cancelled = True
+        return True
+
+    def _end_unwanted(self, helper: _Helper) -> None:
+        """Cancel a helper job that the core does not want, or of an earlier start: of that nobody else hears."""
+        if self._cancel(helper) and not helper.is_own:
+            helper.over = helper.to_end
+            self._news.put((HelperOver(helper=helper.name or "", reason=helper.to_end), None))
+
+    def _leave(self) -> bool:
+        """End every helper job; return whether some are left, because Slurm does not answer."""
+        for helper in self._present():
+            if helper.name is None and helper.is_sent:
+                try:
+                    helper.name = self._client.job_of_script(helper.script)
+                except SubmissionEnded:
+                    pass
+                except ZslurmError:
+                    continue
+            if self._cancel(helper):
+                helper.over = helper.to_end or "the run is over in its job, or is requeued"
+                if helper.name is not None:
+                    self._news.put((HelperOver(helper=helper.name, reason=helper.over), None))
+        return bool(self._present())
+
+    def _look_for_report(self, helper: _Helper, name: str) -> None:
         path = self._job.run.helper_report(name)
         with contextlib.suppress(OSError):
             list(path.parent.iterdir())  # an NFS client asks its server again
@@ -236,31 +366,39 @@ class HelperJobs:
             if report is None:
                 return
             if report.get("reason"):
-                self._end(name, helper, str(report["reason"]))
+                self._end(helper, name, str(report["reason"]))
                 return
-            nodes = tuple(map(str, report["nodes"]))
-            with self._lock:
-                helper.nodes = nodes
+            helper.nodes = tuple(map(str, report["nodes"]))
             waited_s = round(time.time() - helper.asked_at, 1)
-            joined = HelperJoined(helper=name, nodes=compress(nodes), waited_s=waited_s)
-            self._news.put((joined, HelperStarted(name, nodes)))
+            joined = HelperJoined(helper=name, nodes=compress(helper.nodes), waited_s=waited_s)
+            self._news.put((joined, HelperStarted(name, helper.nodes)))
 
-    def _ask_slurm(self, present: dict[str, _Helper]) -> None:
+    def _ask_slurm(self) -> None:
+        """Take what Slurm reports of helper jobs: those that are over, and why others wait."""
+        present = {helper.name: helper for helper in self._present() if helper.name is not None}
+        if not present:
+            return
         try:
             records = self._client.queue(list(present))
         except ZslurmError:
             return
         for name, helper in present.items():
             record = records.get(name)
-            if helper.over is None and (record is None or record.state in _ENDS or record.state.is_over):
+            if record is None or record.state in _ENDS or record.state.is_over:
                 what = "Slurm does not know it any more" if record is None else f"Slurm calls it {record.state}"
-                self._end(name, helper, what)
+                self._end(helper, name, helper.to_end or what)
+            elif not helper.nodes and record.reason not in _USUAL_REASONS | {helper.reason}:
+                helper.reason = record.reason
+                self._news.put((self._queued(helper, record), None))
 
-    def _end(self, name: str, helper: _Helper, reason: str) -> None:
+    def _end(self, helper: _Helper, name: str, reason: str) -> None:
         helper.over = reason
-        self._cancel(name)
-        ended = HelperEnded(name, helper.nodes, time.monotonic())
-        self._news.put((HelperOver(helper=name, reason=reason), ended))
+        self._cancel(helper)
+        over = only_known(HelperOver(helper=name, reason=reason))
+        if not helper.is_own:
+            self._news.put((over, None))
+            return
+        self._news.put((over, HelperEnded(name, helper.nodes, time.monotonic())))
         if not helper.nodes:
             self._news.put((None, HelperAsked(waits=False, again_at=time.monotonic() + _AGAIN_S)))
 
@@ -268,45 +406,28 @@ class HelperJobs:
 
     def _adopt(self) -> None:
         """Take over the helper jobs of an earlier supervisor of this start, and end those of earlier starts."""
-        kinds = (HelperRequested, HelperQueued, HelperJoined, HelperOver)
-        own_start: dict[str, bool] = {}
-        unknown: dict[str, HelperRequested] = {}
+        kinds = (HelperRequested, HelperRefused, HelperQueued, HelperJoined, HelperOver)
+        by_script: dict[str, _Helper] = {}
+        by_name: dict[str, _Helper] = {}
         for event in select(read_jsonl(self._job.run.events), *kinds):
-            if isinstance(event, HelperRequested):
-                unknown[event.script] = event
-            elif isinstance(event, HelperQueued):
-                unknown.pop(event.script, None)
-                own_start[event.helper] = (event.job_id, event.restart) == (self._job.job_id, self._job.restart)
-                self._helpers[event.helper] = _Helper(event.number, event.time)
-            elif isinstance(event, HelperJoined) and event.helper in self._helpers:
-                self._helpers[event.helper].nodes = tuple(expand(event.node_list))
-            elif isinstance(event, HelperOver) and event.helper in self._helpers:
-                self._helpers[event.helper].over = event.reason or "it is over"
-        for script, event in unknown.items():
-            with contextlib.suppress(ZslurmError):
-                try:
-                    name = self._client.job_of_script(script)
-                except SubmissionEnded:
-                    name = None
-                if name is not None:
-                    own_start[name] = (event.job_id, event.restart) == (self._job.job_id, self._job.restart)
-                    self._helpers[name] = _Helper(event.number, event.time)
-                    self._job.record(self._queued(name, event.number, Path(script)))
-        for name, is_own in own_start.items():
-            helper = self._helpers[name]
-            if not is_own and helper.over is None:
-                with contextlib.suppress(NotFound):
-                    self._cancel(name)
-                self._job.record(HelperOver(helper=name, reason="the run's job has started again"))
-            if not is_own:
-                del self._helpers[name]
-        if any(helper.over is None for helper in self._helpers.values()):
-            self._watch()
-
-    def job_of(self) -> dict[str, str]:
-        """Return the helper job of each node that belongs to one."""
-        with self._lock:
-            return {node: name for name, helper in self._helpers.items() for node in helper.nodes}
+            match event:
+                case HelperRequested():
+                    is_own = (event.job_id, event.restart) == (self._job.job_id, self._job.restart)
+                    helper = _Helper(event.number, event.script, event.time, is_own, is_sent=True)
+                    helper.to_end = "" if is_own else "the run's job has started again"
+                    by_script[event.script] = helper
+                case HelperRefused() if event.script in by_script:
+                    by_script[event.script].over = event.reason or "it was refused"
+                case HelperQueued() if event.script in by_script:
+                    by_name[event.helper] = by_script[event.script]
+                    by_name[event.helper].name = event.helper
+                case HelperJoined() if event.helper in by_name:
+                    by_name[event.helper].nodes = tuple(expand(event.node_list))
+                case HelperOver() if event.helper in by_name:
+                    by_name[event.helper].over = event.reason or "it is over"
+        self._helpers = [h for h in by_script.values() if h.over is None or (h.is_own and h.name is not None)]
+        if self._present():
+            self._start_work()
 
 
 def by_job(nodes: Sequence[str], job_of: Mapping[str, str]) -> list[tuple[str | None, list[str]]]:

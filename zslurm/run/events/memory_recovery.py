@@ -147,7 +147,10 @@ class HelperRequested(Event, name="helper_requested", changes_state=True):
 
 
 class HelperQueued(Event, name="helper_queued", changes_state=True):
-    """A helper job is in the queue, and the run trains on; `expected_start` is Slurm's own estimate."""
+    """A helper job is in the queue, and the run trains on; `expected_start` is Slurm's own estimate.
+
+    It is recorded again with the `reason` if Slurm reports one for which the job may not start soon.
+    """
 
     helper: str
     number: int
@@ -161,14 +164,18 @@ class HelperQueued(Event, name="helper_queued", changes_state=True):
             if self.expected_start is None
             else f"; Slurm expects it to start at {show_time(self.expected_start)}"
         )
-        return f"helper job {self.helper} waits for {counted(self.number, 'node')}{when}"
+        return f"helper job {self.helper} waits for {counted(self.number, 'node')}{when}{self.because}"
 
 
 class HelperRefused(Event, name="helper_refused", changes_state=True):
-    """No helper job could be submitted: the run trains on with the nodes that it has."""
+    """No helper job could be submitted: the run trains on with the nodes that it has.
+
+    With `script` it is certain that Slurm has no job of this script.
+    """
 
     TEXT = "no helper job: {event.reason}; the run trains on with the nodes that it has"
     reason: str
+    script: str | None = None
 
 
 class HelperJoined(Event, name="helper_joined", changes_state=True):

@@ -143,11 +143,16 @@ class Agents:
             if self._settings.ask_after_s > 0:
                 self._in_thread("addresses", self._inquiry.find_addresses)
             self._in_thread("renew", self._renew)
-            self._in_thread("end-older", self._launcher.end_older)
+            self._in_thread("end-older", lambda: self._launcher.end_older(job_id))
 
-    def add(self, nodes: Sequence[str], helper: str) -> None:
-        """Have an agent on each of these nodes as well, which belong to a helper job."""
+    def add(self, nodes: Sequence[str], helper: str, *, adopted: bool = False) -> None:
+        """Have an agent on each of these nodes as well, which belong to a helper job.
+
+        If it is `adopted`, the agents that an earlier supervisor has started there are ended.
+        """
         self._helper_of |= dict.fromkeys(nodes, helper)
+        if adopted:
+            self._in_thread("end-older", lambda: self._launcher.end_older(helper))
         self.liveness.add(nodes)
         if self._inquiry is not None:
             self._inquiry.add(nodes)

@@ -150,15 +150,15 @@ class AgentLauncher:
             return True
         return True
 
-    def end_older(self) -> None:
-        """End the agents of earlier supervisors of this job, as soon as Slurm answers."""
+    def end_older(self, job_id: str) -> None:
+        """End the agents of earlier supervisors in this job, or in a helper job, as soon as Slurm answers."""
         while not self.over.is_set():
             try:
                 client = self.client()
                 own_prefix = f"{STEP_PREFIX}{self.generation}"
-                for name in set(client.steps(self.job_id).values()):
+                for name in set(client.steps(job_id).values()):
                     if name.startswith(STEP_PREFIX) and not name.startswith(own_prefix):
-                        client.kill_step(self.job_id, name)
+                        client.kill_step(job_id, name)
                 return
             except ZslurmError:
                 self.over.wait(_AGAIN_S)
