@@ -123,6 +123,8 @@ class History:
     """When each attempt was started, UNIX seconds."""
     waits: tuple[float, ...] = ()
     """Seconds between each requeue and the start of the next attempt."""
+    helper_waits: tuple[float, ...] = ()
+    """Seconds that each helper job has waited that has started."""
     readmitted: frozenset[str] = frozenset()
     """Nodes that a person or the group has allowed again at some time."""
 
@@ -162,6 +164,7 @@ class Resources:
         demanded: nodes that the run insists on (`slurm.nodelist`).
         asked: nodes that the job asks Slurm for, spares among them; None: `needed`.
         work: what is left to train; None if it is unknown, or does not matter: the run may not shrink.
+        helper_wait_s: what a helper job for the missing nodes is expected to wait; None if there can be none.
         slices: node -> the slice of a leaf switch that it is on, for each rail; None if they are not known.
     """
 
@@ -174,6 +177,7 @@ class Resources:
     demanded: frozenset[str] = frozenset()
     asked: int | None = None
     work: WorkLeft | None = None
+    helper_wait_s: float | None = None
     slices: Mapping[str, tuple[str, ...]] | None = None
 
     def fields(self) -> dict[str, Any]:

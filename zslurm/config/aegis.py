@@ -12,6 +12,7 @@ from zslurm.train.sections.section import Count, Positive, Section, Whole
 
 Mode = Literal["act", "observe", "off"]
 Recovery = Literal["auto", "memory", "restart"]
+Heal = Literal["auto", "spare", "shrink", "helper", "requeue"]
 
 
 def _web_address(value: str) -> str:
@@ -171,11 +172,12 @@ class AegisSection(Section):
         description="fewest nodes to continue with, at the same global batch, where no spare is left and a wait "
         "for another node would cost more; default: as many as the run has, so the job is requeued",
     )
-    heal: Literal["auto", "helper"] = Field(
+    heal: Heal = Field(
         "auto",
-        description="what replaces a node that is lost if no spare is left: auto: fewer nodes (min_nodes) or a "
-        "requeue, whichever costs less; helper: the others continue on fewer nodes, and a helper job brings the "
-        "missing ones into the run, which is not requeued for them",
+        description="what replaces a node that is lost if no spare is left: spare: nothing, the run ends; shrink: "
+        "the others continue on fewer nodes (min_nodes, by default one); helper: as well, until a helper job "
+        "brings the missing nodes into the run; requeue: all nodes are given back, and waited for; auto: a "
+        "requeue, or with min_nodes whichever of the three costs least",
     )
     expected_wait_s: Positive | None = Field(
         None,
@@ -193,7 +195,12 @@ class AegisSection(Section):
     @property
     def fewest_nodes(self) -> int | None:
         """Return the fewest nodes to continue with; None if they are as many as the run has."""
-        return 1 if self.min_nodes is None and self.heal == "helper" else self.min_nodes
+        return 1 if self.min_nodes is None and self.heal in ("helper", "shrink") else self.min_nodes
+
+    @property
+    def may_shrink(self) -> bool:
+        """Return whether ranks may continue on fewer nodes if one is lost."""
+        return self.fewest_nodes is not None and self.heal not in ("spare", "requeue")
 
     @property
     def recovers_in_memory(self) -> bool:

@@ -458,6 +458,23 @@ class RunSpec(TrainConfig):
         return bool(self.slurm.spares) or (least is not None and least < self.slurm.nodes)
 
     @property
+    def why_no_helper(self) -> str:
+        """Return why helper jobs cannot bring nodes into this run; empty if they can."""
+        if self.cluster.launcher != "slurm":
+            return "needs Slurm; this run starts on this machine"
+        if not self.recovers_in_memory:
+            return "needs recovery in memory, which this run does not have; on GPUs set aegis.recovery: memory"
+        if self.cluster.stage_env is not None:
+            return "does not copy cluster.stage_env to the nodes of helper jobs; leave one of them out"
+        return ""
+
+    @property
+    def may_ask_for_helpers(self) -> bool:
+        """Return whether a helper job may bring nodes into this run: always, or if that costs least."""
+        weighs = self.aegis.heal == "auto" and self.aegis.min_nodes is not None
+        return (weighs or self.aegis.heal == "helper") and not self.why_no_helper
+
+    @property
     def recovers_in_memory(self) -> bool:
         """Return whether lost ranks are expected to be replaced in memory: with `auto` not yet on GPUs."""
         on_gpus = self.cluster.gpus_per_node > 0 and self.parallel.device != "cpu"

@@ -5,7 +5,15 @@ from __future__ import annotations
 import pytest
 
 from tests.aegis.core.sites import PER_NODE, Site
-from zslurm.aegis.core.messages import AskForHelper, DismissHelper, HelperAsked, HelperEnded, HelperStarted
+from zslurm.aegis.core.messages import (
+    AskForHelper,
+    DismissHelper,
+    HelperAsked,
+    HelperEnded,
+    HelperStarted,
+    WeighFewer,
+)
+from zslurm.aegis.core.policy.shrinking import Weighed
 from zslurm.aegis.fault_kinds import NODE_DEAD
 from zslurm.train.recovery.generation import NEW
 
@@ -158,3 +166,45 @@ def test_a_process_that_is_lost_before_the_ranks_hold_does_not_join(site: Site) 
     site.end_warm("n7/w9")
     site.reports({"event": "boundary", "number": 2, "step": 8}, step=8)
     assert (site.generations[-1].number, site.generations[-1].members) == (3, ("n0/0", "n0/1", "n2/0", "n2/1"))
+
+
+@pytest.fixture
+def weighing() -> Site:
+    """Two of three nodes are left, no spare, and a helper job is asked for only if it costs less."""
+    site = Site(heal="auto", min_nodes=1)
+    site.memory.wanted, site.memory.weighs_helper, site.memory.spares = 3, True, ()
+    site.memory.waiting = {"n0": ["n0/w1"], "n2": ["n2/w3"]}
+    return site
+
+
+def weighed(helper_s: float | None, wait_s: float | None = 9000.0) -> Weighed:
+    return Weighed(2, 1.5, 1000.0, wait_s, None if helper_s is None else 3 * helper_s, helper_s)
+
+
+def test_a_helper_job_is_asked_for_if_it_costs_least_with_the_numbers(weighing: Site) -> None:
+    weighing.fewer, weighing.weighed = {2: ""}, {2: weighed(100.0)}
+    assert weighing.lose(dead=("n1",), kind=NODE_DEAD)
+    (started,) = weighing.recorded("recovery_started")
+    numbers = ("heal", "lost_s", "helper_wait_s", "helper_lost_s", "expected_wait_s")
+    assert [started[name] for name in numbers] == ["helper", 1000.0, 300.0, 100.0, 9000.0]
+    weighing.recover(1)
+    weighing.tick(7)
+    (request,) = [action for action in weighing.actions if isinstance(action, AskForHelper)]
+    assert request.weighed == weighed(100.0)
+
+
+@pytest.mark.parametrize("helper_s", [None, 1000.0], ids=["unknown", "too long"])
+def test_the_ranks_train_on_with_fewer_nodes_if_no_helper_job_is_expected_in_time(
+    weighing: Site, helper_s: float | None
+) -> None:
+    weighing.fewer, weighing.weighed = {2: ""}, {2: weighed(helper_s)}
+    assert weighing.lose(dead=("n1",), kind=NODE_DEAD)
+    weighing.recover(1)
+    weighing.tick(7, times=20)
+    assert asked(weighing) == [] and weighing.recorded("recovery_started")[0]["heal"] == "shrink"
+    weighings = sum(isinstance(action, WeighFewer) for action in weighing.actions)
+    weighing.weighed = {2: weighed(10.0)}
+    weighing.now += 600
+    weighing.tick(8)
+    assert asked(weighing) == [1], "it is weighed again, but not all the time"
+    assert sum(isinstance(action, WeighFewer) for action in weighing.actions) == weighings + 1

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import get_args
 
 from zslurm.aegis.simulation.world import Happening, What
-from zslurm.config.aegis import AegisSection
+from zslurm.config.aegis import AegisSection, Heal
 
 MAX_EXCLUDED = 3
 
@@ -47,6 +47,8 @@ class Schedule:
         in_memory: the run recovers in memory.
         least: `aegis.min_nodes`: it may continue on so many nodes.
         helped: `aegis.heal: helper`: helper jobs bring missing nodes.
+        heal: `aegis.heal`, if it is another one than that and the default.
+        waits: seconds that a helper job and a requeue are expected to wait; None if that is not known.
     """
 
     needed: int
@@ -56,6 +58,8 @@ class Schedule:
     in_memory: bool = False
     least: int | None = None
     helped: bool = False
+    heal: Heal | None = None
+    waits: tuple[float | None, float | None] = (None, None)
 
 
 def drawn(seed: int, *, fewest_nodes: int = 1, most_nodes: int = 8) -> Schedule:

@@ -51,7 +51,13 @@ def play(schedule: Schedule, *, tell: bool = False, every_second: bool = False) 
         settings = settings.model_copy(update={"min_nodes": schedule.least})
     if schedule.helped:
         settings = settings.model_copy(update={"heal": "helper"})
+    if schedule.heal is not None:
+        helper_s, requeue_s = schedule.waits
+        settings = settings.model_copy(update={"heal": schedule.heal, "expected_wait_s": requeue_s or None})
+    else:
+        helper_s = None
     played = Played(run := Run(world, settings, schedule.needed, schedule.spares))
+    run.helper_wait_s = helper_s
     last = max((each.at + each.lasts for each in schedule.happenings), default=0)
     checks = [check(run, schedule) for check in INVARIANTS]
     known, shown = 0, ""

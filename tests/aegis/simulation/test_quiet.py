@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.aegis.simulation.schedules import SETTINGS, Schedule, drawn
+from tests.aegis.simulation.schedules import IN_MEMORY, SETTINGS, Schedule, drawn
 from tests.aegis.simulation.simulation import play
 from zslurm.aegis.simulation.quiet import pass_quietly
 from zslurm.aegis.simulation.run import Run
@@ -71,3 +71,25 @@ def test_a_run_without_faults_takes_few_seconds() -> None:
     rows, seconds = played(Schedule(4, 1, 5, ()), skip=True)
     assert rows[-1]["event"] == "run_ended"
     assert seconds < 60 < 2 * TOTAL_STEPS
+
+
+@pytest.mark.parametrize("heal", ["helper", "auto"])
+def test_events_are_the_same_while_a_helper_job_waits_and_after_it_has_joined(heal: str) -> None:
+    def rows(*, skip: bool) -> tuple[list[dict[str, Any]], int]:
+        harm = (Happening(100, "node_dies", 1), Happening(500, "rank_killed", 0), Happening(600, "node_dies", 2))
+        world = World(harm, nodes=6, ranks_per_node=2, total=TOTAL_STEPS, in_memory=True)
+        run = Run(world, IN_MEMORY.model_copy(update={"heal": heal, "min_nodes": 1}), 3, 0)
+        run.helper_s, run.helper_wait_s = 300, 300.0
+        seconds = 0
+        while run.phase != "over" and world.now < LONGEST_S:
+            if skip:
+                pass_quietly(world, run)
+            world.second()
+            run.second()
+            seconds += 1
+        return run.rows, seconds
+
+    (expected, _), (found, seconds) = rows(skip=False), rows(skip=True)
+    assert found == expected
+    assert [row["event"] for row in found].count("ranks_joined") == 2
+    assert seconds < 700, "most of its 1,200 seconds pass at once"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import get_args
 
 import pytest
 
@@ -14,6 +15,7 @@ from tests.aegis.simulation.schedules import Schedule, drawn, shortest
 from tests.aegis.simulation.simulation import play, play_all, violates
 from zslurm.aegis.simulation.run import Run
 from zslurm.aegis.simulation.world import Happening, What
+from zslurm.config.aegis import Heal
 
 SEEDS, IN_SOAK = 10_000, 1_000_000
 """Schedules that `make test` plays, on 1 to 8 nodes, and `make soak`, on 4 to 64."""
@@ -187,6 +189,48 @@ def test_a_helper_job_brings_a_node_and_the_run_is_never_requeued(
     assert (played.violation, played.run.outcome, played.run.starts) == (None, "completed", 1)
     assert kinds.count("ranks_joined") == joined and "decision" not in kinds
     assert all(row["rolled_back"] <= 1 for row in played.run.rows if "rolled_back" in row)
+
+
+@pytest.mark.parametrize(
+    ("heal", "least", "helper_wait_s", "requeue_wait_s", "healed"),
+    [
+        ("spare", 2, None, None, "the run ends"),
+        ("shrink", None, None, None, "fewer nodes"),
+        ("helper", None, None, None, "a helper job"),
+        ("requeue", 2, None, None, "a requeue"),
+        ("auto", None, 5.0, 3600.0, "a requeue"),
+        ("auto", 2, None, 3600.0, "fewer nodes"),
+        ("auto", 2, 5.0, 3600.0, "a helper job"),
+        ("auto", 2, 900.0, 3600.0, "fewer nodes"),
+        ("auto", 2, 5.0, 1.0, "a requeue"),
+        ("auto", 2, 900.0, 1.0, "a requeue"),
+    ],
+)
+def test_what_replaces_a_node_that_dies_without_a_spare(
+    heal: Heal, least: int | None, helper_wait_s: float | None, requeue_wait_s: float | None, healed: str
+) -> None:
+    harm = (Happening(20, "node_dies", 1),)
+    schedule = Schedule(
+        3, 0, 5, harm, in_memory=True, least=least, heal=heal, waits=(helper_wait_s, requeue_wait_s)
+    )
+    played = play(schedule)
+    kinds, run = [row["event"] for row in played.run.rows], played.run
+    done = {
+        "a helper job": "ranks_joined" in kinds,
+        "a requeue": run.starts == 2,
+        "fewer nodes": run.starts == 1 and "recovered_in_memory" in kinds and "ranks_joined" not in kinds,
+        "the run ends": run.outcome == "stopped",
+    }
+    assert played.violation is None
+    assert [how for how, is_done in done.items() if is_done] == [healed]
+    assert run.outcome == ("stopped" if heal == "spare" else "completed")
+
+
+@pytest.mark.parametrize("heal", get_args(Heal))
+def test_random_schedules_keep_every_invariant_whatever_replaces_nodes(heal: Heal) -> None:
+    for seed in range(40):
+        schedule = replace(drawn(seed), in_memory=True, heal=heal, least=1, waits=(float(seed), 30.0 * (seed % 3)))
+        assert play(schedule).violation is None, f"seed {seed}"
 
 
 @pytest.mark.parametrize(("at", "committed"), [(27, -1), (32, 10)])

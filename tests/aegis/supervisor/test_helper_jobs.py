@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -11,15 +12,18 @@ import pytest
 
 from tests.waiting import wait_for
 from zslurm.aegis.core.messages import AskForHelper, CoreEvent, HelperAsked, HelperEnded, HelperStarted
+from zslurm.aegis.core.policy.history import history_of
+from zslurm.aegis.core.policy.shrinking import Weighed
 from zslurm.aegis.supervisor import helper_jobs
 from zslurm.aegis.supervisor.agents.agents import Agents
 from zslurm.aegis.supervisor.helper_jobs import HelperJobs, by_job
 from zslurm.aegis.supervisor.job import Job
 from zslurm.aegis.supervisor.node_pool import Nodes
 from zslurm.core.errors import SlurmRefused, SlurmUnavailable
+from zslurm.run.events import HelperJoined
 from zslurm.run.events.event import Event
 from zslurm.run.run_dir import RunDir
-from zslurm.slurm.client import SubmissionEnded
+from zslurm.slurm.client import StartEstimate, SubmissionEnded
 from zslurm.slurm.states import JobState
 
 ONE = AskForHelper(1)
@@ -34,6 +38,7 @@ class Site:
         self.refuses, self.cancelled, self.scripts = "", list[str](), list[str]()
         self.unanswered = 0
         self.is_away = self.loses_answer = False
+        self.starts_in_s: float | None = None
         self.reasons: dict[str, str] = {}
         self.states: dict[str, JobState] = {}
         self.of_script: str | None = None
@@ -52,7 +57,8 @@ class Site:
         slurm = SimpleNamespace(exclude=None, job_name=None)
         job = SimpleNamespace(
             job_id="12", restart=restart, run=self.run, environ={}, on_slurm=True, record=self.record,
-            excluded=lambda: {"node7"}, spec=SimpleNamespace(slurm=slurm, run=SimpleNamespace(name="first")),
+            excluded=lambda: {"node7"}, history=lambda: history_of(self.recorded),
+            spec=SimpleNamespace(slurm=slurm, run=SimpleNamespace(name="first"), may_ask_for_helpers=True),
         )  # fmt: skip
         nodes = SimpleNamespace(every=("node0", "node1", "node2"), job_left_s=lambda: self.left_s)
         made = HelperJobs(cast(Job, job), cast(Nodes, nodes))
@@ -71,7 +77,8 @@ class Site:
 
     @property
     def recorded(self) -> list[dict[str, Any]]:
-        return [json.loads(line) for line in self.run.events.read_text().splitlines()]
+        lines = self.run.events.read_text().splitlines() if self.run.events.exists() else ()
+        return [json.loads(line) for line in lines]
 
     def kinds(self) -> list[str]:
         return [row["event"] for row in self.recorded]
@@ -104,6 +111,16 @@ class Site:
         if self.of_script == "ended":
             raise SubmissionEnded("its job 40 ended")
         return self.of_script
+
+    def estimate_start(self, script: str) -> StartEstimate | None:
+        assert "zslurm.job.helper" in script
+        if self.is_away:
+            raise SlurmUnavailable("sbatch: no answer")
+        if self.refuses:
+            raise SlurmRefused(self.refuses)
+        if self.starts_in_s is None:
+            return None
+        return StartEstimate(datetime.now(UTC) + timedelta(seconds=self.starts_in_s), "node5", None)
 
     def cancel(self, name: str) -> None:
         if self.is_away:
@@ -345,3 +362,29 @@ def test_why_one_does_not_start_is_recorded_once(site: Site) -> None:
     (row,) = [row for row in site.recorded if row.get("reason")]
     assert row["event"] == "helper_queued"
     assert row["reason"] == "AssocGrpNodeLimit: the account has reached its common limit (node)"
+
+
+def test_the_expected_wait_is_slurm_s_estimate_or_that_of_earlier_helper_jobs(site: Site) -> None:
+    jobs = site.jobs()
+    assert jobs.expected_wait_s(1) is None, "nothing is known"
+    site.record(HelperJoined(helper="39", nodes="node4", waited_s=90.0))
+    assert jobs.expected_wait_s(1) == 90.0
+    site.is_away = True
+    assert jobs.expected_wait_s(1) == 90.0
+    site.is_away, site.starts_in_s = False, 300.0
+    assert jobs.expected_wait_s(1) == pytest.approx(300.0, abs=30)
+    assert jobs.expected_wait_s(0) is None, "no node is missing"
+    site.refuses = "sbatch: error: allocation failure: Requested node configuration is not available"
+    assert jobs.expected_wait_s(1) is None, "there can be none, whatever was once"
+
+
+def test_none_is_expected_shortly_before_the_end_of_the_run_s_job(site: Site) -> None:
+    site.left_s, site.starts_in_s = 100.0, 5.0
+    assert site.jobs().expected_wait_s(1) is None
+
+
+def test_a_request_has_the_numbers_that_it_was_weighed_with(site: Site) -> None:
+    jobs = site.jobs()
+    list(jobs.ask(AskForHelper(1, weighed=Weighed(7, 1.25, 1000.04, 3600.0, 300.0, 72.0))))
+    requested = site.recorded[0]
+    assert [requested[name] for name in ("lost_s", "helper_wait_s", "helper_lost_s")] == [1000.0, 300.0, 72.0]

@@ -187,6 +187,7 @@ class MemoryState:
         fewer: why the ranks must not continue on that number of nodes; empty if they may.
         weighed: that number of nodes against a wait in the queue.
         wanted: nodes that the ranks should have: those that are missing are asked of a helper job; 0: none is.
+        weighs_helper: one is asked for only if it costs less than to train on without it.
         helpers: helper jobs that have started, with their nodes.
         awaits_helper: one is asked for, and has not started yet.
         ask_at: when the next one may be asked for (monotonic seconds).
@@ -221,6 +222,7 @@ class MemoryState:
     fewer: dict[int, str] = field(default_factory=dict)
     weighed: dict[int, Weighed] = field(default_factory=dict)
     wanted: int = 0
+    weighs_helper: bool = False
     helpers: dict[str, tuple[str, ...]] = field(default_factory=dict)
     awaits_helper: bool = False
     ask_at: float = 0.0

@@ -5,10 +5,13 @@
     all are ready   -> HoldForMove: at a step's boundary the number of ranks grows
     HelperEnded     -> its nodes are gone: ranks there are lost, and replaced, or left out again
 
-One helper job at a time waits in the queue. The job of the run itself is never requeued for the missing nodes.
+One helper job at a time waits in the queue. With `aegis.heal: helper` the job of the run itself is never requeued
+for the missing nodes; with `auto` a helper job is asked for if it costs least (policy/shrinking.py).
 """
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 from zslurm.aegis.core.attempt import AttemptState, MemoryState, Move
 from zslurm.aegis.core.memory import has_fit_spares, hold, memory_of, ranks_now, start_warm
@@ -22,6 +25,9 @@ from zslurm.aegis.core.messages import (
     WeighFewer,
 )
 from zslurm.aegis.core.policy.in_memory import plan_growth
+
+_WEIGH_AGAIN_S = 600.0
+"""Seconds after which a helper job is weighed again that did not pay."""
 
 
 def take_asked(state: AttemptState, event: HelperAsked) -> None:
@@ -77,10 +83,24 @@ def tend_helpers(state: AttemptState, now: float) -> list[CoreAction]:
     if ready and not any(memory.coming[node] for node in late):
         return [*actions, *_grow(state, memory, ready)]
     if missing > len(spares) and not memory.awaits_helper and now >= memory.ask_at:
-        memory.awaits_helper = True
         avoid = unusable - memory.ended_helpers  # a job may be over whose nodes are fine
-        actions.append(AskForHelper(missing - len(spares), tuple(sorted(avoid))))
+        actions += _ask(state, memory, AskForHelper(missing - len(spares), tuple(sorted(avoid))), now)
     return actions
+
+
+def _ask(state: AttemptState, memory: MemoryState, wanted: AskForHelper, now: float) -> list[CoreAction]:
+    """Ask for a helper job; if it must pay, weigh it before, and again from time to time."""
+    in_use = len(set(state.rank_nodes))
+    if memory.weighs_helper:
+        if in_use not in memory.fewer:
+            return [WeighFewer(in_use, in_use)]
+        del memory.fewer[in_use]
+        wanted = replace(wanted, weighed=memory.weighed.pop(in_use, None))
+        if wanted.weighed is None or not wanted.weighed.helper_pays:
+            memory.ask_at = now + _WEIGH_AGAIN_S
+            return []
+    memory.awaits_helper = True
+    return [wanted]
 
 
 def _dismiss(state: AttemptState, memory: MemoryState, spares: list[str], missing: int) -> list[CoreAction]:

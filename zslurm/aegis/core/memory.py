@@ -398,6 +398,11 @@ def _publish(state: AttemptState, regrouping: Regrouping, plan: InMemory, now: f
         step_time_ratio=None if weighed is None else round(weighed.step_time_ratio, 4),
         lost_s=None if weighed is None else round(weighed.lost_s, 1),
         expected_wait_s=None if weighed is None else weighed.expected_wait_s,
+        helper_wait_s=None if weighed is None else weighed.helper_wait_s,
+        helper_lost_s=None
+        if weighed is None or weighed.helper_lost_s is None
+        else round(weighed.helper_lost_s, 1),
+        heal=None if weighed is None else weighed.best,
     )
     nodes_left = memory.left | memory.expelled.keys() | _leaving(memory, memory.number)
     generation = Generation(

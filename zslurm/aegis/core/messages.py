@@ -527,6 +527,7 @@ class AskForHelper:
 
     nodes: int
     avoid: tuple[str, ...] = ()
+    weighed: Weighed | None = None
 
 
 @dataclass(frozen=True)

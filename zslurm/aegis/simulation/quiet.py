@@ -70,7 +70,10 @@ def _quiet_s(world: World, run: Run) -> int:
     supervisor = run.supervisor
     assert supervisor is not None
     last = world.total if world.bug is None else min(world.total, world.bug)
-    until = min([now + (last - attempt.step - 1) * STEP_S, *(each.at for each in world.happenings[:1])]) - _DUE_S
+    due = [helper.due for helper in run.helpers if not helper.over and not helper.nodes]
+    until = (
+        min([now + (last - attempt.step - 1) * STEP_S, *(each.at for each in world.happenings[:1]), *due]) - _DUE_S
+    )
     settled = max(
         *(max(attempt.began + SETUP_S, run.until) + _SETTLED_S, run.recorded_at + _SETTLED_S),
         *(world.slurm_away_until, world.unknown_until, world.suspended_until),
@@ -100,7 +103,10 @@ def _is_memory_quiet(world: World, run: Run, state: AttemptState) -> bool:
     store, memory = world.store, state.memory
     if store is None or memory is None:
         return True
-    if len(set(state.rank_nodes)) < memory.wanted or any(not helper.over for helper in run.helpers):
+    in_use = set(state.rank_nodes)
+    if len(in_use) < memory.wanted and not memory.awaits_helper:
+        return False
+    if any(not helper.over and not in_use.issuperset(helper.nodes) for helper in run.helpers):
         return False
     is_idle = not (store.is_regrouping or store.move or store.coming or store.reports or store.ends)
     return is_idle and not (memory.active or memory.move or any(memory.coming.values()) or world.drained_until)

@@ -61,6 +61,9 @@ class RunRecord:
         outcome: how the run ended; empty while it has not.
         why: why it ended, or waits.
         until: when the job may start, or the batch script starts the next supervisor.
+        requeue_s: seconds for which a requeued job waits at least.
+        helper_s: seconds for which a helper job waits at least.
+        helper_wait_s: what Slurm expects a helper job to wait; None if it does not know, and nothing is weighed.
     """
 
     world: World
@@ -73,6 +76,9 @@ class RunRecord:
     outcome: str = ""
     why: str = "it was submitted"
     until: int = 0
+    requeue_s: int = REQUEUE_S
+    helper_s: int = HELPER_S
+    helper_wait_s: float | None = None
 
     def __post_init__(self) -> None:
         self._brief: list[dict[str, Any]] = []
@@ -148,11 +154,11 @@ class RunRecord:
         """Put the job back into the queue, as its supervisor asks for; None leaves what the job has."""
         self.excluded = self.excluded if excluded is None else excluded
         self.asked = self.asked if n_nodes is None else n_nodes
-        self.put_back(REQUEUE_S, why)
+        self.put_back(self.requeue_s, why)
 
     def submit_helper(self, count: int) -> None:
         """Submit a helper job."""
-        due = self.world.now + HELPER_S
+        due = self.world.now + self.helper_s
         self.helpers.append(HelperTruth(f"h{len(self.helpers)}", count, self.starts, due))
 
     def end_helper(self, helper: HelperTruth) -> None:

@@ -85,11 +85,12 @@ from zslurm.aegis.core.messages import (
     WeighFewer,
 )
 from zslurm.aegis.core.policy.outcome import AttemptOutcome
+from zslurm.aegis.core.policy.shrinking import Weighed, expected_wait_s, weigh, why_not_fewer
 from zslurm.aegis.core.step import step
 from zslurm.aegis.fault_kinds import PEER_LOST, RANK_KILLED, USER_ERROR
 from zslurm.aegis.simulation.run_record import RunRecord
 from zslurm.aegis.simulation.truth import AttemptTruth
-from zslurm.aegis.simulation.world import KILL_S
+from zslurm.aegis.simulation.world import KILL_S, STEP_S
 from zslurm.aegis.types import Decision, Fault, Resources, WorkLeft
 from zslurm.core.errors import Exit
 from zslurm.run.events import (
@@ -107,6 +108,8 @@ from zslurm.train.recovery.generation import member_name
 
 DRAINS_S = 30
 """Seconds between two questions which nodes Slurm drains."""
+_SEQUENCES = 64
+"""Sequences of a rank in a step, if no node is missing."""
 HELPER_AGAIN_S = 60
 """Seconds after which a helper job is asked for again that was refused."""
 _PAUSED_S = 3
@@ -325,8 +328,9 @@ class SimulatedSupervisor:
             self.state.memory = MemoryState.of_start(rank_nodes, 2, idle)
         if self.state.memory is not None:
             self.state.memory.checks_spares = True
-        if self.state.memory is not None and self.settings.heal == "helper":
-            self.state.memory.wanted = self.run.needed
+        weighs = self.settings.heal == "auto" and self.run.helper_wait_s is not None
+        if self.state.memory is not None and (weighs or self.settings.heal == "helper"):
+            self.state.memory.wanted, self.state.memory.weighs_helper = self.run.needed, weighs
         self._helpers_told = dict[str, str]()
         self._given_up = None
 
@@ -374,9 +378,9 @@ class SimulatedSupervisor:
             case StartWarm() if store is not None:
                 store.start([self.world.by_name[n] for n in action.nodes], action.per_node, self.world.now)
             case WeighFewer():
-                least = self.settings.fewest_nodes
-                reason = "aegis.min_nodes is not set" if least is None else f"aegis.min_nodes: {least}"
-                return [FewerWeighed(action.nodes, "" if least is not None and action.nodes >= least else reason)]
+                weighed = self._weighed(action.nodes)
+                fewer = why_not_fewer(action.nodes, self.settings, lambda: None, lambda: weighed)
+                return [FewerWeighed(action.nodes, fewer.reason, fewer.weighed)]
             case CheckSpare():
                 return [SparesChecked(dict.fromkeys(action.nodes, "") | self._unfit(action.nodes), action.round)]
             case Regroup() if store is not None:
@@ -398,6 +402,17 @@ class SimulatedSupervisor:
             case ReadLastWords():
                 return [FaultsFound(tuple(self._last_word(attempt, rank) for rank in action.failure.ranks))]
         return []
+
+    def _weighed(self, nodes: int) -> Weighed | None:
+        """Return fewer nodes against the other measures, with a batch that ranks divide evenly."""
+        run, world = self.run, self.world
+        if run.helper_wait_s is None:
+            return None
+        ranks = world.ranks_per_node
+        done = world.committed if world.attempt is None else world.attempt.step
+        work = WorkLeft(_SEQUENCES * ranks * run.needed, 1, ranks, training_s=float((world.total - done) * STEP_S))
+        wait_s = expected_wait_s(run.history, self.settings)
+        return weigh(work, nodes, run.needed, nodes, wait_s, run.helper_wait_s)
 
     def _ask_for_helper(self, count: int) -> HelperAsked:
         now = self.world.now
@@ -623,6 +638,7 @@ class SimulatedSupervisor:
             elsewhere=self._elsewhere(action.excluded) if action.look_elsewhere else None,
             asked=len(self.run.allocated),
             work=None if action.weigh_from is None else WorkLeft(4 * self.run.needed, 1, 2),
+            helper_wait_s=self.run.helper_wait_s,
         )
 
     def _elsewhere(self, excluded: Collection[str]) -> int | None:

@@ -21,7 +21,7 @@ from zslurm.aegis.core.starting import (
     prefer_others,
     why_lost,
 )
-from zslurm.aegis.supervisor.helper_jobs import HelperOf
+from zslurm.aegis.supervisor.helper_jobs import HelperOf, HelperWait
 from zslurm.aegis.supervisor.in_memory.memory_shell import MemoryShell
 from zslurm.aegis.supervisor.in_memory.warm_pool import WarmPool
 from zslurm.aegis.supervisor.job import Job
@@ -96,9 +96,15 @@ def _why_lost(job: Job, last: AttemptDir, events: Sequence[Event]) -> str:
 class AttemptStarter:
     """Starts attempts in one start of the job."""
 
-    def __init__(self, job: Job, nodes: Nodes, helper_of: HelperOf = dict) -> None:
+    def __init__(
+        self,
+        job: Job,
+        nodes: Nodes,
+        helper_of: HelperOf = dict,
+        helper_wait_s: HelperWait = lambda _: None,
+    ) -> None:
         """Prepare; no node was looked at yet. `helper_of` returns the helper job of each node that has one."""
-        self._job, self._nodes, self._helper_of = job, nodes, helper_of
+        self._job, self._nodes, self._helper_of, self._helper_wait_s = job, nodes, helper_of, helper_wait_s
         self._python: Interpreter | None = None
         self._store: StoreClient | None = None  # of the last attempt
         self.warm = WarmPrograms(job)
@@ -260,11 +266,13 @@ class AttemptStarter:
             check_ranks(spec.phases, count * spec.ranks_per_node, spec.ranks_per_node)
 
         def weighed() -> Weighed | None:
-            if not self._nodes.can_requeue:
+            needed, helper_s = self._nodes.needed, self._helper_wait_s(spec.slurm.nodes - count)
+            if helper_s is None and not self._nodes.can_requeue:
                 return None
             work = work_left(job.run, spec, committed_step(job.run, spec), self._nodes.job_left_s())
             assert work is not None  # recovery in memory is that of zslurm's own trainer
-            return weigh(work, count, self._nodes.needed, in_use, expected_wait_s(job.history(), spec.aegis))
+            wait_s = expected_wait_s(job.history(), spec.aegis) if self._nodes.can_requeue else None
+            return weigh(work, count, needed, in_use, wait_s, helper_s)
 
         return why_not_fewer(count, spec.aegis, check, weighed)
 

@@ -144,8 +144,8 @@ class FaultCollector:
             memory=memory.state if memory is not None else None,
             moves=MovesState(self._requests.answered()),
         )
-        if memory is not None and job.spec.aegis.heal == "helper" and helpers is not None:
-            memory.state.wanted = job.spec.slurm.nodes
+        if memory is not None and job.spec.may_ask_for_helpers and helpers is not None:
+            memory.state.wanted, memory.state.weighs_helper = job.spec.slurm.nodes, job.spec.aegis.heal == "auto"
         self._helpers = helpers
         self.signalled = False
         self.given_up: GiveUp | None = None

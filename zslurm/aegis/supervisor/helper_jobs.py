@@ -25,6 +25,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from zslurm.aegis.core.messages import AskForHelper, CoreEvent, HelperAsked, HelperEnded, HelperStarted
+from zslurm.aegis.core.policy.shrinking import expected_helper_wait_s
 from zslurm.aegis.supervisor.agents.agents import Agents
 from zslurm.aegis.supervisor.job import Job
 from zslurm.aegis.supervisor.node_pool import Nodes
@@ -54,6 +55,8 @@ _LOOK_S, _ASK_SLURM_S = 0.5, 2.0
 _MOST_LOOKS = 7
 """Times that Slurm shows no job of a submission that got no answer, before there is none: two minutes, as the
 pause between two looks doubles each time."""
+_ESTIMATE_S = 2.0
+"""Seconds that Slurm gets to estimate when a helper job would start."""
 _LEAVE_S = 30.0
 """Seconds that Slurm gets at the end to cancel helper jobs. What is left then ends by itself when it starts."""
 _NO_JOB = "its submission got no answer, and Slurm shows no job of it"
@@ -63,6 +66,8 @@ _USUAL_REASONS = frozenset(["", "Priority", "Resources", "BeginTime", "SchedDefe
 
 HelperOf = Callable[[], Mapping[str, str]]
 """Returns the helper job of each node that belongs to one."""
+HelperWait = Callable[[int], float | None]
+"""Returns `HelperJobs.expected_wait_s` of a number of nodes."""
 
 
 @dataclass
@@ -139,9 +144,34 @@ class HelperJobs:
         except (OSError, ZslurmError) as error:
             yield self._refused(str(error))
             return
-        self._job.record(HelperRequested(number=number, script=str(script), restart=self._job.restart))
+        weighed = wanted.weighed
+        requested = HelperRequested(
+            number=number, script=str(script), restart=self._job.restart,
+            lost_s=None if weighed is None else round(weighed.lost_s, 1),
+            helper_wait_s=None if weighed is None else weighed.helper_wait_s,
+            helper_lost_s=None if weighed is None else round(weighed.helper_lost_s or 0.0, 1),
+        )  # fmt: skip
+        self._job.record(only_known(requested))
         self._helpers.append(_Helper(number, str(script), time.time()))
         self._start_work()
+
+    def expected_wait_s(self, number: int) -> float | None:
+        """Return the seconds that a helper job would wait; None if there can be none, or that is not known.
+
+        Ranks may wait for the answer, so Slurm is asked once, and not for long.
+        """
+        if number < 1 or not self._job.spec.may_ask_for_helpers:
+            return None
+        client = SlurmClient(self._job.environ, timeout_s=_ESTIMATE_S, retries=Retries(attempts=1))
+        estimate_s: float | None = None
+        try:
+            estimate = client.estimate_start(self._script(AskForHelper(number)))
+            estimate_s = None if estimate is None else round(estimate.time.timestamp() - time.time(), 1)
+        except SlurmUnavailable:
+            pass
+        except (OSError, ZslurmError):  # it is refused, or the run's job ends soon
+            return None
+        return expected_helper_wait_s(self._job.history(), estimate_s)
 
     def dismiss(self, name: str, reason: str) -> None:
         """End a helper job, once Slurm answers; that it is over is reported later."""

@@ -8,7 +8,8 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 from zslurm.aegis.core.attempt import AttemptState
 from zslurm.aegis.core.ending import awaits_slurm, gives_up_slurm
@@ -45,6 +46,7 @@ from zslurm.aegis.core.starting import HELD_S, PendingDecision, nodes_to_skip
 from zslurm.aegis.notify.recorder import Recorder
 from zslurm.aegis.supervisor.agents.agents import Agents
 from zslurm.aegis.supervisor.gpu_test import try_gpu
+from zslurm.aegis.supervisor.helper_jobs import HelperJobs
 from zslurm.aegis.supervisor.job import Job
 from zslurm.aegis.supervisor.node_pool import Nodes
 from zslurm.aegis.supervisor.requeue import requeue_job
@@ -81,10 +83,10 @@ class Recovery:
         nodes: Nodes,
         agents: Agents | None,
         recorder: Recorder,
-        before_requeue: Callable[[], None] = lambda: None,
+        helpers: HelperJobs | None = None,
     ) -> None:
-        """Prepare; no attempt has ended yet. `before_requeue` is called before the job is put back."""
-        self._before_requeue = before_requeue
+        """Prepare; no attempt has ended yet. The helper jobs are ended before the job is put back."""
+        self._helpers = helpers
         self.job, self.nodes, self.agents, self.recorder = job, nodes, agents, recorder
         self.settings = job.spec.aegis
         required = frozenset(expand(job.spec.slurm.nodelist or ""))
@@ -185,12 +187,15 @@ class Recovery:
         return RunRead(job.history(), progress, number, time.time(), is_ended)
 
     def _find_nodes(self, action: FindNodes) -> Resources:
-        job, work = self.job, None
+        job, work, helper_wait_s = self.job, None, None
         if action.weigh_from is not None and job.on_slurm:
             work = work_left(job.run, job.spec, action.weigh_from, self.nodes.job_left_s())
-        return self.nodes.resources(
+            missing = job.spec.slurm.nodes - len(self.nodes.usable(action.excluded))
+            helper_wait_s = None if self._helpers is None else self._helpers.expected_wait_s(max(1, missing))
+        resources = self.nodes.resources(
             action.excluded, action.in_use, look_elsewhere=action.look_elsewhere, work=work
         )
+        return replace(resources, helper_wait_s=helper_wait_s)
 
     def leave_to_slurm(self) -> None:
         """Wait until Slurm itself requeues the job that it preempts.
@@ -216,7 +221,8 @@ class Recovery:
             ZslurmError: Slurm refused.
         """
         self.recorder.flush()
-        self._before_requeue()
+        if self._helpers is not None:
+            self._helpers.close()
         reason = action.decision.reason
         done = requeue_job(
             self.job, action.decision, excluded=action.excluded, expired=action.expired, dead=self.nodes.dead,

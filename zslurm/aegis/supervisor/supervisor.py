@@ -129,13 +129,13 @@ class Supervisor:
                 return self._end(Exit.DONE)
             self.nodes = Nodes(job.spec, job.environ)
             self.helpers = HelperJobs(job, self.nodes)
-            self.starter = AttemptStarter(job, self.nodes, self.helpers.job_of)
+            self.starter = AttemptStarter(job, self.nodes, self.helpers.job_of, self.helpers.expected_wait_s)
             self.detector = Detector(self.settings)
             left_over = self.starter.left_over()
             adopted = left_over.attempt.number if isinstance(left_over, RunningAttempt) else 0
             with self._agents(adopted) as self.agents:
                 self.helpers.use(self.agents)
-                self.recovery = Recovery(job, self.nodes, self.agents, self.recorder, self.helpers.close)
+                self.recovery = Recovery(job, self.nodes, self.agents, self.recorder, self.helpers)
                 outcome = self.run_attempts(left_over)
                 self.starter.warm.end()
                 self.helpers.close()

@@ -46,8 +46,9 @@ class RanksExpelled(Event, name="ranks_expelled"):
 class RecoveryStarted(Event, name="recovery_started"):
     """Ranks were lost, and the others regroup, with warm processes in their place or on fewer nodes.
 
-    Fewer nodes were weighed: a step takes `step_time_ratio` times as long, which costs `lost_s` seconds of work,
-    against `expected_wait_s` in the queue.
+    Fewer nodes were weighed: a step takes `step_time_ratio` times as long, which costs `lost_s` seconds of work
+    until the end, or `helper_lost_s` until a helper job has joined, which is expected to wait `helper_wait_s`;
+    against `expected_wait_s` in the queue. `heal` costs least.
     """
 
     attempt: int
@@ -57,6 +58,9 @@ class RecoveryStarted(Event, name="recovery_started"):
     step_time_ratio: float | None = None
     lost_s: float | None = None
     expected_wait_s: float | None = None
+    helper_wait_s: float | None = None
+    helper_lost_s: float | None = None
+    heal: str | None = None
 
     def _sentence(self) -> str:
         by = f": {', '.join(self.members)} in place" if self.members else ""
@@ -133,12 +137,19 @@ class MoveRefused(Event, name="move_refused"):
 
 
 class HelperRequested(Event, name="helper_requested", changes_state=True):
-    """Ranks train on fewer nodes than they should: a helper job for the missing ones is submitted by a script."""
+    """Ranks train on fewer nodes than they should: a helper job for the missing ones is submitted by a script.
+
+    If it was weighed: it is expected to wait `helper_wait_s`, so fewer nodes cost `helper_lost_s` seconds of
+    work until it has joined, and would cost `lost_s` without it.
+    """
 
     TEXT = "{event.count} missing: a helper job is submitted for them, and the run trains on meanwhile"
     number: int
     script: str
     restart: int = 0
+    lost_s: float | None = None
+    helper_wait_s: float | None = None
+    helper_lost_s: float | None = None
 
     @property
     def count(self) -> str:

@@ -54,17 +54,8 @@ def check_before_submission(spec: RunSpec, run: RunDir, *, start_over: bool = Fa
 
 def _check_heal(spec: RunSpec) -> None:
     """Raise ConfigError if helper jobs are asked for that could not bring nodes into the run."""
-    reason = ""
-    if spec.aegis.heal != "helper":
-        return
-    if spec.cluster.launcher != "slurm":
-        reason = "needs Slurm; this run starts on this machine"
-    elif not spec.recovers_in_memory:
-        reason = "needs recovery in memory, which this run does not have; on GPUs set aegis.recovery: memory"
-    elif spec.cluster.stage_env is not None:
-        reason = "does not copy cluster.stage_env to the nodes of helper jobs; leave one of them out"
-    if reason:
-        raise ConfigError(f"aegis.heal: helper {reason}")
+    if spec.aegis.heal == "helper" and spec.why_no_helper:
+        raise ConfigError(f"aegis.heal: helper {spec.why_no_helper}")
 
 
 def _check_time(spec: RunSpec) -> None:

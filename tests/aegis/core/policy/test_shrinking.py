@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 from hypothesis import given
@@ -10,8 +10,15 @@ from hypothesis import strategies as st
 
 from tests.aegis.attempts import fault, history, settings
 from tests.aegis.core.policy.decisions import decided
-from zslurm.aegis.core.policy.shrinking import FIRST_WAIT_S, expected_wait_s, weigh
+from zslurm.aegis.core.policy.shrinking import (
+    FIRST_WAIT_S,
+    expected_helper_wait_s,
+    expected_wait_s,
+    weigh,
+    why_not_fewer,
+)
 from zslurm.aegis.types import WorkLeft
+from zslurm.config.aegis import Heal
 
 HOUR = 3600.0
 DAY = 24 * HOUR
@@ -50,7 +57,7 @@ def test_what_fewer_nodes_cost(
     found = weigh(WorkLeft(**work), fewer, all_nodes, in_use, HOUR)
     assert found.step_time_ratio == pytest.approx(ratio)
     assert found.lost_s / HOUR == pytest.approx(lost_h)
-    assert found.shrinks == (lost_h <= 1.0)
+    assert found.best == ("shrink" if lost_h <= 1.0 else "requeue")
 
 
 @given(
@@ -67,8 +74,8 @@ def test_fewer_nodes_are_never_faster_and_a_longer_wait_never_turns_to_the_queue
     found = weigh(work, *nodes, nodes[1], wait_s)
     assert found.step_time_ratio >= 1
     assert found.lost_s >= 0
-    if found.shrinks:
-        assert weigh(work, *nodes, nodes[1], 2 * wait_s).shrinks
+    if found.best == "shrink":
+        assert weigh(work, *nodes, nodes[1], 2 * wait_s).best == "shrink"
 
 
 def test_the_expected_wait_is_what_is_set_or_what_it_was() -> None:
@@ -76,6 +83,88 @@ def test_the_expected_wait_is_what_is_set_or_what_it_was() -> None:
     past = history(waits=(60.0, 9e5, 120.0))
     assert expected_wait_s(past, settings()) == 120.0
     assert expected_wait_s(past, settings(expected_wait_s=7)) == 7.0
+
+
+@pytest.mark.parametrize(
+    ("wait_s", "helper_wait_s", "best", "helper_lost_s"),
+    [
+        (HOUR, None, "requeue", None),
+        (10 * HOUR, None, "shrink", None),
+        (None, None, "shrink", None),
+        (HOUR, 600.0, "helper", 132.0),
+        (100.0, 600.0, "requeue", 132.0),
+        (None, 600.0, "helper", 132.0),
+        (10 * HOUR, 2 * DAY, "shrink", 4.8 * HOUR),
+        (10 * HOUR, 12 * HOUR, "helper", 2.4 * HOUR + 12),
+    ],
+)
+def test_a_helper_job_costs_the_longer_steps_until_it_has_joined(
+    wait_s: float | None, helper_wait_s: float | None, best: str, helper_lost_s: float | None
+) -> None:
+    found = weigh(WorkLeft(**FLAGSHIP, job_s=DAY), 127, 128, 128, wait_s, helper_wait_s)
+    assert found.best == best
+    assert found.helper_lost_s == (None if helper_lost_s is None else pytest.approx(helper_lost_s))
+    assert ("a helper job that is expected in" in str(found)) == (helper_wait_s is not None)
+
+
+@given(
+    work=st.builds(WorkLeft, st.integers(1, 600), st.just(1), st.just(4), st.none() | st.floats(0, 1e6)),
+    fewer=st.integers(1, 9),
+    wait_s=st.none() | st.floats(0, 1e6),
+    helper_s=st.floats(0, 1e6),
+)
+def test_what_is_chosen_costs_least_and_an_unknown_helper_job_is_never_chosen(
+    work: WorkLeft, fewer: int, wait_s: float | None, helper_s: float
+) -> None:
+    found = weigh(work, fewer, 10, 10, wait_s, helper_s)
+    costs = {"shrink": found.lost_s, "helper": found.helper_lost_s, "requeue": found.expected_wait_s}
+    assert costs[found.best] == min(cost for cost in costs.values() if cost is not None)
+    without = weigh(work, fewer, 10, 10, wait_s)
+    assert without.best != "helper"
+    assert without.best == found.best or found.best == "helper"
+
+
+def test_the_expected_wait_of_a_helper_job_is_slurm_s_or_that_of_earlier_ones() -> None:
+    past = history(helper_waits=(60.0, 9e5, 120.0))
+    assert expected_helper_wait_s(past, 7.0) == 7.0
+    assert expected_helper_wait_s(past, -3.0) == 0.0
+    assert expected_helper_wait_s(past, None) == 120.0
+    assert expected_helper_wait_s(history(), None) is None
+
+
+class TestHeal:
+    ECC = fault("gpu_ras_uncorrectable", gpu="0000:c1:00.0")
+    WORK = WorkLeft(12, 1, 2, job_s=DAY)
+
+    @pytest.mark.parametrize(
+        ("heal", "min_nodes", "action"),
+        [
+            ("spare", 2, "stop"), ("shrink", None, "shrink"), ("shrink", 3, "requeue"), ("helper", None, "shrink"),
+            ("requeue", 2, "requeue"), ("auto", None, "requeue"), ("auto", 2, "requeue"),
+        ],
+    )  # fmt: skip
+    def test_what_replaces_a_node_without_a_spare(self, heal: str, min_nodes: int | None, action: str) -> None:
+        weighs = heal == "auto"
+        says = {"heal": heal, "min_nodes": min_nodes}
+        decision = decided(self.ECC, says=says, there={"work": self.WORK if weighs else None})
+        assert decision.action == action
+        if heal == "spare":
+            assert decision.reason.endswith("no spare is left (aegis.heal: spare)")
+
+    @pytest.mark.parametrize("heal", get_args(Heal))
+    def test_a_spare_takes_the_place_first(self, heal: str) -> None:
+        there = {"alive": ("node0", "node1", "node2", "node3"), "work": self.WORK}
+        assert decided(self.ECC, says={"heal": heal, "min_nodes": 2}, there=there).action == "swap"
+
+    def test_fewer_nodes_for_a_while_if_a_helper_job_is_expected(self) -> None:
+        decision = decided(self.ECC, says={"min_nodes": 2}, there={"work": self.WORK, "helper_wait_s": 60.0})
+        assert decision.action == "shrink"
+        assert "a helper job that is expected in 1m 00s makes that 40s" in decision.reason
+
+    @pytest.mark.parametrize("heal", ["spare", "requeue"])
+    def test_the_ranks_do_not_continue_on_fewer_nodes_if_that_is_not_wanted(self, heal: str) -> None:
+        found = why_not_fewer(2, settings(heal=heal, min_nodes=1), lambda: None, lambda: None)
+        assert found.reason == f"aegis.heal is {heal}"
 
 
 class TestDecision:

@@ -15,6 +15,7 @@ from zslurm.run.events import (
     Decided,
     ExcludedByUser,
     FaultDetected,
+    HelperJoined,
     NodesExcluded,
     NodesReadmitted,
     Readmitted,
@@ -29,6 +30,7 @@ _ENDS: tuple[Action, ...] = ("finish", "stop")
 NOTHING_SAVED = -1
 _KINDS: tuple[type[Event], ...] = (
     AttemptStarted, NodesExcluded, NodesReadmitted, Decided, Requeued, Readmitted, ExcludedByUser, RequeuedByUser,
+    HelperJoined,
 )  # fmt: skip
 
 
@@ -42,6 +44,7 @@ def history_of(events: Iterable[Mapping[str, Any]]) -> History:
     excluded_by_person: dict[str, float] = {}
     starts: list[float] = []
     waits: list[float] = []
+    helper_waits: list[float] = []
     requeued: Requeued | None = None
     saved = NOTHING_SAVED
     selected = list(select(events, *_KINDS))
@@ -55,6 +58,8 @@ def history_of(events: Iterable[Mapping[str, Any]]) -> History:
             requeued = None
         elif isinstance(event, Requeued):
             requeued = event
+        elif isinstance(event, HelperJoined):
+            helper_waits += [] if event.waited_s is None else [event.waited_s]
         elif isinstance(event, Readmitted | NodesReadmitted):
             readmitted |= dict.fromkeys(node_names(event.nodes), event.time)
         elif isinstance(event, ExcludedByUser | RequeuedByUser) and event.excluded:
@@ -64,7 +69,14 @@ def history_of(events: Iterable[Mapping[str, Any]]) -> History:
             saved = incident.committed_step
             incidents.append(incident)
     allowed = {node for node, when in readmitted.items() if when > excluded_by_person.get(node, -1.0)}
-    return History(tuple(incidents), exclusions_in(selected), tuple(starts), tuple(waits), frozenset(allowed))
+    return History(
+        tuple(incidents),
+        exclusions_in(selected),
+        tuple(starts),
+        tuple(waits),
+        tuple(helper_waits),
+        frozenset(allowed),
+    )
 
 
 def _incident(event: Decided, saved: int) -> Incident:

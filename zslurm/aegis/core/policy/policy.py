@@ -30,6 +30,7 @@ from zslurm.run.exclusions import excluded_by_run
 from zslurm.slurm.hostlist import compress
 
 SLURM_REQUEUES = "Slurm puts the job back into the queue"
+_NO_SPARE = "no spare is left (aegis.heal: spare)"
 _HOUR_S = 3600.0
 _FEWEST_EXCLUDED, _SHARE_EXCLUDED = 8, 20
 """Nodes that may be excluded from every run at the same time; of a large one, one node in the second number."""
@@ -265,7 +266,7 @@ class _Case:
         """Return the cheapest way to continue."""
         if self.cause.rule.then == "requeue":
             return self._requeue()
-        resources, least = self.resources, self.settings.fewest_nodes
+        resources, least = self.resources, self.settings.fewest_nodes or 0
         gone = {*self.cause.exclude, *self.bad_spares()}
         usable = [node for node in resources.nodes if node not in gone]
         remaining = set(usable)
@@ -273,7 +274,7 @@ class _Case:
         if not lost:
             return self._restart()
         if not resources.outlives_nodes and not set(lost) <= set(resources.nodes):
-            return self._requeue()  # a node died, and the job ends with it
+            return self._leave()  # a node died, and the job ends with it
         if len(usable) >= resources.needed:
             in_use = set(resources.in_use)
             kept = [node for node in usable if node in in_use]
@@ -281,8 +282,14 @@ class _Case:
             starts_on = in_use.union(spares)
             nodes = [node for node in usable if node in starts_on]
             return self._start("swap", nodes, f"{compress(spares)} in place of {compress(lost)}")
-        if least is not None and len(usable) >= least:
+        if self.settings.may_shrink and len(usable) >= least:
             return self._shrink(usable, lost)
+        return self._leave()
+
+    def _leave(self) -> Decision:
+        """Return a requeue, or the end if only spares are wanted in the place of lost nodes."""
+        if self.settings.heal == "spare":
+            return self._stop(_NO_SPARE)
         return self._requeue()
 
     def _nearest_spares(self, kept: Sequence[str], spares: Sequence[str]) -> list[str]:
@@ -301,9 +308,11 @@ class _Case:
         if resources.work is None:
             return self._start("shrink", usable, how)
         wait_s = expected_wait_s(self.history, self.settings)
-        weighed = weigh(resources.work, len(usable), after_wait, len(resources.in_use), wait_s)
+        weighed = weigh(
+            resources.work, len(usable), after_wait, len(resources.in_use), wait_s, resources.helper_wait_s
+        )
         decision = self._start("shrink", usable, f"{how}: {weighed}")
-        if not weighed.shrinks:
+        if weighed.best == "requeue":
             decision = self._requeue()
             decision = replace(decision, reason=f"{decision.reason}: {weighed}")
         return replace(decision, step_time_ratio=weighed.step_time_ratio, expected_wait_s=weighed.expected_wait_s)
@@ -387,6 +396,8 @@ class _Case:
             return replace(decision, reason=f"{decision.reason}; {why}")
         if not resources.can_requeue:
             return self._stop(why)
+        if self.settings.heal == "spare" and dead:
+            return self._stop(f"{why}; {_NO_SPARE}")
         how = f"requeue, and wait for {compress(dead)}" if dead else "requeue with it"
         return Decision("requeue", self._reason(f"{why}; {how}"), self.cause.root)
 
