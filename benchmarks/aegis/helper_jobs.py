@@ -45,12 +45,19 @@ def run() -> None:
     rows: list[dict[str, Any]] = []
     failed = ""
     with SlurmCluster(nodes=NODES + DEATHS) as cluster:
-        user = User(cluster, cluster.user_dir("helper-jobs"))
+        user = User(cluster, cluster.user_dir("helper-jobs"), forks=False)
         user.zslurm("init", "--yes")
         nodes = FaultNodes(cluster, cluster.user_dir("helper-jobs-trees"))
         trained = FaultRun(user, nodes, "helped", trainer="real", steps=STEPS, in_memory=True)
         aegis = {"heal": "helper", "max_excluded": 2 * DEATHS, "restarts_per_hour": 60}
-        trained.submit(nodes=NODES, slurm={"time": "2:00:00"}, aegis=aegis, pace_s=PACE_S)
+        phase = {"tokens": STEPS * NODES * 16, "context": 16, "global_batch": NODES, "micro_batch": 1, "lr": 3e-3}
+        trained.submit(
+            nodes=NODES,
+            slurm={"time": "2:00:00"},
+            aegis=aegis,
+            pace_s=PACE_S,
+            phases=[phase | {"warmup_steps": 2}],
+        )
         version = cluster.run(["sinfo", "--version"]).stdout.split()[-1]
         try:
             trained.let_go()

@@ -93,6 +93,7 @@ class FaultRun:
         slurm: dict[str, Any] | None = None,
         aegis: dict[str, Any] | None = None,
         checkpoint: dict[str, Any] | None = None,
+        **sections: Any,
     ) -> None:
         """Submit it: one rank on each of `nodes` nodes, with the plan of what its ranks do to themselves."""
         self.faults.mkdir()
@@ -119,6 +120,7 @@ class FaultRun:
             | {"sensors": SENSORS | mine["sensors"]}
             | (IN_MEMORY if self.in_memory else {})
             | (aegis or {}),
+            **sections,
         )
         self.user.zslurm("submit", run_file)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import time
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 from pathlib import Path
@@ -15,6 +16,7 @@ from tests.on_slurm.cluster.user import directory_of
 from tests.waiting import wait_for
 from zslurm.core.errors import NotFound, SlurmRefused, SlurmUnavailable
 from zslurm.slurm.client import SlurmClient
+from zslurm.slurm.helper_script import helper_script
 from zslurm.slurm.jobs import ExitCode, JobRecord
 from zslurm.slurm.run_command import Retries
 from zslurm.slurm.states import JobState
@@ -66,6 +68,29 @@ def test_a_running_job_has_nodes_and_a_planned_end(client: SlurmClient, submit: 
     assert job.time_limit == timedelta(hours=1)
     assert job.start_time is not None
     assert job.end_time == job.start_time + job.time_limit
+
+
+def test_slurm_expects_a_helper_job_when_a_node_is_free_that_it_may_use(
+    client: SlurmClient, submit: Submit
+) -> None:
+    def starts_in(exclude: str) -> float | None:
+        script = helper_script(
+            "#!/bin/bash\n#SBATCH --exclusive\n#SBATCH --partition=batch\n", name="h", nodes=1, exclude=exclude,
+            output="/dev/null", left_s=7200.0, now=time.time(), command="true",
+        )  # fmt: skip
+        estimate = client.estimate_start(script)
+        return None if estimate is None else estimate.time.timestamp() - time.time()
+
+    job = reaches(
+        client, submit("sleep 600", "-N4", "-w", "node[0-3]", "--exclusive", "--time=30"), JobState.RUNNING
+    )
+    if client.can_test():
+        now, later = starts_in("node[0-3]"), starts_in("node[4-7]")
+        assert now is not None and now < 60
+        assert later is not None and 1500 < later < 1860, "when the job that has the others reaches its limit"
+        with pytest.raises(SlurmRefused):
+            starts_in("node[0-7]")
+    client.cancel(job.job_id)
 
 
 def test_how_jobs_ended_is_told_apart_with_one_call(client: SlurmClient, submit: Submit) -> None:

@@ -366,21 +366,22 @@ def test_why_one_does_not_start_is_recorded_once(site: Site) -> None:
 
 def test_the_expected_wait_is_slurm_s_estimate_or_that_of_earlier_helper_jobs(site: Site) -> None:
     jobs = site.jobs()
-    assert jobs.expected_wait_s(1) is None, "nothing is known"
+    assert jobs.expected_wait_s(1, 3600.0) is None, "nothing is known"
     site.record(HelperJoined(helper="39", nodes="node4", waited_s=90.0))
-    assert jobs.expected_wait_s(1) == 90.0
+    assert jobs.expected_wait_s(1, 3600.0) == 90.0
     site.is_away = True
-    assert jobs.expected_wait_s(1) == 90.0
+    assert jobs.expected_wait_s(1, 3600.0) == 90.0
     site.is_away, site.starts_in_s = False, 300.0
-    assert jobs.expected_wait_s(1) == pytest.approx(300.0, abs=30)
-    assert jobs.expected_wait_s(0) is None, "no node is missing"
+    assert jobs.expected_wait_s(1, 3600.0) == pytest.approx(300.0, abs=30)
+    assert jobs.expected_wait_s(0, 3600.0) is None, "no node is missing"
     site.refuses = "sbatch: error: allocation failure: Requested node configuration is not available"
-    assert jobs.expected_wait_s(1) is None, "there can be none, whatever was once"
+    assert jobs.expected_wait_s(1, 3600.0) is None, "there can be none, whatever was once"
 
 
 def test_none_is_expected_shortly_before_the_end_of_the_run_s_job(site: Site) -> None:
-    site.left_s, site.starts_in_s = 100.0, 5.0
-    assert site.jobs().expected_wait_s(1) is None
+    site.starts_in_s = 5.0
+    assert site.jobs().expected_wait_s(1, 100.0) is None
+    assert site.jobs().expected_wait_s(1, None) is not None
 
 
 def test_a_request_has_the_numbers_that_it_was_weighed_with(site: Site) -> None:

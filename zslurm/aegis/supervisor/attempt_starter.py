@@ -101,7 +101,7 @@ class AttemptStarter:
         job: Job,
         nodes: Nodes,
         helper_of: HelperOf = dict,
-        helper_wait_s: HelperWait = lambda _: None,
+        helper_wait_s: HelperWait = lambda *_: None,
     ) -> None:
         """Prepare; no node was looked at yet. `helper_of` returns the helper job of each node that has one."""
         self._job, self._nodes, self._helper_of, self._helper_wait_s = job, nodes, helper_of, helper_wait_s
@@ -266,10 +266,11 @@ class AttemptStarter:
             check_ranks(spec.phases, count * spec.ranks_per_node, spec.ranks_per_node)
 
         def weighed() -> Weighed | None:
-            needed, helper_s = self._nodes.needed, self._helper_wait_s(spec.slurm.nodes - count)
+            needed, left_s = self._nodes.needed, self._nodes.job_left_s()
+            helper_s = self._helper_wait_s(spec.slurm.nodes - count, left_s)
             if helper_s is None and not self._nodes.can_requeue:
                 return None
-            work = work_left(job.run, spec, committed_step(job.run, spec), self._nodes.job_left_s())
+            work = work_left(job.run, spec, committed_step(job.run, spec), left_s)
             assert work is not None  # recovery in memory is that of zslurm's own trainer
             wait_s = expected_wait_s(job.history(), spec.aegis) if self._nodes.can_requeue else None
             return weigh(work, count, needed, in_use, wait_s, helper_s)

@@ -66,8 +66,8 @@ _USUAL_REASONS = frozenset(["", "Priority", "Resources", "BeginTime", "SchedDefe
 
 HelperOf = Callable[[], Mapping[str, str]]
 """Returns the helper job of each node that belongs to one."""
-HelperWait = Callable[[int], float | None]
-"""Returns `HelperJobs.expected_wait_s` of a number of nodes."""
+HelperWait = Callable[[int, float | None], float | None]
+"""Returns what `HelperJobs.expected_wait_s` does."""
 
 
 @dataclass
@@ -140,7 +140,7 @@ class HelperJobs:
         try:
             scripts.mkdir(exist_ok=True)
             script = scripts / f"{len(list(scripts.glob('*.sh'))) + 1:04d}-{self._job.job_id}.sh"
-            write_atomically(script, self._script(wanted))
+            write_atomically(script, self._script(wanted, self._nodes.job_left_s()))
         except (OSError, ZslurmError) as error:
             yield self._refused(str(error))
             return
@@ -155,17 +155,21 @@ class HelperJobs:
         self._helpers.append(_Helper(number, str(script), time.time()))
         self._start_work()
 
-    def expected_wait_s(self, number: int) -> float | None:
+    def expected_wait_s(self, number: int, left_s: float | None) -> float | None:
         """Return the seconds that a helper job would wait; None if there can be none, or that is not known.
 
         Ranks may wait for the answer, so Slurm is asked once, and not for long.
+
+        Args:
+            number: nodes that it asks for.
+            left_s: seconds until the time limit of the run's job; None if it has none, or it is not known.
         """
         if number < 1 or not self._job.spec.may_ask_for_helpers:
             return None
         client = SlurmClient(self._job.environ, timeout_s=_ESTIMATE_S, retries=Retries(attempts=1))
         estimate_s: float | None = None
         try:
-            estimate = client.estimate_start(self._script(AskForHelper(number)))
+            estimate = client.estimate_start(self._script(AskForHelper(number), left_s))
             estimate_s = None if estimate is None else round(estimate.time.timestamp() - time.time(), 1)
         except SlurmUnavailable:
             pass
@@ -220,14 +224,14 @@ class HelperJobs:
     def _present(self) -> list[_Helper]:
         return [helper for helper in self._helpers if helper.over is None]
 
-    def _script(self, wanted: AskForHelper) -> str:
+    def _script(self, wanted: AskForHelper, left_s: float | None) -> str:
         """Return the script of a helper job.
 
         Raises:
             ZslurmError: the run's job ends too soon.
             OSError: the script of the run cannot be read.
         """
-        job, spec, left_s = self._job, self._job.spec, self._nodes.job_left_s()
+        job, spec = self._job, self._job.spec
         if left_s is not None and left_s < _SHORTEST_S:
             raise ZslurmError(f"the run's job ends in {left_s:.0f} s")
         used = [node for helper in self._present() for node in helper.nodes]

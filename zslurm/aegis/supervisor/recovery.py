@@ -189,9 +189,10 @@ class Recovery:
     def _find_nodes(self, action: FindNodes) -> Resources:
         job, work, helper_wait_s = self.job, None, None
         if action.weigh_from is not None and job.on_slurm:
-            work = work_left(job.run, job.spec, action.weigh_from, self.nodes.job_left_s())
-            missing = job.spec.slurm.nodes - len(self.nodes.usable(action.excluded))
-            helper_wait_s = None if self._helpers is None else self._helpers.expected_wait_s(max(1, missing))
+            left_s = self.nodes.job_left_s()
+            work = work_left(job.run, job.spec, action.weigh_from, left_s)
+            missing = max(1, job.spec.slurm.nodes - len(self.nodes.usable(action.excluded)))
+            helper_wait_s = None if self._helpers is None else self._helpers.expected_wait_s(missing, left_s)
         resources = self.nodes.resources(
             action.excluded, action.in_use, look_elsewhere=action.look_elsewhere, work=work
         )
