@@ -120,7 +120,7 @@ class Site:
 
     def reports(self, *events: dict[str, Any], step: int = 5) -> None:
         for event in events:
-            self.tell(StoreReported(event, self.now))
+            self.tell(StoreReported(event, self.now, self.now))
         self.tick(step)
 
     def lose(self, *ranks: int, dead: tuple[str, ...] = (), kind: FaultKind = RANK_KILLED, step: int = 5) -> bool:

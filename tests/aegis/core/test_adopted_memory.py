@@ -129,7 +129,7 @@ class Adopted(Site):
 
     def take_outcome(self) -> None:
         assert self.outcome is not None
-        self.tell(StoreReported(self.outcome, self.now))
+        self.tell(StoreReported(self.outcome, self.now, self.now))
 
 
 def test_the_next_generation_follows_on_the_one_that_was_found() -> None:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from tests.aegis.recorded import Recorder
-from zslurm.aegis.core.following import FollowState, Requeue, RunRead, follow
-from zslurm.aegis.core.messages import ProgressRead
+from zslurm.aegis.core.following import FollowState, ReadRun, Requeue, RunRead, StopBetween, follow
+from zslurm.aegis.core.messages import ProgressRead, StopState
 from zslurm.aegis.core.policy.history import history_of
 from zslurm.aegis.types import Decision
 from zslurm.config.aegis import AegisSection
@@ -33,3 +33,13 @@ def test_a_requeued_job_may_use_the_nodes_again_that_were_allowed_or_whose_exclu
     assert action.excluded == {"node2", "node3", "node4"}
     # A person has excluded node8 again, and the run file node9.
     assert action.expired == {"node1", "node5", "node7"}
+
+
+def test_a_requeue_that_an_earlier_supervisor_has_decided_is_not_recorded_again() -> None:
+    stop = StopState(True, "SIGUSR2", "SIGUSR2", comes_back=True)
+    state = FollowState(AegisSection(), 2, stop=stop)
+    decided = Decision("requeue", "the time limit of the job; requeue")
+    assert follow(state, StopBetween(decided)) == [ReadRun()]
+    (action,) = follow(state, RunRead(history_of([]), ProgressRead(-1, None), 0, Recorder().clock))
+    assert isinstance(action, Requeue)
+    assert action.decision == decided

@@ -34,7 +34,7 @@ class Moving(Site):
 
     def moved(self, number: int, step: int = 6) -> None:
         report = {"event": "recovered", "number": number, "step": step, "rolled_back": 0}
-        self.tell(StoreReported(report, self.now))
+        self.tell(StoreReported(report, self.now, self.now))
 
     @property
     def planned(self) -> list[tuple[str, str]]:

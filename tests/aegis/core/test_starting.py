@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from zslurm.aegis.core.starting import nodes_to_skip, prefer_others, returned_nodes
+from tests.aegis.recorded import Recorder
+from zslurm.aegis.core.starting import decided_requeue, nodes_to_skip, prefer_others, returned_nodes
+from zslurm.run.events import AttemptEnded, AttemptStarted, Decided, Requeued
+from zslurm.run.events.event import select
 from zslurm.run.exclusions import Exclusion
 
 
@@ -45,3 +48,25 @@ def test_nodes_are_skipped_only_if_spares_and_exclusions_are_left(
 ) -> None:
     held = {"n0": "held", "n1": "held"}
     assert nodes_to_skip(held, nodes, needed, allowed) == (held if is_skipped else {})
+
+
+@pytest.mark.parametrize(
+    ("rows", "job_id", "is_pending"),
+    [
+        (Recorder().decided("requeue"), "17", True),
+        (
+            Recorder().failed("node_dead").event("requeued", excluded="", reason="because").decided("requeue"),
+            "17",
+            True,
+        ),
+        (Recorder().decided("requeue"), "18", False),  # that job has ended
+        (Recorder().decided("requeue").event("requeued", excluded="", reason="because"), "17", False),
+        (Recorder().decided("requeue").started(), "17", False),
+        (Recorder().failed("rank_killed"), "17", False),  # the ranks were to start again
+    ],
+)
+def test_a_requeue_that_was_decided_is_pending_until_it_is_recorded_or_ranks_start(
+    rows: Recorder, job_id: str, *, is_pending: bool
+) -> None:
+    events = list(select(rows.rows, AttemptStarted, AttemptEnded, Requeued, Decided))
+    assert (decided_requeue(events, job_id) is not None) == is_pending

@@ -226,6 +226,8 @@ def what_is_recoverable_costs_no_restart(run: Run, schedule: Schedule) -> Iterat
             ready_at = ready_at or run.world.now + 5  # the processes of the spare are ready as well
         elif ready_at is None or ready_at > harm[0].at:
             yield None
+        elif row["event"] == "step_killed" and run.world.committed >= run.world.total:
+            yield None  # the ranks are done: only srun waits until Slurm knows that a node died
         elif row["event"] != "recovered_in_memory" or row["rolled_back"] > 1:
             what = f"{row['event']}: {row.get('reason')}"
             yield Violation("what is recoverable in memory costs no restart", run.world.now, what)

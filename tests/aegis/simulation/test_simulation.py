@@ -118,6 +118,78 @@ FOUND = {
     "Slurm preempts the job while it does not answer for longer than a minute": Schedule(
         6, 0, 6, (Happening(5, "answers_unknown", 4, 100), Happening(12, "preempted", 5, 100))
     ),
+    "a supervisor decides a requeue before ranks have started, and dies": Schedule(
+        3, 0, 3, (Happening(1, "supervisor_killed", 9), Happening(2, "time_is_up"))
+    ),
+    "a node dies in the second in which its ranks finish": Schedule(
+        5, 1, 6, (Happening(86, "node_dies", 4),), in_memory=True, least=4
+    ),
+    "a rank is killed, no port can be tried, and the last reports of another node are late": Schedule(
+        4,
+        0,
+        4,
+        (
+            Happening(7, "rank_killed", 12),
+            Happening(7, "answers_unknown", 0, 6),
+            Happening(9, "reports_late", 3, 3),
+        ),
+    ),
+    "a node is left for its GPU, no port can be tried, and the last reports of another node are late": Schedule(
+        3,
+        0,
+        4,
+        (
+            *(Happening(45, "rank_killed", 43), Happening(45, "ecc_error", 20)),
+            *(Happening(45, "answers_unknown", 35, 3), Happening(45, "reports_late", 18, 3)),
+        ),
+        in_memory=True,
+    ),
+    "an agent is silent long after the ranks have ended, while Slurm is asked who stopped them": Schedule(
+        3,
+        0,
+        3,
+        (
+            *(Happening(7, "preempted", 20, 1), Happening(8, "slurm_away", 50, 100)),
+            *(Happening(8, "supervisor_killed", 59), Happening(91, "agent_stalls", 4, 10)),
+        ),
+        least=2,
+    ),
+    "a link is up again in the second in which the agent of another node counts as silent": Schedule(
+        3,
+        0,
+        3,
+        (Happening(44, "user_bug", 18), Happening(69, "agent_stalls", 10, 10), Happening(69, "nic_down", 3, 6)),
+        in_memory=True,
+    ),
+    "a link is up again while the next supervisor starts": Schedule(
+        3,
+        0,
+        3,
+        (Happening(3, "supervisor_killed", 2, 1), Happening(3, "nic_down", 14, 10)),
+        in_memory=True,
+        helped=True,
+    ),
+    "a node dies when as many are excluded as may be": Schedule(
+        10,
+        1,
+        13,
+        (
+            *(Happening(11, "ecc_error", 52), Happening(11, "node_dies", 42)),
+            *(Happening(13, "drained", 54, 20), Happening(59, "node_dies", 30)),
+        ),
+        in_memory=True,
+        least=9,
+    ),
+    "an old answer of Slurm calls a node down whose agent is silent": Schedule(
+        3,
+        0,
+        3,
+        (
+            Happening(43, "called_down", 19, 1),
+            Happening(43, "answers_late", 6, 40),
+            Happening(67, "agent_stalls", 19, 10),
+        ),
+    ),
 }
 """Schedules that violated an invariant, each as short as it could be made."""
 

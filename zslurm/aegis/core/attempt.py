@@ -309,6 +309,8 @@ class AttemptState:
         memory: recovery in memory; None if the attempt has none.
         moves: nodes that the ranks should leave as planned.
         cleared_at: when every process of it was ended, once it is over (monotonic seconds); None before.
+        unconfirmed: nodes and sensors whose faults an earlier supervisor recorded, and until when the first
+            report of the next agent is awaited (UNIX seconds): the faults may be over.
     """
 
     settings: AegisSection
@@ -339,6 +341,7 @@ class AttemptState:
     memory: MemoryState | None = None
     moves: MovesState = field(default_factory=MovesState)
     cleared_at: float | None = None
+    unconfirmed: dict[tuple[str | None, str], float] = field(default_factory=dict)
     changes: list[tuple[frozenset[int], bool]] = field(default_factory=list)
     """The ranks that each recovery has replaced, and whether it has left them out instead."""
     left_in_order: set[int] = field(default_factory=set)
@@ -420,6 +423,14 @@ class AttemptState:
             nodes=self.nodes,
             progressed_at=self.progress.progressed_at,
         )
+
+    def confirmed_summary(self, wall: float) -> AttemptSummary:
+        """Return the summary without faults that may be over, for all that the present agents have reported."""
+        summary = self.summary(wall)
+        if not any(wall < until for until in self.unconfirmed.values()):
+            return summary
+        faults = [f for f in summary.faults if wall >= self.unconfirmed.get((f.node, f.source), wall)]
+        return replace(summary, faults=tuple(faults))
 
     def has_root(self, wall: float, outcome: AttemptOutcome | None = None) -> bool:
         """Return whether something is known that may be why the attempt ended, or ends."""

@@ -109,7 +109,9 @@ class DecisionFound:
 
 @dataclass(frozen=True)
 class StopBetween:
-    """The run is asked to stop while no ranks run."""
+    """The run is asked to stop while no ranks run; an earlier supervisor may have `decided` what follows."""
+
+    decided: Decision | None = None
 
 
 @dataclass(frozen=True)
@@ -318,7 +320,10 @@ def follow(state: FollowState, event: FollowEvent) -> list[FollowAction]:
             state.outcome = event.outcome
             return [*_exclude(state, event.decision, event.attempt), *_carry_out(state, event.decision)]
         case StopBetween():
-            return _stop_between(state, state.failed)
+            if event.decided is None:
+                return _stop_between(state, state.failed)
+            state.outcome = _interrupted(state, state.failed)
+            return _carry_out(state, event.decided)
         case NodesOffered():
             return _take_offer(state, event)
         case NodesCounted():

@@ -10,7 +10,7 @@ longer than aegis.recovery_s, leaves the attempt as it would have been without: 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable
 from dataclasses import replace
 from typing import Any
 
@@ -82,7 +82,7 @@ def take_report(state: AttemptState, event: StoreReported) -> list[CoreAction]:
                 regrouping.plan_again |= regrouping.awaits_warm
             return announce(state)
         case "recovered" if number == memory.number and regrouping is not None:
-            return _recover(state, regrouping, report, event.now)
+            return _recover(state, regrouping, event)
         case "off":
             return _turn_off(state, str(report.get("reason")))
         case "boundary":
@@ -193,19 +193,24 @@ def recover_without(state: AttemptState, now: float, wall: float) -> list[CoreAc
 
 def _faulty_nodes(state: AttemptState, wall: float) -> dict[str, str]:
     """Return the nodes of ranks that the run must leave for a fault, with what it is; none beyond the limit."""
-    memory, settings = memory_of(state), state.settings
-    roots = roots_of(state.summary(wall), settings)
-    exclude = attribute(roots, state.summary(wall), state.history, settings).exclude
+    settings, summary = state.settings, state.confirmed_summary(wall)
+    roots = roots_of(summary, settings)
+    exclude = attribute(roots, summary, state.history, settings).exclude
     faulty = {
         fault.node: fault.rule.message
         for fault in reversed(roots)
         if fault.rule.in_memory == "node" and fault.node in exclude and fault.node in state.rank_nodes
     }
-    excluded = {*excluded_by_run(state.history.exclusions, wall), *memory.left, *state.overcome_nodes}
     if faulty.keys() >= set(state.rank_nodes):  # no rank would be left to continue
         return {}
-    allowed = len(excluded | faulty.keys()) <= most_excluded(settings, len(state.nodes))
+    allowed = len(_excluded(state, wall) | faulty.keys()) <= most_excluded(settings, len(state.nodes))
     return {node: why for node, why in faulty.items() if node is not None} if allowed else {}
+
+
+def _excluded(state: AttemptState, wall: float) -> set[str]:
+    """Return the nodes that the run excludes, and those that it has left in this attempt."""
+    left = memory_of(state).left | state.overcome_nodes
+    return excluded_by_run(state.history.exclusions, wall) | left
 
 
 def _consider(state: AttemptState, now: float, wall: float) -> list[CoreAction]:
@@ -431,11 +436,10 @@ def _end_expelled(state: AttemptState) -> list[CoreAction]:
     return [EndRanks(ranks)] if ranks else []
 
 
-def _recover(
-    state: AttemptState, regrouping: Regrouping, report: Mapping[str, Any], now: float
-) -> list[CoreAction]:
+def _recover(state: AttemptState, regrouping: Regrouping, event: StoreReported) -> list[CoreAction]:
     """Take that the newest generation trains: its processes are the ranks now."""
     memory, plan, lost = memory_of(state), regrouping.plan, frozenset(regrouping.lost)
+    report, now = event.report, event.now
     step, rolled_back = int(report.get("step", -1)), int(report.get("rolled_back", 0))
     size = len(memory.members)
     resized = len(plan.members) != size
@@ -447,24 +451,28 @@ def _recover(
     move, memory.move, memory.overtaken = memory.move, None, None
     # Exclusions come first: a supervisor that finds the recovery recorded does not exclude a node for it.
     actions, dead = list[CoreAction](), frozenset(regrouping.dead)
-    if dead:
+    faulty = sorted(memory.expelled.keys() & {state.rank_nodes[rank] for rank in lost})
+    excluded = _excluded(state, event.wall).union(faulty)
+    room = max(0, most_excluded(state.settings, len(state.nodes)) - len(excluded))
+    # Beyond the limit nodes are only left: Slurm knows of those that died, as in `Policy.over_a_limit`.
+    if excludable := tuple(sorted(dead - excluded)[:room]):
         how = "the ranks of the others continue" if resized else "its ranks continue on a spare"
-        actions.append(Exclude(tuple(sorted(dead)), f"{compress(dead)} died, and {how}", state.number))
+        actions.append(Exclude(excludable, f"{compress(excludable)} died, and {how}", state.number))
     if joined:
         joining = RanksJoined(
             attempt=state.number, generation=memory.number, ranks=joined, step=step, rolled_back=rolled_back,
             world_size=len(memory.members), seconds=seconds, nodes=nodes,
         )  # fmt: skip
         actions.append(Record(joining))
-    for node in sorted(memory.expelled.keys() & {state.rank_nodes[rank] for rank in lost}):
+    for node in faulty:
         how = "the ranks of the others continue" if resized else "its ranks continue on a spare"
         actions.append(Exclude((node,), f"{node}: {memory.expelled[node]}, and {how}", state.number))
         memory.leave(node)
     if move is not None and move.off:
         memory.leave(move.off)
-        actions.append(
-            Exclude((move.off,), f"the ranks moved off it: {move.reason}", state.number, move.request is not None)
-        )
+        reason, is_asked = f"the ranks moved off it: {move.reason}", move.request is not None
+        if is_asked or len(excludable) < room:
+            actions.append(Exclude((move.off,), reason, state.number, is_asked))
         moved = RanksMoved(
             attempt=state.number, generation=memory.number, off=move.off, ranks=list(move.ranks), step=step,
             rolled_back=rolled_back, seconds=seconds, nodes=nodes, reason=move.reason, request=move.request,

@@ -269,6 +269,7 @@ class StoreReported:
 
     report: Mapping[str, Any]
     now: float
+    wall: float
 
 
 @dataclass(frozen=True)

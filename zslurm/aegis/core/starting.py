@@ -8,7 +8,15 @@ from dataclasses import dataclass
 from zslurm.aegis.core.policy.outcome import AttemptOutcome
 from zslurm.aegis.fault_kinds import NODE_DEAD
 from zslurm.aegis.types import Decision
-from zslurm.run.events import AttemptEnded, AttemptStarted, Decided, DeputyActed, FaultDetected, RequeuedByUser
+from zslurm.run.events import (
+    AttemptEnded,
+    AttemptStarted,
+    Decided,
+    DeputyActed,
+    FaultDetected,
+    Requeued,
+    RequeuedByUser,
+)
 from zslurm.run.events.event import Event
 from zslurm.run.exclusions import Exclusion
 
@@ -37,6 +45,22 @@ def pending_decision(
     if not (decisions and outcomes):
         return None
     return PendingDecision(decisions[-1], outcomes[-1], attempt)
+
+
+def decided_requeue(events: Sequence[Event], job_id: str) -> Decision | None:
+    """Return the requeue that an earlier supervisor decided and perhaps did not carry out; None if there is none.
+
+    Args:
+        events: of the run.
+        job_id: of the present job.
+    """
+    pending: Decision | None = None
+    for event in events:
+        if isinstance(event, AttemptStarted | AttemptEnded | Requeued):
+            pending = None
+        elif isinstance(event, Decided):
+            pending = Decision.of(event.row) if event.job_id == job_id else None
+    return pending if pending is not None and pending.action == "requeue" else None
 
 
 def nodes_to_start_on(

@@ -17,6 +17,7 @@ from typing import Any
 from zslurm.aegis.core import hanging, helpers, memory, moves
 from zslurm.aegis.core.attempt import GONE, AttemptState
 from zslurm.aegis.core.detection.attempt_progress import GONE_S
+from zslurm.aegis.core.detection.sensor_faults import has_an_end
 from zslurm.aegis.core.messages import (
     AgentGivenUp,
     AskAbout,
@@ -63,8 +64,8 @@ from zslurm.aegis.core.policy.history import fault_of
 from zslurm.aegis.core.policy.outcome import stopped_in_order
 from zslurm.aegis.core.policy.policy import alarm
 from zslurm.aegis.core.root_cause import is_orderly, stalled_networks, without_overcome
-from zslurm.aegis.fault_kinds import NET_CONFIG, NODE_DEAD, RANK_HANG, SENSOR_UNAVAILABLE, STRAGGLER
-from zslurm.aegis.protocol import AgentReport
+from zslurm.aegis.fault_kinds import AGENT_LOST, NET_CONFIG, NODE_DEAD, RANK_HANG, SENSOR_UNAVAILABLE, STRAGGLER
+from zslurm.aegis.protocol import AgentReport, SensorReport
 from zslurm.aegis.types import OF_STEP, Fault
 from zslurm.run.events import (
     FaultDetected,
@@ -230,6 +231,8 @@ def _event_of(fault: Fault, attempt: int) -> FaultDetected:
 def _take_report(state: AttemptState, event: ReportReceived) -> list[CoreAction]:
     report = event.report
     state.detector.feed(report, event.now, event.wall)
+    if isinstance(report, SensorReport) and report.first:
+        state.unconfirmed.pop((report.stamp.node, report.sensor), None)
     if isinstance(report, AgentReport) and report.event == "signalled":
         return [LookForPreemption()]
     return []
@@ -311,11 +314,16 @@ def _detect(state: AttemptState, event: Tick) -> list[CoreAction]:
         event.wall,
         dead=failed,
         lost_peers=_has_unexplained_losses(state, event),
+        ended_at=state.cleared_at,
         own_node=state.own_node,
         halted_by=_halted_by(state, event),
     )
-    # Nothing hangs that is over, and ranks that regroup wait for each other.
+    # Nothing hangs that is over, and ranks that regroup wait for each other. A helper that is over has no agent.
     waits = event.over or (state.memory is not None and state.memory.active)
+    helper_nodes = state.memory.ended_helpers if state.memory is not None else set()
+    faults = [
+        fault for fault in faults if not (fault.kind in (NODE_DEAD, AGENT_LOST) and fault.node in helper_nodes)
+    ]
     actions = note(state, (fault for fault in faults if not (waits and fault.kind == RANK_HANG)))
     if state.on_slurm:
         asked = state.nodes_heard.begin_questions(event.now, state.nodes)
@@ -407,6 +415,8 @@ def _resume(state: AttemptState, event: Resumed) -> list[CoreAction]:
         state.asked_before |= isinstance(recorded, StopAsked)
         state.killed_before |= isinstance(recorded, StepKilled)
     state.detector.restore(state.faults)
+    until = event.wall + state.settings.heartbeat_timeout_s
+    state.unconfirmed = {(f.node, f.source): until for f in state.faults if has_an_end(f)}
     of_srun = event.in_log[: state.ends_taken]
     state.failures = [reduced for failure in of_srun if (reduced := state.of_ranks(failure)) is not None]
 
@@ -468,7 +478,8 @@ def _assess_faults(state: AttemptState, event: Tick) -> None:
     if state.has_serious_faults:
         summary = state.summary(event.wall)
         if state.settings.mode == "act":
-            state.alarm = alarm(summary, state.history, state.settings, spares=_spares(state))
+            confirmed = state.confirmed_summary(event.wall)
+            state.alarm = alarm(confirmed, state.history, state.settings, spares=_spares(state))
         state.faults = without_overcome(summary, state.settings)
     state.assessed, state.assess_at = len(state.faults), event.now + _ASSESS_S
 

@@ -97,6 +97,7 @@ class Run(RunRecord):
         if len(usable) < self.asked:
             self.why = f"{counted(self.asked, 'node is', 'nodes are')} needed, and {len(usable)} usable"
             return
+        self.end_helpers()  # those of the start before it
         self.allocated = usable[: self.asked]
         world.time_is_up, world.preempted_until = False, None
         self.left, self.dead, self.alive = set(range(1, world.attempts + 1)), set(), True
@@ -104,7 +105,6 @@ class Run(RunRecord):
         self.starts += 1
         for name in self.allocated:
             world.by_name[name].is_new, world.by_name[name].signalled = True, False
-        self.end_helpers()  # those of the start before it
         self.supervisor = SimulatedSupervisor(self)
 
     def _leaves_nodes(self, supervisor: SimulatedSupervisor) -> bool:

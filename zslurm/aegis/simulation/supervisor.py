@@ -86,6 +86,7 @@ from zslurm.aegis.core.messages import (
 )
 from zslurm.aegis.core.policy.outcome import AttemptOutcome
 from zslurm.aegis.core.policy.shrinking import Weighed, expected_wait_s, weigh, why_not_fewer
+from zslurm.aegis.core.starting import decided_requeue
 from zslurm.aegis.core.step import step
 from zslurm.aegis.fault_kinds import PEER_LOST, RANK_KILLED, USER_ERROR
 from zslurm.aegis.simulation.run_record import RunRecord
@@ -94,12 +95,16 @@ from zslurm.aegis.simulation.world import KILL_S, STEP_S
 from zslurm.aegis.types import Decision, Fault, Resources, WorkLeft
 from zslurm.core.errors import Exit
 from zslurm.run.events import (
+    AttemptEnded,
+    AttemptStarted,
+    Decided,
     FaultDetected,
     RanksEnded,
     RanksExpelled,
     RanksJoined,
     RanksMoved,
     RecoveredInMemory,
+    Requeued,
     StepKilled,
     StopAsked,
 )
@@ -194,7 +199,8 @@ class SimulatedSupervisor:
             self._look_for_preemption()
             self._following.stop = self._stop()
             if self._following.stop.asked:
-                self._tell_follow(StopBetween())
+                events = list(select(self.run.rows, AttemptStarted, AttemptEnded, Requeued, Decided))
+                self._tell_follow(StopBetween(decided_requeue(events, "1")))
             elif not self._slurm_answers:
                 return  # no step can be started
             elif self._next_nodes:
@@ -266,7 +272,7 @@ class SimulatedSupervisor:
         if self.state is not None and self.state.memory is not None and self._found is not None:
             self.tell(MemoryResumed(self._found.pending, self._found.died, float(self.world.now)))
             if self._found.outcome is not None:
-                self.tell(StoreReported(self._found.outcome, float(self.world.now)))
+                self.tell(StoreReported(self._found.outcome, float(self.world.now), self.wall))
 
     # --- one attempt --------------------------------------------------------------------------------------------
 
@@ -452,7 +458,7 @@ class SimulatedSupervisor:
         world, now, store = self.world, float(self.world.now), self.world.store
         if store is not None:
             while store.reports:
-                self.tell(StoreReported(store.reports.pop(0), now))
+                self.tell(StoreReported(store.reports.pop(0), now, self.wall))
             while store.ends:
                 member, failure = store.ends.pop(0)
                 self.tell(WarmEnded(member, failure, {}, now))

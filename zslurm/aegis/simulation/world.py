@@ -198,7 +198,7 @@ class World:
         """Note what nobody can tell from a fault of a node whose agent is silent."""
         if self._is_halted_by(node):
             self.guilty.setdefault(node.name, "its agent was silent while the ranks halted, as if it was dead")
-        if self.now < node.called_down_until:
+        if self.is_called_down(node):
             self.guilty.setdefault(node.name, "Slurm called it down while its agent was silent")
 
     def _is_halted_by(self, node: NodeTruth) -> bool:

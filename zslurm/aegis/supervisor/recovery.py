@@ -42,7 +42,7 @@ from zslurm.aegis.core.following import (
 from zslurm.aegis.core.messages import NO_ANSWER, Exclude, LookForPreemption, ProgressRead, Record
 from zslurm.aegis.core.policy.outcome import AttemptOutcome
 from zslurm.aegis.core.policy.policy import most_excluded
-from zslurm.aegis.core.starting import HELD_S, PendingDecision, nodes_to_skip
+from zslurm.aegis.core.starting import HELD_S, PendingDecision, decided_requeue, nodes_to_skip
 from zslurm.aegis.notify.recorder import Recorder
 from zslurm.aegis.supervisor.agents.agents import Agents
 from zslurm.aegis.supervisor.gpu_test import try_gpu
@@ -54,7 +54,15 @@ from zslurm.aegis.supervisor.spare_checks import CHECK_S, unfit_spares
 from zslurm.aegis.supervisor.work_left import committed_step, work_left
 from zslurm.aegis.types import Resources
 from zslurm.core.errors import ZslurmError
-from zslurm.run.events import AttemptEnded, AttemptStarted, ExclusionFailed, GpuTested, Requeued, WaitGivenUp
+from zslurm.run.events import (
+    AttemptEnded,
+    AttemptStarted,
+    Decided,
+    ExclusionFailed,
+    GpuTested,
+    Requeued,
+    WaitGivenUp,
+)
 from zslurm.run.events.event import select
 from zslurm.run.exclusions import excluded_by_run
 from zslurm.run.metrics.tail import last_step_at
@@ -114,7 +122,9 @@ class Recovery:
 
     def asked_between(self) -> AttemptOutcome:
         """Return how the run ends in this job if it is asked to stop while no ranks run."""
-        outcome, _ = self._tell(StopBetween())
+        kinds = (AttemptStarted, AttemptEnded, Requeued, Decided)
+        events = list(select(read_jsonl(self.job.run.events), *kinds))
+        outcome, _ = self._tell(StopBetween(decided_requeue(events, self.job.job_id)))
         assert outcome is not None  # no ranks start
         return outcome
 

@@ -37,9 +37,9 @@ TABLE: list[tuple[Reach, tuple[Reach, ...], RanksElsewhere, bool]] = [
     ("nothing", ("nothing", "answers"), "lost_peers", False),
     # A management network that is away while the training continues on another one.
     ("nothing", ("nothing", "nothing"), "moving", False),
-    # Slurm does not show the port: broken connections between ranks are enough. A halt is not, for a file system
-    # that stalls on the node halts its agent and its ranks alike.
-    ("unknown", ("unknown",), "lost_peers", True),
+    # Slurm does not show the port: ranks that halt or lost peers are not enough. A file system that stalls on the
+    # node halts its agent and its ranks alike, and a rank that was killed elsewhere breaks connections.
+    ("unknown", ("unknown",), "lost_peers", False),
     ("unknown", ("unknown",), "halted", False),
     ("unknown", ("unknown",), "unknown", False),
     # No neighbour answers: it is the supervisor that is cut off.

@@ -44,6 +44,8 @@ class DeadNodes:
         """Nodes that were found dead, and have not been heard since."""
         self._declared: set[str] = set()
         self._halted_by: set[str | None] = set()
+        self._explained_at, self._explained_by = float("-inf"), frozenset[str | None]()
+        """When something explained a halt last, and what did."""
         self._own_node: str | None = None
         self._own_silent_at = float("-inf")
         self.is_cut_off = False
@@ -57,6 +59,7 @@ class DeadNodes:
         declared: Mapping[str, str],
         *,
         lost_peers: bool,
+        ended_at: float | None = None,
         halted_by: Collection[str | None] = (),
         own_node: str | None = None,
     ) -> list[Fault]:
@@ -71,15 +74,18 @@ class DeadNodes:
             self._own_silent_at = now
         own_is_unknown = now - self._own_silent_at <= LATE_S  # its sensors report after its agent
         self._halted_by = set(halted_by) | ({own_node} if own_is_unknown else set())
+        if self._halted_by:
+            self._explained_at, self._explained_by = now, frozenset(self._halted_by)
         declared_here = declared.keys() & progress.ranks_on.keys()
         asked_about = witnesses.keys() & progress.ranks_on.keys()
+        outlived = {name for name, node in nodes.items() if (node.heard or 0.0) > (ended_at or float("inf"))}
         faults: list[Fault] = []
         silent = []  # and no more than that is known
         for name in sorted(((unheard | asked_about) - self.dead) | (declared_here - self._declared)):
             why = declared.get(name)
             self._declared |= {name} & declared_here
             if why is None and name in witnesses:
-                why = self._confirmed(name, witnesses[name], now, lost_peers=lost_peers)
+                why = self._confirmed(name, witnesses[name], now, lost_peers=lost_peers and name not in outlived)
             if why is None and name in unheard & trouble.keys():
                 why = f"its agent misses heartbeats; {trouble[name]}"
             if why is not None and (name != own_node or name in declared):
@@ -95,7 +101,7 @@ class DeadNodes:
                 and progress.others_report(name, now)
                 and not progress.is_lost(name)
             ):
-                why = self._why_dead(name, now, lost_peers=lost_peers)
+                why = self._why_dead(name, now, lost_peers=lost_peers and name not in outlived)
             if why is not None:
                 faults.append(self._node_dead(name, why, now, wall))
             elif self._continues_without(name):
@@ -170,7 +176,8 @@ class DeadNodes:
     def _halted_s(self, name: str, now: float, least_s: float) -> float | None:
         """Return for how long no rank on other nodes has finished a step; None if that is nothing unusual.
 
-        It is unusual after `least_s` and twice the usual time of a step, and only between steps.
+        It is unusual after `least_s` and twice the usual time of a step, and only between steps. What explained a
+        halt, such as a link that is up again, explains it until then.
         """
         progress, limit = self._progress, self._progress.settings.heartbeat_timeout_s
         others = [
@@ -182,7 +189,8 @@ class DeadNodes:
         usual = progress.step_time_s
         if not others or usual is None or any(row.phase is not Phase.STEP for row in others):
             return None
-        halted_s = now - max(progress.front_moved, self._cut_off_at)
+        explained_at = self._explained_at if self._explained_by - {name} else float("-inf")
+        halted_s = now - max(progress.front_moved, self._cut_off_at, explained_at)
         return halted_s if halted_s >= max(least_s, 2 * usual) else None
 
     def _node_dead(self, name: str, why: str, now: float, wall: float) -> Fault:

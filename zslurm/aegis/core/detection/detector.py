@@ -120,6 +120,7 @@ class Detector:
         *,
         dead: Mapping[str, str] | None = None,
         lost_peers: bool = False,
+        ended_at: float | None = None,
         halted_by: Collection[str | None] = (),
         own_node: str | None = None,
     ) -> list[Fault]:
@@ -130,13 +131,16 @@ class Detector:
             wall: UNIX seconds; only written into the faults.
             dead: nodes that Slurm has declared failed (srun's "Node failure on"), with the reason.
             lost_peers: ranks complain of peers that have left, and none of those is known.
+            ended_at: when every process of the attempt was ended (monotonic seconds); None before. A node that was
+                heard later did not end it.
             halted_by: nodes that explain why no step is finished; None among them: nothing could be finished.
             own_node: the node that the supervisor itself runs on.
         """
         faults = self._sensors.take()
         if self._progress.ranks:
             faults += self._dead_nodes.check(
-                now, wall, dead or {}, lost_peers=lost_peers, halted_by=halted_by, own_node=own_node,
+                now, wall, dead or {}, lost_peers=lost_peers, ended_at=ended_at, halted_by=halted_by,
+                own_node=own_node,
             )  # fmt: skip
             if self._hangs.is_suspected(now):
                 faults += self._check_halt(now, wall)

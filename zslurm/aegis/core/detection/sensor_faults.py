@@ -40,7 +40,7 @@ class SensorFaults:
 
         What has no end, such as an ECC error, counts again when it is seen again.
         """
-        self._open = {key: fault for key, fault in self._open.items() if _has_an_end(fault)}
+        self._open = {key: fault for key, fault in self._open.items() if has_an_end(fault)}
         self._recorded.clear()
         self._new += [fault for fault in self._open.values() if fault.role == "root" and fault not in self._new]
 
@@ -87,7 +87,7 @@ class SensorFaults:
         return [
             replace(fault, time=time, cleared=True, line=f"{fault.nic or fault.gpu or sensor}: it is over")
             for key, fault in self._open.items()
-            if fault.node == node and fault.source == sensor and _has_an_end(fault) and key not in still
+            if fault.node == node and fault.source == sensor and has_an_end(fault) and key not in still
         ]
 
     def _unknown(self, named: list[Fault]) -> list[Fault]:
@@ -134,7 +134,7 @@ def _rises(known: Fault, fault: Fault) -> bool:
     return fault.kind == GPU_RAS_CORRECTABLE and fault.source == known.source == "gpu" and fault.line != known.line
 
 
-def _has_an_end(fault: Fault) -> bool:
+def has_an_end(fault: Fault) -> bool:
     """Return whether the sensor also reports when it is over; a line of a log never does."""
     return fault.rule.reports_end and fault.source not in ("kernel_log", "log")
 

@@ -86,8 +86,8 @@ def why_dead(report: WitnessReport, ranks: RanksElsewhere) -> str | None:
     slurmd, neighbours = slurmd_vote(report.slurmd), neighbours_vote(report.neighbours, ranks)
     if Vote.ALIVE in (slurmd, neighbours):
         return None
-    if ranks == "halted" and {report.slurmd, *report.neighbours.values()} == {"unknown"}:
-        return None  # no connection was tried: a file system that stalls there halts its agent and the ranks alike
+    if {report.slurmd, *report.neighbours.values()} == {"unknown"}:
+        return None  # no connection was tried, and ranks elsewhere halt or lose peers for other reasons as well
     if neighbours is Vote.ABSTAINS and (slurmd is Vote.ABSTAINS or report.slurmd == "refuses"):
         return None
     reasons = ["its agent misses heartbeats"]

@@ -127,7 +127,7 @@ class MemoryShell:
         """
         earlier, self._known = self._known, []
         for report in (*earlier, *self.store.poll()):
-            yield StoreReported(report, time.monotonic())
+            yield StoreReported(report, time.monotonic(), time.time())
         for member, failure in self._warm.ended():
             ends = {}
             if failure.exit_code == Exit.INTERRUPTED and member in members:
