@@ -34,7 +34,7 @@ from zslurm.train.parallel.world import DTYPES, World, choose_device, least_of_a
 from zslurm.train.parallel.zero import ZeroShards
 from zslurm.train.plan.activations import recomputed_layers
 from zslurm.train.plan.communication import RankGroup, bucket_bytes
-from zslurm.train.plan.memory import largest_head_chunk, with_least_recompute
+from zslurm.train.plan.memory import largest_head_chunk, plan_memory, with_least_recompute
 from zslurm.train.schedule import Plan
 from zslurm.train.shapes import owned_table
 from zslurm.train.telemetry.throughput import own_rate
@@ -124,7 +124,7 @@ def planned_by_all(config: TrainConfig, world: World) -> tuple[int, int | None]:
     """
     device, layers = world.device, config.model.layers
     on_gpu = device.type == "cuda"
-    memory = torch.cuda.get_device_properties(device).total_memory if on_gpu else 0
+    memory = _usable_memory(config, world) if on_gpu else 0
     smallest, local = (int(value) for value in least_of_all([memory, world.local_size], world))
     limit = smallest if on_gpu else None
     recomputing = with_least_recompute(config, world.size, limit, on_cpu=not on_gpu, local=local)
@@ -135,6 +135,16 @@ def planned_by_all(config: TrainConfig, world: World) -> tuple[int, int | None]:
     if chunk is not None:
         _LOG.info("logits exist for %s at one time, as memory allows", counted(chunk, "token"))
     return chosen, chunk
+
+
+def _usable_memory(config: TrainConfig, world: World) -> int:
+    """Return the bytes of the device that tensors may take; an MI300A also has the copy for a checkpoint."""
+    properties = torch.cuda.get_device_properties(world.device)
+    total = int(properties.total_memory)
+    if not getattr(properties, "is_integrated", False):
+        return total
+    plan = plan_memory(with_least_recompute(config, world.size, None, on_cpu=False), world.size, on_cpu=False)
+    return total - plan.staging
 
 
 def make_or_choose_levels(config: TrainConfig, world: World, facts: AgreedFacts | None) -> Levels | None:

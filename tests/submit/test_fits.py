@@ -12,6 +12,7 @@ from zslurm.config.spec import RunSpec
 from zslurm.core.errors import ConfigError
 from zslurm.submit.checks.fits import check_fits
 from zslurm.submit.resolve import resolve_run
+from zslurm.submit.size import card_of
 
 
 def spec_of(recipe: str, *overrides: str, cluster: str = "mi300x-pollara") -> RunSpec:
@@ -68,3 +69,21 @@ def test_documents_kept_apart_need_no_scores_on_gpus() -> None:
 def test_gpus_whose_memory_is_not_known_refuse_nothing() -> None:
     large = ("phases[0].micro_batch=128", "cluster.gpu_family=null", "cluster.gpu_type=gpu")
     assert check_fits(spec_of("zaya1-1b", *large)) == []
+
+
+def test_copies_of_the_state_take_the_memory_of_a_device_that_the_host_shares() -> None:
+    """On an MI300A they are in the memory of the GPU, once; on an MI300X the host has its own."""
+    run = ("slurm.nodes=2", "phases[0].micro_batch=8", "aegis.recovery=memory")
+    shared, own = (
+        card_of(spec_of("zaya1-3b", *run, cluster=c), None, "") for c in ("mi300a-slingshot", "mi300x-pollara")
+    )
+    assert own.copies == 0
+    assert shared.copies > 0
+    assert shared.memory is not None
+    assert shared.memory + shared.copies == 128 << 30
+    without = card_of(
+        spec_of("zaya1-3b", *run[:2], "aegis.recovery=restart", cluster="mi300a-slingshot"), None, ""
+    )
+    assert 0 < without.copies < shared.copies  # the copy of a checkpoint is there without recovery
+    with pytest.raises(ConfigError, match=r"each mi300a has .* besides .* of copies in the same memory"):
+        check_fits(spec_of("zaya1-3b", *run[:1], "phases[0].micro_batch=64", cluster="mi300a-slingshot"))

@@ -29,10 +29,17 @@ from zslurm.train.telemetry.flops import PEAKS, token_flops
 
 @dataclass(frozen=True)
 class Card:
-    """What is known of a GPU: FLOP/s at its peak in the run's format, and bytes of memory."""
+    """What is known of a GPU.
+
+    Attributes:
+        peak: FLOP/s at its peak in the run's format.
+        memory: its bytes that the trainer's tensors may take.
+        copies: bytes of the same memory that copies of the state take, if the host has no other (MI300A); else 0.
+    """
 
     peak: float | None
     memory: int | None
+    copies: int = 0
 
 
 @dataclass(frozen=True)
@@ -87,6 +94,9 @@ _CARD_GIB = {
 }
 """Memory of devices in telemetry's table of peaks that are sold with one size only."""
 
+_SHARED = frozenset([("MI300A",)])
+"""Devices whose memory is that of the host as well (AMD, MI300A data sheet)."""
+
 
 def card_of(spec: RunSpec, gib: float | None, device: str, *, on_cpu: bool = False) -> Card:
     """Return what is known of a run's GPUs: by `metrics.peak_tflops`, `gib`, and the name of the device.
@@ -99,7 +109,15 @@ def card_of(spec: RunSpec, gib: float | None, device: str, *, on_cpu: bool = Fal
     peak = {"bf16": row.bf16, "fp32": row.fp32}.get(spec.parallel.dtype) if row else None
     peak = spec.metrics.peak_tflops or peak
     gib = gib or (_CARD_GIB.get(row.words) if row else None)
-    return Card(peak * 1e12 if peak else None, int(gib * 2**30) if gib else None)
+    copies = _copies(spec) if row is not None and row.words in _SHARED and gib else 0
+    return Card(peak * 1e12 if peak else None, int(gib * 2**30) - copies if gib else None, copies)
+
+
+def _copies(spec: RunSpec) -> int:
+    """Return the bytes of copies of a rank's state, for checkpoints and for recovery in memory."""
+    local, ranks = spec.ranks_per_node, spec.world_size
+    plan = plan_memory(with_least_recompute(spec, ranks, None, on_cpu=False, local=local), ranks, on_cpu=False)
+    return plan.staging + (plan.copies if spec.recovers_in_memory else 0)
 
 
 def run_size(spec: RunSpec, card: Card, rates: Rates, *, on_cpu: bool) -> RunSize:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 from unittest import mock
@@ -24,13 +25,13 @@ def config_of(recompute: Any) -> TrainConfig:
     return TrainConfig.model_validate({"model": ModelConfig(), "phases": [PHASE], "parallel": parallel})
 
 
-def chosen(group: dist.ProcessGroup, memory: list[int]) -> list[int]:
+def chosen(group: dist.ProcessGroup, memory: list[int], *, is_integrated: bool = False) -> list[int]:
     """Return what a rank chooses alone, with its GPU's memory, and among all."""
     rank = dist.get_rank(group)
     world = World(rank, 2, 2, torch.device("cuda", rank), group, dist.HashStore())
     found = []
     for known in ([memory[rank]] * 2, memory):
-        properties = SimpleNamespace(total_memory=known[rank])
+        properties = SimpleNamespace(total_memory=known[rank], is_integrated=is_integrated)
         with (
             mock.patch.object(torch.cuda, "get_device_properties", lambda _, given=properties: given),
             mock.patch.object(
@@ -53,3 +54,12 @@ def test_all_ranks_recompute_as_many_layers_as_the_smallest_gpu_asks_for() -> No
     alone, together = ([each[way] for each in found] for way in (0, 1))
     assert alone[0] == 0 < alone[1]
     assert together == [alone[1]] * 2
+
+
+def test_a_device_that_shares_the_host_s_memory_has_less_for_the_trainer() -> None:
+    plan = plan_memory(config_of(False), 2, on_cpu=False, local=2)
+    memory = [int(1.2 * plan.peak)] * 2
+    own, shared = (in_group(partial(chosen, is_integrated=it), 2, memory) for it in (False, True))
+    assert own[0][0] == 0
+    assert plan.peak > 0.9 * (memory[0] - plan.staging)  # without the copy for a checkpoint it does not fit
+    assert shared[0][0] > 0

@@ -19,13 +19,14 @@ def check_fits(spec: RunSpec) -> list[str]:
     Raises:
         ConfigError: with the nearest setting that fits.
     """
-    memory = card_of(spec, None, "").memory
-    if memory is None:
+    card = card_of(spec, None, "")
+    if (memory := card.memory) is None:
         return []
     plan = _plan(spec, memory)
     if plan.peak <= (1 - LEFT_FREE) * memory:
         return []
     gpu = f"{spec.cluster.gpu_family or spec.cluster.gpu_type} has {show_bytes(memory)}"
+    gpu += f" besides {show_bytes(card.copies)} of copies in the same memory" if card.copies else ""
     need = f"memory of a rank: {show_bytes(plan.peak)} at the peak ({plan.peak_moment}), and each {gpu}"
     if plan.peak <= memory:
         return [f"{need}: little is left for the allocator and the network's library"]
