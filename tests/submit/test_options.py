@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from zslurm.job.preparation.interpreter import Interpreter
 from zslurm.job.step import slurm_step
 from zslurm.run.run_dir import RunDir
 from zslurm.slurm.sbatch_options import RESERVED
+from zslurm.slurm.version import NEEDED
 from zslurm.submit.checks.run import _check_heal
 from zslurm.submit.script.render import directives
 from zslurm.submit.slurm_launcher import check_slurm
@@ -121,6 +123,38 @@ def test_a_node_that_was_found_broken_is_not_asked_for_again(tmp_path: Path) -> 
     assert dict(directives(spec, run))["exclude"] == "n[1-2,4,7]"
     demanding = run_spec(tmp_path, slurm={"nodes": 1, "nodelist": "n4"}, cluster={"launcher": "slurm"})
     assert dict(directives(demanding, run))["exclude"] == "n7"
+
+
+def test_another_scheduler_is_refused_for_what_its_commands_lack(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Spur is asked, for a later version may have every option. Its version's text is from its source."""
+    make_corpus(tmp_path / "tokens.h5")
+    slurm = ScriptedSlurm(tmp_path / "bin", monkeypatch)
+    cluster = {"name": "lab", "launcher": "slurm"}
+    spec = run_spec(tmp_path, cluster=cluster)
+    shown = {program: list(options) for program, options in NEEDED.items()}
+    shown["srun"] = ["--overlap", "--distribution"]
+    shown["sbatch"].remove("--signal")
+
+    def write_spur() -> None:
+        for program, options in shown.items():
+            lines = "".join(f"      {option} <VALUE>  what it does\\n" for option in options)
+            version = '[ "$1" = --version ] && echo spur 0.12.0 && exit'
+            job = f'[ "$1" = --help ] || {{ echo Submitted batch job {FORGOTTEN}; exit; }}'
+            slurm.write_program(program, f"{version}\n{job}\nprintf '{lines}'")
+
+    write_spur()
+    lacks = (
+        "spur 0.12.0 is not Slurm, and its sbatch has no --signal; its srun has no --kill-on-bad-exit, --no-kill, "
+        "--unbuffered, --wait: a run needs them"
+    )
+    with pytest.raises(ConfigError, match=f"^{re.escape(lacks)}"):
+        submit(spec)
+    assert not (tmp_path / "runs").exists()
+    shown |= {program: list(options) for program, options in NEEDED.items()}
+    write_spur()
+    check_slurm(spec)
 
 
 # `sbatch --version` of SchedMD's and of Debian's build

@@ -22,7 +22,7 @@ from zslurm.slurm.jobs import FIELD_END, JobRecord
 from zslurm.slurm.run_command import HIDDEN, UNKNOWN_JOB, SlurmCommands, message_of
 from zslurm.slurm.states import JobState, parse_state
 from zslurm.slurm.topology import SlurmTopology, parse_topology
-from zslurm.slurm.version import Version, parse_version, test_only_is_safe
+from zslurm.slurm.version import NEEDED, Version, is_spur, missing_options, parse_version, test_only_is_safe
 
 # Messages of sacct where the site keeps no accounts.
 _NO_ACCOUNTING = ("accounting storage is disabled", "not running a supported accounting_storage plugin")
@@ -87,6 +87,24 @@ class SlurmClient(SlurmCommands):
             if self._version is None:
                 raise SlurmRefused(f"squeue --version: no version in `{' '.join(text.split())[:80]}`")
         return self._version
+
+    def why_not_slurm(self) -> str:
+        """Return what the commands of another scheduler lack that has Slurm's names for them; empty if nothing.
+
+        Its commands are asked, for later versions have more options.
+        """
+        try:
+            name = " ".join(self.run("squeue", "--version").stdout.split())
+        except ZslurmError:  # nothing is known of a wrapper without a version
+            return ""
+        if not is_spur(name):
+            return ""
+        lacks = []
+        for command in NEEDED:
+            answer = self.run(command, "--help")
+            if missing := missing_options(command, answer.stdout + answer.stderr):
+                lacks.append(f"{command} has no {', '.join(missing)}")
+        return f"{name[:80]} is not Slurm, and its {'; its '.join(lacks)}" if lacks else ""
 
     def estimate_start(self, script: str) -> StartEstimate | None:
         """Return when and where a batch script would start; None if Slurm does not show it. Nothing is submitted.

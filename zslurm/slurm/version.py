@@ -29,6 +29,14 @@ LACKS = (
 )
 """What a Slurm before each version lacks, as `zslurm init` notes it in the profile."""
 
+NEEDED = {
+    "sbatch": ("--signal", "--requeue", "--no-kill"),
+    "srun": ("--overlap", "--distribution", "--kill-on-bad-exit", "--no-kill", "--unbuffered", "--wait"),
+    "squeue": ("--Format",),
+}
+"""Options without which a run cannot be started or watched, by command. Every Slurm since 20.11 has them; Spur
+(ROCm/spur), which has commands of the same names, did not in version 0.8."""
+
 _TEST_ONLY_CRASHES = (((23, 11, 0), (24, 11, 2)), ((25, 5, 0), (25, 11, 7)))
 """From, and before: versions in which `sbatch --test-only` can crash slurmctld."""
 
@@ -53,6 +61,17 @@ def parse_version(text: str) -> Version | None:
     """
     match = _VERSION.search(text)
     return Version((int(match[1]), int(match[2]), int(match[3] or 0))) if match else None
+
+
+def is_spur(text: str) -> bool:
+    """Return whether what a command prints for `--version` is of AMD's scheduler Spur."""
+    return text.strip().lower().startswith("spur")
+
+
+def missing_options(command: str, help_text: str) -> list[str]:
+    """Return the options of `NEEDED` that a command's `--help` does not name."""
+    named = set(re.findall(r"--[\w-]+", help_text))
+    return [option for option in NEEDED[command] if option not in named]
 
 
 def shares_gpus(version: Version) -> bool:

@@ -48,12 +48,14 @@ def check_slurm(spec: RunSpec) -> None:
 
     Raises:
         SlurmUnavailable: there is no sbatch here.
-        ConfigError: this Slurm is too old, or no longer has an option.
+        ConfigError: this Slurm is too old, or no longer has an option, or another scheduler lacks some.
     """
     if shutil.which("sbatch") is None:
         raise SlurmUnavailable(
             "sbatch: not found on this machine; submit from a login node, or use --cluster local to train here"
         )
+    if why := SlurmClient().why_not_slurm():
+        raise ConfigError(f"{why}: a run needs them; use a Slurm, or --cluster local on one node")
     if spec.outlives_nodes and (why := why_not_shared(SlurmClient().version())):
         raise ConfigError(
             f"slurm.spares and aegis.min_nodes: {why}; leave them out, and a failed node costs a requeue"
