@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import os
+import sys
 from pathlib import Path
 
 import pytest
@@ -9,10 +12,12 @@ import pytest
 from tests import forked
 from tests.bench.alone import MACHINE
 from tests.cli.commands import PHASE, Shell
+from tests.job.fake_apptainer import FakeApptainer
 from zslurm.bench import train
 from zslurm.bench.result import read_result
 from zslurm.cli.bench.measurements import run_named
 from zslurm.cli.bench.run import Measure
+from zslurm.cluster.profile import profile_path
 from zslurm.core.errors import Exit
 
 
@@ -113,3 +118,30 @@ def test_what_is_wrong_is_one_line(shell: Shell, arguments: list[str], code: Exi
     assert done.code == code
     assert why in done.stderr
     assert (done.stdout, done.stderr.count("\n")) == ("", 1)
+
+
+@pytest.mark.parametrize("packages", ["host", "image"])
+def test_a_container_is_measured_from_inside(
+    shell: Shell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, packages: str
+) -> None:
+    """Ranks of runs are inside: its torch and libraries are what counts, and not this machine's."""
+    apptainer = FakeApptainer(tmp_path)
+    monkeypatch.setenv("PATH", f"{apptainer.directory}:{os.environ['PATH']}")
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(shell.directory / "config"))
+    container = {"image": str(apptainer.image), "python": sys.executable, "packages": packages}
+    path = profile_path("boxed")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps({"cluster": {"launcher": "local", "container": container}}))
+    words = ("--ranks", "1", "--pattern", "triad", "--min", "1MiB", "--max", "1MiB", "--out", "hbm.json")
+    shell.zslurm.ok("bench", "hbm", "--cluster", "boxed", *words)
+    assert read_result(shell.directory / "hbm.json").rows
+    (call,) = apptainer.calls
+    assert call["command"][-2:] == ["-m", "zslurm.bench.run.node"]
+    inside = call["pythonpath"]
+    assert (inside is not None and inside.startswith(f"{shell.directory}/.zslurm-bench-")) == (packages == "host")
+    assert not list(shell.directory.glob(".zslurm-bench-*"))
+
+    apptainer.image.unlink()
+    refused = shell.zslurm("bench", "hbm", "--cluster", "boxed", *words)
+    assert refused.code != Exit.DONE
+    assert "could not open image" in refused.stderr

@@ -24,7 +24,7 @@ from tests.waiting import wait_for
 from zslurm.config.spec import RunSpec
 from zslurm.core.errors import CheckFailed, ConfigError
 from zslurm.job.preparation import prepare as prepare_module
-from zslurm.job.preparation.container import check_container, container_interpreter, default_binds
+from zslurm.job.preparation.container import check_container, container_interpreter
 from zslurm.job.preparation.container_check import NEEDED, AbiCheck, check_rdma_abi, compare
 from zslurm.job.preparation.prepare import prepare
 from zslurm.job.step import local_step, slurm_step
@@ -105,13 +105,15 @@ def test_the_run_its_data_and_the_devices_are_bound_where_they_exist(
     monkeypatch.chdir(tmp_path)
     spec = run_spec(
         tmp_path / "project",
+        cluster={"name": "lab", "launcher": "slurm", "container": {"image": "/images/train.sif"}},
         data={"path": None, "sources": {"a": "/data/a.h5", "b": "/lustre/b.h5"}},
         checkpoint={"local_dir": "/nvme/me"},
     ).model_copy(update={"init": "ckpt:/weights/step-1"})
     run = RunDir(tmp_path / "project" / "runs" / "tiny")
     there = {run.path, tmp_path, *map(Path, ("/data", "/lustre", "/nvme", "/dev/shm", "/dev/kfd", "/dev/dri"))}
     there |= {Path("/sys/class/infiniband"), Path("/weights")}
-    assert default_binds(spec, run, exists=lambda path: path in there) == [
+    words = container_interpreter(spec, run, {}, exists=lambda path: path in there).command
+    assert [words[i + 1] for i, word in enumerate(words) if word == "--bind"] == [
         *(str(tmp_path), "/data", "/lustre", "/nvme", "/weights"),
         *("/dev/shm", "/dev/kfd", "/dev/dri", "/sys/class/infiniband"),
     ], "the run lies below the working directory"

@@ -10,11 +10,13 @@ from __future__ import annotations
 import logging
 import math
 import os
+import secrets
 import time
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from pathlib import Path
 
 from zslurm.bench.result import BenchResult, ResultWriter, Skipped
 from zslurm.bench.results.findings import add_findings
@@ -36,10 +38,14 @@ from zslurm.bench.run.messages import (
 )
 from zslurm.bench.run.nodes import named_nodes, srun_options
 from zslurm.bench.run.request import BenchProgress, BenchRequest
+from zslurm.bench.run.work_directory import PREFIX, WorkDirectory
 from zslurm.checkpoint_tools.quantities import counted
 from zslurm.cluster.rccl.environment import variables_of
 from zslurm.cluster.site import Site
 from zslurm.core.errors import ConfigError, SlurmRefused, SlurmUnavailable, ZslurmError
+from zslurm.job.preparation.code_copy import copy_package
+from zslurm.job.preparation.container import interpreter_inside
+from zslurm.job.preparation.interpreter import Interpreter
 from zslurm.slurm.client import SlurmClient
 from zslurm.slurm.environment import own_job_id
 from zslurm.slurm.hostlist import compress, expand
@@ -79,6 +85,7 @@ class _Run:
         self.nodes: dict[str, _Node] = {}
         self.began = time.monotonic()
         self.lost: list[str] = []
+        self.work: WorkDirectory | None = None
         self.number = 0  # of the start of the ranks
         self.order: list[tuple[int, int]] = []  # of the rows: start, and number of the point in the plan
 
@@ -135,19 +142,33 @@ class _Run:
         environ = {**os.environ, **variables_of(site.cluster)}
         if site.cluster.interface:
             environ["ZSLURM_INTERFACE"] = site.cluster.interface
+        python = self._python(environ)
         if not request.on_cluster:
-            return start_here(_NODE, environ)
+            return start_here(_NODE, python.environ, python.command)
         inside = own_job_id()
         return start_on_nodes(
             _NODE,
             nodes=named_nodes(request, site) if inside is None else expand(request.nodelist or ""),
             count=request.nodes,
-            options=srun_options(request, site, inside=inside is not None),
+            options=[*srun_options(request, site, inside=inside is not None), *python.srun_options],
             job_id=inside,
             setup=site.cluster.setup,
-            environ=environ,
+            environ=python.environ,
             prefix=JOB_PREFIX,
+            python=python.command,
         )
+
+    def _python(self, environ: Mapping[str, str]) -> Interpreter:
+        """Return the Python that measures: inside the container of the cluster's runs, if it has one."""
+        container = self.site.cluster.container
+        if container is None:
+            return Interpreter.own(environ)
+        self.work = WorkDirectory(self.writer.path.resolve().parent / f"{PREFIX}{secrets.token_hex(4)}")
+        if container.packages == "host":
+            copy_package(self.work.path)
+        named = [Path(value) for value in self.request.options.values() if isinstance(value, str) and "/" in value]
+        directories = [path if path.is_dir() else path.parent for path in named]
+        return interpreter_inside(container, environ, self.work.path, [self.work.path, *directories])
 
     def _end(self, tasks: NodeTasks) -> None:
         """End the nodes' tasks: they end with their stdin, and are not waited for long."""
@@ -157,6 +178,8 @@ class _Run:
         while tasks.process.poll() is None and time.monotonic() < deadline:
             time.sleep(0.05)
         tasks.end()
+        if self.work is not None:
+            self.work.remove()
 
     def _send(self, message: MeasurementStart | Address) -> None:
         assert self.tasks.process.stdin is not None

@@ -100,8 +100,7 @@ def _copy(spec: RunSpec, fresh: Path) -> list[str]:
         return []
     notes: list[str] = []
     try:
-        # With its byte code, which holds as times of files are copied too: else every rank compiles it again.
-        shutil.copytree(Path(zslurm.__file__).parent, fresh / "packages" / "zslurm")
+        copy_package(fresh / "packages")
         checkout = checkout_around(Path.cwd()) if copies_code else None
         if checkout is not None:
             notes = _copy_checkout(checkout, fresh / "work", Path(spec.run.runs_dir))
@@ -112,6 +111,17 @@ def _copy(spec: RunSpec, fresh: Path) -> list[str]:
             raise
         raise ZslurmError(f"{fresh}: cannot copy the code: {reason_of(error)}") from error
     return notes
+
+
+def copy_package(target: Path) -> None:
+    """Copy our package into a directory, which is made.
+
+    Its byte code goes along, and holds because the times of files are copied as well: else every rank compiles it.
+
+    Raises:
+        OSError: the file system refused.
+    """
+    shutil.copytree(Path(zslurm.__file__).parent, target / "zslurm")
 
 
 def _copy_checkout(checkout: Path, target: Path, runs: Path) -> list[str]:

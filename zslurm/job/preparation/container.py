@@ -36,12 +36,32 @@ def container_interpreter(
         environ: the environment that goes in.
         exists: whether a path is there on the nodes; only such paths are bound.
     """
-    container = spec.cluster.container
-    assert container is not None
+    assert spec.cluster.container is not None
+    paths = [run.path, *_directories_of(spec)]
+    return interpreter_inside(spec.cluster.container, environ, packages_dir(run), paths, exists=exists)
+
+
+def interpreter_inside(
+    container: ContainerSection,
+    environ: Mapping[str, str],
+    packages: Path,
+    paths: Iterable[Path],
+    *,
+    exists: Callable[[Path], bool] = Path.exists,
+) -> Interpreter:
+    """Return the Python inside a container.
+
+    Args:
+        container: it.
+        environ: the environment that goes in.
+        packages: a directory with our package and nothing else, for `packages: host`.
+        paths: directories that are to be seen inside, with `default_binds`.
+        exists: whether a path is there on the nodes; only such paths are bound.
+    """
     inside = {name: value for name, value in environ.items() if name not in _HOST_PYTHON}
     if container.packages == "host":
-        inside["PYTHONPATH"] = str(packages_dir(run))
-    binds = [*container.binds, *(default_binds(spec, run, exists=exists) if container.default_binds else ())]
+        inside["PYTHONPATH"] = str(packages)
+    binds = [*container.binds, *(default_binds(paths, exists=exists) if container.default_binds else ())]
     if container.engine == "pyxis":
         return Interpreter((container.python,), inside, tuple(_pyxis(container, binds, inside)))
     return Interpreter((*_apptainer(container, binds), container.python), inside)
@@ -67,9 +87,9 @@ def _pyxis(container: ContainerSection, binds: Iterable[str], environ: Mapping[s
     ]
 
 
-def default_binds(spec: RunSpec, run: RunDir, *, exists: Callable[[Path], bool] = Path.exists) -> list[str]:
-    """Return the run, what it reads and writes, and the devices; outermost directories only, that exist."""
-    paths_wanted = [run.path, Path.cwd(), *_directories_of(spec), *map(Path, _DEVICES)]
+def default_binds(paths: Iterable[Path], *, exists: Callable[[Path], bool] = Path.exists) -> list[str]:
+    """Return the present directory, these and the devices; outermost directories only, that exist."""
+    paths_wanted = [Path.cwd(), *paths, *map(Path, _DEVICES)]
     existing = [path for path in dict.fromkeys(paths_wanted) if exists(path)]
     return [str(path) for path in existing if not any(parent in path.parents for parent in existing)]
 

@@ -49,6 +49,7 @@ def start_on_nodes(
     setup: Sequence[str] = (),
     environ: Mapping[str, str] = os.environ,
     prefix: str = "zslurm-",
+    python: Sequence[str] = (sys.executable,),
 ) -> NodeTasks:
     """Start `python -m MODULE` once on each node.
 
@@ -61,6 +62,7 @@ def start_on_nodes(
         setup: shell lines that each node runs first.
         environ: the environment to start from.
         prefix: what the job's name begins with.
+        python: the words that start Python on a node, such as one inside a container.
 
     Raises:
         SlurmUnavailable: there is no srun.
@@ -74,7 +76,7 @@ def start_on_nodes(
     command += [f"--nodelist={compress(nodes)}"] if nodes else []
     command += [f"--jobid={job_id}", "--overlap", "--mem=0"] if job_id is not None else []
     shell = ["/bin/bash", "-c", f'eval "${SETUP_VARIABLE}"; exec "$@"', "zslurm-nodes"] if setup else []
-    command += [*options, *shell, sys.executable, "-P", "-m", module]
+    command += [*options, *shell, *python, "-P", "-m", module]
     env = dict(scrubbed(environ) if job_id is None else step_environment(environ))
     env |= {SETUP_VARIABLE: "\n".join(setup)} if setup else {}
     process = subprocess.Popen(
@@ -84,10 +86,12 @@ def start_on_nodes(
     return NodeTasks(process, name if job_id is None else None, environ)
 
 
-def start_here(module: str, environ: Mapping[str, str] = os.environ) -> NodeTasks:
+def start_here(
+    module: str, environ: Mapping[str, str] = os.environ, python: Sequence[str] = (sys.executable,)
+) -> NodeTasks:
     """Start the same on this machine, without Slurm; it ends with its stdin."""
     process = subprocess.Popen(
-        [sys.executable, "-P", "-m", module], env=dict(scrubbed(environ)), text=True, errors="replace", bufsize=1,
+        [*python, "-P", "-m", module], env=dict(scrubbed(environ)), text=True, errors="replace", bufsize=1,
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True,
     )  # fmt: skip
     return NodeTasks(process, None, environ)
