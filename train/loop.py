@@ -159,7 +159,7 @@ class Trainer:
             self.wait_for_weights()
             leave_out_together(self.world.group, self.world.device)
             self.kernels_ran = result.taken  # those of the update run in no step that is skipped
-            self.integrity.start_over(self.step)
+            self.integrity.start_over(self.step, self.checkpointer.saved_steps)
         self.stop.renew()
         self.step += 1
         self.progress.update(phase=Phase.STEP, step=self.step, work_ns=self.work_ns)
@@ -264,12 +264,12 @@ class Trainer:
                     self.step, position, lambda microbatch: self._compute(microbatch, position)[0]
                 )
 
-    def _made_by(self) -> dict[str, Any]:
-        """Return what the next checkpoint's link records of this run, but for its place in the chain."""
+    def _made_by(self, weights: str) -> dict[str, Any]:
+        """Return what the next checkpoint's link records of this run and its weights, but for its place."""
         data, device = self.order.record(self.step), self.world.device
         on_gpu = device.type == "cuda"
         return {
-            "weights": digest_of_weights(self.model),
+            "weights": weights,
             "data": digest_of(data),
             "corpus": data["data_fingerprint"],
             "config": settings_of(self.config),
@@ -314,8 +314,9 @@ class Trainer:
             keep.add(best.step)
         keep |= self.integrity.to_keep(self.step)
         cursor = cursor_of(self.step, self.order, self.guard, best, self.config)
+        weights = digest_of_weights(self.model, self.shards.comm)
         if self.world.is_first:
-            cursor[CHAIN] = self._made_by()
+            cursor[CHAIN] = self._made_by(weights)
         self.observers.checkpoint_requested(self.step)
         with self.clock.within(StepPart.CHECKPOINT):
             tokens = self.plan.tokens_after(self.step)

@@ -4,7 +4,7 @@
              takes back what it did after each. A product is wrong from a random step until it is found; a received
              gradient and weights in one checked step; masters and moments between two steps, checked or not
     files    a random bit of a random file of a checkpoint, which is then read
-    clean    steps of sound runs: each check and each step passes, or there is an alarm
+    clean    steps of sound runs, which are resumed, resized and recovered: each check passes, or there is an alarm
     cost     seconds of the checks and of the digests in every step, against those of a step
 
 ZSLURM_BENCHMARK_FLIPS and ZSLURM_BENCHMARK_STEPS have the numbers of flips of each target and of clean steps.
@@ -16,6 +16,7 @@ import json
 import os
 import random
 import statistics
+import sys
 import tempfile
 import time
 from collections import Counter
@@ -26,6 +27,8 @@ from typing import Any
 from benchmarks.common import write_result
 from tests.train.integrity.flips import PLACES, flipped
 from tests.train.ranks import train_on
+from tests.train.recovery.cluster import Cluster
+from tests.train.recovery.test_recovery import recover_once
 from tests.train.runs import make_corpus, make_run
 from zslurm.checkpoint_tools import CheckpointError, list_checkpoints, verify
 from zslurm.train.errors import NumbersWrong
@@ -37,6 +40,8 @@ from zslurm.train.stop import Ending
 FLIPS = int(os.environ.get("ZSLURM_BENCHMARK_FLIPS", "1000"))
 STEPS = int(os.environ.get("ZSLURM_BENCHMARK_STEPS", "100000"))
 EVERY = 4
+PARTS = 5
+"""Starts of a sound run."""
 LARGER = {"hidden_size": 512, "layers": 6, "expert_hidden_size": 512, "router_hidden_size": 64}
 
 
@@ -168,8 +173,8 @@ def _is_refused(path: Path) -> bool:
         return True
 
 
-def clean(folder: Path, corpus: Path) -> list[dict[str, Any]]:
-    """Train sound runs of several shapes, a part of the steps each."""
+def clean(folder: Path, corpus: Path, steps: int = STEPS) -> list[dict[str, Any]]:
+    """Train sound runs of several shapes, a part of the steps each, then two that recover in memory."""
     shapes: tuple[tuple[int, int, dict[str, Any]], ...] = (
         (1, 1, {"dtype": "fp32"}),
         (1, 1, {"dtype": "bf16"}),
@@ -178,30 +183,66 @@ def clean(folder: Path, corpus: Path) -> list[dict[str, Any]]:
         (4, 2, {"dtype": "fp32", "collectives": "two_level"}),
         (4, 2, {"dtype": "bf16"}),
     )
-    rows = []
-    for number, (ranks, local, parallel) in enumerate(shapes):
-        run_dir = make_run(
-            folder / f"clean-{number}",
-            corpus,
-            steps=STEPS // len(shapes),
-            integrity={"every_steps": 10},
-            parallel=parallel,
-            checkpoint={"every_steps": 100_000},
-            metrics={"log_every": 1000},
-        )
-        done = train_on(run_dir, ranks, local_size=local)
-        kinds = Counter(row["kind"] for row in read_jsonl(run_dir / "metrics.jsonl"))
-        rows.append(
-            {
-                "ranks": ranks,
-                "ranks_of_a_node": local,
-                "parallel": parallel,
-                "steps": kinds["step"],
-                "checks": kinds["integrity"],
-                "alarms": kinds["integrity_off"] + int(done.returncode != 0),
-            }
-        )
-    return rows
+    rows = [
+        _sound_run(folder / f"clean-{number}", corpus, steps // len(shapes), *shape)
+        for number, shape in enumerate(shapes)
+    ]
+    return [
+        *rows,
+        *(_recovered_run(folder / name, corpus, shrinks=name == "shrunk") for name in ("joined", "shrunk")),
+    ]
+
+
+def _sound_run(
+    run_dir: Path, corpus: Path, steps: int, ranks: int, local: int, parallel: dict[str, Any]
+) -> dict[str, Any]:
+    """Train a sound run in PARTS starts: each resumes where the last one ended, the third with one rank more."""
+    failed = 0
+    for part in range(1, PARTS + 1):
+        _make_sound(run_dir, corpus, steps * part // PARTS, parallel=parallel)
+        resized = part == 3
+        done = train_on(run_dir, ranks + resized, local_size=ranks + resized if resized else local)
+        failed += done.returncode != 0
+    return _tallied(run_dir, ranks, local, parallel, failed, "resumed 4 times, once with one rank more")
+
+
+def _recovered_run(run_dir: Path, corpus: Path, *, shrinks: bool) -> dict[str, Any]:
+    """Train a sound run that loses a rank, which a warm process replaces or nobody does."""
+    _make_sound(run_dir, corpus, 500, checkpoint={"every_steps": 100, "background": True})
+    cluster = Cluster(run_dir, 3, warm=0 if shrinks else 1, faults={"1": "reduce_scatter:100:KILL"})
+    try:
+        if shrinks:
+            cluster.shrink(cluster.wait_lost())
+            cluster.outcome()
+        else:
+            recover_once(cluster)
+        failed = sum(code != 0 for code in cluster.finish().values())
+    finally:
+        cluster.stop()
+    what = "one rank lost in memory" + (", no spare" if shrinks else ", a spare joined")
+    return _tallied(run_dir, 3, 1, {"dtype": "fp32"}, failed, what)
+
+
+def _make_sound(run_dir: Path, corpus: Path, steps: int, **sections: dict[str, Any]) -> None:
+    sections = {"checkpoint": {"every_steps": 100_000}, "metrics": {"log_every": 1000}} | sections
+    make_run(run_dir, corpus, steps=steps, integrity={"every_steps": 10}, **sections)
+
+
+def _tallied(
+    run_dir: Path, ranks: int, local: int, parallel: dict[str, Any], failed: int, what: str
+) -> dict[str, Any]:
+    kinds = Counter(row["kind"] for row in read_jsonl(run_dir / "metrics.jsonl"))
+    row = {
+        "ranks": ranks,
+        "ranks_of_a_node": local,
+        "parallel": parallel,
+        "what": what,
+        "steps": kinds["step"],
+        "checks": kinds["integrity"],
+        "alarms": kinds["integrity_off"] + failed,
+    }
+    print(json.dumps(row), file=sys.stderr, flush=True)
+    return row
 
 
 def cost(run_dir: Path, corpus: Path) -> dict[str, Any]:

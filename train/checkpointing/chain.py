@@ -152,7 +152,7 @@ def chain_of(root: Path) -> list[ChainEntry]:
         before, gaps = links.get(link["previous"] or ""), []
         name, path = name_of(link), paths.get(link["step"])
         if recorded and name not in recorded:
-            gaps.append(f"its link is not in {_FILE}: that, or the manifest, was changed")
+            gaps.append(f"its link is not in {_FILE}: the line was never written, or one of both was changed")
         if path is not None and name_of(stored.get(link["step"], {})) != name:
             gaps.append(f"{path.name} is of another chain")
             path = None

@@ -123,6 +123,7 @@ class Checkpointer(Hooks):
         self._previous: str | None = None  # the link before the next one, on rank 0
         self._previous_step: int | None = None  # its step; None: that link is not known yet
         self._link: dict[str, Any] = {}
+        self._unrecorded: list[dict[str, Any]] = []  # links whose lines could not be written yet
         self._lock = self._acquire_lock()
 
     def _acquire_lock(self) -> Lock | None:
@@ -282,10 +283,13 @@ class Checkpointer(Hooks):
         """Add the new checkpoint to the chain, and remove those that need not stay."""
         config = self.config
         self._previous, self._previous_step = chain.name_of(self._link), request.step
+        self._unrecorded.append(self._link)
         try:
-            chain.append(self.root, self._link)
-        except OSError as error:  # the link is in the checkpoint as well
-            _LOG.warning("note: the chain of checkpoints lacks a line: %s", error)
+            while self._unrecorded:
+                chain.append(self.root, self._unrecorded[0])
+                del self._unrecorded[0]
+        except OSError as error:  # the link is in the checkpoint as well, and the next save tries again
+            _LOG.warning("note: the chain of checkpoints lacks a line until the next save: %s", error)
         try:
             prune(self.root, config.keep_last, keep_every=config.keep_every, keep=request.keep)
         except CheckpointError as error:  # the new one is there
@@ -435,6 +439,12 @@ class Checkpointer(Hooks):
                     "note: %s is now %s: the run continues from step %d", listing.path.name, aside.name, step
                 )
         return newest
+
+    def saved_steps(self) -> list[int]:
+        """Return the steps of the complete checkpoints on rank 0, which alone decides which of them stay."""
+        if not self.world.is_first:
+            return []
+        return [listing.step for listing in list_checkpoints(self.root) if listing.complete]
 
     def _try_load(self, path: Path) -> tuple[Restored | None, str]:
         restored, problem = None, ""

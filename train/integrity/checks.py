@@ -3,24 +3,25 @@
     every K-th step   weights     a digest of each bucket is equal on all ranks, and this rank's masters round to
       (and the second             its part of them
       of each phase   products    a microbatch is computed again by another rank: equal loss, equal gradients
-      and start)      transfers   the reduced gradients fit checksums of what was sent (sums.py)
+      and start)      transfers   the reduced gradients fit checksums of what was sent (sums.py), and are bit for
+                                  bit the same if they are reduced again; links.py looks for the pair of ranks
     every step        memory      masters and moments are before an update what they were after the last one
 
 All are made before the optimizer takes the step. What is wrong raises on all ranks together, and names the rank:
 the run restarts from a checkpoint that is not after the last step that was checked. If no rank is in the minority
 (votes.py), the program does not repeat its results: that is reported once, and products are no longer compared.
 
-Cost: in every K-th step one microbatch more for each rank, some passes over gradients and weights, and collectives
-of a few kilobytes; in every step two passes over what this rank keeps of masters and moments. No memory but these
-digests.
+Cost: in every K-th step one microbatch and one reduction more for each rank, some passes over gradients and
+weights, and collectives of a few kilobytes; in every step two passes over what this rank keeps of masters and
+moments. No memory but these digests.
 """
 
 from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, NoReturn
 
 import torch
 import torch.distributed as dist
@@ -32,6 +33,7 @@ from zslurm.train.data.loader import Loader, Microbatch
 from zslurm.train.data.order import DataOrder
 from zslurm.train.errors import ChangedMemory, WrongProduct, WrongTransfer
 from zslurm.train.integrity.digest import digests, mixed
+from zslurm.train.integrity.links import wrong_pairs
 from zslurm.train.integrity.sums import wrong_sum
 from zslurm.train.integrity.votes import Verdict, agree, checked_within, judge, shifts_of
 from zslurm.train.jsonl import Record
@@ -82,7 +84,7 @@ class Integrity:
         self.every, self.verified = config.integrity.every_steps, -1
         self._config, self._world, self._shards, self._optimizer = config, world, shards, optimizer
         self._order, self._local = order, local
-        self._fresh = self._repeats = True
+        self._fresh = self._repeats = self._sums_repeat = True
         self._saved: list[int] = []
         self._check: _Check | None = None
         self._at_rest: tuple[int, Tensor] | None = None
@@ -114,12 +116,23 @@ class Integrity:
     def _turns(self, together: int) -> int:
         return self.every * checked_within(self._world.size, self._local, together)
 
-    def start_over(self, step: int) -> None:
-        """Check the next step and compare products in it: after `step` steps kernels or shapes are other ones."""
+    def start_over(self, step: int, saved: Callable[[], Sequence[int]]) -> None:
+        """Check the next step and compare products in it: after `step` steps kernels or shapes are other ones.
+
+        All ranks call it together. A process that took a lost rank's place learns what the others know.
+
+        Args:
+            step: steps that are done.
+            saved: returns the steps of the complete checkpoints, which rank 0 must know.
+        """
+        if not self.every:
+            return
+        verified = torch.tensor(self.verified, device=self._world.device)
+        self._shards.comm.all_reduce(verified, dist.ReduceOp.MAX)
         if self.verified < 0:
-            self._saved = [step]
-        self.verified = step if self.verified < 0 else min(self.verified, step)
-        self._fresh = self._repeats = True
+            self._saved = sorted(saved())
+        self.verified = step if int(verified) < 0 else min(int(verified), step)
+        self._fresh = self._repeats = self._sums_repeat = True
 
     def to_keep(self, step: int) -> set[int]:
         """Return the checkpoint to go back to if the next check fails, now that one is saved after `step`."""
@@ -170,14 +183,7 @@ class Integrity:
         if check is None:
             return
         self._check = None
-        tensor = wrong_sum(self._shards)
-        if rank := self._first_rank(tensor is not None):
-            name = self._told(tensor or "", rank - 1)
-            raise WrongTransfer(
-                f"step {check.step + 1}: the gradient of {name} that arrived on rank {rank - 1} is not the sum of "
-                f"what all ranks sent{self._back(check.step)}",
-                self.verified,
-            )
+        self._compare_sums(check.step, record)
         if check.results:
             self._compare_products(check, record)
         self.verified = check.step + 1
@@ -185,9 +191,58 @@ class Integrity:
             "integrity",
             step=check.step + 1,
             products=self._repeats,
+            sums=self._sums_repeat,
             again=0 if not check.results else check.shifts[0],
             seconds=time.monotonic() - check.began,
         )
+
+    def _compare_sums(self, step: int, record: Record) -> None:
+        """Compare the reduced gradients with checksums of what was sent, and with those of another reduction."""
+        tensor = wrong_sum(self._shards)
+        if rank := self._first_rank(tensor is not None):
+            self._raise_wrong_sum(step, rank - 1, tensor, "is not the sum of what all ranks sent")
+        if self._world.size == 1 or not self._sums_repeat:
+            return
+        first, second = self._digests_of_sums(), self._digests_of_next_sums()
+        if not self._first_rank(bool((first != second).any())):
+            return
+        third = self._digests_of_next_sums()
+        differs = first != second
+        undecided = not torch.equal(first, third) and not torch.equal(second, third)
+        tensor = self._shards.extents[int(differs.nonzero()[0])].tensor if bool(differs.any()) else None
+        ranks = self._gathered(
+            torch.stack([differs.any(), torch.full_like(differs.any(), undecided)]).long()
+        ).bool()
+        wrong = ranks[:, 0].nonzero().flatten().tolist()
+        if not bool(ranks[:, 1].any()) and len({rank // self._local for rank in wrong}) == 1:
+            self._raise_wrong_sum(step, wrong[0], tensor, "is another one than two further reductions give")
+        self._sums_repeat = False
+        self._report_off(record, step, "the sums of gradients", self._told(tensor or "", wrong[0] if wrong else 0),
+                         "reductions of the same numbers differ on several nodes, or each time")  # fmt: skip
+
+    def _digests_of_sums(self) -> Tensor:
+        gradient = self._shards.master_gradient
+        return digests([gradient[:0], *(gradient[extent.in_chunk] for extent in self._shards.extents)])[1:]
+
+    def _digests_of_next_sums(self) -> Tensor:
+        self._shards.reduce_again()
+        return self._digests_of_sums()
+
+    def _raise_wrong_sum(self, step: int, rank: int, tensor: str | None, what: str) -> NoReturn:
+        name = self._told(tensor or "", rank)
+        pairs = wrong_pairs(self._shards)
+        ways = ", ".join(f"what rank {sender} sends to rank {receiver} ({self._way(sender, receiver)})"
+                         for sender, receiver in pairs[:8])  # fmt: skip
+        link = f"{ways} arrives changed" if pairs else "sent again, all arrives between all pairs as it was sent"
+        where = f"the gradient of {name} that arrived on rank {rank}"
+        raise WrongTransfer(f"step {step + 1}: {where} {what}; {link}{self._back(step)}", self.verified)
+
+    def _way(self, sender: int, receiver: int) -> str:
+        """Return what a message from one rank to another travels over."""
+        if sender // self._local == receiver // self._local:
+            return "in one node"
+        rails = sender % self._local, receiver % self._local
+        return f"rail {rails[0]}" if rails[0] == rails[1] else f"from rail {rails[0]} to rail {rails[1]}"
 
     def _compare_products(self, check: _Check, record: Record) -> None:
         rounds = self._gathered(torch.stack([mixed(results) for results in check.results])).T.tolist()
@@ -207,12 +262,16 @@ class Integrity:
             )
         self._repeats = False
         why = _why_undecided(verdict, self._world.size)
-        record("integrity_off", step=check.step + 1, first=first, reason=why)
+        self._report_off(record, check.step, "the results of a microbatch", first, why)
+
+    def _report_off(self, record: Record, step: int, what: str, first: str, why: str) -> None:
+        """Report once that the program does not repeat its numbers, and that these are no longer compared."""
+        record("integrity_off", step=step + 1, what=what, first=first, reason=why)
         if self._world.is_first:
             _LOG.warning(
-                "integrity: the results of a microbatch do not repeat, first in %s: %s. Products are no longer "
-                "compared; with parallel.deterministic: true torch's operations repeat",
-                first, why,
+                "integrity: %s do not repeat, first in %s: %s. They are no longer compared; with "
+                "parallel.deterministic: true torch's operations repeat",
+                what, first, why,
             )  # fmt: skip
 
     def _first_difference(self, check: _Check) -> str:

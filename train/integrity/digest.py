@@ -14,9 +14,12 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
+from heapq import heappop, heappush
 
 import torch
 from torch import Tensor, nn
+
+from zslurm.train.parallel.comm import Comm
 
 ROW = 1024
 """64-bit words of a row: 8 KiB."""
@@ -38,15 +41,31 @@ def digests(tensors: Sequence[Tensor]) -> Tensor:
     return torch.stack([digest(values) for values in tensors])
 
 
-def digest_of_weights(model: nn.Module) -> str:
-    """Return the digest of a model's parameters, which all must be there: the same on any number of ranks."""
-    weights = sorted(model.named_parameters())
-    return digest_of_tensors([parameter for _, parameter in weights])
+def digest_of_weights(model: nn.Module, comm: Comm | None = None) -> str:
+    """Return the digest of a model's parameters, which all must be there: the same on any number of ranks.
+
+    With `comm` its ranks, which hold the same weights, call it together, and each reads a part of them.
+    """
+    weights = [parameter for _, parameter in sorted(model.named_parameters())]
+    rank, size = (0, 1) if comm is None else (comm.rank, comm.size)
+    own = [readers == rank for readers in _readers([parameter.numel() for parameter in weights], size)]
+    sums = torch.zeros(len(weights), dtype=torch.int64, device=weights[0].device)
+    if any(own):
+        sums[torch.tensor(own, device=sums.device)] = digests(
+            [parameter for parameter, is_own in zip(weights, own, strict=True) if is_own]
+        )
+    if comm is not None:
+        comm.all_reduce(sums)
+    return hashlib.sha256(sums.cpu().numpy().tobytes()).hexdigest()[:32]
 
 
-def digest_of_tensors(tensors: Sequence[Tensor]) -> str:
-    """Return one digest of tensors in their order, as text."""
-    return hashlib.sha256(digests(tensors).cpu().numpy().tobytes()).hexdigest()[:32]
+def _readers(sizes: Sequence[int], ranks: int) -> list[int]:
+    """Return which rank reads each tensor: the largest first, each by the rank that has least to read."""
+    loads, readers = [(0, rank) for rank in range(ranks)], [0] * len(sizes)
+    for number in sorted(range(len(sizes)), key=lambda index: -sizes[index]):
+        load, readers[number] = heappop(loads)
+        heappush(loads, (load + sizes[number], readers[number]))
+    return readers
 
 
 def mixed(sums: Tensor) -> Tensor:

@@ -187,6 +187,11 @@ class ZeroShards:
         if self._flat_sum is not self._flat_gradient:
             self._flat_gradient.copy_(self._flat_sum)
 
+    def reduce_again(self) -> None:
+        """Sum the same gradients over all ranks once more, in the same way."""
+        self._next_bucket = 0
+        self.reduce_gradients()
+
     def gradient_norm(self) -> Tensor:
         """Return the norm of the reduced gradient over all ranks, an fp64 scalar.
 

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.train.ranks import train_on
 from tests.train.runs import make_corpus, make_run
-from zslurm.checkpoint_tools import CheckpointError
-from zslurm.train.checkpointing.chain import ChainEntry, chain_of
+from zslurm.checkpoint_tools import CheckpointError, Manifest, ShardReport
+from zslurm.train.checkpointing import chain
+from zslurm.train.checkpointing.chain import CHAIN, ChainEntry, chain_of
+from zslurm.train.checkpointing.checkpointer import Checkpointer
+from zslurm.train.checkpointing.writer import SaveRequest
 from zslurm.train.loop import Trainer
 
 CHECKPOINT = {"every_steps": 2, "keep_last": 2}
@@ -76,12 +82,56 @@ def test_a_link_that_was_changed_is_a_gap(root: Path, number: int) -> None:
     assert gaps(chain_of(root))
 
 
-def test_a_checkpoint_of_an_earlier_version_is_named(root: Path, tmp_path: Path) -> None:
+def test_a_run_without_checkpoints_has_no_chain(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="there is no complete checkpoint"):
         chain_of(tmp_path / "empty")
-    for path in sorted(root.glob("step-*"))[:1]:
-        shutil.rmtree(path)
-    assert [entry.path is not None for entry in chain_of(root)] == [False, False, False, True]
+
+
+def _save_without_links() -> None:
+    """Save as versions did that knew no chain; a `prepare` of ranks."""
+    make_manifest = Checkpointer._manifest
+
+    def without(self: Checkpointer, request: SaveRequest, reports: list[ShardReport]) -> Manifest:
+        manifest = make_manifest(self, request, reports)
+        cursor = {name: value for name, value in manifest.cursor.items() if name != CHAIN}
+        return dataclasses.replace(manifest, cursor=cursor)
+
+    Checkpointer._manifest = without  # type: ignore[method-assign]
+    Checkpointer.retain = lambda self, request: None  # type: ignore[method-assign]
+
+
+def test_a_checkpoint_of_an_earlier_version_is_named(tmp_path: Path) -> None:
+    corpus = make_corpus(tmp_path / "tokens.h5")
+    run = make_run(tmp_path / "run", corpus, steps=2, checkpoint=CHECKPOINT)
+    assert train_on(run, 1, _save_without_links).returncode == 0
+    with pytest.raises(CheckpointError, match="step-00000002: it has no link; an earlier version saved it"):
+        chain_of(run / "checkpoints")
+    make_run(run, corpus, steps=4, checkpoint=CHECKPOINT)
+    assert train_on(run, 1).returncode == 0
+    assert gaps(chain_of(run / "checkpoints")) == [(4, "the checkpoint before it has no link")]
+
+
+def _write_no_first_line() -> None:
+    """Have the disk refuse the first line of the chain; a `prepare` of ranks."""
+    append, calls = chain.append, list[int]()
+
+    def refused(root: Path, link: Mapping[str, Any]) -> None:
+        calls.append(len(calls))
+        if not calls[-1]:
+            raise OSError("Input/output error")
+        append(root, link)
+
+    chain.append = refused
+
+
+def test_a_line_that_could_not_be_written_follows_with_the_next_save(tmp_path: Path) -> None:
+    corpus = make_corpus(tmp_path / "tokens.h5")
+    run = make_run(tmp_path / "run", corpus, steps=6, checkpoint=CHECKPOINT)
+    done = train_on(run, 1, _write_no_first_line)
+    assert "note: the chain of checkpoints lacks a line until the next save: Input/output error" in done.stdout
+    entries = chain_of(run / "checkpoints")
+    assert [entry.step for entry in entries] == [2, 4, 6]
+    assert gaps(entries) == []
 
 
 def test_the_line_of_a_checkpoint_is_added_later_if_a_crash_came_between(trained: Path, tmp_path: Path) -> None:

@@ -38,9 +38,13 @@ def flipped(trainer: Trainer, target: str, element: int, bit: int, tensor: str =
 
     reduce_gradients = ZeroShards.reduce_gradients
 
+    calls: list[int] = []
+
     def receiving(self: ZeroShards) -> None:
         reduce_gradients(self)
-        flip(self.master_gradient, element, bit)
+        if not calls:  # it passes: what is reduced again is right
+            flip(self.master_gradient, element, bit)
+        calls.append(1)
 
     if target == "product":
         hook = trainer.model.get_parameter(tensor).register_hook(spoiled)

@@ -20,6 +20,7 @@ from zslurm.train.checkpointing.checkpointer import Checkpointer
 from zslurm.train.errors import NumbersWrong
 from zslurm.train.jsonl import read_jsonl
 from zslurm.train.loop import Trainer
+from zslurm.train.parallel.two_level import TwoLevel
 from zslurm.train.parallel.zero import ZeroShards
 from zslurm.train.stop import Ending
 
@@ -127,6 +128,75 @@ def _receive_nan() -> None:
             self.master_gradient[0] = torch.nan
 
     ZeroShards.reduce_gradients = receiving  # type: ignore[method-assign]
+
+
+def test_the_last_bit_of_a_gradient_that_arrives_is_compared_too(tmp_path: Path, corpus: Path) -> None:
+    run = make_run(tmp_path / "run", corpus, steps=8, **EVERY_3)
+    done = train_on(run, 3, partial(inject, "received", 1, range(6, 7), bit=0))
+    assert done.returncode == 1
+    words = (
+        "that arrived on rank 1 is another one than two further reductions give; sent again, all arrives "
+        "between all pairs as it was sent"
+    )
+    assert done.stderr.count(words) == 3
+
+
+def _receive_otherwise_each_time() -> None:
+    """Have rank 1 receive sums whose last bits differ with each reduction; a `prepare` of ranks."""
+    reduce_gradients, calls = ZeroShards.reduce_gradients, list[int]()
+
+    def receiving(self: ZeroShards) -> None:
+        reduce_gradients(self)
+        calls.append(len(calls))
+        if self.rank == 1:
+            flip(self.master_gradient, 0, calls[-1] % 3)
+
+    ZeroShards.reduce_gradients = receiving  # type: ignore[method-assign]
+
+
+def test_sums_that_are_others_each_time_are_reported_once_and_train_on(tmp_path: Path, corpus: Path) -> None:
+    run = make_run(tmp_path / "run", corpus, steps=7, **EVERY_3)
+    done = train_on(run, 2, _receive_otherwise_each_time)
+    assert done.returncode == 0, done.stderr
+    (off,) = rows(run, "integrity_off")
+    assert (off["step"], off["what"]) == (2, "the sums of gradients")
+    assert [(row["products"], row["sums"]) for row in rows(run, "integrity")] == [(True, False)] * 3
+
+
+def _send_wrong_from_0_to_3() -> None:
+    """Have all that rank 0 sends to rank 3 in exchanges arrive changed from step 5 on; a `prepare` of ranks."""
+    all_to_all, train_step = TwoLevel.all_to_all, Trainer.train_step
+    steps: list[int] = []
+
+    def stepping(self: Trainer, here: Any) -> Any:
+        steps.append(self.step + 1)
+        return train_step(self, here)
+
+    def changing(self: Any, out: Any, out_splits: list[int], *others: Any) -> None:
+        all_to_all(self, out, out_splits, *others)
+        if self.rank == 3 and steps[-1] >= 5 and len(out_splits) == 4 and out_splits[0]:
+            flip(out[: out_splits[0]], 1, 20)
+
+    def reducing(self: ZeroShards) -> None:
+        reduce_gradients(self)
+        if self.rank == 3 and steps[-1] == 6:
+            flip(self.master_gradient, 100, 29)
+
+    reduce_gradients = ZeroShards.reduce_gradients
+    ZeroShards.reduce_gradients = reducing  # type: ignore[method-assign]
+    TwoLevel.all_to_all, Trainer.train_step = changing, stepping  # type: ignore[assignment,method-assign]
+
+
+def test_the_pair_of_ranks_between_which_gradients_change_is_named(tmp_path: Path, corpus: Path) -> None:
+    sections = EVERY_3 | {"parallel": {"collectives": "two_level"}}
+    run = make_run(tmp_path / "run", corpus, steps=8, **sections)
+    done = train_on(run, 4, _send_wrong_from_0_to_3, local_size=2)
+    assert done.returncode == 1
+    words = (
+        "that arrived on rank 3 is not the sum of what all ranks sent; "
+        "what rank 0 sends to rank 3 (from rail 0 to rail 1) arrives changed"
+    )
+    assert done.stderr.count(words) == 4
 
 
 def test_the_checkpoint_to_go_back_to_is_kept(tmp_path: Path, corpus: Path) -> None:

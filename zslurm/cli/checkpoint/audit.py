@@ -80,8 +80,9 @@ def _recompute(root: Path, entries: list[ChainEntry], step: int) -> list[str]:
             f"of steps {saved}"
         )
     (start, path), end = before[-1], after[0]
+    links = [entry.link for entry in entries if start < entry.step <= end.step]
     with tempfile.TemporaryDirectory() as folder:
-        weights, steps, differences = recompute(root.parent, path, end.link, step, Path(folder))
+        weights, steps, differences = recompute(root.parent, path, links, step, Path(folder))
     lines = [
         f"step {difference.step}: {difference.name} was {difference.recorded!r}, and is {difference.computed!r}"
         for difference in differences
