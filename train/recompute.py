@@ -1,7 +1,7 @@
-"""Compute steps of a run once more, from a checkpoint, on as many ranks as computed them.
+"""Compute steps of a run again, from a checkpoint, on as many ranks as computed them.
 
 All ranks run on this machine, in the nodes that they were on: `LOCAL_WORLD_SIZE` and the threads of each are as
-the checkpoint's link records them (checkpointing/chain.py). If that changed meanwhile, the steps are computed in
+the checkpoint's link records them (checkpointing/chain.py). If that changed between, the steps are computed in
 legs, one after each change: the ranks of a leg save, and those of the next one resume from that. Nothing of the
 run is changed: the ranks write into another directory.
 """
@@ -150,7 +150,7 @@ def _run_ranks(folder: Path, step: int, ranks: int, local: int) -> None:
 
 
 def _first_failure(processes: Sequence[subprocess.Popen[bytes]]) -> int | None:
-    """Wait for the ranks; return the first that fails, without the others, which would wait for that one."""
+    """Wait for the ranks; return the first that fails, without the others, which wait for it."""
     while True:
         codes = [process.poll() for process in processes]
         if (failed := next((rank for rank, code in enumerate(codes) if code), None)) is not None:

@@ -43,7 +43,7 @@ class Row:
         rank: which the first decision must blame, if it is a rank that is to blame.
         cause: words that `zslurm status` must show of a run that was stopped.
         sample: also run by `make test`.
-        in_ranks, pace_s, nodes, slurm, aegis, checkpoint: see `FaultRun.submit`.
+        in_ranks, pace_s, nodes, slurm, aegis, checkpoint, integrity: see `FaultRun.submit`.
         small_disk_mb: size of the file system of its checkpoints, if they have one of their own.
         partition: nodes of the partition in which it runs, if it has one of its own.
     """
@@ -66,6 +66,7 @@ class Row:
     slurm: dict[str, Any] = field(default_factory=dict)
     aegis: dict[str, Any] = field(default_factory=dict)
     checkpoint: dict[str, Any] = field(default_factory=dict)
+    integrity: dict[str, Any] = field(default_factory=dict)
     small_disk_mb: float | None = None
     partition: str | None = None
 
@@ -304,5 +305,10 @@ ROWS = (
         25, "NaN from one and the same rank", by_bad_gpu, ("gpu_test_failed",),
         ("restart", "swap"), slurm=SPARE,
         in_ranks=({"what": "nan", "step": AT, "rank": VICTIM, "times": 1000, "bad_node": True},),
+    ),
+    Row(
+        26, "a GPU computes other numbers", by_bad_gpu, ("numbers_wrong",), ("swap",), slurm=SPARE, intervals=2,
+        rank=VICTIM, integrity={"every_steps": 4},
+        in_ranks=({"what": "wrong_product", "step": AT, "rank": VICTIM, "times": 1000, "bad_node": True},),
     ),
 )  # fmt: skip

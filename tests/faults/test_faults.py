@@ -72,6 +72,7 @@ def inject(row: Row, run: FaultRun) -> Injected:
         slurm=slurm,
         aegis=row.aegis,
         checkpoint=row.checkpoint,
+        integrity=row.integrity,
     )
     if run.in_memory:
         run.let_go()

@@ -119,7 +119,7 @@ class Integrity:
     def start_over(self, step: int, saved: Callable[[], Sequence[int]]) -> None:
         """Check the next step and compare products in it: after `step` steps kernels or shapes are other ones.
 
-        All ranks call it together. A process that took a lost rank's place learns what the others know.
+        All ranks call it together. A process that took a lost rank's place learns the last verified step.
 
         Args:
             step: steps that are done.
@@ -197,7 +197,7 @@ class Integrity:
         )
 
     def _compare_sums(self, step: int, record: Record) -> None:
-        """Compare the reduced gradients with checksums of what was sent, and with those of another reduction."""
+        """Compare the reduced gradients with checksums of the summands, and with another reduction."""
         tensor = wrong_sum(self._shards)
         if rank := self._first_rank(tensor is not None):
             self._raise_wrong_sum(step, rank - 1, tensor, "is not the sum of what all ranks sent")
@@ -228,14 +228,14 @@ class Integrity:
         self._shards.reduce_again()
         return self._digests_of_sums()
 
-    def _raise_wrong_sum(self, step: int, rank: int, tensor: str | None, what: str) -> NoReturn:
+    def _raise_wrong_sum(self, step: int, rank: int, tensor: str | None, problem: str) -> NoReturn:
         name = self._told(tensor or "", rank)
         pairs = wrong_pairs(self._shards)
         ways = ", ".join(f"what rank {sender} sends to rank {receiver} ({self._way(sender, receiver)})"
                          for sender, receiver in pairs[:8])  # fmt: skip
         link = f"{ways} arrives changed" if pairs else "sent again, all arrives between all pairs as it was sent"
-        where = f"the gradient of {name} that arrived on rank {rank}"
-        raise WrongTransfer(f"step {step + 1}: {where} {what}; {link}{self._back(step)}", self.verified)
+        gradient = f"the gradient of {name} that arrived on rank {rank}"
+        raise WrongTransfer(f"step {step + 1}: {gradient} {problem}; {link}{self._back(step)}", self.verified)
 
     def _way(self, sender: int, receiver: int) -> str:
         """Return what a message from one rank to another travels over."""
@@ -335,7 +335,7 @@ class Integrity:
         return (self._digest_of_state() != self._at_rest[1]).any().to(torch.float64)
 
     def check_at_rest(self, step: int) -> None:
-        """Check masters and moments once more, after a save that no step follows; all ranks call it together.
+        """Check masters and moments again, after a save that no step follows; all ranks call it together.
 
         Raises:
             ChangedMemory: those of some rank changed.

@@ -48,11 +48,11 @@ def digest_of_weights(model: nn.Module, comm: Comm | None = None) -> str:
     """
     weights = [parameter for _, parameter in sorted(model.named_parameters())]
     rank, size = (0, 1) if comm is None else (comm.rank, comm.size)
-    own = [readers == rank for readers in _readers([parameter.numel() for parameter in weights], size)]
+    is_read = [reader == rank for reader in _readers([parameter.numel() for parameter in weights], size)]
     sums = torch.zeros(len(weights), dtype=torch.int64, device=weights[0].device)
-    if any(own):
-        sums[torch.tensor(own, device=sums.device)] = digests(
-            [parameter for parameter, is_own in zip(weights, own, strict=True) if is_own]
+    if any(is_read):
+        sums[torch.tensor(is_read, device=sums.device)] = digests(
+            [parameter for parameter, read in zip(weights, is_read, strict=True) if read]
         )
     if comm is not None:
         comm.all_reduce(sums)

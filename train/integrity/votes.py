@@ -5,7 +5,7 @@ computed by several ranks, and every rank is one of those that computed several 
 
     several nodes    the second rank is on another node, each node in turn; the third is on a further one
     one node         the same with its ranks, or with the groups of them that share sequences
-    two ranks        there is no third: both compute the microbatch once more
+    two ranks        there is no third: both compute the microbatch again
     one rank         computes it three times: errors that come and go are found, no device that is always wrong
 
 The second round is made in every check, the others only if it disagrees with the first. No torch here.

@@ -188,7 +188,7 @@ class ZeroShards:
             self._flat_gradient.copy_(self._flat_sum)
 
     def reduce_again(self) -> None:
-        """Sum the same gradients over all ranks once more, in the same way."""
+        """Repeat the sum of the same gradients over all ranks, in the same way."""
         self._next_bucket = 0
         self.reduce_gradients()
 

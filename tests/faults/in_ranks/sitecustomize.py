@@ -29,6 +29,8 @@ from pathlib import Path
 
 PLACE = os.environ.get("ZSLURM_TEST_FAULTS")
 _TRAINS = {"zslurm.job.rank", "zslurm.job.in_memory.warm_rank", "zslurm.train"}
+WRONG = "router.first.weight"
+"""End of the name of the tensor whose gradient a wrong product changes, by a thousandth."""
 _TESTS_A_GPU = "zslurm.aegis.supervisor.gpu_test"
 _KILLS = {
     "kill_in_all_gather": ("zslurm.train.parallel.comm", "Comm", "all_gather"),
@@ -166,10 +168,16 @@ def wrap(setup, faults):
         losses = self.model.losses
         if faults.due("nan", step):
             self.model.losses = lambda *args, **kwargs: poison(losses, *args, **kwargs)
+        hook = None
+        if faults.due("wrong_product", step):
+            weight = next(weight for name, weight in self.model.named_parameters() if name.endswith(WRONG))
+            hook = weight.register_hook(lambda gradient: gradient * (1 + 2**-10))
         try:
             result = train_step(self, here)
         finally:
             self.model.losses = losses
+            if hook is not None:
+                hook.remove()
         if not state["stepped"]:
             state["stepped"] = True
             faults.mark("stepped", step=step)
