@@ -29,6 +29,7 @@ from tests.faults.nodes import FaultNodes
 from tests.on_slurm.cluster.slurm_cluster import SlurmCluster
 from tests.on_slurm.cluster.user import User
 from tests.waiting import wait_for
+from zslurm.run.run_dir import RunDir
 from zslurm.slurm.hostlist import expand
 
 NODES = int(os.environ.get("HELPER_NODES", "8"))
@@ -49,7 +50,7 @@ def run() -> None:
         user.zslurm("init", "--yes")
         nodes = FaultNodes(cluster, cluster.user_dir("helper-jobs-trees"))
         trained = FaultRun(user, nodes, "helped", trainer="real", steps=STEPS, in_memory=True)
-        aegis = {"heal": "helper", "max_excluded": 2 * DEATHS, "restarts_per_hour": 60}
+        aegis = {"heal": "helper", "max_excluded": 2 * DEATHS, "hang": {"setup_s": 300, "step_s": 60}}
         phase = {"tokens": STEPS * NODES * 16, "context": 16, "global_batch": NODES, "micro_batch": 1, "lr": 3e-3}
         trained.submit(
             nodes=NODES,
@@ -69,7 +70,10 @@ def run() -> None:
         except (AssertionError, TimeoutError) as error:
             failed = str(error).splitlines()[0]
             print(trained.story(), file=sys.stderr)
+            for log in sorted(RunDir(trained.path).attempt(1).logs.glob("rank-*.log")):
+                print(f"--- {log.name}\n{log.read_text(errors='replace')[-6000:]}", file=sys.stderr)
         finally:
+            restarts = trained.attempt() - 1
             cluster.run(["scancel", "--user", cluster.user.pw_name])
     medians = {name: round(statistics.median([row[name] for row in rows]), 3) for name in MEASURED} if rows else {}
     write_result(
@@ -79,7 +83,7 @@ def run() -> None:
             "nodes": NODES,
             "deaths": len(rows),
             "ended_by": failed or "all deaths were survived",
-            "restarts": trained.attempt() - 1,
+            "restarts": restarts,
             "medians": medians,
             "most": {name: max(row[name] for row in rows) for name in medians},
             "rows": rows,
@@ -97,7 +101,7 @@ def _kill(trained: FaultRun, victim: str, number: int) -> dict[str, Any]:
     joined = _next(trained, "ranks_joined", killed)
     started = _next(trained, "recovery_started", killed)
     recovered = _next(trained, "recovered_in_memory", killed)
-    steps = [row for row in trained.metrics("step") if row["time"] > killed and row["step"] > recovered["step"]]
+    steps = [row for row in trained.metrics("step") if row["time"] > recovered["time"]]
     helper = _next(trained, "helper_joined", killed)
     queued = _next(trained, "helper_queued", killed)
     return {

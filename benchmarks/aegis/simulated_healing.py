@@ -2,9 +2,9 @@
 
 Each way meets the same faults at published rates, with recovery in memory. Only what replaces a node that dies
 differs: one of ten spares that the job has besides, a helper job while the others train on, or a requeue for all
-nodes. Helper jobs and requeues wait as long as each other in the queue: two minutes (Slurm makes a requeued job
-wait so long at least), half an hour, four hours. A started helper job takes `HELPER_STARTS_S` until its ranks have
-joined, a requeued job `START_S` until it trains. Lost nodes do not come back within the time.
+nodes. Helper jobs and requeues wait as long as each other in the queue, half an hour. A started helper job takes
+`HELPER_STARTS_S` until its ranks have joined, a requeued job `START_S` until it trains. Lost nodes do not come
+back within the time; a run whose spares are used up is requeued for ten others.
 
 Goodput is the work that is kept, as a share of what all nodes would do without a fault: a step on 1,023 nodes
 takes 1,024 / 1,023 times as long. It is given for the nodes that train, and for all that the job holds.
@@ -28,10 +28,10 @@ from zslurm.aegis.simulation.world import STEP_S, World
 from zslurm.plan.failures import PRESETS
 
 NODES, DAYS, SPARES = 1024, 30, 10
-WAITS_S = (120, 1800, 14_400)
+WAIT_S = 1800
 START_S = 300
 """Seconds from the start of a requeued job until it trains: prolog, imports, checkpoint, graphs of collectives."""
-WAYS = ("spare", *(f"{heal} after {wait_s}" for wait_s in WAITS_S for heal in ("helper", "requeue")))
+WAYS = ("spare", "requeue", "helper")
 
 
 def run() -> None:
@@ -47,6 +47,7 @@ def run() -> None:
             "rates": PRESETS["llama3"].source,
             "nodes": NODES,
             "days": DAYS,
+            "wait_s": WAIT_S,
             "helper_starts_s": HELPER_STARTS_S,
             "start_s": START_S,
             "rows": rows,
@@ -55,17 +56,14 @@ def run() -> None:
     )
 
 
-def play(way: str, nodes: int = NODES, days: float = DAYS) -> dict[str, Any]:
+def play(heal: str, nodes: int = NODES, days: float = DAYS) -> dict[str, Any]:
     """Play one way; return its goodput, and what was done."""
-    heal, _, wait = way.partition(" after ")
     faults = drawn(nodes, days)
     lost, spares = sum(each.what == "node_dies" for each in faults), SPARES if heal == "spare" else 0
     world = World(faults, nodes=nodes + lost + SPARES, ranks_per_node=2, total=10**9, in_memory=True)
-    # Without a spare left the job is requeued for more: a run of 30 days does not end there.
     changed = {"recovery": "memory", "heal": "requeue" if heal == "spare" else heal}
     simulated = Run(world, SETTINGS.model_copy(update=changed), nodes, spares)
-    wait_s = int(wait or min(WAITS_S))
-    simulated.requeue_s, simulated.helper_s = wait_s + START_S, wait_s + int(HELPER_STARTS_S)
+    simulated.requeue_s, simulated.helper_s = WAIT_S + START_S, WAIT_S + int(HELPER_STARTS_S)
     began, end = time.process_time(), int(days * 86400)
     work, step, fewest = 0.0, 0, nodes
     gc.disable()  # nothing here has cycles, and each second makes an object for each rank
@@ -81,7 +79,7 @@ def play(way: str, nodes: int = NODES, days: float = DAYS) -> dict[str, Any]:
     kinds = Counter(str(row["event"]) for row in simulated.rows)
     goodput = work * STEP_S / world.now
     return {
-        "way": way,
+        "heal": heal,
         "ended": simulated.outcome or "at the end of the time",
         "days": round(world.now / 86400, 2),
         "goodput": round(goodput, 5),
