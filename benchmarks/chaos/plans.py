@@ -19,6 +19,8 @@ STEPS, PACE_S = 60, 0.25
 FIRST_AT, SECOND_AFTER = 25, 15
 """The step of the first fault: five after a checkpoint; and steps from there to the second."""
 _SLOW_S, _AWAY_S, _BACK_AFTER_S = 1.25, 20.0, 60.0
+_LIMITED_PACE_S = 2.0
+"""The pace with which a time limit of whole minutes ends the job; Slurm looks for late jobs twice a minute."""
 
 
 @dataclass(frozen=True)
@@ -70,7 +72,8 @@ def single(fault: str) -> Plan:
     Raises:
         KeyError: there is no such fault.
     """
-    return Plan(fault, tuple(_events(fault, FIRST_AT)), completes=fault != "user_bug")
+    pace_s = _LIMITED_PACE_S if fault == "time_limit" else PACE_S
+    return Plan(fault, tuple(_events(fault, FIRST_AT)), pace_s=pace_s, completes=fault != "user_bug")
 
 
 def pairs() -> list[Plan]:

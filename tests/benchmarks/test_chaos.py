@@ -116,6 +116,14 @@ def test_a_bug_of_the_program_is_to_stop_the_run(
     assert (figures["outcome"], figures["user_actions"]) == (outcome, 0)
 
 
+def test_a_program_runs_until_its_time_limit_is_reached() -> None:
+    """The limit is in whole minutes from the job's start, and slurmctld looks for jobs over it every 30 s."""
+    plan = named("time_limit")
+    struck_s = plan.faults[0].step * plan.pace_s
+    limit_s = 60 * (struck_s // 60 + 1)
+    assert plan.steps * plan.pace_s > limit_s + 30
+
+
 def test_what_a_program_did_not_meet_it_did_not_survive(site: Processes) -> None:
     faults = (PlannedFault("process_killed", 5, rank=7), PlannedFault("node_killed", 50))
     figures = score(play(site, contender(site), Plan("p", faults, steps=8, pace_s=0.01), site.directory / "1", 1))
