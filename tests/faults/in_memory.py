@@ -109,6 +109,15 @@ def wait_for_helper(run: FaultRun) -> None:
     assert [event["event"] for event in run.events(*kinds)] == list(kinds)
 
 
+def helper_costs_least(run: FaultRun) -> None:
+    """A helper job is chosen though fewer nodes or a requeue would do, and its numbers are there."""
+    wait_for_helper(run)
+    (started,), (requested,) = run.events("recovery_started"), run.events("helper_requested")
+    assert started["heal"] == "helper"
+    assert started["helper_lost_s"] < min(started["lost_s"], started["expected_wait_s"])
+    assert requested["helper_lost_s"] < requested["lost_s"]
+
+
 def kill_supervisor_with_helper(run: FaultRun) -> None:
     """The supervisor is killed while a helper job's node is one of the run's: the next one keeps it."""
     joined = run.wait_until_joined()
@@ -234,6 +243,10 @@ MEMORY_ROWS = (
     replace(
         _in_memory(4, **VICTIM_REPLACED), number=54, fault="node dies, and a helper job brings another",
         slurm={}, aegis={"heal": "helper"}, after=wait_for_helper, pace_s=1.0, same_size=False,
+    ),
+    replace(
+        _in_memory(4, **VICTIM_REPLACED), number=57, fault="node dies, and of three ways a helper job costs least",
+        slurm={}, aegis={"min_nodes": 2}, after=helper_costs_least, pace_s=4.0, same_size=False,
     ),
     replace(
         _in_memory(4, **VICTIM_REPLACED), number=55, fault="helper job is cancelled after its node has joined",
