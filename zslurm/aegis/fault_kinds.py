@@ -369,6 +369,11 @@ MEMORY_LOW = new_kind("memory_low", FaultRule(
 DISK_LOW = new_kind("disk_low", FaultRule(
     "advisory", "storage", "little space is left for checkpoints", reports_end=True, advisory=True,
 ))
+NUMBERS_UNREPEATABLE = new_kind("numbers_unrepeatable", FaultRule(
+    "advisory", "user", "the program does not repeat its numbers", in_kernel_log=False, advisory=True,
+    advice="The same numbers give other results each time, or on several nodes: software, not one GPU. Look at the "
+    "tensor that the line names, and set parallel.deterministic: true to find wrong GPUs.",
+))
 CLOCK_JUMP = new_kind("clock_jump", FaultRule(
     "advisory", "node", "the clock jumped", advisory=True,
 ))
