@@ -371,8 +371,8 @@ DISK_LOW = new_kind("disk_low", FaultRule(
 ))
 NUMBERS_UNREPEATABLE = new_kind("numbers_unrepeatable", FaultRule(
     "advisory", "user", "the program does not repeat its numbers", in_kernel_log=False, advisory=True,
-    advice="The same numbers give other results each time, or on several nodes: software, not one GPU. Look at the "
-    "tensor that the line names, and set parallel.deterministic: true to find wrong GPUs.",
+    advice="The same numbers give other results each time, or on several nodes: software, not one GPU. Look at "
+    "the tensor that the line names, and set parallel.deterministic: true to find wrong GPUs.",
 ))
 CLOCK_JUMP = new_kind("clock_jump", FaultRule(
     "advisory", "node", "the clock jumped", advisory=True,

@@ -336,6 +336,7 @@ def test_a_seed_is_played_the_same_way_again() -> None:
         (Happening(20, "rank_hangs", 3), [], "completed"),
         (Happening(20, "node_dies", 2), ["node2"], "completed"),
         (Happening(20, "ecc_error", 1), ["node1"], "completed"),
+        (Happening(20, "numbers_wrong", 1), ["node1"], "completed"),
         (Happening(20, "nic_down", 1, 5), [], "completed"),
         (Happening(20, "agent_stalls", 1, 60), [], "completed"),
         (Happening(20, "agent_dies", 1), [], "completed"),
@@ -359,7 +360,8 @@ def test_each_thing_that_happens_ends_as_on_a_real_slurm(
 
 
 _KILLED_BY: tuple[What, ...] = (
-    *("rank_killed", "rank_hangs", "node_dies", "ecc_error", "user_bug", "move_asked", "time_is_up"),
+    *("rank_killed", "rank_hangs", "node_dies", "ecc_error"),
+    *("numbers_wrong", "user_bug", "move_asked", "time_is_up"),
 )
 
 

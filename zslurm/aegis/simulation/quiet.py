@@ -117,4 +117,4 @@ def _is_quiet(node: NodeTruth, now: int, in_use: set[str]) -> bool:
     if node.died is not None:
         return node.name not in in_use
     ends = node.silent_until, node.nic_until, node.called_down_until, node.cut_off_until
-    return max(ends) < now and not node.is_new
+    return max(ends) < now and not node.is_new and not node.computes_wrong

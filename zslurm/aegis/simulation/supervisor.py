@@ -88,7 +88,7 @@ from zslurm.aegis.core.policy.outcome import AttemptOutcome
 from zslurm.aegis.core.policy.shrinking import Weighed, expected_wait_s, weigh, why_not_fewer
 from zslurm.aegis.core.starting import decided_requeue
 from zslurm.aegis.core.step import step
-from zslurm.aegis.fault_kinds import PEER_LOST, RANK_KILLED, USER_ERROR
+from zslurm.aegis.fault_kinds import NUMBERS_WRONG, PEER_LOST, RANK_KILLED, USER_ERROR
 from zslurm.aegis.simulation.run_record import RunRecord
 from zslurm.aegis.simulation.truth import AttemptTruth
 from zslurm.aegis.simulation.world import KILL_S, STEP_S
@@ -478,6 +478,11 @@ class SimulatedSupervisor:
             return Fault.of_kind(
                 USER_ERROR, when, "rank", line, node=node, rank=number, step=self.world.bug, fingerprint=None
             )
+        if rank.fault == "numbers_wrong":
+            wrong = next(other for other, truth in enumerate(attempt.ranks) if truth.node.computes_wrong)
+            line = f"WrongProduct: a microbatch has another result on rank {wrong} than on two others"
+            node = attempt.ranks[wrong].node.name
+            return Fault.of_kind(NUMBERS_WRONG, when, "rank", line, node=node, rank=wrong, step=attempt.step)
         if rank.fault == "peer_lost":
             return Fault.of_kind(PEER_LOST, when, "rank", "Connection closed by peer", node=node, rank=number)
         return Fault.of_kind(RANK_KILLED, when, "srun", "Killed", node=node, rank=number)

@@ -19,6 +19,7 @@ class NodeTruth:
         died: when it died; None while it lives.
         silent_until: when its agent reports again.
         ecc: a GPU of it loses data.
+        computes_wrong: a GPU of it computes other numbers than others.
         nic_until: when the link of its NIC comes back; 0 while it is up.
         late_s: seconds that its reports are late.
         twice: its reports come twice.
@@ -37,6 +38,7 @@ class NodeTruth:
     died: int | None = None
     silent_until: int = 0
     ecc: bool = False
+    computes_wrong: bool = False
     nic_until: int = 0
     late_s: int = 0
     twice: bool = False

@@ -31,6 +31,8 @@ _KILLED_BY_S = 20
 """Seconds after which a supervisor is killed that has recorded nothing meanwhile."""
 HELD_S = 8
 """Seconds for which a report is sent again before its agent is given up (`aegis.heartbeat_timeout_s`)."""
+CHECK_EVERY = 3
+"""Steps after which numbers are checked (`integrity.every_steps`)."""
 AGENT_START_S, KILL_S = 3, 1
 """Seconds in which an agent starts again, and in which killed ranks end."""
 
@@ -39,6 +41,7 @@ What = Literal[
     "rank_hangs",
     "node_dies",
     "ecc_error",
+    "numbers_wrong",
     "nic_down",
     "agent_dies",
     "agent_stalls",
@@ -231,6 +234,9 @@ class World:
             case "ecc_error":
                 node.ecc = True
                 self.guilty[node.name] = "its GPU loses data"
+            case "numbers_wrong":
+                node.computes_wrong = True
+                self.guilty[node.name] = "its GPU computes other numbers"
             case "nic_down":
                 node.nic_until, node.nic_downs = max(node.nic_until, self.now + it.lasts), node.nic_downs + 1
                 if it.lasts >= 15 or node.nic_downs > 1:
@@ -377,6 +383,8 @@ class World:
             self._end(attempt.ranks[0], "Exited with exit code 1", "user_error", 1)
             attempt.step -= 1
             return
+        if attempt.step % CHECK_EVERY == 0 and self._check_numbers(attempt):
+            return
         if attempt.is_asked:
             self.committed, self.saving = attempt.step, None
         elif attempt.step % SAVE_EVERY == 0:
@@ -388,6 +396,15 @@ class World:
         elif attempt.is_asked:
             for rank in attempt.ranks:
                 self._end(rank, "Exited with exit code 75", "", int(Exit.INTERRUPTED))
+
+    def _check_numbers(self, attempt: AttemptTruth) -> bool:
+        """End all ranks if one of them computes wrong, as `integrity.every_steps` does; return whether."""
+        if not any(rank.node.computes_wrong for rank in attempt.ranks):
+            return False
+        for rank in attempt.ranks:
+            self._end(rank, "Exited with exit code 1", "numbers_wrong", 1)
+        attempt.step -= 1
+        return True
 
     def _print(self, attempt: AttemptTruth) -> None:
         """Let srun print what it knows, a second late, and end once it knows of all tasks."""
