@@ -7,7 +7,8 @@ and over the unbound buffers in `tx_`). A large tensor is nearly always under wa
 
 So a wait is made of short ones here, between which it looks whether its groups were aborted. The operation stays
 behind in a thread of its group until the timeout. It touches no tensor any more: the connections are closed, and
-it raises. The destructor of its group waits for that thread, so groups that were left are dropped in one of ours.
+it raises. The destructor of its group waits for that thread, in whichever thread drops the group last: so one of
+ours holds the groups that were left until nothing else does.
 
 Messages between two ranks are waited for as ever: a timeout of gloo's own wait for them closes all connections.
 
@@ -16,7 +17,9 @@ Cost: nothing for an operation that takes less than SLICE_S; longer ones raise a
 
 from __future__ import annotations
 
+import sys
 import threading
+import time
 from datetime import timedelta
 from typing import Any
 
@@ -26,6 +29,8 @@ from torch.distributed import Work
 
 SLICE_S = 0.05
 _SHORTEST_S = 0.001
+_HELD_S = 0.5
+"""Seconds between two looks whether something else holds a group that was left."""
 _NO_TIMEOUT = timedelta(0)
 _TIMED_OUT = "Operation timed out!"
 _BETWEEN_TWO = {int(OpType.SEND), int(OpType.RECV), int(OpType.RECVANYSOURCE)}
@@ -93,7 +98,18 @@ class Waits:
         """Drop the groups that were left, once nothing else holds them: without a wait for what hangs in them."""
         old_groups, self._left = self._left, []
         if old_groups:
-            threading.Thread(target=old_groups.clear, name="groups left", daemon=True).start()
+            threading.Thread(target=_drop, args=(old_groups,), name="groups left", daemon=True).start()
+
+
+def _drop(groups: list[dist.ProcessGroup]) -> None:
+    """Empty a list of groups, each of them once nothing else holds it."""
+    alone = [object()]
+    while groups:
+        for index in reversed(range(len(groups))):
+            if sys.getrefcount(groups[index]) <= sys.getrefcount(alone[0]):
+                del groups[index]
+        if groups:
+            time.sleep(_HELD_S)
 
 
 WAITS = Waits()

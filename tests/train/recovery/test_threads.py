@@ -22,6 +22,7 @@ from tests.waiting import wait_for
 from zslurm.job.in_memory.store_server import StoreServer
 from zslurm.train.parallel.store_connections import StoreConnections
 from zslurm.train.recovery import moves as moves_module
+from zslurm.train.recovery import waits as waits_module
 from zslurm.train.recovery import watcher as watcher_module
 from zslurm.train.recovery.abort import Abort
 from zslurm.train.recovery.copies.buddy_copies import Copies
@@ -29,7 +30,7 @@ from zslurm.train.recovery.copies.staging import Staging
 from zslurm.train.recovery.generation import Generation, generation_key, unmoved_key
 from zslurm.train.recovery.membership import Membership
 from zslurm.train.recovery.moves import PlannedMoves
-from zslurm.train.recovery.waits import WAITS
+from zslurm.train.recovery.waits import WAITS, Waits
 from zslurm.train.recovery.watcher import GenerationWatcher
 
 
@@ -183,6 +184,26 @@ def test_a_collective_is_left_in_the_middle_of_a_message() -> None:
     sender, _ = in_group(_leave_mid_message, 2)
     assert len(sender) == 2, "also where it is waited for once more"
     assert all("gloo" in reason for reason in sender)
+
+
+def test_a_group_that_was_left_is_dropped_by_no_thread_that_trains(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whichever thread drops it last waits for what hangs in it; writers of checkpoints hold it for some time."""
+    monkeypatch.setattr(waits_module, "_HELD_S", 0.01)
+    dropped_by: list[str] = []
+
+    class Group:
+        def __del__(self) -> None:
+            dropped_by.append(threading.current_thread().name)
+
+    waits, held = Waits(), [Group(), Group()]
+    waits._left = cast(list[dist.ProcessGroup], list(held))
+    waits.drop_groups()
+    del held[1]
+    wait_for(lambda: dropped_by, "the group that nothing else holds", every_s=0.01)
+    assert len(dropped_by) == 1, "the other one is held"
+    held.clear()
+    wait_for(lambda: len(dropped_by) == 2, "the other group", every_s=0.01)
+    assert set(dropped_by) == {"groups left"}
 
 
 def test_connections_to_the_store_are_cut_until_all_groups_are_made() -> None:
