@@ -309,6 +309,26 @@ def test_the_second_one_is_submitted_if_there_is_no_job_of_the_first(site: Site,
     assert told(jobs, HelperAsked).waits and len(site.scripts) == 2
 
 
+@pytest.mark.parametrize("is_there", [False, True])
+def test_the_next_supervisor_looks_for_no_job_that_is_known_not_to_be_there(site: Site, *, is_there: bool) -> None:
+    """Of two requests one has a job: it is the second, or the first has arrived late."""
+    site.loses_answer = True
+    jobs = site.jobs()
+    list(jobs.ask(ONE))
+    assert not told(jobs, HelperAsked).waits
+    site.loses_answer = False
+    if is_there:
+        site.of_script, site.states["40"] = "40", JobState.PENDING
+    list(jobs.ask(ONE))
+    assert told(jobs, HelperAsked).waits
+    wait_for(lambda: list(jobs.events()) or len(jobs._present()) == 1, "the request without a job")
+    list(jobs.events())
+    site.of_script = None
+    successor = site.jobs()
+    assert [helper.name for helper in successor._present()] == ["40"]
+    assert list(successor.begin_attempt()) == [HelperAsked(waits=True)]
+
+
 def test_one_that_is_being_submitted_at_the_end_does_not_stay_in_the_queue(site: Site) -> None:
     site.loses_answer, site.of_script = True, "40"
     site.is_away = True
@@ -326,6 +346,14 @@ def test_one_that_is_asked_for_at_the_end_is_not_submitted(site: Site) -> None:
     list(jobs.ask(ONE))
     jobs.close()
     assert site.scripts == []
+
+
+def test_one_is_submitted_again_if_the_run_s_job_could_not_be_requeued(site: Site) -> None:
+    jobs = started(site)
+    jobs.close()
+    jobs.reopen()
+    list(jobs.ask(ONE))
+    assert told(jobs, HelperAsked).waits and len(site.scripts) == 2
 
 
 def test_one_that_could_not_be_cancelled_at_the_end_is_ended_by_the_next_start(site: Site) -> None:

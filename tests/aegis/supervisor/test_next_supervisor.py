@@ -33,7 +33,7 @@ from zslurm.aegis.supervisor.node_pool import Nodes
 from zslurm.aegis.supervisor.recovery import Recovery
 from zslurm.aegis.supervisor.supervisor import Supervisor
 from zslurm.aegis.types import Decision
-from zslurm.core.errors import Exit
+from zslurm.core.errors import Exit, SlurmRefused
 from zslurm.core.processes import ProcessRecord
 from zslurm.job.preparation.interpreter import Interpreter
 from zslurm.run.run_dir import RunDir
@@ -402,6 +402,26 @@ def test_a_requeue_is_recorded_though_slurm_kills_the_job_while_its_list_is_chan
     with pytest.raises(KeyboardInterrupt):
         Recovery(successor.job, cast(Any, nodes), None, cast(Any, recorder)).leave_excluded(("node3",))
     assert [event["event"] for event in successor.told] == ["requeued"]
+
+
+def test_a_run_whose_job_cannot_be_requeued_may_ask_for_helper_jobs_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It starts where it is."""
+    successor = Successor(tmp_path)
+    successor.write("nodes_excluded", nodes="node3", reason="it died", expires=time.time() + 600)
+
+    def refused(*_: object, **__: object) -> None:
+        raise SlurmRefused("Requested operation is disabled")
+
+    monkeypatch.setattr(recovery_module, "requeue_job", refused)
+    nodes = SimpleNamespace(every=("node0", "node3"), can_requeue=True, dead=set(), elsewhere=lambda _: 8)
+    calls: list[str] = []
+    helpers = SimpleNamespace(close=lambda: calls.append("close"), reopen=lambda: calls.append("reopen"))
+    recorder = SimpleNamespace(flush=lambda: None)
+    recovery = Recovery(successor.job, cast(Any, nodes), None, cast(Any, recorder), cast(Any, helpers))
+    assert recovery.leave_excluded(("node3",)) is None
+    assert calls == ["close", "reopen"]
 
 
 @pytest.mark.parametrize("mode", ["act", "observe"])

@@ -217,6 +217,12 @@ class HelperJobs:
             which = f"helper job {helper.name}" if helper.name else f"the helper job of {helper.script}"
             _LOG.warning("%s may be in the queue: Slurm does not answer; it ends when it starts", which)
 
+    def reopen(self) -> None:
+        """Submit helper jobs again: the run's job could not be requeued, and the run stays in this start of it."""
+        self._closed.clear()
+        if self._present():
+            self._start_work()
+
     def job_of(self) -> dict[str, str]:
         """Return the helper job of each node that belongs to one."""
         return {node: helper.name for helper in self._helpers if helper.name for node in helper.nodes}
@@ -251,9 +257,9 @@ class HelperJobs:
             python_path=job.environ.get("PYTHONPATH", ""),
         )
 
-    def _refused(self, reason: str, script: str | None = None, again_s: float = _AGAIN_S) -> HelperAsked:
-        """Record that there is no helper job, certainly none of `script`; return the event for the core."""
-        self._news.put((only_known(HelperRefused(reason=reason, script=script)), None))
+    def _refused(self, reason: str, again_s: float = _AGAIN_S) -> HelperAsked:
+        """Record that there is no helper job as far as is known; return the event for the core."""
+        self._news.put((only_known(HelperRefused(reason=reason)), None))
         return HelperAsked(waits=False, again_at=time.monotonic() + again_s)
 
     # --- the thread that asks Slurm -----------------------------------------------------------------------------
@@ -297,9 +303,10 @@ class HelperJobs:
             except ZslurmError as error:
                 self._fail(helper, f"it is not known whether an earlier one waits: {error}", _AGAIN_UNANSWERED_S)
                 return False
-            other.over = None if other.name is not None else _NO_JOB
+            if other.name is None:
+                self._drop(other, _NO_JOB)
         if any(o.is_own and o.name is not None and not (o.nodes or o.to_end) for o in self._present()):
-            helper.over = "an earlier one waits"
+            self._drop(helper, "an earlier one waits")
         return helper.over is None
 
     def _submit(self, helper: _Helper) -> None:
@@ -314,9 +321,15 @@ class HelperJobs:
             self._take_job(helper, name)
 
     def _fail(self, helper: _Helper, reason: str, again_s: float) -> None:
-        """Take that there is no job of a request, and will be none."""
+        """Take that there is no job of a request, and will be none; have the core ask again after some time."""
+        self._drop(helper, reason)
+        if helper.is_own:
+            self._news.put((None, HelperAsked(waits=False, again_at=time.monotonic() + again_s)))
+
+    def _drop(self, helper: _Helper, reason: str) -> None:
+        """Take that there is no job of a request, and record it: the next supervisor does not look for one."""
         helper.over = reason
-        self._news.put((None, self._refused(reason, helper.script, again_s)))
+        self._news.put((only_known(HelperRefused(reason=reason, script=helper.script)), None))
 
     def _look_for_job(self, helper: _Helper) -> None:
         """Look for the job of a submission that got no answer; the controller may take it late."""
@@ -337,7 +350,7 @@ class HelperJobs:
             if helper.unanswered == 1 and helper.is_own:
                 self._news.put((None, self._refused(_NO_JOB, again_s=_AGAIN_UNANSWERED_S)))
             elif helper.unanswered == _MOST_LOOKS:
-                helper.over = _NO_JOB
+                self._drop(helper, _NO_JOB)
 
     def _take_job(self, helper: _Helper, name: str | None) -> None:
         """Take the job of a helper, if there is one."""

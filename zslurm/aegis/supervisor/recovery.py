@@ -183,6 +183,8 @@ class Recovery:
                 try:
                     self._put_back(action)
                 except ZslurmError as error:
+                    if self._helpers is not None:
+                        self._helpers.reopen()
                     yield RequeueTried(str(error))
                 else:
                     yield RequeueTried()
