@@ -303,23 +303,39 @@ class Integrity:
 
     def _compare_weights(self, step: int) -> None:
         shards = self._shards
-        wrong = ""
-        if shards.world_size > 1:
-            buckets = digests(shards.buckets_of_weights())
-            extremes = torch.cat([buckets, ~buckets])
-            shards.comm.all_reduce(extremes, dist.ReduceOp.MAX)
-            if bool((extremes[: len(buckets)] != ~extremes[len(buckets) :]).any()):
-                common = self._gathered(buckets).mode(0).values
-                wrong = "the weights" if bool((buckets != common).any()) else ""
         changed = self.changed()
-        if not wrong and not (changed is not None and bool(changed)):  # which this step will find
-            wrong = shards.unlike_masters() or ""
-        if rank := self._first_rank(bool(wrong)):
+        is_changed = changed is not None and bool(changed)  # which this step will find
+        name = None if is_changed else shards.unlike_masters()
+        problem = "" if name is None else f"the weights of {name}"
+        rank = self._first_rank(bool(problem)) - 1
+        if rank < 0 and shards.world_size > 1 and self._buckets_differ():
+            rank, problem = self._first_unlike_owners(is_changed=is_changed), "the weights"
+        if rank >= 0:
             raise WrongTransfer(
-                f"step {step + 1}: {self._told(wrong, rank - 1)} on rank {rank - 1} are not what their owners "
+                f"step {step + 1}: {self._told(problem, rank)} on rank {rank} are not what their owners "
                 f"sent, or changed in memory{self._back(step)}",
                 self.verified,
             )
+
+    def _buckets_differ(self) -> bool:
+        """Return whether the weights of some bucket are not the same on all ranks."""
+        buckets = digests(self._shards.buckets_of_weights())
+        extremes = torch.cat([buckets, ~buckets])
+        self._shards.comm.all_reduce(extremes, dist.ReduceOp.MAX)
+        return bool((extremes[: len(buckets)] != ~extremes[len(buckets) :]).any())
+
+    def _first_unlike_owners(self, *, is_changed: bool) -> int:
+        """Return the first rank whose weights are not what their owners have, which fits the owners' masters.
+
+        -1 if these are padding, which nothing reads, or of an owner whose masters changed in memory. Owners decide,
+        no majority does: of two ranks none is in the minority.
+        """
+        by_owner = [mixed(digests([self._shards.weights[:0], *parts])) for parts in self._shards.weights_by_owner()]
+        changed = torch.full_like(by_owner[0], int(is_changed))
+        table = self._gathered(torch.stack([*by_owner, changed]))
+        differs = (table[:, :-1] != table.diagonal()) & (table[:, -1] == 0)
+        ranks = differs.any(1).nonzero()
+        return int(ranks[0]) if len(ranks) else -1
 
     # --------------------------------------------------------------------------------------------- in each step
 

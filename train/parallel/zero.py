@@ -245,6 +245,14 @@ class ZeroShards:
         buckets = [matrices[bucket.start : bucket.stop] for bucket in self._buckets]
         return [self.weights[: self.layout.flat_length], *buckets]
 
+    def weights_by_owner(self) -> list[list[Tensor]]:
+        """Return for each rank views of the weights that it owns, in the order of its chunk; without padding."""
+        owned = [self.layout.extents(self.position_of(rank)) for rank in range(self.world_size)]
+        return [
+            [self._named[extent.tensor].data.flatten()[extent.start : extent.stop] for extent in extents]
+            for extents in owned
+        ]
+
     def unlike_masters(self) -> str | None:
         """Return the name of the first parameter whose weights are not the rounded masters of this rank."""
         for extent in self.extents:

@@ -101,7 +101,7 @@ def test_two_ranks_that_always_differ_are_reported_once_and_train_on(tmp_path: P
     ("target", "words"),
     [
         ("received", "that arrived on rank 1 is not the sum of what all ranks sent"),
-        ("weights", "the weights on rank 1 are not what their owners sent, or changed in memory"),
+        ("weights", "value_previous.weight on rank 1 are not what their owners sent, or changed in memory"),
         ("masters", "masters or moments on rank 1 changed in memory after step 5"),
         ("moments", "masters or moments on rank 1 changed in memory after step 5"),
     ],
@@ -112,6 +112,18 @@ def test_a_bit_that_flips_names_its_rank(tmp_path: Path, corpus: Path, target: s
     assert done.returncode == 1
     assert done.stderr.count(words) == 3
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize("element", [12345, 123])
+def test_of_two_ranks_the_one_is_named_whose_weights_are_not_the_owner_s(
+    tmp_path: Path, corpus: Path, rank: int, element: int
+) -> None:
+    """There is no majority, and which of two digests is smaller must not decide."""
+    run = make_run(tmp_path / "run", corpus, steps=8, **EVERY_3)
+    done = train_on(run, 2, partial(inject, "weights", rank, range(6, 7), element))
+    assert done.returncode == 1
+    assert done.stderr.count(f"on rank {rank} are not what their owners sent") == 2
 
 
 def test_a_gradient_that_arrives_as_nan_is_a_wrong_transfer(tmp_path: Path, corpus: Path) -> None:
