@@ -159,7 +159,7 @@ class Trainer:
             self.wait_for_weights()
             leave_out_together(self.world.group, self.world.device)
             self.kernels_ran = result.taken  # those of the update run in no step that is skipped
-            self.integrity.start_over(self.step, self.checkpointer.saved_steps)
+            self.integrity.start_over(self.step)
         self.stop.renew()
         self.step += 1
         self.progress.update(phase=Phase.STEP, step=self.step, work_ns=self.work_ns)
@@ -312,7 +312,7 @@ class Trainer:
         best, keep = self.evaluator.will_save(self.step), self.observers.checkpoints_in_use()
         if best is not None:
             keep.add(best.step)
-        keep |= self.integrity.to_keep(self.step)
+        keep |= self.integrity.to_keep(self.checkpointer.saved_steps)
         cursor = cursor_of(self.step, self.order, self.guard, best, self.config)
         weights = digest_of_weights(self.model, self.shards.comm)
         if self.world.is_first:

@@ -444,7 +444,11 @@ class Checkpointer(Hooks):
         """Return the steps of the complete checkpoints on rank 0, which alone decides which of them stay."""
         if not self.world.is_first:
             return []
-        return [listing.step for listing in list_checkpoints(self.root) if listing.complete]
+        try:
+            return [listing.step for listing in list_checkpoints(self.root) if listing.complete]
+        except CheckpointError as error:  # the save that asks reports its own failure
+            _LOG.warning("note: the checkpoints cannot be listed: %s", error)
+            return []
 
     def _try_load(self, path: Path) -> tuple[Restored | None, str]:
         restored, problem = None, ""

@@ -85,7 +85,6 @@ class Integrity:
         self._config, self._world, self._shards, self._optimizer = config, world, shards, optimizer
         self._order, self._local = order, local
         self._fresh = self._repeats = self._sums_repeat = True
-        self._saved: list[int] = []
         self._check: _Check | None = None
         self._at_rest: tuple[int, Tensor] | None = None
 
@@ -116,29 +115,26 @@ class Integrity:
     def _turns(self, together: int) -> int:
         return self.every * checked_within(self._world.size, self._local, together)
 
-    def start_over(self, step: int, saved: Callable[[], Sequence[int]]) -> None:
+    def start_over(self, step: int) -> None:
         """Check the next step and compare products in it: after `step` steps kernels or shapes are other ones.
 
         All ranks call it together. A process that took a lost rank's place learns the last verified step.
-
-        Args:
-            step: steps that are done.
-            saved: returns the steps of the complete checkpoints, which rank 0 must know.
         """
         if not self.every:
             return
         verified = torch.tensor(self.verified, device=self._world.device)
         self._shards.comm.all_reduce(verified, dist.ReduceOp.MAX)
-        if self.verified < 0:
-            self._saved = sorted(saved())
         self.verified = step if int(verified) < 0 else min(int(verified), step)
         self._fresh = self._repeats = self._sums_repeat = True
 
-    def to_keep(self, step: int) -> set[int]:
-        """Return the checkpoint to go back to if the next check fails, now that one is saved after `step`."""
-        right = [saved for saved in self._saved if saved <= self.verified]
-        self._saved = [*right[-1:], *(saved for saved in self._saved if saved > self.verified), step]
-        return set(right[-1:]) if self.every else set()
+    def to_keep(self, saved: Callable[[], Sequence[int]]) -> set[int]:
+        """Return the checkpoint to go back to if the next check fails.
+
+        Args:
+            saved: returns the steps of the complete checkpoints, which rank 0 must know.
+        """
+        right = [step for step in saved() if step <= self.verified] if self.every else []
+        return {max(right)} if right else set()
 
     # ---------------------------------------------------------------------------------------- in a checked step
 

@@ -16,7 +16,8 @@ from tests.train.recovery.cluster import Cluster
 from tests.train.recovery.test_recovery import all_output, losses, recover_once, showing
 from tests.train.runs import losses_of, make_corpus, make_run
 from zslurm.aegis.logs.signatures import Signatures
-from zslurm.checkpoint_tools import list_checkpoints
+from zslurm.checkpoint_tools import NoSpace, ShardReport, list_checkpoints
+from zslurm.train.checkpointing import writer
 from zslurm.train.checkpointing.checkpointer import Checkpointer
 from zslurm.train.errors import NumbersWrong
 from zslurm.train.jsonl import read_jsonl
@@ -221,6 +222,27 @@ def test_the_checkpoint_to_go_back_to_is_kept(tmp_path: Path, corpus: Path) -> N
     run = make_run(tmp_path / "run", corpus, steps=7, integrity={"every_steps": 50}, checkpoint=checkpoint)
     assert train_on(run, 1).returncode == 0
     assert saved(run) == [7, 6, 2]
+
+
+def _fail_second_save() -> None:
+    """Have the disk refuse a shard of the second save; a `prepare` of ranks."""
+    write_shard, calls = writer.write_shard, list[int]()
+
+    def refused(*arguments: Any) -> ShardReport:
+        calls.append(len(calls))
+        if calls[-1] == 1:
+            raise NoSpace("the disk is full")
+        return write_shard(*arguments)
+
+    vars(writer)["write_shard"] = refused
+
+
+def test_a_save_that_failed_is_not_the_checkpoint_to_go_back_to(tmp_path: Path, corpus: Path) -> None:
+    """The numbers of step 2 are right, but only those of step 1 are in a checkpoint."""
+    checkpoint = {"every_steps": 1, "keep_last": 1, "background": False}
+    run = make_run(tmp_path / "run", corpus, steps=5, integrity={"every_steps": 50}, checkpoint=checkpoint)
+    assert train_on(run, 1, _fail_second_save).returncode == 0
+    assert saved(run) == [5, 1]
 
 
 def _show_checkpoints_of_wrong_numbers() -> None:
