@@ -251,8 +251,9 @@ class Integrity:
         verdict = judge(rounds, check.shifts)
         if verdict.node(self._local) is not None:
             rank = verdict.wrong[0]
+            others = "in its other computations" if 0 in check.shifts else "on two others"
             raise WrongProduct(
-                f"step {check.step + 1}: a microbatch has another result on rank {rank} than on two others, "
+                f"step {check.step + 1}: a microbatch has another result on rank {rank} than {others}, "
                 f"first in {first}{self._back(check.step)}",
                 self.verified,
             )
@@ -323,10 +324,11 @@ class Integrity:
     def _first_unlike_owners(self, *, is_changed: bool) -> int:
         """Return the first rank whose weights are not what their owners have, which fits the owners' masters.
 
-        -1 if these are padding, which nothing reads, or of an owner whose masters changed in memory. Owners decide,
-        no majority does: of two ranks none is in the minority.
+        -1 if these are padding, which nothing reads, or of an owner whose masters changed in memory. Owners
+        decide, no majority does: of two ranks none is in the minority.
         """
-        by_owner = [mixed(digests([self._shards.weights[:0], *parts])) for parts in self._shards.weights_by_owner()]
+        nothing = self._shards.weights[:0]
+        by_owner = [mixed(digests([nothing, *parts])) for parts in self._shards.weights_by_owner()]
         changed = torch.full_like(by_owner[0], int(is_changed))
         table = self._gathered(torch.stack([*by_owner, changed]))
         differs = (table[:, :-1] != table.diagonal()) & (table[:, -1] == 0)

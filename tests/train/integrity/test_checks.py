@@ -20,6 +20,7 @@ from zslurm.checkpoint_tools import NoSpace, ShardReport, list_checkpoints
 from zslurm.train.checkpointing import writer
 from zslurm.train.checkpointing.checkpointer import Checkpointer
 from zslurm.train.errors import NumbersWrong
+from zslurm.train.integrity.checks import Integrity
 from zslurm.train.jsonl import read_jsonl
 from zslurm.train.loop import Trainer
 from zslurm.train.parallel.two_level import TwoLevel
@@ -96,6 +97,28 @@ def test_two_ranks_that_always_differ_are_reported_once_and_train_on(tmp_path: P
     match = Signatures.load().match(line)
     assert match is not None
     assert (match.kind, match.role) == ("numbers_unrepeatable", "advisory")
+
+
+def _spoil_one_product() -> None:
+    """Have rank 0 compute one microbatch otherwise, once, in the second step; a `prepare` of ranks."""
+    note = Integrity.note
+
+    def spoiling(self: Integrity, losses: torch.Tensor) -> None:
+        step = self._check.step if self._check is not None else 0
+        note(self, losses + (self._world.rank == 0 and step == 1))
+
+    Integrity.note = spoiling  # type: ignore[method-assign]
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_without_a_third_rank_a_rank_is_named_that_contradicts_itself(
+    tmp_path: Path, corpus: Path, ranks: int
+) -> None:
+    run = make_run(tmp_path / "run", corpus, steps=3, **EVERY_3)
+    done = train_on(run, ranks, _spoil_one_product)
+    assert done.returncode == 1
+    words = "a microbatch has another result on rank 0 than in its other computations, first in the loss"
+    assert done.stderr.count(words) == ranks
 
 
 @pytest.mark.parametrize(
