@@ -174,7 +174,10 @@ class RunRecord:
                 self.end_helper(helper)
 
     def tend_helpers(self) -> None:
-        """Start helper jobs that are due, and end those that somebody cancels or no supervisor has any more."""
+        """Start helper jobs that are due, and end those that are over.
+
+        Somebody cancels them, no supervisor has them any more, or Slurm has noticed that all their nodes died.
+        """
         world = self.world
         if world.ends_helpers:
             world.ends_helpers = False
@@ -182,7 +185,8 @@ class RunRecord:
         has_supervisor = self.supervisor is not None and self.alive
         for helper in [helper for helper in self.helpers if not helper.over]:
             helper.lost_at = None if has_supervisor else helper.lost_at or world.now
-            if helper.nodes and helper.lost_at is not None and world.now >= helper.lost_at + LAPSED_S:
+            has_lapsed = helper.lost_at is not None and world.now >= helper.lost_at + LAPSED_S
+            if helper.nodes and (has_lapsed or all(self._is_known_dead(name) for name in helper.nodes)):
                 self.end_helper(helper)
             elif not helper.nodes and world.slurm_works and world.now >= helper.due:
                 used = {node for other in self.helpers if not other.over for node in other.nodes}
@@ -192,6 +196,10 @@ class RunRecord:
                     world.agents_on |= set(helper.nodes)
                     for name in helper.nodes:
                         world.by_name[name].is_new, world.by_name[name].signalled = True, False
+
+    def _is_known_dead(self, name: str) -> bool:
+        node = self.world.by_name[name]
+        return node.died is not None and node.slurm_knows(self.world.now)
 
     def end(self, outcome: str, why: str) -> None:
         """End the run."""

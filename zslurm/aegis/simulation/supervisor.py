@@ -316,7 +316,8 @@ class SimulatedSupervisor:
         times = [2.0] * 3 if adopted and attempt.progressed else []
         self._detector.begin(attempt.number, rank_nodes, float(self.world.now), adopted=adopted, step_times=times)
         nodes = tuple(dict.fromkeys(rank_nodes))
-        unused = set(self.run.allocated) - set(nodes) - self.run.excluded_nodes
+        unusable = self.run.excluded_nodes | self.run.dead
+        unused = set(self.run.allocated) - set(nodes) - unusable
         spares = [name for name in unused if not self.world.by_name[name].slurm_knows(self.world.now)]
         self.state = AttemptState(
             self.settings, attempt.number, nodes, rank_nodes, self._detector,
@@ -324,7 +325,7 @@ class SimulatedSupervisor:
             own_node=self.host, moves=MovesState(self._answered_moves()),
         )  # fmt: skip
         self.drains_at, self.moves_read = 0, 0
-        usable = tuple(name for name in self.run.allocated if name not in self.run.excluded_nodes)
+        usable = tuple(name for name in self.run.allocated if name not in unusable)
         if found is not None and store is not None:
             trained = attempt.step if attempt.progressed else -1
             self.state.memory = found.state(2, usable, store.started, store.warm, trained)
