@@ -180,6 +180,18 @@ FOUND = {
         in_memory=True,
         least=9,
     ),
+    "a spare is found unfit, and a link is down, when as many are excluded as may be": Schedule(
+        4,
+        1,
+        8,
+        (
+            *(Happening(32, "node_dies", 4, 1), Happening(42, "time_is_up", 11, 1)),
+            *(Happening(42, "ecc_error", 5, 1), Happening(42, "ecc_error", 11, 1)),
+            *(Happening(42, "exclusion_refused", 1, 3), Happening(75, "nic_down", 9, 20)),
+        ),
+        in_memory=True,
+        helped=True,
+    ),
     "an old answer of Slurm calls a node down whose agent is silent": Schedule(
         3,
         0,

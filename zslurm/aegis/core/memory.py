@@ -208,9 +208,9 @@ def _faulty_nodes(state: AttemptState, wall: float) -> dict[str, str]:
 
 
 def _excluded(state: AttemptState, wall: float) -> set[str]:
-    """Return the nodes that the run excludes, and those that it has left in this attempt."""
-    left = memory_of(state).left | state.overcome_nodes
-    return excluded_by_run(state.history.exclusions, wall) | left
+    """Return the nodes that the run excludes, and those that it has left, or found unfit, in this attempt."""
+    memory = memory_of(state)
+    return excluded_by_run(state.history.exclusions, wall) | memory.left | memory.unfit | state.overcome_nodes
 
 
 def _consider(state: AttemptState, now: float, wall: float) -> list[CoreAction]:
