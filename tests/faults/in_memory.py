@@ -154,7 +154,7 @@ def _of_node(run: FaultRun, node: str) -> list[Any]:
 
 def _in_memory(number: int, **changes: Any) -> MemoryRow:
     """A row of the matrix with what differs if the run recovers in memory."""
-    row = ROWS[number - 1]
+    row = next(row for row in ROWS if row.number == number)
     given = {field.name: getattr(row, field.name) for field in fields(Row)}
     return MemoryRow(**given | {"sample": False} | changes)
 

@@ -307,7 +307,7 @@ ROWS = (
         in_ranks=({"what": "nan", "step": AT, "rank": VICTIM, "times": 1000, "bad_node": True},),
     ),
     Row(
-        26, "a GPU computes other numbers", by_bad_gpu, ("numbers_wrong",), ("swap",), slurm=SPARE, intervals=2,
+        30, "a GPU computes other numbers", by_bad_gpu, ("numbers_wrong",), ("swap",), slurm=SPARE, intervals=2,
         rank=VICTIM, integrity={"every_steps": 4},
         in_ranks=({"what": "wrong_product", "step": AT, "rank": VICTIM, "times": 1000, "bad_node": True},),
     ),
