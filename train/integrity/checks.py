@@ -231,6 +231,9 @@ class Integrity:
                          for sender, receiver in pairs[:8])  # fmt: skip
         link = f"{ways} arrives changed" if pairs else "sent again, all arrives between all pairs as it was sent"
         gradient = f"the gradient of {name} that arrived on rank {rank}"
+        senders = {sender for sender, _ in pairs}
+        if len(pairs) > 1 and len(senders) == 1:  # the first rank that is named is the one at fault
+            gradient = f"what is sent on rank {min(senders)} arrives changed, and {gradient}"
         raise WrongTransfer(f"step {step + 1}: {gradient} {problem}; {link}{self._back(step)}", self.verified)
 
     def _way(self, sender: int, receiver: int) -> str:

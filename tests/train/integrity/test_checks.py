@@ -203,8 +203,11 @@ def test_sums_that_are_others_each_time_are_reported_once_and_train_on(tmp_path:
     assert [(row["products"], row["sums"]) for row in rows(run, "integrity")] == [(True, False)] * 3
 
 
-def _send_wrong_from_0_to_3() -> None:
-    """Have all that rank 0 sends to rank 3 in exchanges arrive changed from step 5 on; a `prepare` of ranks."""
+def _send_wrong_from_0_to_3(*further: int) -> None:
+    """Have all that rank 0 sends to rank 3 in exchanges arrive changed from step 5 on; a `prepare` of ranks.
+
+    `further` ranks get it changed as well.
+    """
     all_to_all, train_step = TwoLevel.all_to_all, Trainer.train_step
     steps: list[int] = []
 
@@ -214,7 +217,7 @@ def _send_wrong_from_0_to_3() -> None:
 
     def changing(self: Any, out: Any, out_splits: list[int], *others: Any) -> None:
         all_to_all(self, out, out_splits, *others)
-        if self.rank == 3 and steps[-1] >= 5 and len(out_splits) == 4 and out_splits[0]:
+        if self.rank in (3, *further) and steps[-1] >= 5 and len(out_splits) == 4 and out_splits[0]:
             flip(out[: out_splits[0]], 1, 20)
 
     def reducing(self: ZeroShards) -> None:
@@ -236,6 +239,18 @@ def test_the_pair_of_ranks_between_which_gradients_change_is_named(tmp_path: Pat
         "that arrived on rank 3 is not the sum of what all ranks sent; "
         "what rank 0 sends to rank 3 (from rail 0 to rail 1) arrives changed"
     )
+    assert done.stderr.count(words) == 4
+
+
+def test_a_rank_whose_gradients_arrive_changed_on_several_is_the_one_at_fault(
+    tmp_path: Path, corpus: Path
+) -> None:
+    """The supervisor takes the first rank that the line names."""
+    sections = EVERY_3 | {"parallel": {"collectives": "two_level"}}
+    run = make_run(tmp_path / "run", corpus, steps=8, **sections)
+    done = train_on(run, 4, partial(_send_wrong_from_0_to_3, 2), local_size=2)
+    assert done.returncode == 1
+    words = "what is sent on rank 0 arrives changed, and the gradient of "
     assert done.stderr.count(words) == 4
 
 
