@@ -341,6 +341,8 @@ def _notes(plan: _Planned) -> list[str]:
             f"about {counted(round(excluded), 'node')} will be excluded at a time: above {most} "
             "(aegis.max_excluded) Aegis stops the run at the next node that has to be excluded and lives"
         )
+    if aegis.heal == "helper":
+        notes.append("helper jobs are not simulated: a lost node stays away until the job is requeued")
     if scenario.period > scenario.every:
         notes.append(
             f"writing a checkpoint takes {show_duration(scenario.write_s)}: saves every "

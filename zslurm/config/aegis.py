@@ -195,12 +195,14 @@ class AegisSection(Section):
     @property
     def fewest_nodes(self) -> int | None:
         """Return the fewest nodes to continue with; None if they are as many as the run has."""
-        return 1 if self.min_nodes is None and self.heal in ("helper", "shrink") else self.min_nodes
+        if self.heal in ("spare", "requeue"):
+            return None
+        return 1 if self.min_nodes is None and self.heal != "auto" else self.min_nodes
 
     @property
     def may_shrink(self) -> bool:
         """Return whether ranks may continue on fewer nodes if one is lost."""
-        return self.fewest_nodes is not None and self.heal not in ("spare", "requeue")
+        return self.fewest_nodes is not None
 
     @property
     def recovers_in_memory(self) -> bool:

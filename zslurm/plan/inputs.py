@@ -130,7 +130,7 @@ def inputs_of(
         wait_s=wait,
         repair_s=repair,
         cluster_nodes=cluster_nodes,
-        min_nodes=aegis.min_nodes,
+        min_nodes=aegis.fewest_nodes,
         aegis=aegis,
         work=_work(spec),
         limit_s=limit.total_seconds() - spec.slurm.save_margin_s if limit else None,

@@ -10,7 +10,8 @@
 
 A node is dead if two of three call it gone and none has seen it live. So neither a stalled file system (its
 kernel accepts connections) nor a slow agent is enough, nor a supervisor that is cut off itself: at least one
-neighbour must have answered the question. If this rule does not decide, the longer limits of dead_nodes.py do.
+neighbour must have answered the question. If this rule does not decide, as if nobody knows the port, the longer
+limits of dead_nodes.py do.
 
 Pure: the questions are asked by supervisor/agents/inquiry.py.
 """
