@@ -90,7 +90,7 @@ def test_a_node_that_is_not_fit_does_not_join_and_its_helper_job_is_ended(site: 
     join(site, "n7/w8", "n7/w9")
     assert site.held == [] and site.memory.unfit == {"n7"}
     assert site.recorded("nodes_excluded")[-1]["reason"] == "spare n7 is not fit: gpus: 7 of 8"
-    assert DismissHelper("h1", "no node of it is fit to train") in site.actions
+    assert DismissHelper("h1", "no rank is on its nodes, or can be") in site.actions
     site.tell(HelperEnded("h1", ("n7",), site.now))
     site.tick(9)
     assert asked(site) == [1, 1]
@@ -115,6 +115,14 @@ def test_fewer_nodes_than_wanted_join_only_if_the_batch_allows_it(site: Site) ->
     assert site.held == []
     site.fewer, site.memory.fewer = {3: ""}, {}
     site.tick(8)
+    assert len(site.held) == 1
+
+
+def test_fewer_nodes_than_wanted_join_though_a_requeue_would_have_cost_less(site: Site) -> None:
+    """The ranks train on even fewer, and the job is not requeued for that."""
+    site.memory.wanted = 4
+    site.fewer, site.weighed = {3: "the expected wait for a replacement is 10 min"}, {3: weighed(None, 600.0)}
+    join(site, "n7/w8", "n7/w9")
     assert len(site.held) == 1
 
 

@@ -384,7 +384,7 @@ class HelperJobs:
         return True
 
     def _end_unwanted(self, helper: _Helper) -> None:
-        """Cancel a helper job that the core does not want, or of an earlier start: of that nobody else hears."""
+        """Cancel a helper job that the core does not want; report the end of one of an earlier start as well."""
         if self._cancel(helper) and not helper.is_own:
             helper.over = helper.to_end
             self._news.put((HelperOver(helper=helper.name or "", reason=helper.to_end), None))

@@ -52,7 +52,7 @@ class Weighed:
 
     @property
     def best(self) -> Literal["shrink", "helper", "requeue"]:
-        """Return what costs least."""
+        """Return the measure with the least cost."""
         best: Literal["shrink", "helper"] = "helper" if self.helper_pays else "shrink"
         cost = self.lost_s if best == "shrink" or self.helper_lost_s is None else self.helper_lost_s
         return "requeue" if self.expected_wait_s is not None and self.expected_wait_s < cost else best
