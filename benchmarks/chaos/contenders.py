@@ -13,7 +13,8 @@ from .site import Site
 PROGRAMS = Path(__file__).parent / "programs"
 NODES = 2
 _HEAD = """#!/bin/bash
-#SBATCH --job-name=chaos --nodes={nodes} --ntasks-per-node=1 --time=30 --requeue --open-mode=append --exclusive
+#SBATCH --job-name=chaos --nodes={nodes} --ntasks-per-node=1 --time={minutes}
+#SBATCH --requeue --open-mode=append --exclusive
 export OMP_NUM_THREADS=1 CHAOS_DIR={directory} MASTER_PORT={port} WORLD_SIZE={nodes}
 export MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
 """
@@ -48,7 +49,7 @@ class Train(submitit.helpers.Checkpointable):
 
 executor = submitit.SlurmExecutor({folder!r})
 executor.update_parameters(
-    nodes={nodes}, ntasks_per_node=1, time=30, job_name="chaos", exclusive=True,
+    nodes={nodes}, ntasks_per_node=1, time={minutes}, job_name="chaos", exclusive=True,
     additional_parameters={{"requeue": True, **{options!r}}},
 )
 executor.submit(Train())
@@ -59,7 +60,7 @@ _KEYS = ("partition", "account", "qos", "constraint", "nodelist", "exclude", "me
 
 @dataclass(frozen=True)
 class Start:
-    """One start of a contender: its site, plan and directory, and a port that nobody else uses."""
+    """One start of a contender: its site, plan and directory, and an unused port."""
 
     site: Site
     plan: Plan
@@ -74,7 +75,7 @@ class Start:
         """Return a script with the names in braces replaced."""
         words = {
             "nodes": NODES, "directory": self.directory, "port": self.port, "python": self.site.python,
-            "program": self.program(program),
+            "program": self.program(program), "minutes": self.plan.minutes,
         }  # fmt: skip
         return template.format(**words)
 
@@ -123,7 +124,8 @@ export MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
 """
     command = job.fill(variables + _RANK, "ddp.py")
     folder = str(job.directory / "submitit")
-    script = _SUBMITIT.format(command=command, folder=folder, nodes=NODES, options=job.site.options())
+    script = _SUBMITIT.format(command=command, folder=folder, nodes=NODES, options=job.site.options(),
+                              minutes=job.plan.minutes)  # fmt: skip
     _run(job, [job.site.python, "-c", script])
 
 
@@ -143,7 +145,8 @@ def _by_zslurm(program: str, *arguments: str, warm: bool = False) -> Callable[[S
                 "nodes": NODES,
                 "ranks_per_node": 1,
                 "spares": 1,
-                "time": "30",
+                "time": str(job.plan.minutes),
+                "save_margin_s": min(300, 15 * job.plan.minutes),
                 "flags": flags,
                 **{name: value for name, value in options.items() if name not in flags},
             },

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import random
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +19,8 @@ STEPS, PACE_S = 60, 0.25
 FIRST_AT, SECOND_AFTER = 25, 15
 """The step of the first fault: five after a checkpoint; and steps from there to the second."""
 _SLOW_S, _AWAY_S, _BACK_AFTER_S = 1.25, 20.0, 60.0
-_LIMITED_PACE_S = 2.0
-"""The pace with which a time limit of whole minutes ends the job; Slurm looks for late jobs twice a minute."""
+_LIMITED_PACE_S, _LIMIT_MINUTES = 2.5, 2
+"""The pace of a program that its time limit ends once; Slurm looks for late jobs twice a minute."""
 
 
 @dataclass(frozen=True)
@@ -51,6 +51,7 @@ class Plan:
         faults: in the order in which they happen.
         steps: of the program.
         pace_s: seconds that each step waits.
+        minutes: the time limit with which each job is submitted.
         completes: whether the program can reach its last step.
     """
 
@@ -58,6 +59,7 @@ class Plan:
     faults: tuple[PlannedFault, ...]
     steps: int = STEPS
     pace_s: float = PACE_S
+    minutes: int = 30
     completes: bool = field(default=True)
 
     def content(self) -> dict[str, Any]:
@@ -72,8 +74,8 @@ def single(fault: str) -> Plan:
     Raises:
         KeyError: there is no such fault.
     """
-    pace_s = _LIMITED_PACE_S if fault == "time_limit" else PACE_S
-    return Plan(fault, tuple(_events(fault, FIRST_AT)), pace_s=pace_s, completes=fault != "user_bug")
+    plan = Plan(fault, tuple(_events(fault, FIRST_AT)), completes=fault != "user_bug")
+    return replace(plan, pace_s=_LIMITED_PACE_S, minutes=_LIMIT_MINUTES) if fault == "time_limit" else plan
 
 
 def pairs() -> list[Plan]:

@@ -22,7 +22,7 @@ def score(trial: Trial) -> dict[str, Any]:
     steps = [row for row in trial.rows if row["moment"] == "step"]
     starts = [row for row in trial.rows if row["moment"] == "start"]
     faults = [row for row in trial.rows if row["moment"] == "fault"]
-    struck = [*(float(row["time"]) for row in faults), *(float(each["time"]) for each in trial.struck)]
+    struck = [*(float(row["time"]) for row in faults), *(_struck_at(trial, each) for each in trial.struck)]
     by_step: dict[int, list[dict[str, Any]]] = {}
     for row in steps:
         by_step.setdefault(row["step"], []).append(row)
@@ -54,6 +54,15 @@ def score(trial: Trial) -> dict[str, Any]:
     figures["final_loss"] = next((loss for loss in losses if math.isfinite(loss)), None)
     figures["is_finite"] = all(map(math.isfinite, losses)) if losses else None
     return figures | {"error": trial.error, "not_injected": trial.not_injected}
+
+
+def _struck_at(trial: Trial, fault: dict[str, Any]) -> float:
+    """Return when a fault from outside happened; a time limit is there all along, until it ends the steps."""
+    if fault["fault"] != "time_limit":
+        return float(fault["time"])
+    starts = (row["time"] for row in trial.rows if row["moment"] == "start" and row["time"] > fault["time"])
+    end = next(starts, float(fault["time"]))
+    return max((row["time"] for row in trial.rows if row["moment"] == "step" and row["time"] < end), default=end)
 
 
 def _outcome(trial: Trial, starts: Sequence[dict[str, Any]], is_finite: bool) -> str:

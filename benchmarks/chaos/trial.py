@@ -86,7 +86,8 @@ def play(site: Site, contender: Contender, plan: Plan, directory: Path, port: in
     record = _Record(directory / "record.jsonl")
     trial.rows = record.rows
     is_silent = any(fault.fault == "hang" for fault in plan.faults)
-    limit_s = (HANG_LIMIT_S if is_silent else LIMIT_S) * max(1.0, plan.steps / 60) + plan.steps * plan.pace_s
+    is_slow = is_silent or any(fault.fault == "time_limit" for fault in plan.faults)
+    limit_s = (HANG_LIMIT_S if is_slow else LIMIT_S) * max(1.0, plan.steps / 60) + plan.steps * plan.pace_s
     outside = [fault for fault in plan.faults if fault.fault not in PROGRAM]
     mending: list[tuple[float, str, str]] = []
     left_since: float | None = None

@@ -117,11 +117,17 @@ def test_a_bug_of_the_program_is_to_stop_the_run(
 
 
 def test_a_program_runs_until_its_time_limit_is_reached() -> None:
-    """The limit is in whole minutes from the job's start, and slurmctld looks for jobs over it every 30 s."""
+    """It is reached once: half of the program and a new start fit into it, the whole program does not."""
     plan = named("time_limit")
-    struck_s = plan.faults[0].step * plan.pace_s
-    limit_s = 60 * (struck_s // 60 + 1)
-    assert plan.steps * plan.pace_s > limit_s + 30
+    program_s, limit_s = plan.steps * plan.pace_s, 60 * plan.minutes
+    assert limit_s + 25 < program_s < 2 * (limit_s - 30)
+    rows = [
+        {"moment": "step", "rank": 0, "step": step, "time": 100.0 + step, "pid": 1, "loss": 1.0} for step in (1, 9)
+    ]
+    rows += [{"moment": "start", "rank": 0, "time": 200.0, "node": "n0"}]
+    rows += [{"moment": "step", "rank": 0, "step": 10, "time": 205.0, "pid": 2, "loss": 1.0}]
+    trial = Trial(CONTENDERS[0], plan, rows, [{"fault": "time_limit", "node": "n0", "time": 101.5}], over=True)
+    assert score(trial)["first_new_step_s"] == 96.0
 
 
 def test_what_a_program_did_not_meet_it_did_not_survive(site: Processes) -> None:
