@@ -265,7 +265,7 @@ class Trainer:
                 )
 
     def _made_by(self, weights: str) -> dict[str, Any]:
-        """Return what the next checkpoint's link records of this run and its weights, but for its place."""
+        """Return what the next checkpoint's link records of this run and its weights, except its path."""
         data, device = self.order.record(self.step), self.world.device
         on_gpu = device.type == "cuda"
         return {

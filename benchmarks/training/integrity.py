@@ -207,7 +207,7 @@ def _sound_run(
 
 
 def _recovered_run(run_dir: Path, corpus: Path, *, shrinks: bool) -> dict[str, Any]:
-    """Train a sound run that loses a rank, which a warm process replaces or nobody does."""
+    """Train without wrong numbers, and lose a rank: a warm process replaces it, or the ranks shrink."""
     _make_sound(run_dir, corpus, 500, checkpoint={"every_steps": 100, "background": True})
     cluster = Cluster(run_dir, 3, warm=0 if shrinks else 1, faults={"1": "reduce_scatter:100:KILL"})
     try:
