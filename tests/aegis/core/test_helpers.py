@@ -90,7 +90,7 @@ def test_a_node_that_is_not_fit_does_not_join_and_its_helper_job_is_ended(site: 
     join(site, "n7/w8", "n7/w9")
     assert site.held == [] and site.memory.unfit == {"n7"}
     assert site.recorded("nodes_excluded")[-1]["reason"] == "spare n7 is not fit: gpus: 7 of 8"
-    assert DismissHelper("h1", "no rank is on its nodes, or can be") in site.actions
+    assert DismissHelper("h1", "its nodes can have no ranks") in site.actions
     site.tell(HelperEnded("h1", ("n7",), site.now))
     site.tick(9)
     assert asked(site) == [1, 1]

@@ -108,7 +108,7 @@ def _dismiss(state: AttemptState, memory: MemoryState, spares: list[str], missin
     idle = {name: nodes for name, nodes in memory.helpers.items() if not set(nodes) & set(state.rank_nodes)}
     unfit = {name for name, nodes in idle.items() if not set(nodes) & set(spares)}
     return [
-        DismissHelper(name, "no rank is on its nodes, or can be" if name in unfit else "no node is missing any more")
+        DismissHelper(name, "its nodes can have no ranks" if name in unfit else "no node is missing any more")
         for name in idle
         if name in unfit or missing <= 0
     ]
@@ -121,7 +121,8 @@ def _grow(state: AttemptState, memory: MemoryState, nodes: list[str]) -> list[Co
     if count < memory.wanted:
         if count not in memory.fewer:
             return [WeighFewer(count, in_use)]
-        if memory.fewer[count] and count not in memory.weighed:  # to grow costs less than to stay, whatever else does
+        # A reason with costs is that a requeue costs less. It does not count: the ranks train on even fewer nodes.
+        if memory.fewer[count] and count not in memory.weighed:
             return []
     plan = plan_growth(ranks_now(state), nodes)
     if not has_fit_spares(state, plan, actions):
