@@ -23,6 +23,7 @@ _ACTIONS = {
     "readmit",
     "successor",
     "score",
+    "not_released",
     "notify_test",
 }
 """The supervisor writes none of these: they are in submissions.jsonl, or are only sent to a hook."""

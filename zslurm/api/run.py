@@ -75,6 +75,8 @@ class Run:
     def wait(self, timeout_s: float | None = None) -> RunState:
         """Wait until the run has come to rest, and return how: `completed`, `failed`, `cancelled`, ...
 
+        A job that Slurm holds because a node could not start it is released without that node.
+
         Args:
             timeout_s: how long to wait at most; None: as long as it takes. A run in the queue is waited for.
 
@@ -84,6 +86,10 @@ class Run:
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         for state in states_until_rest(self._run, deadline=deadline):
             last = state
+            if state.state == "held":
+                from zslurm.submit.held_launch import release_failed_launches
+
+                release_failed_launches([state])
         if last.active:
             raise WaitTimeout(f"{self.name}: still {last.state} after {timeout_s:g} seconds")
         return last

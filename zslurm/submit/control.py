@@ -28,6 +28,7 @@ from zslurm.slurm.hostlist import compress, expand
 from zslurm.slurm.jobs import JobRecord
 from zslurm.slurm.states import JobState
 from zslurm.submit.continuation import refuse_completed
+from zslurm.submit.held_launch import avoid_nodes, failed_nodes, is_failed_launch
 from zslurm.submit.submit import record_action, spec_of, submit
 
 _POLL_S = 0.2
@@ -265,22 +266,11 @@ def readmit(run: RunDir, nodes: str) -> list[str]:
 
 
 def _avoid_failed_launch(client: SlurmClient, record: JobRecord, run: RunDir, spec: RunSpec) -> str:
-    """Exclude the node on which a job that is held could not be started, and return what a user should know.
-
-    It is the first node of the job's last run, by Slurm's accounting: the batch script starts there.
-    """
-    if "launch failed" not in record.reason.lower().replace("_", " "):
+    """Exclude the nodes on which a job that is held could not be started, and return what a user should know."""
+    if not is_failed_launch(record.reason):
         return ""
-    nodes = [
-        node for past in client.history([record.job_id]).get(record.job_id, ()) for node in expand(past.nodes)[:1]
-    ]
-    if not nodes or nodes[-1] in expand(spec.slurm.nodelist or ""):
-        return "the node on which it could not be started is not known, or asked for by name: it may get it again"
-    done = exclude_requeued(client, record.job_id, nodes[-1:])
-    if done.problem:
-        return f"{done.problem}; the job may get {nodes[-1]} again, on which it could not be started"
-    record_action(run, ExcludedByUser(job_id=record.job_id, excluded=nodes[-1]), spec)
-    return f"it could not be started on {nodes[-1]}, which it avoids from now on"
+    avoided = avoid_nodes(client, record, run, spec, failed_nodes(client, record))
+    return avoided.problem or f"it could not be started on {avoided.nodes}, which it avoids from now on"
 
 
 def _nodes_to_exclude(client: SlurmClient, exclude: str, spec: RunSpec) -> tuple[list[str], str]:

@@ -25,9 +25,9 @@ from zslurm.core.extras import require
 from zslurm.job.preparation.code_copy import copied_code
 from zslurm.job.successor import cancel_last_successor, successor_spec
 from zslurm.run import index
-from zslurm.run.events import ByUser, Submitted, SuccessorSubmitted
+from zslurm.run.events import Submitted, SuccessorSubmitted
 from zslurm.run.events.by_user import record_by_user
-from zslurm.run.events.event import only_known
+from zslurm.run.events.event import Event, only_known
 from zslurm.run.identity import forget_original, location
 from zslurm.run.run_dir import RunDir, not_writable
 from zslurm.run.secrets import read_secrets, without_secrets, write_secrets
@@ -300,7 +300,7 @@ def spec_of(run: RunDir) -> RunSpec:
     return spec.model_copy(update={"run": section})
 
 
-def record_action(run: RunDir, event: ByUser, spec: RunSpec) -> None:
+def record_action(run: RunDir, event: Event, spec: RunSpec) -> None:
     """Append what was done to a job to submissions.jsonl, with the launcher and the cluster of its run.
 
     Raises:

@@ -166,6 +166,9 @@ class User:
     def events(self, run: str) -> list[dict[str, Any]]:
         return list(read_jsonl(self.directory / "runs" / run / "events.jsonl"))
 
+    def events_of_people(self, run: str) -> list[dict[str, Any]]:
+        return list(read_jsonl(self.directory / "runs" / run / "submissions.jsonl"))
+
 
 def _size(path: Path) -> int:
     """The size of a file; -1 if there is none."""

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from zslurm.checkpoint_tools.quantities import counted, show_count, show_duration
-from zslurm.cli.run.run_rows import saved, why
+from zslurm.cli.run.run_rows import release_held, saved, why
 from zslurm.core.console import say
 from zslurm.core.errors import Exit
 from zslurm.run.events import (
@@ -114,7 +114,7 @@ def _watch(
     tail = JsonLinesTail(run.metrics)
     tail.new_records()  # what earlier attempts wrote is not news; a new one takes seconds to its first step
     events, jobs = JsonLinesTail(run.events), {job_id}
-    last_state = ""
+    last_state = last_line = ""
     try:
         for state in states_until_rest(run):
             for row in filter(_is_shown, tail.new_records()):
@@ -123,6 +123,10 @@ def _watch(
             for event in events.new_records():
                 if event.get("job_id") in jobs and (line := recovery_line(event)):
                     print_line(line, isinstance(from_row(event), AttemptEnded))
+            for line in release_held([state]):
+                if line != last_line:  # a job that stays held has the same one at every look
+                    print_line(line.partition(": ")[2], False)
+                last_line = line
             if state.state != last_state and state.state in _WAITING:
                 show_state(state.state + (f" ({state.reason})" if state.reason else ""))
             last_state = state.state

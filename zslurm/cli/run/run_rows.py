@@ -247,3 +247,12 @@ def notify_overdue(states: Iterable[RunState]) -> list[str]:
     from zslurm.submit.overdue import notify_all_overdue  # hooks take longer to import than `status` takes to run
 
     return notify_all_overdue(waiting)
+
+
+def release_held(states: Iterable[RunState]) -> list[str]:
+    """Release jobs that a node could not start, without that node; return a line for each that Slurm held."""
+    if not (held := [state for state in states if state.state == "held" and state.launcher == "slurm"]):
+        return []
+    from zslurm.submit.held_launch import release_failed_launches  # as above
+
+    return release_failed_launches(held)

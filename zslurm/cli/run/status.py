@@ -21,6 +21,7 @@ from zslurm.cli.run.run_rows import (
     note,
     notify_overdue,
     orphan_as_json,
+    release_held,
     show_mfu,
     stale_line,
     time_left,
@@ -59,7 +60,8 @@ def status(
 ) -> None:
     """Show your runs, or everything about one.
 
-    Runs that wait for a person come first: held ones, and those that failed in the last three days.
+    Runs that wait for a person come first: held ones, and those that failed in the last three days. A job that
+    Slurm holds because a node could not start it is released without that node.
 
     Exit code 4 if Slurm does not answer: the states are from its last answer then, with their age on
     stderr.
@@ -75,6 +77,10 @@ def status(
         except OrphanJob as orphan:
             orphans.append(orphan)
     states = look_all(list(chosen_runs) if runs else known_runs(), cached=True)
+    if lines := release_held(states):
+        states = look_all([run_state.run for run_state in states], cached=True)
+    for line in lines:
+        say(line)
     stale = stale_line(states)
     for problem in notify_overdue(states):
         say(f"note: {problem}")

@@ -24,8 +24,9 @@ import typer
 
 from zslurm.cli.options import SomeRuns
 from zslurm.cli.run.dashboard import RunPicture, draw_run, draw_runs
-from zslurm.cli.run.run_rows import notify_overdue, stale_line, why
+from zslurm.cli.run.run_rows import notify_overdue, release_held, stale_line, why
 from zslurm.cli.terminal.screen import Line, encodable, print_lines
+from zslurm.core.console import say
 from zslurm.core.errors import Exit
 from zslurm.run.events import describe
 from zslurm.run.find import find_all
@@ -46,35 +47,53 @@ def watch(
 ) -> None:
     """Show your active runs, or those that are named until they rest. Ctrl-C ends the view, not the runs.
 
-    Without a terminal, prints a line for every change.
+    Without a terminal, prints a line for every change. A job that Slurm holds because a node could not start it is
+    released without that node.
 
     Example: zslurm watch my-run
     """
     named = find_all(runs) if runs else None
+    on_terminal = sys.stdout.isatty()
+    released: dict[str, None] = {}  # in the order in which it was done
+
+    def note_release(line: str) -> None:
+        if line not in released and not on_terminal:
+            say(line)
+        released[line] = None
+
     try:
-        if sys.stdout.isatty():
-            states = watch_on_terminal(lambda seen: _look(named, seen), named, interval)
+        if on_terminal:
+            states = watch_on_terminal(lambda seen: _look(named, seen, note_release), named, interval)
         else:
-            states = _as_lines(_looks(named, interval))
+            states = _as_lines(_looks(named, interval, note_release))
     except KeyboardInterrupt:
         return
+    finally:
+        for line in released if on_terminal else ():  # the picture is gone then
+            say(line)
     raise typer.Exit(Exit.SLURM_UNAVAILABLE if stale_line(states) else Exit.DONE)
 
 
-def _look(runs: Sequence[RunDir] | None, seen: set[RunDir]) -> tuple[list[RunState], float]:
+def _look(
+    runs: Sequence[RunDir] | None, seen: set[RunDir], note_release: Callable[[str], None]
+) -> tuple[list[RunState], float]:
     """Return the states of the runs, of all runs those that were active at any look, and the seconds it took."""
     started = time.monotonic()
     states = look_all(known_runs() if runs is None else runs, cached=True)
     notify_overdue(states)
+    for line in release_held(states):
+        note_release(line)
     seen |= {state.run for state in states if state.active or runs is not None}
     return [state for state in states if state.run in seen], time.monotonic() - started
 
 
-def _looks(runs: Sequence[RunDir] | None, interval_s: float) -> Iterator[list[RunState]]:
+def _looks(
+    runs: Sequence[RunDir] | None, interval_s: float, note_release: Callable[[str], None]
+) -> Iterator[list[RunState]]:
     """Yield the states of the runs again and again, until the named ones rest."""
     seen: set[RunDir] = set()
     while True:
-        states, took_s = _look(runs, seen)
+        states, took_s = _look(runs, seen, note_release)
         yield states
         if runs is not None and not any(state.active for state in states):
             return

@@ -1,4 +1,4 @@
-"""What people do to a run: rows of submissions.jsonl, whose kinds are the classes of events/people.py."""
+"""What users and their commands do to a run: rows of submissions.jsonl, most of them of events/people.py."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import getpass
 import time
 
 from zslurm.core.errors import ZslurmError
-from zslurm.run.events.people import ByUser
+from zslurm.run.events.event import Event
 from zslurm.run.run_dir import RunDir
 from zslurm.train.jsonl import JsonLinesWriter
 
 
-def record_by_user(run: RunDir, event: ByUser) -> None:
+def record_by_user(run: RunDir, event: Event) -> None:
     """Append what the user of this process did to submissions.jsonl.
 
     Raises:

@@ -103,9 +103,20 @@ class Scored(Action, name="score"):
 
 
 class Released(Action, name="release"):
-    """The job was released."""
+    """The job was released: by a person, or, with a `reason`, by a command that showed the run."""
 
-    TEXT = "released"
+    def _sentence(self) -> str:
+        return f"released{f' by {self.user}' if self.user else ''} as job {self.job_id}{self.because}"
+
+
+class NotReleased(Action, name="not_released"):
+    """Slurm holds the job, which a node could not start, and it was not released; `restarts` names the hold."""
+
+    TEXT = "job {event.job_id} stays held{event.because}"
+    restarts: int
+
+    def _sentence(self) -> str:
+        return self.TEXT.format(event=self)
 
 
 class SuccessorSubmitted(ByUser, name="successor"):
