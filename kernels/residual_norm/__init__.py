@@ -1,40 +1,41 @@
 """Join two streams by scale and bias, and normalise their sum: what opens every stage of ZAYA1.
 
     residual_norm(hidden, weight, eps, ...)     x, t with t = (h + b) a + (r + d) c, x = RMSNorm or LayerNorm of t
-    norm(x, weight, eps, ...)                   the norm alone
 
-Both are differentiable once. Scales and biases, the residual stream and the norm's own bias may be left out.
-Everything is computed in fp32 (fp64 for fp64); x has the weight's format, t is fp32 at least.
+Differentiable once. The residual stream and the norm's own bias may be left out. Everything is computed in fp32
+(fp64 for fp64); x has the weight's format, t is fp32 at least.
 
-    reference       plain torch: reference.py has the formulas
-    torch           the same for RMSNorm of scaled streams in fewer passes: what a CPU takes
-    triton          one kernel forward, two backward: the rows, and the sum of the partial gradients of scales,
-                    biases and weights, without atomics: the same bits every time on one card
+    reference       plain torch in few passes: reference.py has the formulas
+    triton          one kernel in each direction, and torch's sum of the partial gradients of scales, biases and
+                    weights, without atomics: the same bits every time on one card
 
 Per element of bf16 hidden states and an fp32 stream, the kernels move 12 bytes forward and 18 backward. A row's
 squares are added up in fp32: if elements exceed about 1e19 the root is infinite, in every implementation.
 
-On a CPU `norm` is torch's operator. Under `torch.compile` a CPU's passes are traced, for the compiler to fuse; on
-a GPU each direction is one operator, whose inside the compiler does not see.
+Under `torch.compile` the reference is traced, for the compiler to fuse.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from zslurm.kernels.residual_norm import compiled, operations
-from zslurm.kernels.residual_norm.operands import NormOperands
-from zslurm.kernels.residual_norm.operations import OPERATIONS
+from zslurm.kernels import checks
+from zslurm.kernels.arch import arch_of, is_gpu
+from zslurm.kernels.dispatch import Operation, Sizes, in_triton
+from zslurm.kernels.residual_norm import reference
+from zslurm.kernels.residual_norm.reference import NormOperands
 
-__all__ = ["OPERATIONS", "norm", "residual_norm"]
+__all__ = ["OPERATIONS", "residual_norm"]
 
 Affine = tuple[Tensor, Tensor]
 """Scale and bias [D] of a stream: (x + bias) scale."""
+
+_FORMATS = (torch.bfloat16, torch.float32, torch.float64)
 
 
 def residual_norm(
@@ -42,7 +43,7 @@ def residual_norm(
     weight: Tensor,
     eps: float,
     *,
-    hidden_affine: Affine | None = None,
+    hidden_affine: Affine,
     residual: Tensor | None = None,
     residual_affine: Affine | None = None,
     bias: Tensor | None = None,
@@ -56,43 +57,16 @@ def residual_norm(
         eps: added under the root.
         hidden_affine: scale and bias of hidden.
         residual: the residual stream, of the shape of hidden, or None.
-        residual_affine: scale and bias of the residual stream.
+        residual_affine: scale and bias of the residual stream; None without one.
         bias: [D], added behind the weight.
         centered: LayerNorm instead of RMSNorm.
 
     Raises:
         ValueError: the operands do not fit.
     """
-    hidden_scale, hidden_bias = hidden_affine or (None, None)
-    residual_scale, residual_bias = residual_affine or (None, None)
-    operands = NormOperands(
-        hidden, hidden_scale, hidden_bias, residual, residual_scale, residual_bias, weight, bias
-    )
-    if not operands.joins:
-        return norm(hidden, weight, eps, bias=bias, centered=centered), hidden.to(operands.wide)
-    x, joined = _ResidualNorm.apply(eps, centered, *operands)  # type: ignore[no-untyped-call]
+    streams = hidden, *hidden_affine, residual, *(residual_affine or (None, None))
+    x, joined = _ResidualNorm.apply(eps, centered, *streams, weight, bias)  # type: ignore[no-untyped-call]
     return x, joined
-
-
-def norm(x: Tensor, weight: Tensor, eps: float, *, bias: Tensor | None = None, centered: bool = False) -> Tensor:
-    """Return RMSNorm, or centered LayerNorm, over the last dimension [D], in the weight's format."""
-    if x.device.type == "cpu":
-        return _norm_on_cpu(x, weight, eps, bias, centered)
-    rows = x.unsqueeze(0) if x.dim() == 1 else x
-    operands = NormOperands(rows, None, None, None, None, None, weight, bias)
-    normed, _ = _ResidualNorm.apply(eps, centered, *operands)  # type: ignore[no-untyped-call]
-    return normed.view_as(x)  # type: ignore[no-any-return]
-
-
-def _norm_on_cpu(x: Tensor, weight: Tensor, eps: float, bias: Tensor | None, centered: bool) -> Tensor:
-    x = x if x.dtype == torch.float64 else x.float()
-    wide_weight = weight.to(x.dtype)
-    if centered:
-        y = F.layer_norm(x, weight.shape, wide_weight, None if bias is None else bias.to(x.dtype), eps)
-    else:
-        y = F.rms_norm(x, weight.shape, wide_weight, eps)
-        y = y if bias is None else y + bias
-    return y.to(weight.dtype)
 
 
 class _ResidualNorm(torch.autograd.Function):
@@ -100,26 +74,70 @@ class _ResidualNorm(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, eps: float, centered: bool, *operands: Tensor | None) -> tuple[Tensor, Tensor]:
-        ctx.eps, ctx.centered = eps, centered
-        operands_given = NormOperands(*operands)  # type: ignore[arg-type]
-        run = (
-            compiled.forward_of(centered, operands_given) if torch.compiler.is_compiling() else operations.forward
-        )
+        run = reference.forward if torch.compiler.is_compiling() else _forward
         x, joined, statistics = run(eps, centered, *operands)
         ctx.save_for_backward(joined, statistics, *operands)
-        ctx.set_materialize_grads(False)
         return x, joined
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad_x: Tensor | None, grad_joined: Tensor | None) -> tuple[Tensor | None, ...]:
-        joined, statistics, *tensors = ctx.saved_tensors
-        operands = NormOperands(*tensors)
-        if not operands.joins:
-            grad_joined = None  # of a result without elements
-        if grad_x is None and grad_joined is None:
-            return (None,) * (2 + len(operands))
-        run = (
-            compiled.backward_of(ctx.centered, operands) if torch.compiler.is_compiling() else operations.backward
-        )
-        return None, None, *run(grad_x, grad_joined, joined, statistics, *operands)
+    def backward(ctx: Any, grad_x: Tensor, grad_joined: Tensor) -> tuple[Tensor | None, ...]:
+        run = reference.backward if torch.compiler.is_compiling() else _backward
+        return None, None, *run(grad_x, grad_joined, *ctx.saved_tensors)
+
+
+def _check(eps: float, centered: bool, *tensors: Any) -> None:
+    name, operands = "residual_norm", NormOperands(*tensors)
+    by_name = {key: operand for key, operand in operands._asdict().items() if operand is not None}
+    shape = list(operands.hidden.shape)
+    if not eps >= 0:
+        raise ValueError(f"{name}: eps is {eps}, but must be at least 0")
+    if len(shape) < 2 or not shape[-1]:
+        raise ValueError(f"{name}: hidden has the shape {shape}, but must have [..., D] with D of at least 1")
+    if len({key in by_name for key in ("residual", "residual_scale", "residual_bias")}) > 1:
+        raise ValueError(f"{name}: residual, its scale and its bias are given together, or none of them")
+    for key, operand in by_name.items():
+        if key == "residual":
+            checks.shape(name, key, operand, tuple(shape), "." * len(shape))
+        elif key != "hidden":
+            checks.shape(name, key, operand, (shape[-1],), "D")
+    checks.dtype_among(name, _FORMATS, **by_name)
+    if torch.float64 in {operand.dtype for operand in by_name.values()}:
+        checks.one_dtype(name, **by_name)  # what is computed in fp64 is in fp64 throughout
+    checks.one_device(name, **by_name)
+
+
+def _sizes(hidden: Tensor) -> Sizes:
+    width = hidden.shape[-1]
+    return {"dtype": checks.short(hidden.dtype), "rows": hidden.numel() // width, "width": width}
+
+
+def _lacks_in_triton(hidden: Tensor) -> str | None:
+    if not is_gpu(hidden.device):
+        return f"operands on {hidden.device.type}"
+    if hidden.dtype == torch.float64:
+        return "float64 operands"
+    # What a workgroup holds in registers, with what backward adds up; 16 warps of AMD have twice NVIDIA's.
+    widest = 8192 if arch_of(hidden.device).wave_size == 64 else 4096
+    if hidden.shape[-1] > widest:
+        return f"rows of more than {widest} elements"
+    return "rows of no multiple of 16 elements" if hidden.shape[-1] % 16 else None
+
+
+def _pass(name: str, check: Callable[..., None], before: int) -> Operation:
+    """Return a pass as an operation, which has so many arguments before the operands."""
+    return Operation(
+        name=f"residual_norm.{name}",
+        reference=getattr(reference, name),
+        implementations=[in_triton("residual_norm", name, lambda *args: _lacks_in_triton(args[before]))],
+        check=check,
+        device=lambda *args: args[before].device,
+        sizes=lambda *args: _sizes(args[before]),
+    )
+
+
+_forward = _pass("forward", _check, before=2)
+# Its other operands are of the forward pass and of autograd, in the formats and shapes that they must have.
+_backward = _pass("backward", lambda *args: _check(0.0, False, *args[4:]), before=4)
+
+OPERATIONS = (_forward, _backward)

@@ -1,14 +1,15 @@
 """Root-mean-square normalisation, and the entry of a stage: residual scaling, addition, norm.
 
-Both ask for the operation `residual_norm`, which is one pass over the residual stream if the device has one.
+An entry asks for the operation `residual_norm`, which is one pass over the residual stream if the device has one.
 """
 
 from __future__ import annotations
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
-from zslurm.kernels.residual_norm import norm, residual_norm
+from zslurm.kernels.residual_norm import residual_norm
 
 
 class RMSNorm(nn.Module):
@@ -21,7 +22,8 @@ class RMSNorm(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Normalise the last dimension, in at least fp32."""
-        return norm(x, self.weight, self.eps)
+        wide = x if x.dtype == torch.float64 else x.float()
+        return F.rms_norm(wide, self.weight.shape, self.weight.to(wide.dtype), self.eps).to(self.weight.dtype)
 
 
 class StageEntry(nn.Module):
