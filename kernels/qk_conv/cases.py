@@ -7,12 +7,10 @@ from functools import partial
 from typing import NamedTuple
 
 import torch
-from torch import Tensor
 
 from zslurm.kernels.case import TOLERANCE, Call, Case, drawn
-from zslurm.kernels.qk_conv import by_torch
-from zslurm.kernels.qk_conv.kernel import Convolutions, JoinedKernel, join
-from zslurm.kernels.qk_conv.operands import ConvolutionOperands
+from zslurm.kernels.qk_conv import reference
+from zslurm.kernels.qk_conv.reference import ConvolutionOperands, Convolutions, join
 
 _TAPS = 2  # of each convolution, as ZAYA1 has them
 
@@ -51,7 +49,6 @@ def _all(dtype: torch.dtype, sizes: _Sizes, documents: bool) -> Iterator[Case]:
     # Projections, queries and keys in their format, the mixed form in fp32.
     narrow = dtype.itemsize
     for operation, make, flops, moved in (
-        ("mix", _mix, products, 2 * narrow),
         ("forward", _forward, products, 2 * narrow + 4),
         ("backward", _backward, 2 * products, 3 * narrow + 4),
     ):
@@ -66,26 +63,7 @@ def _all(dtype: torch.dtype, sizes: _Sizes, documents: bool) -> Iterator[Case]:
         )
 
 
-class _Operands(NamedTuple):
-    z_BSQ: Tensor
-    convolutions: Convolutions
-    temperature_J: Tensor
-    cos_SA: Tensor
-    sin_SA: Tensor
-    linked: tuple[Tensor, ...] | None
-
-    @property
-    def kernel(self) -> JoinedKernel:
-        return join(self.convolutions)
-
-    @property
-    def seen(self) -> Tensor | None:
-        if self.linked is None:
-            return None
-        return torch.cat([torch.ones_like(self.linked[0]), *self.linked], dim=-1)
-
-
-def _operands(dtype: torch.dtype, sizes: _Sizes, documents: bool, device: torch.device) -> _Operands:
+def _operands(dtype: torch.dtype, sizes: _Sizes, documents: bool, device: torch.device) -> ConvolutionOperands:
     batch, length, queries, keys, head_dim = sizes
     channels, reach = (queries + keys) * head_dim, 2 * _TAPS - 2
     convolutions = Convolutions(
@@ -94,49 +72,25 @@ def _operands(dtype: torch.dtype, sizes: _Sizes, documents: bool, device: torch.
         drawn(device, dtype, channels, head_dim, _TAPS, seed=3) / head_dim**0.5,
         drawn(device, dtype, channels, seed=4),
     )
-    angles_SA = torch.arange(length, device=device).unsqueeze(1) * torch.logspace(
-        0, -3, head_dim // 4, device=device
-    )
-    linked = None
+    frequencies_A = torch.logspace(0, -3, head_dim // 4, device=device)
+    angles_SA = torch.arange(length, device=device).unsqueeze(1) * frequencies_A
+    seen_BSW = None
     if documents:  # of five tokens each
         position_B1S1 = torch.arange(length, device=device).view(1, length, 1).expand(batch, length, 1)
-        linked = tuple(position_B1S1 % 5 >= distance for distance in range(1, reach + 1))
-    return _Operands(
-        drawn(device, dtype, batch, length, channels),
-        convolutions,
-        1 + 0.1 * drawn(device, dtype, keys, seed=5),
-        angles_SA.cos(),
-        angles_SA.sin(),
-        linked,
-    )
-
-
-def _mix(dtype: torch.dtype, sizes: _Sizes, documents: bool, device: torch.device) -> Call:
-    operands_given = _operands(dtype, sizes, documents, device)
-    operands = (
-        operands_given.z_BSQ,
-        operands_given.kernel,
-        operands_given.temperature_J,
-        operands_given.cos_SA,
-        operands_given.sin_SA,
-        operands_given.linked,
-    )
-    return Call(lambda: operands, list)
-
-
-def _of_passes(given: _Operands) -> ConvolutionOperands:
-    return ConvolutionOperands(
-        given.z_BSQ, *given.kernel, given.temperature_J, given.cos_SA, given.sin_SA, given.seen, None
-    )
+        seen_BSW = torch.cat([position_B1S1 % 5 >= distance for distance in range(reach + 1)], dim=-1)
+    z_BSQ, temperature_J = drawn(device, dtype, batch, length, channels), drawn(device, dtype, keys, seed=5)
+    weight_hIP, bias_hP = join(convolutions)
+    angles = angles_SA.cos(), angles_SA.sin()
+    return ConvolutionOperands(z_BSQ, weight_hIP, bias_hP, 1 + 0.1 * temperature_J, *angles, seen_BSW, None)
 
 
 def _forward(dtype: torch.dtype, sizes: _Sizes, documents: bool, device: torch.device) -> Call:
-    operands = _of_passes(_operands(dtype, sizes, documents, device))
+    operands = _operands(dtype, sizes, documents, device)
     return Call(lambda: (True, *operands), list)
 
 
 def _backward(dtype: torch.dtype, sizes: _Sizes, documents: bool, device: torch.device) -> Call:
-    operands = _of_passes(_operands(dtype, sizes, documents, device))
-    q_BHSP, k_BJSP, *kept = by_torch.forward(True, *operands)
+    operands = _operands(dtype, sizes, documents, device)
+    q_BHSP, k_BJSP, *kept = reference.forward(True, *operands)
     gradients = [drawn(device, dtype, *tensor.shape, seed=seed) for seed, tensor in ((6, q_BHSP), (7, k_BJSP))]
     return Call(lambda: (*gradients, *kept, *operands), list)

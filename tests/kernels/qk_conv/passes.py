@@ -11,10 +11,12 @@ import torch
 from torch import Tensor
 
 from tests.kernels.implementations import interpreter
+from tests.kernels.qk_conv import definition
+from zslurm.kernels import qk_conv as package
 from zslurm.kernels.arch import GFX942
-from zslurm.kernels.qk_conv import OPERATIONS, Convolutions, JoinedKernel, operations
+from zslurm.kernels.dispatch import using
+from zslurm.kernels.qk_conv import Convolutions, JoinedKernel, qk_conv
 
-MIX = OPERATIONS[0]
 Result = dict[str, Tensor]
 
 
@@ -48,10 +50,15 @@ def _converted(value: Any, to: tuple[Any, ...]) -> Any:
     return value
 
 
+def defined(case: Case) -> Result:
+    """Compute the definition: queries, keys and, without tokens before, all gradients."""
+    return _both_passes(definition.mix, case)
+
+
 def here(implementation: str, case: Case) -> Result:
-    """Run an implementation on the device of the case: queries, keys and, without tokens before, all gradients."""
-    (chosen,) = [each for each in MIX.all() if each.name == implementation]
-    return _both_passes(chosen.run, case)
+    """Run an implementation of both passes on the device of the case."""
+    with using("qk_conv", implementation):
+        return _both_passes(qk_conv, case)
 
 
 def interpreted(case: Case, compute_units: int = 1) -> Result:
@@ -67,16 +74,14 @@ def on_gpu(case: Case) -> Result:
 
 def _interpret(case: Case, compute_units: int) -> Result:
     from zslurm.kernels.qk_conv import triton
-    from zslurm.kernels.qk_conv.triton import records
 
-    before = operations.forward, operations.backward
-    operations.forward, operations.backward = triton.forward, triton.backward  # type: ignore[assignment]
     arch = replace(GFX942, compute_units=compute_units)
-    try:
-        with patch.object(records, "arch_of", lambda device: arch):
-            return here("triton", case)
-    finally:
-        operations.forward, operations.backward = before
+    with (
+        patch.object(package, "forward", triton.forward),
+        patch.object(package, "backward", triton.backward),
+        patch.object(triton, "arch_of", lambda device: arch),
+    ):
+        return _both_passes(qk_conv, case)
 
 
 def _both_passes(run: Callable[..., tuple[Tensor, Tensor]], case: Case) -> Result:
