@@ -100,11 +100,11 @@ class _Mix(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad_q_BHSP: Tensor, grad_k_BJSP: Tensor) -> tuple[Tensor | None, ...]:
-        _, _, *operands = ctx.saved_tensors
+        u_hBSP, inverse_hBS1, *operands = ctx.saved_tensors  # read once: recomputation makes them again
         run: Callable[..., _Four] = backward
         if torch.compiler.is_compiling():
             run = _compiled_backward if is_opaque(operands) else reference.backward
-        return None, *run(grad_q_BHSP, grad_k_BJSP, *ctx.saved_tensors), None, None, None, None
+        return None, *run(grad_q_BHSP, grad_k_BJSP, u_hBSP, inverse_hBS1, *operands), None, None, None, None
 
 
 # --- The two passes as operations ------------------------------------------------------------------------------
