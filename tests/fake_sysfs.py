@@ -15,6 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from zslurm.slurm.hostlist import expand_ranges
+
 RAILS = 8
 NIC_NAMES = tuple(f"ionic_{index}" for index in range(RAILS))
 LIMITS = """\
@@ -59,6 +61,8 @@ H100 = Card(0x10DE, 0x2330, 0x030200, "nvidia")
 POLLARA = Card(0x1DD8, 0x1002, 0x020000, "ionic")
 MLX5 = Card(0x15B3, 0x1021, 0x020700, "mlx5_core")
 CASSINI = Card(0x17DB, 0x0501, 0x020000, "cxi_ss1")
+MI250X = Card(0x1002, 0x7408, 0x038000, "amdgpu")
+MI300A = Card(0x1002, 0x74A0, 0x120000, "amdgpu")
 
 
 # A real MI300X node: `lspci -PP` of its GPUs and of its ConnectX-7 (elsewhere on the page the NICs at the same
@@ -132,9 +136,11 @@ class FakeNode:
         self.link(f"{device}/driver", f"sys/bus/pci/drivers/{card.driver}")
         return device
 
-    def amd_gpu(self, path: Sequence[str], numa: int, model: str | None = "AMD Instinct MI300X OAM") -> None:
+    def amd_gpu(
+        self, path: Sequence[str], numa: int, model: str | None = "AMD Instinct MI300X OAM", card: Card = MI300X
+    ) -> None:
         """A GPU with its node of the KFD; the CPUs' nodes come first."""
-        device = self.pci(path, MI300X, numa)
+        device = self.pci(path, card, numa)
         if model is not None:
             self.write(f"{device}/product_name", model)
         if not self.kfd_nodes:
@@ -197,6 +203,20 @@ class FakeNode:
         self.write(f"{verbs}/ibdev", device)
         self.write(f"{verbs}/abi_version", str(abi))
         self.uverbs += 1
+
+    def cassini(self, index: int, path: Sequence[str], numa: int) -> None:
+        """A NIC of HPE Slingshot, which is in a class of its own, with its interface hsn0, hsn1, ..."""
+        device = self.pci(path, CASSINI, numa)
+        self.write(f"{device}/net/hsn{index}/operstate", "up")
+        self.link(f"{device}/cxi/cxi{index}/device", device)
+        self.link(f"sys/class/cxi/cxi{index}", f"{device}/cxi/cxi{index}")
+
+    def cores(self, numa: int, caches: Sequence[str]) -> None:
+        """The cores of a NUMA node: a list of them for each of its L3 caches, such as `0-7,64-71`."""
+        self.write(f"sys/devices/system/node/node{numa}/cpulist", ",".join(caches))
+        for cache in caches:
+            for core in expand_ranges(cache):
+                self.write(f"sys/devices/system/cpu/cpu{core}/cache/index3/shared_cpu_list", cache)
 
     def take_nic_down(self, device: str) -> None:
         """A cable that was pulled."""
@@ -289,20 +309,4 @@ def h100_mlx5(root: Path) -> FakeNode:
         node.nvidia_gpu(gpu, numa)
         node.nic(f"mlx5_{index}", nic, numa, card=MLX5, link_layer="InfiniBand", gid_types=("IB/RoCE v1",))
     node.nic("mlx5_8", ("pci0000:f0", "0000:f0:03.1", "0000:f1:00.0"), 1, card=MLX5, netdev="storage0")
-    return node
-
-
-def slingshot(root: Path, *, gpus: int, model: str) -> FakeNode:
-    """GPUs of AMD and four Cassini NICs of HPE Slingshot, each below the bridge of its GPUs; four NUMA nodes."""
-    node = FakeNode(root)
-    for index in range(4):
-        top = (f"pci0000:{0xC0 - 0x40 * index:02x}", f"0000:{0xC0 - 0x40 * index:02x}:01.1")
-        bus, numa = 0xC0 - 0x40 * index, 3 - index
-        for gpu in range(gpus // 4):
-            node.amd_gpu((*top, f"0000:{bus + 1 + 4 * gpu:02x}:00.0"), numa, model)
-        nic = (*top, f"0000:{bus + 0x10:02x}:00.0")
-        device = node.pci(nic, CASSINI, numa)
-        node.write(f"{device}/net/hsn{index}/operstate", "up")
-        node.link(f"{device}/cxi/cxi{index}/device", device)
-        node.link(f"sys/class/cxi/cxi{index}", f"{device}/cxi/cxi{index}")
     return node

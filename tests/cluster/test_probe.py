@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.cluster.places import own
-from tests.fake_sysfs import PEERMEM, FakeNode, h100_mlx5, mi300x_pollara, published_mi300x, slingshot
+from tests.fake_sysfs import PEERMEM, FakeNode, h100_mlx5, mi300x_pollara, published_mi300x
 from zslurm.cluster.probe import Probe, probe_of
 from zslurm.cluster.profile_writer import Members, slurm_profile
 from zslurm.cluster.rccl.environment import environment
@@ -244,31 +244,3 @@ def test_no_name_of_a_device_breaks_the_profile(site: Path) -> None:
     own("lab", written(found, gpus=1))
     spec = resolve_profile("lab").spec
     assert (spec.cluster.nics, spec.slurm.nodes) == (("a: b",), 1)
-
-
-@pytest.mark.parametrize(
-    ("shipped", "gpus", "model"),
-    [
-        ("lumi-g", 8, "AMD Instinct MI250X"),
-        ("frontier", 8, "AMD INSTINCT MI250X"),
-        ("setonix", 8, "AMD Instinct MI250X/MI250"),
-        ("mi300a-slingshot", 4, "AMD Instinct MI300A"),
-    ],
-)
-def test_slingshot_is_recognised_and_gives_the_values_of_the_sites_profile(
-    tmp_path: Path, site: Path, shipped: str, gpus: int, model: str
-) -> None:
-    slingshot(tmp_path, gpus=gpus, model=model)
-    found = probe_of(read_facts(tmp_path))
-    assert found.not_found == () and found.unknown_nics is False
-    assert "NICs: 4 x cxi_ss1, firmware unknown." in found.notes
-    of_site = resolve_profile(shipped).spec.cluster
-    members = Members(4, 4, gpus, None, of_site.cpus_per_node or 0)
-    settings, topology = read_settings({}), SlurmTopology()
-    own("lab", slurm_profile("lab", BATCH, members, settings, topology, None, found, None, of_site.gpu_option))
-    cluster = resolve_profile("lab").spec.cluster
-    for key in ("launcher", "gpus_per_node", "gpu_family", "gpu_option", "cpus_per_node", "network", "interface"):
-        assert getattr(cluster, key) == getattr(of_site, key), key
-    assert cluster.gpu_numa == tuple(numa for numa in (3, 2, 1, 0) for _ in range(gpus // 4))
-    ours, theirs = ({item.name: item.value for item in environment(each)} for each in (cluster, of_site))
-    assert {name: theirs[name] for name in theirs if not name.startswith("RCCL_MSCCL")}.items() <= ours.items()

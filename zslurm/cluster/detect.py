@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable
 from concurrent import futures
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from threading import Event
 from typing import TYPE_CHECKING
@@ -36,6 +36,7 @@ class Detected:
         not_probed: why no node could be read, if the probe was optional.
         not_found: keys that a node was asked for and could not answer.
         others: nodes of other kinds in the partition, and what one of them answered; a line for each kind.
+        refused: why sbatch could not be asked which jobs it takes.
     """
 
     name: str
@@ -44,6 +45,7 @@ class Detected:
     not_probed: str | None = None
     not_found: tuple[str, ...] = ()
     others: tuple[str, ...] = ()
+    refused: str | None = None
 
 
 def detect(
@@ -93,7 +95,9 @@ def detect(
     members = Members.of_hidden(chosen) if nodes is None else Members.of(chosen, nodes)
     kinds = Members.kinds(chosen, nodes or [])[1:]
     topology = _topology(client, chosen)
-    option = _gpu_option(client, chosen, members, account)
+    option, refused = _gpu_option(client, chosen, members, account)
+    if refused is None:
+        members = replace(members, usable_cpus=_usable_cpus(client, chosen, members, account, option))
     info, not_probed = None, None
     others = [str(kind) for kind in kinds]
     if probe_timeout_s is not None:
@@ -125,7 +129,8 @@ def detect(
             not_probed = " ".join(str(error).split())
         others = [f"{kind}; {_answer(answer)}" for kind, answer in zip(kinds, answers[1:], strict=True)]
     text = slurm_profile(cluster, chosen, members, settings, topology, account, info, not_probed, option, others)
-    return Detected(cluster, text, choices, not_probed, info.not_found if info else (), tuple(others))
+    not_found = info.not_found if info else ()
+    return Detected(cluster, text, choices, not_probed, not_found, tuple(others), refused)
 
 
 def _answer(answer: Future[Probe]) -> str:
@@ -164,26 +169,66 @@ def _probe(
     return probe(options, timeout_s, waiting)
 
 
-def _gpu_option(client: SlurmClient, partition: SlurmPartition, members: Members, account: str | None) -> str:
-    """Return the first form of a request for a node's GPUs that sbatch accepts; nothing is submitted."""
+def _gpu_option(
+    client: SlurmClient, partition: SlurmPartition, members: Members, account: str | None
+) -> tuple[str, str | None]:
+    """Return the first form of a request for a node's GPUs that sbatch accepts; nothing is submitted.
+
+    If it accepts none, or cannot be asked, the usual form, and why.
+    """
     forms = ("gpus-per-node", "gres", "gpus-per-task")
-    if not members.gpus or not client.can_test():
-        return forms[0]
+    if not members.gpus:
+        return forms[0], None
+    if not client.can_test():
+        return forms[0], "`sbatch --test-only` is not there, or can crash slurmctld of this version"
     options = [f"--partition={partition.name}", "--time=5", "--nodes=1", "--ntasks-per-node=1"]
     options += [f"--account={account}"] if account else []
+    refusals = []
     for form in forms:
         try:
             client.run("sbatch", "--test-only", *options, _gpu_request(members, form), "--wrap=true")
-        except SlurmRefused:
+        except SlurmRefused as error:
+            refusals.append(" ".join(str(error).split()))
             continue
-        return form
-    return forms[0]  # refused for another reason
+        return form, None
+    return forms[0], refusals[0]
 
 
-def _gpu_request(members: Members, option: str) -> str:
-    """Return sbatch's option for all GPUs of a node, for one task on it."""
+def _usable_cpus(
+    client: SlurmClient, partition: SlurmPartition, members: Members, account: str | None, option: str
+) -> int | None:
+    """Return how many CPUs of a node sbatch gives to its ranks, a rank on each GPU; None if it gives all.
+
+    Sites reserve cores for the system (CoreSpecCount, sbatch -S), or count one thread of a core: Slurm's number of
+    CPUs is not what a job may ask for. Nothing is submitted; None too if sbatch refuses any job.
+    """
+    if not members.gpus:
+        return None
+    options = [f"--partition={partition.name}", "--time=5", "--nodes=1", f"--ntasks-per-node={members.gpus}"]
+    options += [f"--account={account}"] if account else []
+    options.append(_gpu_request(members, option, tasks=members.gpus))
+
+    def accepts(cpus_per_task: int) -> bool:
+        try:
+            client.run("sbatch", "--test-only", *options, f"--cpus-per-task={cpus_per_task}", "--wrap=true")
+        except SlurmRefused:
+            return False
+        return True
+
+    accepted, refused = 1, members.cpus // members.gpus
+    if refused <= accepted or accepts(refused) or not accepts(accepted):
+        return None
+    while refused - accepted > 1:
+        middle = (accepted + refused) // 2
+        accepted, refused = (middle, refused) if accepts(middle) else (accepted, middle)
+    return accepted * members.gpus
+
+
+def _gpu_request(members: Members, option: str, tasks: int = 1) -> str:
+    """Return sbatch's option for all GPUs of a node, for so many tasks on it."""
     kind = f"{members.gpu_type}:" if members.gpu_type else ""
-    return f"--{option}={'gpu:' if option == 'gres' else ''}{kind}{members.gpus}"
+    count = members.gpus // tasks if option == "gpus-per-task" else members.gpus
+    return f"--{option}={'gpu:' if option == 'gres' else ''}{kind}{count}"
 
 
 def _choices(partitions: list[SlurmPartition], nodes: list[Node]) -> list[str]:

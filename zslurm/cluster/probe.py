@@ -19,11 +19,16 @@ from zslurm.cluster.rccl.rules import BUILT_IN_ROCM, PLUGIN, ROCE, Network, Tran
 from zslurm.config.spec import ClusterSection
 from zslurm.core.errors import SlurmRefused
 from zslurm.hardware.facts import NodeFacts, from_json
+from zslurm.hardware.gpus import Gpu
+from zslurm.hardware.pairing import nearest
+from zslurm.slurm.hostlist import compress_ranges
 from zslurm.slurm.on_nodes.run_on_nodes import run_on_nodes
 
 _DRIVERS: dict[str, Network] = {"ionic": "pollara", "bnxt_en": "broadcom", "mlx5_core": "cx7"}
 # `AMD Instinct MI300X OAM`, `NVIDIA H100 80GB HBM3`
 _MODEL = re.compile(r"\b(MI\d+\w*|(?:GB|GH|[ABHLV])\d+\w*)\b")
+_FAMILY_BY_ID = {"1002:7408": "mi250x"}
+"""Where the product's name has another: MI250X of HPE Cray EX are "AMD INSTINCT MI200 (MCM) OAM LC MBA HPE C2"."""
 _SHIPPED: dict[tuple[Literal["amd", "nvidia"], Network], str] = {
     ("amd", "pollara"): "mi300x-pollara",
     ("amd", "broadcom"): "mi300x-broadcom",
@@ -163,8 +168,15 @@ def _network(facts: NodeFacts) -> Network | None:
 
 
 def _family(facts: NodeFacts) -> str | None:
-    models = {match[1].lower() for gpu in facts.gpus if (match := _MODEL.search(gpu.model or ""))}
+    models = {_family_of(gpu) for gpu in facts.gpus} - {None}
     return models.pop() if len(models) == 1 else None
+
+
+def _family_of(gpu: Gpu) -> str | None:
+    if (known := _FAMILY_BY_ID.get(gpu.pci_id or "")) is not None:
+        return known
+    match = _MODEL.search(gpu.model or "")
+    return match[1].lower() if match else None
 
 
 def _pairing(facts: NodeFacts, rails: RailMap) -> tuple[tuple[str, ...], tuple[int, ...], list[str]]:
@@ -189,6 +201,7 @@ def _notes(facts: NodeFacts) -> list[str]:
         f"NICs: {count} x {driver or 'unknown driver'}, firmware {firmware or 'unknown'}."
         for (driver, firmware), count in drivers.items()
     ]
+    notes += _slingshot_notes(facts)
     versions = [("ROCm", facts.rocm), ("NVIDIA driver", facts.nvidia_driver), ("kernel", facts.kernel)]
     versions_known = [f"{name} {version}" for name, version in versions if version]
     notes += [f"{', '.join(versions_known)}."] if versions_known else []
@@ -197,3 +210,15 @@ def _notes(facts: NodeFacts) -> list[str]:
         limit = f"{show_bytes(int(facts.memlock))}; RDMA needs unlimited" if few else "unlimited"
         notes.append(f"memlock inside a job: {limit}.")
     return notes
+
+
+def _slingshot_notes(facts: NodeFacts) -> list[str]:
+    """Return which GPUs are next to which NIC of Slingshot, as libfabric and its plugin choose them."""
+    if not facts.cxi or not facts.gpus:
+        return []
+    nics = nearest(facts.gpus, facts.cxi)
+    of_nic = {nic.device: [gpu.index for gpu in facts.gpus if nics.get(gpu.index) == nic] for nic in facts.cxi}
+    pairs = [f"{name}: {compress_ranges(indexes)}" for name, indexes in of_nic.items() if indexes]
+    alone = [gpu.index for gpu in facts.gpus if gpu.index not in nics]
+    notes = [f"GPUs in the NUMA domain of each NIC: {', '.join(pairs)}."] if pairs else []
+    return notes + ([f"No NIC is in the NUMA domain of GPUs {compress_ranges(alone)}."] if alone else [])

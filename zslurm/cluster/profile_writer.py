@@ -35,6 +35,7 @@ class Members:
         hidden: Slurm does not show its nodes to users: GPUs and CPUs are the partition's, divided by its nodes. No
             GPUs may then be GPUs that Slurm does not count.
         names: of the nodes that are alike.
+        usable_cpus: those that jobs may ask for, if they are fewer than `cpus`.
     """
 
     n_nodes: int
@@ -44,6 +45,7 @@ class Members:
     cpus: int
     hidden: bool = False
     names: tuple[str, ...] = field(default=(), compare=False)
+    usable_cpus: int | None = None
 
     @classmethod
     def of(cls, partition: SlurmPartition, nodes: list[Node]) -> Members:
@@ -116,7 +118,7 @@ def slurm_profile(
         _gpus_line(members),
         *([f"  gpu_type: {scalar(members.gpu_type)}"] if members.gpu_type else []),
         *([f"  gpu_option: {gpu_option}"] if gpu_option != "gpus-per-node" else []),
-        f"  cpus_per_node: {members.cpus}",
+        _cpus_line(members),
         *_switch_lines(topology),
         *(_probed_lines(members, found) if found else _unprobed_lines(not_probed)),
         _interface_line(found),
@@ -146,6 +148,13 @@ def _gpus_line(members: Members) -> str:
     if members.hidden and not members.gpus:
         return "  # gpus_per_node: 8      # enter it: Slurm does not show them, and no node was asked"
     return f"  gpus_per_node: {members.gpus}"
+
+
+def _cpus_line(members: Members) -> str:
+    if members.usable_cpus is None:
+        return f"  cpus_per_node: {members.cpus}"
+    why = f"sbatch takes no more of Slurm's {members.cpus} for a rank on each GPU"
+    return f"  cpus_per_node: {members.usable_cpus}       # {why}"
 
 
 def _switch_lines(topology: SlurmTopology) -> list[str]:

@@ -63,3 +63,17 @@ def pair(gpus: Sequence[Gpu], nics: Sequence[Nic]) -> dict[int, Nic]:
                 nic_of_gpu[gpu.index] = nic
                 taken.add(nic.device)
     return nic_of_gpu
+
+
+def nearest(gpus: Sequence[Gpu], nics: Sequence[Nic]) -> dict[int, Nic]:
+    """Return the NIC that each GPU shares at least its NUMA node with, by index; several GPUs may have the same.
+
+    So libfabric's providers choose them. On nodes of MI250X one GCD of each card is below its NIC's root complex,
+    and the other is below another one of the same NUMA node.
+    """
+    near_nics = {gpu.index: [nic for nic in nics if near(gpu, nic) != "far"] for gpu in gpus}
+    return {
+        gpu.index: max(near_nics[gpu.index], key=lambda nic: closeness(gpu, nic))
+        for gpu in gpus
+        if near_nics[gpu.index]
+    }

@@ -1,12 +1,14 @@
 """Bind each rank to the cores of its GPU's NUMA node, before it allocates anything: memory follows the cores.
 
-The rank does it itself, as any user may. Slurm's own --cpu-bind knows nothing of which GPU a rank takes.
+The rank does it itself, as any user may. Slurm's own --cpu-bind knows nothing of which GPU a rank takes. Of these
+cores it takes those that its Slurm step has: what a site reserves for the system is not among them.
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Mapping, MutableMapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -27,6 +29,9 @@ SHARING_VARIABLE = "ZSLURM_CORE_RANKS"
 """How many ranks share the cores of this one; train/parallel/world.py divides them among these."""
 
 _AUTO = "auto"
+_WITH_OWN_L3 = ("1002:7408",)
+"""PCI ids of GPUs of which each is joined to one L3 cache of its NUMA node, in the same order: the GCDs of MI250X
+in HPE Cray EX235a, the nodes of LUMI, Frontier and Setonix (OLCF, Frontier user guide, compute nodes)."""
 _VISIBLE = {"amd": "ROCR_VISIBLE_DEVICES", "nvidia": "CUDA_VISIBLE_DEVICES"}
 
 
@@ -53,11 +58,19 @@ def cores_of(spec: RunSpec, gpu: int | None) -> str:
     if not binds(spec) or gpu is None:
         return "all cores of the step"
     numa_of_gpu = spec.cluster.gpu_numa
-    return (
-        f"cores of NUMA node {numa_of_gpu[gpu]}"
-        if numa_of_gpu
-        else "cores of the GPU's NUMA node (sysfs of the node)"
-    )
+    if not numa_of_gpu:
+        return "cores of the GPU's NUMA node (sysfs of the node)"
+    cache = "the GPU's L3 cache in " if spec.cluster.gpu_family == "mi250x" else ""
+    return f"cores of {cache}NUMA node {numa_of_gpu[gpu]}"
+
+
+@dataclass(frozen=True)
+class _Locality:
+    """The locality of a GPU: its NUMA node, and which of the `l3_count` L3 caches there is its own."""
+
+    numa: int | None
+    l3: int = 0
+    l3_count: int = 0
 
 
 def bind(environ: MutableMapping[str, str], root: Path | None = None) -> str | None:
@@ -73,28 +86,38 @@ def bind(environ: MutableMapping[str, str], root: Path | None = None) -> str | N
     if VARIABLE not in environ:
         return None
     root = root or sysroot(environ)
-    nodes = _numa_nodes(environ, root)
+    localities = _localities(environ, root)
     rank = int(environ["LOCAL_RANK"])
-    numa = nodes[rank] if rank < len(nodes) else None
-    cores = None if numa is None else _cores(root, numa)
+    locality = localities[rank] if rank < len(localities) else _Locality(None)
+    cores = set() if locality.numa is None else _cores(root, locality.numa)
     if not cores:
         return None
-    own_cores = cores & os.sched_getaffinity(0)
+    allowed = os.sched_getaffinity(0)
+    own_cores = cores & allowed
     if not own_cores:
-        return f"not bound to NUMA node {numa} of its GPU: the Slurm step has none of that node's cores"
+        return f"not bound to NUMA node {locality.numa} of its GPU: the Slurm step has none of that node's cores"
+    ranks = localities[: int(environ.get("LOCAL_WORLD_SIZE", "1"))]
+    of_cache = _cores_of_l3(root, locality, cores) & allowed
+    sharing = ranks.count(locality) if of_cache else [peer.numa for peer in ranks].count(locality.numa)
+    own_cores = of_cache or own_cores
     os.sched_setaffinity(0, own_cores)
-    ranks = int(environ.get("LOCAL_WORLD_SIZE", "1"))
-    environ[SHARING_VARIABLE] = str(nodes[:ranks].count(numa))
-    return f"bound to NUMA node {numa} of its GPU: {counted(len(own_cores), 'core')}"
+    environ[SHARING_VARIABLE] = str(sharing)
+    cache = "the L3 cache of its GPU in NUMA node {}" if of_cache else "NUMA node {} of its GPU"
+    return f"bound to {cache.format(locality.numa)}: {counted(len(own_cores), 'core')}"
 
 
-def _numa_nodes(environ: Mapping[str, str], root: Path) -> list[int | None]:
-    """Return the NUMA node of each GPU that the step sees, in the order in which the runtime counts them."""
+def _localities(environ: Mapping[str, str], root: Path) -> list[_Locality]:
+    """Return the locality of each GPU that the step sees, in the order in which the runtime counts them."""
     asked = environ[VARIABLE]
     gpus = read_gpus(root)
-    of_gpu: list[int | None] = (
+    numa: list[int | None] = (
         [gpu.numa for gpu in gpus] if asked == _AUTO else [int(word) for word in asked.split(",")]
     )
+    have_l3 = bool(gpus) and all(gpu.pci_id in _WITH_OWN_L3 for gpu in gpus)
+    of_gpu = [
+        _Locality(node, numa[:index].count(node), numa.count(node)) if have_l3 else _Locality(node)
+        for index, node in enumerate(numa)
+    ]
     kinds = {gpu.kind for gpu in gpus}
     visible = environ.get(_VISIBLE[kinds.pop()], "") if len(kinds) == 1 else ""
     try:
@@ -103,9 +126,25 @@ def _numa_nodes(environ: Mapping[str, str], root: Path) -> list[int | None]:
         return of_gpu
 
 
-def _cores(root: Path, numa: int) -> set[int]:
-    """Return the cores of a NUMA node, from a list such as `0-55,112-167`; none if it cannot be read."""
-    try:
-        return set(expand_ranges(read_text(root / f"sys/devices/system/node/node{numa}/cpulist") or ""))
-    except ZslurmError:
+def _cores_of_l3(root: Path, locality: _Locality, cores: set[int]) -> set[int]:
+    """Return the cores of a GPU's own L3 cache; none if it has none, or the node has other caches than GPUs."""
+    if not locality.l3_count:
         return set()
+    caches = {
+        tuple(_cpu_list(root / f"sys/devices/system/cpu/cpu{core}/cache/index3/shared_cpu_list")) for core in cores
+    }
+    caches -= {()}
+    return set(sorted(caches)[locality.l3]) if len(caches) == locality.l3_count else set()
+
+
+def _cores(root: Path, numa: int) -> set[int]:
+    """Return the cores of a NUMA node; none if they cannot be read."""
+    return set(_cpu_list(root / f"sys/devices/system/node/node{numa}/cpulist"))
+
+
+def _cpu_list(path: Path) -> list[int]:
+    """Return the cores of a file with a list such as `0-55,112-167`; none if it cannot be read."""
+    try:
+        return expand_ranges(read_text(path) or "")
+    except ZslurmError:
+        return []
