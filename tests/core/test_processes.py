@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,7 +20,7 @@ from tests import forked
 from tests.train.runs import clean_environment, losses_of, make_corpus, make_run
 from tests.waiting import DEADLINE_S, wait_for
 from zslurm.core.files import read_json
-from zslurm.core.processes import DetachedProcess, ProcessRecord
+from zslurm.core.processes import _WRAPPER, DetachedProcess, ProcessRecord
 from zslurm.job.rank_setup import map_environment
 from zslurm.run.run_dir import AttemptDir, RunDir
 from zslurm.slurm.on_nodes.srun_output import TaskFailure, task_failures
@@ -107,6 +108,24 @@ def test_a_wrapper_that_is_killed_leaves_no_code_and_counts_as_killed(place: Pla
     assert not process.left_exit_code
 
 
+def test_a_signal_to_end_that_comes_before_the_command_keeps_it_from_starting(place: Place) -> None:
+    command = ["/bin/sh", "-c", _WRAPPER, "zslurm-step", str(place.exit), "/bin/sh", "-c", "echo started"]
+    with place.log.open("ab") as log:
+        wrapper = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=log, start_new_session=True)
+    wait_for(lambda: _ignores(wrapper.pid, signal.SIGUSR2), "the wrapper to set its traps")
+    wrapper.terminate()
+    with suppress(BrokenPipeError):
+        wrapper.communicate(b"go\n", timeout=DEADLINE_S)
+    assert wrapper.returncode == -signal.SIGTERM
+    assert not place.log.read_text()
+
+
+def _ignores(pid: int, signum: int) -> bool:
+    status = Path(f"/proc/{pid}/status").read_text()
+    (mask,) = (int(line.split()[1], 16) for line in status.splitlines() if line.startswith("SigIgn:"))
+    return bool(mask >> (signum - 1) & 1)
+
+
 def test_what_outlives_the_wrapper_can_still_be_signalled(place: Place) -> None:
     process = place.start("echo $$; exec sleep 100")
     wait_for(lambda: place.log.read_text().strip(), "the command to run")
@@ -120,7 +139,8 @@ def test_what_outlives_the_wrapper_can_still_be_signalled(place: Place) -> None:
 
 
 def test_another_process_can_take_it_up(place: Place) -> None:
-    place.start("sleep 100")
+    place.start("echo up; sleep 100")
+    wait_for(lambda: place.log.read_text() == "up\n", "the command to start")
     program = """
 import sys, signal
 from pathlib import Path

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal
 
@@ -182,12 +183,12 @@ class LocalUser:
 
     def process(self, *words: str, rank: int | None = None) -> psutil.Process:
         """The one process whose command line has all these words."""
-        found = [
-            process
-            for process in self.processes()
-            if all(word in " ".join(process.cmdline()) for word in words)
-            and (rank is None or process.environ().get("RANK") == str(rank))
-        ]
+        found = []
+        for process in self.processes():
+            with suppress(psutil.Error):  # it ends meanwhile
+                is_of_rank = rank is None or process.environ().get("RANK") == str(rank)
+                if is_of_rank and all(word in " ".join(process.cmdline()) for word in words):
+                    found.append(process)
         assert len(found) == 1, found
         return found[0]
 

@@ -25,12 +25,14 @@ from zslurm.core.files import read_json, read_text, write_atomically
 
 # Runs "$@" and leaves its exit code in a file, by rename. It waits for a line of its parent, which comes once the
 # record is written: a process that cannot be found again would train on unseen. The wrapper itself survives the
-# signals that are meant for the command, or nothing would be left to write the file. The command starts
-# with SIGUSR2 ignored, the request to save and stop, and sets its handler when it can save.
+# signals that are meant for the command, or nothing would be left to write the file. A signal to end that comes
+# before the command ends the wrapper, or the command would start and never receive it. The command starts with
+# SIGUSR2 ignored, the request to save and stop, and sets its handler when it can save.
 _WRAPPER = """
-trap : TERM INT USR1 HUP CONT
+trap : USR1 HUP CONT
 trap '' USR2
 read -r go || exit 1
+trap : TERM INT
 out=$1; shift
 "$@" < /dev/null; code=$?
 echo "$code" > "$out.tmp" && mv "$out.tmp" "$out"
