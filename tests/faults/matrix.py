@@ -161,7 +161,7 @@ def shake_cable(run: FaultRun) -> Injected:
 def kill_rank_for_its_memory(run: FaultRun) -> Injected:
     run.wait_for_step()
     node, pid = run.node_of(VICTIM), run.rank(VICTIM).pid
-    uid = run.cluster.user.pw_uid
+    uid, now = run.cluster.user.pw_uid, time.time()
     run.nodes.kernel_says(
         node,
         f"oom-kill:constraint=CONSTRAINT_NONE,nodemask=(null),cpuset=/,mems_allowed=0-1,global_oom,"
@@ -173,7 +173,8 @@ def kill_rank_for_its_memory(run: FaultRun) -> Injected:
         f"shmem-rss:0kB, UID:{uid} pgtables:390000kB oom_score_adj:0",
     )
     run.nodes.count_oom_kills(node, 1)
-    return Injected(run.signal_rank(VICTIM))
+    run.signal_rank(VICTIM)
+    return Injected(now)
 
 
 def damage_checkpoint(run: FaultRun) -> Injected:
