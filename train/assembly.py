@@ -12,7 +12,7 @@ from datetime import timedelta
 
 import torch
 
-from zslurm.checkpoint_tools.quantities import counted
+from zslurm.checkpoint_tools.quantities import counted, show_bytes
 from zslurm.kernels import dispatch
 from zslurm.kernels.grouped_gemm import Groups, chosen_for
 from zslurm.train.config import TrainConfig
@@ -20,6 +20,7 @@ from zslurm.train.context.context_parallel import ContextParallel, context_group
 from zslurm.train.data.order import DataOrder
 from zslurm.train.data.reader import read_from
 from zslurm.train.data.training_data import TrainingData
+from zslurm.train.errors import ConfigError
 from zslurm.train.model.attention_backends.automatic import aiter_of_auto
 from zslurm.train.model.attention_backends.choice import attention_backend
 from zslurm.train.model.attention_backends.documents import documents_by_torch, failure_of
@@ -138,12 +139,21 @@ def planned_by_all(config: TrainConfig, world: World) -> tuple[int, int | None]:
 
 
 def _usable_memory(config: TrainConfig, world: World) -> int:
-    """Return the bytes of the device that tensors may take; an MI300A also has the copy for a checkpoint."""
+    """Return the bytes of the device that tensors may take; an MI300A also has the copy for a checkpoint.
+
+    Raises:
+        ConfigError: that copy alone takes more than the device has.
+    """
     properties = torch.cuda.get_device_properties(world.device)
     total = int(properties.total_memory)
     if not getattr(properties, "is_integrated", False):
         return total
     plan = plan_memory(with_least_recompute(config, world.size, None, on_cpu=False), world.size, on_cpu=False)
+    if plan.staging >= total:
+        raise ConfigError(
+            f"the copy of a rank's state for a checkpoint takes {show_bytes(plan.staging)}, and the device, whose "
+            f"memory is the host's as well, has {show_bytes(total)}: use more ranks or a smaller model"
+        )
     return total - plan.staging
 
 

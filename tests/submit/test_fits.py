@@ -87,3 +87,29 @@ def test_copies_of_the_state_take_the_memory_of_a_device_that_the_host_shares() 
     assert 0 < without.copies < shared.copies  # the copy of a checkpoint is there without recovery
     with pytest.raises(ConfigError, match=r"each mi300a has .* besides .* of copies in the same memory"):
         check_fits(spec_of("zaya1-3b", *run[:1], "phases[0].micro_batch=64", cluster="mi300a-slingshot"))
+
+
+def test_copies_that_take_more_than_a_shared_memory_are_named_with_what_fits() -> None:
+    """Not as a negative amount of memory, and with fewer copies on more nodes."""
+    large = ("slurm.nodes=1", "phases[0].micro_batch=1", "aegis.recovery=memory", "phases[0].global_batch=1024")
+    large += ("model.layers=64", "parallel.recompute=true")
+    spec = spec_of("zaya1-8b", *large, cluster="mi300a-slingshot")
+    card = card_of(spec, None, "")
+    assert (card.memory, card.whole) == (0, 128 << 30) and card.copies > 128 << 30
+    with pytest.raises(
+        ConfigError,
+        match=r"^memory of a rank: copies of a rank's state, .* take (\d+) GiB, and the"
+        r" GPU, whose memory is the host's as well, has 128 GiB: the run does not fit; set",
+    ) as refusal:
+        check_fits(spec)
+    advice = re.search(r"set slurm\.nodes to (\d+) ", str(refusal.value))
+    assert advice is not None
+    assert (
+        check_fits(spec_of("zaya1-8b", f"slurm.nodes={advice[1]}", *large[1:], cluster="mi300a-slingshot")) == []
+    )
+
+
+def test_a_gcd_of_an_mi250x_has_half_of_its_cards_memory() -> None:
+    assert card_of(spec_of("zaya1-1b", cluster="lumi-g"), None, "").memory == 64 << 30
+    with pytest.raises(ConfigError, match=r"each mi250x has 64\.0 GiB"):
+        check_fits(spec_of("zaya1-8b", "phases[0].micro_batch=16", cluster="lumi-g"))

@@ -16,6 +16,7 @@ from zslurm.cli.planned_run import planned_run, trains_on_cpus
 from zslurm.cli.terminal.table import print_table
 from zslurm.config.spec import RunSpec
 from zslurm.core.console import print_json, say
+from zslurm.submit.size import shares_memory
 from zslurm.train.config import Recompute
 from zslurm.train.plan.io import PUBLISHED_BUDGET, Reads, StoragePlan, plan_storage
 from zslurm.train.plan.memory import LEFT_FREE, MemoryPlan, plan_memory, with_least_recompute
@@ -76,12 +77,7 @@ def memory(
             if fewest
             else []
         ),
-        ["host: copy for a checkpoint", *(show_bytes(plan.staging) for plan in plans)],
-        *(
-            [["host: copies for recovery", *(show_bytes(plan.copies) for plan in plans)]]
-            if spec.recovers_in_memory
-            else []
-        ),
+        *_copies_rows(spec, plans, on_cpu=on_cpu),
     ]
     print_table(["ranks", *(str(plan.ranks) for plan in plans)], [*rows, *_packing_rows(plans)])
     for note in _notes(spec, plans, on_cpu=on_cpu, limited=limit is not None):
@@ -93,6 +89,20 @@ def planned(spec: RunSpec, ranks: int, memory: int | None, *, on_cpu: bool) -> M
     local = spec.ranks_per_node
     config = with_least_recompute(spec, ranks, memory, on_cpu=on_cpu, local=local)
     return plan_memory(config, ranks, on_cpu=on_cpu, local=local)
+
+
+def _copies_rows(spec: RunSpec, plans: list[MemoryPlan], *, on_cpu: bool) -> list[list[str]]:
+    """Return what copies of the state take: of the host, or of the same memory on an MI300A."""
+    is_shared = shares_memory(spec) and not on_cpu
+    prefix = "in the GPU's memory too" if is_shared else "host"
+    rows = [[f"{prefix}: copy for a checkpoint", *(show_bytes(plan.staging) for plan in plans)]]
+    if spec.recovers_in_memory:
+        rows.append([f"{prefix}: copies for recovery", *(show_bytes(plan.copies) for plan in plans)])
+    if is_shared:
+        recovers = spec.recovers_in_memory
+        sums = (plan.peak + plan.staging + (plan.copies if recovers else 0) for plan in plans)
+        rows.append(["= peak with copies", *map(show_bytes, sums)])
+    return rows
 
 
 def _with_recompute(spec: RunSpec, value: Recompute) -> RunSpec:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
+from zslurm.checkpoint_tools.quantities import show_bytes
 from zslurm.cluster.xgmi import xgmi_costs
 from zslurm.config.spec import RunSpec
 from zslurm.submit.phase_plan import Communication
@@ -35,11 +36,24 @@ class Card:
         peak: FLOP/s at its peak in the run's format.
         memory: its bytes that the trainer's tensors may take.
         copies: bytes of the same memory that copies of the state take, if the host has no other (MI300A); else 0.
+            If they take more than there is, `memory` is 0.
+        whole: its bytes, those of the copies among them.
     """
 
     peak: float | None
     memory: int | None
     copies: int = 0
+    whole: int | None = None
+
+    @property
+    def copies_too_large(self) -> str:
+        """Return in a clause that the copies alone take more than the GPU has; empty if they do not."""
+        if self.memory != 0 or self.whole is None:
+            return ""
+        return (
+            f"copies of a rank's state, for checkpoints and recovery, take {show_bytes(self.copies)}, and the "
+            f"GPU, whose memory is the host's as well, has {show_bytes(self.whole)}"
+        )
 
 
 @dataclass(frozen=True)
@@ -88,6 +102,7 @@ _CARD_GIB = {
     ("MI325X",): 256,
     ("MI300X",): 192,
     ("MI300A",): 128,
+    ("MI250X",): 64,
     ("H200",): 139,
     ("H100", "PCIE"): 80,
     ("H100",): 80,
@@ -109,8 +124,16 @@ def card_of(spec: RunSpec, gib: float | None, device: str, *, on_cpu: bool = Fal
     peak = {"bf16": row.bf16, "fp32": row.fp32}.get(spec.parallel.dtype) if row else None
     peak = spec.metrics.peak_tflops or peak
     gib = gib or (_CARD_GIB.get(row.words) if row else None)
-    copies = _copies(spec) if row is not None and row.words in _SHARED and gib else 0
-    return Card(peak * 1e12 if peak else None, int(gib * 2**30) - copies if gib else None, copies)
+    whole = int(gib * 2**30) if gib else None
+    copies = _copies(spec) if whole and row is not None and row.words in _SHARED else 0
+    memory = None if whole is None else max(0, whole - copies)
+    return Card(peak * 1e12 if peak else None, memory, copies, whole)
+
+
+def shares_memory(spec: RunSpec) -> bool:
+    """Return whether the GPUs of a run, by the profile's name for them, share their memory with the host."""
+    words = set(re.split(r"[\W_]+", (spec.cluster.gpu_family or spec.cluster.gpu_type or "").upper()))
+    return any(words.issuperset(device) for device in _SHARED)
 
 
 def _copies(spec: RunSpec) -> int:
@@ -174,9 +197,17 @@ def _findings(
     findings = list(width_findings(config))
     for index, size in enumerate(phases):
         findings += batch_findings(config, index, size.sequences, size.products)
-    if card.memory is not None:
-        findings += memory_findings(config, memory, card.memory, local=local)
-    return findings
+    return findings + _memory_findings(config, memory, card, local)
+
+
+def _memory_findings(config: TrainConfig, memory: MemoryPlan, card: Card, local: int) -> list[SizeFinding]:
+    """Check that a run and the copies of its state fit; nothing if the memory of the GPUs is not known."""
+    if card.memory is None:
+        return []
+    if card.copies_too_large:
+        line = f"slurm.nodes: {card.copies_too_large}: use more ranks or a smaller model"
+        return [SizeFinding("memory", "slurm.nodes", line)]
+    return list(memory_findings(config, memory, card.memory, local=local))
 
 
 def proposals(
@@ -218,5 +249,4 @@ def _broken_by(spec: RunSpec, model: ModelConfig, card: Card) -> list[SizeFindin
         return findings
     local, ranks = spec.ranks_per_node, spec.world_size
     config = with_least_recompute(changed, ranks, card.memory, on_cpu=False, local=local)
-    memory = plan_memory(config, ranks, on_cpu=False, local=local)
-    return list(memory_findings(config, memory, card.memory, local=local))
+    return _memory_findings(config, plan_memory(config, ranks, on_cpu=False, local=local), card, local)

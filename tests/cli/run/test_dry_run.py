@@ -70,6 +70,10 @@ def test_each_local_rank_has_its_gpu_and_its_nic(shell: Shell) -> None:
     ("sections", "cores"),
     [
         ({"cluster": {"gpu_numa": [0, 0, 1, 1]}}, ["cores of NUMA node 0"] * 2 + ["cores of NUMA node 1"] * 2),
+        (
+            {"cluster": {"gpu_numa": [0, 0, 0, 0], "gpu_family": "mi250x"}},
+            ["cores of the GPU's L3 cache in NUMA node 0"] * 4,
+        ),
         ({"slurm": {"cpu_bind": "cores"}}, ["cores by srun --cpu-bind=cores"] * 4),
         ({"slurm": {"cpu_bind": "none"}}, ["all cores of the step"] * 4),
         ({"parallel": {"device": "cpu"}}, ["all cores of the step"] * 4),

@@ -7,12 +7,14 @@ from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
+import pytest
 import torch
 import torch.distributed as dist
 
 from tests.train.ranks import in_group
 from zslurm.train.assembly import recomputed_by_all
 from zslurm.train.config import ModelConfig, TrainConfig
+from zslurm.train.errors import ConfigError
 from zslurm.train.parallel import world as world_module
 from zslurm.train.parallel.world import World
 from zslurm.train.plan.memory import plan_memory
@@ -63,3 +65,13 @@ def test_a_device_that_shares_the_host_s_memory_has_less_for_the_trainer() -> No
     assert own[0][0] == 0
     assert plan.peak > 0.9 * (memory[0] - plan.staging)  # without the copy for a checkpoint it does not fit
     assert shared[0][0] > 0
+
+
+def test_a_copy_that_takes_more_than_a_shared_memory_is_refused() -> None:
+    properties = SimpleNamespace(total_memory=1 << 20, is_integrated=True)
+    world = World(0, 2, 2, torch.device("cuda", 0), None, None)  # type: ignore[arg-type]
+    with (
+        mock.patch.object(torch.cuda, "get_device_properties", lambda _: properties),
+        pytest.raises(ConfigError, match=r"copy of a rank's state .* has 1.00 MiB: use more ranks"),
+    ):
+        recomputed_by_all(config_of("auto"), world)

@@ -25,22 +25,28 @@ def check_fits(spec: RunSpec) -> list[str]:
     plan = _plan(spec, memory)
     if plan.peak <= (1 - LEFT_FREE) * memory:
         return []
+    if card.copies_too_large:
+        raise ConfigError(f"memory of a rank: {card.copies_too_large}: the run does not fit; {_better(spec)}")
     gpu = f"{spec.cluster.gpu_family or spec.cluster.gpu_type} has {show_bytes(memory)}"
     gpu += f" besides {show_bytes(card.copies)} of copies in the same memory" if card.copies else ""
     need = f"memory of a rank: {show_bytes(plan.peak)} at the peak ({plan.peak_moment}), and each {gpu}"
     if plan.peak <= memory:
         return [f"{need}: little is left for the allocator and the network's library"]
-    better = next(
-        (
-            f"set {changes} ({show_bytes(smaller.peak)})"
-            for changes, smaller_spec in _smaller(spec)
-            if (smaller := _plan(smaller_spec, memory)).peak <= (1 - LEFT_FREE) * memory
-        ),
-        "no smaller batch, recomputation or number of nodes is enough: take a smaller model or a shorter context",
-    )
+    better = _better(spec)
     if _is_estimate(spec):
         return [f"{need}; compiled layers may take less, else {better}"]
     raise ConfigError(f"{need}: the run does not fit; {better}")
+
+
+def _better(spec: RunSpec) -> str:
+    """Return the nearest setting with which the run fits, as advice."""
+    for changes, smaller_spec in _smaller(spec):
+        memory = card_of(smaller_spec, None, "").memory or 0  # copies of the state are smaller on more ranks
+        if (smaller := _plan(smaller_spec, memory)).peak <= (1 - LEFT_FREE) * memory:
+            return f"set {changes} ({show_bytes(smaller.peak)})"
+    return (
+        "no smaller batch, recomputation or number of nodes is enough: take a smaller model or a shorter context"
+    )
 
 
 def check_fits_here(spec: RunSpec) -> list[str]:
