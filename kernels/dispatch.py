@@ -1,34 +1,34 @@
 """Choose which implementation of an operation runs: the frame that every operation of this package is built in.
 
 An operation is a folder. Its `__init__.py` holds one or more `Operation`s, each with a reference in plain torch,
-which is the definition and runs everywhere, and implementations in order of preference. A call
+which is the definition and runs everywhere, and a list of (condition, implementation). A call
 
 1. checks its operands: what is wrong with them is the same ValueError, whichever implementation would run;
    operands of formats, shapes, strides and devices that were right before are not checked again, and what was
    chosen for them is remembered. Whether memory overlaps is asked in every call;
-2. takes the implementation that `use` forces, or else the one that the measured table of this architecture
-   (`table.json` in the folder) has for these sizes, or else, if nothing was measured, the operation's
-   documented rule; if that one does not take the operands, the first in order of preference that does;
+2. takes the implementation that `use` forces, or else the one that the measured table of this architecture has for
+   these sizes, or else the first of the list whose condition holds and that takes the operands, or else the
+   reference;
 3. runs it. One that cannot be imported, built or compiled is left out from then on, with one warning that states
    why, and the next in line runs, the reference at last.
 
-An implementation that waits for the host, or that nothing is known of on the GPUs that it is for, is marked
-`by_name`: only a setting, a measured table or a rule takes it, not the order of preference.
+A condition is about the architecture and the sizes: whether the implementation is preferred there if nothing was
+measured. What the implementation can take at all is in its `supports`, which holds for tables and settings too.
 
 The choice depends on the operands, the architecture, the tables and on what can start. The ranks of a run make the
 same one: they choose by the tables of rank 0 (`choose_by`), and what one of them cannot start is left out by all
 (train/parallel/kernel_agreement.py).
 
-Of a GPU's architecture that was measured on the cluster with `zslurm bench kernels`, the table in the file that
-$ZSLURM_KERNEL_TABLES names (cache.py) holds instead of the one in the folder; one that cannot be read is left out
-with a warning. A CPU has no such table: its choices are fixed, so that runs repeat bit by bit.
+Tables are in the file that $ZSLURM_KERNEL_TABLES names (cache.py), which `zslurm bench kernels` writes for the
+GPUs of a cluster; one that cannot be used is left out with a warning. A CPU has no table: its choices are fixed,
+so that runs repeat bit by bit.
 
-A table is measured by a benchmark and is a list of rules per architecture, of which the first that fits holds:
+A table is a list of rules per architecture, of which the first that fits holds:
 
     {"gfx942": [{"when": {"dtype": "bfloat16", "side": [0, 2047]}, "use": "reference"}, {"use": "triton"}]}
 
-The keys of `when` are those of the operation's `sizes`; a list of two numbers is a range with both ends. If a
-folder has several operations, the file has such a table for each of them, by the name behind the dot.
+The keys of `when` are those of the operation's `sizes`; a list of two numbers is a range with both ends. The file
+has such a table for each folder; if that has several operations, one for each of them, by the name behind the dot.
 """
 
 from __future__ import annotations
@@ -42,7 +42,6 @@ from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache
-from importlib import resources
 from subprocess import SubprocessError
 from typing import Any
 
@@ -73,15 +72,36 @@ class Implementation:
             ImportError or `UnavailableError` before it changes any operand.
         supports: gets the operation's arguments, which are right; returns None, or what of them it does not take,
             as a phrase: "operands on a CPU".
-        by_name: whether only a setting, a measured table or a rule takes it.
         lacks_here: returns what it needs and does not find on this machine, or None; `supports` returns it too.
     """
 
     name: str
     run: Callable[..., Any]
     supports: Callable[..., str | None]
-    by_name: bool = False
     lacks_here: Callable[[], str | None] = lambda: None
+
+
+Condition = Callable[[Arch, Sizes], bool]
+"""Whether an implementation is preferred on an architecture, for these sizes."""
+
+
+def anywhere(arch: Arch, sizes: Sizes) -> bool:
+    """Prefer an implementation on every device that it takes operands of."""
+    return True
+
+
+def on_cpus(arch: Arch, sizes: Sizes) -> bool:
+    """Prefer an implementation on CPUs."""
+    return arch == CPU
+
+
+def on_gpus(arch: Arch, sizes: Sizes) -> bool:
+    """Prefer an implementation on all GPUs."""
+    return arch != CPU
+
+
+Candidates = Sequence[tuple[Condition, Implementation]]
+"""Implementations with the conditions of their preference, the preferred one first."""
 
 
 def everything(*_: Any, **__: Any) -> str | None:
@@ -105,39 +125,30 @@ class Operation:
     Attributes:
         name: the folder, and behind a dot the operation in it if there are several: grouped_gemm.multiply.
         reference: the definition, in plain torch.
-        implementations: the others, in order of preference.
+        candidates: the others, each with the condition of its preference, the preferred one first.
         check: gets the arguments and raises ValueError for those that are wrong for every implementation.
         device: gets the arguments and returns the torch device that they are on.
         sizes: gets the arguments and returns what the table's rules are about.
-        rule: gets the architecture and the sizes; returns the implementation's name if nothing was measured,
-            or None for the order of preference.
         check_memory: gets the arguments and raises ValueError if memory that is written overlaps another operand.
         deciding: how many of the first arguments the checks and the choice depend on; None: all.
     """
 
     name: str
     reference: Callable[..., Any]
-    implementations: Sequence[Implementation]
+    candidates: Candidates
     check: Callable[..., None]
     device: Callable[..., Any]
     sizes: Callable[..., Sizes]
-    rule: Callable[[Arch, Sizes], str | None] = lambda arch, sizes: None
     check_memory: Callable[..., None] = lambda *_, **__: None
     deciding: int | None = None
     _chosen: dict[Hashable, Implementation] = field(default_factory=dict, init=False, repr=False)
     _all: dict[str, Implementation] = field(init=False, repr=False)
-    _names: frozenset[str] = field(init=False, repr=False)
-    _order: list[str] = field(init=False, repr=False)
     _unavailable: dict[str, str] = field(default_factory=dict, init=False, repr=False)
     _warned: set[str] = field(default_factory=set, init=False, repr=False)
 
     def __post_init__(self) -> None:
-        everyone = [Implementation(REFERENCE, self.reference, everything), *self.implementations]
-        self._all = {implementation.name: implementation for implementation in everyone}
-        self._names = frozenset(self._all)
-        self._order = [
-            implementation.name for implementation in self.implementations if not implementation.by_name
-        ]
+        reference = Implementation(REFERENCE, self.reference, everything)
+        self._all = {REFERENCE: reference} | {candidate.name: candidate for _, candidate in self.candidates}
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Check the operands, choose an implementation and run it.
@@ -178,6 +189,11 @@ class Operation:
         """Return the reference and the other implementations."""
         return list(self._all.values())
 
+    @property
+    def implementations(self) -> list[Implementation]:
+        """Return the implementations without the reference."""
+        return self.all()[1:]
+
     def implementation(self, name: str) -> Implementation:
         """Return the reference or another implementation by its name; KeyError if there is none."""
         return self._all[name]
@@ -186,18 +202,22 @@ class Operation:
         """Return the implementation that runs for these operands, which are right."""
         reference = self._all[REFERENCE]
         forced = _forced(self.name)
-        if forced is not None and forced in self._names:  # or it is of another operation of the folder
+        if forced is not None and forced in self._all:  # or it is of another operation of the folder
             return self._able(forced, args, kwargs, warn=True) or reference
         sizes = self.sizes(*args, **kwargs)
         arch = arch_of(self.device(*args, **kwargs))
-        name = self.measured(arch, sizes) or self.rule(arch, sizes)
-        if name == REFERENCE:
+        measured = self.measured(arch, sizes)
+        if measured == REFERENCE:
             return reference
-        for implementation in (name, *self._order) if name else self._order:
-            able = self._able(implementation, args, kwargs)
+        for name in (*([measured] if measured else []), *self.preferred(arch, sizes)):
+            able = self._able(name, args, kwargs)
             if able is not None:
                 return able
         return reference
+
+    def preferred(self, arch: Arch, sizes: Sizes) -> list[str]:
+        """Return the names of the implementations whose conditions hold, the preferred one first."""
+        return [candidate.name for condition, candidate in self.candidates if condition(arch, sizes)]
 
     def _able(self, name: str, args: Any, kwargs: Any, *, warn: bool = False) -> Implementation | None:
         """Return an implementation if it can start and takes these operands."""
@@ -220,14 +240,10 @@ class Operation:
         } | self._unavailable.keys()
 
     def table(self) -> Mapping[str, list[dict[str, Any]]]:
-        """Return what was measured: a list of rules for each architecture; empty if nothing was.
-
-        Raises:
-            ValueError: the table names an implementation that this operation does not have.
-        """
+        """Return what was measured: a list of rules for each architecture; empty if nothing was."""
         if _tables_to_choose_by is not None:
             return _tables_to_choose_by.get(self.name, {})
-        return _table_of(self.name, self._names)
+        return _table_of(self.name, frozenset(self._all))
 
     def leave_out(self, name: str, why: str) -> None:
         """Run without an implementation from now on, with one warning.
@@ -292,11 +308,7 @@ _tables_read = 0
 
 
 def tables() -> dict[str, Table]:
-    """Return the measured tables by operation, as this process reads them.
-
-    Raises:
-        ValueError: a table of the package names an implementation that its operation does not have.
-    """
+    """Return the measured tables by operation, as this process reads them."""
     return {name: operation.table() for name, operation in operations().items()}
 
 
@@ -309,18 +321,15 @@ def choose_by(found: Mapping[str, Table]) -> None:
 
 @cache
 def _table_of(operation: str, implementations: frozenset[str]) -> dict[str, list[dict[str, Any]]]:
-    folder = operation.partition(".")[0]
-    file = resources.files("zslurm.kernels") / folder / "table.json"
-    shipped = _rules_in(json.loads(file.read_text()), operation, implementations) if file.is_file() else {}
-    path = measured_tables()
+    folder, path = operation.partition(".")[0], measured_tables()
     if path is None:
-        return shipped
+        return {}
     try:
         measured = _rules_in(json.loads(path.read_text()).get(folder, {}), operation, implementations)
     except (OSError, ValueError, TypeError, AttributeError) as error:
         _log.warning(f"{path} has no table of {operation} that can be used ({error}): measure again or remove it")
-        return shipped
-    return shipped | {arch: rules for arch, rules in measured.items() if arch != CPU.name}
+        return {}
+    return {arch: rules for arch, rules in measured.items() if arch != CPU.name}
 
 
 def forget_tables() -> None:

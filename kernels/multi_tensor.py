@@ -8,9 +8,8 @@ from typing import Any
 
 from torch import Tensor
 
-from zslurm.kernels.arch import CPU, Arch
 from zslurm.kernels.checks import short
-from zslurm.kernels.dispatch import Implementation, Operation, Sizes, everything
+from zslurm.kernels.dispatch import Implementation, Operation, Sizes, anywhere, everything, on_gpus
 
 
 def operation(
@@ -42,17 +41,11 @@ def operation(
     return Operation(
         name=name,
         reference=getattr(reference, function),
-        implementations=[
-            Implementation("hip", getattr(hip, function), getattr(hip, f"supports_{function}")),
-            Implementation("torch", getattr(by_torch, function), everything),
+        candidates=[
+            (on_gpus, Implementation("hip", getattr(hip, function), getattr(hip, f"supports_{function}"))),
+            (anywhere, Implementation("torch", getattr(by_torch, function), everything)),
         ],
         check=check,
         device=lambda *args, **settings: tensor(*args, **settings).device,
         sizes=all_sizes,
-        rule=_rule,
     )
-
-
-def _rule(arch: Arch, _: Sizes) -> str | None:
-    """Leave a CPU to torch's functions; on a GPU the first implementation that takes the operands runs."""
-    return "torch" if arch == CPU else None

@@ -24,8 +24,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from zslurm.kernels import checks
-from zslurm.kernels.arch import Arch
-from zslurm.kernels.dispatch import REFERENCE, Implementation, Operation, Sizes
+from zslurm.kernels.dispatch import Implementation, Operation, Sizes, everything, on_cpus
 from zslurm.kernels.experts import by_rows, compiled, operands, reference, steps
 from zslurm.kernels.experts.reference import Order
 from zslurm.kernels.experts.steps import activate, activate_backward, combine, gather, weights_backward
@@ -120,10 +119,6 @@ def network(
     return y_TD
 
 
-def _rule(arch: Arch, sizes: Sizes) -> str:
-    return "cpu" if arch.name == "cpu" else REFERENCE
-
-
 def _network_sizes(x_TD: Tensor, weights_TK: Tensor, gate_up_EOD: Tensor, *_: Any) -> Sizes:
     experts, outputs, inputs = gate_up_EOD.shape
     return {
@@ -138,11 +133,10 @@ def _network_sizes(x_TD: Tensor, weights_TK: Tensor, gate_up_EOD: Tensor, *_: An
 _network = Operation(
     name="experts.network",
     reference=steps.network,
-    implementations=[Implementation("cpu", by_rows.network, lambda *_: None)],
+    candidates=[(on_cpus, Implementation("cpu", by_rows.network, everything))],
     check=operands.check_network,
     device=lambda x_TD, *_: x_TD.device,
     sizes=_network_sizes,
-    rule=_rule,
     deciding=6,  # without the sums
 )
 

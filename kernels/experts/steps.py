@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from zslurm.kernels.checks import short
-from zslurm.kernels.dispatch import Operation, Sizes, in_triton
+from zslurm.kernels.dispatch import Operation, Sizes, in_triton, on_gpus
 from zslurm.kernels.experts import operands, reference
 from zslurm.kernels.experts.reference import Order
 from zslurm.kernels.experts.sums import ExpertSums, gradient_or_sum
@@ -27,7 +27,7 @@ def operation(name: str, check: Callable[..., None], sizes: Callable[..., Sizes]
     return Operation(
         name=f"experts.{name}",
         reference=getattr(reference, name),
-        implementations=[in_triton("experts", name, operands.lacks_in_triton)],
+        candidates=[(on_gpus, in_triton("experts", name, operands.lacks_in_triton))],
         check=check,
         device=lambda first, *_: first.device,
         sizes=sizes,

@@ -28,8 +28,8 @@ import torch
 from torch import Tensor
 
 from zslurm.kernels import checks
-from zslurm.kernels.arch import Arch, is_gpu
-from zslurm.kernels.dispatch import Implementation, Operation, Sizes
+from zslurm.kernels.arch import is_gpu
+from zslurm.kernels.dispatch import Candidates, Implementation, Operation, Sizes, on_gpus
 from zslurm.kernels.grouped_gemm import aiter, grouped_mm, reference
 from zslurm.kernels.grouped_gemm.groups import Groups
 
@@ -115,12 +115,14 @@ def _sizes(left: Tensor, right: Tensor, groups: Groups) -> Sizes:
     }
 
 
-def _rule(arch: Arch, sizes: Sizes) -> str:
-    if arch.name == "cpu":
-        return "reference"
-    if arch.is_nvidia:
-        return "torch"
-    return "aiter" if arch.name == aiter.AUTOMATIC and aiter.lacks_here() is None else "triton"
+def _candidates(triton: Implementation, torchs: Implementation, aiters: Implementation) -> Candidates:
+    """Return the implementations, each with the condition of its preference."""
+    return [
+        (lambda arch, sizes: arch.name == aiter.AUTOMATIC, aiters),
+        (lambda arch, sizes: arch.is_nvidia, torchs),
+        (on_gpus, triton),
+        (on_gpus, torchs),
+    ]
 
 
 def _lacks_in_triton(left: Tensor, right: Tensor, groups: Groups) -> str | None:
@@ -154,50 +156,45 @@ def _in_two_passes(name: str) -> Implementation:
     def lacks(left: Tensor, right: Tensor, groups: Groups, total: Tensor, adds: bool) -> str | None:
         return gradient.supports(left, right, groups)
 
-    return Implementation(name, run, lacks, by_name=gradient.by_name, lacks_here=gradient.lacks_here)
+    return Implementation(name, run, lacks, lacks_here=gradient.lacks_here)
 
 
 _multiply = Operation(
     name="grouped_gemm.multiply",
     reference=reference.multiply,
-    implementations=[
+    candidates=_candidates(
         _by_triton("multiply"),
         Implementation("torch", grouped_mm.multiply, grouped_mm.lacks),
-        Implementation("aiter", aiter.multiply, aiter.lacks, by_name=True, lacks_here=aiter.lacks_here),
-    ],
+        Implementation("aiter", aiter.multiply, aiter.lacks, lacks_here=aiter.lacks_here),
+    ),
     check=_check_multiply,
     device=lambda x_NI, weight_EIO, groups: x_NI.device,
     sizes=_sizes,
-    rule=_rule,
 )
 
 _weight_gradient = Operation(
     name="grouped_gemm.weight_gradient",
     reference=reference.weight_gradient,
-    implementations=[
+    candidates=_candidates(
         _by_triton("weight_gradient"),
         Implementation("torch", grouped_mm.weight_gradient, grouped_mm.lacks),
-        Implementation("aiter", aiter.weight_gradient, aiter.lacks, by_name=True, lacks_here=aiter.lacks_here),
-    ],
+        Implementation("aiter", aiter.weight_gradient, aiter.lacks, lacks_here=aiter.lacks_here),
+    ),
     check=_check_weight_gradient,
     device=lambda left_NI, right_NO, groups: left_NI.device,
     sizes=_sizes,
-    rule=_rule,
 )
 
 _add_weight_gradient = Operation(
     name="grouped_gemm.add_weight_gradient",
     reference=reference.add_weight_gradient,
-    implementations=[
-        _by_triton("add_weight_gradient", _lacks_sum_in_triton),
-        _in_two_passes("torch"),
-        _in_two_passes("aiter"),
-    ],
+    candidates=_candidates(
+        _by_triton("add_weight_gradient", _lacks_sum_in_triton), _in_two_passes("torch"), _in_two_passes("aiter")
+    ),
     check=_check_add,
     check_memory=_check_memory,
     device=lambda left_NI, *_, **__: left_NI.device,
     sizes=lambda left_NI, right_NO, groups, *_, **__: _sizes(left_NI, right_NO, groups),
-    rule=_rule,
 )
 
 OPERATIONS = (_multiply, _weight_gradient, _add_weight_gradient)

@@ -25,7 +25,7 @@ from torch import Tensor
 
 from zslurm.kernels import checks
 from zslurm.kernels.arch import is_gpu
-from zslurm.kernels.dispatch import REFERENCE, Implementation, Operation, Sizes, in_triton
+from zslurm.kernels.dispatch import REFERENCE, Implementation, Operation, Sizes, anywhere, in_triton, on_gpus
 from zslurm.kernels.head import by_torch, reference
 
 __all__ = ["OPERATIONS", "add_product", "keeps_narrow", "losses", "product"]
@@ -58,7 +58,7 @@ def _sizes(left_MK: Tensor, right_KN: Tensor, out_MN: Tensor) -> Sizes:
 product = Operation(
     name="head.product",
     reference=reference.product,
-    implementations=[Implementation("torch", by_torch.product, by_torch.lacks)],
+    candidates=[(anywhere, Implementation("torch", by_torch.product, by_torch.lacks))],
     check=_check,
     check_memory=_check_memory,
     device=lambda left_MK, right_KN, out_MN: left_MK.device,
@@ -90,7 +90,7 @@ def _lacks_losses(logits_TV: Tensor, *_: object) -> str | None:
 losses = Operation(
     name="head.losses",
     reference=reference.losses,
-    implementations=[in_triton("head", "losses", _lacks_losses)],
+    candidates=[(on_gpus, in_triton("head", "losses", _lacks_losses))],
     check=_check_losses,
     device=lambda logits_TV, *_: logits_TV.device,
     sizes=lambda logits_TV, targets_T, counted_T, z_weight, dtype: {

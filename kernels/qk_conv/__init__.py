@@ -28,7 +28,7 @@ from torch.autograd.function import once_differentiable
 
 from zslurm.kernels import checks
 from zslurm.kernels.arch import is_gpu
-from zslurm.kernels.dispatch import Operation, Sizes, in_triton
+from zslurm.kernels.dispatch import Operation, Sizes, in_triton, on_gpus
 from zslurm.kernels.qk_conv import reference
 from zslurm.kernels.qk_conv.reference import ConvolutionOperands, Convolutions, JoinedKernel, join, rotate
 
@@ -206,7 +206,9 @@ def _pass(name: str, check: Callable[..., None], before: int) -> Operation:
     return Operation(
         name=f"qk_conv.{name}",
         reference=getattr(reference, name),
-        implementations=[in_triton("qk_conv", name, lambda *args: lacks_in_triton(*args[before : before + 2]))],
+        candidates=[
+            (on_gpus, in_triton("qk_conv", name, lambda *args: lacks_in_triton(*args[before : before + 2])))
+        ],
         check=check,
         device=lambda *args: args[before].device,
         sizes=lambda *args: _sizes(*args[before : before + 2]),

@@ -26,7 +26,7 @@ from torch.autograd.function import once_differentiable
 
 from zslurm.kernels import checks
 from zslurm.kernels.arch import arch_of, is_gpu
-from zslurm.kernels.dispatch import Operation, Sizes, in_triton
+from zslurm.kernels.dispatch import Operation, Sizes, in_triton, on_gpus
 from zslurm.kernels.residual_norm import reference
 from zslurm.kernels.residual_norm.reference import NormOperands
 
@@ -129,7 +129,7 @@ def _pass(name: str, check: Callable[..., None], before: int) -> Operation:
     return Operation(
         name=f"residual_norm.{name}",
         reference=getattr(reference, name),
-        implementations=[in_triton("residual_norm", name, lambda *args: _lacks_in_triton(args[before]))],
+        candidates=[(on_gpus, in_triton("residual_norm", name, lambda *args: _lacks_in_triton(args[before])))],
         check=check,
         device=lambda *args: args[before].device,
         sizes=lambda *args: _sizes(args[before]),

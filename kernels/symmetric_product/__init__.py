@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from zslurm.kernels import checks
-from zslurm.kernels.arch import Arch, arch_of, is_gpu
+from zslurm.kernels.arch import CPU, Arch, arch_of, is_gpu
 from zslurm.kernels.dispatch import Operation, Sizes, in_triton
 from zslurm.kernels.symmetric_product import reference
 
@@ -69,10 +69,9 @@ def _sizes(operand: Tensor, *_: object) -> Sizes:
     return {"dtype": checks.short(operand.dtype), "count": count, "side": side, "length": length, "tiles": tiles}
 
 
-def _rule(arch: Arch, sizes: Sizes) -> str:
-    if arch.name == "cpu":
-        return "reference"
-    return "triton" if sizes["tiles"] >= _FEWEST_TILES * arch.compute_units else "reference"
+def _fills_the_gpu(arch: Arch, sizes: Sizes) -> bool:
+    """Return whether the tiles keep the compute units of a GPU busy."""
+    return arch != CPU and bool(sizes["tiles"] >= _FEWEST_TILES * arch.compute_units)
 
 
 def _lacks_in_triton(operand: Tensor, *others: object) -> str | None:
@@ -88,27 +87,21 @@ def _lacks_in_triton(operand: Tensor, *others: object) -> str | None:
 symmetric_product = Operation(
     name="symmetric_product.product",
     reference=reference.symmetric_product,
-    implementations=[
-        in_triton("symmetric_product", "symmetric_product", _lacks_in_triton),
-    ],
+    candidates=[(_fills_the_gpu, in_triton("symmetric_product", "symmetric_product", _lacks_in_triton))],
     check=_check_product,
     check_memory=_memory_of("symmetric_product"),
     device=lambda x_KSL, out_KSS: x_KSL.device,
     sizes=_sizes,
-    rule=_rule,
 )
 
 symmetric_polynomial = Operation(
     name="symmetric_product.polynomial",
     reference=reference.symmetric_polynomial,
-    implementations=[
-        in_triton("symmetric_product", "symmetric_polynomial", _lacks_in_triton),
-    ],
+    candidates=[(_fills_the_gpu, in_triton("symmetric_product", "symmetric_polynomial", _lacks_in_triton))],
     check=_check_polynomial,
     check_memory=_memory_of("symmetric_polynomial"),
     device=lambda a_KSS, b, c, out_KSS: a_KSS.device,
     sizes=_sizes,
-    rule=_rule,
 )
 
 

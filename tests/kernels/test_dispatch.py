@@ -17,10 +17,14 @@ from torch import Tensor
 
 from zslurm.kernels import checks, dispatch
 from zslurm.kernels.arch import CPU, GFX942, KNOWN, SM_90, Arch, arch_of, meta_tensors_on
+from zslurm.kernels.cache import TABLES_VARIABLE
 from zslurm.kernels.dispatch import (
+    Condition,
     Implementation,
     Operation,
+    Sizes,
     UnavailableError,
+    anywhere,
     choose_by,
     forget_tables,
     operations,
@@ -58,15 +62,14 @@ def check(x: Tensor) -> None:
     checks.dtype_among("double", (torch.float32,), x=x)
 
 
-def double(*recorded: Recorded, rule: Callable[[Arch, Any], str | None] | None = None) -> Operation:
+def double(*recorded: Recorded, when: Condition = anywhere) -> Operation:
     return Operation(
         name="double",
         reference=doubled,
-        implementations=[each.implementation for each in recorded],
+        candidates=[(when, each.implementation) for each in recorded],
         check=check,
         device=lambda x: x.device,
         sizes=lambda x: {"numel": x.numel(), "dtype": checks.short(x.dtype)},
-        **({"rule": rule} if rule else {}),
     )
 
 
@@ -93,7 +96,12 @@ def test_the_first_that_takes_the_operands_runs() -> None:
 def test_a_choice_is_remembered_for_operands_of_one_kind() -> None:
     asked: list[int] = []
     first = Recorded("first")
-    operation = double(first, rule=lambda arch, sizes: asked.append(sizes["numel"]))  # type: ignore[func-returns-value]
+
+    def when(arch: Arch, sizes: Sizes) -> bool:
+        asked.append(sizes["numel"])
+        return True
+
+    operation = double(first, when=when)
     for x in (X, X + 1, torch.zeros(6)[::2], X, X[:2], X.clone().requires_grad_()):
         assert torch.equal(operation(x), x * 2)
     assert asked == [3, 3, 2, 3], "again for other strides, for another shape, and if there is a gradient"
@@ -132,35 +140,59 @@ def test_a_choice_is_made_again_when_what_it_depends_on_changes(force: Callable[
 
 def test_the_device_meta_is_another_architecture_at_other_times() -> None:
     archs: list[str] = []
-    operation = double(rule=lambda arch, sizes: archs.append(arch.name))  # type: ignore[func-returns-value]
+
+    def when(arch: Arch, sizes: Sizes) -> bool:
+        archs.append(arch.name)
+        return True
+
+    operation = double(Recorded("first"), when=when)
     for arch in (GFX942, SM_90):
         with meta_tensors_on(arch):
             operation(torch.empty(3, device="meta"))
     assert archs == ["gfx942", "sm_90"]
 
 
-def test_a_rule_chooses_where_nothing_was_measured() -> None:
-    first, second = Recorded("first"), Recorded("second")
-    operation = double(first, second, rule=lambda arch, sizes: "second" if sizes["numel"] > 2 else "reference")
+def test_the_first_whose_condition_holds_runs_if_nothing_was_measured() -> None:
+    first, second = Recorded("first"), Recorded("second", lacks="numbers")
+    operation = double()
+    operation = replace(
+        operation,
+        candidates=[
+            (lambda arch, sizes: arch == GFX942, second.implementation),
+            (lambda arch, sizes: sizes["numel"] > 2, first.implementation),
+            (anywhere, second.implementation),
+        ],
+    )
     operation(X)
     operation(X[:2])
-    assert (first.calls, second.calls) == (0, 1)
-
-
-def test_a_measured_table_goes_before_the_rule(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "double").mkdir()
-    rules = [{"when": {"dtype": "float32", "numel": [0, 2]}, "use": "reference"}, {"use": "first"}]
-    (tmp_path / "double" / "table.json").write_text(json.dumps({"cpu": rules}))
-    monkeypatch.setattr(dispatch.resources, "files", lambda package: tmp_path)
-    forget_tables()
-    first = Recorded("first")
-    operation = double(first, rule=lambda arch, sizes: "reference")
+    assert (first.calls, second.calls) == (1, 0)
     assert operation.choose(X[:2]).name == "reference"
-    assert operation.choose(X).name == "first"
-    (tmp_path / "double" / "table.json").write_text(json.dumps({"cpu": [{"use": "frist"}]}))
+    assert operation.preferred(GFX942, {"numel": 3}) == ["second", "first", "second"]
+    assert [each.name for each in operation.all()] == ["reference", "second", "first"]
+
+
+def test_a_measured_table_goes_before_the_conditions(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv(TABLES_VARIABLE, str(tmp_path / "tables.json"))
+    rules = [{"when": {"dtype": "float32", "numel": [0, 2]}, "use": "reference"}, {"use": "first"}]
+    operation = double(Recorded("first"), when=lambda arch, sizes: False)
+    x = torch.empty(3, device="meta")
+    (tmp_path / "tables.json").write_text(json.dumps({"double": {"gfx942": rules, "cpu": [{"use": "first"}]}}))
     forget_tables()
-    with pytest.raises(ValueError, match="cpu: double has no implementation frist"):
-        operation(X)
+    with meta_tensors_on(GFX942):
+        assert operation.choose(x[:2]).name == "reference"
+        assert operation.choose(x).name == "first"
+    assert operation.choose(X).name == "reference", "a CPU has no table"
+    with meta_tensors_on(SM_90):
+        assert operation.choose(x).name == "reference", "the table is another GPU's"
+    assert not caplog.messages
+    (tmp_path / "tables.json").write_text(json.dumps({"double": {"gfx942": [{"use": "frist"}]}}))
+    forget_tables()
+    with meta_tensors_on(GFX942):
+        assert operation.choose(x).name == "reference"
+    (message,) = caplog.messages
+    assert "has no table of double that can be used (gfx942: double has no implementation frist)" in message
     forget_tables()
 
 
@@ -246,12 +278,8 @@ def test_a_forced_implementation_runs(
     assert operation.choose(X).name == "first"
 
 
-def test_what_is_taken_by_name_only_needs_a_setting_or_a_table(
-    force: Callable[[Operation], None], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    first = Recorded("first")
-    first.implementation = replace(first.implementation, by_name=True)
-    operation = double(first)
+def test_what_is_never_preferred_needs_a_setting_or_a_table(force: Callable[[Operation], None]) -> None:
+    operation = double(Recorded("first"), when=lambda arch, sizes: False)
     force(operation)
     assert operation.choose(X).name == "reference"
     with using("double", "first"):
@@ -273,27 +301,28 @@ def test_an_operation_without_the_one_that_its_folder_is_forced_to_chooses_by_it
     assert other.choose(X).name == "second"
 
 
-def test_the_tables_of_another_rank_take_the_place_of_the_files(
+def test_the_tables_of_another_rank_take_the_place_of_the_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "double").mkdir()
-    (tmp_path / "double" / "table.json").write_text(json.dumps({"cpu": [{"use": "reference"}]}))
-    monkeypatch.setattr(dispatch.resources, "files", lambda package: tmp_path)
+    (tmp_path / "tables.json").write_text(json.dumps({"double": {"gfx942": [{"use": "reference"}]}}))
+    monkeypatch.setenv(TABLES_VARIABLE, str(tmp_path / "tables.json"))
     dispatch.forget_tables()
-    operation = double(Recorded("first"))
+    operation, x = double(Recorded("first")), torch.empty(3, device="meta")
     monkeypatch.setattr(dispatch, "operations", lambda: {"double": operation})
-    assert dispatch.tables() == {"double": {"cpu": [{"use": "reference"}]}}
-    assert operation.choose(X).name == "reference"
-    try:
-        dispatch.choose_by({"double": {"cpu": [{"use": "first"}]}})
-        assert operation.choose(X).name == "first"
-        dispatch.choose_by({"double": {"cpu": [{"use": "only elsewhere"}]}})
-        assert operation.choose(X).name == "first", "what this rank does not have is no reason to fail"
-        dispatch.choose_by({})
-        assert operation.choose(X).name == "first"
-    finally:
-        dispatch.forget_tables()
-    assert operation.choose(X).name == "reference"
+    assert dispatch.tables() == {"double": {"gfx942": [{"use": "reference"}]}}
+    with meta_tensors_on(GFX942):
+        assert operation.choose(x).name == "reference"
+        try:
+            dispatch.choose_by({"double": {"gfx942": [{"use": "first"}]}})
+            assert operation.choose(x).name == "first"
+            dispatch.choose_by({"double": {"gfx942": [{"use": "only elsewhere"}]}})
+            assert operation.choose(x).name == "first", "what this rank does not have is no reason to fail"
+            dispatch.choose_by({})
+            assert operation.choose(x).name == "first"
+        finally:
+            dispatch.forget_tables()
+        assert operation.choose(x).name == "reference"
+    monkeypatch.delenv(TABLES_VARIABLE)
     dispatch.forget_tables()
 
 

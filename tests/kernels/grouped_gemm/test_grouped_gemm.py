@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from tests.kernels.implementations import implementations
-from zslurm.kernels.arch import CPU, GFX942, SM_90
+from zslurm.kernels.arch import CPU, GFX90A, GFX942, SM_90
 from zslurm.kernels.dispatch import using
 from zslurm.kernels.grouped_gemm import (
     OPERATIONS,
@@ -260,6 +260,11 @@ def test_torchs_operator_takes_what_its_rules_allow(monkeypatch: pytest.MonkeyPa
 
 
 def test_what_was_not_measured_goes_by_the_rule() -> None:
-    assert [MULTIPLY.rule(arch, {}) for arch in (CPU, GFX942, SM_90)] == ["reference", "triton", "torch"]
+    assert [MULTIPLY.preferred(arch, {}) for arch in (CPU, GFX942, GFX90A, SM_90)] == [
+        [],
+        ["aiter", "triton", "torch"],
+        ["triton", "torch"],
+        ["torch", "triton", "torch"],
+    ]
     operands: list[Any] = [torch.randn(4, 8), torch.randn(2, 8, 8), groups_of([2, 2])]
     assert MULTIPLY.choose(*operands).name == "reference"

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from zslurm.kernels.arch import CPU
 from zslurm.kernels.case import TOLERANCE, Call, Case, benchmarks_of, checks_of
-from zslurm.kernels.dispatch import Implementation, Operation, operations
+from zslurm.kernels.dispatch import Implementation, Operation, anywhere, operations
 from zslurm.kernels.harness.comparison import check, check_all, difference
 
 DEVICE = torch.device("cpu")
@@ -26,7 +26,7 @@ def operation(run: Callable[[Tensor], Tensor], lacks: str | None = None) -> Oper
     return Operation(
         name="double",
         reference=doubled,
-        implementations=[Implementation("other", run, lambda x: lacks)],
+        candidates=[(anywhere, Implementation("other", run, lambda x: lacks))],
         check=lambda x: None,
         device=lambda x: x.device,
         sizes=lambda x: {"numel": x.numel()},

@@ -427,7 +427,7 @@ def test_a_pass_that_cannot_start_is_torchs_with_one_warning(caplog: pytest.LogC
         operation.put(replace(triton, run=broken, supports=lambda *_: None))
     try:
         for _ in range(2):
-            assert_close(here("auto", case), case)
+            assert_close(here("triton", case), case)
     finally:
         for operation, triton in zip(both, real, strict=True):
             operation.put(triton)

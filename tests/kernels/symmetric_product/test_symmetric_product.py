@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from tests.kernels.implementations import implementations
-from zslurm.kernels.arch import CPU, GFX942, SM_90, Arch
+from zslurm.kernels.arch import CPU, GFX942, SM_90, Arch, meta_tensors_on
 from zslurm.kernels.symmetric_product import symmetric_polynomial, symmetric_product
 
 pytest.importorskip("triton")
@@ -161,9 +161,10 @@ def test_a_result_over_its_operand_is_refused() -> None:
 
 
 def test_the_size_decides_what_runs() -> None:
-    def chosen(arch: Arch, count: int, side: int) -> str | None:
-        x_KSL = torch.empty(count, side, 2 * side, device="meta")
-        return symmetric_product.rule(arch, symmetric_product.sizes(x_KSL, x_KSL.new_empty(count, side, side)))
+    def chosen(arch: Arch, count: int, side: int) -> str:
+        x_KSL = torch.empty(count, side, 2 * side, dtype=torch.bfloat16, device="meta")
+        with meta_tensors_on(arch):
+            return symmetric_product.choose(x_KSL, x_KSL.new_empty(count, side, side)).name
 
     assert [chosen(GFX942, 1, side) for side in (2048, 3712, 3840)] == ["reference", "reference", "triton"]
     assert [chosen(GFX942, count, 2048) for count in (3, 4, 5)] == ["reference", "triton", "triton"]

@@ -55,12 +55,8 @@ def test_one_rank_alone_reads_its_files(tmp_path: Path) -> None:
 def left_out(group: dist.ProcessGroup) -> list[Any]:
     """Rank 1 finds no compiler, rank 0 alone has a package, and none has another one."""
     rank, grouped = dist.get_rank(group), operations()["grouped_gemm.multiply"]
-    grouped.implementations = [
-        replace(each, lacks_here=lambda name=each.name: None if (rank, name) == (0, "aiter") else "a package")
-        if each.by_name
-        else each
-        for each in grouped.implementations
-    ]
+    package = grouped.implementation("aiter")
+    grouped.put(replace(package, lacks_here=lambda: None if rank == 0 else "a package"))
     leave_out_together(group, CPU)
     at_start = dict(grouped.unavailable)
     if rank == 1:
