@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from zslurm.checkpoint_tools.quantities import show_bytes
 from zslurm.cluster.xgmi import xgmi_costs
@@ -43,7 +43,7 @@ class Card:
     peak: float | None
     memory: int | None
     copies: int = 0
-    whole: int | None = None
+    whole: int | None = field(default=None, compare=False)
 
     @property
     def copies_too_large(self) -> str:
