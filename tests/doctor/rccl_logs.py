@@ -84,6 +84,29 @@ nid005123:41510:41510 [0] NCCL INFO Using network AWS Libfabric
 nid005123:41510:41602 [0] NCCL INFO Channel 00/0 : 0[0] -> 8[0] [send] via NET/AWS Libfabric/0/GDRDMA
 """
 
+# The plugin of LUMI's containers, as the LUMI user guide quotes it, which does not print libfabric's version.
+OLD_PLUGIN = """\
+nid005123:41510:41510 [0] NCCL INFO NET/OFI Using aws-ofi-rccl 1.4.0
+nid005123:41510:41510 [0] NCCL INFO NET/OFI Selected Provider is cxi
+nid005123:41510:41510 [0] NCCL INFO Using network AWS Libfabric
+"""
+
+# A newer plugin, on Slingshot with NCCL, by its newer name.
+NEW_PLUGIN = """\
+x3002c0s31b0n0:33335:33335 [0] NCCL INFO NET/OFI Initializing aws-ofi-nccl 1.19.0
+x3002c0s31b0n0:33335:33335 [0] NCCL INFO NET/OFI Using Libfabric version 2.1
+x3002c0s31b0n0:33335:33335 [0] NCCL INFO NET/OFI Selected provider is cxi, fabric is cxi (found 4 nics)
+x3002c0s31b0n0:33335:33335 [0] NCCL INFO Using network Libfabric
+"""
+
+# A plugin whose libfabric has no provider, on Slingshot with NCCL.
+NO_PROVIDER = """\
+x3002c0s31b0n0:33335:33335 [0] NCCL INFO NET/Plugin: Loaded net plugin AWS Libfabric (v11)
+x3002c0s31b0n0:33335:33335 [0] NCCL INFO NET/OFI Initializing aws-ofi-nccl 1.21.1
+x3002c0s31b0n0:33335:33335 [0] NCCL INFO NET/OFI Using Libfabric version 2.3
+x3002c0s31b0n0:33335:33335 [0] NCCL INFO NET/OFI No eligible providers were found
+"""
+
 # NVIDIA's HPC-X plugin.
 HPCX = """\
 ubuntu:1482:1482 [0] NCCL INFO Plugin Path : /opt/hpcx/nccl_rdma_sharp_plugin/lib/libnccl-net.so

@@ -33,6 +33,17 @@ IONIC = tuple(f"ionic_{index}" for index in range(8))
         (logs.NO_DEVICE, Opened("Socket", trouble=("NET/IB : No device found.",))),
         (logs.LIBFABRIC, Opened("AWS Libfabric", "Libfabric")),
         (logs.SLINGSHOT, Opened("AWS Libfabric", "AWS Libfabric", gpu_direct=True)),
+        (logs.OLD_PLUGIN, Opened("AWS Libfabric", ofi_plugin="aws-ofi-rccl 1.4.0")),
+        (logs.NEW_PLUGIN, Opened("Libfabric", ofi_plugin="aws-ofi-nccl 1.19.0", libfabric="2.1")),
+        (
+            logs.NO_PROVIDER,
+            Opened(
+                plugin="AWS Libfabric",
+                trouble=("NET/OFI No eligible providers were found",),
+                ofi_plugin="aws-ofi-nccl 1.21.1",
+                libfabric="2.3",
+            ),
+        ),
         (logs.HPCX, Opened("IBext_v8", None, ("mlx5_0", "mlx5_1"))),
         ("a line of another program\n", Opened()),
         ("", Opened()),
@@ -90,6 +101,16 @@ H100 = {"gpu_type": "h100", "network": "infiniband", "nics": ["mlx5_0"], "gpu_ni
             LUMI,
             "fail RCCL opened TCP sockets, not AWS's plugin for libfabric (AWS Libfabric) (NET/Plugin",
         ),
+        (
+            logs.OLD_PLUGIN,
+            LUMI,
+            "warn the plugin is aws-ofi-rccl 1.4.0: with libfabric 1.22 and newer its runs hang",
+        ),
+        (
+            logs.NO_PROVIDER,
+            LUMI,
+            "fail RCCL's log does not show which network it opened (NET/OFI No eligible providers were found)",
+        ),
         # InfiniBand and RoCE elsewhere; a plugin is the site's choice.
         (logs.INFINIBAND, H100, ""),
         (logs.HPCX, H100, ""),
@@ -113,6 +134,9 @@ def test_a_network_that_was_asked_for_by_name_is_right_but_for_tcp() -> None:
     cluster = ClusterSection.model_validate(CLUSTER | NEW)
     assert problems(read_log(logs.GENERIC), cluster, {"NCCL_NET": "ib"}) == []
     assert problems(read_log(logs.BUILT_IN), cluster, {"NCCL_NET": "ROCM-IB"}) == []
+    lumi = ClusterSection.model_validate(CLUSTER | LUMI)
+    for name in ("AWS Libfabric", "Libfabric", "OFI"):
+        assert problems(read_log(logs.NEW_PLUGIN), lumi, {"NCCL_NET": name}) == []
     (wrong,) = problems(read_log(logs.GENERIC), cluster, {"NCCL_NET": "IB-CAST"})
     assert wrong.reason == "RCCL opened IB, not NCCL_NET=IB-CAST"
     (tcp,) = problems(read_log(logs.SOCKET), cluster, {"NCCL_NET": "Socket"})

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from zslurm.checkpoint_tools.quantities import counted
-from zslurm.cluster.rccl.rules import PLUGIN, ainic_transport
+from zslurm.cluster.rccl.rules import PLUGIN, ainic_transport, in_range
 from zslurm.config.spec import ClusterSection
 from zslurm.doctor.check import CheckOutcome, failed, warned
 
@@ -21,14 +21,19 @@ _PLUGIN = re.compile(r"^NET/Plugin ?: Loaded net plugin (.+?)(?: \(v\d+\))?\s*$"
 _DEVICES = re.compile(r"^NET/IB ?: Using\s(.*?)(?:; OOB .*)?$")
 _DEVICE = re.compile(r"\[\d+\]([^\s:]+):\d+/(?:RoCE|IB)")
 _CHANNEL = re.compile(r"^Channel \S+ ?: .* via NET/(.+)")
+_OFI_PLUGIN = re.compile(r"^NET/OFI (?:Initializing|Using) (aws-ofi-[nr]ccl [\w.]+)")
+_LIBFABRIC = re.compile(r"^NET/OFI Using Libfabric version ([\d.]+)")
 _AINIC = "AINIC RoCEv2 optimizations enabled"
 _TROUBLE = re.compile(
     r"^(NET/IB ?: No device found|NET/IB ?: No IP interface found|Failed to open libibverbs|"
     r"Failed to initialize NET plugin|NET/Plugin ?: (?:Could not find|Plugin load|No plugin found|Failed to find)|"
-    r"GDRDMA not enabled)"
+    r"NET/OFI No eligible providers|GDRDMA not enabled)"
 )
 # Names of RCCL's transport for AMD's NICs, in the order of its versions.
 _BUILT_IN = ("IB-CAST", "IB-ROCM", "ROCM-IB")
+# Names of AWS's plugin: up to 1.11 the first one, then all, of which it takes the one that NCCL_NET asks for
+# (aws/aws-ofi-nccl#530).
+_LIBFABRIC_NAMES = ("AWS LIBFABRIC", "LIBFABRIC", "OFI")
 
 
 @dataclass(frozen=True)
@@ -42,6 +47,8 @@ class Opened:
         ainic: whether RCCL's own transport for AMD's NICs is on.
         gpu_direct: whether every channel through the network reaches GPU memory; None if there is no channel.
         trouble: lines that show why another network was not opened.
+        ofi_plugin: name and version of the plugin for libfabric, such as `aws-ofi-nccl 1.19.0`.
+        libfabric: its version; None if the plugin does not print it.
     """
 
     network: str | None = None
@@ -50,11 +57,13 @@ class Opened:
     ainic: bool = False
     gpu_direct: bool | None = None
     trouble: tuple[str, ...] = ()
+    ofi_plugin: str | None = None
+    libfabric: str | None = None
 
 
 def read_log(log: str) -> Opened:
     """Read the log of one rank; if a line comes several times, the last one holds."""
-    network = plugin = None
+    network = plugin = ofi_plugin = libfabric = None
     devices: tuple[str, ...] = ()
     ainic, channels = False, []
     trouble: dict[str, None] = {}
@@ -63,6 +72,10 @@ def read_log(log: str) -> Opened:
             network = match[1]
         elif match := _PLUGIN.match(message):
             plugin = match[1]
+        elif match := _OFI_PLUGIN.match(message):
+            ofi_plugin = match[1]
+        elif match := _LIBFABRIC.match(message):
+            libfabric = match[1]
         elif match := _DEVICES.match(message):
             devices = tuple(device for name in _DEVICE.findall(match[1]) for device in name.split("+"))
         elif match := _CHANNEL.match(message):
@@ -71,7 +84,8 @@ def read_log(log: str) -> Opened:
             ainic = True
         elif _TROUBLE.match(message):
             trouble[message] = None
-    return Opened(network, plugin, devices, ainic, all(channels) if channels else None, tuple(trouble))
+    gpu_direct = all(channels) if channels else None
+    return Opened(network, plugin, devices, ainic, gpu_direct, tuple(trouble), ofi_plugin, libfabric)
 
 
 def expected(cluster: ClusterSection, given: Mapping[str, str]) -> str:
@@ -111,14 +125,27 @@ def problems(opened: Opened, cluster: ClusterSection, given: Mapping[str, str]) 
     if opened.gpu_direct is False:
         reason = f"RCCL opened {opened.network} without GPUDirect: messages go through host memory{why}"
         found_problems.append(warned(reason, "see the check peermem"))
+    if (opened.ofi_plugin or "").startswith("aws-ofi-rccl") and _may_be_new(opened.libfabric):
+        reason = (
+            f"the plugin is {opened.ofi_plugin}: with libfabric 1.22 and newer its runs hang, or their weights "
+            "differ between ranks (ROCm/aws-ofi-rccl#16)"
+        )
+        remedy = "take aws-ofi-nccl, as HPE advises, or an older libfabric (`fi_info --version` shows yours)"
+        found_problems.append(warned(reason, remedy))
     return found_problems
+
+
+def _may_be_new(libfabric: str | None) -> bool:
+    return libfabric is None or in_range(libfabric, ">=1.22")
 
 
 def _is_right(opened: Opened, cluster: ClusterSection, given: Mapping[str, str]) -> bool:
     name = (opened.network or "").upper()
     if name == "SOCKET":
         return False
-    if asked := given.get("NCCL_NET", "").upper():
+    if (asked := given.get("NCCL_NET", "").upper()) in _LIBFABRIC_NAMES:
+        return name in _LIBFABRIC_NAMES
+    if asked:
         return name == asked or (asked == "ROCM-IB" and name in _BUILT_IN)
     transport = ainic_transport(cluster)
     if transport == "plugin":
@@ -126,4 +153,4 @@ def _is_right(opened: Opened, cluster: ClusterSection, given: Mapping[str, str])
     if transport == "builtin":
         return name in _BUILT_IN or (name == "IB" and opened.ainic)
     # With another plugin (UCX, libfabric) the site has chosen; without one RDMA is RCCL's own.
-    return name.startswith("IB") or opened.plugin is not None
+    return name.startswith("IB") or (opened.plugin or opened.ofi_plugin) is not None

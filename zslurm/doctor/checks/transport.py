@@ -134,9 +134,19 @@ def _outcome(
     )  # two ranks of a node find the same
     if broken is not None:
         message = (broken.err and broken.message) or f"a rank ended with {broken.code}"
-        late = failed(f"RCCL failed{with_others}: {message}", "see the checks nics, rails and gid-index")
+        trouble = dict.fromkeys(line for rank in opened for line in rank.trouble)
+        why = f" ({'; '.join(trouble)})" if trouble and not outcomes else ""  # else they are in an outcome
+        remedy = "see the checks nics, rails and gid-index"
+        if any("No eligible providers" in line for line in trouble):
+            remedy = (
+                "the plugin's libfabric has no provider for the NICs: `fi_info -p cxi` on the node must list them"
+            )
+        late = failed(f"RCCL failed{with_others}: {message}{why}", remedy)
         return worst([*outcomes, late], "", node_fault=bool(outcomes))
     network = opened[0].network
     direct = ", with GPUDirect" if opened[0].gpu_direct else ""
+    if opened[0].ofi_plugin:
+        direct += f", by {opened[0].ofi_plugin}"
+        direct += f" and libfabric {opened[0].libfabric}" if opened[0].libfabric else ""
     fine = f"RCCL opened {network}{with_others}{direct}: {expected(sources.cluster, given)}"
     return worst(outcomes, fine, must_match={"RCCL's network": network})
