@@ -25,10 +25,9 @@ from torch.autograd.function import once_differentiable
 
 from zslurm.kernels import checks
 from zslurm.kernels.dispatch import Implementation, Operation, Sizes, everything, on_cpus
-from zslurm.kernels.experts import by_rows, compiled, operands, reference, steps
+from zslurm.kernels.experts import by_rows, compiled, reference, steps
 from zslurm.kernels.experts.reference import Order
-from zslurm.kernels.experts.steps import activate, activate_backward, combine, gather, weights_backward
-from zslurm.kernels.experts.sums import ExpertSums, WeightSum
+from zslurm.kernels.experts.steps import ExpertSums, WeightSum
 
 __all__ = ["OPERATIONS", "ExpertSums", "Order", "WeightSum", "choose", "network", "sort"]
 
@@ -40,7 +39,7 @@ def choose(logits_TC: Tensor, bias_C: Tensor, choices: int) -> tuple[Tensor, Ten
             weights_TK, classes_TK, _ = compiled.choose(logits_TC, bias_C, choices)
             return classes_TK, weights_TK
         return reference.choose(logits_TC, bias_C, choices)[:2]
-    operands.check_choose(logits_TC, bias_C, choices)
+    steps.check_choose(logits_TC, bias_C, choices)
     if logits_TC.device.type == "cpu":
         # torch's own autograd does it. The device alone decides: were it whether the kernels can start, a layer
         # whose first run found out that they cannot would keep other tensors when it is recomputed.
@@ -134,7 +133,7 @@ _network = Operation(
     name="experts.network",
     reference=steps.network,
     candidates=[(on_cpus, Implementation("cpu", by_rows.network, everything))],
-    check=operands.check_network,
+    check=steps.check_network,
     device=lambda x_TD, *_: x_TD.device,
     sizes=_network_sizes,
     deciding=6,  # without the sums
@@ -144,10 +143,10 @@ OPERATIONS = (
     steps.choose,
     steps.choose_backward,
     steps.sort,
-    gather,
-    activate,
-    activate_backward,
-    combine,
-    weights_backward,
+    steps.gather,
+    steps.activate,
+    steps.activate_backward,
+    steps.combine,
+    steps.weights_backward,
     _network,
 )

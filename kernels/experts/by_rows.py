@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from zslurm.kernels.experts.reference import Order
-from zslurm.kernels.experts.sums import ExpertSums, gradient_or_sum
+from zslurm.kernels.experts.steps import ExpertSums, gradient_or_sum
 from zslurm.kernels.grouped_gemm import Groups, multiply
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from zslurm.kernels.experts import operands, steps
+from zslurm.kernels.experts import steps
 from zslurm.kernels.experts.reference import Order
 
 _Three = tuple[Tensor, Tensor, Tensor]
@@ -27,7 +27,7 @@ def choose(logits_TC: Tensor, bias_C: Tensor, choices: int) -> _Three:
 
 @choose.register_fake
 def _(logits_TC: Tensor, bias_C: Tensor, choices: int) -> _Three:
-    (tokens, classes), wide = logits_TC.shape, operands.wide(logits_TC.dtype)
+    (tokens, classes), wide = logits_TC.shape, steps.wide(logits_TC.dtype)
     return (
         logits_TC.new_empty(tokens, choices, dtype=wide),
         logits_TC.new_empty(tokens, choices, dtype=torch.int64),
