@@ -16,8 +16,7 @@ Beside the operations:
 
     dispatch            the frame of an operation, and how one of its implementations is chosen
     arch                the architectures that kernels are chosen, compiled and measured for
-    checks              what is wrong with operands, for every implementation; check_lists: with lists of them
-    multi_tensor        operations on lists of tensors: by HIP on GPUs, by torch on CPUs
+    checks              what is wrong with operands, for every implementation
     case                operands that an operation is checked and measured on; cases.py in its folder has them
     harness             build, check and measure all of them: `zslurm dev kernels`
     cache               the user's directories of builds and measured tables

@@ -31,7 +31,7 @@ from zslurm.kernels import checks
 from zslurm.kernels.arch import is_gpu
 from zslurm.kernels.dispatch import Candidates, Implementation, Operation, Sizes, on_gpus
 from zslurm.kernels.grouped_gemm import aiter, grouped_mm, reference
-from zslurm.kernels.grouped_gemm.groups import Groups
+from zslurm.kernels.grouped_gemm.reference import Groups
 
 __all__ = ["OPERATIONS", "Groups", "add_weight_gradient", "multiply", "weight_gradient"]
 

@@ -17,23 +17,22 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import re
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from functools import cache
+from importlib import metadata
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from zslurm.kernels.arch import arch_of
+from zslurm.kernels.checks import short
 from zslurm.kernels.dispatch import UnavailableError
-from zslurm.kernels.grouped_gemm.groups import Groups
-from zslurm.kernels.grouped_gemm.packages import (
-    current_device_of,
-    lacks_operands,
-    lacks_package,
-    row_major,
-    rows_per_group,
-)
+from zslurm.kernels.grouped_gemm.reference import Groups, rows_per_group
 
+_FORMATS = (torch.bfloat16, torch.float16)
 _ARGUMENTS = frozenset({"lhs", "rhs", "group_sizes", "preferred_element_type"})
 PACKAGE, LEAST = "amd-aiter", "0.1.16"
 AUTOMATIC = "gfx942"
@@ -44,7 +43,7 @@ _ARCHITECTURES = ("gfx942", "gfx950")
 
 def lacks_here() -> str | None:
     """Return that the package is missing, too old, or has functions with other arguments; or None."""
-    return lacks_package(PACKAGE, LEAST) or (_lacks_arguments() if torch.version.hip else None)
+    return _lacks_package(PACKAGE, LEAST) or (_lacks_arguments() if torch.version.hip else None)
 
 
 @cache
@@ -64,7 +63,7 @@ def lacks(left: Tensor, right: Tensor, groups: Groups) -> str | None:
     """Return what of these operands AITER does not take, or None."""
     if min(left.shape[-1], right.shape[-1]) < 2:
         return "matrices of one row or column"  # their strides fit several layouts
-    return lacks_operands(left, right, _ARCHITECTURES) or lacks_here()
+    return _lacks_operands(left, right, _ARCHITECTURES) or lacks_here()
 
 
 def multiply(x_NI: Tensor, weight_EIO: Tensor, groups: Groups) -> Tensor:
@@ -78,10 +77,10 @@ def multiply(x_NI: Tensor, weight_EIO: Tensor, groups: Groups) -> Tensor:
     by_columns = weight_EIO.mT
     _, inputs, outputs = weight_EIO.shape
     if inputs == outputs or by_columns.is_contiguous():
-        weight_EIO = row_major(by_columns).mT
+        weight_EIO = _row_major(by_columns).mT
     else:
-        weight_EIO = row_major(weight_EIO)
-    return _call("gmm", row_major(x_NI), weight_EIO, groups)
+        weight_EIO = _row_major(weight_EIO)
+    return _call("gmm", _row_major(x_NI), weight_EIO, groups)
 
 
 def weight_gradient(left_NI: Tensor, right_NO: Tensor, groups: Groups) -> Tensor:
@@ -92,12 +91,12 @@ def weight_gradient(left_NI: Tensor, right_NO: Tensor, groups: Groups) -> Tensor
     """
     if not left_NI.shape[0] or not len(groups.ends_E):
         return left_NI.new_zeros(len(groups.ends_E), left_NI.shape[1], right_NO.shape[1])
-    return _call("ptgmm", row_major(left_NI).T, row_major(right_NO), groups)
+    return _call("ptgmm", _row_major(left_NI).T, _row_major(right_NO), groups)
 
 
 def _call(name: str, left: Tensor, right: Tensor, groups: Groups) -> Tensor:
     function = _function(name)
-    with current_device_of(left):
+    with _current_device_of(left):
         try:
             result: Tensor = function(
                 left, right, rows_per_group(groups.ends_E), preferred_element_type=left.dtype
@@ -113,3 +112,43 @@ def _function(name: str) -> Callable[..., Any]:
     except (AttributeError, RuntimeError) as error:  # of a package that was built for another torch or GPU
         raise UnavailableError(f"AITER cannot be imported: {error}") from error
     return function
+
+
+@cache
+def _lacks_package(distribution: str, least: str) -> str | None:
+    """Return that a package is missing or older than a version, as a phrase behind "does not take", or None."""
+    try:
+        installed = metadata.version(distribution)
+    except metadata.PackageNotFoundError:
+        return f"operands without the package {distribution}, which is not installed"
+    if _numbers(installed) < _numbers(least):
+        return f"operands with {distribution} {installed}: it needs {least} or newer"
+    return None
+
+
+def _lacks_operands(left: Tensor, right: Tensor, known: tuple[str, ...]) -> str | None:
+    """Return what of two operands kernels for 16-bit formats on these architectures do not take, or None."""
+    arch = arch_of(left.device).name
+    if arch not in known:
+        return f"operands on {arch}, only on {', '.join(known)}"
+    return None if left.dtype in _FORMATS else f"{short(left.dtype)} operands"
+
+
+def _row_major(x: Tensor) -> Tensor:
+    """Return x with exactly the strides of a new tensor of its shape: packages compare them as numbers.
+
+    `contiguous` leaves the strides of dimensions of size 1 as they are.
+    """
+    new = torch.empty(x.shape, dtype=x.dtype, device="meta")
+    return x if x.stride() == new.stride() else torch.empty_like(x, memory_format=torch.contiguous_format).copy_(x)
+
+
+def _current_device_of(x: Tensor) -> AbstractContextManager[object]:
+    """Make the GPU of a tensor the current one, on which kernels in Triton are launched."""
+    return torch.cuda.device(x.device) if x.device.type == "cuda" else nullcontext()
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    """Return the leading numbers of a version: (0, 1, 16) of 0.1.16.post1."""
+    match = re.match(r"\d+(\.\d+)*", version)
+    return tuple(map(int, match.group().split("."))) if match else ()

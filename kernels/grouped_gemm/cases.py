@@ -9,7 +9,7 @@ from itertools import accumulate
 import torch
 
 from zslurm.kernels.case import TOLERANCE, Call, Case, drawn
-from zslurm.kernels.grouped_gemm.groups import Groups
+from zslurm.kernels.grouped_gemm.reference import Groups
 
 _EXPERTS, _INPUTS, _OUTPUTS = 16, 2048, 4096  # of zaya1-8b, gate and up together
 _ROWS = (32, 128, 512, 1024, 4096)

@@ -16,8 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from zslurm.kernels.arch import arch_of
-from zslurm.kernels.grouped_gemm.groups import Groups
-from zslurm.kernels.grouped_gemm.packages import rows_per_group
+from zslurm.kernels.grouped_gemm.reference import Groups, rows_per_group
 
 _ALIGNMENT = 16  # bytes; of every stride of grouped_mm's operands
 SWITCH = "ROCM_ALLOW_GROUP_GEMM_CK"

@@ -13,12 +13,17 @@ widened copy of the embedding.
     reference       widens both operands, for any device and format
     torch           `torch.mm(..., out_dtype=torch.float32)`: on GPUs, of AMD from torch 2.10 on
 
-If no table was measured, torch's runs on GPUs that can. One small product per device, multiplied once, decides
-whether it can. `losses` is one kernel in Triton on GPUs, which reads the logits twice and writes the gradient
-once.
+If no table was measured, torch's runs on GPUs that can. torch has it for NVIDIA's GPUs from 2.8 on. For AMD's it
+has the argument as early, but refuses it when it is called until 2.10 (pytorch/pytorch#161540 and #162600), as
+some builds of 2.9 do: so one small product per device, multiplied once, decides whether it can.
+
+`losses` is one kernel in Triton on GPUs, which reads the logits twice and writes the gradient once.
 """
 
 from __future__ import annotations
+
+import logging
+from functools import cache
 
 import torch
 from torch import Tensor
@@ -26,13 +31,43 @@ from torch import Tensor
 from zslurm.kernels import checks
 from zslurm.kernels.arch import is_gpu
 from zslurm.kernels.dispatch import REFERENCE, Implementation, Operation, Sizes, anywhere, in_triton, on_gpus
-from zslurm.kernels.head import by_torch, reference
+from zslurm.kernels.head import reference
 
 __all__ = ["OPERATIONS", "add_product", "keeps_narrow", "losses", "product"]
 
+_log = logging.getLogger(__name__)
 _FORMATS = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
 PIECE_ELEMENTS = 1 << 26
 """Elements of a sum that `add_product` makes in addition to the total at one time: 256 MiB."""
+
+
+def by_torch(left_MK: Tensor, right_KN: Tensor, out_MN: Tensor) -> None:
+    """Write left right, summed and stored in fp32."""
+    torch.mm(left_MK, right_KN, out_dtype=torch.float32, out=out_MN)
+
+
+def _lacks(left_MK: Tensor, right_KN: Tensor, out_MN: Tensor) -> str | None:
+    """Return what of these operands torch does not take, or None."""
+    if not is_gpu(left_MK.device):
+        return f"operands on {left_MK.device.type}"
+    if left_MK.dtype not in (torch.bfloat16, torch.float16):
+        return f"{str(left_MK.dtype).removeprefix('torch.')} operands"
+    return None if works_on(left_MK.device) else "operands on this GPU, which torch multiplies to 16 bits alone"
+
+
+@cache
+def works_on(device: torch.device) -> bool:
+    """Return whether torch makes such products on a device; if not, log a warning, once."""
+    ones = torch.ones(16, 16, dtype=torch.bfloat16, device=device)
+    try:
+        by_torch(ones, ones, torch.empty(16, 16, device=device))
+    except (RuntimeError, TypeError) as error:  # refused by the operator, or an argument that this torch lacks
+        if isinstance(error, torch.OutOfMemoryError | torch.AcceleratorError):
+            raise  # not refused: the device has no memory left, or reports a fault
+        cause = str(error).strip().splitlines()[0]
+        _log.warning("head.product widens its operands to fp32 on %s, which is slow (%s)", device, cause)
+        return False
+    return True
 
 
 def _check(left_MK: Tensor, right_KN: Tensor, out_MN: Tensor) -> None:
@@ -58,7 +93,7 @@ def _sizes(left_MK: Tensor, right_KN: Tensor, out_MN: Tensor) -> Sizes:
 product = Operation(
     name="head.product",
     reference=reference.product,
-    candidates=[(anywhere, Implementation("torch", by_torch.product, by_torch.lacks))],
+    candidates=[(anywhere, Implementation("torch", by_torch, _lacks))],
     check=_check,
     check_memory=_check_memory,
     device=lambda left_MK, right_KN, out_MN: left_MK.device,

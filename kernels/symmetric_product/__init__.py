@@ -4,7 +4,9 @@
     symmetric_polynomial(a_KSS, b, c, out_KSS)      B = b A + c A A; A must be symmetric, which is not checked
 
 X may have any strides, so for X^T X pass the transposed view. The result has the operands' format; sums are fp32
-at least. The library's batched product is the reference. Triton's tiles on a GPU save half of the FLOPs, and their
+at least. These are two of the three products of a Newton-Schulz step (Keller Jordan,
+kellerjordan.github.io/posts/muon). The library's batched product is the reference: it takes no advantage of the
+symmetry, and its result is symmetric up to rounding. Triton's tiles on a GPU save half of the FLOPs, and their
 result is exactly symmetric.
 
 If no table was measured for a GPU, Triton's tiles are taken if there are at least 1.5 for each compute unit, in
@@ -25,12 +27,21 @@ from torch import Tensor
 from zslurm.kernels import checks
 from zslurm.kernels.arch import CPU, Arch, arch_of, is_gpu
 from zslurm.kernels.dispatch import Operation, Sizes, in_triton
-from zslurm.kernels.symmetric_product import reference
 
 _FORMATS = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
 _TILE = 128
 _FEWEST_TILES = 1.5
 """For each compute unit."""
+
+
+def _product_by_library(x_KSL: Tensor, out_KSS: Tensor) -> None:
+    """Write X X^T of each matrix, by the library."""
+    torch.bmm(x_KSL, x_KSL.mT, out=out_KSS)
+
+
+def _polynomial_by_library(a_KSS: Tensor, b: float, c: float, out_KSS: Tensor) -> None:
+    """Write b A + c A A of each symmetric matrix, by the library."""
+    torch.baddbmm(a_KSS, a_KSS, a_KSS, beta=b, alpha=c, out=out_KSS)
 
 
 def _check_product(x_KSL: Tensor, out_KSS: Tensor) -> None:
@@ -86,7 +97,7 @@ def _lacks_in_triton(operand: Tensor, *others: object) -> str | None:
 
 symmetric_product = Operation(
     name="symmetric_product.product",
-    reference=reference.symmetric_product,
+    reference=_product_by_library,
     candidates=[(_fills_the_gpu, in_triton("symmetric_product", "symmetric_product", _lacks_in_triton))],
     check=_check_product,
     check_memory=_memory_of("symmetric_product"),
@@ -96,7 +107,7 @@ symmetric_product = Operation(
 
 symmetric_polynomial = Operation(
     name="symmetric_product.polynomial",
-    reference=reference.symmetric_polynomial,
+    reference=_polynomial_by_library,
     candidates=[(_fills_the_gpu, in_triton("symmetric_product", "symmetric_polynomial", _lacks_in_triton))],
     check=_check_polynomial,
     check_memory=_memory_of("symmetric_polynomial"),

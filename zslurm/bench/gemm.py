@@ -34,7 +34,7 @@ from zslurm.bench.result import MeasuredMachine, Skipped
 from zslurm.bench.run.local import rates_of_all, time_alone
 from zslurm.checkpoint_tools.quantities import show_bytes
 from zslurm.kernels import grouped_gemm, head
-from zslurm.kernels.grouped_gemm.groups import Groups
+from zslurm.kernels.grouped_gemm import Groups
 from zslurm.train.model.attention_backends.sdpa import attend
 from zslurm.train.optim.newton_schulz import coefficient_schedule, orthogonalise_
 from zslurm.train.parallel.world import DTYPES

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from zslurm.kernels.arch import CPU, GFX942, SM_90, Arch
 from zslurm.kernels.dispatch import choose_by, forget_tables, using
-from zslurm.kernels.grouped_gemm import OPERATIONS, Groups, aiter, chosen_for, grouped_mm, multiply, packages
+from zslurm.kernels.grouped_gemm import OPERATIONS, Groups, aiter, chosen_for, grouped_mm, multiply
 from zslurm.kernels.grouped_gemm import weight_gradient as gradient_of
 
 MULTIPLY, WEIGHT_GRADIENT, _ = OPERATIONS
@@ -105,7 +105,7 @@ class Aiter(ModuleType):
 
 
 def on(arch: Arch, monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (packages, grouped_mm):
+    for module in (aiter, grouped_mm):
         monkeypatch.setattr(module, "arch_of", lambda device: arch)
 
 
@@ -115,8 +115,8 @@ def installed(monkeypatch: pytest.MonkeyPatch, **versions: str) -> None:
             raise metadata.PackageNotFoundError(name)
         return versions[name.replace("-", "_")]
 
-    monkeypatch.setattr(packages.metadata, "version", version)
-    packages.lacks_package.cache_clear()
+    monkeypatch.setattr(aiter.metadata, "version", version)
+    aiter._lacks_package.cache_clear()
 
 
 @pytest.fixture(autouse=True)
@@ -126,7 +126,7 @@ def gfx942(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     installed(monkeypatch, amd_aiter="0.1.20.post1")
     yield
     forget_tables()
-    packages.lacks_package.cache_clear()
+    aiter._lacks_package.cache_clear()
     aiter._lacks_arguments.cache_clear()
     for operation in OPERATIONS[:2]:
         operation.try_again()

@@ -15,7 +15,7 @@ from benchmarks.memory import peak_bytes
 from tests.kernels.implementations import implementations
 from zslurm.kernels import head
 from zslurm.kernels.dispatch import Implementation, everything
-from zslurm.kernels.head import add_product, by_torch, keeps_narrow, product
+from zslurm.kernels.head import add_product, keeps_narrow, product
 from zslurm.train.model import head as model_head
 
 RUNS = implementations(product)
@@ -96,11 +96,11 @@ def test_a_torch_that_refuses_is_found_out_once(
     def refuse(*_: Tensor) -> None:
         raise RuntimeError("gemm input type at::BFloat16 and output type float is not supported for ROCm\nat x")
 
-    monkeypatch.setattr(by_torch, "product", refuse)
-    by_torch.works_on.cache_clear()
+    monkeypatch.setattr(head, "by_torch", refuse)
+    head.works_on.cache_clear()
     with caplog.at_level(logging.WARNING):
-        assert [by_torch.works_on(torch.device("cpu")) for _ in range(2)] == [False, False]
-    by_torch.works_on.cache_clear()
+        assert [head.works_on(torch.device("cpu")) for _ in range(2)] == [False, False]
+    head.works_on.cache_clear()
     assert len(caplog.messages) == 1
     assert "head.product widens its operands to fp32 on cpu, which is slow (gemm input type" in caplog.messages[0]
 
@@ -108,7 +108,7 @@ def test_a_torch_that_refuses_is_found_out_once(
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
 def test_torch_on_this_gpu_has_the_product() -> None:
-    assert by_torch.works_on(torch.device("cuda", 0))
+    assert head.works_on(torch.device("cuda", 0))
 
 
 @pytest.fixture
