@@ -11,8 +11,9 @@
                     written; the optimizer's state, weights and gradients are read and written once a step; and
                     Muon's Newton-Schulz steps on the rank with most of them, in the time that was measured for
                     matrices of their shape and format, else as fast as all measured products together
-    checks          with integrity.every_steps: K, a microbatch more in every K-th step, in which gradients are
-                    read three times and weights twice; in every step masters and moments are read twice
+    checks          with integrity.every_steps: K, in every K-th step a microbatch more, one more reduction of the
+                    gradients, under which nothing is computed, and gradients read three times, weights twice; in
+                    every step masters and moments are read twice
 
 Times add up: only communication overlaps with anything else. Waiting for data, evaluation and saves are left
 out; so is the start of kernels if parts were not measured. Nothing of this was measured on an MI300X.
@@ -107,7 +108,7 @@ def step_time(
         operations=operations * microbatches,
         communication=exposed,
         optimizer=optimizer,
-        checks=_checks_s(config, memory, rates, dense + attention + operations),
+        checks=_checks_s(config, memory, traffic, rates, dense + attention + operations),
     )
 
 
@@ -141,8 +142,10 @@ def _newton_schulz_s(config: TrainConfig, memory: MemoryPlan, rates: Rates, tflo
     return seconds / memory.ranks * uneven
 
 
-def _checks_s(config: TrainConfig, memory: MemoryPlan, rates: Rates, microbatch_s: float) -> float:
-    """Return the seconds of a step that `integrity` takes: a microbatch in every K-th, and what is read."""
+def _checks_s(
+    config: TrainConfig, memory: MemoryPlan, traffic: StepTraffic, rates: Rates, microbatch_s: float
+) -> float:
+    """Return the seconds of a step that `integrity` takes: a K-th of what a checked step does, and each step's."""
     every = config.integrity.every_steps
     if not every:
         return 0.0
@@ -150,7 +153,8 @@ def _checks_s(config: TrainConfig, memory: MemoryPlan, rates: Rates, microbatch_
     kept = sum(memory.resident.get(name, 0) for name in ("master weights", "optimizer state"))
     read = 3 * ITEMSIZE[config.parallel.gradient_dtype] + 2 * ITEMSIZE[config.parallel.dtype]
     moved = 2 * kept + elements * read / every
-    return microbatch_s / every + moved / (rates.memory_gb_s or math.inf) / _GIGA
+    reduction = traffic.reduce_scatter.seconds + traffic.to_owners.seconds if memory.ranks > 1 else 0.0
+    return (microbatch_s + reduction) / every + moved / (rates.memory_gb_s or math.inf) / _GIGA
 
 
 def _optimizer_bytes(config: TrainConfig, memory: MemoryPlan, microbatches: float) -> float:

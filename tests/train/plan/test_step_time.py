@@ -82,6 +82,19 @@ def test_checks_take_a_microbatch_in_every_kth_step_and_read_the_state_in_each()
     assert often.seconds == pytest.approx(plain.seconds + often.checks)
 
 
+def test_a_checked_step_of_several_ranks_reduces_its_gradients_once_more() -> None:
+    def in_a_checked_step(ranks: int) -> float:
+        often, rarely = (times(Rates(None, on_cpu=False), ranks, checked_every=every) for every in (1, 1000))
+        assert often is not None
+        assert rarely is not None
+        return (often.checks - rarely.checks) / (1 - 1 / 1000)
+
+    traffic = step_traffic(config(), RankGroup.of(64, 8, "flat"))
+    reduction = traffic.reduce_scatter.seconds + traffic.to_owners.seconds
+    assert reduction > 0
+    assert in_a_checked_step(64) - in_a_checked_step(1) == pytest.approx(reduction)
+
+
 def test_several_ranks_wait_for_communication_and_update_less() -> None:
     alone, many = times(Rates(None, on_cpu=False)), times(Rates(None, on_cpu=False), ranks=64)
     assert alone is not None
