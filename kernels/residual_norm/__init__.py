@@ -102,6 +102,7 @@ def _check(eps: float, centered: bool, *tensors: Any) -> None:
         elif key != "hidden":
             checks.shape(name, key, operand, (shape[-1],), "D")
     checks.dtype_among(name, _FORMATS, **by_name)
+    checks.one_dtype(name, **{key: operand for key, operand in by_name.items() if operand.dim() == 1})
     if torch.float64 in {operand.dtype for operand in by_name.values()}:
         checks.one_dtype(name, **by_name)  # what is computed in fp64 is in fp64 throughout
     checks.one_device(name, **by_name)

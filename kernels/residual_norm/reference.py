@@ -37,7 +37,7 @@ class NormOperands(NamedTuple):
         residual: of the shape of hidden, or None for no residual stream.
         residual_scale: [D]; there is one exactly if there is a residual stream.
         residual_bias: [D] likewise.
-        weight: [D]; its format is that of the normalised result.
+        weight: [D]; its format is that of the normalised result, and of all vectors.
         bias: [D], added behind the weight, or None.
     """
 

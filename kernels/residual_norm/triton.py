@@ -13,7 +13,7 @@ The grid is persistent: no more workgroups than keep the card's compute units bu
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import partial
 from typing import NamedTuple
 
@@ -78,14 +78,18 @@ def configuration(
     return NormConfiguration(NormShape(tile_rows, columns, hoisted, whole, centered), warps, programs)
 
 
-def _for_kernels(operands: NormOperands) -> NormOperands:
+def _for_kernels(tensors: Iterable[Tensor | None]) -> NormOperands:
     """Return the operands as kernels take them: without gaps between their elements."""
-    return NormOperands(*(None if operand is None else operand.contiguous() for operand in operands))  # type: ignore[arg-type]
+    return NormOperands(*(None if tensor is None else _packed(tensor) for tensor in tensors))  # type: ignore[arg-type]
+
+
+def _packed(tensor: Tensor) -> Tensor:
+    return tensor if tensor.is_contiguous() else tensor.contiguous()
 
 
 def forward(eps: float, centered: bool, *tensors: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
     """Return x, t and the statistics of each row, as the reference does."""
-    operands = _for_kernels(NormOperands(*tensors))  # type: ignore[arg-type]
+    operands = _for_kernels(tensors)
     hidden, width = operands.hidden, operands.hidden.shape[-1]
     rows = hidden.numel() // width
     x = torch.empty_like(hidden, dtype=operands.weight.dtype)
@@ -93,8 +97,8 @@ def forward(eps: float, centered: bool, *tensors: Tensor | None) -> tuple[Tensor
     statistics_KR = hidden.new_empty((2 if centered else 1, rows), dtype=torch.float32)
     if rows:
         shape, num_warps, programs = configuration(arch_of(hidden.device), rows, width, centered=centered)
-        results = x, joined, statistics_KR
-        launch(_forward, programs, hidden, operands, *results, rows, width, eps, SHAPE=shape, num_warps=num_warps)
+        arguments = operands, x, joined, statistics_KR, rows, width, eps
+        launch(_forward_rows, programs, hidden, *arguments, SHAPE=shape, num_warps=num_warps)
     return x, joined, statistics_KR
 
 
@@ -102,7 +106,7 @@ def backward(
     grad_x: Tensor, grad_joined: Tensor, joined: Tensor, statistics: Tensor, *tensors: Tensor | None
 ) -> Gradients:
     """Return the gradients of the operands, as the reference does."""
-    operands = _for_kernels(NormOperands(*tensors))  # type: ignore[arg-type]
+    operands = _for_kernels(tensors)
     hidden, residual, width = operands.hidden, operands.residual, operands.hidden.shape[-1]
     rows = hidden.numel() // width
     arch, centered = arch_of(hidden.device), len(statistics) == 2
@@ -112,15 +116,14 @@ def backward(
     grad_hidden = torch.empty_like(hidden)
     grad_residual = None if residual is None else torch.empty_like(residual)
     if rows:
-        grads = grad_x.contiguous(), grad_joined.contiguous(), statistics
+        grads = _packed(grad_x), _packed(grad_joined), statistics
         results = grad_hidden, grad_residual, sums_KPD
-        launch(
-            _backward, programs, hidden, operands, *grads, *results, rows, width, SHAPE=shape, num_warps=num_warps
-        )
-    sums = iter(sums_KPD.sum(dim=1))
+        options = {"SHAPE": shape, "num_warps": num_warps}
+        launch(_backward_rows, programs, hidden, operands, *grads, *results, rows, width, **options)
+    sums = iter(sums_KPD.sum(dim=1).to(operands.weight.dtype).unbind())
     streams = {"hidden": grad_hidden, "residual": grad_residual}
     return tuple(
-        streams[name] if name in streams else None if operand is None else next(sums).to(operand.dtype)
+        streams[name] if name in streams else None if operand is None else next(sums)
         for name, operand in operands._asdict().items()
     )
 
@@ -162,7 +165,7 @@ def _store(pointer, offsets, inside, values):
 
 
 @triton.jit(do_not_specialize=["rows", "eps"])
-def _forward(given, x, joined, statistics, rows, width, eps, SHAPE: tl.constexpr):
+def _forward_rows(given, x, joined, statistics, rows, width, eps, SHAPE: tl.constexpr):
     """Join and normalise tiles of whole rows."""
     column = tl.arange(0, SHAPE.COLUMNS)[None, :]
     is_column = (column < width) | SHAPE.WHOLE
@@ -196,7 +199,7 @@ def _forward(given, x, joined, statistics, rows, width, eps, SHAPE: tl.constexpr
 
 
 @triton.jit(do_not_specialize=["rows"])
-def _backward(
+def _backward_rows(
     given, grads, grads_joined, statistics, hidden_out, residual_out, sums, rows, width, SHAPE: tl.constexpr
 ):
     """Write the gradients of both streams, and add up those of the vectors over all tiles of this workgroup."""
