@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from typing import get_args
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from zslurm.aegis.types import WorkLeft
-from zslurm.config.aegis import AegisSection
+from zslurm.config.aegis import AegisSection, Heal
 from zslurm.plan.failures import PRESETS, FailureRates, GivenFaults, Kind, RandomFaults
 from zslurm.plan.simulate import Scenario, SimulatedOutcome, simulate
 from zslurm.plan.study import Study
@@ -82,13 +83,54 @@ def test_a_lost_node_takes_a_spare_then_the_queue_which_gives_spares_again() -> 
 
 
 def test_fewer_nodes_where_they_cost_less_than_the_wait() -> None:
-    scenario = replace(TEN, min_nodes=3, wait_s=500.0, work=WorkLeft(12, 1, 1))
+    scenario = replace(TEN, aegis=AegisSection(min_nodes=3), wait_s=500.0, work=WorkLeft(12, 1, 1))
     out = with_faults(scenario, (100.0, "node"))
     assert out.actions == {"shrink": 1, "restart": 1}
     assert out.parts_s["fewer nodes"] == pytest.approx(100 * 10 / 3, rel=0.05)
     assert with_faults(replace(scenario, wait_s=100.0), (100.0, "node")).actions == {"requeue": 1, "restart": 1}
     even = replace(scenario, slowdown=lambda nodes: 1.0, wait_s=0.0, work=WorkLeft(2, 1, 1))
     assert with_faults(even, (100.0, "node")).parts_s["fewer nodes"] == 0
+
+
+def test_ranks_continue_in_memory_on_fewer_nodes_until_a_helper_job_has_brought_one() -> None:
+    """They lose half a step, and then train on three of four nodes for 60 steps, which takes as long as 80."""
+    heals = AegisSection(heal="helper")
+    scenario = replace(TEN, steps=200, stall_s=0.0, regroup_s=3.0, wait_s=740.0, helpers=True, aegis=heals)
+    out = with_faults(scenario, (60 + 105.0, "node"))
+    assert out.actions == {"memory": 1, "shrink": 1, "helper": 1}
+    assert out.parts_s["fewer nodes"] == pytest.approx(60 * 10 / 3, abs=10 / 3)
+    assert out.parts_s["recovery in memory"] == pytest.approx(2 * 3.0)
+    assert out.parts_s["lost steps"] == pytest.approx(5.0)
+    never = with_faults(replace(scenario, helpers=False), (60 + 105.0, "node"))
+    assert never.actions == {"memory": 1, "shrink": 1}
+    assert never.wall_s == pytest.approx(out.wall_s - 3.0 + 130 * 10 / 3, abs=10.0)
+
+
+def test_a_restart_leaves_out_nodes_of_helper_jobs_until_their_ranks_join_again() -> None:
+    heals = AegisSection(heal="helper")
+    scenario = replace(TEN, steps=200, regroup_s=3.0, wait_s=100.0, helpers=True, aegis=heals)
+    out = with_faults(scenario, (100.0, "node"), (800.0, "restart"))
+    assert out.actions == {"memory": 1, "shrink": 2, "helper": 2, "restart": 1}
+
+
+def test_a_helper_job_waits_for_a_repair_where_the_cluster_has_no_other_node() -> None:
+    heals = AegisSection(heal="helper")
+    in_memory = replace(TEN, steps=400, stall_s=0.0, regroup_s=3.0, helpers=True, aegis=heals)
+    scenario = replace(in_memory, wait_s=100.0, repair_s=2000.0)
+    with_another, without = (
+        with_faults(replace(scenario, cluster_nodes=nodes), (100.0, "node")).parts_s["fewer nodes"]
+        for nodes in (5, 4)
+    )
+    assert with_another == pytest.approx((100 + 60) / 4, abs=5)
+    assert without == pytest.approx((2000 * math.log(2) + 60) / 4, abs=10)
+
+
+def test_a_lost_batch_node_requeues_the_job_whatever_spares_it_has() -> None:
+    scenario = replace(TEN, spares=2, wait_s=500.0, batch_lost_s=20.0, regroup_s=3.0)
+    out = simulate(scenario, GivenFaults([(100.0, "node")], [0.2]))
+    assert out.actions == {"requeue": 1, "restart": 1}
+    assert out.parts_s["queue"] == 500.0
+    assert out.parts_s["detection"] == 20.0
 
 
 def test_a_cluster_of_its_own_waits_for_the_repair() -> None:
@@ -138,12 +180,20 @@ def test_aegis_decides_by_the_settings_of_the_run() -> None:
 
 
 @pytest.mark.parametrize(
-    "aegis", [UNLIMITED, AegisSection(max_excluded=2), AegisSection(retries=1)], ids=["1", "2", "3"]
+    "aegis",
+    [
+        UNLIMITED.model_copy(update={"min_nodes": 3}),
+        AegisSection(max_excluded=2, min_nodes=3),
+        AegisSection(retries=1, min_nodes=3),
+        AegisSection(heal="helper"),
+    ],
+    ids=["1", "2", "3", "4"],
 )
 def test_runs_that_share_decisions_end_as_they_would_alone(aegis: AegisSection) -> None:
     scenario = replace(
-        TEN, steps=2000, spares=1, min_nodes=3, wait_s=300.0, limit_s=9000.0, work=WorkLeft(12, 1, 1), aegis=aegis
-    )
+        TEN, steps=2000, spares=1, wait_s=300.0, limit_s=9000.0, work=WorkLeft(12, 1, 1), aegis=aegis,
+        regroup_s=3.0 if aegis.heal == "helper" else None, helpers=aegis.heal == "helper",
+    )  # fmt: skip
     rates = FailureRates((0.05, 0.05, 0.02, 0.01), "test")
     alone = [simulate(scenario, RandomFaults(rates, 8, seed)) for seed in range(20)]
     assert Study(rates, 8).outcomes(scenario, 20) == alone
@@ -188,6 +238,7 @@ def test_the_advised_interval_is_as_good_as_dalys_within_two_percent() -> None:
     st.sampled_from([None, 1.0]),
     st.integers(0, 2),
     st.sampled_from([None, 2]),
+    st.sampled_from(get_args(Heal)),
     st.sampled_from([None, 4000.0]),
     st.integers(0, 100),
 )
@@ -200,13 +251,15 @@ def test_the_parts_sum_to_the_time_and_the_kept_steps_to_the_work(
     regroup: float | None,
     spares: int,
     fewest: int | None,
+    heal: Heal,
     limit: float | None,
     seed: int,
 ) -> None:
     scenario = Scenario(
         steps=steps, step_s=step_s, nodes=4, spares=spares, every=every, stall_s=stall, write_s=write,
         detect_s={"hang": 100.0, "node": 3.0}, restart_s=60.0, regroup_s=regroup, copy_every=3, copy_s=2.0,
-        wait_s=600.0, repair_s=7200.0, cluster_nodes=4 + spares, min_nodes=fewest, limit_s=limit,
+        wait_s=600.0, repair_s=7200.0, cluster_nodes=4 + spares, limit_s=limit, helpers=heal in ("helper", "auto"),
+        aegis=AegisSection(min_nodes=fewest, heal=heal), work=WorkLeft(12, 1, 1),
     )  # fmt: skip
     rates = FailureRates((0.02, 0.01, 0.01, 0.005), "test")
     out = simulate(scenario, RandomFaults(rates, 8, seed))

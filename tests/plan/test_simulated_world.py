@@ -1,114 +1,99 @@
 """The plan of a run against the simulated world of Aegis: the same faults cost the same, by the same decisions.
 
-The plan has no nodes, agents and messages: what a fault costs is a number there, and the world shows it. It leaves
-out two things: a lost batch node, after which Slurm requeues the job though there are spares, and a dead node
-without a spare that ranks continue without in memory (`aegis.min_nodes`).
+The plan has no nodes, agents and messages: what a fault costs is a number there, and the world shows it.
 """
 
 from __future__ import annotations
 
 import random
-from collections import Counter
-from dataclasses import dataclass
+from dataclasses import replace
 
 import pytest
 
 from tests.aegis.simulation.schedules import SETTINGS
-from zslurm.aegis.simulation.quiet import pass_quietly
-from zslurm.aegis.simulation.run import Run
-from zslurm.aegis.simulation.run_record import REQUEUE_S
-from zslurm.aegis.simulation.world import (
-    PEERS_NOTICE_S,
-    SAVE_EVERY,
-    SAVE_S,
-    SETUP_S,
-    STEP_S,
-    Happening,
-    What,
-    World,
-)
-from zslurm.plan.failures import GivenFaults, Kind, SampledFault
-from zslurm.plan.simulate import Scenario, simulate
+from zslurm.config.aegis import AegisSection, Heal
+from zslurm.plan.failures import PRESETS, Kind
+from zslurm.plan.in_world import PlacedFault, Played, drawn, play
+from zslurm.plan.simulate import Scenario
 
-STEPS, FAULTS = 1500, 6
+FAULTS = 6
 AEGIS = SETTINGS.model_copy(update={"max_excluded": 1000})
-HAPPENS: dict[Kind, What] = {"node": "node_dies", "process": "rank_killed", "hang": "rank_hangs"}
+EIGHT = Scenario(steps=1500, step_s=2.0, nodes=8, wait_s=6.0, aegis=AEGIS)
 
 
-@dataclass(frozen=True)
-class Faults:
-    """Faults, minutes after each other, and the node of the run that each of them strikes: not the first one."""
-
-    nodes: int
-    spares: int
-    times: tuple[int, ...]
-    kinds: tuple[Kind, ...]
-    places: tuple[int, ...]
-
-    @classmethod
-    def drawn(cls, seed: int) -> Faults:
-        """Return faults by chance, no two ranks on one node: a node on which ranks fail repeatedly is excluded."""
-        dice = random.Random(seed)
-        kinds = tuple(dice.choice(tuple(HAPPENS)) for _ in range(FAULTS))
-        times = tuple(300 * number + dice.randint(100, 250) for number in range(FAULTS))
-        return cls(8, dice.choice([0, 1, 2]), times, kinds, tuple(dice.sample(range(1, 8), FAULTS)))
+def heals(heal: Heal, scenario: Scenario = EIGHT) -> Scenario:
+    """Return a run with recovery in memory that replaces lost nodes in this way."""
+    aegis: AegisSection = scenario.aegis.model_copy(update={"heal": heal, "min_nodes": 2})
+    return replace(scenario, regroup_s=3.0, aegis=aegis, helpers=heal in ("helper", "auto"))
 
 
-class PlacedFaults(GivenFaults):
-    """Given faults, each on its node."""
-
-    def __init__(self, faults: Faults) -> None:
-        super().__init__([(float(at), kind) for at, kind in zip(faults.times, faults.kinds, strict=True)])
-        self._draws = [(place + 0.5) / faults.nodes for place in faults.places]
-
-    def pop(self) -> SampledFault:
-        return super().pop()._replace(draw=self._draws.pop(0))
+def some_faults(seed: int, first: int = 1) -> list[PlacedFault]:
+    """Draw faults, no two of them on one node of eight: one on which ranks fail repeatedly is excluded."""
+    dice = random.Random(seed)
+    kinds: tuple[Kind, ...] = tuple(dice.choice(("node", "process", "hang")) for _ in range(FAULTS))
+    places = dice.sample(range(first, 8), FAULTS)
+    times = [300 * number + dice.randint(100, 250) for number in range(FAULTS)]
+    return [PlacedFault(at, kind, (place + 0.5) / 8) for at, kind, place in zip(times, kinds, places, strict=True)]
 
 
-def played(faults: Faults, *, in_memory: bool) -> tuple[Counter[str], int]:
-    """Return what was done in the world, and the seconds that the run took."""
-    world = World((), nodes=40, ranks_per_node=2, total=STEPS, in_memory=in_memory)
-    settings = AEGIS.model_copy(update={"recovery": "memory", "recovery_s": 15.0}) if in_memory else AEGIS
-    run = Run(world, settings, faults.nodes, faults.spares)
-    due = list(zip(faults.times, faults.kinds, faults.places, strict=True))
-    while run.phase != "over":
-        pass_quietly(world, run, due[0][0] - 1 if due else None)
-        if due and world.now + 1 >= due[0][0]:
-            at, kind, place = due.pop(0)
-            assert world.attempt is not None
-            node = world.nodes.index(world.attempt.nodes[place])
-            world.happenings.append(Happening(at, HAPPENS[kind], node if kind == "node" else 2 * place))
-        world.second()
-        run.second()
-    assert run.outcome == "completed"
-    done = Counter(str(row["action"]) for row in run.rows if row["event"] == "decision")
-    return done + Counter(row["event"] for row in run.rows if row["event"] == "recovered_in_memory"), world.now
+def assert_alike(played: Played, faults: int = FAULTS) -> None:
+    """Assert that a plan has the decisions of the world, and its goodput within two percent."""
+    assert played.outcome == "completed"
+    assert played.faults == faults
+    assert {name: count for name, count in played.simulated_actions.items() if name != "swap"} == played.actions
+    assert played.simulated == pytest.approx(played.goodput, rel=0.02)
 
 
-@pytest.mark.parametrize("in_memory", [False, True])
 @pytest.mark.parametrize("seed", range(10))
-def test_a_plan_has_the_decisions_and_the_time_of_the_simulated_world(seed: int, *, in_memory: bool) -> None:
-    faults = Faults.drawn(seed)
-    done, seconds = played(faults, in_memory=in_memory)
-    scenario = Scenario(
-        steps=STEPS,
-        step_s=STEP_S,
-        nodes=faults.nodes,
-        spares=faults.spares,
-        every=SAVE_EVERY,
-        write_s=SAVE_S,
-        detect_s={"process": PEERS_NOTICE_S, "node": AEGIS.heartbeat_timeout_s, "hang": AEGIS.hang.step_s},
-        restart_s=SETUP_S + 2,
-        regroup_s=3.0 if in_memory else None,
-        wait_s=REQUEUE_S + 1,
-        aegis=AEGIS,
-    )
-    plan = simulate(scenario, PlacedFaults(faults))
-    assert plan.finished
-    assert plan.wall_s == pytest.approx(seconds, rel=0.02)
-    recovered = done["recovered_in_memory"]
-    assert plan.actions.get("memory", 0) == recovered
-    assert plan.actions.get("requeue", 0) == done["requeue"]
-    assert plan.actions.get("restart", 0) == FAULTS - recovered
-    if not in_memory:
-        assert plan.actions.get("swap", 0) == done["swap"]
+def test_runs_that_restart_are_as_in_the_world(seed: int) -> None:
+    assert_alike(play(replace(EIGHT, spares=seed % 3), some_faults(seed, first=seed % 2)))
+
+
+@pytest.mark.parametrize("heal", ["spare", "helper", "requeue", "shrink", "auto"])
+@pytest.mark.parametrize("seed", range(8))
+def test_each_way_to_replace_a_lost_node_is_as_in_the_world(seed: int, heal: Heal) -> None:
+    spares = FAULTS if heal == "spare" else seed % 3
+    scenario = heals(heal, replace(EIGHT, spares=spares, wait_s=(6.0, 100.0, 400.0)[seed % 3]))
+    assert_alike(play(scenario, some_faults(seed, first=seed % 2)))
+
+
+def test_no_spare_ends_a_run_that_only_takes_spares_as_in_the_world() -> None:
+    played = play(heals("spare"), [PlacedFault(500, "node", 0.6)])
+    assert played.outcome == "stopped"
+    assert played.simulated == pytest.approx(played.goodput, rel=0.02)
+
+
+def test_a_lost_batch_node_requeues_a_job_that_has_spares() -> None:
+    played = play(heals("requeue", replace(EIGHT, spares=2)), [PlacedFault(500, "node", 0.05)])
+    assert played.actions == {"requeue": 1, "restart": 1}
+    assert_alike(played, faults=1)
+
+
+def test_a_helper_job_that_comes_late_brings_one_node_and_another_is_asked_for() -> None:
+    """Two more nodes are lost while it waits."""
+    lost = [PlacedFault(at, "node", 0.5) for at in (200, 400, 600)]
+    played = play(heals("helper", replace(EIGHT, wait_s=900.0)), lost)
+    assert played.actions == {"memory": 3, "shrink": 3, "helper": 2}
+    assert_alike(played, faults=3)
+
+
+def test_a_node_that_a_helper_job_has_brought_is_lost_as_others_are() -> None:
+    played = play(heals("helper"), [PlacedFault(200, "node", 0.5), PlacedFault(900, "node", 0.99)])
+    assert played.actions == {"memory": 2, "shrink": 2, "helper": 2}
+    assert_alike(played, faults=2)
+
+
+def test_a_requeue_ends_helper_jobs() -> None:
+    played = play(heals("helper"), [PlacedFault(200, "node", 0.5), PlacedFault(900, "node", 0.05)])
+    assert played.actions == {"memory": 1, "shrink": 1, "helper": 1, "requeue": 1, "restart": 1}
+    assert_alike(played, faults=2)
+
+
+@pytest.mark.parametrize("heal", ["helper", "requeue", "shrink"])
+def test_a_month_at_published_rates_is_as_in_the_world(heal: Heal) -> None:
+    scenario = heals(heal, replace(EIGHT, steps=15 * 86400, nodes=64, wait_s=1800.0))
+    faults = drawn(PRESETS["llama3"], 8, scenario, seed=3)
+    played = play(scenario, faults)
+    assert played.seconds >= 30 * 86400
+    assert_alike(played, played.faults)
+    assert 4 < played.faults < 20

@@ -1,13 +1,13 @@
 """What Aegis does about the faults of a simulated run: its own policy (aegis/core), told what it would know.
 
 The simulation counts nodes, and the policy takes names: the lost node and the spares have one, the others only if
-the policy weighs how many they are (`aegis.min_nodes`).
+the policy may continue on fewer nodes, so that their number matters.
 """
 
 from __future__ import annotations
 
-from zslurm.aegis.core.policy.policy import decide
-from zslurm.aegis.fault_kinds import NIC_FAULT, NODE_DEAD, RANK_HANG, RANK_KILLED, FaultKind, rule_of
+from zslurm.aegis.core.policy.policy import decide, most_excluded
+from zslurm.aegis.fault_kinds import NIC_FAULT, NODE_DEAD, RANK_HANG, RANK_KILLED, FaultKind
 from zslurm.aegis.types import AttemptSummary, Decision, EndedAs, Fault, History, Incident, Resources, WorkLeft
 from zslurm.config.aegis import AegisSection
 from zslurm.plan.failures import Kind
@@ -25,16 +25,11 @@ _KEPT = 100
 """Incidents and starts that are kept at most, which is above every limit that stops a run in practice."""
 
 
-def recovers_in_memory(kind: Kind, *, spares: int) -> bool:
-    """Return whether the other ranks may continue; of ranks that hang those that do are killed first."""
-    return (kind == "hang" or rule_of(KIND_OF[kind]).in_memory == "rank") and (kind != "node" or spares > 0)
-
-
 class Decider:
     """Decides after each fault, and keeps what the next decision depends on.
 
     Attributes:
-        settings: the section `aegis`.
+        settings: the section `aegis`, with the limits that it has on so many nodes.
         needed: nodes that train.
         asked: nodes of the job, its spares among them.
         known: decisions by all that they depend on, but for names and times; runs of one scenario share them.
@@ -43,7 +38,9 @@ class Decider:
     def __init__(
         self, settings: AegisSection, needed: int, asked: int, known: dict[object, Decision] | None = None
     ) -> None:
-        self.settings, self.needed, self.asked = settings, needed, asked
+        limit = most_excluded(settings, needed)
+        self.settings = settings.model_copy(update={"max_excluded": limit})
+        self.needed, self.asked = needed, asked
         self.known = {} if known is None else known
         self._incidents: list[Incident] = []
         self._starts: list[float] = []
@@ -56,7 +53,8 @@ class Decider:
 
     def after(
         self, fault: DrawnFault, now: float, committed: int, in_use: int, spares: int, *,
-        elsewhere: int | None = None, work: WorkLeft | None = None,
+        of_helpers: int = 0, elsewhere: int | None = None, work: WorkLeft | None = None,
+        helper_wait_s: float | None = None,
     ) -> Decision:  # fmt: skip
         """Return what follows a fault; names in the decision are taken from a like one.
 
@@ -66,14 +64,16 @@ class Decider:
             committed: step of the newest checkpoint.
             in_use: nodes that the ranks were on.
             spares: of the job.
+            of_helpers: nodes in use of helper jobs, the last ones: ranks that start again do not start there.
             elsewhere: nodes that can be had, without the lost one; None: as many as the run wants.
-            work: what is left to train.
+            work: what is left to train, if fewer nodes are weighed.
+            helper_wait_s: what a helper job waits; None if there can be none.
         """
         self._forget(now, committed)
-        index, kind = int(fault.draw * in_use), KIND_OF[fault.kind]
+        index, kind = int(fault.position * in_use), KIND_OF[fault.kind]
         name = None if fault.kind == "restart" else f"n{index}.{self._replaced.get(index, 0)}"
         root = Fault.of_kind(kind, now, "srun" if kind == RANK_KILLED else "agent", "simulated", node=name)
-        weighs = self.settings.min_nodes is not None and not spares
+        is_counted = self.settings.may_shrink and not spares
         before = tuple(
             (
                 None if incident.root is None else (incident.root.kind, incident.root.node == name),
@@ -82,12 +82,30 @@ class Decider:
             )
             for incident in self._incidents
         )
-        key: tuple[object, ...] = (kind, spares, elsewhere, before, len(self._starts), len(self._exclusions))
-        if weighs:
-            key = (*key, in_use, work)
+        starts = min(len(self._starts), self.settings.restarts_per_hour)
+        may_exclude = len(self._exclusions) < (self.settings.max_excluded or 0)
+        key: tuple[object, ...] = (kind, spares, elsewhere, before, starts, may_exclude)
+        if is_counted:
+            key = (*key, in_use, of_helpers, index >= in_use - of_helpers, work)
         if (decision := self.known.get(key)) is None:
-            others = in_use - 1 if weighs else 0
-            resources = self._resources(fault, name or "n", others, in_use - 1 - others, spares, elsewhere, work)
+            of_job = in_use - of_helpers
+            names = [f"other{number}" for number in range(in_use) if number != index] if is_counted else []
+            at_helpers = of_job - (index < of_job)  # of the others, those of helper jobs begin here
+            unnamed = in_use - 1 - len(names)
+            lost = name or "n"
+            alive = names[:at_helpers]
+            if fault.kind != "node" and index < of_job:
+                alive = [lost, *alive]
+            resources = Resources(
+                (*alive, *(f"spare{number}" for number in range(spares))),
+                (lost, *names),
+                self.needed - unnamed,
+                outlives_nodes=True,
+                elsewhere=None if elsewhere is None else elsewhere - unnamed,
+                asked=self.asked - unnamed,
+                work=work,
+                helper_wait_s=helper_wait_s,
+            )
             decision = self.known[key] = self._decide(resources, now, committed, (root,))
         exclude = (name,) if decision.exclude and name is not None else ()
         if name is not None and exclude:
@@ -97,23 +115,6 @@ class Decider:
             self._replaced[index] = self._replaced.get(index, 0) + 1
         self._incidents.append(Incident(now, 1, decision.action, root, committed, exclude))
         return decision
-
-    def _resources(
-        self, fault: DrawnFault, name: str, others: int, unnamed: int, spares: int, elsewhere: int | None,
-        work: WorkLeft | None,
-    ) -> Resources:  # fmt: skip
-        """Return the nodes of the job: the lost one, `others`, and spares; without those that need no name."""
-        ranks = (name, *(f"other{number}" for number in range(others)))
-        alive = ranks[1:] if fault.kind == "node" else ranks
-        return Resources(
-            (*alive, *(f"spare{number}" for number in range(spares))),
-            ranks,
-            self.needed - unnamed,
-            outlives_nodes=True,
-            elsewhere=None if elsewhere is None else elsewhere - unnamed,
-            asked=self.asked - unnamed,
-            work=work,
-        )
 
     def at_time_limit(self, now: float, committed: int) -> Decision:
         """Return what follows a save for the time limit."""

@@ -81,10 +81,17 @@ class Faults(Protocol):
 
 
 class SampledFault(NamedTuple):
-    """A fault, and a number of its own by which the repair of its node is drawn: uniform in [0, 1)."""
+    """A fault.
+
+    Attributes:
+        kind: of it.
+        draw: by which the repair of its node is drawn, uniform in [0, 1).
+        position: of its node among those in use, as a share of them, in [0, 1). The first is the batch node.
+    """
 
     kind: Kind
     draw: float
+    position: float
 
 
 class RandomFaults:
@@ -96,7 +103,7 @@ class RandomFaults:
     def __init__(self, rates: FailureRates, gpus_per_node: int, seed: int) -> None:
         self._rate = rates.total * gpus_per_node / 3600.0
         self._shares = rates.per_gpu_hour
-        self._random = random.Random(seed)
+        self._random, self._positions = random.Random(seed), random.Random(f"positions {seed}")
         self._left = self._random.expovariate(1.0)
 
     def next_in(self, now: float, nodes: int) -> float:
@@ -110,7 +117,7 @@ class RandomFaults:
     def pop(self) -> SampledFault:
         """Return the next fault, and draw the one after it."""
         (kind,) = self._random.choices(KINDS, self._shares)
-        fault = SampledFault(kind, self._random.random())
+        fault = SampledFault(kind, self._random.random(), self._positions.random())
         self._left = self._random.expovariate(1.0)
         return fault
 
@@ -118,9 +125,10 @@ class RandomFaults:
 class GivenFaults:
     """Faults at given times, as they were injected into a run that was measured."""
 
-    def __init__(self, faults: Sequence[tuple[float, Kind]]) -> None:
-        """Take (seconds since the run began, kind) pairs, in order."""
+    def __init__(self, faults: Sequence[tuple[float, Kind]], positions: Sequence[float] = ()) -> None:
+        """Take (seconds since the run began, kind) pairs, in order, and their positions; by default the middle."""
         self._faults = list(faults)
+        self._positions = list(positions) or [0.5] * len(faults)
 
     def next_in(self, now: float, nodes: int) -> float:
         """Return the seconds until the next one; one that came while nothing could fail happens at once."""
@@ -131,4 +139,4 @@ class GivenFaults:
 
     def pop(self) -> SampledFault:
         """Return the next fault."""
-        return SampledFault(self._faults.pop(0)[1], 0.5)
+        return SampledFault(self._faults.pop(0)[1], 0.5, self._positions.pop(0))

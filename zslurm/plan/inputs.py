@@ -9,7 +9,7 @@ What is neither given nor measured is assumed, and a plan shows it as such. The 
     regroup    5 s; 0.7 s were measured on four ranks of one machine (benchmarks/results/recovery.json)
     copy       the bytes that a rank owns at 5 GB/s: into host memory, and to the buddy
     detection  3 s for a dead node, `aegis.poll_s` and `aegis.settle_s` if a rank ends, the limit of
-               `aegis.hang` for one that hangs
+               `aegis.hang` for one that hangs, `aegis.standby_s` for a dead batch node
     wait       `aegis.expected_wait_s`; an hour, as Aegis takes it, if that is not set
     repair     a day
 """
@@ -123,6 +123,7 @@ def inputs_of(
         stall_s=stall,
         write_s=write,
         detect_s=kinds,
+        batch_lost_s=aegis.standby_s if given.detect_s is None else detect,
         restart_s=restart,
         regroup_s=regroup,
         copy_every=spec.recovery.every_steps,
@@ -130,8 +131,8 @@ def inputs_of(
         wait_s=wait,
         repair_s=repair,
         cluster_nodes=cluster_nodes,
-        min_nodes=aegis.fewest_nodes,
         aegis=aegis,
+        helpers=spec.may_ask_for_helpers,
         work=_work(spec),
         limit_s=limit.total_seconds() - spec.slurm.save_margin_s if limit else None,
         slowdown=_slowdown(spec),

@@ -1,4 +1,4 @@
-"""Simulate a run many times; compare intervals between saves and numbers of spares, and recommend both.
+"""Simulate a run many times; compare intervals between saves, numbers of spares and ways to replace a lost node.
 
 Each figure is the mean over simulated runs that differ in their faults only, with its 95 % confidence interval;
 what is compared is compared on the same seeds. Beside it are the 5th and the 95th percentile: one real run is
@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from zslurm.aegis.types import Decision
+from zslurm.config.aegis import Heal
 from zslurm.plan.failures import FailureRates, RandomFaults
 from zslurm.plan.simulate import PARTS, Scenario, SimulatedOutcome, simulate
 from zslurm.plan.young_daly import daly_interval_s
@@ -23,6 +24,8 @@ _LONGEST_S = 3600.0
 """Of work between two saves: no simulation knows what faults come, and no more than this is put at risk."""
 _FINE = 2**0.25
 """Factor between two intervals that are tried last."""
+_HEALS: tuple[Heal, ...] = ("helper", "shrink", "requeue")
+"""Ways to replace a lost node without a spare that are compared (`aegis.heal`)."""
 _SPARES = (0, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)
 
 
@@ -210,6 +213,30 @@ class Study:
             if tried[-1].of_held_nodes > tried[best].of_held_nodes:
                 best = len(tried) - 1
         return tried[best].scenario.spares, tried
+
+    def by_heal(self, scenario: Scenario, spares: int, *, helpers: bool, runs: int) -> list[Prediction]:
+        """Return a run with spares and requeues, and without spares with each other way to replace a lost node.
+
+        Args:
+            scenario: of the run.
+            spares: that replace lost nodes; without one the job is requeued.
+            helpers: the run may ask for helper jobs; else that way is left out.
+            runs: simulated, of each.
+        """
+        ways: list[tuple[Heal, int]] = [("requeue", spares), *((heal, 0) for heal in _HEALS)]
+        return [
+            self.predict(
+                replace(
+                    scenario,
+                    spares=count,
+                    helpers=heal == "helper",
+                    aegis=scenario.aegis.model_copy(update={"heal": heal}),
+                ),
+                runs,
+            )
+            for heal, count in ways
+            if helpers or heal != "helper"
+        ]
 
 
 def _whole(steps: float, most: int) -> int:
