@@ -7,6 +7,8 @@ recorded    The ten minutes of benchmarks/results/goodput.json: two nodes and a 
             node, a killed rank, another dead node. The simulation is given the times of faults.json, which other
             runs had.
 daly        The formula, if it applies.
+world       Goodput by the plan and in the simulated world of Aegis, for each way to replace a lost node; and the
+            processor seconds of 30 days in both.
 scale       Seconds to plan a run of 54 days on 16,384 GPUs, with everything that the command simulates.
 """
 
@@ -22,16 +24,19 @@ import sys
 import tempfile
 import time
 from dataclasses import replace
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
 import psutil
 
+from benchmarks.aegis.simulated_healing import play as play_healing
 from benchmarks.common import RESULTS, write_result
 from tests.train.runs import MODEL, clean_environment, make_corpus
 from tests.waiting import wait_for
-from zslurm.config.aegis import AegisSection
+from zslurm.config.aegis import AegisSection, Heal
 from zslurm.plan.failures import PRESETS, FailureRates, GivenFaults
+from zslurm.plan.in_world import drawn, play
 from zslurm.plan.measured import Measured, measure
 from zslurm.plan.simulate import Scenario, simulate
 from zslurm.plan.study import Study
@@ -55,6 +60,7 @@ def run() -> None:
             "local": local,
             "recorded": _recorded(),
             "daly": _daly(),
+            "world": [_world(nodes) for nodes in (16, 128, 1024)],
             "scale": _scale(),
             "load_average": round(os.getloadavg()[0], 1),
         },
@@ -194,6 +200,36 @@ def _daly() -> dict[str, Any]:
             found.wall_s.mean / daly_wall_s(scenario.ideal_s, interval, save, restart, between) - 1, 5
         )
     return {"errors": errors, "largest": max(map(abs, errors.values()))}
+
+
+def _world(nodes: int) -> dict[str, Any]:
+    """Compare a month on some nodes with the simulated world; the play of a large run ends early."""
+    month = Scenario(steps=30 * 43200, step_s=2.0, nodes=nodes, regroup_s=5.0, wait_s=1800.0)
+    study, heals = Study(PRESETS["llama3"], 8), dict[str, Any]()
+    ways: tuple[tuple[Heal, int], ...] = (("requeue", 4), ("helper", 0), ("shrink", 0), ("requeue", 0))
+    for heal, spares in ways:
+        scenario = replace(
+            month, spares=spares, helpers=heal == "helper", aegis=AegisSection(recovery="memory", heal=heal)
+        )
+        used = time.process_time()
+        played = play(scenario, drawn(study.rates, 8, scenario, 1))
+        heals["spare" if spares else heal] = {
+            "in_the_world": round(played.goodput, 5),
+            "predicted": round(played.simulated, 5),
+            "faults": played.faults,
+            "days": round(played.seconds / 86400, 2),
+            "processor_s": round(time.process_time() - used, 2),
+        }
+    used = time.process_time()
+    study.outcomes(replace(month, helpers=True, aegis=AegisSection(heal="helper")), 20)
+    simulated_s = (time.process_time() - used) / 20
+    with get_context("spawn").Pool(1) as pool:
+        whole = pool.apply(play_healing, ("helper", nodes, 30))
+    return {
+        "nodes": nodes,
+        "goodput": heals,
+        "processor_s_of_30_days": {"in_the_world": whole["processor_s"], "predicted": round(simulated_s, 5)},
+    }
 
 
 def _scale() -> dict[str, Any]:

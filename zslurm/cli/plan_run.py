@@ -23,10 +23,12 @@ from zslurm.config.layers import Override
 from zslurm.config.spec import RunSpec
 from zslurm.core.console import print_json, say
 from zslurm.core.errors import ConfigError
+from zslurm.plan import in_world
 from zslurm.plan.failures import KINDS, PRESETS, FailureRates, by_mean_time
 from zslurm.plan.inputs import Given, Input, Inputs, inputs_of
 from zslurm.plan.measured import Measured, measure
 from zslurm.plan.plot import NoPlot, draw
+from zslurm.plan.simulate import Scenario
 from zslurm.plan.study import Prediction, Study
 from zslurm.plan.young_daly import daly_wall_s
 from zslurm.run.find import find
@@ -174,7 +176,9 @@ class _Planned:
     advised: Prediction
     intervals: list[Prediction]
     spares: list[Prediction]
+    heals: list[Prediction]
     daly: int | None
+    played: in_world.Played | None
 
 
 def _preset(name: str) -> FailureRates:
@@ -229,6 +233,10 @@ def _plan(spec: RunSpec, found: Inputs, study: Study, runs: int) -> _Planned:
     every, intervals = study.best_interval(scenario, _SEARCHED)
     best = replace(scenario, every=every)
     spares, tried = study.best_spares(best, _SEARCHED)
+    advised, heals = replace(best, spares=spares), list[Prediction]()
+    if scenario.regroup_s is not None:
+        with_spares = spares or scenario.spares or 1
+        heals = study.by_heal(best, with_spares, helpers=not spec.why_no_helper, runs=runs)
     return _Planned(
         spec,
         found,
@@ -236,11 +244,22 @@ def _plan(spec: RunSpec, found: Inputs, study: Study, runs: int) -> _Planned:
         study.gpus_per_node,
         study.between_faults_s(scenario.nodes),
         study.predict(scenario, runs),
-        study.predict(replace(best, spares=spares), runs),
+        study.predict(advised, runs),
         intervals,
         tried,
+        heals,
         study.daly_interval(scenario),
+        _played(advised, study),
     )
+
+
+def _played(scenario: Scenario, study: Study) -> in_world.Played | None:
+    """Return a run in the simulated world of Aegis; None if no fault would strike it there."""
+    if in_world.takes_long(scenario):
+        return None
+    faults = in_world.drawn(study.rates, study.gpus_per_node, scenario, study.seed)
+    played = in_world.play(scenario, faults)
+    return played if played.faults else None
 
 
 def _print(plans: list[_Planned], begins: datetime, price: float | None) -> None:
@@ -283,6 +302,11 @@ def _print_one(plan: _Planned, *, several: bool) -> None:
             columns,
             [[*_tried(prediction, prediction.scenario.spares), _held(prediction)] for prediction in plan.spares],
         )
+        if plan.heals:
+            print_table(
+                ["a lost node is replaced by", "goodput", "±", "of all nodes' time"],
+                [[_way(way), *_tried(way, way.scenario.spares)[1:], _held(way)] for way in plan.heals],
+            )
         print_table(
             ["input", "value", "from"],
             [[prediction.name, _value(prediction), prediction.origin] for prediction in plan.inputs.rows],
@@ -295,8 +319,21 @@ def _print_one(plan: _Planned, *, several: bool) -> None:
         f"{_held(advised)} of all nodes' time, spares and waits included, becomes kept steps; as configured "
         f"{_held(shown)}"
     )
+    if (played := plan.played) is not None:
+        say(
+            f"{head}in the simulated world of Aegis, with its times of steps, saves and starts: goodput "
+            f"{100 * played.goodput:.3f} % as advised, and {100 * played.simulated:.3f} % by the simulation, "
+            f"in {show_duration(played.seconds)} with {counted(played.faults, 'fault')}"
+        )
     for note in _notes(plan):
         say(f"note: {head}{note}")
+
+
+def _way(way: Prediction) -> str:
+    """Return what replaces a lost node."""
+    if way.scenario.spares:
+        return f"{counted(way.scenario.spares, 'spare')}, then a requeue"
+    return {"helper": "a helper job", "shrink": "nothing: fewer nodes"}.get(way.scenario.aegis.heal, "a requeue")
 
 
 def _part_rows(shown: Prediction, advised: Prediction) -> list[list[str]]:
@@ -341,8 +378,6 @@ def _notes(plan: _Planned) -> list[str]:
             f"about {counted(round(excluded), 'node')} will be excluded at a time: above {most} "
             "(aegis.max_excluded) Aegis stops the run at the next node that has to be excluded and lives"
         )
-    if aegis.heal == "helper":
-        notes.append("helper jobs are not simulated: a lost node stays away until the job is requeued")
     if scenario.period > scenario.every:
         notes.append(
             f"writing a checkpoint takes {show_duration(scenario.write_s)}: saves every "
@@ -381,6 +416,8 @@ def _facts(plan: _Planned, begins: datetime, price: float | None) -> dict[str, A
         "daly_every_steps": plan.daly,
         "intervals": [_short(row) for row in plan.intervals],
         "spares": [_short(row) for row in plan.spares],
+        "heals": [{"heal": row.scenario.aegis.heal, **_short(row)} for row in plan.heals],
+        "world": None if plan.played is None else asdict(plan.played),
         "notes": _notes(plan),
     }
 

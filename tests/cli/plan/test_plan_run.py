@@ -49,6 +49,29 @@ def test_it_advises_an_interval_and_spares(shell: Shell) -> None:
     assert run["goodput"]["low"] <= run["goodput"]["mean"] <= run["goodput"]["high"]
 
 
+def test_ways_to_replace_a_lost_node_are_compared_and_played_in_the_simulated_world(shell: Shell) -> None:
+    (shell.directory / "run.yaml").write_text(
+        "extends: zaya1-8b\nrun: {name: big}\ndata: {path: tokens.h5}\nslurm: {nodes: 64}\n"
+        "cluster: {name: mi300x-pollara}\nphases: [{tokens: 9e12, context: 4096, global_batch: 4096, "
+        "micro_batch: 1, lr: 1e-3}]\n"
+    )
+    arguments = ("plan", "run", "run.yaml", "--node-mtbf", "3000", *FEW)
+    memory = ("--set", "aegis.recovery=memory")
+    (plan,) = shell.zslurm.ok(*arguments, *memory, "--json").json["plans"]
+    with_spare, *ways = plan["heals"]
+    assert with_spare["heal"] == "requeue" and with_spare["spares"] == max(1, plan["advised"]["spares"])
+    assert [(row["heal"], row["spares"]) for row in ways] == [("helper", 0), ("shrink", 0), ("requeue", 0)]
+    goodput = {row["heal"]: row["goodput"]["mean"] for row in ways}
+    assert goodput["helper"] > goodput["requeue"]
+    assert with_spare["of_held_nodes"] < with_spare["goodput"]["mean"]
+    assert plan["world"]["faults"] > 0
+    assert plan["world"]["simulated"] == pytest.approx(plan["world"]["goodput"], abs=0.001)
+    done = shell.zslurm.ok(*arguments, *memory)
+    assert "in the simulated world of Aegis, with its times of steps, saves and starts: goodput " in done.stderr
+    (restarts,) = shell.zslurm.ok(*arguments, "--set", "aegis.recovery=restart", "--json").json["plans"]
+    assert restarts["heals"] == []
+
+
 def test_the_same_seed_gives_the_same_plan_and_another_one_another(shell: Shell) -> None:
     shell.write_run(phases=[LONG])
     arguments = ("--step-time", "9", "--node-mtbf", "50", "--json", "--start", "2026-12-01", *FEW)
