@@ -8,6 +8,7 @@ address is published by rename, so there is no port to choose and none to lose b
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import json
 import os
@@ -20,7 +21,7 @@ import traceback
 from collections.abc import Callable, MutableMapping
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import psutil
 
@@ -257,5 +258,17 @@ def main(argv: list[str]) -> int:
     return run_rank(run, run.attempt(int(argv[1])), stop)
 
 
+def leave(code: int) -> NoReturn:
+    """End this process, whose work is done and recorded, without the destructors of native libraries.
+
+    With two SMI libraries of ROCm in the process, RCCL's and hwloc's, these free the same memory twice, and a rank
+    that has trained would end by SIGABRT (HewlettPackard/shs-ccl-docs, rccl_tuning_guide.md, double free).
+    """
+    atexit._run_exitfuncs()  # those of Python
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    leave(main(sys.argv[1:]))

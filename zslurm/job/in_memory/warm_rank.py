@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from zslurm.job.in_memory.warm_step import HELPER_VARIABLE
-from zslurm.job.rank import log_as, rendezvous, run_rank
+from zslurm.job.rank import leave, log_as, rendezvous, run_rank
 from zslurm.run.run_dir import AttemptDir, RunDir
 from zslurm.slurm.environment import task_node
 from zslurm.train.errors import TrainError
@@ -94,4 +94,4 @@ def _wait(run: RunDir, attempt: AttemptDir, stop: StopRequest) -> tuple[Any, Any
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    leave(main(sys.argv[1:]))
