@@ -1,7 +1,7 @@
-"""Figures of AMD sites with HPE Slingshot that need no GPU: rules with their sources, HPE's list, and gfx90a's code.
+"""Figures of AMD sites with HPE Slingshot that need no GPU: rules with sources, HPE's list, gfx90a's code objects.
 
-HPE's values are those of HewlettPackard/shs-ccl-docs as of November 2026: `ccl_env.sh` at b1502307, and the table in
-rccl/rccl_tuning_guide.md at 1617c309. Ours are the variables of a run on two nodes with the profile lumi-g.
+HPE's values are those of HewlettPackard/shs-ccl-docs as of November 2026: `ccl_env.sh` at b1502307, and the table
+in rccl/rccl_tuning_guide.md at 1617c309. Ours are the variables of a run on two nodes with the profile lumi-g.
 """
 
 from __future__ import annotations
