@@ -26,7 +26,7 @@ from zslurm.kernels.grouped_gemm import Groups, add_weight_gradient, multiply, w
 # --- What is wrong with operands ---------------------------------------------------------------------------------
 
 _MOST_CLASSES = 1024
-_IN_TRITON = (torch.bfloat16, torch.float16, torch.float32, torch.int64, torch.int32)
+_IN_TRITON = (torch.bfloat16, torch.float32, torch.int64, torch.int32)
 
 
 def _lacks_in_triton(*args: Any) -> str | None:

@@ -35,7 +35,7 @@ from zslurm.kernels.grouped_gemm.reference import Groups
 
 __all__ = ["OPERATIONS", "Groups", "add_weight_gradient", "multiply", "weight_gradient"]
 
-_IN_TRITON = (torch.bfloat16, torch.float16, torch.float32)
+_IN_TRITON = (torch.bfloat16, torch.float32)
 
 
 def multiply(x_NI: Tensor, weight_EIO: Tensor, groups: Groups) -> Tensor:

@@ -32,7 +32,6 @@ from zslurm.kernels.checks import short
 from zslurm.kernels.dispatch import UnavailableError
 from zslurm.kernels.grouped_gemm.reference import Groups, rows_per_group
 
-_FORMATS = (torch.bfloat16, torch.float16)
 _ARGUMENTS = frozenset({"lhs", "rhs", "group_sizes", "preferred_element_type"})
 PACKAGE, LEAST = "amd-aiter", "0.1.16"
 AUTOMATIC = "gfx942"
@@ -127,11 +126,11 @@ def _lacks_package(distribution: str, least: str) -> str | None:
 
 
 def _lacks_operands(left: Tensor, right: Tensor, known: tuple[str, ...]) -> str | None:
-    """Return what of two operands kernels for 16-bit formats on these architectures do not take, or None."""
+    """Return what of two operands kernels for bf16 on these architectures do not take, or None."""
     arch = arch_of(left.device).name
     if arch not in known:
         return f"operands on {arch}, only on {', '.join(known)}"
-    return None if left.dtype in _FORMATS else f"{short(left.dtype)} operands"
+    return None if left.dtype == torch.bfloat16 else f"{short(left.dtype)} operands"
 
 
 def _row_major(x: Tensor) -> Tensor:

@@ -36,7 +36,7 @@ from zslurm.kernels.head import reference
 __all__ = ["OPERATIONS", "add_product", "keeps_narrow", "losses", "product"]
 
 _log = logging.getLogger(__name__)
-_FORMATS = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
+_FORMATS = (torch.bfloat16, torch.float32, torch.float64)
 PIECE_ELEMENTS = 1 << 26
 """Elements of a sum that `add_product` makes in addition to the total at one time: 256 MiB."""
 
@@ -50,7 +50,7 @@ def _lacks(left_MK: Tensor, right_KN: Tensor, out_MN: Tensor) -> str | None:
     """Return what of these operands torch does not take, or None."""
     if not is_gpu(left_MK.device):
         return f"operands on {left_MK.device.type}"
-    if left_MK.dtype not in (torch.bfloat16, torch.float16):
+    if left_MK.dtype != torch.bfloat16:
         return f"{str(left_MK.dtype).removeprefix('torch.')} operands"
     return None if works_on(left_MK.device) else "operands on this GPU, which torch multiplies to 16 bits alone"
 

@@ -28,7 +28,7 @@ from zslurm.kernels import checks
 from zslurm.kernels.arch import CPU, Arch, arch_of, is_gpu
 from zslurm.kernels.dispatch import Operation, Sizes, in_triton
 
-_FORMATS = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
+_FORMATS = (torch.bfloat16, torch.float32, torch.float64)
 _TILE = 128
 _FEWEST_TILES = 1.5
 """For each compute unit."""

@@ -20,7 +20,7 @@ pytest.importorskip("triton")
 OPERATIONS = {operation.name: operation for operation in experts.OPERATIONS}
 NAMES = tuple(implementations(OPERATIONS["experts.gather"]))
 # Triton's interpreter truncates to bf16, where GPUs round: an error of one bit and not of half a bit.
-EPSILON = {torch.bfloat16: 2**-7, torch.float16: 2**-10, torch.float32: 2e-6}
+EPSILON = {torch.bfloat16: 2**-7, torch.float32: 2e-6}
 FORMATS = st.sampled_from(tuple(EPSILON))
 
 drawn = settings(max_examples=12, deadline=None)

@@ -28,7 +28,7 @@ pytest.importorskip("triton")
 MULTIPLY, WEIGHT_GRADIENT, ADD = OPERATIONS
 PRODUCTS, GRADIENTS, SUMS = map(implementations, OPERATIONS)
 # Triton's interpreter truncates to bf16, where GPUs round: an error of one bit and not of half a bit.
-EPSILON = {torch.bfloat16: 2**-7, torch.float16: 2**-11, torch.float32: 2**-23, torch.float64: 2**-52}
+EPSILON = {torch.bfloat16: 2**-7, torch.float32: 2**-23, torch.float64: 2**-52}
 
 LOADS = {
     "some empty": [2, 0, 70, 0],
@@ -94,7 +94,7 @@ def test_every_load_gives_what_each_group_gives_alone(
     inputs=st.sampled_from((1, 8, 31, 64, 130)),
     outputs=st.sampled_from((1, 16, 65, 136)),
     layouts=st.tuples(*[st.sampled_from(LAYOUTS)] * 3),
-    dtype=st.sampled_from((torch.bfloat16, torch.float16, torch.float32)),
+    dtype=st.sampled_from((torch.bfloat16, torch.float32)),
     rest=st.sampled_from((0, 5)),
 )
 def test_any_size_and_strides(

@@ -37,7 +37,7 @@ def assert_close(out: Tensor, left: Tensor, right: Tensor) -> None:
 @settings(max_examples=20, deadline=None)
 @given(
     sizes=st.tuples(*[st.sampled_from((0, 1, 7, 64, 300))] * 3),
-    dtype=st.sampled_from((torch.bfloat16, torch.float16, torch.float32, torch.float64)),
+    dtype=st.sampled_from((torch.bfloat16, torch.float32, torch.float64)),
 )
 def test_the_result_is_that_of_widened_operands(
     run: object, sizes: tuple[int, int, int], dtype: torch.dtype

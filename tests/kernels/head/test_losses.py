@@ -37,7 +37,7 @@ def exact(logits_TV: Tensor, targets_T: Tensor, counted_T: Tensor, z_weight: flo
 
 @pytest.mark.parametrize("run", RUNS.values(), ids=RUNS)
 @pytest.mark.parametrize(("rows", "columns"), [(4, 1), (5, 999), (3, 9000), (2, 17_001), (0, 8)])
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 @pytest.mark.parametrize("z_weight", [0.0, 0.1])
 def test_losses_and_gradient_are_those_of_fp64(
     run: Callable[..., Any], rows: int, columns: int, dtype: torch.dtype, z_weight: float
@@ -50,7 +50,7 @@ def test_losses_and_gradient_are_those_of_fp64(
     assert torch.equal(target_logit_T, of_target_T)
     assert gradient_TV.dtype == dtype
     # Triton's interpreter truncates to bf16, where GPUs round.
-    unit = {torch.bfloat16: 2**-7, torch.float16: 2**-10, torch.float32: 1e-5}[dtype]
+    unit = {torch.bfloat16: 2**-7, torch.float32: 1e-5}[dtype]
     assert ((gradient_TV.double() - expected_TV).abs() <= unit * expected_TV.abs() + 2e-6).all()
     assert not gradient_TV[~counted_T].any()
 
