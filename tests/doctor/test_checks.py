@@ -38,6 +38,21 @@ def orphan(**environ: str) -> Callable[[Node], None]:
     return lambda node: node.process(4242, "python3", uid=UID, **environ)
 
 
+SLINGSHOT = {"network": "slingshot", "gpu_type": None, "gpu_family": "mi250x", "nics": (), "rails_only": False}
+
+
+def cassini(rdzv_get_en: str | None) -> Callable[[Node], None]:
+    """Give the node two NICs of Slingshot, whose driver shows this property, or none."""
+
+    def add(node: Node) -> None:
+        for index in range(2):
+            node.fake.cassini(index, (f"pci0000:e{index}", f"0000:e{index}:00.0"), 0)
+            if rdzv_get_en is not None:
+                node.fake.write(f"sys/class/cxi/cxi{index}/device/properties/rdzv_get_en", rdzv_get_en)
+
+    return add
+
+
 def hang(program: str) -> Callable[[Node], None]:
     return lambda node: node.program(program, "exec sleep 600")
 
@@ -153,6 +168,9 @@ FAULTS: list[tuple[str, Callable[[Node], object], dict[str, Any], Status, str]] 
     ("lossless", tools(dcb=False, enabled="0 0 0 0 0 0 0 0"), {}, Status.WARN, "every class may be dropped"),
     ("compiler-caches", lambda node: None, {"env": {"TRITON_CACHE_DIR": "/shared/ada/triton"}}, Status.WARN,
      "TRITON_CACHE_DIR: /shared/ada/triton is on nfs4"),
+    ("slingshot", lambda node: None, SLINGSHOT, Status.FAIL, "no NIC of Slingshot is there"),
+    ("slingshot", cassini("1"), SLINGSHOT, Status.WARN, "cxi0, cxi1: rdzv_get_en is on, and alt_read is not used"),
+    ("slingshot", cassini(None), SLINGSHOT, Status.WARN, "cxi0, cxi1: the driver shows no rdzv_get_en"),
     ("transport", lambda node: node.rccl_log(rccl_logs.SOCKET), {}, Status.FAIL,
      "RCCL opened TCP sockets, not RDMA"),
     ("peermem", no_peermem("0000000000000000 T ib_register_device"), {}, Status.FAIL,
@@ -214,7 +232,9 @@ PEERS = {"task": {"peers": ("node0", "node1")}}
     [
         check.name
         for check in all_checks()
-        if check.runs_on("node") and not check.on_request and check.name not in ("shared-files", "reverse-names")
+        if check.runs_on("node")
+        and not check.on_request
+        and check.name not in ("shared-files", "reverse-names", "slingshot")
     ],
 )
 def test_a_healthy_node_passes(node: Node, check: str) -> None:
@@ -307,6 +327,21 @@ def test_rules_that_the_profile_leaves_out_are_warned_about(node: Node) -> None:
         assert line in outcome.reason
     complete = {"interface": "eth0", "rocm_version": "6.4.1", "peermem": True}
     assert node.check("environment", **complete).status is Status.PASS
+
+
+@pytest.mark.parametrize(
+    ("rdzv_get_en", "env", "reason"),
+    [
+        ("0", {}, "2 NICs are there, with rdzv_get_en off"),
+        ("1", {"FI_CXI_RDZV_PROTO": "default"}, "2 NICs are there"),
+    ],
+)
+def test_slingshot_is_well_with_the_protocol_that_its_driver_allows(
+    node: Node, rdzv_get_en: str, env: dict[str, str], reason: str
+) -> None:
+    cassini(rdzv_get_en)(node)
+    outcome = node.check("slingshot", **SLINGSHOT, env=env)
+    assert (outcome.status, outcome.reason) == (Status.PASS, reason)
 
 
 def test_without_peermem_dma_buf_does(node: Node) -> None:

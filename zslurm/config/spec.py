@@ -357,6 +357,16 @@ class ClusterSection(Section):
         """
         return None if self.network == "other" or self.network == "slingshot" else self.network
 
+    def network_request(self, flags: Mapping[str, str | bool | None]) -> str | None:
+        """Return what `--network` of sbatch and srun asks of the network, besides `slurm.flags`; None for nothing.
+
+        With `alt_read`, HPE Slingshot's rendezvous protocol for RCCL, the driver must not answer reads by itself.
+        """
+        if (flag := flags.get("network")) is not None:
+            return flag if isinstance(flag, str) else None
+        protocol = self.env.get("FI_CXI_RDZV_PROTO", "alt_read")
+        return "disable_rdzv_get" if self.network == "slingshot" and protocol == "alt_read" else None
+
     @property
     def has_rails(self) -> bool:
         """Return whether GPUs have NICs of their rail."""
@@ -483,14 +493,8 @@ class RunSpec(TrainConfig):
 
     @property
     def network_request(self) -> str | None:
-        """Return what `--network` of sbatch and srun asks of the network; None for nothing.
-
-        With `alt_read`, HPE Slingshot's rendezvous protocol for RCCL, the driver must not answer reads by itself.
-        """
-        if (flag := self.slurm.flags.get("network")) is not None:
-            return flag if isinstance(flag, str) else None
-        protocol = self.cluster.env.get("FI_CXI_RDZV_PROTO", "alt_read")
-        return "disable_rdzv_get" if self.cluster.network == "slingshot" and protocol == "alt_read" else None
+        """Return what `--network` of sbatch and srun asks of the network; None for nothing."""
+        return self.cluster.network_request(self.slurm.flags)
 
     @property
     def srun_network_options(self) -> list[str]:

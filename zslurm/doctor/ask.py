@@ -93,6 +93,8 @@ def _options(site: Site, timeout_s: float, *, inside: bool) -> Iterator[str]:
         return
     yield from ("--exclusive", "--mem=0", f"--time={math.ceil(timeout_s / 60) + 1}")
     yield from site.submit_options()
+    if request := cluster.network_request(site.slurm.flags):
+        yield f"--network={request}"
     if reservation := site.slurm.flags.get("reservation"):
         yield f"--reservation={reservation}"
 

@@ -324,6 +324,17 @@ def test_a_signal_ends_the_pause_and_is_known_to_the_next_supervisor(tmp_path: P
     assert pauses(noted) == [1, 2, 1]
 
 
+def test_a_scheduler_that_starts_the_script_on_each_node_gets_one_supervisor(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    starts = 'touch noted; echo start >> noted; echo 0 > "$1"'
+    (tmp_path / "noted").touch()
+    monkeypatch.setenv("SLURM_NODEID", "1")
+    assert run_loop(tmp_path, [NOTES_SECONDS], starts) == (0, [])
+    monkeypatch.setenv("SLURM_NODEID", "0")
+    assert run_loop(tmp_path, [NOTES_SECONDS], starts) == (0, ["start"])
+
+
 # --- hostile text -----------------------------------------------------------------------------------------------
 
 

@@ -16,6 +16,7 @@ from zslurm.cluster.rccl.finding import RcclFinding
 from zslurm.cluster.rccl.lint import concerns_us, lint, overridden
 from zslurm.cluster.rccl.lint_network import dmabuf_by_default
 from zslurm.cluster.rccl.rules import ROCE, vendor_of
+from zslurm.core.files import read_text
 from zslurm.doctor.check import CheckOutcome, Status, check, failed, passed, unavailable, warned, worst
 from zslurm.hardware.command import CommandHung
 from zslurm.hardware.lossless import read_classes
@@ -202,6 +203,36 @@ def peermem(sources: Sources) -> CheckOutcome | None:
         remedy = "set cluster.peermem: false (the rules then turn dma-buf on), or have amdgpu's peermem loaded"
         return failed(reason, remedy, must_match=facts)
     return passed("no peermem; RCCL takes dma-buf", must_match=facts)
+
+
+@check("network", "NICs of Slingshot leave rendezvous to the protocol of the ranks", "node")
+def slingshot(sources: Sources) -> CheckOutcome | None:
+    """Look at each NIC's rdzv_get_en, which must be off for alt_read: libfabric says nothing if it is on.
+
+    Slurm turns it off for a job with --network=disable_rdzv_get (SchedMD/slurm, switch_hpe_slingshot.h).
+    """
+    cluster, present = sources.cluster, sources.facts.cxi
+    if cluster.network != "slingshot":
+        return None
+    if not present:
+        remedy = "look whether the NICs' driver is loaded (cxi_ss1), and whether the nodes have this network"
+        return failed("no NIC of Slingshot is there (/sys/class/cxi)", remedy)
+    fine = f"{counted(len(present), 'NIC is', 'NICs are')} there"
+    if (variables_of(cluster) | dict(sources.environ)).get("FI_CXI_RDZV_PROTO") != "alt_read":
+        return passed(fine)
+    state = {
+        nic.device: read_text(sources.path(f"/sys/class/cxi/{nic.device}/device/properties/rdzv_get_en"))
+        for nic in present
+    }
+    default = "FI_CXI_RDZV_PROTO: default in cluster.env"
+    if unknown := sorted(device for device, value in state.items() if value is None):
+        reason = f"{', '.join(unknown)}: the driver shows no rdzv_get_en, which must be off for alt_read"
+        return warned(reason, f"ask the site for newer software of HPE for its hosts, or set {default}")
+    if on := sorted(device for device, value in state.items() if value != "0"):
+        reason = f"{', '.join(on)}: rdzv_get_en is on, and alt_read is not used"
+        remedy = f"start the job with --network=disable_rdzv_get; if it was, ask the site, or set {default}"
+        return warned(reason, remedy)
+    return passed(f"{fine}, with rdzv_get_en off")
 
 
 @check("network", "the RDMA library fits the kernel's driver", "both", inconsistent=Status.WARN)
