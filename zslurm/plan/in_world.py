@@ -47,6 +47,8 @@ _FEWEST_RECOVERY_S = 15.0
 """Of `aegis.recovery_s`: in the world a process takes a few seconds to be ready."""
 _FEWEST_S = 100
 """Seconds that a fault and what follows from it take."""
+_AS_NODES = 20
+"""Nodes that take as long as everything else in a second of the world."""
 _MOST_FAULTS, _MOST_NODE_SECONDS = 100, 200_000
 """Where a play ends: about two seconds of processor time. A second in which nothing happens costs nothing."""
 
@@ -74,7 +76,7 @@ class Played:
         goodput: in the world.
         simulated: the goodput by the simulation of plans.
         seconds: that were played.
-        faults: in them.
+        faults: that struck the run.
         actions: how often each was taken in the world: memory, shrink, helper, requeue, restart.
         simulated_actions: the same by the simulation.
         outcome: how the run ended in the world; empty if it did not.
@@ -108,17 +110,23 @@ def takes_long(scenario: Scenario) -> bool:
 
 
 def play(scenario: Scenario, faults: Sequence[PlacedFault]) -> Played:
-    """Play a run in the world until it ends, or took long, and simulate the same time of it."""
+    """Play a run in the world until it ends, took long or met many faults, and simulate the same time of it.
+
+    Faults that come while no ranks run, as in the queue, strike nothing.
+    """
     scenario = _with_times_of_world(scenario)
     run = _run(scenario, sum(fault.kind == "node" for fault in faults))
-    world, due = run.world, list(faults)
+    world, due, met = run.world, list(faults), list[PlacedFault]()
+    most = _MOST_NODE_SECONDS // (scenario.nodes + scenario.spares + _AS_NODES)
     work, step, seconds = 0.0, 0, 0
-    while run.phase != "over" and seconds * len(world.nodes) < _MOST_NODE_SECONDS:
+    while run.phase != "over" and seconds < most and (due or len(faults) < _MOST_FAULTS):
         _wait_in_queue(run, due[0].at if due else None)
         pass_quietly(world, run, due[0].at - 1 if due else None)
-        if due and world.now + 1 >= due[0].at and (happening := _happening(run, due[0])) is not None:
-            world.happenings.append(happening)
-            due.pop(0)
+        if due and world.now + 1 >= due[0].at:
+            fault = due.pop(0)
+            if (happening := _happening(run, fault)) is not None:
+                world.happenings.append(happening)
+                met.append(fault)
         world.second()
         run.second()
         seconds += 1
@@ -126,16 +134,13 @@ def play(scenario: Scenario, faults: Sequence[PlacedFault]) -> Played:
         if attempt is not None and run.phase in ("watching", "over") and attempt.step != step:
             work += (attempt.step - step) * len(attempt.nodes) / scenario.nodes  # lost steps are taken again
             step = attempt.step
-    played_faults = faults[: len(faults) - len(due)]
-    to_simulate = GivenFaults(
-        [(float(fault.at), fault.kind) for fault in played_faults], [fault.position for fault in played_faults]
-    )
+    to_simulate = GivenFaults([(float(fault.at), fault.kind) for fault in met], [fault.position for fault in met])
     simulated = simulate(replace(scenario, horizon_s=float(world.now)), to_simulate)
     return Played(
         goodput=work * STEP_S / world.now,
         simulated=simulated.goodput,
         seconds=world.now,
-        faults=len(played_faults),
+        faults=len(met),
         actions=_actions(run),
         simulated_actions=simulated.actions,
         outcome=run.outcome,
@@ -206,7 +211,7 @@ def _wait_in_queue(run: Run, until: int | None) -> None:
 
 
 def _happening(run: Run, fault: PlacedFault) -> Happening | None:
-    """Return what happens to the world in its next second; None while no ranks run that a fault could strike."""
+    """Return what happens to the world in its next second; None if no ranks run that the fault could strike."""
     world, attempt = run.world, run.world.attempt
     if run.phase != "watching" or attempt is None or attempt.over is not None:
         return None
