@@ -49,7 +49,7 @@ def run() -> None:
         user = User(cluster, cluster.user_dir("helper-jobs"), forks=False)
         user.zslurm("init", "--yes")
         nodes = FaultNodes(cluster, cluster.user_dir("helper-jobs-trees"))
-        trained = FaultRun(user, nodes, "helped", trainer="real", steps=STEPS, in_memory=True)
+        trained = FaultRun(user, nodes, "helped", steps=STEPS, in_memory=True)
         aegis = {"heal": "helper", "max_excluded": 2 * DEATHS, "hang": {"setup_s": 300, "step_s": 60}}
         phase = {"tokens": STEPS * NODES * 16, "context": 16, "global_batch": NODES, "micro_batch": 1, "lr": 3e-3}
         trained.submit(

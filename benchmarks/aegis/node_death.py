@@ -4,8 +4,7 @@ Two runs train side by side on one real Slurm (the tests' one, on this machine; 
 `aegis.ask_after_s`: one asks a silent node's slurmd and neighbours, the other (0) waits for
 `aegis.heartbeat_timeout_s`. Nodes of both die in turn, as in a power cut but for one thing: the machine itself
 lives, so that the port of a dead slurmd refuses connections. From a lost machine nothing comes back, which takes
-up to 1.25 s more (`zslurm.core.reach.CONNECT_S`). The ranks are the stand-ins of the tests: they do what the
-trainer does, without torch.
+up to 1.25 s more (`zslurm.core.reach.CONNECT_S`).
 """
 
 from __future__ import annotations
@@ -51,7 +50,7 @@ def run() -> None:
 
 
 def _submit(user: User, nodes: FaultNodes, name: str, ask_after_s: float) -> FaultRun:
-    trained = FaultRun(user, nodes, name, trainer="stand-in", steps=STEPS)
+    trained = FaultRun(user, nodes, name, steps=STEPS)
     # As in a run of a user: an agent reports once a second.
     aegis = {"ask_after_s": ask_after_s, "sensors": {"period_s": 5.0, "progress_s": 1.0}, "restarts_per_hour": 60}
     trained.submit(nodes=NODES, slurm={"spares": DEATHS}, aegis=aegis)

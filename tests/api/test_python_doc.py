@@ -11,9 +11,10 @@ from typing import Any
 import pytest
 
 import zslurm
-from tests.api.test_run import QUICK, TOY
+from tests.api.test_run import QUICK
 from tests.checkout import ROOT
 from tests.checkpoint_tools.saves import save
+from tests.programs import TOY
 from tests.submit.local_runs import LocalUser
 from zslurm.config import yaml12
 

@@ -11,13 +11,12 @@ from typing import Any
 import pytest
 
 import zslurm
-from tests.checkout import TESTS
+from tests.programs import TOY
 from tests.run.stories import Story
 from tests.submit.local_runs import LocalUser
 from tests.waiting import wait_for
 from zslurm.run.events import AttemptEnded, AttemptStarted, Submitted
 
-TOY = TESTS / "submit" / "toy_program.py"
 QUICK = {"grace_s": 1, "poll_s": 0.05, "settle_s": 0.5}
 
 
@@ -54,7 +53,7 @@ def test_a_program_is_submitted_waited_for_and_read(user: LocalUser) -> None:
     kinds = [type(event) for event in run.events()]
     assert (kinds[0], AttemptStarted in kinds, AttemptEnded in kinds) == (Submitted, True, True)
     assert run.events(since=datetime.now(UTC)) == []
-    assert run.metrics().steps["loss"][-1] == pytest.approx(1 / 12)
+    assert run.metrics().steps["loss"][-1] == pytest.approx(4.2 * 0.99**12)
     assert run.config.trainer is not None and run.config.trainer.command[-1] == "12"
     assert run.cancel() is None
 

@@ -22,12 +22,13 @@ from unittest.mock import patch
 
 import pytest
 
-from tests import bench, forked, stand_in
+from tests import bench, forked
 from tests.checkout import ROOT
 from tests.forked import client
 from tests.on_slurm.cluster.as_user import COMMAND_EVERY_S
 from tests.on_slurm.cluster.slurm_cluster import SlurmCluster
 from tests.on_slurm.cluster.user import configure
+from tests.submit.local_runs import PACE
 from tests.waiting import wait_for
 from zslurm.run.run_dir import RunDir
 from zslurm.run.state.run_state import look
@@ -35,15 +36,15 @@ from zslurm.train.data.build.inspect import unigram_entropy
 from zslurm.train.data.bundle import Corpus
 from zslurm.train.jsonl import read_jsonl
 
+SMALL = "model: {layers: 2, hidden_size: 64, head_dim: 16, expert_hidden_size: 64}\n"
+"""For the run file: what it trains is not what the documents are about."""
+
 BASE = [ROOT / "README.md", ROOT / "docs" / "start-laptop.md"]
 """Whose commands run first: the others continue from what they leave."""
 
 DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 LINKING = [*DOCUMENTS, ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *sorted(ROOT.glob("*/README.md"))]
 _BLOCK = re.compile(r"^```(?P<kind>[^\n]+)\n(?P<text>.*?)^```$", re.MULTILINE | re.DOTALL)
-STAND_INS = ("checkpoints.md", "mixtures.md", "report.md")
-"""Documents whose own runs only have to start, to save and to end: the model that they show is the README's."""
-
 _LINK = re.compile(r"\]\((?!https?:)([^)#]+)")
 
 
@@ -90,7 +91,7 @@ def local(tmp_path_factory: pytest.TempPathFactory, programs: dict[str, str]) ->
     """A directory in which the commands of BASE were run: few steps of a small model; later runs have one rank."""
     directory = prepare(tmp_path_factory.mktemp("docs"), tokens=12 * 1024)
     with (directory / "run.yaml").open("a") as file:
-        file.write("model: {layers: 2, hidden_size: 64, head_dim: 16, expert_hidden_size: 64}\n")
+        file.write(SMALL)
     for document in BASE:
         for block in blocks("bash", document):
             run_locally(block, directory, programs)
@@ -126,9 +127,6 @@ def run_locally(block: Block, directory: Path, programs: dict[str, str]) -> None
         "XDG_CONFIG_HOME": str(directory / "config"),
         "OMP_NUM_THREADS": "1",
     }
-    if block.document in STAND_INS:
-        environment |= stand_in.environment({"PYTHONPATH": programs["PYTHONPATH"]})
-        environment["ZSLURM_TEST_FORKED"] = ",".join(forked.OTHERS)
     done = subprocess.run(
         ["bash", "-euo", "pipefail", "-c", block.text],
         cwd=directory, env=environment, capture_output=True, text=True, timeout=300, check=False,
@@ -173,12 +171,14 @@ def cluster_directory(slurm_cluster: SlurmCluster, data: Path) -> Iterator[Path]
     directory = prepare(slurm_cluster.user_dir("docs-test"))
     shutil.copytree(data, directory / "data")
     slurm_cluster.run(["chmod", "-R", "u+rwX", directory], check=False)
-    # Ranks that are no trainers, and not done with the README's few steps before the next command comes.
-    ranks = slurm_cluster.installation().sources / "tests" / "stand_in" / stand_in.IN_RANKS.name
-    env = stand_in.environment({"ZSLURM_TEST_STEP_S": "0.5"}, ranks)
-    env = slurm_cluster.forking([*forked.STAND_INS, *forked.OTHERS], env, customized=True)
+    # A pace at which ranks are not done with the README's few steps before the next command comes.
+    slurm_cluster.run(["mkdir", directory / "pace"])
+    (directory / "pace" / "plan.json").write_text(json.dumps({"pace_s": 0.5, "faults": []}))
+    pace = slurm_cluster.installation().sources / PACE.relative_to(ROOT)
+    env = {"PYTHONPATH": str(pace), "ZSLURM_TEST_FAULTS": str(directory / "pace")}
+    env = slurm_cluster.forking([*forked.RANKS, *forked.OTHERS], env, torch=True, customized=True)
     with (directory / "run.yaml").open("a") as file:
-        file.write(f"cluster:\n  env: {json.dumps(env)}\n")
+        file.write(f"{SMALL}cluster:\n  env: {json.dumps(env)}\n")
     configure(slurm_cluster)
     yield directory
     slurm_cluster.restore()  # and wait: a job that still ends would write into the next test's directory

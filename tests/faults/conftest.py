@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.faults.checks import curve, spread_of_twins
-from tests.faults.harness import PARTITION, FaultRun, Trainer
+from tests.faults.harness import PARTITION, FaultRun
 from tests.faults.kept_results import commit, place
 from tests.faults.nodes import FaultNodes
 from tests.faults.table import Table
@@ -41,15 +41,15 @@ def site(slurm_cluster: SlurmCluster, samples: bool) -> Iterator[tuple[User, Fau
 class Undisturbed:
     """The run to which nothing happens: made once per session, when it is first asked for."""
 
-    def __init__(self, place: Path, trainer: Trainer) -> None:
-        self._place, self._trainer = place, trainer
+    def __init__(self, place: Path) -> None:
+        self._place = place
         self._curve: list[float] | None = None
         self._spread: float | None = None
 
     def curve(self, user: User, nodes: FaultNodes) -> list[float]:
         """Its losses."""
         if self._curve is None:
-            run = FaultRun(user, nodes, "undisturbed", trainer=self._trainer)
+            run = FaultRun(user, nodes, "undisturbed")
             run.submit(pace_s=0)
             assert run.wait_until_over()["outcome"] == "completed", run.story()
             self._curve = curve(run.path)
@@ -103,14 +103,8 @@ def samples(pytestconfig: pytest.Config) -> bool:
 
 
 @pytest.fixture(scope="session")
-def trainer(samples: bool) -> Trainer:
-    """The real trainer for the matrix; a stand-in for its samples."""
-    return "stand-in" if samples else "real"
-
-
-@pytest.fixture(scope="session")
-def undisturbed(tmp_path_factory: pytest.TempPathFactory, trainer: Trainer) -> Undisturbed:
-    return Undisturbed(tmp_path_factory.mktemp("undisturbed"), trainer)
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Undisturbed:
+    return Undisturbed(tmp_path_factory.mktemp("undisturbed"))
 
 
 @pytest.fixture(scope="session")

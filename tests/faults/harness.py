@@ -10,7 +10,7 @@ import subprocess
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import psutil
 from torch.distributed import PrefixStore, TCPStore
@@ -47,9 +47,6 @@ SENSORS: dict[str, Any] = {"period_s": 1.0, "progress_s": 0.5}
 
 PARTITION = "small"
 
-Trainer = Literal["stand-in", "real"]
-"""What the ranks are: see `User.write_run`."""
-
 _OVER = {"completed", "failed"}
 _DEADLINE_S = 420.0
 _HOOK = Path(__file__).parent / "in_ranks"
@@ -64,12 +61,10 @@ class FaultRun:
         nodes: FaultNodes,
         name: str,
         *,
-        trainer: Trainer = "real",
         steps: int = STEPS,
         in_memory: bool = False,
     ) -> None:
         self.user, self.nodes, self.name, self.steps = user, nodes, name, steps
-        self.trainer: Trainer = trainer
         self.in_memory = in_memory
         """Whether `aegis.recovery` is `memory`."""
         self.cluster: SlurmCluster = user.cluster
@@ -109,7 +104,7 @@ class FaultRun:
             self.name,
             steps=self.steps,
             nodes=nodes,
-            trainer=self.trainer,
+            trainer="real",
             forked_ranks=self.user.forks,
             slurm=settings,
             cluster=mine["cluster"] | {"env": env},

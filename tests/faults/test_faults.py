@@ -1,6 +1,6 @@
 """Every fault of the matrix on a real Slurm: the run continues by itself, or stops if it must.
 
-`make test` runs one of them with stand-ins for ranks, `make faults` and `make soak` all with the trainer.
+`make test` runs one of them, `make faults` and `make soak` all.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import pytest
 
 from tests.faults import checks
 from tests.faults.conftest import Undisturbed
-from tests.faults.harness import FaultRun, Trainer
+from tests.faults.harness import FaultRun
 from tests.faults.in_memory import MemoryRow
 from tests.faults.matrix import ROWS, Injected, Row
 from tests.faults.nodes import FaultNodes
@@ -27,12 +27,10 @@ _ALL = [pytest.param(row, id=row.id, marks=() if row.sample else pytest.mark.fau
 
 
 @pytest.mark.parametrize("row", _ALL)
-def test_the_run_survives(
-    row: Row, site: tuple[User, FaultNodes], trainer: Trainer, undisturbed: Undisturbed, table: Table
-) -> None:
+def test_the_run_survives(row: Row, site: tuple[User, FaultNodes], undisturbed: Undisturbed, table: Table) -> None:
     curve = undisturbed.curve(*site)
     table.failed(row)  # unless it comes to its end below
-    with run_of(row, site, trainer) as run:
+    with run_of(row, site) as run:
         injected = inject(row, run)
         if row.slurm.get("time"):
             run.lift_time_limit(injected.time)
@@ -47,9 +45,9 @@ def test_the_run_survives(
 
 
 @contextmanager
-def run_of(row: Row, site: tuple[User, FaultNodes], trainer: Trainer) -> Iterator[FaultRun]:
+def run_of(row: Row, site: tuple[User, FaultNodes]) -> Iterator[FaultRun]:
     """The run that a row's fault happens to; what fails is raised with its story, and nothing of it is left."""
-    run = FaultRun(*site, f"fault-{row.number:02d}", trainer=trainer, in_memory=isinstance(row, MemoryRow))
+    run = FaultRun(*site, f"fault-{row.number:02d}", in_memory=isinstance(row, MemoryRow))
     try:
         yield run
     except (AssertionError, TimeoutError) as error:

@@ -29,7 +29,7 @@ def test_the_run_survives_in_memory(
     row: MemoryRow, site: tuple[User, FaultNodes], undisturbed_ranks: UndisturbedRanks, table: Table
 ) -> None:
     table.failed(row)  # unless it comes to its end below
-    with run_of(row, site, "real") as run:
+    with run_of(row, site) as run:
         injected = inject(row, run)
         if row.after is not None:
             run.wait_until_recovered()

@@ -13,7 +13,7 @@ import pytest
 
 from tests.faults import checks, further
 from tests.faults.conftest import Undisturbed
-from tests.faults.harness import FaultRun, Trainer
+from tests.faults.harness import FaultRun
 from tests.faults.kept_results import commit, place, today
 from tests.faults.matrix import Injected, Row, by_itself
 from tests.faults.nodes import FaultNodes
@@ -51,7 +51,6 @@ def with_preemption(slurm_cluster: SlurmCluster) -> Iterator[None]:
 def test_it_ends_as_its_worse_half_would(
     pair: Pair,
     site: tuple[User, FaultNodes],
-    trainer: Trainer,
     undisturbed: Undisturbed,
     pair_table: PairTable,
     request: pytest.FixtureRequest,
@@ -60,7 +59,7 @@ def test_it_ends_as_its_worse_half_would(
     if pair.needs_preemption:
         request.getfixturevalue("with_preemption")
     curve = undisturbed.curve(user, nodes)
-    run = FaultRun(user, nodes, f"pair-{PAIRS.index(pair):02d}", trainer=trainer)
+    run = FaultRun(user, nodes, f"pair-{PAIRS.index(pair):02d}")
     expected = Expected.of(pair)
     pair_table.failed(pair.id)  # unless it comes to its end below
     try:

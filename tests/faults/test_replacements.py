@@ -125,7 +125,7 @@ def memory_left(run: FaultRun, injected: Injected) -> list[Path]:
 
 @pytest.mark.parametrize("row", [pytest.param(row, id=row.id) for row in ROWS])
 def test_the_run_survives(row: Row, site: tuple[User, FaultNodes]) -> None:
-    with run_of(row, site, "real") as run:
+    with run_of(row, site) as run:
         injected = inject(row, run)
         end = run.wait_until_over()
         check(row, run, injected, end["outcome"])

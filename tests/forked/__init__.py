@@ -33,9 +33,6 @@ BESIDE_RANKS = (
 )
 """They do as well."""
 
-STAND_INS = ("zslurm.job.rank",)
-"""Ranks that are stand-ins for the trainer (tests/stand_in) do not import torch: their server has not either."""
-
 OTHERS = (
     "submitit.core._submit",
     "zslurm.aegis.agent.main",
@@ -50,15 +47,10 @@ PROGRAM_RANKS = ("zslurm.job.program.rank",)
 
 WITHOUT_TORCH = (
     *OTHERS,
-    *STAND_INS,
     *PROGRAM_RANKS,
     "zslurm.aegis.supervisor.job",
     "zslurm.aegis.supervisor.supervisor",
     "zslurm.submit.plugin.job_environment",
-    # What the stand-ins import.
-    "numpy",
-    "zslurm.checkpoint_tools",
-    "zslurm.train.sections.segments",
 )
 WITH_TORCH = (
     *WITHOUT_TORCH,

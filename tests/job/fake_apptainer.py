@@ -40,8 +40,6 @@ call = {{"binds": binds, "options": options, "image": image, "command": words,
         "rank": os.environ.get("RANK", os.environ.get("SLURM_PROCID"))}}
 with open({log!r}, "a") as log:
     log.write(json.dumps(call) + "\\n")
-if {path!r}:
-    os.environ["PYTHONPATH"] = {path!r} + ":" + os.environ.get("PYTHONPATH", "")
 command, early = None, []
 def pass_on(number, _):
     early.append(number) if command is None else command.send_signal(number)
@@ -59,13 +57,12 @@ sys.exit(command.wait())
 class FakeApptainer:
     """The program in a directory of its own, and an image for it."""
 
-    def __init__(self, directory: Path, python: Path = Path(sys.executable), path: Path | None = None) -> None:
+    def __init__(self, directory: Path, python: Path = Path(sys.executable)) -> None:
         """Write the program.
 
         Args:
             directory: where.
             python: its own interpreter.
-            path: where the image has further modules of Python, which come before those of its command.
         """
         self.directory = directory / "bin"
         self.directory.mkdir()
@@ -74,7 +71,7 @@ class FakeApptainer:
         self.image = directory / "image.sif"
         self.image.touch()
         program = self.directory / "apptainer"
-        program.write_text(SCRIPT.format(python=python, log=str(self.log), path="" if path is None else str(path)))
+        program.write_text(SCRIPT.format(python=python, log=str(self.log)))
         program.chmod(0o755)
 
     @property

@@ -38,7 +38,7 @@ def test_finished_jobs_keep_their_state(user: User) -> None:
     waiting = user.zslurm(
         "submit", "-q", user.write_run("withdrawn", nodes=1, slurm={"flags": {"begin": "now+1hour"}})
     )
-    program = write(user, "broken", ["sh", "-c", "exit 2"], nodes=1, aegis={"retries": 0})
+    program = write(user, "broken", command=["sh", "-c", "exit 2"], nodes=1, aegis={"retries": 0})
     broken = user.zslurm("submit", "-q", program)
     user.wait_for_state("done", "completed")
     user.wait_for_state("broken", "failed")
@@ -67,8 +67,9 @@ def test_a_forgotten_job_without_accounting_is_shown_by_its_recorded_outcome(use
 
 def test_the_steps_of_a_job_are_read_from_accounting(user: User) -> None:
     """What the report takes for ranks that were killed and left no record of their own."""
-    job = user.zslurm("submit", "-q", user.write_run("measured", nodes=1))
-    user.wait_for_state("measured", "completed")
+    run_file = user.write_run("measured", "kill:8:0:*", nodes=1, aegis={"mode": "off"})
+    job = user.zslurm("submit", "-q", run_file)
+    user.wait_for_state("measured", "failed")
     options = ["--duplicates", "--noheader", "--noconvert", "--parsable2", f"--delimiter={FIELD_END}"]
 
     def ranks() -> list[StepUsage]:

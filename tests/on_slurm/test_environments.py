@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests import stand_in
+from tests import programs
 from tests.job.fake_apptainer import FakeApptainer
 from tests.on_slurm.cluster.slurm_cluster import SlurmCluster
 from tests.on_slurm.cluster.user import ENDLESS, STEPS, User, at_work
@@ -34,8 +34,7 @@ def outside(slurm_cluster: SlurmCluster) -> Iterator[User]:
 def container(user: User, **settings: Any) -> tuple[FakeApptainer, dict[str, Any]]:
     """An apptainer for the user, and the section `cluster` of a run inside it."""
     python = user.cluster.installation().python
-    stand_ins = user.cluster.installation().sources / "tests" / "stand_in" / stand_in.IN_RANKS.name
-    apptainer = FakeApptainer(user.directory, python, path=stand_ins)
+    apptainer = FakeApptainer(user.directory, python)
     for path in (apptainer.log, apptainer.image):
         path.chmod(0o666)
     section = {
@@ -52,7 +51,7 @@ def test_ranks_start_inside_are_requeued_and_continue(outside: User) -> None:
     user.zslurm("submit", user.write_run("inside", steps=ENDLESS, cluster=cluster))
     user.wait_for_step("inside", 3)
     checks = [call for call in apptainer.calls if "zslurm.job.preparation.container_check" in call["command"]]
-    ranks = [call for call in apptainer.calls if "zslurm.job.rank" in call["command"]]
+    ranks = [call for call in apptainer.calls if "zslurm.job.program.rank" in call["command"]]
     assert len(checks) == 2, "one for each node"
     assert sorted(call["rank"] for call in ranks) == ["0", "1"]
     assert {tuple(call["options"]) for call in ranks} == {("--rocm",)}
@@ -86,7 +85,9 @@ def test_the_environment_is_staged_once_per_node_and_goes_with_the_job(user: Use
     local_disk = user.directory / "node-local"
     user.cluster.run(["mkdir", local_disk])
     cluster = {"venv": str(prefix), "stage_env": str(local_disk)}
-    job_id = user.zslurm("submit", "-q", user.write_run("staged", cluster=cluster))
+    command = programs.command(STEPS, **user.places() | {"python": "python"})
+    run_file = user.write_run("staged", trainer_section={"command": command}, cluster=cluster)
+    job_id = user.zslurm("submit", "-q", run_file)
     state = user.wait_for_state("staged", "completed", "failed")
     assert state["state"] == "completed", user.zslurm("logs", "staged", "--supervisor")
     assert state["step"] == STEPS

@@ -24,7 +24,7 @@ PATIENT = {"recovery": "memory", "recovery_s": 60, "hang": {"setup_s": 300, "ste
 
 def test_a_killed_rank_and_a_dead_node_are_replaced_in_memory(site: tuple[User, FaultNodes]) -> None:
     user, nodes = site
-    run = FaultRun(user, nodes, "memory", trainer="real", steps=100_000)
+    run = FaultRun(user, nodes, "memory", steps=100_000)
     run.submit(nodes=3, slurm={"spares": 1}, aegis=PATIENT)
     _lose(run, 1, what=lambda: run.signal_rank(1))
     dead = run.node_of(2)
@@ -45,7 +45,7 @@ def test_a_killed_rank_and_a_dead_node_are_replaced_in_memory(site: tuple[User, 
 def test_ranks_move_off_a_node_as_asked_and_as_the_site_drains_one(site: tuple[User, FaultNodes]) -> None:
     """First by the command, then because an administrator drains a node; each takes a spare, no step is lost."""
     user, nodes = site
-    run = FaultRun(user, nodes, "moves", trainer="real", steps=100_000)
+    run = FaultRun(user, nodes, "moves", steps=100_000)
     run.submit(nodes=2, slurm={"spares": 2}, aegis=PATIENT)
     run.wait_for_step(2)
     off = run.node_of(0)

@@ -56,7 +56,7 @@ def test_every_command_survives_a_controller_that_is_away(user: User) -> None:
             assert "Traceback" not in done.stderr
             assert done.stderr.count("\n") == 1
         assert not (user.directory / "runs" / "another" / "submissions.jsonl").exists()
-        assert user.zslurm("logs", "goes-on", "-n", "1").startswith(("step ", "saved step-")), (
+        assert user.zslurm("logs", "goes-on", "-n", "1").startswith(("step ", "saved step ")), (
             "files need no Slurm"
         )
     finally:

@@ -48,7 +48,8 @@ def user(cluster: SlurmCluster) -> Iterator[User]:
 def start(user: User, name: str, partition: str, *, step: int = 2, **sections: Any) -> str:
     """A run under way on both nodes; returns its job id."""
     slurm = {"partition": partition} | sections.pop("slurm", {})
-    job_id = user.zslurm("submit", "-q", user.write_run(name, steps=ENDLESS, slurm=slurm, **sections))
+    run_file = user.write_run(name, steps=ENDLESS, forked_ranks=False, slurm=slurm, **sections)
+    job_id = user.zslurm("submit", "-q", run_file)
     user.wait_for_step(name, step)
     return job_id
 

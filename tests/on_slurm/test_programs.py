@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests import forked
+from tests import programs
 from tests.on_slurm.cluster.slurm_cluster import SlurmCluster
-from tests.on_slurm.cluster.user import User, at_work
+from tests.on_slurm.cluster.user import ENDLESS, User, at_work
 from tests.on_slurm.test_environments import container
 from tests.waiting import wait_for
+from zslurm.run.run_dir import RunDir
 from zslurm.slurm.hostlist import expand
 
 pytestmark = pytest.mark.slurm
@@ -28,34 +28,18 @@ def user(slurm_cluster: SlurmCluster) -> Iterator[User]:
         yield person
 
 
-def toy(user: User, *words: object) -> list[str]:
-    """The words of tests/submit/toy_program.py."""
-    installation = user.cluster.installation()
-    return [str(installation.python), str(installation.sources / "tests/submit/toy_program.py"), *map(str, words)]
-
-
 def write(
-    user: User, name: str, command: list[str], *, nodes: int = 2, forked_ranks: bool = True, **sections: Any
+    user: User,
+    name: str,
+    *words: str,
+    command: list[str] | None = None,
+    trainer: dict[str, Any] | None = None,
+    **sections: Any,
 ) -> Path:
-    """A run file for a program, which works in a separate directory.
-
-    Forked ranks and their programs do not belong to the Slurm step: Slurm sends them no signal.
-    """
-    work = user.directory / f"{name}-work"
-    user.cluster.run(["mkdir", "-p", work])
-    trainer = {"command": command, "directory": str(work), "checkpoints": "saved/*.txt", "steps": STEPS}
-    modules = [*forked.OTHERS, *(forked.PROGRAM_RANKS if forked_ranks else ())]
-    body = {
-        "run": {"name": name},
-        "trainer": trainer | sections.pop("trainer", {}),
-        "slurm": {"nodes": nodes, "ranks_per_node": 1, "time": "10:00"} | sections.pop("slurm", {}),
-        "parallel": {"device": "cpu"},
-        "aegis": {"grace_s": 3} | sections.pop("aegis", {}),
-        "cluster": {"env": user.cluster.forking(modules)} | sections.pop("cluster", {}),
-    }
-    path = user.directory / f"{name}.yaml"
-    path.write_text(json.dumps(body | sections, indent=1))
-    return path
+    """A run file of a run without GPUs, with the program of tests/programs or with another command."""
+    changes = (trainer or {}) | ({"command": command} if command else {})
+    sections = {"steps": STEPS, "parallel": {"device": "cpu"}} | sections
+    return user.write_run(name, *words, trainer_section=changes, **sections)
 
 
 def decisions(user: User, run: str) -> list[tuple[str, str | None]]:
@@ -64,7 +48,7 @@ def decisions(user: User, run: str) -> list[tuple[str, str | None]]:
 
 
 def saved(user: User, run: str) -> int:
-    return max((int(path.stem) for path in (user.directory / f"{run}-work/saved").glob("*.txt")), default=0)
+    return programs.saved_step(RunDir(user.directory / "runs" / run))
 
 
 def test_ranks_get_torchruns_variables_the_networks_rules_and_their_own(user: User) -> None:
@@ -96,16 +80,12 @@ def test_ranks_get_torchruns_variables_the_networks_rules_and_their_own(user: Us
 
 
 def test_all_ranks_are_asked_by_the_signal_that_the_program_wants_and_continue_after_a_requeue(user: User) -> None:
-    user.zslurm("submit", write(user, "stops", toy(user, 100_000), forked_ranks=False))
+    user.zslurm("submit", write(user, "stops", steps=ENDLESS, forked_ranks=False))
     user.wait_for_step("stops", 5)
     user.zslurm("requeue", "stops", "--now")
     wait_for(lambda: any(row["attempt"] == 2 for row in user.steps("stops")), "the second attempt to take a step")
-    log = (user.directory / "runs/stops/attempts/000002/logs/rank-00000.log").read_text(errors="replace")
-    first = int(re.findall(r"step=(\d+)", log)[0])  # metrics may miss it: a rank is looked at ten times a second
-    assert (user.directory / f"stops-work/saved/{first - 1:04d}.txt").exists(), (
-        "it saved where it was asked to stop"
-    )
-    assert first > user.stopped_at("stops")
+    first = next(row["step"] for row in user.steps("stops") if row["attempt"] == 2)
+    assert first == user.stopped_at("stops") + 1, "it saved where it was asked to stop"
     user.zslurm("cancel", "stops", "--wait")
     state = user.state("stops")
     assert (state["state"], state["attempt"]) == ("cancelled", 2)
@@ -117,9 +97,9 @@ def test_all_ranks_are_asked_by_the_signal_that_the_program_wants_and_continue_a
 
 def test_a_lost_node_is_replaced_by_a_spare_and_the_program_continues_from_what_it_saved(user: User) -> None:
     slurm = {"spares": 1}
-    trainer = {"env": {"PACE_S": "0.05"}, "steps": 150}
+    trainer = {"env": {"STEP_S": "0.05"}}
     cluster = {"gpus_per_node": 0}  # a check of the spare would miss the GPUs
-    run = write(user, "lost", toy(user, 150), slurm=slurm, trainer=trainer, cluster=cluster)
+    run = write(user, "lost", steps=150, slurm=slurm, trainer=trainer, cluster=cluster)
     user.zslurm("submit", run)
     user.wait_for_step("lost", 25)
     victim = json.loads((user.directory / "runs/lost/attempts/000001/attempt.json").read_text())["nodes"]
@@ -134,7 +114,8 @@ def test_a_lost_node_is_noticed_without_any_sign_of_the_program(user: User) -> N
     cluster = {"gpus_per_node": 0}
     trainer = {"checkpoints": None, "steps": None}
     command = ["sh", "-c", "[ {attempt} != 1 ] || sleep 1000"]
-    user.zslurm("submit", write(user, "mute", command, slurm={"spares": 1}, trainer=trainer, cluster=cluster))
+    run = write(user, "mute", command=command, slurm={"spares": 1}, trainer=trainer, cluster=cluster)
+    user.zslurm("submit", run)
     wait_for(lambda: any(e["event"] == "agents_started" for e in user.events("mute")), "the agents to start")
     user.cluster.kill_node(user.nodes_of("mute")[1])
     state = user.wait_for_state("mute", "completed", "failed")
@@ -151,27 +132,27 @@ def test_a_hang_is_found_by_a_log_that_grows_no_more(user: User) -> None:
     )
     limits = {"hang": {"step_s": 6.0}, "sensors": {"progress_s": 0.5}}
     trainer = {"progress": {"grows": "log"}, "checkpoints": None, "steps": None}
-    user.zslurm("submit", write(user, "quiet", ["sh", "-c", line], aegis=limits, trainer=trainer))
+    user.zslurm("submit", write(user, "quiet", command=["sh", "-c", line], aegis=limits, trainer=trainer))
     state = user.wait_for_state("quiet", "completed", "failed")
     assert (state["state"], state["attempt"]) == ("completed", 2), state
     assert decisions(user, "quiet") == [("restart", "rank_hang")]
 
 
 def test_an_error_reaches_slurm_wait_why_and_what_depends_on_the_run(user: User) -> None:
-    run = write(user, "wrong", toy(user, STEPS, "raise", 3, 1), aegis={"retries": 0})
+    run = write(user, "wrong", "raise:3:1:*", aegis={"retries": 0})
     code, messages = user.fails("submit", run, "--wait")
     assert (code, "ValueError: a matrix has the wrong shape" in messages) == (93, True)
     answer = user.zslurm("why", "wrong")
     assert "ValueError: a matrix has the wrong shape" in " ".join(answer.split())
     assert "a matrix has the wrong shape" in user.zslurm("logs", "wrong", "--errors")
-    after = write(user, "after", toy(user, STEPS), slurm={"flags": {"kill-on-invalid-dep": "yes"}})
+    after = write(user, "after", slurm={"flags": {"kill-on-invalid-dep": "yes"}})
     user.zslurm("submit", after, "--dependency", "wrong")
     assert user.wait_for_state("after", "cancelled", "completed")["state"] == "cancelled"
 
 
 def test_a_sweep_of_programs_runs_one_after_the_other(user: User) -> None:
     command = ["sh", "-c", 'echo "lr=$LR into {output_dir}"; touch {output_dir}/done-$LR']
-    run = write(user, "swept", command, nodes=1)
+    run = write(user, "swept", command=command, nodes=1)
     user.zslurm("submit", run, "--sweep", "trainer.env.LR=1e-3,3e-4", "--max-concurrent", "1")
     for name, value in (("swept-LR1e-3", "0.001"), ("swept-LR3e-4", "0.0003")):
         assert user.wait_for_state(name, "completed", "failed")["state"] == "completed"
@@ -181,7 +162,7 @@ def test_a_sweep_of_programs_runs_one_after_the_other(user: User) -> None:
 
 def test_a_program_runs_in_a_container(user: User) -> None:
     apptainer, cluster = container(user)
-    user.zslurm("submit", write(user, "inside", toy(user, STEPS), forked_ranks=False, cluster=cluster))
+    user.zslurm("submit", write(user, "inside", forked_ranks=False, cluster=cluster))
     state = user.wait_for_state("inside", "completed", "failed")
     assert (state["state"], state["step"]) == ("completed", STEPS), state
     inside = [call for call in apptainer.calls if "zslurm.job.program.rank" in call["command"]]

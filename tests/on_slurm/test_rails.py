@@ -35,8 +35,7 @@ class RailUser(User):
 
     def submit(self, name: str, *, nodes: int = 4, **cluster: Any) -> str:
         """Submit a run of a few steps on so many nodes; returns the job id."""
-        phase = {"tokens": 4 * 128, "context": 16, "global_batch": 8, "micro_batch": 1, "lr": 3e-3}
-        run_file = self.write_run(name, nodes=nodes, phases=[phase], slurm={"ranks_per_node": 1}, cluster=cluster)
+        run_file = self.write_run(name, steps=4, nodes=nodes, cluster=cluster)
         return self.zslurm("submit", "-q", run_file)
 
     def kinds(self, run: str) -> list[str]:

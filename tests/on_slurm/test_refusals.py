@@ -32,11 +32,11 @@ def user(slurm_cluster: SlurmCluster) -> Iterator[User]:
 
 
 @pytest.fixture(scope="module")
-def completed(slurm_cluster: SlurmCluster) -> Iterator[User]:
-    """A user whose run `refused` has completed; whatever is refused later leaves it alone."""
+def ended(slurm_cluster: SlurmCluster) -> Iterator[User]:
+    """A user whose run `refused` has failed, and may be submitted again; what is refused leaves it alone."""
     with at_work(slurm_cluster, "refused-test") as person:
-        person.zslurm("submit", person.write_run("refused", steps=4, nodes=1))
-        person.wait_for_state("refused", "completed", "failed")
+        person.zslurm("submit", person.write_run("refused", "exit-3:2:0:*", nodes=1, aegis={"mode": "off"}))
+        person.wait_for_state("refused", "failed")
         yield person
 
 
@@ -60,18 +60,17 @@ def one_line(message: str) -> str:
     ],
 )  # fmt: skip
 def test_what_slurm_refuses_is_passed_on_and_the_run_stays_as_it_was(
-    completed: User, options: tuple[str, ...], words: str
+    ended: User, options: tuple[str, ...], words: str
 ) -> None:
-    user = completed
+    user = ended
     run = user.directory / "runs" / "refused"
     files = [run / name for name in ("config.json", "script.sh", "submissions.jsonl", "code.json")]
     before = [path.read_bytes() for path in files]
-    more = ("--set", "phases[0].tokens=768")  # a run that is complete is not submitted again
-    code, message = user.fails("submit", user.directory / "refused.yaml", *more, *options)
+    code, message = user.fails("submit", user.directory / "refused.yaml", *options)
     assert code == 1
     assert words in one_line(message)
     assert [path.read_bytes() for path in files] == before
-    assert user.state("refused")["state"] == "completed"
+    assert user.state("refused")["state"] == "failed"
 
 
 @pytest.mark.parametrize(
@@ -92,8 +91,7 @@ def test_what_slurm_takes_and_never_starts_says_why(
 ) -> None:
     if reason == "account" and slurm_version() >= (24, 11, 0):
         pytest.skip("since Slurm 24.11 AllowAccounts is not enforced without accounting")
-    phase = {"tokens": 18 * 16, "context": 16, "global_batch": 18, "micro_batch": 1, "lr": 3e-3}
-    run_file = user.write_run("waits", phases=[phase])
+    run_file = user.write_run("waits")
     done = user.cluster.zslurm("submit", run_file, *options, cwd=user.directory, check=False)
     if done.returncode:  # this Slurm refuses it at once
         assert re.search(reason, one_line(done.stderr), re.IGNORECASE)

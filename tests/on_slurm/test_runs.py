@@ -50,6 +50,8 @@ def test_it_completes_and_equals_a_local_run(user: User) -> None:
     state = user.wait_for_state("complete", "completed", "failed")
     assert state["state"] == "completed", state
     assert (state["step"], state["checkpoint_step"], state["exit_code"]) == (STEPS, STEPS, 0)
+    (prepared,) = [event for event in user.events("complete") if event["event"] == "kernels_prepared"]
+    assert prepared["problems"] == {"no GPU is seen": state["nodes"]}, "GPUs are files here"
     local = user.cluster.zslurm(
         "submit", run_file, "--cluster", "local", "--set", "run.name=local", "--set", "slurm.ranks_per_node=2",
         "--nodes", "1", "--wait", cwd=user.directory,
@@ -107,7 +109,7 @@ def test_a_users_bug_fails_the_run_with_its_cause(user: User) -> None:
 
 def test_a_step_that_was_cancelled_is_called_so_and_started_again(user: User) -> None:
     """`scancel JOB.STEP` by a user or an administrator. It looked like ranks that were killed."""
-    user.zslurm("submit", user.write_run("stepless", steps=ENDLESS))
+    user.zslurm("submit", user.write_run("stepless", steps=ENDLESS, forked_ranks=False))
     user.wait_for_step("stepless", 2)
     steps = user.cluster.run(["squeue", "--steps", "--noheader", "-o", "%i %j"]).stdout.splitlines()
     (step,) = [line.split()[0] for line in steps if line.endswith("attempt-1")]
@@ -122,8 +124,8 @@ def test_a_step_that_was_cancelled_is_called_so_and_started_again(user: User) ->
     user.zslurm("cancel", "stepless", "--wait")
 
 
-SLOW = {"env": {"ZSLURM_TEST_STEP_S": "0.5"}}
-"""Stand-ins whose run waits for its time limit, and has nothing to do meanwhile."""
+SLOW = {"env": {"STEP_S": "0.5"}}
+"""A run that waits for its time limit, and has nothing to do meanwhile."""
 
 
 def test_the_time_limit_saves_and_goes_back_into_the_queue(user: User) -> None:

@@ -48,7 +48,7 @@ def test_two_nodes_measure_storage_and_leave_nothing(user: User) -> None:
     applied = user.cluster.zslurm("bench", "apply", str(out), cwd=user.directory, check=True)
     pages = max(row["pages_per_s"] for row in result.rows if row.get("pages_per_s"))
     assert "storage_iops" in (applied.stdout + applied.stderr)
-    words = ("plan", "io", str(user.write_run("measured")), "--step-time", "0.5")
+    words = ("plan", "io", str(user.write_run("measured", trainer="real")), "--step-time", "0.5")
     planned = user.cluster.zslurm(*words, cwd=user.directory, check=True)
     assert f"budget: {show_count(pages)} pages/s" in planned.stderr
 

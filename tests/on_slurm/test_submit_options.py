@@ -119,7 +119,7 @@ def test_a_dry_run_asks_slurm_when_it_would_start_and_submits_nothing(user: User
 
 
 def test_a_command_runs_as_a_job_with_its_output_and_its_exit_code(user: User) -> None:
-    user.zslurm("submit", user.write_run("checked", nodes=1))
+    user.zslurm("submit", user.write_run("checked", nodes=1, trainer="real"))
     assert user.wait_for_state("checked", "completed", "failed")["state"] == "completed"
     verify = ("checkpoint", "verify", "checked", "--slurm", "--json")
     done = user.cluster.zslurm(*verify, cwd=user.directory)

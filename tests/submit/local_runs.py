@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 import psutil
 
-from tests import forked, stand_in
+from tests import forked, programs
 from tests.checkout import TESTS
 from tests.run_state import state_of
 from tests.train.runs import MODEL, STEP_TOKENS, clean_environment, make_corpus
@@ -59,25 +59,30 @@ class LocalUser:
     def write_run(
         self,
         name: str,
-        *,
+        *words: str,
         steps: int = 100_000,
         ranks: int = 1,
-        trainer: Literal["stand-in", "real"] = "stand-in",
+        trainer: Literal["program", "real"] = "program",
+        save_every: int = 100_000,
         forks: bool | None = None,
         pace_s: float = 0.0,
+        trainer_section: dict[str, Any] | None = None,
         **sections: dict[str, Any],
     ) -> Path:
         """A run file; JSON is YAML.
 
         Args:
             name: of the run.
+            words: options and faults of the program.
             steps: it ends after so many.
             ranks: it has so many.
-            trainer: its ranks are stand-ins (tests/stand_in) unless this is "real".
+            trainer: zslurm's own if this is "real", else the program of tests/programs.
+            save_every: steps from one checkpoint to the next; there is always one at the end.
             forks: whether ranks are forked if the user forks: not those that a test stops, or whose process it
                 asks for; by default those without modules of the test on their PYTHONPATH.
-            pace_s: what each step of the trainer takes longer: so a run that a test waits for does not compute
-                all the time. Stand-ins have a pace anyway.
+            pace_s: what each step of zslurm's trainer takes longer: so a run that a test waits for does not
+                compute all the time. The program has a pace anyway.
+            trainer_section: changes to the section `trainer` of a program.
             sections: others of the run file, in place of what it has here.
         """
         cluster = {"name": "local"} | sections.pop("cluster", {})
@@ -88,29 +93,33 @@ class LocalUser:
             place.mkdir()
             (place / "plan.json").write_text(json.dumps({"pace_s": pace_s, "faults": []}))
             env = env | {"PYTHONPATH": str(PACE), "ZSLURM_TEST_FAULTS": str(place)}
-        if not real:
-            env = stand_in.environment(env)
         if forks:
-            modules = [*forked.OTHERS, *((*forked.RANKS, *forked.BESIDE_RANKS) if real else forked.STAND_INS)]
+            modules = [*forked.OTHERS, *((*forked.RANKS, *forked.BESIDE_RANKS) if real else forked.PROGRAM_RANKS)]
             env = forked.environment(forked.server(torch=real), modules, env, customized=True)
         elif self._forks:
             env = forked.environment(forked.server(), forked.OTHERS, env)
         cluster["env"] = env
-        phase = {"tokens": steps * STEP_TOKENS, "context": 16, "global_batch": 6, "micro_batch": 3, "lr": 3e-3}
-        body = {
+        aegis: dict[str, Any] = {"grace_s": 1, "poll_s": 0.05} | ({"recovery": "restart"} if real else {})
+        body: dict[str, Any] = {
             "run": {"name": name, "seed": 3},
-            "model": MODEL,
-            "data": {"path": str(self.data)},
-            "phases": [phase],
-            "parallel": {"dtype": "fp32", "threads": 1},
-            "checkpoint": {"every_steps": 100_000},
             "slurm": {"ranks_per_node": ranks},
             "cluster": cluster,
-            "aegis": {"recovery": "restart", "grace_s": 1, "poll_s": 0.05} | sections.pop("aegis", {}),
-            **sections,
+            "aegis": aegis | sections.pop("aegis", {}),
         }
+        if real:
+            phase = {"tokens": steps * STEP_TOKENS, "context": 16, "global_batch": 6, "micro_batch": 3, "lr": 3e-3}
+            body |= {
+                "model": MODEL,
+                "data": {"path": str(self.data)},
+                "phases": [phase],
+                "parallel": {"dtype": "fp32", "threads": 1},
+                "checkpoint": {"every_steps": save_every},
+            }
+        else:
+            body["trainer"] = programs.trainer(steps, "--save-every", save_every, *words)
+            body["trainer"] |= trainer_section or {}
         path = self.directory / f"{name}.yaml"
-        path.write_text(json.dumps(body, indent=1))
+        path.write_text(json.dumps(body | sections, indent=1))
         return path
 
     def start(self, *arguments: str | Path) -> subprocess.Popen[str]:
@@ -161,7 +170,7 @@ class LocalUser:
         return [event for event in read_jsonl(self.run_dir(name).events) if event["event"] == kind]
 
     def steps(self, name: str) -> list[dict[str, Any]]:
-        return [row for row in read_jsonl(self.run_dir(name).metrics) if row["kind"] == "step"]
+        return programs.steps_of(self.run_dir(name))
 
     def wait_for_step(self, name: str, step: int, attempt: int = 1) -> None:
         def reached() -> bool:
@@ -193,7 +202,18 @@ class LocalUser:
         return found[0]
 
     def rank(self, rank: int) -> psutil.Process:
-        return self.process("-m zslurm.job.rank", rank=rank)
+        """The process that trains: of a program not the one that starts and watches it."""
+        (found,) = (
+            process
+            for process in self.processes()
+            if process.environ().get("RANK") == str(rank)
+            and any(word in " ".join(process.cmdline()) for word in (programs.TOY.name, "-m zslurm.job.rank"))
+        )
+        return found
+
+    def watcher(self, rank: int) -> psutil.Process:
+        """The process that starts the program of a rank and watches it."""
+        return self.process("-m zslurm.job.program.rank", rank=rank)
 
     def supervisor(self) -> psutil.Process:
         """The process that the run's file names."""

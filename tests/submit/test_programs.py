@@ -13,11 +13,11 @@ from typing import Any
 import psutil
 import pytest
 
-from tests.checkout import DOCS, TESTS
+from tests import programs
+from tests.checkout import DOCS
 from tests.submit.local_runs import LocalUser
 from tests.waiting import wait_for
 
-TOY = TESTS / "submit" / "toy_program.py"
 STEPS = 30
 
 
@@ -28,26 +28,20 @@ def user(tmp_path: Path) -> Iterator[LocalUser]:
     person.close()
 
 
-def write(user: LocalUser, name: str, *words: object, ranks: int = 2, **sections: Any) -> Path:
-    """A run file for the toy program, in a directory of its own."""
-    directory = user.directory / f"{name}-work"
-    directory.mkdir(exist_ok=True)
-    trainer = {
-        "command": [sys.executable, str(TOY), *map(str, words)],
-        "directory": str(directory),
-        "checkpoints": "saved/*.txt",
-        "steps": STEPS,
-    }
-    body = {
-        "run": {"name": name},
-        "trainer": trainer | sections.pop("trainer", {}),
-        "slurm": {"ranks_per_node": ranks},
-        "cluster": {"name": "local"},
-        "aegis": {"grace_s": 1, "poll_s": 0.05, "settle_s": 0.5} | sections.pop("aegis", {}),
-    }
-    path = user.directory / f"{name}.yaml"
-    path.write_text(json.dumps(body | sections))
-    return path
+def write(
+    user: LocalUser,
+    name: str,
+    *words: str,
+    steps: int = STEPS,
+    ranks: int = 2,
+    trainer: dict[str, Any] | None = None,
+    **sections: Any,
+) -> Path:
+    """A run file of a run with the program of tests/programs, unless `trainer` has another command."""
+    aegis = {"settle_s": 0.5} | sections.pop("aegis", {})
+    return user.write_run(
+        name, *words, steps=steps, ranks=ranks, save_every=10, trainer_section=trainer, aegis=aegis, **sections
+    )
 
 
 def roots(user: LocalUser, name: str) -> list[tuple[str, int]]:
@@ -56,9 +50,9 @@ def roots(user: LocalUser, name: str) -> list[tuple[str, int]]:
 
 
 def test_a_killed_rank_is_named_and_the_program_starts_again_from_what_it_saved(user: LocalUser) -> None:
-    run = write(user, "killed", STEPS, "kill", 14, 1)
+    run = write(user, "killed", "--binary", "kill:14:1:1")
     messages = user.zslurm("submit", run, "--wait").stderr
-    assert f"killed: step {STEPS}/{STEPS}  loss 0.0333" in messages
+    assert f"killed: step {STEPS}/{STEPS}  loss {4.2 * 0.99**STEPS:.4f}" in messages
     assert roots(user, "killed") == [("rank_killed", 1)]
     state = user.state("killed")
     assert (state["state"], state["attempt"], state["step"], state["checkpoint_step"]) == (
@@ -75,7 +69,7 @@ def test_a_killed_rank_is_named_and_the_program_starts_again_from_what_it_saved(
 
 
 def test_an_error_of_the_program_is_the_cause_with_its_message(user: LocalUser) -> None:
-    run = write(user, "wrong", STEPS, "raise", 3, 1, aegis={"retries": 1})
+    run = write(user, "wrong", "raise:3:1:*", aegis={"retries": 1})
     user.zslurm("submit", run, "--wait", exit_code=93)
     cause = user.state("wrong")["cause"]
     assert (cause["rank"], cause["message"], cause["exit_code"]) == (
@@ -87,29 +81,29 @@ def test_an_error_of_the_program_is_the_cause_with_its_message(user: LocalUser) 
 
 def test_a_rank_that_hangs_is_noticed_by_its_progress(user: LocalUser) -> None:
     limits = {"hang": {"setup_s": 60.0, "step_s": 2.0}, "sensors": {"progress_s": 0.1}}
-    slow = {"env": {"PACE_S": "0.15"}}  # so that the usual time of a step is known before it hangs
-    run = write(user, "hangs", STEPS, "hang", 14, 0, aegis=limits, trainer=slow)
+    slow = {"env": {"STEP_S": "0.15"}}  # so that the usual time of a step is known before it hangs
+    run = write(user, "hangs", "hang:14:0:1", aegis=limits, trainer=slow)
     user.zslurm("submit", run, "--wait")
     assert [kind for kind, _ in roots(user, "hangs")] == ["rank_hang"]
     assert user.state("hangs")["attempt"] == 2
 
 
 def test_it_is_asked_to_stop_and_continues_with_the_next_submission(user: LocalUser) -> None:
-    run = write(user, "stops", 100_000)
+    run = write(user, "stops", steps=100_000)
     user.zslurm("submit", run)
     user.wait_for_step("stops", 15)
     user.zslurm("cancel", "stops", "--wait")
     state = user.state("stops")
     assert (state["state"], state["attempt"]) == ("cancelled", 1)
-    last = max(int(path.stem) for path in (user.directory / "stops-work" / "saved").iterdir())
+    last = programs.saved_step(user.run_dir("stops"))
     assert last > 10
-    user.zslurm("submit", write(user, "stops", last + 5))
+    user.zslurm("submit", write(user, "stops", steps=last + 5))
     assert user.wait_for_end("stops")["state"] == "completed"
-    assert user.steps("stops")[-1]["step"] == last + 5
+    assert [row["step"] for row in user.steps("stops")] == list(range(1, last + 6))
 
 
 def test_a_program_that_ignores_the_signal_is_killed(user: LocalUser) -> None:
-    run = write(user, "deaf", 100_000, "--deaf", ranks=1, trainer={"stop_s": 0.5})
+    run = write(user, "deaf", "--deaf", steps=100_000, ranks=1, trainer={"stop_s": 0.5})
     user.zslurm("submit", run)
     user.wait_for_step("deaf", 3)
     user.zslurm("cancel", "deaf", "--wait")
@@ -222,9 +216,9 @@ def test_a_program_that_overwrites_the_files_of_its_run_starts_again_all_the_sam
 
 
 def test_a_run_does_not_change_between_trainer_and_program(user: LocalUser) -> None:
-    run = write(user, "ours", 3, ranks=1)
+    run = write(user, "ours", steps=3, ranks=1)
     user.zslurm("submit", run, "--wait")
-    other = user.write_run("ours", steps=3)
+    other = user.write_run("ours", steps=3, trainer="real")
     assert "was started with trainer.command" in user.zslurm("submit", other, exit_code=2).stderr
 
 
@@ -257,7 +251,7 @@ def test_after_a_fault_warm_programs_start_with_the_modules_of_the_last_start(us
     work.mkdir()
     (work / "warm.py").write_text(WARM)
     (work / "beside.py").write_text("import os\nRANK = os.environ['RANK']\n")
-    changes = {"command": [sys.executable, "warm.py", str(work)], "warm": True, "steps": 5}
+    changes = {"command": [sys.executable, "warm.py", str(work)], "directory": str(work), "warm": True, "steps": 5}
     user.zslurm("submit", write(user, "warm", ranks=2, trainer=changes))
 
     def waiting() -> bool:

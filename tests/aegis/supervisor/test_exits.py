@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import pytest
 
@@ -28,7 +28,6 @@ def _train(
     user: LocalUser,
     name: str,
     *in_ranks: dict[str, Any],
-    trainer: Literal["stand-in", "real"] = "stand-in",
     exit_code: int = 0,
     **aegis: Any,
 ) -> list[str]:
@@ -42,7 +41,7 @@ def _train(
         name,
         steps=STEPS,
         ranks=2,
-        trainer=trainer,
+        trainer="real",
         forks=True,
         checkpoint=saves,
         cluster={"env": env},
@@ -95,7 +94,7 @@ def test_75_is_no_save_where_nobody_asked_for_one(user: LocalUser) -> None:
 
 def test_the_same_nan_at_the_same_step_stops_the_run_the_second_time(user: LocalUser) -> None:
     nan = {"what": "nan", "step": 12, "rank": 1, "times": 1000}
-    said = _train(user, "nan", nan, trainer="real", exit_code=Exit.STOPPED)
+    said = _train(user, "nan", nan, exit_code=Exit.STOPPED)
     state = user.state("nan")
     assert (state["state"], state["exit_code"]) == ("failed", Exit.STOPPED)
     *restarts, stop = user.events("nan", "decision")

@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
+from tests import programs
 from tests.submit.local_runs import LocalUser
 from tests.waiting import wait_for
 from zslurm.core.errors import Exit
@@ -18,7 +18,7 @@ FEW = 20
 """Of the trainer."""
 MANY = 150
 """Without a save among them: a rank that is stopped in one may take much longer than in a step."""
-SAVES = {"every_steps": 5}
+SAVE_EVERY = 5
 
 
 @pytest.fixture
@@ -26,35 +26,6 @@ def user(tmp_path: Path) -> Iterator[LocalUser]:
     person = LocalUser(tmp_path)
     yield person
     person.close()
-
-
-def _site(user: LocalUser, name: str, body: str) -> dict[str, Any]:
-    """Section `cluster` of a run whose ranks run `body` when they start; `step()` is the step that they are at."""
-    site = user.directory / name
-    site.mkdir()
-    (site / "sitecustomize.py").write_text(
-        f"""
-import os, sys, threading, time
-def step():
-    return getattr(sys.modules.get("zslurm.train.progress"), "last_step", lambda: -1)()
-def at(number, action):
-    def wait():
-        while step() < number:
-            time.sleep(0.001)
-        action()
-    threading.Thread(target=wait, daemon=True).start()
-def once(name):
-    try:
-        os.close(os.open(os.path.join({str(site)!r}, name), os.O_CREAT | os.O_EXCL))
-        return True
-    except FileExistsError:
-        return False
-if "zslurm.job.rank" in sys.orig_argv:
-    rank = int(os.environ["RANK"])
-    {body}
-"""
-    )
-    return {"env": {"PYTHONPATH": str(site)}}
 
 
 def _curve(user: LocalUser, run: str) -> list[float]:
@@ -67,13 +38,13 @@ def _decisions(user: LocalUser, run: str) -> list[str]:
 
 
 def _undisturbed(user: LocalUser, ranks: int = 2) -> list[float]:
-    run = user.write_run("undisturbed", steps=FEW, ranks=ranks, trainer="real", checkpoint=SAVES)
+    run = user.write_run("undisturbed", steps=FEW, ranks=ranks, trainer="real", save_every=SAVE_EVERY)
     user.zslurm("submit", run, "--wait")
     return _curve(user, "undisturbed")
 
 
 def test_a_killed_rank_costs_a_few_steps_and_no_human(user: LocalUser) -> None:
-    saves = {**SAVES, "background": False}  # step 5 is saved before the next one begins
+    saves = {"every_steps": SAVE_EVERY, "background": False}  # step 5 is saved before the next one begins
     run = user.write_run("killed", steps=FEW, ranks=2, trainer="real", pace_s=0.05, checkpoint=saves)
     user.zslurm("submit", run)
     user.wait_for_step("killed", 7)
@@ -91,8 +62,7 @@ def test_a_killed_rank_costs_a_few_steps_and_no_human(user: LocalUser) -> None:
 
 
 def test_a_rank_that_exits_once_is_started_again(user: LocalUser) -> None:
-    site = _site(user, "once", 'if rank == 0 and once("gone"): at(8, lambda: os._exit(1))')
-    run = user.write_run("once", steps=STEPS, ranks=2, forks=True, checkpoint=SAVES, cluster=site)
+    run = user.write_run("once", "exit-1:8:0:1", steps=STEPS, ranks=2, save_every=SAVE_EVERY)
     user.zslurm("submit", run, "--wait")
     assert _decisions(user, "once") == ["restart"]
     (fault,) = [event for event in user.events("once", "fault_detected") if event["role"] == "root"]
@@ -111,7 +81,7 @@ def test_a_rank_that_hangs_is_named_and_all_stacks_are_kept(user: LocalUser) -> 
     assert (decision["action"], decision["root"]["kind"], decision["root"]["rank"]) == ("restart", "rank_hang", 1)
     assert user.events("hangs", "stacks_dumped")
     log = user.run_dir("hangs").attempt(1).rank_log(0).read_text()
-    assert "Current thread" in log and "in train_step" in log
+    assert "Current thread" in log and "in train\n" in log
 
 
 @pytest.mark.soak
@@ -130,36 +100,17 @@ def test_a_rank_that_stopped_before_its_supervisor_was_replaced_is_found_by_the_
     assert [event.get("adopted") for event in user.events("adopts", "supervisor_started")] == [None, 1]
 
 
-_BROKEN_STEP = """
-    def patch():
-        trainer = sys.modules["zslurm.train.setup"].Trainer
-        def train_step(self, here, old=trainer.train_step):
-            if self.step == 12:
-                1 / 0
-            return old(self, here)
-        trainer.train_step = train_step
-    def wait():
-        while not hasattr(sys.modules.get("zslurm.train.setup"), "open_trainer"):
-            time.sleep(0.001)
-        patch()
-    threading.Thread(target=wait, daemon=True).start()
-"""
-
-
 def test_a_bug_that_comes_back_stops_the_run_for_good(user: LocalUser) -> None:
-    site = _site(user, "bug", _BROKEN_STEP)
-    run = user.write_run("bug", steps=STEPS, forks=True, checkpoint=SAVES, cluster=site, aegis={"retries": 1})
+    run = user.write_run("bug", "raise:12:*:*", steps=STEPS, save_every=SAVE_EVERY, aegis={"retries": 1})
     user.zslurm("submit", run, "--wait", exit_code=Exit.STOPPED)
     state = user.state("bug")
     assert (state["state"], state["exit_code"]) == ("failed", Exit.STOPPED)
-    assert "ZeroDivisionError" in state["cause"]["message"]
-    *restarts, last = _decisions(user, "bug")
-    # Two where the checkpoint before the bug was still being written when it came for the first time.
-    assert (set(restarts), last) == ({"restart"}, "stop") and len(restarts) <= 2
+    assert state["cause"]["message"] == "ValueError: a matrix has the wrong shape"
+    assert _decisions(user, "bug") == ["restart", "stop"]
 
 
 def test_observing_changes_nothing_and_says_what_would_be_done(user: LocalUser) -> None:
-    run = user.write_run("seen", steps=10_000, ranks=2, checkpoint=SAVES, aegis={"mode": "observe"})
+    run = user.write_run("seen", steps=10_000, ranks=2, save_every=SAVE_EVERY, aegis={"mode": "observe"})
     user.zslurm("submit", run)
     user.wait_for_step("seen", 7)
     user.rank(1).kill()
@@ -181,17 +132,15 @@ def test_without_aegis_the_first_failure_ends_the_run(user: LocalUser) -> None:
 
 def test_nothing_of_an_attempt_is_left_when_the_next_one_starts(user: LocalUser) -> None:
     """A child of a rank, in a session of its own, as a loader that outlives its parent."""
-    left = (
-        'if once(f"left-{rank}"): import subprocess; subprocess.Popen(["sleep", "1000"], start_new_session=True)'
-    )
-    site = _site(user, "orphans", left)
-    run = user.write_run("orphans", steps=150, ranks=2, forks=True, checkpoint=SAVES, cluster=site)
+    program = programs.command(150, "--save-every", SAVE_EVERY)
+    leaves = ["sh", "-c", 'setsid sleep 1000 & exec "$@"', "sh", *program]
+    run = user.write_run("orphans", steps=150, ranks=2, trainer_section={"command": leaves})
     user.zslurm("submit", run)
     user.wait_for_step("orphans", 7)
     orphans = [process for process in user.processes() if process.name() == "sleep"]
     assert len(orphans) == 2
     wait_for(lambda: user.events("orphans", "agents_started"), "the agent, which ends what is left")
-    user.rank(1).kill()
+    user.watcher(1).kill()  # which would else end what its program leaves
     wait_for(lambda: user.events("orphans", "attempt_cleared"), "the attempt to be cleared")
     assert not any(process.is_running() and process.status() != "zombie" for process in orphans)
     assert user.wait_for_end("orphans")["state"] == "completed"

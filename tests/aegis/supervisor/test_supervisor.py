@@ -116,9 +116,10 @@ def test_a_users_mistake_reaches_every_place_where_one_looks_for_it(user: LocalU
 
 
 def test_ranks_that_do_not_stop_in_time_are_killed(user: LocalUser) -> None:
-    user.zslurm("submit", user.write_run("deaf", ranks=2, forks=False, aegis={"save_s": 0.5}))
+    soon: dict[str, Any] = {"trainer_section": {"stop_s": 0.4}, "aegis": {"save_s": 0.5}}
+    user.zslurm("submit", user.write_run("deaf", ranks=2, forks=False, **soon))
     user.wait_for_step("deaf", 2)
-    user.rank(1).suspend()
+    user.watcher(1).suspend()  # which would else end its program after trainer.stop_s
     user.zslurm("cancel", "deaf", "--wait")
     state = user.wait_for_end("deaf")
     assert (state["state"], state["exit_code"]) == ("failed", 137)
@@ -135,7 +136,7 @@ def test_the_request_to_stop_is_repeated_until_the_ranks_listen(user: LocalUser)
     (site / "sitecustomize.py").write_text(
         f"""
 import os, sys, time
-while "zslurm.job.rank" in sys.orig_argv and not os.path.exists({str(gate)!r}):
+while "zslurm.job.program.rank" in sys.orig_argv and not os.path.exists({str(gate)!r}):
     time.sleep(0.01)
 """
     )
@@ -151,9 +152,9 @@ while "zslurm.job.rank" in sys.orig_argv and not os.path.exists({str(gate)!r}):
 def test_ranks_show_their_progress_while_they_run(user: LocalUser) -> None:
     user.zslurm("submit", user.write_run("seen", ranks=2, forks=False))
     user.wait_for_step("seen", 2)
-    ranks = [user.rank(0), user.rank(1)]
-    (folder,) = {path.parent for rank in ranks for path in _progress_records(rank.pid)}
-    for number, process in enumerate(ranks):
+    (folder,) = {path.parent for rank in range(2) for path in _progress_records(user.watcher(rank).pid)}
+    for number in range(2):
+        process = user.rank(number)
         record = read_progress(folder, number)
         assert record is not None
         assert (record.attempt, record.rank, record.pid, record.phase) == (1, number, process.pid, Phase.STEP)

@@ -112,7 +112,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """A user's directory: a run that was really submitted (`sent`), one with a tokenizer (`first`), exports."""
     directory = tmp_path_factory.mktemp("damaged")
     person = LocalUser(directory)
-    run_file = person.write_run("sent", steps=3)
+    run_file = person.write_run("sent", steps=3, trainer="real")
     person.zslurm("submit", run_file, "--wait")
     (directory / "profiles.yaml").write_text("cluster: {launcher: local}\n")
     person.close()

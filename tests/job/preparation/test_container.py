@@ -345,7 +345,8 @@ def test_an_image_without_torch_is_found_before_the_ranks_start(user: LocalUser,
     bare.write_text(f'#!/bin/sh\nexec {sys.executable} -S "$@"\n')
     bare.chmod(0o755)
     cluster = in_container(user, apptainer, python=str(bare))
-    done = user.zslurm("submit", user.write_run("bare", steps=4, cluster=cluster), "--wait", exit_code=1)
+    run_file = user.write_run("bare", steps=4, trainer="real", cluster=cluster)
+    done = user.zslurm("submit", run_file, "--wait", exit_code=1)
     assert f"its {bare} has no torch, numpy, h5py" in done.stderr
 
 

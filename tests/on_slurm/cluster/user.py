@@ -14,7 +14,8 @@ from unittest.mock import patch
 
 import psutil
 
-from tests import forked, stand_in
+from tests import forked, programs
+from tests.checkout import ROOT
 from tests.on_slurm.cluster.as_user import COMMAND_EVERY_S
 from tests.on_slurm.cluster.slurm_cluster import SlurmCluster
 from tests.run_state import state_of
@@ -52,55 +53,77 @@ class User:
     def write_run(
         self,
         name: str,
-        *,
+        *words: str,
         steps: int = STEPS,
         nodes: int = 2,
         ranks_per_node: int = 1,
-        trainer: Literal["stand-in", "real"] = "stand-in",
+        trainer: Literal["program", "real"] = "program",
+        trainer_section: dict[str, Any] | None = None,
         forked_ranks: bool | None = None,
         **sections: Any,
     ) -> Path:
-        """A run file; JSON is YAML. Its ranks are stand-ins (tests/stand_in) unless `trainer` is "real".
+        """A run file; JSON is YAML.
 
-        They are forked if `forked_ranks`, by default unless modules of a test are on their PYTHONPATH.
+        Args:
+            name: of the run.
+            words: options and faults of the program.
+            steps: it ends after so many.
+            nodes: of the run.
+            ranks_per_node: of the run.
+            trainer: zslurm's own if this is "real", else the program of tests/programs.
+            trainer_section: changes to the section `trainer` of a program.
+            forked_ranks: whether ranks are forked, by default unless modules of a test are on their PYTHONPATH.
+                Forked ranks and their programs do not belong to the Slurm step: Slurm sends programs no signal.
+            sections: others of the run file, in place of what it has here.
         """
+        real = trainer == "real"
         cluster = dict(sections.get("cluster", {}))
         env = cluster.get("env", {})
         modules = list(forked.OTHERS)
         if forked_ranks is None:
             forked_ranks = "PYTHONPATH" not in env
-        torch = forked_ranks and trainer == "real"
         if forked_ranks:
-            modules += (*forked.RANKS, *forked.BESIDE_RANKS) if torch else forked.STAND_INS
-        if trainer == "stand-in":
-            in_ranks = self.cluster.installation().sources / "tests" / "stand_in" / stand_in.IN_RANKS.name
-            env = stand_in.environment(env, in_ranks)
+            modules += (*forked.RANKS, *forked.BESIDE_RANKS) if real else forked.PROGRAM_RANKS
         if self.forks:
-            env = self.cluster.forking(modules, env, torch=torch, customized=forked_ranks)
+            env = self.cluster.forking(modules, env, torch=forked_ranks and real, customized=forked_ranks)
         sections["cluster"] = cluster | {"env": env}
-        config = {
+        config: dict[str, Any] = {
             "run": {"name": name, "seed": 3},
-            "model": MODEL,
-            "data": {"path": "tokens.h5"},
-            "phases": [
-                {
-                    "tokens": steps * STEP_TOKENS,
-                    "context": 16,
-                    "global_batch": 6,
-                    "micro_batch": 1,
-                    "lr": 3e-3,
-                    "warmup_steps": 2,
-                }
-            ],
-            "parallel": {"dtype": "fp32", "threads": 1},
-            "checkpoint": {"every_steps": 4},
-            "aegis": {"recovery": "restart"} | sections.pop("aegis", {"grace_s": 3}),
             "slurm": {"nodes": nodes, "ranks_per_node": ranks_per_node, "time": "10:00"}
             | sections.pop("slurm", {}),
         }
+        aegis = sections.pop("aegis", {"grace_s": 3})
+        if real:
+            config |= {
+                "model": MODEL,
+                "data": {"path": "tokens.h5"},
+                "phases": [
+                    {
+                        "tokens": steps * STEP_TOKENS,
+                        "context": 16,
+                        "global_batch": 6,
+                        "micro_batch": 1,
+                        "lr": 3e-3,
+                        "warmup_steps": 2,
+                    }
+                ],
+                "parallel": {"dtype": "fp32", "threads": 1},
+                "checkpoint": {"every_steps": 4},
+                "aegis": {"recovery": "restart"} | aegis,
+            }
+        else:
+            section = programs.trainer(steps, "--save-every", 4, *words, **self.places())
+            if forked_ranks:
+                section["stop_signal"] = "INT"  # of Slurm's SIGTERM the rank believes that its program got it too
+            config |= {"trainer": section | (trainer_section or {}), "aegis": aegis}
         path = self.directory / f"{name}.yaml"
         path.write_text(json.dumps(config | sections, indent=1))
         return path
+
+    def places(self) -> dict[str, Path]:
+        """Where the nodes have Python and the program of tests/programs."""
+        installation = self.cluster.installation()
+        return {"python": installation.python, "program": installation.sources / programs.TOY.relative_to(ROOT)}
 
     def zslurm(self, *arguments: str | Path, check: bool = True, torch: bool = False) -> str:
         return self.cluster.zslurm(*arguments, cwd=self.directory, check=check, torch=torch).stdout.strip()
@@ -147,19 +170,19 @@ class User:
         return expand(self.state(run)["nodes"])
 
     def steps(self, run: str) -> list[dict[str, Any]]:
-        return [
-            row for row in read_jsonl(self.directory / "runs" / run / "metrics.jsonl") if row["kind"] == "step"
-        ]
+        return programs.steps_of(RunDir(self.directory / "runs" / run))
 
     def stopped_at(self, run: str, attempt: int = 1) -> int:
         """The last step of an attempt; the next one may be on its way already."""
         return int(max(row["step"] for row in self.steps(run) if row["attempt"] == attempt))
 
     def wait_for_step(self, run: str, step: int) -> None:
-        rows = JsonLinesTail(self.directory / "runs" / run / "metrics.jsonl")
+        found = RunDir(self.directory / "runs" / run)
+        tails = [JsonLinesTail(path) for path in (found.metrics, programs.notes(found))]
 
         def reached() -> bool:
-            return any(row["kind"] == "step" and row["step"] >= step for row in rows.new_records())
+            rows = [row for tail in tails for row in tail.new_records()]
+            return any(row["kind"] == "step" and row["step"] >= step for row in rows)
 
         wait_for(reached, f"{run} to reach step {step}")
 
@@ -222,13 +245,13 @@ def add_to_profile(cluster: SlurmCluster, text: str) -> None:
 
 
 def rank_process(user: User, run: str, rank: int) -> psutil.Process:
-    """The process of a rank, by its command line and its own variables."""
+    """Return the program of a rank, by its command line and its own variables."""
     for process in psutil.process_iter(["cmdline"]):
-        command = " ".join(process.info["cmdline"] or [])
-        if "zslurm.job.rank" in command and f"/runs/{run} " in command:
+        if any(word.endswith(programs.TOY.name) for word in process.info["cmdline"] or []):
             try:
-                if process.environ().get("SLURM_PROCID") == str(rank):
-                    return process
+                here = process.environ()
             except psutil.Error:
                 continue
+            if (here["RANK"], here["ZSLURM_RUN_DIR"]) == (str(rank), str(user.directory / "runs" / run)):
+                return process
     raise AssertionError(f"no process of rank {rank}")
