@@ -71,6 +71,16 @@ def test_no_spare_ends_a_run_that_only_takes_spares_as_in_the_world() -> None:
     assert played.simulated == pytest.approx(played.goodput, rel=0.02)
 
 
+def test_a_run_whose_supervisor_only_observes_ends_at_its_first_failure_as_in_the_world() -> None:
+    observed = replace(EIGHT, spares=2, aegis=AEGIS.model_copy(update={"mode": "observe"}))
+    played = play(observed, [PlacedFault(500, "node", 0.6)])
+    assert played.outcome == "stopped"
+    assert played.actions == played.simulated_actions == {}
+    assert played.simulated == pytest.approx(
+        played.goodput, rel=0.06
+    )  # the world waits for a last word of the node
+
+
 def test_a_lost_batch_node_requeues_a_job_that_has_spares() -> None:
     played = play(heals("requeue", replace(EIGHT, spares=2)), [PlacedFault(500, "node", 0.05)])
     assert played.actions == {"requeue": 1, "restart": 1}

@@ -426,6 +426,9 @@ class _Simulation:
         self.allocated -= nodes
 
     def _carry_out(self, decision: Decision) -> None:
+        if (mode := self.scenario.aegis.mode) != "act":
+            self.out.stopped = f"aegis.mode is {mode}, so the run ends at its first failure: {decision.reason}"
+            raise _GivenUp
         match decision.action:
             case "swap":
                 self.spares -= 1
