@@ -6,22 +6,27 @@ import signal
 import subprocess
 import sys
 
-import pytest
-
-# Registers abort() as a library's destructor, and a function of Python's.
+# Registers abort() as a library's destructor, a function of Python's, and a thread that is not done yet.
 PROGRAM = """
-import atexit, ctypes, sys
+import atexit, ctypes, sys, threading, time
 libc = ctypes.CDLL(None)
 libc.__cxa_atexit(ctypes.cast(libc.abort, ctypes.c_void_p), None, None)
-atexit.register(print, "python's")
+atexit.register(print, "registered")
 from zslurm.job.rank import leave
+threading.Thread(target=lambda: (time.sleep(0.5), print("thread"))).start()
 print("trained")
 {end}(3)
 """
 
 
-@pytest.mark.parametrize(("end", "code"), [("sys.exit", -signal.SIGABRT), ("leave", 3)])
-def test_a_library_that_aborts_at_exit_does_not_change_how_a_rank_ended(end: str, code: int) -> None:
-    done = subprocess.run([sys.executable, "-c", PROGRAM.format(end=end)], capture_output=True, text=True)
-    assert done.returncode == code
-    assert done.stdout.split() == (["trained", "python's"] if end == "leave" else done.stdout.split())
+def ended(end: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-c", PROGRAM.format(end=end)], capture_output=True, text=True)
+
+
+def test_a_library_that_aborts_at_exit_does_not_change_how_a_rank_ended() -> None:
+    assert ended("sys.exit").returncode == -signal.SIGABRT
+    assert ended("leave").returncode == 3
+
+
+def test_threads_and_what_python_has_to_do_at_exit_are_waited_for() -> None:
+    assert ended("leave").stdout.split() == ["trained", "thread", "registered"]

@@ -16,6 +16,7 @@ import resource
 import signal
 import socket
 import sys
+import threading
 import time
 import traceback
 from collections.abc import Callable, MutableMapping
@@ -264,7 +265,8 @@ def leave(code: int) -> NoReturn:
     With two SMI libraries of ROCm in the process, RCCL's and hwloc's, these free the same memory twice, and a rank
     that has trained would end by SIGABRT (HewlettPackard/shs-ccl-docs, rccl_tuning_guide.md, double free).
     """
-    atexit._run_exitfuncs()  # those of Python
+    threading._shutdown()  # type: ignore[attr-defined]  # waits for threads that are no daemons, as Python does
+    atexit._run_exitfuncs()
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)
