@@ -108,8 +108,7 @@ def violations(code: CodeObject, launch: KernelLaunch, arch: Arch) -> list[str]:
 def implementation_files() -> list[str]:
     """Return the folders of the operations that have an implementation in Triton."""
     folder = Path(__file__).parent
-    files = [*folder.glob("*/triton.py"), *folder.glob("*/triton/__init__.py")]
-    return sorted(file.relative_to(folder).parts[0] for file in files)
+    return sorted(file.parent.name for file in folder.glob("*/triton.py"))
 
 
 def launches_of(folder: str, arch: Arch) -> Iterator[KernelLaunch]:

@@ -22,8 +22,11 @@ class RMSNorm(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Normalise the last dimension, in at least fp32."""
-        wide = x if x.dtype == torch.float64 else x.float()
-        return F.rms_norm(wide, self.weight.shape, self.weight.to(wide.dtype), self.eps).to(self.weight.dtype)
+        weight = self.weight
+        if x.dtype == weight.dtype:  # torch computes bf16 in fp32
+            return F.rms_norm(x, weight.shape, weight, self.eps)
+        wide = torch.promote_types(x.dtype, weight.dtype)
+        return F.rms_norm(x.to(wide), weight.shape, weight.to(wide), self.eps).to(weight.dtype)
 
 
 class StageEntry(nn.Module):
