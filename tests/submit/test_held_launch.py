@@ -16,7 +16,7 @@ from zslurm.run.run_dir import RunDir
 from zslurm.run.state.run_state import RunState
 from zslurm.slurm.jobs import JobRecord
 from zslurm.slurm.states import JobState
-from zslurm.submit import held_launch
+from zslurm.submit import control, held_launch
 from zslurm.submit.held_launch import MOST_RELEASES, release_failed_launches
 from zslurm.submit.submit import record_action
 from zslurm.train.jsonl import read_jsonl
@@ -137,3 +137,14 @@ def test_no_more_nodes_are_excluded_than_the_run_allows(run: RunDir, slurm: _Slu
     (line,) = release_failed_launches(held(run))
     assert "with node4 more than 0 nodes would be excluded (aegis.max_excluded)" in line
     assert slurm.done == []
+
+
+def test_the_node_can_be_used_again_once_a_person_says_so(
+    run: RunDir, slurm: _Slurm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    release_failed_launches(held(run))
+    slurm.record = replace(slurm.record, state=JobState.RUNNING)
+    monkeypatch.setattr(control, "SlurmClient", lambda: slurm)
+    monkeypatch.setattr(control, "look", lambda run: RunState(run, "running", job_id="12", launcher="slurm"))
+    assert control.readmit(run, "node4") == ["node4"]
+    assert read_exclusions(run) == {}

@@ -17,6 +17,7 @@ from zslurm.core.processes import DetachedProcess, ProcessRecord
 from zslurm.job.stop_request import StopSender
 from zslurm.job.successor import cancel_successor
 from zslurm.run.events import Cancelled, ExcludedByUser, Readmitted, Released, RequeuedByUser
+from zslurm.run.exclusions import active_exclusions, read_exclusions
 from zslurm.run.find import find
 from zslurm.run.identity import job_ids
 from zslurm.run.run_dir import RunDir
@@ -249,7 +250,8 @@ def readmit(run: RunDir, nodes: str) -> list[str]:
     if job is None:
         raise NotFound(f"{run.name}: it was never submitted, and excludes no node")
     state = look(run)
-    excluded_now = set(state.aegis.excluded)
+    of_run = active_exclusions(read_exclusions(run), time.time())
+    excluded_now = {*state.aegis.excluded, *of_run}  # also those of commands (held_launch.py)
     client, job_id = SlurmClient(), state.job_id or job.job_id
     listed: list[str] = []
     record = client.job(job_id) if job.launcher == "slurm" and state.active else None

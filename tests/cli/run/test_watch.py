@@ -14,10 +14,12 @@ import pytest
 
 from tests.run.stories import STEPS, Holder, Story
 from tests.waiting import DEADLINE_S, wait_for
+from zslurm.cli.run import watch
 from zslurm.cli.run.watch import changing_facts
 from zslurm.run import index
 from zslurm.run.index import new_entry
-from zslurm.run.state.run_state import look
+from zslurm.run.run_dir import RunDir
+from zslurm.run.state.run_state import RunState, look
 
 _PROGRAM = "import sys; from zslurm.cli.main import main; main()"
 
@@ -106,3 +108,14 @@ def test_on_a_terminal_the_run_and_after_ctrl_c_the_cursor(tmp_path: Path) -> No
         assert text.rindex(b"\x1b[?25h") > text.rindex(b"\x1b[?25l"), "the cursor is back"
         assert b"Traceback" not in text
         os.close(ours)
+
+
+def test_a_look_releases_jobs_that_slurm_holds_and_passes_the_lines_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, lines = RunDir(tmp_path / "tiny"), list[str]()
+    held = RunState(run, "held", job_id="12", launcher="slurm")
+    monkeypatch.setattr(watch, "look_all", lambda runs, cached: [held])
+    monkeypatch.setattr(watch, "release_held", lambda states: [f"{states[0].run.name}: released"])
+    states, _ = watch._look([run], set(), lines.append)
+    assert states == [held] and lines == ["tiny: released"]
