@@ -154,8 +154,9 @@ def plugged(user: User) -> dict[str, Any]:
     "partition", ["grace30", *(pytest.param(name, marks=pytest.mark.soak) for name in ("grace60", "atonce"))]
 )
 def test_a_run_that_is_preempted_saves_and_comes_back(user: User, partition: str) -> None:
-    """In the long tests with a plugin in its ranks that takes the user's signals for itself."""
-    job_id = start(user, "low", partition, **({} if partition == "grace30" else plugged(user)))
+    """In the long tests with a plugin in the trainer's ranks that takes the user's signals for itself."""
+    real: dict[str, Any] = {} if partition == "grace30" else {"trainer": "real", **plugged(user)}
+    job_id = start(user, "low", partition, **real)
     assert partition == "grace30" or (user.directory / "moments" / "python").exists()
     urgent = urgent_job(user)
     wait_for(lambda: events(user, "low", "preempted"), "the supervisor to know of the preemption")
