@@ -7,9 +7,12 @@ import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
+from unittest.mock import patch
 
 import pytest
 
+from tests.on_slurm.cluster import config_files
 from tests.on_slurm.cluster.config_files import Ports, slurm_version
 from tests.on_slurm.cluster.slurm_cluster import SlurmCluster
 from tests.on_slurm.cluster.user import User, add_to_profile, at_work, rank_process
@@ -108,6 +111,30 @@ function slurm_job_modify(job_desc, job_rec, part_list, modify_uid)
     return slurm.SUCCESS
 end
 """
+
+
+class ReservesCores(SlurmCluster):
+    """A cluster whose nodes keep eight of their 32 cores for the system."""
+
+    def _start_daemons(self, ports: Ports) -> None:
+        written = config_files._slurm_conf
+
+        def text(*arguments: Any) -> str:
+            return written(*arguments).replace("ThreadsPerCore=1", "ThreadsPerCore=1 CoreSpecCount=8")
+
+        with patch.object(config_files, "_slurm_conf", text):
+            super()._start_daemons(ports)
+
+
+def test_a_site_that_keeps_cores_for_the_system() -> None:
+    """A node has eight GPUs, so that a rank gets three cores and not four, for which no node would do."""
+    with ReservesCores(nodes=2) as cluster, at_work(cluster, "site") as user:
+        profile = user.zslurm("init", "--yes", "--no-probe")
+        assert "  cpus_per_node: 24       # sbatch takes no more of Slurm's 32 for a rank on each GPU" in profile
+        run_file = user.write_run("run", nodes=1, ranks_per_node=8)
+        run_file.write_text(run_file.read_text().replace('"global_batch": 6', '"global_batch": 8'))
+        user.zslurm("submit", run_file)
+        assert user.wait_for_state("run", "completed", "failed")["state"] == "completed"
 
 
 def test_a_plugin_that_refuses_jobs_without_an_account() -> None:
