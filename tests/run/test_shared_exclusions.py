@@ -66,6 +66,15 @@ def test_what_a_person_allowed_stays_allowed_until_the_node_fails_again() -> Non
     assert isinstance(event, NodesExcluded) and event.shared
 
 
+def test_the_newest_exclusion_of_a_node_counts_whatever_file_it_is_in() -> None:
+    """A command that releases a held job writes to submissions.jsonl, which is read behind events.jsonl."""
+    by_command = after([NodesExcluded(nodes="node1", reason="not started", expires=NOW + DAY)], time=NOW)
+    by_person = after([Readmitted(nodes="node1")], time=NOW + 60)
+    by_run = after([NodesExcluded(nodes="node1", reason="it died", expires=NOW + 3 * DAY)], time=NOW + 120)
+    assert exclusions_in([*by_run, *by_command])["node1"].expires == NOW + 3 * DAY
+    assert set(exclusions_in([*by_run, *by_command, *by_person])) == {"node1"}
+
+
 def test_a_node_that_the_run_excludes_itself_is_not_news() -> None:
     decided = after([Decided(action="restart", reason="", acted=True, exclude=["node1"])], time=NOW)
     assert take_over(decided, [shared("node1")], Path("/runs/day"), NOW + 1) == []

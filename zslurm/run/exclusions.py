@@ -50,14 +50,13 @@ def exclusions_in(events: Iterable[Event], readmitted: Mapping[str, float] | Non
     that a person, or the group, allowed again after their exclusion are left out.
 
     Args:
-        events: of `events.jsonl`, oldest first, and of `submissions.jsonl` if `readmitted` is not known.
+        events: of `events.jsonl`, and of `submissions.jsonl` if `readmitted` is not known, in any order.
         readmitted: nodes that a person allowed again, and when (UNIX seconds).
     """
     newest: dict[str, Exclusion] = {}
     allowed = dict(readmitted or {})
-    for event in events:
-        if "time" not in vars(event):  # damaged
-            continue
+    complete = (event for event in events if "time" in vars(event))  # the others are damaged
+    for event in sorted(complete, key=lambda event: event.time):
         if isinstance(event, Readmitted | NodesReadmitted):
             allowed |= dict.fromkeys(node_names(event.nodes), event.time)
             continue
