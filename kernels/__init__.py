@@ -12,7 +12,7 @@ or kernel runs is decided here, from the device, the format, the sizes and what 
     residual_norm       residual scaling, addition and norm as one: by torch, or by kernels in Triton
     muon                momentum and update of many matrices: by torch, or in one pass each by HIP kernels
 
-Beside the operations:
+Besides the operations:
 
     dispatch            the frame of an operation, and how one of its implementations is chosen
     arch                the architectures that kernels are chosen, compiled and measured for

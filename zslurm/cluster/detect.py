@@ -36,7 +36,7 @@ class Detected:
         not_probed: why no node could be read, if the probe was optional.
         not_found: keys that a node was asked for and could not answer.
         others: nodes of other kinds in the partition, and what one of them answered; a line for each kind.
-        refused: why sbatch could not be asked which jobs it takes.
+        refused: why sbatch could not be asked which jobs it takes, and what may help.
     """
 
     name: str
@@ -191,7 +191,8 @@ def _gpu_option(
             refusals.append(" ".join(str(error).split()))
             continue
         return form, None
-    return forms[0], refusals[0]
+    hint = "" if account else "; `zslurm init --account NAME`, if jobs need an account"
+    return forms[0], refusals[0] + hint
 
 
 def _usable_cpus(

@@ -325,7 +325,7 @@ def test_what_the_gradient_takes_is_written_only_where_there_will_be_one(
     assert kept == [[tokens * 16, tokens] if how == "trained" else [0, 0]]
 
 
-def test_if_no_table_is_there_a_cpu_takes_torchs_functions_and_a_gpu_the_kernels() -> None:
+def test_if_no_table_is_there_a_cpu_takes_the_reference_and_a_gpu_the_kernels() -> None:
     case = case_of()
     operands = case.z_BSQ, *join(case.kernel), case.temperature_J, case.cos, case.sin, None, None
     results = here("reference", case)
@@ -416,7 +416,7 @@ def test_tokens_before_the_first_take_no_gradient() -> None:
     assert not q_BHSP.requires_grad
 
 
-def test_a_pass_that_cannot_start_is_torchs_with_one_warning(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_pass_that_cannot_start_is_the_references_with_one_warning(caplog: pytest.LogCaptureFixture) -> None:
     def broken(*_: object) -> None:
         raise ImportError("no module named triton")
 

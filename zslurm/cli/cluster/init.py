@@ -63,8 +63,7 @@ def init(
     for line in detected.others:
         say(f"note: nodes of another kind, for a profile of their own: {line}")
     if detected.refused is not None:
-        named = "" if account else "; `zslurm init --account NAME`, if jobs need an account"
-        say(f"note: cluster.gpu_option and cluster.cpus_per_node are not checked: {detected.refused}{named}")
+        say(f"note: cluster.gpu_option and cluster.cpus_per_node are not checked: {detected.refused}")
     if detected.not_found:
         keys = ", ".join(detected.not_found)
         say(f"note: the node does not show {keys}; enter them with `zslurm cluster edit`, if runs need them")
