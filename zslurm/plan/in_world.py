@@ -8,6 +8,7 @@ of the network are left out: they end all ranks at once, which no single fault o
 
 from __future__ import annotations
 
+import math
 import random
 from collections import Counter
 from collections.abc import Sequence
@@ -29,7 +30,7 @@ from zslurm.aegis.simulation.world import (
     World,
 )
 from zslurm.aegis.types import WorkLeft
-from zslurm.config.aegis import HangLimits
+from zslurm.config.aegis import AegisSection, HangLimits
 from zslurm.plan.failures import KINDS, FailureRates, GivenFaults, Kind
 from zslurm.plan.simulate import Scenario, simulate
 
@@ -164,7 +165,7 @@ def _with_times_of_world(s: Scenario) -> Scenario:
         write_s=float(SAVE_S),
         detect_s={
             "process": PEERS_NOTICE_S,
-            "node": s.aegis.heartbeat_timeout_s,
+            "node": _dead_after_s(s.aegis),
             "hang": _HANG.step_s,
         },
         batch_lost_s=SLURM_TIMEOUT_S,
@@ -178,6 +179,13 @@ def _with_times_of_world(s: Scenario) -> Scenario:
         limit_s=None,
         slowdown=None,
     )
+
+
+def _dead_after_s(aegis: AegisSection) -> float:
+    """Return the seconds after which a dead node is confirmed: sooner if its slurmd and neighbours are asked."""
+    if aegis.ask_after_s == 0:
+        return aegis.heartbeat_timeout_s
+    return min(aegis.heartbeat_timeout_s, math.ceil(max(aegis.ask_after_s, 1.5 * aegis.sensors.progress_s)))
 
 
 def _run(s: Scenario, lost: int) -> Run:
