@@ -38,6 +38,8 @@ from zslurm.train.plan.rates import Rates
 
 _SEARCHED = 24
 """Simulated runs for each interval and number of spares that is tried; what is shown at last has `--runs`."""
+_MATTERS = 1e-3
+"""Share of all nodes' time by which another way to replace a lost node must be better to be named in a note."""
 _GPU_NODE = 8
 _LONGEST_S, _MOST_NODES = 1e9, 10**6
 
@@ -304,8 +306,11 @@ def _print_one(plan: _Planned, *, several: bool) -> None:
         )
         if plan.heals:
             print_table(
-                ["a lost node is replaced by", "goodput", "±", "of all nodes' time"],
-                [[_way(way), *_tried(way, way.scenario.spares)[1:], _held(way)] for way in plan.heals],
+                ["a lost node is replaced by", "aegis.heal", *columns[1:]],
+                [
+                    [_way(way), way.scenario.aegis.heal, *_tried(way, way.scenario.spares)[1:], _held(way)]
+                    for way in plan.heals
+                ],
             )
         print_table(
             ["input", "value", "from"],
@@ -321,9 +326,10 @@ def _print_one(plan: _Planned, *, several: bool) -> None:
     )
     if (played := plan.played) is not None:
         say(
-            f"{head}in the simulated world of Aegis, with its times of steps, saves and starts: goodput "
-            f"{100 * played.goodput:.3f} % as advised, and {100 * played.simulated:.3f} % by the simulation, "
-            f"in {show_duration(played.seconds)} with {counted(played.faults, 'fault')}"
+            f"{head}check of this simulation: in the simulated world of Aegis, whose steps, saves and starts take "
+            f"other times than this run's, {counted(played.faults, 'fault')} in {show_duration(played.seconds)} "
+            f"cost the advised run {100 * (1 - played.goodput):.3f} % of the time; with the same faults and times "
+            f"this simulation has {100 * (1 - played.simulated):.3f} %"
         )
     for note in _notes(plan):
         say(f"note: {head}{note}")
@@ -370,6 +376,12 @@ def _notes(plan: _Planned) -> list[str]:
             else "--measured RUN takes what a run of yours has shown from it"
         )
         notes.append(f"assumed, not measured: {', '.join(assumed)}; {remedy}")
+    best = max(plan.heals, key=lambda way: way.of_held_nodes, default=plan.advised)
+    if best.of_held_nodes > plan.advised.of_held_nodes + _MATTERS:
+        notes.append(
+            f"aegis.heal {best.scenario.aegis.heal} with slurm.spares {best.scenario.spares} is better than what "
+            f"is advised: {_held(best)} of all nodes' time becomes kept steps, instead of {_held(plan.advised)}"
+        )
     aegis = plan.spec.aegis
     excluded = plan.rates.per_gpu_hour[0] * plan.gpus * scenario.nodes * aegis.exclude_for_s / 3600
     most = most_excluded(aegis, scenario.nodes)
@@ -396,7 +408,9 @@ def _notes(plan: _Planned) -> list[str]:
     stopped = len(shown.stopped) / shown.runs
     if shown.stopped:
         ((reason, _),) = Counter(shown.stopped).most_common(1)
-        notes.append(f"Aegis stops {100 * stopped:.0f} % of the simulated runs, most of them for: {reason}")
+        notes.append(
+            f"{100 * stopped:.0f} % of the simulated runs stop before their last step, most of them for: {reason}"
+        )
     if shown.unfinished > stopped:
         share = 100 * (shown.unfinished - stopped)
         notes.append(f"{share:.0f} % of the simulated runs never end: faults come faster than progress")

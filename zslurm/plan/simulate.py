@@ -427,7 +427,7 @@ class _Simulation:
 
     def _carry_out(self, decision: Decision) -> None:
         if (mode := self.scenario.aegis.mode) != "act":
-            self.out.stopped = f"aegis.mode is {mode}, so the run ends at its first failure: {decision.reason}"
+            self.out.stopped = f"aegis.mode is {mode}, with which a run ends at its first failure"
             raise _GivenUp
         match decision.action:
             case "swap":
