@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -16,7 +18,7 @@ from zslurm.config.spec import ClusterSection
 from zslurm.doctor.check import Status
 from zslurm.doctor.checks.transport import RANK_VARIABLE, group_of
 from zslurm.doctor.transport import Opened, problems, read_log
-from zslurm.doctor.transport_rank import meet
+from zslurm.doctor.transport_rank import NO_GPU, meet
 
 LUMI = {"network": "slingshot", "gpu_type": None, "gpu_family": "mi250x", "nics": (), "rails_only": False}
 IONIC = tuple(f"ionic_{index}" for index in range(8))
@@ -217,6 +219,17 @@ def test_without_a_gpu_that_torch_sees_nothing_is_claimed(node: Node) -> None:
     outcome = node.check("transport", environ=environ | hidden, gpus_per_node=1, nics=())
     assert outcome.status is Status.UNAVAILABLE
     assert outcome.reason == "not checked: torch sees no GPU here (see torch-import)"
+
+
+def test_a_library_that_aborts_at_exit_does_not_change_the_code_of_a_rank(tmp_path: Path) -> None:
+    program = (
+        "import ctypes, runpy\n"
+        "libc = ctypes.CDLL(None)\n"
+        "libc.__cxa_atexit(ctypes.cast(libc.abort, ctypes.c_void_p), None, None)\n"
+        "runpy.run_module('zslurm.doctor.transport_rank', run_name='__main__')\n"
+    )
+    no_such_gpu = [str(tmp_path / "address"), "0", "1", "999", "5"]
+    assert subprocess.run([sys.executable, "-c", program, *no_such_gpu], check=False).returncode == NO_GPU
 
 
 @pytest.mark.parametrize(

@@ -89,4 +89,6 @@ def main(arguments: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    # Without the destructors of native libraries, which can abort with two SMI libraries of ROCm (job/rank.py).
+    # The check starts Python with -u: nothing is left in a buffer, RCCL's log included.
+    os._exit(main(sys.argv[1:]))

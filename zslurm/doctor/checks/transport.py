@@ -108,7 +108,9 @@ def _run_ranks(
     ranks = range(world) if alone else [group.index(sources.node)]
     program_override = given.get(RANK_VARIABLE)
     program = (
-        [program_override] if program_override else [sys.executable, "-P", "-m", "zslurm.doctor.transport_rank"]
+        [program_override]
+        if program_override
+        else [sys.executable, "-P", "-u", "-m", "zslurm.doctor.transport_rank"]
     )
 
     def start(rank: int) -> CommandResult:
