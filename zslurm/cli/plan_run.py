@@ -181,6 +181,7 @@ class _Planned:
     heals: list[Prediction]
     daly: int | None
     played: in_world.Played | None
+    at_other_rates: dict[str, Prediction]
 
 
 def _preset(name: str) -> FailureRates:
@@ -252,7 +253,16 @@ def _plan(spec: RunSpec, found: Inputs, study: Study, runs: int) -> _Planned:
         heals,
         study.daly_interval(scenario),
         _played(advised, study),
+        _at_other_rates(advised, study),
     )
+
+
+def _at_other_rates(scenario: Scenario, study: Study) -> dict[str, Prediction]:
+    """Return the run at the other published rates, by name; none if it is planned without faults."""
+    if not study.rates.total:
+        return {}
+    others = {name: rates for name, rates in PRESETS.items() if rates.total and rates != study.rates}
+    return {name: replace(study, rates=rates).predict(scenario, _SEARCHED) for name, rates in others.items()}
 
 
 def _played(scenario: Scenario, study: Study) -> in_world.Played | None:
@@ -324,6 +334,11 @@ def _print_one(plan: _Planned, *, several: bool) -> None:
         f"{_held(advised)} of all nodes' time, spares and waits included, becomes kept steps; as configured "
         f"{_held(shown)}"
     )
+    if plan.at_other_rates:
+        others = ", ".join(
+            f"{100 * other.goodput.mean:.1f} % at {name}" for name, other in plan.at_other_rates.items()
+        )
+        say(f"{head}published rates differ a hundredfold: as advised, goodput {others} (--failures)")
     if (played := plan.played) is not None:
         say(
             f"{head}check of this simulation: in the simulated world of Aegis, whose steps, saves and starts take "
@@ -432,6 +447,7 @@ def _facts(plan: _Planned, begins: datetime, price: float | None) -> dict[str, A
         "spares": [_short(row) for row in plan.spares],
         "heals": [{"heal": row.scenario.aegis.heal, **_short(row)} for row in plan.heals],
         "world": None if plan.played is None else asdict(plan.played),
+        "goodput_at_other_rates": {name: other.goodput.mean for name, other in plan.at_other_rates.items()},
         "notes": _notes(plan),
     }
 

@@ -57,9 +57,18 @@ PRESETS: dict[str, FailureRates] = {
         restart=91,
         hang=7,
     ),  # GPUs 268, hosts 21, unplanned maintenance 32; software 54, dependencies 2, network 35; NCCL timeouts 7
+    "meta-research": _observed(
+        1024,
+        7.9 / _HOURS_OF_DAY,
+        "a fault each 7.9 h on 1,024 A100 (arXiv 2410.21680), each taken for a lost node",
+        node=1,
+    ),
+    "databricks": _observed(
+        100, 365, "1 % of the GPUs in a year, as Databricks assumes (blog of 2026-07-01)", node=1
+    ),
     "none": FailureRates((0.0, 0.0, 0.0, 0.0), "no faults"),
 }
-"""Published rates by name: those whose source was read. No rate of MI300X clusters has been published."""
+"""Published rates by name, which differ a hundredfold. No rate of MI300X clusters has been published."""
 
 
 def by_mean_time(hours: float, gpus_per_node: int) -> FailureRates:

@@ -49,6 +49,19 @@ def test_it_advises_an_interval_and_spares(shell: Shell) -> None:
     assert run["goodput"]["low"] <= run["goodput"]["mean"] <= run["goodput"]["high"]
 
 
+def test_goodput_at_the_other_published_rates_is_shown(shell: Shell) -> None:
+    shell.write_run(phases=[LONG], slurm={"nodes": 64})
+    arguments = ("plan", "run", "run.yaml", "--step-time", "2", "--failures", "llama3", *FEW)
+    (plan,) = shell.zslurm.ok(*arguments, "--json").json["plans"]
+    others = plan["goodput_at_other_rates"]
+    assert list(others) == ["meta-research", "databricks"]
+    assert others["meta-research"] < plan["advised"]["goodput"]["mean"] < others["databricks"]
+    shown = shell.zslurm.ok(*arguments).stderr
+    assert f"as advised, goodput {100 * others['meta-research']:.1f} % at meta-research" in shown
+    (without,) = shell.zslurm.ok(*arguments, "--failures", "none", "--json").json["plans"]
+    assert without["goodput_at_other_rates"] == {}
+
+
 def test_ways_to_replace_a_lost_node_are_compared_and_played_in_the_simulated_world(shell: Shell) -> None:
     (shell.directory / "run.yaml").write_text(
         "extends: zaya1-8b\nrun: {name: big}\ndata: {path: tokens.h5}\nslurm: {nodes: 64}\n"
