@@ -12,7 +12,7 @@ import atexit, ctypes, sys, threading, time
 libc = ctypes.CDLL(None)
 libc.__cxa_atexit(ctypes.cast(libc.abort, ctypes.c_void_p), None, None)
 atexit.register(print, "registered")
-from zslurm.job.rank import leave
+from zslurm.job.rank_setup import leave
 threading.Thread(target=lambda: (time.sleep(0.5), print("thread"))).start()
 print("trained")
 {end}(3)

@@ -148,3 +148,17 @@ def test_the_node_can_be_used_again_once_a_person_says_so(
     monkeypatch.setattr(control, "look", lambda run: RunState(run, "running", job_id="12", launcher="slurm"))
     assert control.readmit(run, "node4") == ["node4"]
     assert read_exclusions(run) == {}
+
+
+@pytest.mark.parametrize("mode", ["observe", "off"])
+def test_a_watchdog_that_must_not_act_leaves_the_job_to_the_user(
+    run: RunDir, slurm: _Slurm, tmp_path: Path, mode: str
+) -> None:
+    run.config.write_text(
+        run_spec(tmp_path, cluster={"name": "lab", "launcher": "slurm"}, aegis={"mode": mode}).model_dump_json()
+    )
+    assert release_failed_launches(held(run)) == [
+        f"tiny: job 12 could not be started and stays held, as aegis.mode is {mode}: "
+        "`zslurm requeue tiny` releases it without the node"
+    ]
+    assert slurm.done == []

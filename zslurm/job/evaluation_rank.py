@@ -13,6 +13,7 @@ from itertools import count
 from pathlib import Path
 
 from zslurm.core.files import read_json, write_atomically
+from zslurm.job.rank_setup import leave
 from zslurm.job.ranks_step import REQUEST, wait_for, write_failure
 from zslurm.slurm.environment import step_info
 from zslurm.train.evaluation.on_ranks import Message, ScoringRequest, serve
@@ -45,7 +46,7 @@ def main() -> None:
 
     who = RankOf(info.rank, info.world_size, info.local_rank, info.local_world_size)
     serve(who, ScoringRequest.of(request), receive, send)
-    sys.exit(failed)
+    leave(failed)
 
 
 if __name__ == "__main__":

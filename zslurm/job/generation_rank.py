@@ -16,6 +16,7 @@ from torch.distributed import TCPStore
 
 from zslurm.core.files import read_json, write_atomically
 from zslurm.job.own_address import rendezvous_host
+from zslurm.job.rank_setup import leave
 from zslurm.job.ranks_step import REQUEST, wait_for, write_failure
 from zslurm.slurm.environment import step_info
 from zslurm.train.decoding import DecodingRequest, generate_as_rank
@@ -52,7 +53,7 @@ def main() -> None:
     else:
         store = TCPStore(store_address["host"], store_address["port"], is_master=False)
     generate_as_rank(who, DecodingRequest.of(request), store, send)
-    sys.exit(failed)
+    leave(failed)
 
 
 if __name__ == "__main__":

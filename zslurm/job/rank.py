@@ -8,7 +8,6 @@ address is published by rename, so there is no port to choose and none to lose b
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import json
 import os
@@ -16,13 +15,12 @@ import resource
 import signal
 import socket
 import sys
-import threading
 import time
 import traceback
 from collections.abc import Callable, MutableMapping
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import psutil
 
@@ -30,7 +28,7 @@ from zslurm.core.files import read_json, write_atomically
 from zslurm.core.redact import redact
 from zslurm.job.numa_bind import bind
 from zslurm.job.own_address import rendezvous_host
-from zslurm.job.rank_setup import close_progress, open_progress, set_up
+from zslurm.job.rank_setup import close_progress, leave, open_progress, set_up
 from zslurm.job.stop_request import StopListener, address_of, publish
 from zslurm.kernels.prepared import use_prepared
 from zslurm.run.log_times import keep_times
@@ -257,19 +255,6 @@ def main(argv: list[str]) -> int:
     run = RunDir(Path(argv[0]))
     set_up(os.environ)
     return run_rank(run, run.attempt(int(argv[1])), stop)
-
-
-def leave(code: int) -> NoReturn:
-    """End this process, whose work is done and recorded, without the destructors of native libraries.
-
-    With two SMI libraries of ROCm in the process, RCCL's and hwloc's, these free the same memory twice, and a rank
-    that has trained would end by SIGABRT (HewlettPackard/shs-ccl-docs, rccl_tuning_guide.md, double free).
-    """
-    threading._shutdown()  # type: ignore[attr-defined]  # waits for threads that are no daemons, as Python does
-    atexit._run_exitfuncs()
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code)
 
 
 if __name__ == "__main__":

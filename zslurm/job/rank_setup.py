@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
+import os
+import sys
+import threading
 from collections.abc import MutableMapping
 from pathlib import Path
+from typing import NoReturn
 
 from zslurm.hardware import compiler_caches
 from zslurm.hardware.gpus import read_gpus
@@ -71,3 +76,16 @@ def close_progress(directory: Path, rank: int) -> None:
     with contextlib.suppress(OSError):
         record_path(directory, rank).unlink(missing_ok=True)
         directory.rmdir()
+
+
+def leave(code: int) -> NoReturn:
+    """End this process, whose work is done and recorded, without the destructors of native libraries.
+
+    With two SMI libraries of ROCm in the process, RCCL's and hwloc's, these free the same memory twice, and a rank
+    that has trained would end by SIGABRT (HewlettPackard/shs-ccl-docs, rccl_tuning_guide.md, double free).
+    """
+    threading._shutdown()  # type: ignore[attr-defined]  # waits for threads that are no daemons, as Python does
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)

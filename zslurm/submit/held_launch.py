@@ -68,6 +68,9 @@ def _release(run: RunDir, job_id: str) -> str:
     if job is None or job.user != getpass.getuser():
         return ""
     spec, client = load_spec(run.config), SlurmClient(retries=Retries(attempts=1))
+    if spec.aegis.mode != "act":
+        remedy = f"`zslurm requeue {run.name}` releases it without the node"
+        return f"job {job_id} could not be started and stays held, as aegis.mode is {spec.aegis.mode}: {remedy}"
     with submit_lock(run):
         record = client.job(job_id)  # the state may be some seconds old
         if record is None or not (record.state.is_waiting and is_failed_launch(record.reason)):

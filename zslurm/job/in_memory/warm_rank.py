@@ -20,7 +20,8 @@ from pathlib import Path
 from typing import Any
 
 from zslurm.job.in_memory.warm_step import HELPER_VARIABLE
-from zslurm.job.rank import leave, log_as, rendezvous, run_rank
+from zslurm.job.rank import log_as, rendezvous, run_rank
+from zslurm.job.rank_setup import leave
 from zslurm.run.run_dir import AttemptDir, RunDir
 from zslurm.slurm.environment import task_node
 from zslurm.train.errors import TrainError
