@@ -127,7 +127,6 @@ IN_MEMORY: dict[int, Schedule] = {
     53: schedule(KILLED, later(SUPERVISOR, 2)),
 }
 """Rows with recovery in memory."""
-del IN_MEMORY[24]  # not recorded again since its node is left in memory
 
 BY_DEPUTY = {"04+18-noticed"}
 """On a real Slurm an agent excludes the dead node before it requeues the job. The simulated world has no deputy:
