@@ -21,6 +21,33 @@ SEEDS, IN_SOAK = 10_000, 1_000_000
 """Schedules that `make test` plays, on 1 to 8 nodes, and `make soak`, on 4 to 64."""
 
 FOUND = {
+    "a node dies while the supervisor is dead, and another node's agent is silent for the next one": Schedule(
+        4,
+        0,
+        4,
+        (
+            Happening(20, "supervisor_killed", 47),
+            Happening(40, "node_dies", 2),
+            Happening(42, "agent_stalls", 1, 10),
+        ),
+        in_memory=True,
+        helped=True,
+    ),
+    "a helper job ends while Slurm is away, and all ranks are started again": Schedule(
+        3,
+        0,
+        6,
+        (
+            Happening(25, "node_dies", 1),
+            Happening(47, "slurm_away", 10, 40),
+            Happening(54, "nic_down", 0, 1),
+            Happening(58, "job_suspended", 37, 3),
+            Happening(60, "helper_ends", 2),
+        ),
+        in_memory=True,
+        least=1,
+        helped=True,
+    ),
     "the program fails while an agent is silent": Schedule(
         5, 1, 8, (Happening(80, "agent_stalls", 1, 10), Happening(81, "user_bug", 26))
     ),

@@ -318,11 +318,16 @@ def _detect(state: AttemptState, event: Tick) -> list[CoreAction]:
         own_node=state.own_node,
         halted_by=_halted_by(state, event),
     )
-    # Nothing hangs that is over, and ranks that regroup wait for each other. A helper that is over has no agent.
+    # Nothing hangs that is over, and ranks that regroup wait for each other. A helper that is over has no agent;
+    # after the end of an attempt a silent agent may have ended with its helper job, which only Slurm knows.
     waits = event.over or (state.memory is not None and state.memory.active)
-    helper_nodes = state.memory.ended_helpers if state.memory is not None else set()
+    ended = state.memory.ended_helpers if state.memory is not None else set()
+    may_have_ended = set(state.memory.nodes_of_helpers) if state.memory is not None and event.over else set()
     faults = [
-        fault for fault in faults if not (fault.kind in (NODE_DEAD, AGENT_LOST) and fault.node in helper_nodes)
+        fault
+        for fault in faults
+        if fault.kind not in (NODE_DEAD, AGENT_LOST)
+        or not (fault.node in ended or (fault.node in may_have_ended and fault.node not in failed))
     ]
     actions = note(state, (fault for fault in faults if not (waits and fault.kind == RANK_HANG)))
     if state.on_slurm:

@@ -9,9 +9,10 @@ or one of them has passed its limit. While steps are finished, only the agent is
 heartbeats, the fault is on this side: no node is dead. So it is if all of several do but the one on the
 supervisor's own node: that node may have lost its connections, and then a node is dead only if Slurm reports so.
 
-The halt of the others proves nothing by itself if something else explains it: another node is dead, a fault of its
-network lasts, or the attempt is over. The supervisor's own node lives, unless Slurm reports it as failed; if its
-agent is silent as well, it is unknown what halts the ranks there.
+The halt of the others proves nothing by itself if something else explains it: another node is dead, or has not
+reported to a supervisor that adopted the attempt, a fault of its network lasts, or the attempt is over. The
+supervisor's own node lives, unless Slurm reports it as failed; if its agent is silent as well, it is unknown what
+halts the ranks there.
 In phases without steps (setup, a save, an evaluation) a halt is usual, and a stalled file system likely: there it
 takes Slurm's report or the peers', or the limit of the phase.
 
@@ -169,9 +170,20 @@ class DeadNodes:
         if lost_peers:
             return "its agent misses heartbeats, and ranks elsewhere have lost their peers"
         halted_s = self._halted_s(name, now, self._progress.settings.heartbeat_timeout_s)
-        if halted_s is None or self._halted_by - {name}:
+        if halted_s is None or self._halted_by - {name} or self._may_another_be_dead(name):
             return None
         return f"its agent misses heartbeats, and no rank has finished a step for {halted_s:.0f} s"
+
+    def _may_another_be_dead(self, name: str) -> bool:
+        """Return whether this node has reported since the attempt was adopted, and another one has not.
+
+        That one may have died before, which explains a halt.
+        """
+        progress, nodes = self._progress, self._progress.nodes
+        if not progress.adopted or name not in nodes or nodes[name].heard is None:
+            return False
+        states = {other: nodes.get(other, NodeState()) for other in progress.ranks_on.keys() - self.dead - {name}}
+        return any(state.heard is None and not state.lost for state in states.values())
 
     def _halted_s(self, name: str, now: float, least_s: float) -> float | None:
         """Return for how long no rank on other nodes has finished a step; None if that is nothing unusual.
