@@ -78,4 +78,8 @@ def test_the_steps_of_a_job_are_read_from_accounting(user: User) -> None:
 
     (step,) = wait_for(ranks, "the step of the ranks in accounting", every_s=COMMAND_EVERY_S)
     assert (step.job_id, step.step.isdecimal(), step.tasks, step.nodes) == (job, True, 1, 1)
-    assert "| CPU cores" in user.zslurm("report", "measured", "--out", "-", "--format", "md")
+
+    def report() -> str:
+        return user.zslurm("report", "measured", "--out", "-", "--format", "md")
+
+    wait_for(lambda: "| CPU cores" in report(), "accounting to have what the ranks used", every_s=COMMAND_EVERY_S)

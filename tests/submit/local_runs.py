@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal
@@ -192,24 +193,23 @@ class LocalUser:
 
     def process(self, *words: str, rank: int | None = None) -> psutil.Process:
         """The one process whose command line has all these words."""
+        return self._one(lambda line: all(word in line for word in words), rank)
+
+    def _one(self, fits: Callable[[str], bool], rank: int | None) -> psutil.Process:
+        """The one process whose command line fits."""
         found = []
         for process in self.processes():
             with suppress(psutil.Error):  # it ends meanwhile
                 is_of_rank = rank is None or process.environ().get("RANK") == str(rank)
-                if is_of_rank and all(word in " ".join(process.cmdline()) for word in words):
+                if is_of_rank and fits(" ".join(process.cmdline())):
                     found.append(process)
         assert len(found) == 1, found
         return found[0]
 
     def rank(self, rank: int) -> psutil.Process:
         """The process that trains: of a program not the one that starts and watches it."""
-        (found,) = (
-            process
-            for process in self.processes()
-            if process.environ().get("RANK") == str(rank)
-            and any(word in " ".join(process.cmdline()) for word in (programs.TOY.name, "-m zslurm.job.rank"))
-        )
-        return found
+        words = (programs.TOY.name, "-m zslurm.job.rank")
+        return self._one(lambda line: any(word in line for word in words), rank)
 
     def watcher(self, rank: int) -> psutil.Process:
         """The process that starts the program of a rank and watches it."""

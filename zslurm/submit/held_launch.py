@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from zslurm.aegis.core.policy.policy import most_excluded
+from zslurm.checkpoint_tools.quantities import counted
 from zslurm.config.load import load_spec
 from zslurm.config.spec import RunSpec
 from zslurm.core.errors import SlurmRefused, ZslurmError
@@ -156,7 +157,8 @@ def _why_not(run: RunDir, spec: RunSpec, nodes: Sequence[str], releases: int) ->
     excluded = excluded_by_run(read_exclusions(run), time.time()).union(nodes)
     most = most_excluded(spec.aegis, spec.slurm.nodes)
     if nodes and len(excluded) > most:
-        return f"with {compress(nodes)} more than {most} nodes would be excluded (aegis.max_excluded); {again}"
+        limit = f"more than {counted(most, 'node')} would be excluded (aegis.max_excluded)"
+        return f"with {compress(nodes)} {limit}; {again}"
     return ""
 
 
