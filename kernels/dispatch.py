@@ -240,7 +240,7 @@ class Operation:
         } | self._unavailable.keys()
 
     def table(self) -> Mapping[str, list[dict[str, Any]]]:
-        """Return what was measured: a list of rules for each architecture; empty if nothing was."""
+        """Return the measured table: a list of rules for each architecture; empty if there is none."""
         if _tables_to_choose_by is not None:
             return _tables_to_choose_by.get(self.name, {})
         return _table_of(self.name, frozenset(self._all))

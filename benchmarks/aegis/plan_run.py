@@ -32,11 +32,11 @@ import psutil
 
 from benchmarks.aegis.simulated_healing import play as play_healing
 from benchmarks.common import RESULTS, write_result
+from tests.plan.in_world import drawn, play
 from tests.train.runs import MODEL, clean_environment, make_corpus
 from tests.waiting import wait_for
 from zslurm.config.aegis import AegisSection, Heal
 from zslurm.plan.failures import PRESETS, FailureRates, GivenFaults
-from zslurm.plan.in_world import drawn, play
 from zslurm.plan.measured import Measured, measure
 from zslurm.plan.simulate import Scenario, simulate
 from zslurm.plan.study import Study

@@ -30,7 +30,7 @@ _IN_TRITON = (torch.bfloat16, torch.float32, torch.int64, torch.int32)
 
 
 def _lacks_in_triton(*args: Any) -> str | None:
-    """Return what of these operands the kernels do not take, or None."""
+    """Return which operands the kernels do not take, as a phrase, or None."""
     tensors = [operand for operand in args if isinstance(operand, Tensor)]
     for operand in tensors:
         if not is_gpu(operand.device):

@@ -47,7 +47,7 @@ def lacks_here() -> str | None:
 
 @cache
 def _lacks_arguments() -> str | None:
-    """Return what of AITER's functions is not as it was read; imports the package."""
+    """Return the first difference of AITER's functions from those that were read; imports the package."""
     for name in ("gmm", "ptgmm"):
         try:
             parameters = inspect.signature(_function(name)).parameters
@@ -59,7 +59,7 @@ def _lacks_arguments() -> str | None:
 
 
 def lacks(left: Tensor, right: Tensor, groups: Groups) -> str | None:
-    """Return what of these operands AITER does not take, or None."""
+    """Return which operands AITER does not take, as a phrase, or None."""
     if min(left.shape[-1], right.shape[-1]) < 2:
         return "matrices of one row or column"  # their strides fit several layouts
     return _lacks_operands(left, right, _ARCHITECTURES) or lacks_here()
@@ -126,7 +126,7 @@ def _lacks_package(distribution: str, least: str) -> str | None:
 
 
 def _lacks_operands(left: Tensor, right: Tensor, known: tuple[str, ...]) -> str | None:
-    """Return what of two operands kernels for bf16 on these architectures do not take, or None."""
+    """Return which of two operands bf16 kernels on these architectures do not take, as a phrase, or None."""
     arch = arch_of(left.device).name
     if arch not in known:
         return f"operands on {arch}, only on {', '.join(known)}"

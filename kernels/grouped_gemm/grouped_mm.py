@@ -40,7 +40,7 @@ def weight_gradient(left_NI: Tensor, right_NO: Tensor, groups: Groups) -> Tensor
 
 
 def lacks(left: Tensor, right: Tensor, groups: Groups) -> str | None:
-    """Return what of these operands torch does not take, or None."""
+    """Return which operands torch does not take, as a phrase, or None."""
     if not hasattr(F, "grouped_mm"):
         return "anything before torch 2.10"
     formats = (torch.float32, torch.bfloat16) if left.device.type == "cpu" else (torch.bfloat16,)

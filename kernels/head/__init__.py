@@ -47,7 +47,7 @@ def by_torch(left_MK: Tensor, right_KN: Tensor, out_MN: Tensor) -> None:
 
 
 def _lacks(left_MK: Tensor, right_KN: Tensor, out_MN: Tensor) -> str | None:
-    """Return what of these operands torch does not take, or None."""
+    """Return which operands torch does not take, as a phrase, or None."""
     if not is_gpu(left_MK.device):
         return f"operands on {left_MK.device.type}"
     if left_MK.dtype != torch.bfloat16:

@@ -177,7 +177,7 @@ def _wide(z_BSQ: Tensor) -> torch.dtype:
 
 
 def lacks_in_triton(z_BSQ: Tensor, weight_hIP: Tensor) -> str | None:
-    """Return what of these operands the kernels do not take, or None."""
+    """Return which operands the kernels do not take, as a phrase, or None."""
     if not is_gpu(z_BSQ.device):
         return f"operands on {z_BSQ.device.type}"
     if z_BSQ.dtype not in _IN_TRITON:
@@ -202,7 +202,7 @@ def _sizes(z_BSQ: Tensor, weight_hIP: Tensor) -> Sizes:
 
 
 def _pass(name: str, check: Callable[..., None], before: int) -> Operation:
-    """Return a pass as an operation, which has so many arguments before the operands."""
+    """Return the operation of a pass; `before` is its number of arguments before the operands."""
     return Operation(
         name=f"qk_conv.{name}",
         reference=getattr(reference, name),

@@ -44,7 +44,7 @@ class ConvolutionConfiguration(NamedTuple):
 
 
 def configuration(arch: Arch, dtype: torch.dtype, tokens: int, head_dim: int) -> ConvolutionConfiguration:
-    """Return how sequences of so many tokens are computed."""
+    """Return the tiles for sequences of `tokens` tokens: rows, terms of a product, warps and stages."""
     width = _padded(head_dim)
     if tokens <= 16:
         return ConvolutionConfiguration(16, min(width, 32), 4, 2)
@@ -114,7 +114,7 @@ class ConvolutionShape(NamedTuple):
 
 
 class ConvolutionPlan(NamedTuple):
-    """All that both passes prepare for their launch."""
+    """The arguments and the configuration of a launch, of either pass."""
 
     given: GivenOperands
     shape: ConvolutionShape
@@ -124,7 +124,7 @@ class ConvolutionPlan(NamedTuple):
 
 
 def plan(operands: ConvolutionOperands) -> ConvolutionPlan:
-    """Return what a launch for these operands takes."""
+    """Return the arguments and the configuration of a launch for these operands."""
     heads, batch, length, head_dim = operands.mixed_shape
     keys, inputs = len(operands.temperature_J), operands.weight_hIP.shape[1]
     arch = arch_of(operands.z_BSQ.device)

@@ -126,7 +126,7 @@ def _lacks_in_triton(hidden: Tensor) -> str | None:
 
 
 def _pass(name: str, check: Callable[..., None], before: int) -> Operation:
-    """Return a pass as an operation, which has so many arguments before the operands."""
+    """Return the operation of a pass; `before` is its number of arguments before the operands."""
     return Operation(
         name=f"residual_norm.{name}",
         reference=getattr(reference, name),

@@ -11,11 +11,11 @@ from dataclasses import replace
 import pytest
 
 from tests.aegis.simulation.schedules import SETTINGS
+from tests.plan.in_world import PlacedFault, Played, drawn, play
 from zslurm.aegis.simulation.truth import SLURM_TIMEOUT_S
 from zslurm.aegis.simulation.world import SAVE_EVERY, STEP_S
 from zslurm.config.aegis import AegisSection, Heal
 from zslurm.plan.failures import PRESETS, Kind
-from zslurm.plan.in_world import PlacedFault, Played, drawn, play
 from zslurm.plan.simulate import Scenario
 
 FAULTS = 6

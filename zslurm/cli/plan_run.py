@@ -23,7 +23,6 @@ from zslurm.config.layers import Override
 from zslurm.config.spec import RunSpec
 from zslurm.core.console import print_json, say
 from zslurm.core.errors import ConfigError
-from zslurm.plan import in_world
 from zslurm.plan.failures import KINDS, PRESETS, FailureRates, by_mean_time
 from zslurm.plan.inputs import Given, Input, Inputs, inputs_of
 from zslurm.plan.measured import Measured, measure
@@ -180,7 +179,6 @@ class _Planned:
     spares: list[Prediction]
     heals: list[Prediction]
     daly: int | None
-    played: in_world.Played | None
     at_other_rates: dict[str, Prediction]
 
 
@@ -252,7 +250,6 @@ def _plan(spec: RunSpec, found: Inputs, study: Study, runs: int) -> _Planned:
         tried,
         heals,
         study.daly_interval(scenario),
-        _played(advised, study),
         _at_other_rates(advised, study),
     )
 
@@ -263,15 +260,6 @@ def _at_other_rates(scenario: Scenario, study: Study) -> dict[str, Prediction]:
         return {}
     others = {name: rates for name, rates in PRESETS.items() if rates.total and rates != study.rates}
     return {name: replace(study, rates=rates).predict(scenario, _SEARCHED) for name, rates in others.items()}
-
-
-def _played(scenario: Scenario, study: Study) -> in_world.Played | None:
-    """Return a run in the simulated world of Aegis; None if no fault would strike it there."""
-    if in_world.takes_long(scenario):
-        return None
-    faults = in_world.drawn(study.rates, study.gpus_per_node, scenario, study.seed)
-    played = in_world.play(scenario, faults)
-    return played if played.faults else None
 
 
 def _print(plans: list[_Planned], begins: datetime, price: float | None) -> None:
@@ -339,13 +327,6 @@ def _print_one(plan: _Planned, *, several: bool) -> None:
             f"{100 * other.goodput.mean:.1f} % at {name}" for name, other in plan.at_other_rates.items()
         )
         say(f"{head}published rates differ a hundredfold: as advised, goodput {others} (--failures)")
-    if (played := plan.played) is not None:
-        say(
-            f"{head}check of this simulation: in the simulated world of Aegis, whose steps, saves and starts take "
-            f"other times than this run's, {counted(played.faults, 'fault')} in {show_duration(played.seconds)} "
-            f"cost the advised run {100 * (1 - played.goodput):.3f} % of the time; with the same faults and times "
-            f"this simulation has {100 * (1 - played.simulated):.3f} %"
-        )
     for note in _notes(plan):
         say(f"note: {head}{note}")
 
@@ -446,7 +427,6 @@ def _facts(plan: _Planned, begins: datetime, price: float | None) -> dict[str, A
         "intervals": [_short(row) for row in plan.intervals],
         "spares": [_short(row) for row in plan.spares],
         "heals": [{"heal": row.scenario.aegis.heal, **_short(row)} for row in plan.heals],
-        "world": None if plan.played is None else asdict(plan.played),
         "goodput_at_other_rates": {name: other.goodput.mean for name, other in plan.at_other_rates.items()},
         "notes": _notes(plan),
     }

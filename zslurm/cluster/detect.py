@@ -226,7 +226,7 @@ def _usable_cpus(
 
 
 def _gpu_request(members: Members, option: str, tasks: int = 1) -> str:
-    """Return sbatch's option for all GPUs of a node, for so many tasks on it."""
+    """Return sbatch's option for all GPUs of a node on which `tasks` tasks run."""
     kind = f"{members.gpu_type}:" if members.gpu_type else ""
     count = members.gpus // tasks if option == "gpus-per-task" else members.gpus
     return f"--{option}={'gpu:' if option == 'gres' else ''}{kind}{count}"

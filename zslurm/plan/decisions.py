@@ -29,7 +29,7 @@ class Decider:
     """Decides after each fault, and keeps what the next decision depends on.
 
     Attributes:
-        settings: the section `aegis`, with the limits that it has on so many nodes.
+        settings: the section `aegis`, with its limits for `needed` nodes.
         needed: nodes that train.
         asked: nodes of the job, its spares among them.
         known: decisions by all that they depend on, but for names and times; runs of one scenario share them.

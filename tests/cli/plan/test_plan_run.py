@@ -62,7 +62,7 @@ def test_goodput_at_the_other_published_rates_is_shown(shell: Shell) -> None:
     assert without["goodput_at_other_rates"] == {}
 
 
-def test_ways_to_replace_a_lost_node_are_compared_and_played_in_the_simulated_world(shell: Shell) -> None:
+def test_ways_to_replace_a_lost_node_are_compared(shell: Shell) -> None:
     (shell.directory / "run.yaml").write_text(
         "extends: zaya1-8b\nrun: {name: big}\ndata: {path: tokens.h5}\nslurm: {nodes: 64}\n"
         "cluster: {name: mi300x-pollara}\nphases: [{tokens: 9e12, context: 4096, global_batch: 4096, "
@@ -77,10 +77,7 @@ def test_ways_to_replace_a_lost_node_are_compared_and_played_in_the_simulated_wo
     goodput = {row["heal"]: row["goodput"]["mean"] for row in ways}
     assert goodput["helper"] > goodput["requeue"]
     assert with_spare["of_held_nodes"] < with_spare["goodput"]["mean"]
-    assert plan["world"]["faults"] > 0
-    assert plan["world"]["simulated"] == pytest.approx(plan["world"]["goodput"], abs=0.001)
     done = shell.zslurm.ok(*arguments, *memory)
-    assert "check of this simulation: in the simulated world of Aegis, " in done.stderr
     assert "note: aegis.heal helper with slurm.spares 0 is better than what is advised" in done.stderr
     (restarts,) = shell.zslurm.ok(*arguments, "--set", "aegis.recovery=restart", "--json").json["plans"]
     assert restarts["heals"] == []

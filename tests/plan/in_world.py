@@ -46,8 +46,6 @@ _HANG = HangLimits(setup_s=60, step_s=30, step_factor=5, save_s=30, eval_s=30)
 """Limits that pass before ranks in the world give up waiting for one that hangs."""
 _FEWEST_RECOVERY_S = 15.0
 """Of `aegis.recovery_s`: in the world a process takes a few seconds to be ready."""
-_FEWEST_S = 100
-"""Seconds that a fault and what follows from it take."""
 _AS_NODES = 20
 """Nodes that take as long as everything else in a second of the world."""
 _MOST_FAULTS, _MOST_NODE_SECONDS = 100, 200_000
@@ -103,11 +101,6 @@ def drawn(rates: FailureRates, gpus_per_node: int, scenario: Scenario, seed: int
         (kind,) = dice.choices(list(shares), list(shares.values()))
         faults.append(PlacedFault(int(at) + 1, kind, dice.random()))
     return faults
-
-
-def takes_long(scenario: Scenario) -> bool:
-    """Return whether a run has so many nodes that a play would end before its first fault is over."""
-    return scenario.nodes * _FEWEST_S > _MOST_NODE_SECONDS
 
 
 def play(scenario: Scenario, faults: Sequence[PlacedFault]) -> Played:
