@@ -112,6 +112,7 @@ def _train(place: Path, name: str, at: list[float]) -> dict[str, Any]:
     body = {
         "run": {"name": name}, "model": MODEL, "data": {"path": "tokens.h5"}, "phases": [PHASE],
         "checkpoint": {"every_steps": SAVE_EVERY}, "slurm": {"ranks_per_node": 2}, "parallel": {"device": "cpu"},
+        "aegis": {"recovery": "restart"},  # which the plan predicts here
     }  # fmt: skip
     (place / "run.yaml").write_text(json.dumps(body))
     environment = clean_environment() | {"HOME": str(place), "XDG_STATE_HOME": str(place / "state")}
