@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,7 +10,7 @@ import pytest
 
 from tests.aegis.supervisor.test_requeue import RECORD, ScriptedSlurm
 from tests.submit.specs import run_spec
-from zslurm.core.errors import SlurmRefused, SlurmUnavailable
+from zslurm.core.errors import SlurmRefused, SlurmUnavailable, ZslurmError
 from zslurm.run.events import Submitted
 from zslurm.run.exclusions import read_exclusions
 from zslurm.run.run_dir import RunDir
@@ -162,3 +163,24 @@ def test_a_watchdog_that_must_not_act_leaves_the_job_to_the_user(
         "`zslurm requeue tiny` releases it without the node"
     ]
     assert slurm.done == []
+
+
+def test_a_run_directory_that_cannot_be_written_is_named_and_the_job_is_tried_again(
+    run: RunDir, slurm: _Slurm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as full:
+        full.setattr(
+            held_launch, "record_action", raises(ZslurmError("submissions.jsonl: No space left on device"))
+        )
+        (line,) = release_failed_launches(held(run))
+    assert line == "tiny: job 12 could not be started and stays held: submissions.jsonl: No space left on device"
+    assert [deed[0] for deed in slurm.done] == ["update"]
+    (line,) = release_failed_launches(held(run))
+    assert line.endswith("and is released")
+
+
+def raises(error: Exception) -> Callable[..., None]:
+    def fail(*_: object) -> None:
+        raise error
+
+    return fail

@@ -6,7 +6,6 @@ its list of excluded nodes and release it. No process of the run is alive then: 
 
 from __future__ import annotations
 
-import contextlib
 import getpass
 import time
 from collections.abc import Sequence
@@ -16,7 +15,7 @@ from zslurm.aegis.core.policy.policy import most_excluded
 from zslurm.checkpoint_tools.quantities import counted
 from zslurm.config.load import load_spec
 from zslurm.config.spec import RunSpec
-from zslurm.core.errors import SlurmRefused, ZslurmError
+from zslurm.core.errors import RunActive, SlurmRefused, SlurmUnavailable, ZslurmError
 from zslurm.run.events import AttemptStarted, NodesExcluded, NotReleased, Released
 from zslurm.run.events.event import select
 from zslurm.run.exclusions import excluded_by_run, read_exclusions
@@ -58,9 +57,14 @@ def release_failed_launches(states: Sequence[RunState]) -> list[str]:
     lines = []
     for state in states:
         if state.state == "held" and state.as_of is None and state.job_id and is_failed_launch(state.reason):
-            with contextlib.suppress(ZslurmError, OSError):  # Slurm is away, or another process does it now
-                if line := _release(state.run, state.job_id):
-                    lines.append(f"{state.run.name}: {line}")
+            try:
+                line = _release(state.run, state.job_id)
+            except (SlurmUnavailable, RunActive):  # the next look is soon enough, or another process does it now
+                continue
+            except (ZslurmError, OSError) as error:
+                line = f"job {state.job_id} could not be started and stays held: {_one_line(error)}"
+            if line:
+                lines.append(f"{state.run.name}: {line}")
     return lines
 
 
